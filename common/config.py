@@ -1,0 +1,275 @@
+"""YAML in, frozen checked objects out: the door through which every setting enters.
+
+A device *profile* says what runs the model (engine, mesh, dtype, graphs, quantization, environment); a *run* says what is
+decoded (model, decode settings, input, output). Nothing behind this module sees a dict or fills in a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+Strategy = Literal["d2f", "fast_dllm", "vanilla"]
+SamplingStrategy = Literal["default", "margin", "neg_entropy"]
+WindowAttention = Literal["full", "block_causal"]
+
+_REFUSED_KEYS = {
+    "branching_factor": "published scripts use it for both k and k+1; set decode.num_lookahead to k, the number of "
+    "lookahead branches beside the anchor",
+    "trust_remote_code": "code from a checkpoint folder is never run; remove the key",
+}
+
+
+class ConfigError(ValueError):
+    """A setting is wrong; the message names the file, the key and the fix."""
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class DecodeConfig(Frozen):
+    """How a request is decoded. Names are those of D2F and LoPA; the paper's symbols stand behind them."""
+
+    strategy: Strategy = "d2f"
+    num_lookahead: int | Literal["auto"] = 3  # k
+    block_size: int = Field(default=32, ge=1)
+    max_new_tokens: int = Field(default=256, ge=1)
+    block_add_threshold: float = Field(default=0.1, ge=0, le=1)  # tau_add
+    decoded_token_threshold: float = Field(default=0.95, gt=0, le=1)  # tau_act
+    skip_threshold: float = Field(default=0.9, gt=0, le=1)  # tau_conf
+    sampling_strategy: SamplingStrategy = "neg_entropy"
+    branch_score: str = "mean"
+    spawn_rule: str = "confident"
+    bottom_share: float = Field(default=1.0, gt=0, le=1)
+    creation_weight: float = Field(default=0.0, ge=0, le=1)
+    window_attention: WindowAttention = "full"
+    shift_row: Literal["stale", "fresh"] = "stale"
+    cache: Literal["prefix", "dual"] = "prefix"
+    temperature: float = Field(default=0.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=1)
+    stop_at_eos: bool = True
+    stop: tuple[str, ...] = ()
+    max_steps: int | None = Field(default=None, ge=1)
+    eos_token_id: int | None = None  # None: the checkpoint's own
+    mask_token_id: int | None = None  # None: the checkpoint's own
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DecodeConfig:
+        if self.num_lookahead != "auto" and self.num_lookahead < 0:
+            raise ValueError("num_lookahead counts the lookahead branches beside the anchor: set it to 0 or more")
+        if self.strategy != "vanilla" and self.block_size > self.max_new_tokens:
+            raise ValueError(
+                f"block_size {self.block_size} is larger than max_new_tokens {self.max_new_tokens}: "
+                "no block would fit; lower block_size or raise max_new_tokens"
+            )
+        if self.strategy != "vanilla" and self.max_new_tokens % self.block_size:
+            raise ValueError(
+                f"max_new_tokens {self.max_new_tokens} is not a multiple of block_size {self.block_size}: "
+                f"set it to {self.max_new_tokens // self.block_size * self.block_size}"
+            )
+        if self.strategy != "d2f" and self.window_attention == "block_causal":
+            raise ValueError(f"strategy {self.strategy} attends to its whole canvas: set window_attention to full")
+        if self.temperature == 0 and (self.top_p < 1 or self.top_k is not None):
+            raise ValueError("top_p and top_k only act with temperature > 0: set temperature or remove them")
+        return self
+
+
+class MeshConfig(Frozen):
+    """Sizes of the device mesh (dp, bp, tp); their product is the number of processes."""
+
+    data_parallel_size: int = Field(default=1, ge=1)
+    branch_parallel_size: int = Field(default=1, ge=1)
+    tensor_parallel_size: int = Field(default=1, ge=1)
+
+    @property
+    def num_processes(self) -> int:
+        return self.data_parallel_size * self.branch_parallel_size * self.tensor_parallel_size
+
+
+class GraphConfig(Frozen):
+    """Whether steps are captured and replayed, and for which padded shapes."""
+
+    mode: Literal["eager", "cuda_graph", "npugraph", "npugraph_ex", "torchair"] = "eager"
+    window_buckets: tuple[int, ...] = ()  # empty: chosen by graphs.buckets
+    row_buckets: tuple[int, ...] = ()
+    cache_dir: str | None = None  # compiled graphs are kept here across starts
+
+
+class DeviceProfile(Frozen):
+    """The hardware side of a run; `configs/profiles/*.yaml`."""
+
+    name: str
+    engine: Literal["lopa_cuda", "lopa_ascend", "auto"]
+    device: Literal["cpu", "cuda", "npu"]
+    mesh: MeshConfig | Literal["auto"] = MeshConfig()
+    processes_per_node: int | None = Field(default=None, ge=1)
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    kv_cache_dtype: Literal["auto"] = "auto"
+    graph: GraphConfig = GraphConfig()
+    enforce_eager: bool = False
+    quantization: Literal["w8a8", "fp8"] | None = None
+    kernels: Literal["torch", "triton", "npu", "auto"] = "auto"
+    max_model_len: int = Field(default=4096, ge=1)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    collective_timeout_s: float = Field(default=60.0, gt=0)
+    environment: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _strings(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in value.items()}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DeviceProfile:
+        if self.engine == "lopa_cuda" and self.device == "npu":
+            raise ValueError("engine lopa_cuda does not run on npu: set engine to lopa_ascend")
+        if self.engine == "lopa_ascend" and self.device == "cuda":
+            raise ValueError("engine lopa_ascend does not run on cuda: set engine to lopa_cuda")
+        graph_device = {"cuda_graph": "cuda", "npugraph": "npu", "npugraph_ex": "npu", "torchair": "npu"}
+        needed = graph_device.get(self.graph.mode)
+        if needed is not None and needed != self.device and not self.enforce_eager:
+            raise ValueError(f"graph.mode {self.graph.mode} needs device {needed}: set graph.mode to eager")
+        return self
+
+
+class InputConfig(Frozen):
+    """JSONL with one request a line: `id` (else the line number) and `prompt`, `messages` or `question`."""
+
+    path: str
+    limit: int | None = Field(default=None, ge=1)
+    prompt_template: str | None = None  # applied to `question` lines, e.g. "Q: {question}\nA:"
+    add_bos_token: bool = False
+
+
+class OutputConfig(Frozen):
+    path: str
+    metrics_path: str | None = None  # None: beside the output, `<stem>.metrics.json`
+
+
+class RunConfig(Frozen):
+    """What is decoded; `configs/runs/*.yaml`. Relative paths are relative to the working directory."""
+
+    model: str
+    lora_path: str | None = None
+    load_format: Literal["auto", "dummy"] = "auto"
+    decode: DecodeConfig = DecodeConfig()
+    max_num_requests: int = Field(default=1, ge=1)
+    seed: int = Field(default=0, ge=0)
+    input: InputConfig | None = None
+    output: OutputConfig | None = None
+
+
+ConfigT = TypeVar("ConfigT", bound=Frozen)
+
+
+def load_profile(path: str | Path, overrides: Sequence[str] = ()) -> DeviceProfile:
+    """Read a device profile. Raises ConfigError naming file, key and fix."""
+    return _load(path, DeviceProfile, overrides)
+
+
+def load_run(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run file and apply `key=value` overrides (dotted keys, YAML values). Raises ConfigError."""
+    return _load(path, RunConfig, overrides)
+
+
+def _load(path: str | Path, kind: type[ConfigT], overrides: Sequence[str]) -> ConfigT:
+    tree = _read_yaml(Path(path))
+    for override in overrides:
+        _apply_override(tree, override)
+    _refuse_keys(tree, Path(path))
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, Path(path), kind)) from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; configs/ holds examples")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path}: not valid YAML ({reason})") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected a mapping of settings, found {type(tree).__name__}")
+    return tree
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--set {override}: write key=value, for example --set decode.num_lookahead=7")
+    try:
+        value = yaml.safe_load(text) if text else None
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override}: the value is not valid YAML; quote it") from None
+    *parents, leaf = key.split(".")
+    node = tree
+    for parent in parents:
+        child = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {override}: {parent} is a single value, not a section")
+        node = child
+    node[leaf] = value
+
+
+def _refuse_keys(tree: Mapping[str, Any], path: Path, prefix: str = "") -> None:
+    for key, value in tree.items():
+        if key in _REFUSED_KEYS:
+            raise ConfigError(f"{path}: {prefix}{key}: {_REFUSED_KEYS[key]}")
+        if isinstance(value, Mapping):
+            _refuse_keys(value, path, f"{prefix}{key}.")
+
+
+def _explain(error: ValidationError, path: Path, kind: type[Frozen]) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if not str(part).endswith("]"))
+    if first["type"] == "extra_forbidden":
+        return f"{path}: {where}: unknown key; {_suggest(first['loc'], kind)}"
+    message = first["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(first["input"], (dict, BaseModel)) else f" (given {first['input']!r})"
+    return f"{path}: {where + ': ' if where else ''}{message}{given}"
+
+
+def _suggest(location: tuple[int | str, ...], kind: type[Frozen]) -> str:
+    from difflib import get_close_matches
+
+    homes = _homes_of(str(location[-1]), kind)
+    if homes:
+        return f"write it as {homes[0]}"
+    names = _all_keys(kind)
+    close = get_close_matches(str(location[-1]), [name.rsplit(".", 1)[-1] for name in names], n=1)
+    if close:
+        return f"did you mean {next(name for name in names if name.rsplit('.', 1)[-1] == close[0])}?"
+    return "known keys: " + ", ".join(kind.model_fields)
+
+
+def _homes_of(name: str, kind: type[Frozen]) -> list[str]:
+    return [key for key in _all_keys(kind) if key.rsplit(".", 1)[-1] == name]
+
+
+def _all_keys(kind: type[Frozen], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for name, field in kind.model_fields.items():
+        section = _section(field.annotation)
+        keys += _all_keys(section, f"{prefix}{name}.") if section else [prefix + name]
+    return keys
+
+
+def _section(annotation: Any) -> type[Frozen] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Frozen):
+        return annotation
+    for part in getattr(annotation, "__args__", ()):
+        found = _section(part)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,61 @@
+"""The one boundary between the scheduler and the hardware, and the table that picks what stands behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from common.plan import Int, Predictions, StepPlan
+
+if TYPE_CHECKING:
+    from common.config import DeviceProfile, RunConfig
+
+ENGINES = {"lopa_cuda": "lopa_cuda.engine", "lopa_ascend": "lopa_ascend.engine"}
+
+
+class EngineError(RuntimeError):
+    """The hardware side failed; the message names rank, step and what to do."""
+
+
+class MissingCapability(EngineError):
+    """This machine or build cannot do what the profile asks; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an engine can hold: requests at once, and positions a request (prompt and canvas together)."""
+
+    num_slots: int
+    max_model_len: int
+
+
+class Engine(Protocol):
+    """Runs one forward pass a step for all rows of a plan. Every rank of a replica calls it with the same arguments."""
+
+    @property
+    def capacity(self) -> Capacity: ...
+
+    def forward(self, plan: StepPlan) -> Predictions:
+        """Compute every row once. Pre-writes the window's KV; the committed KV is unchanged.
+
+        Raises EngineError naming rank and step on out of memory, a dead peer or a collective's time-out.
+        """
+
+    def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
+        """Make the KV of `plan.commits` final, taken from the winner's row ([requests of the step], global rows)."""
+
+    def describe(self) -> dict[str, Any]:
+        """The environment fingerprint: device, driver or CANN, torch, mesh, memory."""
+
+    def close(self) -> None:
+        """Leave the process groups and free device memory."""
+
+
+def build_engine(profile: DeviceProfile, run: RunConfig) -> Engine:
+    """The engine that the profile names, with the run's model loaded. Raises MissingCapability or ConfigError."""
+    from common.launch import resolve_engine
+
+    module = import_module(ENGINES[resolve_engine(profile)])
+    engine: Engine = module.build(profile, run)
+    return engine

@@ -1,0 +1,102 @@
+"""What the scheduler asks of an engine, and what it gets back: plain numpy, no device.
+
+A step's *rows* are (request, branch) pairs of any number of requests. A row's *entries* are its window positions, followed
+by its shift entries where `shift_row: fresh` asks for them: queries that repeat the position before a block so that the
+block's first token is predicted from what the window holds now. Shift entries read keys and never provide any.
+
+Shapes: R rows, W entries (the widest row; shorter rows are padded).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int = npt.NDArray[np.int64]
+Float = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSpan:
+    """Positions of one request whose KV becomes final in this step; taken from the winner's row."""
+
+    request: int  # index into StepPlan.requests
+    slot: int
+    start: int  # absolute; equals the window's start
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass.
+
+    token_RW, position_RW: token id and absolute position of each entry.
+    horizon_RW: an entry attends to keys at positions below it (cached keys and the row's own window keys).
+    is_read_RW: entries whose next-token statistics the scheduler will read.
+    start_R: the window's first position; cached keys at positions in [0, start) are visible to the row.
+    num_keys_R: window positions (entries that provide keys); they come first in the row.
+    num_entries_R: num_keys plus shift entries; the rest of the row is padding.
+    cached_R: end of the row's cached keys. Above start + num_keys only in the dual cache, where the keys cached behind
+        the window, [start + num_keys, cached), are visible to every entry; otherwise equal to start.
+    slot_R: the request's KV slot. noise_key_R, step_R: what random numbers are keyed by (temperature > 0).
+    request_R: index of the row's request in this step; rows of one request are adjacent, lookaheads first, anchor last.
+    """
+
+    token_RW: Int
+    position_RW: Int
+    horizon_RW: Int
+    is_read_RW: Bool
+    start_R: Int
+    num_keys_R: Int
+    num_entries_R: Int
+    cached_R: Int
+    slot_R: Int
+    noise_key_R: Int
+    step_R: Int
+    request_R: Int
+    commits: tuple[CommitSpan, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return self.token_RW.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.token_RW.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Statistics of the next token after each entry that the plan marks as read; other values are undefined.
+
+    token_RW: predicted id (arg max, or the sample at temperature > 0), never the mask id.
+    probability_RW: its probability (the maximum at temperature 0), float32.
+    confidence_RW: its confidence under `sampling_strategy`, float32.
+    """
+
+    token_RW: Int
+    probability_RW: Float
+    confidence_RW: Float
+
+
+def assign_rows(plan: StepPlan, num_ranks: int, every_rank_commits: bool) -> Int:
+    """Global row computed at [rank, local row]; every rank gets the same number of rows, repeats fill the gaps.
+
+    Rows are dealt round robin, so that a request's branches spread over the ranks. With `every_rank_commits`
+    (block-causal attention: each rank writes a committed block's KV itself, without traffic) every rank also gets at
+    least one row of every request, its anchor if no other.
+    """
+    hands: list[list[int]] = [[] for _ in range(num_ranks)]
+    for row in range(plan.num_rows):
+        hands[row % num_ranks].append(row)
+    if every_rank_commits and num_ranks > 1:
+        committing = {span.request for span in plan.commits}
+        anchor_of = {int(request): row for row, request in enumerate(plan.request_R) if int(request) in committing}
+        for hand in hands:
+            held = {int(plan.request_R[row]) for row in hand}
+            hand.extend(anchor for request, anchor in anchor_of.items() if request not in held)
+    most = max(len(hand) for hand in hands)
+    return np.array([[*hand, *[hand[-1] if hand else 0] * (most - len(hand))] for hand in hands], dtype=np.int64)

@@ -1,0 +1,1 @@
+LOPA_VERSION = "0.1.0"
