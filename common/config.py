@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 Strategy = Literal["d2f", "fast_dllm", "vanilla"]
 SamplingStrategy = Literal["default", "margin", "neg_entropy"]
 WindowAttention = Literal["full", "block_causal"]
+BranchScore = Literal["mean", "sliding_window", "random"]
+SpawnRule = Literal["confident", "uncertain", "random"]
 
 _REFUSED_KEYS = {
     "branching_factor": "published scripts use it for both k and k+1; set decode.num_lookahead to k, the number of "
@@ -36,15 +38,15 @@ class DecodeConfig(Frozen):
     """How a request is decoded. Names are those of D2F and LoPA; the paper's symbols stand behind them."""
 
     strategy: Strategy = "d2f"
-    num_lookahead: int | Literal["auto"] = 3  # k
+    num_lookahead: int = Field(default=3, ge=0)  # k: branches beside the anchor
     block_size: int = Field(default=32, ge=1)
     max_new_tokens: int = Field(default=256, ge=1)
     block_add_threshold: float = Field(default=0.1, ge=0, le=1)  # tau_add
     decoded_token_threshold: float = Field(default=0.95, gt=0, le=1)  # tau_act
     skip_threshold: float = Field(default=0.9, gt=0, le=1)  # tau_conf
     sampling_strategy: SamplingStrategy = "neg_entropy"
-    branch_score: str = "mean"
-    spawn_rule: str = "confident"
+    branch_score: BranchScore = "mean"
+    spawn_rule: SpawnRule = "confident"
     bottom_share: float = Field(default=1.0, gt=0, le=1)
     creation_weight: float = Field(default=0.0, ge=0, le=1)
     window_attention: WindowAttention = "full"
@@ -61,8 +63,6 @@ class DecodeConfig(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> DecodeConfig:
-        if self.num_lookahead != "auto" and self.num_lookahead < 0:
-            raise ValueError("num_lookahead counts the lookahead branches beside the anchor: set it to 0 or more")
         if self.strategy != "vanilla" and self.block_size > self.max_new_tokens:
             raise ValueError(
                 f"block_size {self.block_size} is larger than max_new_tokens {self.max_new_tokens}: "

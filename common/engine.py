@@ -10,6 +10,7 @@ from common.plan import Int, Predictions, StepPlan
 
 if TYPE_CHECKING:
     from common.config import DeviceProfile, RunConfig
+    from common.launch import Mesh
 
 ENGINES = {"lopa_cuda": "lopa_cuda.engine", "lopa_ascend": "lopa_ascend.engine"}
 
@@ -35,6 +36,9 @@ class Engine(Protocol):
 
     @property
     def capacity(self) -> Capacity: ...
+
+    @property
+    def mesh(self) -> Mesh: ...
 
     def forward(self, plan: StepPlan) -> Predictions:
         """Compute every row once. Pre-writes the window's KV; the committed KV is unchanged.

@@ -10,6 +10,7 @@ Shapes: R rows, W entries (the widest row; shorter rows are padded).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +21,21 @@ Bool = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token and its confidence come out of the logits; the same for every row of a run."""
+
+    strategy: Literal["default", "margin", "neg_entropy"]
+    mask_token_id: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CommitSpan:
     """Positions of one request whose KV becomes final in this step; taken from the winner's row."""
 
-    request: int  # index into StepPlan.requests
+    request: int  # index of the request in this step, as in StepPlan.request_R
     slot: int
     start: int  # absolute; equals the window's start
     length: int
@@ -42,6 +54,7 @@ class StepPlan:
     cached_R: end of the row's cached keys. Above start + num_keys only in the dual cache, where the keys cached behind
         the window, [start + num_keys, cached), are visible to every entry; otherwise equal to start.
     slot_R: the request's KV slot. noise_key_R, step_R: what random numbers are keyed by (temperature > 0).
+    is_block_causal: a block's KV depends on nothing behind it, so every rank can commit its own copy.
     request_R: index of the row's request in this step; rows of one request are adjacent, lookaheads first, anchor last.
     """
 
@@ -58,6 +71,8 @@ class StepPlan:
     step_R: Int
     request_R: Int
     commits: tuple[CommitSpan, ...]
+    sampling: Sampling
+    is_block_causal: bool
 
     @property
     def num_rows(self) -> int:
@@ -82,17 +97,17 @@ class Predictions:
     confidence_RW: Float
 
 
-def assign_rows(plan: StepPlan, num_ranks: int, every_rank_commits: bool) -> Int:
+def assign_rows(plan: StepPlan, num_ranks: int) -> Int:
     """Global row computed at [rank, local row]; every rank gets the same number of rows, repeats fill the gaps.
 
-    Rows are dealt round robin, so that a request's branches spread over the ranks. With `every_rank_commits`
-    (block-causal attention: each rank writes a committed block's KV itself, without traffic) every rank also gets at
-    least one row of every request, its anchor if no other.
+    Rows are dealt round robin, so that a request's branches spread over the ranks. Under block-causal attention each
+    rank writes a committed block's KV itself, without traffic, so it also gets at least one row of every committing
+    request: the anchor if no other.
     """
     hands: list[list[int]] = [[] for _ in range(num_ranks)]
     for row in range(plan.num_rows):
         hands[row % num_ranks].append(row)
-    if every_rank_commits and num_ranks > 1:
+    if plan.is_block_causal and num_ranks > 1:
         committing = {span.request for span in plan.commits}
         anchor_of = {int(request): row for row, request in enumerate(plan.request_R) if int(request) in committing}
         for hand in hands:

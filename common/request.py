@@ -21,7 +21,8 @@ class Completion:
     """A finished request.
 
     token_ids: generated tokens up to the first EOS or stop string, that one included (whole canvas if there is none).
-    num_canvas_tokens: every generated position, behind the EOS too: the published way of counting.
+    canvas_token_ids: every opened position, behind the EOS too; positions never filled hold the mask id.
+    num_canvas_tokens: the filled ones among them: the published way of counting.
     num_forwards: steps; one step is one forward pass whatever the number of branches.
     first_step_s, total_s: seconds from admission to the end of the first step, and to the end.
     """
@@ -29,6 +30,7 @@ class Completion:
     id: str
     prompt_length: int
     token_ids: tuple[int, ...]
+    canvas_token_ids: tuple[int, ...]
     num_canvas_tokens: int
     num_forwards: int
     num_lookahead_wins: int

@@ -1,0 +1,131 @@
+"""The main loop, and the object that users hold: a model behind an engine, ready to decode any number of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from common.config import ConfigError, DecodeConfig, DeviceProfile, RunConfig
+from common.engine import Engine, build_engine
+from common.models.config import ModelConfig, load_model_config
+from common.request import Completion, GenerationRequest, Rejection
+from common.scheduler import FindStop, Scheduler
+from common.tokenizer import Tokenizer, load_tokenizer
+
+
+def decode_requests(
+    requests: Iterator[GenerationRequest], scheduler: Scheduler, engine: Engine
+) -> Iterator[Completion | Rejection]:
+    """Decode all requests, as many at once as the engine has slots; yield each as it ends."""
+    while True:
+        yield from admit_requests(requests, scheduler, engine)
+        if not scheduler.active:
+            return
+        plan = scheduler.plan_step()
+        predictions = engine.forward(plan)
+        winners = scheduler.select_winners(predictions)
+        engine.commit(plan, winners)
+        yield from scheduler.advance(winners)
+
+
+def admit_requests(requests: Iterator[GenerationRequest], scheduler: Scheduler, engine: Engine) -> Iterator[Rejection]:
+    """Fill the free slots; reject what cannot be decoded."""
+    room = engine.capacity.max_model_len - scheduler.decode.max_new_tokens
+    while scheduler.has_free_slot:
+        request = next(requests, None)
+        if request is None:
+            return
+        if not request.prompt:
+            yield Rejection(request.id, "the prompt is empty; give at least one token")
+        elif len(request.prompt) > room:
+            yield Rejection(
+                request.id,
+                f"the prompt has {len(request.prompt)} tokens, {room} fit beside max_new_tokens "
+                f"{scheduler.decode.max_new_tokens}; shorten it or raise max_model_len in the profile",
+            )
+        else:
+            scheduler.admit(request)
+
+
+class Generator:
+    """A loaded model and its decode settings. One in each process; all ranks of a run make the same calls."""
+
+    def __init__(
+        self, profile: DeviceProfile, run: RunConfig, engine: Engine, tokenizer: Tokenizer, model_config: ModelConfig
+    ) -> None:
+        self.profile = profile
+        self.run = run
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.model_config = model_config
+        self.is_leader = engine.mesh.is_leader  # the one rank of its replica that writes
+        self.replica, self.num_replicas = engine.mesh.dp_rank, engine.mesh.dp_size
+
+    def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Completion | Rejection]:
+        """Decode requests as slots free up, pulling them lazily; completions come in the order in which they end."""
+        return decode_requests(iter(requests), self._scheduler(), self.engine)
+
+    def complete(self, *prompts: str) -> list[str]:
+        """The texts for some prompts, in their order. Raises ValueError for a prompt that cannot be decoded."""
+        requests = [GenerationRequest(str(n), tuple(self.tokenizer.encode(text))) for n, text in enumerate(prompts)]
+        text_of: dict[str, str] = {}
+        for result in self.generate(requests):
+            if isinstance(result, Rejection):
+                raise ValueError(f"prompt {result.id}: {result.reason}")
+            text_of[result.id] = self.tokenizer.decode(list(result.token_ids))
+        return [text_of[request.id] for request in requests]
+
+    def with_decode(self, decode: DecodeConfig) -> Generator:
+        """The same loaded model under other decode settings."""
+        run = self.run.model_copy(update={"decode": decode})
+        return Generator(self.profile, run, self.engine, self.tokenizer, self.model_config)
+
+    def describe(self) -> dict[str, Any]:
+        """The environment fingerprint that goes into every result file."""
+        return {**self.engine.describe(), "profile": self.profile.name, "seed": self.run.seed}
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def __enter__(self) -> Generator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _scheduler(self) -> Scheduler:
+        decode, model = self.run.decode, self.model_config
+        return Scheduler(
+            decode,
+            mask_token_id=model.mask_token_id if decode.mask_token_id is None else decode.mask_token_id,
+            eos_token_id=model.eos_token_id if decode.eos_token_id is None else decode.eos_token_id,
+            num_slots=self.engine.capacity.num_slots,
+            seed=self.run.seed,
+            find_stop=stop_finder(decode.stop, self.tokenizer),
+        )
+
+
+def build_generator(profile: DeviceProfile, run: RunConfig) -> Generator:
+    """Load the run's model on the profile's hardware. Raises ConfigError, MissingCapability or EngineError."""
+    model_config = load_model_config(run.model)
+    tokenizer = load_tokenizer(run.model)
+    if run.decode.max_new_tokens >= min(profile.max_model_len, model_config.max_position_embeddings):
+        raise ConfigError(
+            f"decode.max_new_tokens {run.decode.max_new_tokens} leaves no room for a prompt in max_model_len "
+            f"{profile.max_model_len}: lower it, or raise max_model_len in the profile"
+        )
+    return Generator(profile, run, build_engine(profile, run), tokenizer, model_config)
+
+
+def stop_finder(stops: Sequence[str], tokenizer: Tokenizer) -> FindStop | None:
+    """How many generated ids to keep so that the text ends with the first stop string; None without stop strings."""
+    if not stops:
+        return None
+
+    def find(ids: Sequence[int]) -> int | None:
+        text = tokenizer.decode(list(ids))
+        if not any(stop in text for stop in stops):
+            return None
+        return next(n for n in range(1, len(ids) + 1) if any(stop in tokenizer.decode(list(ids[:n])) for stop in stops))
+
+    return find

@@ -1,0 +1,89 @@
+"""What a platform must provide to run a model, and the plain PyTorch version of each piece: the specification of the fast ones.
+
+Shape letters: T tokens (all entries of all rows, flattened), D model width, N query heads, K KV heads, H head size, I MLP width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Activation = Any  # a Tensor, or a platform's quantized activation on its way into a linear
+
+
+class Ops(Protocol):
+    """The stages of a decoder layer. `step` is the platform's own description of the rows being computed."""
+
+    def norm(
+        self, x_TD: Tensor, residual_TD: Tensor | None, norm: RMSNorm, consumer: nn.Module | None
+    ) -> tuple[Activation, Tensor]:
+        """residual + x, and its RMS norm in the form that `consumer` (the linear behind it) reads."""
+
+    def linear(self, x: Activation, linear: nn.Module) -> Tensor: ...
+
+    def attend(self, qkv_TE: Tensor, layer: int, step: Any) -> Tensor:
+        """Rotate q and k, pre-write k and v, attend: [T, (N + 2K) H] -> [T, N H]."""
+
+    def mlp(self, x: Activation, gate_up: nn.Module, down: nn.Module) -> Tensor:
+        """down(silu(gate(x)) * up(x)); a partial sum under tensor parallelism."""
+
+    def all_reduce(self, x_TD: Tensor) -> Tensor:
+        """Sum over the tensor-parallel ranks."""
+
+
+class RMSNorm(nn.Module):
+    """Holds the weight; the platform's `Ops.norm` computes."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size), requires_grad=False)
+        self.eps = eps
+
+
+class Linear(nn.Module):
+    """Holds weight [out, in] and bias [out]; the platform's `Ops.linear` computes."""
+
+    def __init__(self, num_in: int, num_out: int, has_bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_out, num_in), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(num_out), requires_grad=False) if has_bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight, computed in float32."""
+    x32_TD = x_TD.float()
+    scale_T1 = torch.rsqrt(x32_TD.square().mean(dim=-1, keepdim=True) + eps)
+    return (x32_TD * scale_T1 * weight_D.float()).to(x_TD.dtype)
+
+
+def add_rms_norm(x_TD: Tensor, residual_TD: Tensor | None, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(norm of x + residual, x + residual rounded to x's dtype)."""
+    summed_TD = x_TD if residual_TD is None else x_TD + residual_TD
+    return rms_norm(summed_TD, weight_D, eps), summed_TD
+
+
+def rotary_table(num_positions: int, head_size: int, theta: float, device: torch.device) -> Tensor:
+    """cos and sin of every position's angles, float32 [positions, 2, H / 2]."""
+    frequency_F = theta ** (-torch.arange(0, head_size, 2, dtype=torch.float64, device="cpu") / head_size)
+    angle_PF = torch.arange(num_positions, dtype=torch.float64)[:, None] * frequency_F
+    return torch.stack((angle_PF.cos(), angle_PF.sin()), dim=1).float().to(device)
+
+
+def rotate(x_TNH: Tensor, table_T2F: Tensor) -> Tensor:
+    """Rotary embedding, half layout: the first half of a head pairs with its second half. Computed in float32."""
+    cos_T1F, sin_T1F = table_T2F[:, 0].unsqueeze(1), table_T2F[:, 1].unsqueeze(1)
+    left, right = x_TNH.float().chunk(2, dim=-1)
+    rotated = torch.cat((left * cos_T1F - right * sin_T1F, right * cos_T1F + left * sin_T1F), dim=-1)
+    return rotated.to(x_TNH.dtype)
+
+
+def swiglu(gate_up_TI: Tensor) -> Tensor:
+    """silu(first half) * second half."""
+    gate, up = gate_up_TI.chunk(2, dim=-1)
+    return functional.silu(gate) * up
