@@ -55,7 +55,7 @@ class LoraSource:
         self._settings = _Settings(Path(folder) / "adapter_config.json")
         shapes = {name: shape for name, shape in checkpoint_shapes(config).items() if len(shape) == 2}
         self._deltas = {weight: self._delta(weight, sides, shapes) for weight, sides in self._pairs(shapes).items()}
-        self._settings.check_targets([weight.removesuffix(".weight") for weight in self._deltas])
+        self._settings.check_targets(_modules(self._deltas), _modules(shapes))
 
     def names(self) -> Collection[str]:
         return self._base.names()
@@ -135,13 +135,17 @@ class _Settings:
         rank = self.rank(module)
         return alpha / (math.sqrt(rank) if self._tree.get("use_rslora") else rank)
 
-    def check_targets(self, modules: Collection[str]) -> None:
-        """The tensors must be those of `target_modules` (a list; a pattern is not compared)."""
+    def check_targets(self, modules: Collection[str], model_modules: Collection[str]) -> None:
+        """The adapter's modules must be those of `target_modules` (a list; a pattern is not compared).
+
+        As in PEFT, a target that the model does not have is no error.
+        """
         targets = self._tree.get("target_modules")
         if not isinstance(targets, list):
             return
         for target in targets:
-            if not any(_is_target(module, target) for module in modules):
+            is_of_model = any(_is_target(module, target) for module in model_modules)
+            if is_of_model and not any(_is_target(module, target) for module in modules):
                 raise self._error("target_modules", f"{target!r} has no tensors in the adapter; download it again")
         for module in modules:
             if not any(_is_target(module, target) for target in targets):
@@ -161,6 +165,10 @@ class _Settings:
 
     def _error(self, key: str, problem: str) -> ConfigError:
         return ConfigError(f"{self._path}: {key}: {problem}")
+
+
+def _modules(weights: Collection[str]) -> list[str]:
+    return [weight.removesuffix(".weight") for weight in weights]
 
 
 def _is_target(module: str, target: str) -> bool:

@@ -108,6 +108,12 @@ def test_rslora_and_patterns_set_the_scale(tmp_path: Path) -> None:
     torch.testing.assert_close(patterned, base + delta(Q0, 30 / RANK))
 
 
+def test_targets_that_the_model_does_not_have_are_no_error(tmp_path: Path) -> None:
+    expected = load(write_lora(tmp_path))["layers.0.o_proj.weight"]
+    merged = load(write_lora(tmp_path, target_modules=[*TARGETS, "W_pack"]))["layers.0.o_proj.weight"]
+    assert torch.equal(merged, expected)
+
+
 def test_adapter_may_be_sharded_and_name_its_default_adapter(tmp_path: Path) -> None:
     expected = load(write_lora(tmp_path))
     tensors = {key.replace(".weight", ".default.weight"): value for key, value in adapter().items()}

@@ -1,4 +1,4 @@
-"""Tokenizer folders made up on the spot: Dream's layout (vocab.json, merges.txt, a class as code) and tokenizer.json."""
+"""Tokenizer folders made up on the spot: Dream's layout (vocab.json, merges.txt, a class as code), tokenizer.json."""
 
 from __future__ import annotations
 
