@@ -1,0 +1,24 @@
+"""Every Ascend operation the engine performs, behind one interface with two lanes: torch_npu, and CPU twins."""
+
+from lopa_ascend.ops.facade import AttentionVersion, Normed, Ops, Projections, Quantized, QuantizedNorm
+from lopa_ascend.ops.npu import load_torch_npu, npu_ops, require_devices
+from lopa_ascend.ops.reference import reference_ops
+from lopa_ascend.ops.rows import QueryGroups, VirtualRows, group_queries
+from lopa_ascend.ops.rules import OpRuleError
+
+__all__ = [
+    "AttentionVersion",
+    "Normed",
+    "OpRuleError",
+    "Ops",
+    "Projections",
+    "Quantized",
+    "QuantizedNorm",
+    "QueryGroups",
+    "VirtualRows",
+    "group_queries",
+    "load_torch_npu",
+    "npu_ops",
+    "reference_ops",
+    "require_devices",
+]

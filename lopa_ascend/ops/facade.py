@@ -1,0 +1,184 @@
+"""The operations of one decoder step, in the engine's words; the only code that names torch_npu's operators.
+
+The engine computes a flat batch: T tokens of all rows of this rank. An `Ops` turns each operation into one torch_npu
+call, with every option that has a dangerous default written out. Behind it stands either torch_npu (`npu_ops`) or the
+CPU twins (`reference_ops`): same calls, same keywords, so what holds in one lane is what is sent in the other.
+
+Letters: T tokens, D model width, N query heads, K KV heads, H head size, P pages.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lopa_ascend.ops.rows import VirtualRows
+
+FRACTAL_NZ = 29
+
+AttentionVersion = Literal[1, 2]
+
+
+class Normed(NamedTuple):
+    """hidden: the normed sum. residual: the sum itself, which the next residual add takes."""
+
+    hidden: Tensor
+    residual: Tensor
+
+
+class Quantized(NamedTuple):
+    """int8 [T, D] and what one unit of it is worth, float32 [T]."""
+
+    values: Tensor
+    scale_T: Tensor
+
+
+class QuantizedNorm(NamedTuple):
+    hidden: Quantized
+    residual: Tensor
+
+
+class Projections(NamedTuple):
+    """query [T, N, H] and key [T, K, H] rotated, value [T, K, H]; contiguous, as attention and cache demand."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+class Ops:
+    """`kernels` has torch_npu's functions under torch_npu's names."""
+
+    def __init__(self, kernels: Any, attention_version: AttentionVersion = 2) -> None:
+        self._kernels = kernels
+        self.attention_version = attention_version
+
+    def rms_norm(self, x_TD: Tensor, gamma_D: Tensor, epsilon: float) -> Tensor:
+        normed, _ = self._kernels.npu_rms_norm(x_TD, gamma_D, epsilon)
+        return normed
+
+    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, gamma_D: Tensor, epsilon: float) -> Normed:
+        """Norm of x + residual. x and residual have one shape; gamma has their dtype."""
+        hidden, _, total = self._kernels.npu_add_rms_norm(x_TD, residual_TD, gamma_D, epsilon)
+        return Normed(hidden, total)
+
+    def add_rms_norm_dynamic_quant(
+        self, x_TD: Tensor, residual_TD: Tensor, gamma_D: Tensor, epsilon: float, smooth_D: Tensor | None = None
+    ) -> QuantizedNorm:
+        """Norm of x + residual, times `smooth` if any, as int8 per token; nothing is rounded in between."""
+        values, _, total, scale_T, _ = self._kernels.npu_add_rms_norm_dynamic_quant(
+            x_TD, residual_TD, gamma_D, smooth_scale1=smooth_D, epsilon=epsilon, output_mask=[True, False]
+        )
+        return QuantizedNorm(Quantized(values, scale_T), total)
+
+    def dynamic_quant(self, x_TD: Tensor, smooth_D: Tensor | None = None) -> Quantized:
+        """x, times `smooth` if any, as symmetric int8 per token."""
+        return Quantized(*self._kernels.npu_dynamic_quant(x_TD, smooth_scales=smooth_D))
+
+    def static_quant(self, x_TD: Tensor, reciprocal_scale: Tensor, offset: Tensor) -> Tensor:
+        """round(x * reciprocal_scale + offset) as int8; both have 1 or D values and one dtype."""
+        return self._kernels.npu_quantize(x_TD, reciprocal_scale, offset, torch.qint8, axis=-1, div_mode=False)
+
+    def quant_matmul(
+        self,
+        x: Tensor,
+        weight_KN: Tensor,
+        weight_scale_N: Tensor,
+        *,
+        scale_T: Tensor | None = None,
+        bias_N: Tensor | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> Tensor:
+        """x int8 [T, K] @ weight int8 [K, N], in real units. An int32 bias joins before the scales, a float one after.
+
+        scale_T is the dynamic scale per token; with static quantization it is None and weight_scale_N holds the product
+        of both scales. The result is bfloat16 on a device.
+        """
+        return self._kernels.npu_quant_matmul(
+            x, weight_KN, weight_scale_N, pertoken_scale=scale_T, bias=bias_N, output_dtype=dtype
+        )
+
+    def quant_matmul_int32(self, x: Tensor, weight_KN: Tensor, weight_scale_N: Tensor) -> Tensor:
+        """The int32 accumulator of x @ weight, for `dequant_swiglu_quant`; the operator wants the scale, unused."""
+        return self._kernels.npu_quant_matmul(x, weight_KN, weight_scale_N, output_dtype=torch.int32)
+
+    def dequant_swiglu_quant(
+        self, gate_up: Tensor, weight_scale: Tensor, scale_T: Tensor, smooth: Tensor | None = None
+    ) -> Quantized:
+        """int32 [T, gate | up] -> int8 of silu(gate) * up. weight_scale is [1, gate + up], smooth [1, gate]."""
+        values, scale = self._kernels.npu_dequant_swiglu_quant(
+            gate_up,
+            weight_scale=weight_scale,
+            activation_scale=scale_T,
+            quant_scale=smooth,
+            activate_left=True,
+            quant_mode=1,
+        )
+        return Quantized(values, scale)
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up of [T, gate | up]."""
+        return self._kernels.npu_swiglu(gate_up, dim=-1)
+
+    def split_and_rotate(self, qkv: Tensor, cos_T1H: Tensor, sin_T1H: Tensor, num_heads: int) -> Projections:
+        """Split [T, (N + K + K) * H], rotate query and key. cos and sin span both halves. `qkv` is consumed.
+
+        The operator overwrites its inputs although its schema says otherwise; here they are copies that nobody else
+        holds (attention and cache need contiguous tensors anyway).
+        """
+        head_size = cos_T1H.shape[-1]
+        heads_TNH = qkv.view(qkv.shape[0], -1, head_size)
+        num_kv_heads = (heads_TNH.shape[1] - num_heads) // 2
+        parts = torch.split(heads_TNH, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        query, key, value = (part.contiguous() for part in parts)
+        query, key = self._kernels.npu_apply_rotary_pos_emb(query, key, cos_T1H, sin_T1H, layout="TND")
+        return Projections(query, key, value)
+
+    def write_kv(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_T: Tensor) -> None:
+        """Store [T, K, H] at flat slots page * page_size + offset of caches [P, page_size, K, H].
+
+        Slots are int32, in range and unique: padding and shift entries go to slots of a dummy page of their own.
+        """
+        self._kernels.npu_scatter_pa_kv_cache(key, value, key_cache, value_cache, slot_T, cache_mode="Norm")
+
+    def paged_attention(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: VirtualRows, scale: float
+    ) -> Tensor:
+        """softmax(scale * query @ keys) @ values of every virtual row, [T, N, H]; write_kv comes before it."""
+        num_pages, page_size, num_kv_heads, head_size = key_cache.shape
+        # One KV head: [P, page, 1, H], [P, 1, page, H] and [P, page, H] are the same bytes; the second reads fastest.
+        view = (num_pages, 1, page_size, head_size) if num_kv_heads == 1 else (num_pages, page_size, -1)
+        shared = {
+            "block_table": rows.block_table,
+            "num_key_value_heads": num_kv_heads,
+            "input_layout": "TND",
+            "sparse_mode": 0,
+            "block_size": page_size,
+            **self.attention_lengths(rows),
+        }
+        keys, values = key_cache.view(view), value_cache.view(view)
+        if self.attention_version == 2:
+            attended, _ = self._kernels.npu_fused_infer_attention_score_v2(
+                query, keys, values, num_query_heads=query.shape[1], softmax_scale=scale, **shared
+            )
+        else:
+            attended, _ = self._kernels.npu_fused_infer_attention_score(
+                query, keys, values, num_heads=query.shape[1], scale=scale, **shared
+            )
+        return attended
+
+    def attention_lengths(self, rows: VirtualRows) -> dict[str, list[int]]:
+        """The host lists that a captured graph freezes, as NPUGraph.update(cpu_update_input=[...]) wants them."""
+        if self.attention_version == 2:
+            return {"actual_seq_qlen": rows.query_ends, "actual_seq_kvlen": rows.kv_lengths}
+        return {"actual_seq_lengths": rows.query_ends, "actual_seq_lengths_kv": rows.kv_lengths}
+
+    def to_nz(self, weight_KN: Tensor) -> Tensor:
+        """The weight in the cube unit's layout. The last thing done to it: never view, slice or write the result."""
+        return self._kernels.npu_format_cast(weight_KN, FRACTAL_NZ)
+
+    def prefetch(self, weight: Tensor, after: Tensor, num_bytes: int) -> None:
+        """Pull the weight's first bytes into L2 once `after` has been computed (useful under a collective)."""
+        self._kernels.npu_prefetch(weight, after, num_bytes)

@@ -1,0 +1,75 @@
+"""The `npu` lane: torch_npu itself, and one clear sentence for each way in which it can be missing.
+
+Besides graphs.npu this is the only module that imports torch_npu, and only when asked to. A process that may meet a
+torch_npu without CANN sets TORCH_DEVICE_BACKEND_AUTOLOAD=0 before it imports torch: torch's own auto-loading would fail
+first, with a traceback.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from common.engine import MissingCapability
+from lopa_ascend.ops.facade import AttentionVersion, Ops
+
+_V1, _V2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
+
+
+def npu_ops(attention_version: AttentionVersion = 2) -> Ops:
+    """Operations on npu tensors. Raises MissingCapability without torch_npu, CANN or the attention asked for."""
+    torch_npu = load_torch_npu()
+    name = _V2 if attention_version == 2 else _V1
+    if not hasattr(torch_npu, name):
+        raise MissingCapability(
+            f"torch-npu {version('torch-npu')} has no {name}: install the release that lopa[ascend] pins"
+        )
+    return Ops(torch_npu, attention_version)
+
+
+def load_torch_npu() -> Any:
+    """Import torch_npu after checking that it is there, fits torch, and finds CANN."""
+    try:
+        installed = version("torch-npu")
+    except PackageNotFoundError:
+        raise MissingCapability(
+            "torch-npu is not installed: run `pip install 'lopa[ascend]'`, or pick a profile with device: cpu"
+        ) from None
+    if _release(installed) != _release(torch.__version__):
+        raise MissingCapability(
+            f"torch {torch.__version__} and torch-npu {installed} are different releases: "
+            f"install torch=={_release(installed)}"
+        )
+    try:
+        return import_module("torch_npu")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise MissingCapability(
+            f"torch-npu cannot load CANN ({_first_line(error)}): install CANN and source its set_env.sh"
+        ) from None
+
+
+def require_devices(count: int) -> None:
+    """Raises MissingCapability unless at least `count` Ascend devices are visible to this process."""
+    torch_npu = load_torch_npu()
+    visible = torch_npu.npu.device_count() if torch_npu.npu.is_available() else 0
+    if visible == 0:
+        raise MissingCapability(
+            "CANN is installed but no Ascend device is visible: check `npu-smi info` and ASCEND_RT_VISIBLE_DEVICES"
+        )
+    if visible < count:
+        raise MissingCapability(
+            f"the profile needs {count} Ascend devices on this node and {visible} are visible: "
+            "lower its mesh, or widen ASCEND_RT_VISIBLE_DEVICES"
+        )
+
+
+def _release(full: str) -> str:
+    """2.13.0 of 2.13.0+cpu, 2.13.0.post2 and 2.13.0rc1."""
+    return ".".join(full.split("+")[0].split("rc")[0].split(".")[:3])
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,31 @@
+"""The `ref` lane: the same operations on any machine, computed by the CPU twins. Never imports torch_npu."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+
+from lopa_ascend.ops import twins
+from lopa_ascend.ops.facade import AttentionVersion, Ops
+
+# Operators whose rules include what the silicon can compute with: float dtypes and head sizes.
+_TYPED = (
+    "npu_add_rms_norm_dynamic_quant",
+    "npu_apply_rotary_pos_emb",
+    "npu_dynamic_quant",
+    "npu_fused_infer_attention_score",
+    "npu_fused_infer_attention_score_v2",
+    "npu_quant_matmul",
+)
+
+
+def reference_ops(*, hardware_types: bool = True, attention_version: AttentionVersion = 2) -> Ops:
+    """Operations on CPU tensors, all documented rules checked.
+
+    hardware_types=False also takes float32 and any head size, so that small float32 models can be replayed; every other
+    rule stays.
+    """
+    kernels = {name: getattr(twins, name) for name in twins.__all__}
+    for name in _TYPED:
+        kernels[name] = partial(kernels[name], hardware_types=hardware_types)
+    return Ops(SimpleNamespace(**kernels), attention_version)

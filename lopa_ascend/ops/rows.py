@@ -1,0 +1,50 @@
+"""Block-causal attention without a mask: queries that see the same keys form one virtual row.
+
+Every query of a block sees exactly the keys before the block's end. To the attention operator that is a short sequence
+of its own: its queries, a KV length, and the pages of the request it belongs to. A shift entry (a second query of the
+position before a block, which sees what the block sees) joins its block's virtual row; its own key is never written.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+Int = npt.NDArray[np.int64]
+
+
+class VirtualRows(NamedTuple):
+    """What the attention operator is told. Lengths are host lists; a captured graph freezes them.
+
+    block_table: int32 [V, P], pages of each virtual row; rows of one request repeat its pages.
+    query_ends: V cumulative query counts; the last is the number of tokens.
+    kv_lengths: V counts of visible positions, not cumulative.
+    """
+
+    block_table: Tensor
+    query_ends: list[int]
+    kv_lengths: list[int]
+
+
+class QueryGroups(NamedTuple):
+    """order_T: the entry that each token of the forward computes. row_V: the row behind each virtual row."""
+
+    order_T: Int
+    row_V: Int
+    query_ends: list[int]
+    kv_lengths: list[int]
+
+
+def group_queries(row_T: Int, horizon_T: Int) -> QueryGroups:
+    """Sort entries so that those of one row and one horizon are adjacent, and say where each run ends.
+
+    Entry t sees the positions below horizon_T[t] of its row. Entries of a run keep their order.
+    """
+    order_T = np.lexsort((horizon_T, row_T))
+    row, horizon = row_T[order_T], horizon_T[order_T]
+    is_last = np.append((row[1:] != row[:-1]) | (horizon[1:] != horizon[:-1]), True)
+    last_V = np.flatnonzero(is_last)
+    return QueryGroups(order_T, row[last_V], (last_V + 1).tolist(), horizon[last_V].tolist())

@@ -1,0 +1,50 @@
+"""Twins of the gated activation, plain and fused with dequantization before and quantization after it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from lopa_ascend.ops.rules import refuse, require
+from lopa_ascend.ops.twins.quant import quantize_rows
+
+
+def npu_swiglu(input: Tensor, dim: int = -1) -> Tensor:
+    """silu(first half) * second half."""
+    op = "npu_swiglu"
+    require(input.dtype in (torch.float16, torch.bfloat16, torch.float32), op, "input is a float", input)
+    require(input.shape[dim] % 2 == 0, op, f"the size of dimension {dim} is even", input)
+    left, right = input.float().chunk(2, dim)
+    return (silu(left) * right).to(input.dtype)
+
+
+def npu_dequant_swiglu_quant(
+    x: Tensor,
+    *,
+    weight_scale: Tensor | None = None,
+    activation_scale: Tensor | None = None,
+    quant_scale: Tensor | None = None,
+    activate_left: bool = False,
+    quant_mode: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """int32 accumulator [T, 2H] -> (int8 [T, H], scale [T]). The default activates the RIGHT half."""
+    op = "npu_dequant_swiglu_quant"
+    require(x.dim() == 2, op, "x is 2-D", x)
+    require(x.shape[1] % 2 == 0, op, "the last dimension of x is even", x)
+    require(quant_mode in (0, 1), op, "quant_mode is 0 (static) or 1 (dynamic)", quant_mode)
+    refuse(op, static_quant_mode=quant_mode == 0, x=x if x.dtype != torch.int32 else None)
+    num_tokens, width = x.shape
+    require(weight_scale is not None and activation_scale is not None, op, "an int32 x needs both scales", x)
+    assert weight_scale is not None and activation_scale is not None
+    fits = weight_scale.dtype == torch.float32 and tuple(weight_scale.shape) == (1, width)
+    require(fits, op, f"weight_scale is float32 with shape [1, {width}]", weight_scale)
+    fits = activation_scale.dtype == torch.float32 and tuple(activation_scale.shape) == (num_tokens,)
+    require(fits, op, f"activation_scale is float32 with shape [{num_tokens}]", activation_scale)
+    left, right = (x.float() * weight_scale * activation_scale[:, None]).chunk(2, 1)
+    gated = silu(left) * right if activate_left else silu(right) * left
+    if quant_scale is not None:
+        half = (1, width // 2)
+        require(tuple(quant_scale.shape) == half, op, f"quant_scale has shape {list(half)}", quant_scale)
+        gated = gated * quant_scale.float()
+    return quantize_rows(gated)
