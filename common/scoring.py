@@ -7,6 +7,7 @@ files the user may read or delete stay within reach. Score the output of models 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -130,8 +131,6 @@ def _run(source: str, entry_point: str, inputs: object) -> list[object] | None:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the process and what it started in its session."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.communicate()

@@ -1,0 +1,101 @@
+"""One problem in the making: random choices, facts of the question, lines of the worked solution."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+LEADS = (
+    "", "", "", "Then ", "Next, ", "Now ", "So ", "After that, ", "This means ", "At this point ", "From there, ",
+    "In the next step ", "From this we see that ", "If we count again, ", "It follows that ", "As the text says, ",
+    "Step by step, ", "With this number ", "We can say that ", "When we work it out, ",
+)  # fmt: skip
+OPENINGS = (
+    "Let us go step by step.", "We follow the numbers one by one.", "First we write down what is known.",
+    "Here is a way to solve it.", "We work it out in order.", "The text gives us all numbers.",
+)  # fmt: skip
+THOUGHTS = (
+    "We look at the next fact.", "Another number comes in here.", "One more step is needed.",
+    "Let us use what we know.",
+    "The next part is easy.", "This is what the text tells us.", "We take the next number.", "Now comes another step.",
+)  # fmt: skip
+CLOSINGS = (
+    "The answer is {final}.", "So the answer is {final}.", "That gives {final} in all.", "In the end it is {final}.",
+    "Final result: {final}.", "We end up with {final}.", "This is the number we need: {final}.",
+)  # fmt: skip
+
+
+class Person(NamedTuple):
+    name: str
+    he: str
+    him: str
+
+    @property
+    def He(self) -> str:  # noqa: N802 - the capitalised pronoun
+        return self.he.capitalize()
+
+
+_GIRLS = "Mia Ada Lena Nora Ivy Zoe Ruth Maya Tara Elif Hana June Vera Rosa Aiko Nina Clara Sana".split()  # noqa: SIM905
+_BOYS = "Tom Ben Omar Leo Max Ravi Hugo Ivan Noah Sam Kofi Yuki Paul Dan Emil Jon Theo Luis".split()  # noqa: SIM905
+PEOPLE = tuple(Person(n, "she", "her") for n in _GIRLS) + tuple(Person(n, "he", "him") for n in _BOYS)
+
+
+class MathProblem(NamedTuple):
+    question: str
+    answer: str
+    final: int
+
+
+class Draft:
+    """Collects a problem. The notation is chosen once per problem, the phrasing anew at every line."""
+
+    __slots__ = ("break_lines", "facts", "lines", "rng", "tight", "times")
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.facts: list[str] = []
+        self.lines: list[str] = []
+        self.tight = rng.random() < 0.75
+        self.times = "*" if rng.random() < 0.6 else "x"
+        self.break_lines = rng.random() < 0.7
+
+    def pick(self, options: Sequence[T]) -> T:
+        return options[int(self.rng.random() * len(options))]
+
+    def between(self, low: int, high: int) -> int:
+        return low + int(self.rng.random() * (high - low + 1))
+
+    def chance(self, probability: float) -> bool:
+        return self.rng.random() < probability
+
+    def people(self, count: int) -> list[Person]:
+        return self.rng.sample(PEOPLE, count)
+
+    def equation(self, left: int, sign: str, right: int, result: int) -> str:
+        sign = self.times if sign == "*" else sign
+        return f"{left}{sign}{right}={result}" if self.tight else f"{left} {sign} {right} = {result}"
+
+    def sum_of(self, terms: Sequence[int]) -> str:
+        plus, equals = ("+", "=") if self.tight else (" + ", " = ")
+        return plus.join(map(str, terms)) + equals + str(sum(terms))
+
+    def tell(self, templates: Sequence[str], **values: object) -> None:
+        self.facts.append(self.pick(templates).format(**values))
+
+    def work(self, templates: Sequence[str], **values: object) -> None:
+        if not self.lines and self.chance(0.5):
+            self.lines.append(self.pick(OPENINGS))
+        elif self.chance(0.25):
+            self.lines.append(self.pick(THOUGHTS))
+        lead = self.pick(LEADS)
+        body = self.pick(templates).format(**values)
+        self.lines.append(f"{lead}{body}." if lead else f"{body[0].upper()}{body[1:]}.")
+
+    def finish(self, final: int) -> MathProblem:
+        if self.chance(0.6):
+            self.lines.append(self.pick(CLOSINGS).format(final=final))
+        solution = ("\n" if self.break_lines else " ").join(self.lines)
+        return MathProblem(" ".join(self.facts), f"{solution}\n#### {final}", final)

@@ -1,0 +1,666 @@
+"""Math word problems whose phrasing the demo model is trained on; one function per family."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from .draft import Draft, MathProblem, Person
+
+ITEMS = (
+    "apples", "marbles", "stickers", "pens", "books", "cards", "coins", "shells", "cookies", "stamps", "beads", "pears",
+    "balls", "plums", "stones", "candles", "ribbons", "buttons", "tickets", "flowers", "lemons", "toys", "cups", "keys",
+    "nuts", "seeds", "bottles", "eggs", "blocks", "photos",
+)  # fmt: skip
+GOODS = "pen book mug lamp scarf ball toy cake melon plant brush hat shirt poster kite candle notebook bag".split()  # noqa: SIM905
+PLACES = (
+    "at the market",
+    "from a friend",
+    "in the park",
+    "at school",
+    "in a shop",
+    "near the river",
+    "on the way home",
+)
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+PACKS = ("boxes", "bags", "packs", "jars", "trays", "baskets")
+
+GAIN_FACTS = (
+    "{He} buys {n} more.", "{He} finds {n} more {place}.", "{friend} gives {him} {n} {items}.",
+    "Then {he} gets {n} more.",
+    "{He} picks up {n} {items} {place}.", "Later {he} wins {n} {items}.", "{friend} brings {him} {n} more.",
+)  # fmt: skip
+GAIN_LINES = (
+    "there are {e} {items}", "{name} has {e} {items}", "the count is {e}", "adding {n} gives {e}",
+    "that makes {e} {items}",
+    "the pile grows to {e}", "{n} more makes {e}", "we add {n} and get {e}", "{he} now owns {e} {items}",
+)  # fmt: skip
+LOSS_FACTS = (
+    "{He} gives {n} to {friend}.", "{He} loses {n} {place}.", "{He} sells {n} of them.", "Then {n} of them break.",
+    "{friend} takes {n} {items}.", "{He} throws away {n}.", "Later {he} trades away {n} {items}.",
+)  # fmt: skip
+LOSS_LINES = (
+    "there are {e} {items} left", "{name} is left with {e} {items}", "the count drops to {e}",
+    "taking away {n} leaves {e}",
+    "{he} still has {e} {items}", "we subtract {n} and get {e}", "the pile shrinks to {e}", "only {e} {items} remain",
+)  # fmt: skip
+PRODUCT_LINES = (
+    "{a} {packs} hold {e} {items}", "the {packs} bring {e} {items}", "{e} {items} are in the {packs}",
+    "in the {packs} there are {e}",
+    "{a} times {b} is {e}",
+)  # fmt: skip
+PACK_FACTS = (
+    "{He} buys {a} {packs} of {b} {items} each.", "{friend} sends {him} {a} {packs} with {b} {items} in each.",
+    "Then {he} opens {a} {packs} that hold {b} each.",
+)  # fmt: skip
+DOUBLE_FACTS = ("Then {he} doubles what {he} has.", "{friend} doubles the pile.", "After that the number doubles.")
+DOUBLE_LINES = (
+    "doubling gives {e}",
+    "twice that is {e}",
+    "the pile doubles to {e}",
+    "{name} has {e} {items}",
+    "two times as many is {e}",
+)
+HALF_FACTS = ("{He} gives half of them to {friend}.", "Then {he} sells half of the {items}.", "Half of them get lost.")
+HALF_LINES = (
+    "half of that is {e}",
+    "{name} keeps {e} {items}",
+    "halving leaves {e}",
+    "only {e} {items} remain",
+    "we divide by 2: {e}",
+)
+START_FACTS = (
+    "{name} has {n} {items}.", "{name} starts with {n} {items}.", "At first {name} owns {n} {items}.",
+    "There are {n} {items} on {name}'s table.",
+    "{name} keeps {n} {items} in a box.",
+)  # fmt: skip
+START_LINES = (
+    "{name} starts with {n} {items}",
+    "we begin with {n}",
+    "at first there are {n} {items}",
+    "the first count is {n}",
+)
+HOW_MANY_NOW = (
+    "How many {items} does {name} have now?", "How many {items} are there in the end?",
+    "Find the number of {items} left.",
+    "What is the final count of {items}?", "How many does {he} have at the end?",
+)  # fmt: skip
+
+
+def _inventory_step(draft: Draft, count: int, who: Person, friend: Person, items: str) -> int:
+    values = {"name": who.name, "he": who.he, "He": who.He, "him": who.him, "friend": friend.name, "items": items}
+    values["place"] = draft.pick(PLACES)
+    kinds = ["gain", "gain", "pack"] if count < 20 else ["gain", "loss", "loss", "pack", "double", "half"]
+    kind = draft.pick(kinds)
+    if kind == "double" and count <= 450:
+        draft.tell(DOUBLE_FACTS, **values)
+        draft.work(DOUBLE_LINES, e=draft.equation(count, "*", 2, 2 * count), **values)
+        return 2 * count
+    if kind == "half" and count % 2 == 0:
+        draft.tell(HALF_FACTS, **values)
+        draft.work(HALF_LINES, e=draft.equation(count, "/", 2, count // 2), **values)
+        return count // 2
+    if kind == "pack" and count < 880:
+        a, b, packs = draft.between(2, 9), draft.between(2, 12), draft.pick(PACKS)
+        draft.tell(PACK_FACTS, a=a, b=b, packs=packs, **values)
+        draft.work(PRODUCT_LINES, a=a, b=b, packs=packs, e=draft.equation(a, "*", b, a * b), **values)
+        draft.work(GAIN_LINES, n=a * b, e=draft.equation(count, "+", a * b, count + a * b), **values)
+        return count + a * b
+    if kind in ("gain", "pack") and count < 950:
+        n = draft.between(2, min(99, 999 - count))
+        draft.tell(GAIN_FACTS, n=n, **values)
+        draft.work(GAIN_LINES, n=n, e=draft.equation(count, "+", n, count + n), **values)
+        return count + n
+    n = draft.between(2, min(count - 1, 120))
+    draft.tell(LOSS_FACTS, n=n, **values)
+    draft.work(LOSS_LINES, n=n, e=draft.equation(count, "-", n, count - n), **values)
+    return count - n
+
+
+def inventory(draft: Draft) -> MathProblem:
+    who, friend = draft.people(2)
+    items = draft.pick(ITEMS)
+    count = draft.between(3, 20) if draft.chance(0.3) else draft.between(20, 400)
+    draft.tell(START_FACTS, name=who.name, n=count, items=items)
+    if draft.chance(0.5):
+        draft.work(START_LINES, name=who.name, n=count, items=items)
+    for _ in range(draft.pick((2, 3, 3, 4, 4, 5, 5, 6))):
+        count = _inventory_step(draft, count, who, friend, items)
+    draft.tell(HOW_MANY_NOW, name=who.name, he=who.he, items=items)
+    return draft.finish(count)
+
+
+BUY_FACTS = (
+    "{He} buys {q} {good}s at ${p} each.",
+    "{q} {good}s cost ${p} each.",
+    "{He} takes {q} {good}s for ${p} apiece.",
+)
+BUY_LINES = (
+    "the {good}s cost {e} dollars", "{q} {good}s come to {e}", "for the {good}s {he} pays {e}",
+    "{e} is the price of the {good}s",
+    "{q} times {p} is {e}", "the {good} part is {e} dollars",
+)  # fmt: skip
+TOTAL_LINES = (
+    "the total is {e}",
+    "together that is {e} dollars",
+    "all of it costs {e}",
+    "the sum is {e}",
+    "in total {name} pays {e}",
+)
+COUPON_FACTS = ("A coupon takes ${n} off.", "The shop gives {him} ${n} off.", "There is a ${n} discount.")
+COUPON_LINES = (
+    "with the coupon it is {e}",
+    "the discount makes it {e}",
+    "we take off {n}: {e}",
+    "minus {n} the price is {e}",
+)
+CHANGE_LINES = ("the change is {e}", "{name} gets back {e} dollars", "{he} has {e} dollars left", "what remains is {e}")
+
+
+def shopping(draft: Draft) -> MathProblem:
+    (who,) = draft.people(1)
+    person = {"name": who.name, "he": who.he, "He": who.He, "him": who.him}
+    draft.tell(
+        ("{name} goes shopping.", "{name} visits a store.", "{name} is at the market.", "{name} needs a few things."),
+        **person,
+    )
+    costs = []
+    for good in draft.rng.sample(GOODS, draft.pick((1, 2, 2, 3))):
+        quantity, price = draft.between(2, 9), draft.between(2, 12)
+        values = {"q": quantity, "p": price, "good": good, **person}
+        draft.tell(BUY_FACTS, **values)
+        draft.work(BUY_LINES, e=draft.equation(quantity, "*", price, quantity * price), **values)
+        costs.append(quantity * price)
+    total = sum(costs)
+    if len(costs) > 1:
+        draft.work(TOTAL_LINES, e=draft.sum_of(costs), **person)
+    if draft.chance(0.4):
+        off = draft.between(1, min(total - 1, 15))
+        draft.tell(COUPON_FACTS, n=off, **person)
+        draft.work(COUPON_LINES, n=off, e=draft.equation(total, "-", off, total - off))
+        total -= off
+    if draft.chance(0.5):
+        draft.tell(
+            ("How much does {he} pay?", "What is the total cost?", "How many dollars does {name} spend?"), **person
+        )
+        return draft.finish(total)
+    purse = min(n for n in (20, 50, 100, 150, 200, 300, 400) if n > total)
+    draft.tell(("{He} has ${n}.", "{He} pays with ${n}.", "{He} hands over ${n}."), n=purse, **person)
+    draft.tell(("How much change does {he} get?", "How much money is left?", "How many dollars remain?"), **person)
+    draft.work(CHANGE_LINES, e=draft.equation(purse, "-", total, purse - total), **person)
+    return draft.finish(purse - total)
+
+
+MORE_FACTS = ("{b} has {n} more {items} than {a}.", "{b} owns {n} {items} more than {a}.", "{b} has {n} more than {a}.")
+FEWER_FACTS = (
+    "{b} has {n} fewer {items} than {a}.",
+    "{b} owns {n} {items} less than {a}.",
+    "{b} has {n} fewer than {a}.",
+)
+TIMES_FACTS = ("{b} has {n} times as many {items} as {a}.", "{b} owns {n} times as many as {a}.")
+HAS_LINES = (
+    "{b} has {e} {items}",
+    "{b} owns {e}",
+    "for {b} we get {e}",
+    "the number for {b} is {e}",
+    "{e} {items} belong to {b}",
+)
+ALL_LINES = (
+    "together they have {e} {items}",
+    "the total is {e}",
+    "all of them own {e}",
+    "we add up: {e}",
+    "in total that is {e}",
+)
+GAP_LINES = ("the difference is {e}", "{b} has {e} more", "the gap is {e} {items}", "subtracting gives {e}")
+
+
+def comparison(draft: Draft) -> MathProblem:
+    people = draft.people(draft.pick((2, 3, 3, 4)))
+    items = draft.pick(ITEMS)
+    counts = [draft.between(5, 90)]
+    draft.tell(START_FACTS[:3], name=people[0].name, n=counts[0], items=items)
+    for i in range(1, len(people)):
+        j = draft.between(max(0, i - 2), i - 1)
+        base, values = counts[j], {"a": people[j].name, "b": people[i].name, "items": items}
+        if base <= 99 and draft.chance(0.3):
+            n = draft.between(2, 4)
+            draft.tell(TIMES_FACTS, n=n, **values)
+            sign, result = "*", base * n
+        elif base > 12 and draft.chance(0.5):
+            n = draft.between(2, min(base - 2, 60))
+            draft.tell(FEWER_FACTS, n=n, **values)
+            sign, result = "-", base - n
+        else:
+            n = draft.between(2, 80)
+            draft.tell(MORE_FACTS, n=n, **values)
+            sign, result = "+", base + n
+        draft.work(HAS_LINES, e=draft.equation(base, sign, n, result), **values)
+        counts.append(result)
+    if draft.chance(0.7) or counts[-1] == counts[0]:
+        draft.tell(
+            (
+                "How many {items} do they have in total?",
+                "Find the number of {items} they own together.",
+                "How many is that altogether?",
+            ),
+            items=items,
+        )
+        draft.work(ALL_LINES, e=draft.sum_of(counts), items=items)
+        return draft.finish(sum(counts))
+    high, low = (-1, 0) if counts[-1] > counts[0] else (0, -1)
+    values = {"b": people[high].name, "a": people[low].name, "items": items}
+    draft.tell(("How many more {items} does {b} have than {a}?", "By how many {items} is {b} ahead of {a}?"), **values)
+    draft.work(GAP_LINES, e=draft.equation(counts[high], "-", counts[low], counts[high] - counts[low]), **values)
+    return draft.finish(counts[high] - counts[low])
+
+
+SHIFT_FACTS = ("{He} works {h} hours on {day}.", "On {day} {he} works {h} hours.", "{day}: {h} hours.")
+SHIFT_LINES = (
+    "on {day} {he} earns {e} dollars",
+    "{day} pays {e}",
+    "{h} hours bring {e}",
+    "for {day} that is {e} dollars",
+)
+EARN_LINES = ("{name} earns {e} dollars", "the pay is {e}", "that brings {e} dollars", "all hours pay {e}")
+BONUS_LINES = (
+    "with the extra {n} it is {e}",
+    "the bonus makes it {e}",
+    "we add the bonus: {e}",
+    "plus {n} that is {e}",
+)
+SPEND_LINES = (
+    "after paying {n} there is {e}",
+    "{he} keeps {e} dollars",
+    "what is left is {e}",
+    "minus {n} that leaves {e}",
+)
+
+
+def wages(draft: Draft) -> MathProblem:
+    (who,) = draft.people(1)
+    person = {"name": who.name, "he": who.he, "He": who.He, "him": who.him}
+    wage = draft.between(6, 20)
+    draft.tell(
+        ("{name} earns ${w} an hour.", "{name} makes ${w} per hour.", "{name}'s job pays ${w} an hour."),
+        w=wage,
+        **person,
+    )
+    days = draft.rng.sample(DAYS, draft.pick((1, 2, 2, 3)))
+    hours = [draft.between(2, 9) for _ in days]
+    for day, h in zip(days, hours, strict=True):
+        draft.tell(SHIFT_FACTS, day=day, h=h, **person)
+    total = wage * sum(hours)
+    if len(days) > 1 and sum(hours) <= 14 and draft.chance(0.5):
+        draft.work(
+            ("the hours add up to {e}", "{he} works {e} hours", "in hours that is {e}"), e=draft.sum_of(hours), **person
+        )
+        draft.work(EARN_LINES, e=draft.equation(sum(hours), "*", wage, total), **person)
+    else:
+        for day, h in zip(days, hours, strict=True):
+            draft.work(SHIFT_LINES, day=day, h=h, e=draft.equation(h, "*", wage, h * wage), **person)
+        if len(days) > 1:
+            draft.work(EARN_LINES, e=draft.sum_of([h * wage for h in hours]), **person)
+    if draft.chance(0.4):
+        bonus = draft.between(5, 60)
+        draft.tell(
+            ("{He} also gets a bonus of ${n}.", "There is a bonus of ${n}.", "The boss adds ${n}."), n=bonus, **person
+        )
+        draft.work(BONUS_LINES, n=bonus, e=draft.equation(total, "+", bonus, total + bonus))
+        total += bonus
+    if draft.chance(0.5):
+        draft.tell(("How much does {he} earn?", "How many dollars is that?", "What is {name}'s pay?"), **person)
+        return draft.finish(total)
+    spent = draft.between(2, min(total - 1, 80))
+    draft.tell(
+        ("{He} spends ${n} on food.", "{He} pays ${n} for a bus card.", "A new bag costs {him} ${n}."),
+        n=spent,
+        **person,
+    )
+    draft.tell(("How much is left?", "How many dollars does {name} keep?", "What remains of the money?"), **person)
+    draft.work(SPEND_LINES, n=spent, e=draft.equation(total, "-", spent, total - spent), **person)
+    return draft.finish(total - spent)
+
+
+TRIPS = (("drives", "km"), ("rides", "km"), ("flies", "miles"), ("sails", "miles"), ("travels", "km"))
+LEG_LINES = (
+    "the leg is {e} {unit}",
+    "{h} hours at {s} make {e} {unit}",
+    "that part covers {e}",
+    "{name} covers {e} {unit}",
+    "{s} times {h} is {e}",
+)
+
+
+def travel(draft: Draft) -> MathProblem:
+    (who,) = draft.people(1)
+    verb, unit = draft.pick(TRIPS)
+    values = {"name": who.name, "he": who.he, "He": who.He, "verb": verb, "unit": unit}
+    legs = []
+    for i in range(draft.pick((1, 2, 2, 3))):
+        speed, h = draft.between(3, 9) * draft.pick((1, 10, 10)), draft.between(2, 9)
+        start = "{name}" if i == 0 else draft.pick(("Then {he}", "After a rest {he}", "Next {he}"))
+        draft.tell(
+            (
+                start + " {verb} {h} hours at {s} {unit} an hour.",
+                start + " {verb} at {s} {unit} per hour for {h} hours.",
+            ),
+            h=h,
+            s=speed,
+            **values,
+        )
+        draft.work(LEG_LINES, h=h, s=speed, e=draft.equation(speed, "*", h, speed * h), **values)
+        legs.append(speed * h)
+    total = sum(legs)
+    if len(legs) > 1:
+        draft.work(
+            ("the whole way is {e} {unit}", "all legs make {e}", "we add the legs: {e}", "so far that is {e} {unit}"),
+            e=draft.sum_of(legs),
+            unit=unit,
+        )
+    if total > 900 or draft.chance(0.5):
+        draft.tell(("How many {unit} is that?", "How far does {he} go?", "What is the whole distance?"), **values)
+        return draft.finish(total)
+    trip = total + draft.between(3, 99)
+    draft.tell(
+        (
+            "The trip is {n} {unit} long.",
+            "The goal is {n} {unit} away from the start.",
+            "In all {he} must cover {n} {unit}.",
+        ),
+        n=trip,
+        **values,
+    )
+    draft.tell(("How many {unit} are left?", "How far is it still?", "What distance remains?"), **values)
+    draft.work(
+        ("there are {e} {unit} left", "the rest is {e}", "it is still {e} {unit}", "{e} remain"),
+        e=draft.equation(trip, "-", total, trip - total),
+        **values,
+    )
+    return draft.finish(trip - total)
+
+
+def reading(draft: Draft) -> MathProblem:
+    (who,) = draft.people(1)
+    pages, days, extra = draft.between(4, 40), draft.between(2, 9), draft.between(2, 40)
+    values = {"name": who.name, "he": who.he, "He": who.He, "p": pages, "d": days}
+    read = pages * days
+    total = read + extra + draft.between(5, 200)
+    draft.tell(
+        (
+            "{name} reads a book of {t} pages.",
+            "{name}'s book has {t} pages.",
+            "A book with {t} pages lies on {name}'s desk.",
+        ),
+        t=total,
+        **values,
+    )
+    draft.tell(("{He} reads {p} pages a day for {d} days.", "For {d} days {he} reads {p} pages each day."), **values)
+    draft.work(
+        (
+            "in {d} days that is {e} pages",
+            "{he} reads {e} pages",
+            "{p} times {d} gives {e}",
+            "the first days cover {e} pages",
+        ),
+        e=draft.equation(pages, "*", days, read),
+        **values,
+    )
+    if draft.chance(0.6):
+        draft.tell(
+            (
+                "Then {he} reads {x} pages more.",
+                "One evening {he} adds {x} pages.",
+                "On the next day {he} reads {x} pages.",
+            ),
+            x=extra,
+            **values,
+        )
+        draft.work(
+            ("with {x} more it is {e}", "now {e} pages are done", "adding {x} makes {e}", "{he} is at page {e}"),
+            x=extra,
+            e=draft.equation(read, "+", extra, read + extra),
+            **values,
+        )
+        read += extra
+    draft.tell(("How many pages are left?", "How many pages remain?", "How many pages must {he} still read?"), **values)
+    draft.work(
+        ("there are {e} pages left", "{e} pages remain", "the rest is {e}", "we subtract: {e}", "{name} still has {e}"),
+        e=draft.equation(total, "-", read, total - read),
+        **values,
+    )
+    return draft.finish(total - read)
+
+
+def packing(draft: Draft) -> MathProblem:
+    who, friend = draft.people(2)
+    items, packs = draft.pick(ITEMS), draft.pick(PACKS)
+    size, full = draft.between(2, 9), draft.between(3, 30)
+    total = size * full
+    first = draft.between(1, total - 1)
+    values = {"name": who.name, "friend": friend.name, "items": items, "packs": packs, "s": size}
+    draft.tell(
+        ("{name} has {a} {items} and {friend} has {b}.", "{name} brings {a} {items}, {friend} brings {b}."),
+        a=first,
+        b=total - first,
+        **values,
+    )
+    draft.work(
+        ("together there are {e} {items}", "both have {e}", "they share {e} {items}", "we add: {e}"),
+        e=draft.equation(first, "+", total - first, total),
+        **values,
+    )
+    draft.tell(
+        (
+            "They fill {packs} with {s} {items} each.",
+            "They pack {s} {items} into each of the {packs}.",
+            "{s} {items} go into each of the {packs}.",
+        ),
+        **values,
+    )
+    draft.work(
+        (
+            "that fills {e} {packs}",
+            "they need {e} {packs}",
+            "dividing gives {e}",
+            "{e} {packs} get full",
+            "the number of {packs} is {e}",
+        ),
+        e=draft.equation(total, "/", size, full),
+        **values,
+    )
+    if draft.chance(0.5):
+        draft.tell(
+            ("How many {packs} do they fill?", "How many {packs} are needed?", "Find the number of {packs}."), **values
+        )
+        return draft.finish(full)
+    gone = draft.between(1, full - 1)
+    draft.tell(
+        ("They sell {g} {packs}.", "{g} {packs} go to a neighbour.", "They give away {g} {packs}."), g=gone, **values
+    )
+    draft.tell(("How many {packs} are left?", "How many {packs} do they keep?"), **values)
+    draft.work(
+        ("{e} {packs} are left", "they keep {e}", "minus {g} that is {e}", "there remain {e} {packs}"),
+        g=gone,
+        e=draft.equation(full, "-", gone, full - gone),
+        **values,
+    )
+    return draft.finish(full - gone)
+
+
+def saving(draft: Draft) -> MathProblem:
+    (who,) = draft.people(1)
+    start, rate, weeks = draft.between(5, 200), draft.between(3, 20), draft.between(2, 9)
+    values = {"name": who.name, "he": who.he, "He": who.He, "r": rate, "w": weeks}
+    draft.tell(
+        ("{name} has ${n} in the bank.", "{name} starts saving with ${n}.", "{name}'s jar holds ${n}."),
+        n=start,
+        **values,
+    )
+    draft.tell(
+        (
+            "Every week {he} adds ${r}, for {w} weeks.",
+            "{He} puts in ${r} a week for {w} weeks.",
+            "For {w} weeks {he} saves ${r} each week.",
+        ),
+        **values,
+    )
+    draft.work(
+        ("in {w} weeks {he} adds {e} dollars", "the weeks bring {e}", "{w} weeks of {r} are {e}", "{he} saves {e}"),
+        e=draft.equation(rate, "*", weeks, rate * weeks),
+        **values,
+    )
+    total = start + rate * weeks
+    draft.work(
+        (
+            "with the first money it is {e}",
+            "the jar then holds {e}",
+            "that makes {e} dollars",
+            "adding the start gives {e}",
+        ),
+        e=draft.equation(start, "+", rate * weeks, total),
+        **values,
+    )
+    if draft.chance(0.5):
+        draft.tell(
+            ("How much money does {he} have then?", "How many dollars are there now?", "What are {name}'s savings?"),
+            **values,
+        )
+        return draft.finish(total)
+    goal = total + draft.between(4, 99)
+    draft.tell(("A bike costs ${g}.", "{He} wants a ${g} camera.", "The goal is ${g}."), g=goal, **values)
+    draft.tell(("How many dollars are missing?", "How much more does {he} need?"), **values)
+    draft.work(
+        ("{he} still needs {e}", "the missing part is {e} dollars", "{e} dollars are missing", "we subtract: {e}"),
+        e=draft.equation(goal, "-", total, goal - total),
+        **values,
+    )
+    return draft.finish(goal - total)
+
+
+def seating(draft: Draft) -> MathProblem:
+    room = draft.pick(("hall", "theater", "bus station", "tent", "class room", "garden"))
+    rows, per_row, extra = draft.between(2, 12), draft.between(3, 9), draft.between(2, 30)
+    thing = draft.pick(("seats", "chairs", "desks", "tables"))
+    values = {"room": room, "thing": thing, "r": rows, "p": per_row}
+    total = rows * per_row
+    draft.tell(
+        (
+            "A {room} has {r} rows with {p} {thing} each.",
+            "There are {r} rows of {p} {thing} in the {room}.",
+            "In a {room} {r} rows hold {p} {thing} each.",
+        ),
+        **values,
+    )
+    draft.work(
+        ("the rows hold {e} {thing}", "{r} rows make {e}", "there are {e} {thing} in rows", "{r} times {p} is {e}"),
+        e=draft.equation(rows, "*", per_row, total),
+        **values,
+    )
+    if draft.chance(0.5):
+        draft.tell(
+            ("{x} {thing} more stand at the wall.", "Workers bring {x} more {thing}.", "Then {x} {thing} are added."),
+            x=extra,
+            **values,
+        )
+        draft.work(
+            ("with {x} more there are {e}", "that makes {e} {thing}", "adding {x} gives {e}", "the {room} now has {e}"),
+            x=extra,
+            e=draft.equation(total, "+", extra, total + extra),
+            **values,
+        )
+        total += extra
+    taken = draft.between(1, total - 1)
+    draft.tell(
+        ("{t} {thing} are taken.", "People use {t} of them.", "{t} of the {thing} are broken."), t=taken, **values
+    )
+    draft.tell(
+        ("How many {thing} are free to use?", "How many {thing} remain?", "Find the number of {thing} left."), **values
+    )
+    draft.work(
+        (
+            "{e} {thing} are free",
+            "taking off {t} leaves {e}",
+            "there remain {e}",
+            "the free ones are {e}",
+            "we subtract {t}: {e}",
+        ),
+        t=taken,
+        e=draft.equation(total, "-", taken, total - taken),
+        **values,
+    )
+    return draft.finish(total - taken)
+
+
+def scores(draft: Draft) -> MathProblem:
+    (who,) = draft.people(1)
+    values = {"name": who.name, "he": who.he, "He": who.He}
+    game = draft.pick(("a card game", "a quiz", "a ball game", "a board game"))
+    draft.tell(
+        ("{name} plays {game}.", "{name} takes part in {game}.", "In {game} {name} collects points."),
+        game=game,
+        **values,
+    )
+    total = draft.between(5, 120)
+    draft.tell(
+        ("Round 1 gives {n} points.", "{He} opens with {n} points.", "The first round brings {n} points."),
+        n=total,
+        **values,
+    )
+    for i in range(2, draft.between(3, 5) + 1):
+        n = draft.between(2, 60)
+        if total > n + 3 and draft.chance(0.4):
+            draft.tell(
+                (
+                    "Round {i} costs {n} points.",
+                    "In round {i} {he} loses {n}.",
+                    "A mistake in round {i} takes {n} points.",
+                ),
+                i=i,
+                n=n,
+                **values,
+            )
+            draft.work(
+                (
+                    "round {i} drops it to {e}",
+                    "after round {i} there are {e}",
+                    "losing {n} leaves {e}",
+                    "the score falls to {e}",
+                ),
+                i=i,
+                n=n,
+                e=draft.equation(total, "-", n, total - n),
+            )
+            total -= n
+        else:
+            draft.tell(
+                ("Round {i} gives {n} points.", "In round {i} {he} wins {n}.", "Round {i} adds {n}."),
+                i=i,
+                n=n,
+                **values,
+            )
+            draft.work(
+                (
+                    "round {i} lifts it to {e}",
+                    "after round {i} there are {e}",
+                    "winning {n} makes {e}",
+                    "the score rises to {e}",
+                ),
+                i=i,
+                n=n,
+                e=draft.equation(total, "+", n, total + n),
+            )
+            total += n
+    draft.tell(("What is the score?", "How many points does {name} have?", "Find the final score."), **values)
+    return draft.finish(total)
+
+
+FAMILIES: tuple[Callable[[Draft], MathProblem], ...] = (
+    inventory, inventory, inventory, inventory, shopping, shopping, comparison, comparison, wages, wages,
+    travel, reading, packing, saving, seating, scores,
+)  # fmt: skip
+
+
+def make_math(rng: random.Random) -> MathProblem:
+    draft = Draft(rng)
+    return draft.pick(FAMILIES)(draft)
