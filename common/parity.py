@@ -97,6 +97,8 @@ def first_difference(trace: dict[str, Any], model: Path, profile: DeviceProfile)
 
 def _compared(expected: dict[str, Any], record: StepRecord) -> Iterator[tuple[str, Any, Any]]:
     yield "window lengths", expected["window_lengths"], record.window_lengths
+    if "committed" in expected:
+        yield "commit lengths", expected["committed"], [record.commit_length] * len(expected["committed"])
     yield "winner is anchor", expected["winner_is_anchor"], record.winner_is_anchor
     yield "fills", {int(key): token for key, token in expected["filled"].items()}, record.filled
     lookahead = [[position, token] for position, token, _ in record.lookahead]
