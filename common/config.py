@@ -1,7 +1,7 @@
 """YAML in, frozen checked objects out: the door through which every setting enters.
 
-A device *profile* says what runs the model (engine, mesh, dtype, graphs, quantization, environment); a *run* says what is
-decoded (model, decode settings, input, output). Nothing behind this module sees a dict or fills in a default.
+A device *profile* says what runs the model (engine, mesh, dtype, graphs, quantization, environment); a *run* says what
+is decoded (model, decode settings, input, output). Nothing behind this module sees a dict or fills in a default.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from common.config_errors import explain
+
 Strategy = Literal["d2f", "fast_dllm", "vanilla"]
 SamplingStrategy = Literal["default", "margin", "neg_entropy"]
 WindowAttention = Literal["full", "block_causal"]
 BranchScore = Literal["mean", "sliding_window", "random"]
 SpawnRule = Literal["confident", "uncertain", "random"]
+
+_CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 _REFUSED_KEYS = {
     "branching_factor": "published scripts use it for both k and k+1; set decode.num_lookahead to k, the number of "
@@ -60,6 +64,15 @@ class DecodeConfig(Frozen):
     max_steps: int | None = Field(default=None, ge=1)
     eos_token_id: int | None = None  # None: the checkpoint's own
     mask_token_id: int | None = None  # None: the checkpoint's own
+
+    @field_validator("sampling_strategy", mode="before")
+    @classmethod
+    def _ranks_tokens(cls, value: Any) -> Any:
+        if value in (None, "none", False):
+            raise ValueError(
+                "fills and lookahead branches are ranked by token confidence: set it to default, margin or neg_entropy"
+            )
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> DecodeConfig:
@@ -137,15 +150,24 @@ class DeviceProfile(Frozen):
         needed = graph_device.get(self.graph.mode)
         if needed is not None and needed != self.device and not self.enforce_eager:
             raise ValueError(f"graph.mode {self.graph.mode} needs device {needed}: set graph.mode to eager")
+        if self.mesh != "auto" and self.mesh.num_processes % (self.processes_per_node or 1):
+            raise ValueError(
+                f"the mesh has {self.mesh.num_processes} processes, which do not fill nodes of processes_per_node "
+                f"{self.processes_per_node}: change one of them"
+            )
         return self
 
 
 class InputConfig(Frozen):
-    """JSONL with one request a line: `id` (else the line number) and `prompt`, `messages` or `question`."""
+    """JSONL with one request a line: `id` (else the line number) and `prompt`, `messages` or `question`.
+
+    prompt_template is applied to lines that have all the fields it names, e.g. "Q: {question}\\nA:". Without it a
+    `question` becomes the one message of a chat, or plain text where the model has no chat template.
+    """
 
     path: str
     limit: int | None = Field(default=None, ge=1)
-    prompt_template: str | None = None  # applied to `question` lines, e.g. "Q: {question}\nA:"
+    prompt_template: str | None = None
     add_bos_token: bool = False
 
 
@@ -170,17 +192,38 @@ class RunConfig(Frozen):
 ConfigT = TypeVar("ConfigT", bound=Frozen)
 
 
+def find_config(kind: Literal["profiles", "runs", "sweeps"], name: str | Path) -> Path:
+    """A path as it is; the bare name of a file in configs/`kind` as its path. Raises ConfigError naming those there."""
+    folder = _CONFIGS / kind
+    candidates = (Path(name), folder / name, folder / f"{name}.yaml")
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is None:
+        known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml"))) or "none"
+        raise ConfigError(f"{name}: no such file, and not one of the {kind} in {folder} ({known})")
+    return found
+
+
+def load_profile_and_run(
+    profile: str | Path, run: str | Path, overrides: Sequence[str] = ()
+) -> tuple[DeviceProfile, RunConfig]:
+    """Both files of a run. An override goes to the file that its first key belongs to. Raises ConfigError."""
+    of_profile = [item for item in overrides if item.partition("=")[0].split(".")[0] in DeviceProfile.model_fields]
+    of_run = [item for item in overrides if item not in of_profile]
+    return load_profile(profile, of_profile), load_run(run, of_run)
+
+
 def load_profile(path: str | Path, overrides: Sequence[str] = ()) -> DeviceProfile:
     """Read a device profile. Raises ConfigError naming file, key and fix."""
-    return _load(path, DeviceProfile, overrides)
+    return load_yaml(path, DeviceProfile, overrides)
 
 
 def load_run(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run file and apply `key=value` overrides (dotted keys, YAML values). Raises ConfigError."""
-    return _load(path, RunConfig, overrides)
+    return load_yaml(path, RunConfig, overrides)
 
 
-def _load(path: str | Path, kind: type[ConfigT], overrides: Sequence[str]) -> ConfigT:
+def load_yaml(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
+    """Any file of settings as its checked object. Raises ConfigError."""
     tree = _read_yaml(Path(path))
     for override in overrides:
         _apply_override(tree, override)
@@ -188,7 +231,7 @@ def _load(path: str | Path, kind: type[ConfigT], overrides: Sequence[str]) -> Co
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_explain(error, Path(path), kind)) from None
+        raise ConfigError(explain(error, Path(path), kind)) from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -228,48 +271,3 @@ def _refuse_keys(tree: Mapping[str, Any], path: Path, prefix: str = "") -> None:
             raise ConfigError(f"{path}: {prefix}{key}: {_REFUSED_KEYS[key]}")
         if isinstance(value, Mapping):
             _refuse_keys(value, path, f"{prefix}{key}.")
-
-
-def _explain(error: ValidationError, path: Path, kind: type[Frozen]) -> str:
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if not str(part).endswith("]"))
-    if first["type"] == "extra_forbidden":
-        return f"{path}: {where}: unknown key; {_suggest(first['loc'], kind)}"
-    message = first["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(first["input"], (dict, BaseModel)) else f" (given {first['input']!r})"
-    return f"{path}: {where + ': ' if where else ''}{message}{given}"
-
-
-def _suggest(location: tuple[int | str, ...], kind: type[Frozen]) -> str:
-    from difflib import get_close_matches
-
-    homes = _homes_of(str(location[-1]), kind)
-    if homes:
-        return f"write it as {homes[0]}"
-    names = _all_keys(kind)
-    close = get_close_matches(str(location[-1]), [name.rsplit(".", 1)[-1] for name in names], n=1)
-    if close:
-        return f"did you mean {next(name for name in names if name.rsplit('.', 1)[-1] == close[0])}?"
-    return "known keys: " + ", ".join(kind.model_fields)
-
-
-def _homes_of(name: str, kind: type[Frozen]) -> list[str]:
-    return [key for key in _all_keys(kind) if key.rsplit(".", 1)[-1] == name]
-
-
-def _all_keys(kind: type[Frozen], prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for name, field in kind.model_fields.items():
-        section = _section(field.annotation)
-        keys += _all_keys(section, f"{prefix}{name}.") if section else [prefix + name]
-    return keys
-
-
-def _section(annotation: Any) -> type[Frozen] | None:
-    if isinstance(annotation, type) and issubclass(annotation, Frozen):
-        return annotation
-    for part in getattr(annotation, "__args__", ()):
-        found = _section(part)
-        if found is not None:
-            return found
-    return None

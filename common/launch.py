@@ -7,10 +7,15 @@ adjacent devices. An engine calls `init_mesh` once, before it loads anything.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from common.config import ConfigError, DeviceProfile, MeshConfig
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_POLL_S = 0.2
 AXES = ("dp", "bp", "tp")
 _ENGINE_OF_DEVICE = {"cpu": "lopa_cuda", "cuda": "lopa_cuda", "npu": "lopa_ascend"}
 # What a tensor-parallel group of `mesh: auto` takes on Ascend: two packages of two dies each.
@@ -106,15 +112,26 @@ def resolve_mesh(profile: DeviceProfile) -> MeshConfig:
     return mesh
 
 
+def check_started(profile: DeviceProfile) -> MeshConfig:
+    """The mesh, if as many processes were started as it has. Raises ConfigError naming both numbers."""
+    sizes = resolve_mesh(profile)
+    if num_started() != sizes.num_processes:
+        raise ConfigError(
+            f"profile {profile.name} wants {sizes.num_processes} processes "
+            f"(dp {sizes.data_parallel_size} x bp {sizes.branch_parallel_size} x tp {sizes.tensor_parallel_size}) "
+            f"but {num_started()} {'was' if num_started() == 1 else 'were'} started: "
+            "start it with scripts/run_batch.sh, which reads the number from the profile, or change mesh in the profile"
+        )
+    return sizes
+
+
 def init_mesh(profile: DeviceProfile, backend: str) -> Mesh:
     """Join the run's processes; blocks until all have come. Raises ConfigError if the profile wants another number.
 
     `backend` is torch.distributed's ("gloo", "cpu:gloo,cuda:nccl", "cpu:gloo,npu:hccl"). The caller has already made
     its accelerator current. No process group exists where the mesh has one process.
     """
-    sizes = resolve_mesh(profile)
-    if num_started() != sizes.num_processes:
-        raise ConfigError(_wrong_number(profile, sizes))
+    sizes = check_started(profile)
     if sizes.num_processes == 1:
         return Mesh()
     import torch.distributed as dist
@@ -148,24 +165,48 @@ def _place(device_mesh: Any, sizes: MeshConfig) -> Mesh:
     )
 
 
-def _wrong_number(profile: DeviceProfile, sizes: MeshConfig) -> str:
-    return (
-        f"profile {profile.name} wants {sizes.num_processes} processes "
-        f"(dp {sizes.data_parallel_size} x bp {sizes.branch_parallel_size} x tp {sizes.tensor_parallel_size}) "
-        f"but {num_started()} {'was' if num_started() == 1 else 'were'} started: "
-        "start it with scripts/run_batch.sh, which reads the number from the profile, or change mesh in the profile"
-    )
-
-
 def share_from_first(value: Any) -> Any:
-    """Rank 0's value on every rank; a collective of the whole run, for its start and end only."""
+    """Rank 0's value (plain JSON) on every rank; every rank calls it.
+
+    Replicas may come hours apart, where one has the harder requests, and a collective would time out. So this and
+    `wait_for_all` go through the launcher's key-value store, without a deadline: if a process dies, it ends the others.
+    """
+    if num_started() == 1:
+        return value
+    store, key = _store(), _next_key("value")
+    if global_rank() == 0:
+        store.set(key, json.dumps(value))
+        return value
+    while not store.check([key]):
+        time.sleep(_POLL_S)
+    return json.loads(store.get(key))
+
+
+def wait_for_all(while_waiting: Callable[[], None]) -> None:
+    """Rank 0 returns when every rank has come here, the others at once."""
+    if num_started() == 1:
+        return
+    store, key = _store(), _next_key("arrived")
+    num_arrived = store.add(key, 1)
+    while global_rank() == 0 and num_arrived < num_started():
+        time.sleep(_POLL_S)
+        while_waiting()
+        num_arrived = store.add(key, 0)
+
+
+_next = count()
+
+
+def _next_key(kind: str) -> str:
+    """The same on every rank, since all make the same calls."""
+    return f"lopa/{kind}/{next(_next)}"
+
+
+@cache
+def _store() -> Any:
     import torch.distributed as dist
 
-    if not (dist.is_available() and dist.is_initialized()):
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
+    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
 
 
 def close_mesh() -> None:

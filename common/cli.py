@@ -1,0 +1,168 @@
+"""The `lopa` command: one function a subcommand, each of which only reads its arguments and calls what does the work.
+
+Modules are imported inside the commands: `lopa --help` has no reason to load torch, and `common` may not depend on the
+packages above it (a command that lives in one of those is reached with importlib).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from common.config import DeviceProfile, RunConfig, find_config, load_profile, load_profile_and_run
+from common.engine import EngineError
+from common.stop import Stopped, die_with_launcher, stop_on_signals
+from common.version import LOPA_VERSION
+
+app = typer.Typer(
+    name="lopa",
+    help="Decode text with diffusion language models, several lookahead branches at a time (LoPA).",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+ProfileOption = Annotated[
+    str, typer.Option("--profile", "-p", help="What runs the model: a YAML file, or a name from configs/profiles.")
+]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="What is decoded: a YAML file, or a name from configs/runs.")
+]
+SetOption = Annotated[
+    Optional[list[str]],  # noqa: UP045  typer reads this at run time, on Python 3.10 too
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, e.g. decode.num_lookahead=7. Repeatable."),
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Drop earlier results instead of resuming them.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lopa {LOPA_VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    run: RunArgument,
+    profile: ProfileOption,
+    set: SetOption = None,
+    overwrite: OverwriteOption = False,
+    retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Try failed requests once more.")] = False,
+) -> None:
+    """Decode a JSONL file of requests; start it again to resume.
+
+    Results go to output.path of the run file, one line a request, and metrics beside it. For a profile of several
+    processes use scripts/run_batch.sh, which starts them.
+    """
+    from common.batch import metrics_path, run_batch
+    from common.evaluate import GeneratorOnDemand
+    from common.report import print_summary
+
+    device_profile, run_config = _load(profile, run, set or [])
+    with GeneratorOnDemand(device_profile, run_config) as build:
+        metrics = run_batch(device_profile, run_config, build, overwrite=overwrite, retry_errors=retry_errors)
+    if metrics is not None and run_config.output is not None:
+        print_summary(f"{run_config.output.path} (metrics: {metrics_path(run_config.output)})", metrics)
+
+
+@app.command()
+def evaluate(
+    run: RunArgument,
+    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="Settings to compare: a YAML file of configs/sweeps.")],
+    profile: ProfileOption,
+    set: SetOption = None,
+    overwrite: OverwriteOption = False,
+    show: Annotated[int, typer.Option(min=0, help="Print this many solved problems of the last setting.")] = 0,
+) -> None:
+    """Decode one input under several settings and print a row for each: accuracy, TPF, steps, TPS, latency.
+
+    The model is loaded once. Every setting has its own output file in a folder named after output.path, so a sweep
+    that was stopped goes on where it was.
+    """
+    from common.evaluate import GeneratorOnDemand, evaluate_sweep, load_sweep
+
+    device_profile, run_config = _load(profile, run, set or [])
+    settings = load_sweep(find_config("sweeps", sweep), run_config.decode)
+    with GeneratorOnDemand(device_profile, run_config) as build:
+        evaluate_sweep(device_profile, run_config, settings, build, overwrite=overwrite, num_shown=show)
+
+
+@app.command()
+def parity(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Golden traces, JSON.")],
+) -> None:
+    """Replay traces of the published implementation step by step and compare everything; exit 1 at a difference."""
+    from common.parity import replay_files
+
+    raise typer.Exit(replay_files(files))
+
+
+@app.command()
+def doctor(
+    profile: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--profile", "-p", help="Also say whether this profile can run here; exit 2 if not."),
+    ] = None,
+) -> None:
+    """Show what this machine has: devices, driver or CANN, torch, collectives, Triton."""
+    from common.doctor import examine
+
+    raise typer.Exit(examine(None if profile is None else load_profile(find_config("profiles", profile))))
+
+
+def _load(profile: str, run: str, overrides: list[str]) -> tuple[DeviceProfile, RunConfig]:
+    device_profile, run_config = load_profile_and_run(
+        find_config("profiles", profile), find_config("runs", run), overrides
+    )
+    # run_batch.sh has exported them already; torch, which reads some of them when it loads, is not loaded yet.
+    for name, value in device_profile.environment.items():
+        os.environ.setdefault(name, value)
+    from common.launch import check_started
+
+    check_started(device_profile)
+    return device_profile, run_config
+
+
+def fail(sentence: str) -> int:
+    """Say why this process ends, as one line, also to the launcher if there is one; the exit code."""
+    from common.launch import global_rank, num_started
+    from common.supervise import write_error_file
+
+    write_error_file(sentence)
+    where = f"rank {global_rank()}: " if num_started() > 1 else ""
+    print(f"lopa: {where}{sentence}", file=sys.stderr, flush=True)
+    return 2
+
+
+def main() -> None:
+    """The console script: errors of users and machines end in one sentence; only defects show a traceback."""
+    die_with_launcher()
+    stop_on_signals()
+    level = logging.WARNING if os.environ.get("RANK", "0") != "0" else logging.INFO
+    logging.basicConfig(format="lopa: %(message)s", level=logging.WARNING)
+    for package in ("common", "graphs", "quant", "lopa_cuda", "lopa_ascend"):
+        logging.getLogger(package).setLevel(level)
+    try:
+        app()
+    except Stopped as stopped:
+        sys.exit(stopped.exit_code)
+    except (ValueError, EngineError, OSError) as error:
+        if os.environ.get("LOPA_TRACEBACK"):
+            raise
+        sys.exit(fail(" ".join(str(error).split())))
+
+
+if __name__ == "__main__":
+    main()

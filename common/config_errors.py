@@ -1,0 +1,78 @@
+"""From a refused setting to one sentence: the file, the key, what is wrong with it and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+# What to do, where pydantic says what is wrong.
+_FIXES = {
+    "greater_than_equal": "set it to {ge} or more",
+    "greater_than": "set it to more than {gt}",
+    "less_than_equal": "set it to {le} or less",
+    "literal_error": "set it to {expected}",
+    "missing": "this key is missing: add it",
+    "int_parsing": "set it to a whole number",
+    "int_type": "set it to a whole number",
+    "int_from_float": "set it to a whole number",
+    "float_parsing": "set it to a number",
+    "float_type": "set it to a number",
+    "bool_parsing": "set it to true or false",
+    "string_type": "write it as text, in quotes if need be",
+    "tuple_type": "write it as a list",
+    "model_type": "write it as a section of settings, one key a line",
+}
+
+
+def explain(error: ValidationError, path: Path, kind: type[BaseModel]) -> str:
+    """The sentence for the first of the errors."""
+    first = error.errors()[0]
+    where = ".".join(_keys(first["loc"]))
+    if first["type"] == "extra_forbidden":
+        return f"{path}: {where}: unknown key; {_suggest(first['loc'], kind)}"
+    fix = _FIXES.get(first["type"])
+    message = fix.format(**first.get("ctx", {})) if fix else first["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(first["input"], (dict, BaseModel)) else f" (given {first['input']!r})"
+    return f"{path}: {where + ': ' if where else ''}{message}{given}"
+
+
+def _keys(location: tuple[int | str, ...]) -> list[str]:
+    """The YAML keys of a location, without the branches of unions that pydantic puts between them."""
+    return [str(part) for part in location if not re.match(r"literal\[|\w+Config$", str(part))]
+
+
+def _suggest(location: tuple[int | str, ...], kind: type[BaseModel]) -> str:
+    homes = _homes_of(str(location[-1]), kind)
+    if homes:
+        return f"write it as {homes[0]}"
+    names = _all_keys(kind)
+    close = get_close_matches(str(location[-1]), [name.rsplit(".", 1)[-1] for name in names], n=1)
+    if close:
+        return f"did you mean {next(name for name in names if name.rsplit('.', 1)[-1] == close[0])}?"
+    return "known keys: " + ", ".join(kind.model_fields)
+
+
+def _homes_of(name: str, kind: type[BaseModel]) -> list[str]:
+    return [key for key in _all_keys(kind) if key.rsplit(".", 1)[-1] == name]
+
+
+def _all_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for name, field in kind.model_fields.items():
+        section = _section(field.annotation)
+        keys += _all_keys(section, f"{prefix}{name}.") if section else [prefix + name]
+    return keys
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for part in getattr(annotation, "__args__", ()):
+        found = _section(part)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,111 @@
+"""The tables that people read at the end of a run and of a sweep: every number beside what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from common.metrics import DEFINITIONS
+
+_MIN_WIDTH = 140  # for logs: a table that wraps at 80 columns cannot be read
+
+
+def print_summary(title: str, metrics: Mapping[str, Any]) -> None:
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "canvas", "effective"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, canvas, effective in _rows(metrics):
+        table.add_row(name, canvas, effective)
+    console = _console()
+    console.print(_facts(metrics))
+    console.print(table)
+    console.print(_caption(("canvas", "effective", "tpf", "tps", "without_first_step", "latency_s")))
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def accuracy(metrics: Mapping[str, Any]) -> str:
+    found = metrics["accuracy"]
+    return "-" if found is None else f"{100 * found['share']:.1f} ± {100 * found['standard_error']:.1f} %"
+
+
+def _rows(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    tpf, tps = metrics["tpf"], metrics["tps"]
+    rows = [(f"TPF, {name}", number(tpf["canvas"][key]), number(tpf["effective"][key])) for key, name in _TPF_ROWS]
+    for which, suffix in (("with_first_step", ""), ("without_first_step", ", without first step")):
+        for key, name in _TPS_ROWS:
+            canvas, effective = (number(tps[count][which][key], 1) for count in ("canvas", "effective"))
+            rows.append((f"TPS, {name}{suffix}", canvas, effective))
+    start = metrics.get("this_start")
+    if start is not None:
+        canvas, effective = (number(start["tps_aggregate"][count], 1) for count in ("canvas", "effective"))
+        rows.append(("TPS, aggregate of this start", canvas, effective))
+    return rows
+
+
+_TPF_ROWS = (("per_request_mean", "mean of requests"), ("total", "all tokens / all steps"))
+_TPS_ROWS = (("mean", "mean of requests"), ("max", "max"), ("top10_mean", "mean of the 10 best"))
+
+
+def _facts(metrics: Mapping[str, Any]) -> str:
+    requests, start = metrics["requests"], metrics.get("this_start")
+    facts = [f"{requests['finished']} requests finished, {requests['errors']} errors"]
+    if metrics["accuracy"] is not None:
+        found = metrics["accuracy"]
+        facts.append(f"accuracy {accuracy(metrics)} ({found['correct']} of {found['scored']})")
+    facts.append(f"{number(metrics['steps']['mean'])} steps and {number(metrics['latency_s']['mean'], 3)} s a request")
+    if start is not None:
+        facts.append(f"this start: {start['requests']} requests in {start['wall_s']:.1f} s")
+    return "; ".join(facts)
+
+
+def _caption(names: Sequence[str]) -> str:
+    return "\n".join(f"{name}: {DEFINITIONS[name]}" for name in names)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_MIN_WIDTH)
+
+
+def sweep_table(title: str, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of a sweep, one row a setting."""
+    headings = [title, "accuracy", "TPF canvas", "TPF effective", "steps", "TPS effective", "latency s", "n", "errors"]
+    return headings, [_sweep_cells(row["name"], row["metrics"]) for row in rows]
+
+
+def _sweep_cells(name: str, metrics: Mapping[str, Any]) -> list[str]:
+    return [
+        name,
+        accuracy(metrics),
+        number(metrics["tpf"]["canvas"]["per_request_mean"]),
+        number(metrics["tpf"]["effective"]["per_request_mean"]),
+        number(metrics["steps"]["mean"], 1),
+        number(metrics["tps"]["effective"]["with_first_step"]["mean"], 1),
+        number(metrics["latency_s"]["mean"], 3),
+        str(metrics["requests"]["finished"]),
+        str(metrics["requests"]["errors"]),
+    ]
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], remarks: Sequence[str]) -> None:
+    table = Table()
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=not place)
+    for row in rows:
+        table.add_row(*row)
+    console = _console()
+    console.print(table)
+    console.print(
+        "\n".join([_caption(("accuracy", "step", "tpf", "canvas", "effective", "tps", "latency_s")), *remarks])
+    )
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    ruler = ["---", *["---:"] * (len(headings) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (headings, ruler, *rows)) + "\n"

@@ -1,0 +1,63 @@
+"""How a process ends when somebody tells it to: SIGINT and SIGTERM stop cleanly, a stuck process ends all the same.
+
+Finished requests are already in the output file, so stopping means leaving the decode loop and closing files. A rank
+that waits inside a collective for a peer that has already gone never gets back to Python to do that; a watching thread
+ends it after a grace period, without which torchrun would wait half a minute for every such rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from types import FrameType
+from typing import NoReturn
+
+GRACE_S = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Stopped(BaseException):
+    """The process was asked to stop. Not an Exception, so that no `except Exception` on the way keeps it running."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
+        self.exit_code = 128 + signal_number
+
+
+def stop_on_signals(grace_s: float = GRACE_S) -> None:
+    """From now on SIGINT and SIGTERM raise Stopped in the main thread, and `grace_s` later end the process."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=_end_after_grace, args=(reader, grace_s), daemon=True).start()
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, _raise_stopped)
+
+
+def _raise_stopped(signal_number: int, frame: FrameType | None) -> NoReturn:
+    # A second signal while the first is being served must not cut the clean-up short.
+    for other in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(other, signal.SIG_IGN)
+    raise Stopped(signal_number)
+
+
+def _end_after_grace(reader: int, grace_s: float) -> None:
+    """Python writes a signal's number into the pipe at once, even while the main thread is inside a collective."""
+    while True:
+        signal_number = os.read(reader, 1)[0]
+        if signal_number in (signal.SIGINT, signal.SIGTERM):
+            threading.Event().wait(grace_s)
+            os._exit(128 + signal_number)
+
+
+def die_with_launcher() -> None:
+    """End this worker when torchrun is killed with -9: orphans would go on writing to the output of the next start."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere the output's lock is what protects it
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        raise SystemExit("lopa: the launcher ended before its worker had started")

@@ -1,0 +1,162 @@
+"""torchrun with an ending that a user can read, on one node or several.
+
+The agent of torchrun ends its workers when one of them fails, but ends itself with a stack trace and a table, and
+agents on other nodes do not hear of it. Here its failure becomes one sentence, that of the rank that failed first; the
+nodes watch each other through the rendezvous store, so that a dead worker or a dead node ends all within seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+_FAILED_KEY = "lopa/failed"
+_DONE_KEY = "lopa/done"
+_BEAT_S = 1.0
+_SILENCE_S = 15.0  # a node that has not been heard of for so long is gone
+_LINGER_S = 2.5  # node 0 holds the store: it stays until the others have read why it ends
+
+
+def supervise(arguments: Sequence[str], node: int, num_nodes: int, address: str, port: int) -> int:
+    """Run torchrun with these arguments in this process; its exit code, after saying what went wrong."""
+    torchrun = _quiet_torchrun()
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    watch = NodeWatch(node, num_nodes, address, port) if num_nodes > 1 else None
+    if watch is not None:
+        watch.start()
+    try:
+        torchrun.main(list(arguments))
+        if watch is not None:
+            watch.tell(None)
+        return 0
+    except ChildFailedError as error:
+        sentence, exit_code = root_cause(error.failures)
+        if watch is not None:
+            watch.tell(sentence)
+    except SignalException as stopped:
+        if watch is None or watch.reason is None:
+            return 128 + int(stopped.sigval)
+        sentence, exit_code = watch.reason, 1
+    except (RuntimeError, OSError) as error:  # the rendezvous: an address or a port that does not work
+        sentence, exit_code = f"the processes could not be started: {str(error).splitlines()[0]}", 1
+    finally:
+        if watch is not None:
+            watch.end()
+    print(f"lopa: {sentence}", file=sys.stderr, flush=True)
+    return exit_code
+
+
+def _quiet_torchrun() -> Any:
+    """torch.distributed.run, whose loggers take their level from LOGLEVEL when they are made."""
+    level = os.environ.get("LOGLEVEL")
+    os.environ["LOGLEVEL"] = level or "CRITICAL"
+    from torch.distributed import run
+
+    if level is None:
+        del os.environ["LOGLEVEL"]
+        logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    return run
+
+
+def root_cause(failures: Mapping[int, Any]) -> tuple[str, int]:
+    """What the user should read, and the exit code: the rank that failed first, not those it took along."""
+    rank, failure = min(failures.items(), key=lambda item: _order(item[1]))
+    if failure.exitcode < 0:
+        name = failure.signal_name()
+        hint = "; the system does that when memory runs out" if name == "SIGKILL" else ""
+        return f"rank {rank} (pid {failure.pid}) was killed by {name}{hint}", 128 - failure.exitcode
+    message = failure.error_file_data.get("message", {})
+    if isinstance(message, dict) and message.get("message"):
+        return f"rank {rank} failed: {message['message']}", failure.exitcode
+    return f"rank {rank} failed with exit code {failure.exitcode}; its own output is above", failure.exitcode
+
+
+def _order(failure: Any) -> tuple[int, float]:
+    """Killed from outside, then failed by itself in order of time, then ended by the agent because of the others."""
+    if failure.exitcode in (-signal.SIGTERM, 128 + signal.SIGTERM):
+        return 2, 0.0
+    message = failure.error_file_data.get("message", {})
+    extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+    return (0 if failure.exitcode < 0 else 1), float(extra.get("time", failure.timestamp))
+
+
+def write_error_file(sentence: str) -> None:
+    """Leave a worker's last words where torchrun's agent looks for them; nothing without an agent."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        now = time.time()
+        message = {"message": sentence, "extraInfo": {"timestamp": str(int(now)), "time": now}}
+        Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")
+
+
+class NodeWatch(threading.Thread):
+    """One in each node's launcher: beats in the rendezvous store; ends this node when another fails or falls silent."""
+
+    def __init__(self, node: int, num_nodes: int, address: str, port: int) -> None:
+        super().__init__(daemon=True)
+        self.reason: str | None = None
+        self._node, self._num_nodes = node, num_nodes
+        self._address, self._port = address, port
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self._watch(self._connect(timeout_s=600.0))
+        except RuntimeError:
+            # The store is gone with node 0. At the regular end this launcher is a moment behind it.
+            self._stop("the first node has ended", patience_s=3.0)
+
+    def tell(self, problem: str | None) -> None:
+        """Tell the others that this node has failed, or that it has finished and falls silent."""
+        try:
+            store = self._connect(timeout_s=10.0)
+            if problem is None:
+                store.set(f"{_DONE_KEY}/{self._node}", "")
+            else:
+                store.set(_FAILED_KEY, f"node {self._node}: {problem}")
+        except RuntimeError:
+            return
+        if self._node == 0:
+            time.sleep(_LINGER_S)
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _connect(self, timeout_s: float) -> Any:
+        import torch.distributed as dist
+
+        timeout = timedelta(seconds=timeout_s)
+        return dist.TCPStore(self._address, self._port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+
+    def _watch(self, store: Any) -> None:
+        others = [node for node in range(self._num_nodes) if node != self._node]
+        last_beat = dict.fromkeys(others, 0)
+        heard_at = dict.fromkeys(others, time.monotonic())
+        while not self._ended.wait(_BEAT_S):
+            store.add(f"lopa/beat/{self._node}", 1)
+            if store.check([_FAILED_KEY]):
+                return self._stop(store.get(_FAILED_KEY).decode())
+            for node in others:
+                beat = store.add(f"lopa/beat/{node}", 0)
+                # No beat yet: the rendezvous waits for this node.
+                if beat != last_beat[node] or beat == 0 or store.check([f"{_DONE_KEY}/{node}"]):
+                    last_beat[node], heard_at[node] = beat, time.monotonic()
+                elif time.monotonic() - heard_at[node] > _SILENCE_S:
+                    return self._stop(f"node {node} has not been heard of for {_SILENCE_S:.0f} s", patience_s=3.0)
+        return None
+
+    def _stop(self, reason: str, patience_s: float = 0.0) -> None:
+        if not self._ended.wait(patience_s) if patience_s else not self._ended.is_set():
+            self.reason = reason
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Install into .venv and watch the shipped model solve word problems, with and without lookahead branches. No root needed.
+#
+#   scripts/demo.sh            PYTHON=python3.12 and NUM_PROBLEMS=60 may be set
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/venv.sh
+exec .venv/bin/lopa evaluate --profile cpu demo demo --overwrite --show 3 \
+  --set input.limit="${NUM_PROBLEMS:-60}" --set output.path=outputs/demo.jsonl

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Decode a file of requests, on one process or many, on CUDA, Ascend or CPU. Start it again to resume.
+#
+#   scripts/run_batch.sh PROFILE RUN [--set key=value ...] [--overwrite] [--retry-errors]
+#
+# PROFILE and RUN are YAML files, or the names of files in configs/profiles and configs/runs. For several nodes start it on
+# each of them with NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT. DRY_RUN=true prints the command. Devices are those of
+# CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES. PYTHON names the interpreter.
+set -euo pipefail
+if [ $# -lt 2 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
+  sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
+  exit 2
+fi
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+exec "$PYTHON" -m common.job run "$@"

@@ -1,0 +1,18 @@
+# Sourced by demo.sh, test.sh and .ci/run in the checkout: makes .venv with the package and the extras in $1, once.
+# Without an NVIDIA GPU the CPU build of torch is enough and much smaller. Where PyPI offers only the CUDA build, point pip
+# at the CPU one: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu scripts/demo.sh
+extras=${1:-}
+version='import sys; print(sys.version_info[:2])'
+if ! .venv/bin/python -m pip --version >/dev/null 2>&1 ||
+  { [ -n "${PYTHON:-}" ] && [ "$("$PYTHON" -c "$version")" != "$(.venv/bin/python -c "$version")" ]; }; then
+  "${PYTHON:-python3}" -m venv --clear .venv
+fi
+wanted=$(cat pyproject.toml; echo "$extras"; pwd)
+if [ "$(cat ".venv/installed$extras" 2>/dev/null)" != "$wanted" ]; then
+  echo "installing into .venv ..." >&2
+  if ! .venv/bin/python -c 'import torch' 2>/dev/null && ! command -v nvidia-smi >/dev/null; then
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+  fi
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".$extras"
+  echo "$wanted" >".venv/installed$extras"
+fi
