@@ -1,0 +1,223 @@
+"""A float model folder in, a quantized folder out, one decoder layer in memory at a time.
+
+    model folder -> LoRA merge -> smoothing -> quantize_linear -> shards + description + copied config and tokenizer
+
+The folder is written under a temporary name beside its own and renamed at the end: what bears the name is whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from quant import w8a8
+from quant.calibrate import ActivationRange, Calibration
+from quant.description import FLOAT, is_quantized_folder, write_description
+from quant.description import Scheme as FileScheme
+from quant.errors import QuantizationError
+from quant.geometry import Geometry, read_geometry
+from quant.names import LINEARS, LinearName, excluded_linears, linear_of
+from quant.report import LinearReport, QuantReport, measure
+from quant.scheme import quantize_linear
+from quant.smooth import smooth_layer
+from quant.tensors import ShardWriter, TensorFolder, read_json
+
+FolderScheme = Literal["w8a8_dynamic", "w8a8"]
+MergeLora = Callable[[str, Tensor], Tensor]  # (checkpoint tensor name, tensor) -> the tensor with its adapter merged
+
+logger = logging.getLogger(__name__)
+
+_FILE_SCHEME: dict[str, FileScheme] = {"w8a8_dynamic": "W8A8_DYNAMIC", "w8a8": "W8A8"}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")  # config and tokenizer; never code
+
+
+class _Entry(NamedTuple):
+    name: str
+    scheme: str
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    scheme: FolderScheme
+    source: TensorFolder
+    geometry: Geometry
+    chosen: frozenset[LinearName]
+    calibration: Calibration | None
+    smooth_alpha: float | None
+    lora: MergeLora | None
+
+    def read(self, name: str) -> Tensor:
+        """The tensor with LoRA merged; in its own dtype if it stays float."""
+        tensor = self.source.read(name)
+        if self.lora is None:
+            return tensor
+        merged = self.lora(name, tensor)
+        is_quantized = linear_of(name.rpartition(".")[0]) in self.chosen
+        return merged if is_quantized else merged.to(tensor.dtype)
+
+
+def quantize_folder(
+    model_folder: str | Path,
+    out_folder: str | Path,
+    scheme: FolderScheme = "w8a8_dynamic",
+    calibration: Calibration | None = None,
+    exclude: Sequence[str] = (),
+    smooth_alpha: float | None = None,
+    lora: MergeLora | None = None,
+    max_shard_bytes: int = 2 * 2**30,
+) -> QuantReport:
+    """Quantize a Hugging Face folder of Qwen2 layout (Dream, DiffuCoder). Raises QuantizationError.
+
+    `calibration` is needed for "w8a8" and for smoothing; `exclude` holds fnmatch patterns on run-time or checkpoint
+    names of linears that stay float. An existing `out_folder` must be empty.
+    """
+    source, out = Path(model_folder).resolve(), Path(out_folder).resolve()
+    _check_settings(scheme, calibration, smooth_alpha)
+    _check_folders(source, out)
+    geometry = read_geometry(source)
+    every = [LinearName(layer, kind) for layer in range(geometry.num_layers) for kind in LINEARS]
+    chosen = frozenset(every) - excluded_linears(every, exclude)
+    if not chosen:
+        raise QuantizationError("exclude leaves no linear to quantize: exclude fewer, or use the float model")
+    request = _Request(scheme, TensorFolder(source), geometry, chosen, calibration, smooth_alpha, lora)
+    with _whole_or_nothing(out) as partial:
+        report = _write(request, partial, max_shard_bytes)
+        for path in source.iterdir():
+            if path.is_file() and path.suffix in _COPIED and not path.name.endswith(".index.json"):
+                shutil.copyfile(path, partial / path.name)
+    return report
+
+
+def _write(request: _Request, folder: Path, max_shard_bytes: int) -> QuantReport:
+    writer = ShardWriter(folder, max_shard_bytes)
+    reports: list[LinearReport] = []
+    scheme_of: dict[str, str] = {}
+    for entry in _entries(request, reports):
+        writer.add(entry.name, entry.tensor)
+        scheme_of[entry.name] = entry.scheme
+    writer.close()
+    write_description(folder, scheme_of, _FILE_SCHEME[request.scheme])
+    return QuantReport(request.scheme, tuple(reports), request.source.total_bytes, writer.total_bytes)
+
+
+def _entries(request: _Request, reports: list[LinearReport]) -> Iterator[_Entry]:
+    num_layers = request.geometry.num_layers
+    by_layer: dict[int | None, list[str]] = {}
+    for name in request.source.names():
+        match = _LAYER.match(name)
+        by_layer.setdefault(int(match[1]) if match else None, []).append(name)
+    extra = [layer for layer in by_layer if layer is not None and layer >= num_layers]
+    if extra:
+        raise QuantizationError(
+            f"{request.source.folder}: layer {min(extra)} is in the files, but config.json has only "
+            f"{num_layers} layers: correct num_hidden_layers"
+        )
+    for name in by_layer.get(None, []):
+        yield _Entry(name, FLOAT, request.read(name))
+    for layer in range(num_layers):
+        tensors = {name: request.read(name) for name in by_layer.get(layer, [])}
+        yield from _quantized_layer(request, layer, tensors, reports)
+        logger.info("quantized layer %d of %d", layer + 1, num_layers)
+
+
+def _quantized_layer(
+    request: _Request, layer: int, tensors: dict[str, Tensor], reports: list[LinearReport]
+) -> Iterator[_Entry]:
+    """Takes the linears out of `tensors`; what is left is float."""
+    linears = sorted(linear for linear in request.chosen if linear.layer == layer)
+    for linear in linears:
+        for module in linear.checkpoint_names:
+            _check_shape(request, module, tensors)
+    for linear, own in _input_ranges(request, linears, tensors).items():
+        static_input = own.static_input() if own is not None and request.scheme == "w8a8" else None
+        for module in linear.checkpoint_names:
+            weight, bias = tensors.pop(f"{module}.weight"), tensors.pop(f"{module}.bias", None)
+            quantized = quantize_linear(weight, bias, request.scheme, static_input)
+            reports.append(measure(module, weight, bias, quantized, None if own is None else own.samples))
+            yield from _file_entries(module, quantized, bias, request)
+    for name, tensor in tensors.items():
+        yield _Entry(name, FLOAT, tensor)
+
+
+def _input_ranges(
+    request: _Request, linears: Sequence[LinearName], tensors: dict[str, Tensor]
+) -> Mapping[LinearName, ActivationRange | None]:
+    """What the linears' inputs range over, after smoothing the layer if that was asked for."""
+    calibration = request.calibration
+    if calibration is None:
+        return dict.fromkeys(linears)
+    if request.smooth_alpha is None:
+        return {linear: calibration.of(str(linear)) for linear in linears}
+    return smooth_layer(tensors, linears, calibration, request.geometry, request.smooth_alpha)
+
+
+def _file_entries(
+    module: str, quantized: Mapping[str, Tensor], bias: Tensor | None, request: _Request
+) -> Iterator[_Entry]:
+    """Shapes and dtypes as msmodelslim writes them: scales fp32 [N, 1], biases fp32 and FLOAT."""
+    scheme = _FILE_SCHEME[request.scheme]
+    scale = quantized["weight_scale"][:, None]
+    files = {**quantized, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
+    files.pop("bias", None)
+    if "deq_scale" in files and request.geometry.dtype == "float16":
+        files["deq_scale"] = w8a8.float32_bits(files["deq_scale"])
+    for suffix, tensor in files.items():
+        yield _Entry(f"{module}.{suffix}", scheme, tensor)
+    if bias is not None:
+        yield _Entry(f"{module}.bias", FLOAT, bias.float())
+
+
+def _check_settings(scheme: str, calibration: Calibration | None, smooth_alpha: float | None) -> None:
+    if scheme not in get_args(FolderScheme):
+        raise QuantizationError(f"scheme {scheme!r} is not known: use w8a8_dynamic or w8a8")
+    if smooth_alpha is not None and not 0 <= smooth_alpha <= 1:
+        raise QuantizationError(f"smooth_alpha {smooth_alpha} is not in 0..1: 0.5 is a usual choice")
+    needs = "scheme 'w8a8'" if scheme == "w8a8" else "smooth_alpha" if smooth_alpha is not None else None
+    if needs and calibration is None:
+        raise QuantizationError(f"{needs} needs a calibration: give one, or use w8a8_dynamic without smoothing")
+
+
+def _check_folders(source: Path, out: Path) -> None:
+    if not source.is_dir():
+        raise QuantizationError(f"{source}: no such folder; give a Hugging Face model folder")
+    if is_quantized_folder(source) or "quantization_config" in read_json(source / "config.json"):
+        raise QuantizationError(f"{source}: already quantized; give the float model")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise QuantizationError(f"{out}: exists and is not empty; remove it or write elsewhere")
+
+
+def _check_shape(request: _Request, module: str, tensors: Mapping[str, Tensor]) -> None:
+    key = f"{module}.weight"
+    shape = request.geometry.shape(module.rpartition(".")[2])
+    if key not in tensors:
+        raise QuantizationError(f"{request.source.folder}: {key!r} is in no file; only Qwen2's layout can be quantized")
+    if tuple(tensors[key].shape) != shape:
+        found = list(tensors[key].shape)
+        raise QuantizationError(f"{request.source.folder}: {key!r} is {found}, but config.json makes it {list(shape)}")
+
+
+@contextmanager
+def _whole_or_nothing(out: Path) -> Iterator[Path]:
+    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        partial.replace(out)
+    except (OSError, SafetensorError) as error:
+        raise QuantizationError(f"{out}: could not be written ({error}); free space or write elsewhere") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
