@@ -45,6 +45,37 @@ class Branch:
         return positions + [at for at, _ in shifts], horizons + [end for _, end in shifts], is_key
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The flat batch of a step: which entry each token computes, where its key goes, what it sees."""
+
+    branches: list[Branch]
+    num_pages: int
+    order_T: Tensor  # into the entries of all branches, one branch behind the other
+    position_T: Tensor
+    slot_T: Tensor
+    rows: VirtualRows
+
+    def per_branch(self, tokens: Tensor) -> list[Tensor]:
+        """Back from the flat order to each branch's entries."""
+        entries = torch.empty_like(tokens)
+        entries[self.order_T] = tokens
+        return list(entries.split([len(branch.entries()[0]) for branch in self.branches]))
+
+
+def lay_out(branches: list[Branch], device: str = "cpu") -> Layout:
+    num_pages = _share_pages(branches)
+    entries = [branch.entries() for branch in branches]
+    row = np.concatenate([np.full(len(positions), index) for index, (positions, _, _) in enumerate(entries)])
+    groups = group_queries(row, np.concatenate([horizons for _, horizons, _ in entries]))
+    order = torch.from_numpy(groups.order_T)
+    position = torch.tensor([at for positions, _, _ in entries for at in positions])[order]
+    slot = torch.tensor(_slots(branches), dtype=torch.int32)[order]
+    table = _block_table(branches)[torch.from_numpy(groups.row_V)]
+    rows = VirtualRows(table.to(device), groups.query_ends, groups.kv_lengths)
+    return Layout(branches, num_pages, order, position, slot.to(device), rows)
+
+
 class Contents:
     """Query, key and value of a position: random, but the same wherever the position and the salt are the same."""
 
@@ -67,35 +98,34 @@ class Contents:
 
 
 def dense(branch: Branch, contents: Contents) -> Tensor:
-    """The mask written out: an entry does not see keys at or behind its horizon."""
-    positions, horizons, _ = branch.entries()
-    hidden = torch.arange(branch.length)[None, :] >= torch.tensor(horizons)[:, None]
-    return plain.attention(contents.at(positions, branch.salt)[0], *contents.sequence(branch), hidden, SCALE)
+    """The mask written out."""
+    query, _, _ = contents.at(branch.entries()[0], branch.salt)
+    return plain.attention(query, *contents.sequence(branch), hidden(branch), SCALE)
+
+
+def hidden(branch: Branch) -> Tensor:
+    """True where an entry does not see a key: at and behind its horizon."""
+    _, horizons, _ = branch.entries()
+    return torch.arange(branch.length)[None, :] >= torch.tensor(horizons)[:, None]
 
 
 def paged(ops: Ops, branches: list[Branch], contents: Contents, device: str = "cpu") -> list[Tensor]:
     """Attention of every branch in the engine's order of work: write the window's keys, then attend."""
-    num_pages = _share_pages(branches)
-    caches = [torch.zeros(num_pages, PAGE, contents.key.shape[1], HEAD_SIZE, dtype=torch.bfloat16) for _ in "kv"]
+    layout = lay_out(branches, device)
+    caches = [torch.zeros(layout.num_pages, PAGE, contents.key.shape[1], HEAD_SIZE).bfloat16() for _ in "kv"]
     for branch in branches:
-        _fill_prefix(caches, branch, contents)
-    entries = [branch.entries() for branch in branches]
-    row = np.concatenate([np.full(len(positions), index) for index, (positions, _, _) in enumerate(entries)])
-    groups = group_queries(row, np.concatenate([horizons for _, horizons, _ in entries]))
-    order = torch.from_numpy(groups.order_T)
-    query, key, value = (
-        torch.cat(parts)[order].to(device)
-        for parts in zip(*(contents.at(entries[i][0], b.salt) for i, b in enumerate(branches)), strict=True)
-    )
-    slot = torch.tensor(_slots(branches), dtype=torch.int32)[order].to(device)
+        fill_prefix(caches, branch, contents.at(list(range(branch.num_cached)), 0)[1:])
+    parts = zip(*(contents.at(branch.entries()[0], branch.salt) for branch in branches), strict=True)
+    query, key, value = (torch.cat(part)[layout.order_T].to(device) for part in parts)
     keys, values = (cache.to(device) for cache in caches)
-    table = _block_table(branches)[torch.from_numpy(groups.row_V)].to(device)
-    ops.write_kv(key, value, keys, values, slot)
-    rows = VirtualRows(table, groups.query_ends, groups.kv_lengths)
-    attended = ops.paged_attention(query, keys, values, rows, SCALE).cpu()
-    back = torch.empty_like(attended)
-    back[order] = attended
-    return list(back.split([len(positions) for positions, _, _ in entries]))
+    ops.write_kv(key, value, keys, values, layout.slot_T)
+    return layout.per_branch(ops.paged_attention(query, keys, values, layout.rows, SCALE).cpu())
+
+
+def fill_prefix(caches: list[Tensor], branch: Branch, prefix: tuple[Tensor, Tensor]) -> None:
+    for cache, part in zip(caches, prefix, strict=True):
+        for position in range(branch.num_cached):
+            cache[branch.pages[position // PAGE], position % PAGE] = part[position]
 
 
 def _share_pages(branches: list[Branch]) -> int:
@@ -107,13 +137,6 @@ def _share_pages(branches: list[Branch]) -> int:
         branch.pages = [*range(1, 1 + shared), *range(next_page, next_page + num_private)]
         next_page += num_private
     return next_page
-
-
-def _fill_prefix(caches: list[Tensor], branch: Branch, contents: Contents) -> None:
-    _, *parts = contents.at(list(range(branch.num_cached)), 0)
-    for cache, part in zip(caches, parts, strict=True):
-        for position in range(branch.num_cached):
-            cache[branch.pages[position // PAGE], position % PAGE] = part[position]
 
 
 def _slots(branches: list[Branch]) -> list[int]:

@@ -1,0 +1,33 @@
+"""Fixtures of the simulated NPU. Tests that use them are marked `sim`; elsewhere they are skipped with the reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sim import runtime
+
+# torch would import an installed torch_npu by itself, and fail where there is no CANN.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
+
+@pytest.fixture(scope="session")
+def torch_npu() -> Any:
+    """The real torch_npu, loaded on stub libraries."""
+    reason = runtime.why_not()
+    if reason is not None:
+        pytest.skip(f"no simulated NPU: {reason}")
+    return runtime.load()
+
+
+@pytest.fixture
+def npu(torch_npu: Any) -> Iterator[Any]:
+    """A simulated device, current in this thread."""
+    import torch
+    from sim.device import SimulatedNpu
+
+    torch.npu.set_device(0)
+    with SimulatedNpu(record=True) as device:
+        yield device

@@ -1,0 +1,106 @@
+"""What the ranks of the distributed tests do; see sim/ranks.py."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from branches import CASES, HEAD_SIZE, lay_out
+from layer import TINY, Inputs, Sizes, Weights, draw_inputs, draw_weights, run_layer
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from lopa_ascend.ops import npu_ops
+
+CASE = "shift rows of several branches"
+
+
+def collectives() -> None:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x = torch.full((4,), float(rank + 1)).bfloat16().npu()
+    dist.all_reduce(x)
+    total = world * (world + 1) / 2
+    assert x.tolist() == [total] * 4
+    gathered = torch.empty(world * 2, device="npu")
+    dist.all_gather_into_tensor(gathered, torch.full((2,), float(rank), device="npu"))
+    assert gathered.tolist() == [float(r) for r in range(world) for _ in range(2)]
+    mine = torch.full((2,), float(rank), device="npu")
+    dist.broadcast(mine, 1)
+    assert mine.tolist() == [1.0, 1.0]
+    works = [dist.all_reduce(torch.full((1 << 14,), float(rank), device="npu"), async_op=True) for _ in range(4)]
+    for work in works:
+        work.wait()
+    on_host = torch.ones(1)
+    dist.all_reduce(on_host)
+    assert on_host.item() == world
+
+
+def groups_per_axis() -> list[float]:
+    """Sums over each axis of a (dp, bp, tp) mesh of two each."""
+    mesh = init_device_mesh("npu", (2, 2, 2), mesh_dim_names=("dp", "bp", "tp"))
+    sums = []
+    for axis in ("dp", "bp", "tp"):
+        x = torch.tensor([float(dist.get_rank())]).npu()
+        dist.all_reduce(x, group=mesh.get_group(axis))
+        sums.append(x.item())
+    return sums
+
+
+def captured_collective() -> None:
+    rank = dist.get_rank()
+    x = torch.full((4,), float(rank + 1), device="npu")
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        doubled = x * 2
+        dist.all_reduce(doubled)
+        y = doubled + 1
+    graph.replay()
+    assert y.tolist() == [7.0] * 4
+    x.fill_(1)
+    graph.replay()
+    assert y.tolist() == [5.0] * 4
+
+
+def tensor_parallel_layer() -> float:
+    """How far the layer over all ranks is from the unsharded one."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    ops, layout = npu_ops(), lay_out(CASES[CASE], "npu")
+    weights, inputs = draw_weights(TINY), draw_inputs(TINY, layout)
+    whole, _ = run_layer(ops, TINY, weights.to("npu"), inputs.to("npu"), layout)
+    sizes = Sizes(TINY.width, TINY.num_heads // world, TINY.num_kv_heads // world, TINY.intermediate // world)
+    shard = _shard(weights, rank, world).to("npu").in_nz(ops)
+    local = _local_cache(inputs, rank, world).to("npu")
+    sharded, _ = run_layer(ops, sizes, shard, local, layout, dist.group.WORLD)
+    whole, sharded = whole.cpu().double(), sharded.cpu().double()
+    return float((sharded - whole).norm() / whole.norm())
+
+
+def _shard(weights: Weights, rank: int, world: int) -> Weights:
+    """Columns of qkv (by head) and gate_up (by half), rows of o and down."""
+    q, kv = TINY.num_heads * HEAD_SIZE, TINY.num_kv_heads * HEAD_SIZE
+    qkv = torch.cat([_span(0, q, rank, world), _span(q, kv, rank, world), _span(q + kv, kv, rank, world)])
+    half = TINY.intermediate
+    gate_up = torch.cat([_span(0, half, rank, world), _span(half, half, rank, world)])
+    values, scales = dict(weights.values), dict(weights.scales)
+    for name, columns in (("qkv", qkv), ("gate_up", gate_up)):
+        values[name] = values[name][:, columns].contiguous()
+        scales[name] = scales[name][columns]
+    for name in ("o", "down"):
+        values[name] = values[name].chunk(world)[rank].contiguous()
+    return replace(weights, values=values, scales=scales, qkv_bias=weights.qkv_bias[qkv])
+
+
+def _span(start: int, length: int, rank: int, world: int) -> Tensor:
+    part = length // world
+    return torch.arange(start + rank * part, start + (rank + 1) * part)
+
+
+def _local_cache(inputs: Inputs, rank: int, world: int) -> Inputs:
+    keys, values = (cache.chunk(world, 2)[rank].contiguous() for cache in (inputs.key_cache, inputs.value_cache))
+    return replace(inputs, key_cache=keys, value_cache=values)
+
+
+def place() -> tuple[int, int, str]:
+    return dist.get_rank(), torch.npu.current_device(), os.environ["LOCAL_RANK"]

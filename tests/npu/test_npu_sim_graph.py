@@ -1,0 +1,123 @@
+"""NPU graphs on the simulated device: what is frozen, what is refreshed, and what would hang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lopa_ascend.ops import AttentionVersion, VirtualRows, npu_ops
+
+pytestmark = [pytest.mark.sim, pytest.mark.usefixtures("npu")]
+
+LENGTHS = ([4, 8], [130, 200])
+OTHER_LENGTHS = [([4, 8], [131, 201]), ([2, 8], [10, 300])]
+
+
+class Attention:
+    """Eight queries in two virtual rows over three pages each."""
+
+    def __init__(self, version: AttentionVersion) -> None:
+        draw = torch.Generator().manual_seed(5)
+        self.ops = npu_ops(version)
+        self.query = torch.randn(8, 7, 128, generator=draw).bfloat16().npu()
+        self.caches = [torch.randn(6, 128, 1, 128, generator=draw).bfloat16().npu() for _ in "kv"]
+        self.table = torch.tensor([[0, 1, 2], [3, 4, 5]], dtype=torch.int32).npu()
+
+    def rows(self, lengths: tuple[list[int], list[int]]) -> VirtualRows:
+        return VirtualRows(self.table, *lengths)
+
+    def __call__(self, lengths: tuple[list[int], list[int]]) -> Tensor:
+        return self.ops.paged_attention(self.query, *self.caches, self.rows(lengths), 0.1)
+
+
+def capture(work: Callable[[], Any], **options: Any) -> tuple[Any, Any]:
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph, **options):
+        result = work()
+    return graph, result
+
+
+def test_capture_records_and_replay_computes() -> None:
+    x, cache = torch.ones(4, device="npu"), torch.zeros(4, device="npu")
+
+    def work() -> Tensor:
+        doubled = x * 2 + 1
+        cache.add_(doubled)
+        return doubled.view(2, 2).sum(0)
+
+    graph, total = capture(work)
+    assert cache.tolist() == [0, 0, 0, 0]
+    assert bool(total.cpu().isnan().all()), "results are undefined before the first replay"
+    for value in (3.0, 5.0):
+        x.fill_(value)
+        graph.replay()
+        assert total.tolist() == [4 * value + 2] * 2
+    assert cache.tolist() == [18.0] * 4
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_capture_freezes_the_lengths(version: AttentionVersion) -> None:
+    attention = Attention(version)
+    graph, out = capture(lambda: attention(LENGTHS))
+    graph.replay()
+    assert torch.equal(out.cpu(), attention(LENGTHS).cpu())
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_update_refreshes_the_lengths_of_every_attention_call(version: AttentionVersion) -> None:
+    attention = Attention(version)
+    graph, outs = capture(lambda: [attention(LENGTHS).float() * 2, attention(LENGTHS)], auto_dispatch_capture=True)
+    for lengths in OTHER_LENGTHS:
+        graph.update(cpu_update_input=[attention.ops.attention_lengths(attention.rows(lengths))])
+        graph.replay()
+        wanted = attention(lengths)
+        assert torch.equal(outs[0].cpu(), wanted.float().cpu() * 2)
+        assert torch.equal(outs[1].cpu(), wanted.cpu())
+
+
+def test_a_replay_without_its_update_would_hang() -> None:
+    attention = Attention(2)
+    graph, _ = capture(lambda: attention(LENGTHS), auto_dispatch_capture=True)
+    graph.update(cpu_update_input=[attention.ops.attention_lengths(attention.rows(LENGTHS))])
+    graph.replay()
+    graph.replay()
+    with pytest.raises(RuntimeError, match="a device would hang"):
+        attention.query.add(1)
+    graph.update(cpu_update_input=[attention.ops.attention_lengths(attention.rows(LENGTHS))])
+    attention.query.add(1)
+
+
+def test_an_update_that_changes_the_number_of_rows_needs_another_graph() -> None:
+    attention = Attention(2)
+    graph, _ = capture(lambda: attention(LENGTHS), auto_dispatch_capture=True)
+    update = {"actual_seq_qlen": [8], "actual_seq_kvlen": [9]}
+    graph.update(cpu_update_input=[update])
+    with pytest.raises(ValueError, match="block_table is int32 with 1 rows"):
+        graph.replay()
+
+
+@pytest.mark.parametrize(
+    "work",
+    [lambda x: x.sum().item(), lambda x: x.cpu(), lambda x: torch.ones(3).npu(), lambda x: x.copy_(torch.ones(3))],
+    ids=["item", "to host", "to device", "copy from host"],
+)
+def test_what_cannot_be_captured_is_refused(work: Callable[[Tensor], Any]) -> None:
+    x = torch.ones(3, device="npu")
+    with pytest.raises(RuntimeError, match="not capturable"):
+        capture(lambda: work(x))
+
+
+def test_a_graph_is_captured_before_it_is_replayed() -> None:
+    with pytest.raises(RuntimeError, match="not captured"):
+        torch.npu.NPUGraph().replay()
+
+
+def test_npugraph_ex_compiles_eagerly() -> None:
+    compiled = torch.compile(
+        lambda a, b: torch.relu(a @ b) + 1, backend="npugraph_ex", dynamic=False, options={"force_eager": True}
+    )
+    assert compiled(torch.ones(2, 3).npu(), torch.ones(3, 2).npu()).tolist() == [[4.0, 4.0], [4.0, 4.0]]
