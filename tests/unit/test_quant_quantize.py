@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,7 +31,7 @@ from torch import Tensor
 from quant import quantize as module
 from quant.calibrate import Calibration, calibrate
 from quant.checkpoint import float_tensors as float_source
-from quant.checkpoint import load_quantized
+from quant.checkpoint import is_quantized_folder, load_quantized
 from quant.errors import QuantizationError
 from quant.geometry import Geometry
 from quant.linear import install_linears
@@ -152,6 +155,21 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, model: Path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         quantize_folder(model, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_killed_run_leaves_no_folder_of_that_name(tmp_path: Path, model: Path) -> None:
+    code = (
+        "import os, signal, sys; from quant import quantize\n"
+        "quantize.write_description = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "quantize.quantize_folder(sys.argv[1], sys.argv[2])"
+    )
+    root = Path(module.__file__).parents[1]
+    killed = subprocess.run([sys.executable, "-c", code, model, tmp_path / "out"], cwd=root, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    left = [path.name for path in tmp_path.iterdir() if path != model]
+    assert len(left) == 1 and left[0].startswith(".out.partial-")
+    assert not is_quantized_folder(tmp_path / left[0])
+    quantize_folder(model, tmp_path / "out")
 
 
 def test_an_error_while_writing_names_the_folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
