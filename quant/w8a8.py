@@ -8,7 +8,6 @@ npu_quantize and npu_quant_matmul; msmodelslim's exporter for deq_scale and quan
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -92,7 +91,7 @@ def int8_matmul(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
     Never through fp32: sums reach 128 * 128 * K = 3e8 at K = 18944, fp32 counts to 1.7e7.
     """
     if x_TK.device.type == "cpu":
-        if _cpu_int_mm_is_exact():
+        if _CPU_INT_MM_IS_EXACT:
             return torch._int_mm(x_TK, weight_NK.t())
         return x_TK.int() @ weight_NK.int().t()
     return (x_TK.double() @ weight_NK.double().t()).to(torch.int32)
@@ -142,12 +141,14 @@ def _round_to_int8(x: Tensor, low: int = -INT8_MAX - 1) -> Tensor:
     return torch.round(x).clamp(low, INT8_MAX).to(torch.int8)
 
 
-@cache
-def _cpu_int_mm_is_exact() -> bool:
+def _is_cpu_int_mm_exact() -> bool:
     # Some CPU kernels for int8 without VNNI add pairs of products in saturating int16.
-    x = torch.full((2, 64), -128, dtype=torch.int8)
+    x = torch.full((2, 64), -128, dtype=torch.int8, device="cpu")
     x[1, ::2] = 127
     try:
         return torch.equal(torch._int_mm(x, x.t()), x.int() @ x.int().t())
     except (AttributeError, RuntimeError):
         return False
+
+
+_CPU_INT_MM_IS_EXACT = _is_cpu_int_mm_exact()  # once, at import: compiled graphs cannot ask

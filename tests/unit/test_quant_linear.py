@@ -63,6 +63,15 @@ def test_quantized_activations_go_in_as_floats_do() -> None:
     assert torch.equal(y, linear(w8a8.quantize_per_token(x)))
 
 
+@pytest.mark.parametrize("scheme", ["w8a8_dynamic", "w8a8", "fp8"])
+def test_a_swapped_model_traces_without_graph_breaks(scheme: Scheme) -> None:
+    decoder = model()
+    swap_linears(decoder, scheme, calibration=calibration_of(decoder))
+    compiled = torch.compile(decoder, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        assert torch.equal(compiled(inputs()), decoder(inputs()))
+
+
 def test_kernels_get_the_operands_of_the_scheme() -> None:
     calls: list[tuple[torch.dtype, tuple[int, ...], bool, torch.dtype | None]] = []
 
