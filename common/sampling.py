@@ -32,11 +32,12 @@ class NoiseKeys(NamedTuple):
 def shard_statistics(logits_NV: Tensor, vocab_start: int, sampling: Sampling) -> Tensor:
     """[N, 6] float32: max, its id, second max, sum exp(l - max), sum exp(l - max) l, and the chosen token's logit (the max)."""
     logits_NV = without_mask(logits_NV, vocab_start, sampling.mask_token_id)
-    top_N2, id_N2 = logits_NV.topk(2, dim=-1)
-    max_N, id_N = top_N2[:, 0], id_N2[:, 0] + vocab_start
-    weight_NV = (logits_NV - max_N[:, None]).exp()
+    max_N, second_N = logits_NV.topk(2, dim=-1).values.unbind(-1)
+    id_N = logits_NV.argmax(dim=-1) + vocab_start  # topk's own ids do not put ties in order
+    is_cut_N = max_N == -torch.inf  # top_p or top_k may leave nothing of a shard
+    weight_NV = (logits_NV - max_N.masked_fill(is_cut_N, 0.0)[:, None]).exp()
     product_NV = torch.where(weight_NV > 0, weight_NV * logits_NV, 0.0)
-    return torch.stack((max_N, id_N.float(), top_N2[:, 1], weight_NV.sum(-1), product_NV.sum(-1), max_N), dim=-1)
+    return torch.stack((max_N, id_N.float(), second_N, weight_NV.sum(-1), product_NV.sum(-1), max_N), dim=-1)
 
 
 def without_mask(logits_NV: Tensor, vocab_start: int, mask_token_id: int) -> Tensor:

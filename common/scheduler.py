@@ -138,9 +138,9 @@ class Scheduler:
         for branch in decoding.branches:
             own, has_eos = shares, decoding.has_eos
             if branch.position is not None:
-                block = decoding.block_at(branch.position)
-                own = shares.copy()
-                own[blocks.index(block)] = 1.0 - (block.num_masked - 1) / (block.end - block.start)
+                place = decoding.block_index_at(branch.position)
+                block, own = blocks[place], shares.copy()
+                own[place] = 1.0 - (block.num_masked - 1) / (block.end - block.start)
                 has_eos = decoding.has_eos or branch.token == self._eos_token_id
             branch.opens_block = not has_eos and self._strategy.opens_block(blocks, own[-1])
             candidates = [*waiting, len(blocks)] if branch.opens_block else waiting
@@ -160,11 +160,12 @@ class Scheduler:
         decoding = step.decoding
         is_anchor = decoding.branches[winner].position is None
         self._adopt(decoding, decoding.branches[winner])
-        filled = self._fill(step, aligned, winner)
+        fillable = self._strategy.fillable(decoding.blocks)
+        filled = self._fill(step, aligned, winner, fillable)
         if step.window.commit_length and self.decode.shift_row == "stale":
             decoding.carry = _carry(aligned, winner, step.window.next_start - step.window.start)
         decoding.is_refreshed = not self._strategy.settle(decoding.blocks)
-        decoding.branches = self._spawn(step, aligned, winner)
+        decoding.branches = self._spawn(step, aligned, winner, fillable)
         decoding.num_forwards += 1
         decoding.num_lookahead_wins += not is_anchor
         decoding.tokens_per_step.append(len(filled) + (not is_anchor))
@@ -180,17 +181,19 @@ class Scheduler:
         for index in branch.activated:
             decoding.blocks[index].is_fully_activated = True
         if branch.position is not None:
-            block = decoding.block_at(branch.position)
+            block = decoding.blocks[decoding.block_index_at(branch.position)]
             self._write(decoding, block, np.array([branch.position]), np.array([branch.token]))
 
-    def _fill(self, step: RequestStep, aligned: Aligned, winner: int) -> dict[int, int]:
+    def _fill(self, step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> dict[int, int]:
         """Fill every mask above tau_conf; a fully activated block without one fills its most confident mask."""
         decoding, start = step.decoding, step.window.start
         filled: dict[int, int] = {}
-        for block in self._strategy.fillable(decoding.blocks):
+        for block in fillable:
+            if not block.num_masked:
+                continue
             masked_N = _masked_offsets(decoding, block, start)
             chosen_N = masked_N[aligned.probability_BW[winner, masked_N] > self.decode.skip_threshold]
-            if masked_N.size and not chosen_N.size and block.is_fully_activated:
+            if not chosen_N.size and block.is_fully_activated:
                 chosen_N = masked_N[[aligned.confidence_BW[winner, masked_N].argmax()]]
             if chosen_N.size:
                 token_N = aligned.token_BW[winner, chosen_N]
@@ -204,13 +207,13 @@ class Scheduler:
         block.num_masked -= len(position_N)
         decoding.has_eos = decoding.has_eos or bool((token_N == self._eos_token_id).any())
 
-    def _spawn(self, step: RequestStep, aligned: Aligned, winner: int) -> list[Branch]:
+    def _spawn(self, step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> list[Branch]:
         """Up to k lookaheads, each the anchor plus one more of its remaining masks; then the anchor."""
         decoding, start = step.decoding, step.window.start
-        fillable = self._strategy.fillable(decoding.blocks)
-        if not fillable or self.decode.num_lookahead == 0:
+        masked = [_masked_offsets(decoding, block, start) for block in fillable if block.num_masked]
+        if not masked or self.decode.num_lookahead == 0:
             return [Branch()]
-        candidate_C = np.concatenate([_masked_offsets(decoding, block, start) for block in fillable])
+        candidate_C = np.concatenate(masked)
         confidence_C = aligned.confidence_BW[winner, candidate_C]
         rng = self._rng(decoding, stream=1)
         order_K = spawn_order(self.decode.spawn_rule, confidence_C, self.decode.num_lookahead, rng)
@@ -280,7 +283,7 @@ def noise_key(seed: int, request_id: str) -> int:
 
 def _masked_offsets(decoding: DecodingRequest, block: Block, start: int) -> Int:
     """The block's masks as offsets into the window."""
-    return block.start - start + np.flatnonzero(decoding.is_masked_S[block.start : block.end])
+    return decoding.is_masked_S[block.start : block.end].nonzero()[0] + (block.start - start)
 
 
 def _carry(aligned: Aligned, winner: int, place: int) -> Carry:

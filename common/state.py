@@ -60,8 +60,11 @@ class DecodingRequest:
     def prompt_length(self) -> int:
         return len(self.request.prompt)
 
-    def block_at(self, position: int) -> Block:
-        return next(block for block in reversed(self.blocks) if block.start <= position < block.end)
+    def block_index_at(self, position: int) -> int:
+        index = len(self.blocks) - 1
+        while self.blocks[index].start > position:
+            index -= 1
+        return index
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,25 @@
+"""Shared by all tests: the golden models, a small profile, and reasons for skipping device tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.config import DeviceProfile
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="needs a CUDA device, none is visible")
+        for item in items:
+            if "cuda" in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture
+def cpu() -> DeviceProfile:
+    return DeviceProfile(name="test", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=512)

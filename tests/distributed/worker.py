@@ -1,0 +1,84 @@
+"""One rank of a distributed test: decode every setting on the mesh of the command line, write what came out as JSON.
+
+torchrun ... tests/distributed/worker.py DP BP TP OUTPUT_FOLDER
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
+from common.engine import build_engine
+from common.generate import decode_requests
+from common.request import Completion, GenerationRequest
+from common.scheduler import Scheduler
+
+MODEL = Path(__file__).parents[1] / "golden" / "model_a"
+MASK, EOS = 310, 300
+PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(9 + 6 * n)] for n in range(3)]
+
+
+def settings() -> list[tuple[str, DecodeConfig]]:
+    cases = itertools.product(("full", "block_causal"), (0, 3, 7), (0.0, 0.7), ("stale", "fresh"))
+    return [
+        (
+            f"{attention} k={k} T={temperature} {shift_row}",
+            DecodeConfig(
+                num_lookahead=k, block_size=16, max_new_tokens=48, window_attention=attention, temperature=temperature,
+                shift_row=shift_row,
+            ),
+        )
+        for attention, k, temperature, shift_row in cases
+        if shift_row == "stale" or k == 3
+    ]  # fmt: skip
+
+
+def decode_all(engine: Any, decode: DecodeConfig) -> dict[str, Any]:
+    """Tokens by request of this replica, and a digest of the committed KV after every step."""
+    mesh = engine.mesh
+    scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=2, seed=1)
+    mine = [(n, prompt) for n, prompt in enumerate(PROMPTS) if n % mesh.dp_size == mesh.dp_rank]
+    requests = iter([GenerationRequest(str(n), tuple(prompt)) for n, prompt in mine])
+    engine.cache.committed.zero_()
+    digests: list[str] = []
+    commit = engine.commit
+
+    def digesting_commit(plan: Any, winners: Any) -> None:
+        commit(plan, winners)
+        digests.append(hashlib.sha256(engine.cache.committed.numpy().tobytes()).hexdigest()[:16])
+
+    engine.commit = digesting_commit
+    results = [result for result in decode_requests(requests, scheduler, engine)]
+    engine.commit = commit
+    completions = [result for result in results if isinstance(result, Completion)]
+    return {
+        "tokens": {result.id: [result.canvas_token_ids, result.num_forwards] for result in completions},
+        "kv": digests,
+        "kv_sum": engine.cache.committed.double().abs().sum().item(),
+    }
+
+
+def main() -> None:
+    dp, bp, tp = map(int, sys.argv[1:4])
+    torch.set_num_threads(1)
+    mesh = MeshConfig(data_parallel_size=dp, branch_parallel_size=bp, tensor_parallel_size=tp)
+    profile = DeviceProfile(
+        name="distributed", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256, mesh=mesh
+    )
+    engine: Any = build_engine(profile, RunConfig(model=str(MODEL), max_num_requests=2))
+    results = {name: decode_all(engine, decode) for name, decode in settings()}
+    place = {"dp": engine.mesh.dp_rank, "bp": engine.mesh.bp_rank, "tp": engine.mesh.tp_rank}
+    output = Path(sys.argv[4]) / f"rank{engine.mesh.rank}.json"
+    output.write_text(json.dumps({"place": place, "results": results}))
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()
