@@ -1,4 +1,5 @@
-"""A request's blocks: fixed spans decoded together, and what each strategy does with them (design: D2F, Fast-dLLM, vanilla).
+"""A request's blocks: fixed spans decoded together, and what each strategy does with them (design: D2F, Fast-dLLM,
+vanilla).
 
 A strategy says which blocks exist, which may be filled, what a step's window is and when a block's KV becomes final.
 LoPA's branches, scores and spawning are the same over all three and live in the scheduler.
@@ -36,7 +37,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a step computes: positions [start, end) beside cached keys up to `cached`; the first `commit_length` become final.
+    """What a step computes: positions [start, end) beside cached keys up to `cached`; the first `commit_length`
+    become final.
 
     next_start: where the following step's window begins, whose first position is predicted from this step.
     """
@@ -111,7 +113,8 @@ class PipelinedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class OneBlockAtATime:
-    """Fast-dLLM: a fixed canvas in blocks decoded in order; one full forward at each block's start rebuilds the cache."""
+    """Fast-dLLM: a fixed canvas in blocks decoded in order; one full forward at each block's start rebuilds the
+    cache."""
 
     decode: DecodeConfig
 

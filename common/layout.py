@@ -1,8 +1,8 @@
 """From the branches of all requests to the arrays of one forward pass (StepPlan).
 
-A row holds its window's positions first and its shift entries behind them. Position p is predicted by the entry of p - 1:
-inside the window by its left neighbour, at the window's first position by the carry, and with `shift_row: fresh` by a shift
-entry, a second query of position p - 1 that sees what p sees and provides no key.
+A row holds its window's positions first and its shift entries behind them. Position p is predicted by the entry of p
+- 1: inside the window by its left neighbour, at the window's first position by the carry, and with `shift_row: fresh`
+by a shift entry, a second query of position p - 1 that sees what p sees and provides no key.
 """
 
 from __future__ import annotations
@@ -105,8 +105,9 @@ def shift_entries(
 ) -> list[int]:
     """Starts of the blocks whose first position is predicted by a shift entry.
 
-    In full attention only the first position behind the cache needs one: every later predictor is in the window and sees
-    all of it. Under block-causal attention no predictor sees the block behind it, so every block's first position does.
+    In full attention only the first position behind the cache needs one: every later predictor is in the window and
+    sees all of it. Under block-causal attention no predictor sees the block behind it, so every block's first
+    position does.
     """
     if decode.shift_row == "stale":
         return []

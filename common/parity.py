@@ -1,7 +1,8 @@
 """Replay golden traces through the real engine and name the first difference: the engine against its oracle.
 
-A trace is a JSON file with a `model` folder beside it, decode settings, a prompt, and every step's window lengths, branch
-scores, winner, fills and lookaheads. Replay runs in float32 on CPU, at temperature 0, without the early stop at EOS.
+A trace is a JSON file with a `model` folder beside it, decode settings, a prompt, and every step's window lengths,
+branch scores, winner, fills and lookaheads. Replay runs in float32 on CPU, at temperature 0, without the early stop
+at EOS.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _REQUIRED = ("model", "decode", "prompt", "generated", "num_forward_steps", "ste
 
 
 def replay_files(paths: Sequence[Path], profile: DeviceProfile | None = None) -> int:
-    """Replay every trace, print a line each; 0 if all agree, 1 otherwise. Raises ConfigError for an unreadable trace."""
+    """Replay every trace, print a line each; 0 if all agree, 1 otherwise. Raises ConfigError for an unreadable
+    trace."""
     num_failed = 0
     for path in paths:
         trace = read_trace(path)

@@ -1,8 +1,9 @@
 """What the scheduler asks of an engine, and what it gets back: plain numpy, no device.
 
-A step's *rows* are (request, branch) pairs of any number of requests. A row's *entries* are its window positions, followed
-by its shift entries where `shift_row: fresh` asks for them: queries that repeat the position before a block so that the
-block's first token is predicted from what the window holds now. Shift entries read keys and never provide any.
+A step's *rows* are (request, branch) pairs of any number of requests. A row's *entries* are its window positions,
+followed by its shift entries where `shift_row: fresh` asks for them: queries that repeat the position before a block
+so that the block's first token is predicted from what the window holds now. Shift entries read keys and never provide
+any.
 
 Shapes: R rows, W entries (the widest row; shorter rows are padded).
 """

@@ -1,8 +1,8 @@
 """From logits to (token, probability, confidence): float32 statistics that a vocabulary-parallel head merges.
 
-Each tensor-parallel rank reduces its shard of the vocabulary to a few numbers a position; the shards' numbers are merged and
-full logits are never gathered. One shard is the case tp = 1. Token confidences (`sampling_strategy`): `default` p1, `margin`
-p1 - p2, `neg_entropy` sum p log p. The mask id takes no part in the distribution.
+Each tensor-parallel rank reduces its shard of the vocabulary to a few numbers a position; the shards' numbers are
+merged and full logits are never gathered. One shard is the case tp = 1. Token confidences (`sampling_strategy`):
+`default` p1, `margin` p1 - p2, `neg_entropy` sum p log p. The mask id takes no part in the distribution.
 
 Shapes: N positions, V the shard's vocabulary, P shards.
 """
@@ -30,7 +30,8 @@ class NoiseKeys(NamedTuple):
 
 
 def shard_statistics(logits_NV: Tensor, vocab_start: int, sampling: Sampling) -> Tensor:
-    """[N, 6] float32: max, its id, second max, sum exp(l - max), sum exp(l - max) l, and the chosen token's logit (the max)."""
+    """[N, 6] float32: max, its id, second max, sum exp(l - max), sum exp(l - max) l, and the chosen token's logit
+    (the max)."""
     logits_NV = without_mask(logits_NV, vocab_start, sampling.mask_token_id)
     max_N, second_N = logits_NV.topk(2, dim=-1).values.unbind(-1)
     id_N = logits_NV.argmax(dim=-1) + vocab_start  # topk's own ids do not put ties in order
@@ -75,8 +76,8 @@ def sampled_statistics(
 ) -> Tensor:
     """[N, 3] at temperature > 0: a sample by Gumbel noise from the distribution cut to top_p and top_k.
 
-    The noise of a token is a hash of (request, step, position, token id), so it does not depend on how rows or vocabulary
-    are spread over processes. reduce sums over the shards; gather stacks them along a new first dimension.
+    The noise of a token is a hash of (request, step, position, token id), so it does not depend on how rows or
+    vocabulary are spread over processes. reduce sums over the shards; gather stacks them along a new first dimension.
     """
     logits_NV = without_mask(logits_NV, vocab_start, sampling.mask_token_id) / sampling.temperature
     logits_NV = _cut(logits_NV, sampling, reduce, gather)

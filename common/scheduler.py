@@ -1,8 +1,8 @@
 """LoPA over blocks: plan a step, pick the winner, fill it, spawn its lookaheads. Host code on small numpy arrays.
 
 One step of one request (design 1.2): open and activate blocks per branch -> plan the window -> [forward] -> score the
-branches -> [commit the winner] -> fill it -> move its full blocks -> spawn lookaheads from it. Every rank of a replica runs
-this on the same gathered predictions, so all of them decide alike and no rank has to tell another.
+branches -> [commit the winner] -> fill it -> move its full blocks -> spawn lookaheads from it. Every rank of a
+replica runs this on the same gathered predictions, so all of them decide alike and no rank has to tell another.
 """
 
 from __future__ import annotations

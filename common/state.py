@@ -1,4 +1,5 @@
-"""What the scheduler remembers about a request, and what one step of it looked like. Typed values, no behaviour to speak of."""
+"""What the scheduler remembers about a request, and what one step of it looked like. Typed values, no behaviour to
+speak of."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """The prediction for the first position behind the cache, kept from the step that committed the position before it."""
+    """The prediction for the first position behind the cache, kept from the step that committed the position before
+    it."""
 
     token: int
     probability: float
@@ -95,7 +97,8 @@ class Aligned:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What happened to a request in one step, for traces: branches in row order, lookaheads first and the anchor last."""
+    """What happened to a request in one step, for traces: branches in row order, lookaheads first and the anchor
+    last."""
 
     request_id: str
     commit_length: int

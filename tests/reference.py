@@ -1,7 +1,7 @@
 """A plain decoder written from the design alone: no branches, no scheduler, no batching, no cache reuse tricks.
 
-It keeps an explicit list of keys and values a layer and recomputes everything else; slow, short, and the thing that k = 0
-must agree with.
+It keeps an explicit list of keys and values a layer and recomputes everything else; slow, short, and the thing that k
+= 0 must agree with.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PlainModel:
         k, v = (keys[:, part].repeat_interleave(groups, dim=1) for part in (0, 1))
         scores = torch.einsum("qnh,knh->nqk", turned[:, : c.num_heads], k) / c.head_size**0.5
         sees = torch.tensor(
-            [[p in cached and p not in own or p < horizon[i] for p in order] for i in range(len(positions))]
+            [[(p in cached and p not in own) or p < horizon[i] for p in order] for i in range(len(positions))]
         )
         attended = torch.einsum("nqk,knh->qnh", scores.masked_fill(~sees, -torch.inf).softmax(-1), v)
         for p in commit:
@@ -147,7 +147,8 @@ def _fill(
 def _shift_queries(
     tokens: list[int], bounds: list[tuple[int, int]], start: int, decode: DecodeConfig
 ) -> list[tuple[int, int, int]]:
-    """The position before the window (full attention), or before each of its blocks (block-causal), seeing that block."""
+    """The position before the window (full attention), or before each of its blocks (block-causal), seeing that
+    block."""
     if decode.window_attention == "full":
         return [(tokens[start - 1], start - 1, len(tokens))] if start else []
     return [(tokens[a - 1], a - 1, b) for a, b in bounds[1:] if a >= start]

@@ -1,6 +1,8 @@
-"""What a platform must provide to run a model, and the plain PyTorch version of each piece: the specification of the fast ones.
+"""What a platform must provide to run a model, and the plain PyTorch version of each piece: the specification of the
+fast ones.
 
-Shape letters: T tokens (all entries of all rows, flattened), D model width, N query heads, K KV heads, H head size, I MLP width.
+Shape letters: T tokens (all entries of all rows, flattened), D model width, N query heads, K KV heads, H head size, I
+MLP width.
 """
 
 from __future__ import annotations

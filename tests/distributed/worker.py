@@ -55,7 +55,7 @@ def decode_all(engine: Any, decode: DecodeConfig) -> dict[str, Any]:
         digests.append(hashlib.sha256(engine.cache.committed.numpy().tobytes()).hexdigest()[:16])
 
     engine.commit = digesting_commit
-    results = [result for result in decode_requests(requests, scheduler, engine)]
+    results = list(decode_requests(requests, scheduler, engine))
     engine.commit = commit
     completions = [result for result in results if isinstance(result, Completion)]
     return {
