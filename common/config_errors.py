@@ -53,7 +53,12 @@ def _suggest(location: tuple[int | str, ...], kind: type[BaseModel]) -> str:
     close = get_close_matches(str(location[-1]), [name.rsplit(".", 1)[-1] for name in names], n=1)
     if close:
         return f"did you mean {next(name for name in names if name.rsplit('.', 1)[-1] == close[0])}?"
-    return "known keys: " + ", ".join(kind.model_fields)
+    section, place = kind, ""
+    for part in location[:-1]:
+        field = section.model_fields.get(str(part))
+        inner = _section(field.annotation) if field else None
+        section, place = (inner, f" of {part}") if inner else (section, place)
+    return f"known keys{place}: {', '.join(section.model_fields)}"
 
 
 def _homes_of(name: str, kind: type[BaseModel]) -> list[str]:
@@ -64,7 +69,7 @@ def _all_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:
     keys: list[str] = []
     for name, field in kind.model_fields.items():
         section = _section(field.annotation)
-        keys += _all_keys(section, f"{prefix}{name}.") if section else [prefix + name]
+        keys += [prefix + name, *(_all_keys(section, f"{prefix}{name}.") if section else [])]
     return keys
 
 

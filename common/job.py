@@ -99,9 +99,9 @@ def processes_here(profile: DeviceProfile, nodes: Nodes) -> int:
     wanted = resolve_mesh(profile).num_processes
     here = profile.processes_per_node or -(-wanted // nodes.count)
     if here * nodes.count != wanted:
-        number = f"{nodes.count} node{'s' if nodes.count > 1 else ''}"
+        how = f"at {here} a node" if profile.processes_per_node else "the same number on each node"
         raise ConfigError(
-            f"profile {profile.name} wants {wanted} processes, which are not {here} on each of {number}: "
+            f"profile {profile.name} wants {wanted} processes, {how}, but NNODES is {nodes.count}: "
             f"set NNODES to {max(1, wanted // here)}, or change mesh or processes_per_node in the profile"
         )
     return here

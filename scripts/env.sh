@@ -12,3 +12,7 @@ if [ -f "$ascend_environment" ]; then
   source "$ascend_environment"
   set -u
 fi
+if ! "$PYTHON" -c 'from importlib.util import find_spec as f; exit(not all(map(f, ("torch", "tqdm", "pydantic", "typer"))))'; then
+  echo "lopa: $PYTHON lacks what lopa needs: activate its environment, set PYTHON, or pip install -e $root" >&2
+  exit 2
+fi
