@@ -1,38 +1,32 @@
 """The decoder stages in plain PyTorch operators, on CPU or CUDA: what the Triton kernels are checked against.
 
-Shapes: R rows of this rank, W window entries, C cached positions looked at, N query heads, K KV heads, H head size.
+Shapes: R rows of this rank, W window entries, T = R * W tokens, C cached positions looked at, N query heads, K KV
+heads, H head size.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from common.models.config import ModelConfig
-from common.models.ops import Activation, RMSNorm, add_rms_norm, rotary_table, rotate, swiglu
+from common.models.ops import Activation, Ops, RMSNorm, add_rms_norm, rotary_table, rotate, swiglu
+from common.plan import Sampling
+from common.sampling import merge_statistics, shard_statistics
 from lopa_cuda.kv_cache import StaticKVCache
 from lopa_cuda.parallel import Collectives
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceStep:
-    """This rank's rows of a StepPlan on the device. `slot`: the one slot of all rows, or None where they differ."""
-
-    position_RW: Tensor
-    slot_R: Tensor
-    slot: int | None
-    num_cached: int
-    is_visible_R1WX: Tensor  # over the C cached keys, then the W window keys
+from lopa_cuda.step import DeviceStep
 
 
 def visible_keys(horizon_RW: Tensor, start_R: Tensor, num_keys_R: Tensor, cached_R: Tensor, num_cached: int) -> Tensor:
     """[R, 1, W, C + W], True where a query may look; the definition of attention over [cached | own window].
 
-    Cached keys count before the row's window, and behind it where the dual cache holds some; window keys count up to the
-    query's horizon.
+    Cached keys count before the row's window, and behind it where the dual cache holds some; window keys count up to
+    the query's horizon.
     """
     width = horizon_RW.shape[1]
     cached_C = torch.arange(num_cached, device=horizon_RW.device)
@@ -47,16 +41,50 @@ def visible_keys(horizon_RW: Tensor, start_R: Tensor, num_keys_R: Tensor, cached
     return torch.cat((sees_cached_RWC, sees_window_RWW), dim=-1).unsqueeze(1)
 
 
-class TorchOps:
-    """common.models.ops.Ops over a StaticKVCache."""
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    """What every layer of a pass shares."""
 
-    def __init__(self, config: ModelConfig, cache: StaticKVCache, collectives: Collectives, max_model_len: int) -> None:
+    step: DeviceStep
+    rotary_T2F: Tensor
+    is_visible_R1WX: Tensor
+
+
+class CudaOps(Ops, Protocol):
+    """What this engine's passes need beside the layers' stages.
+
+    reads_device_lengths: attention takes the cached lengths from the device; without it, it looks at step.num_cached
+    keys, a number that is fixed when a pass is captured.
+    """
+
+    reads_device_lengths: bool
+
+    def plan(self, step: DeviceStep) -> Any:
+        """What `attend` gets as its step; called once a pass, before the layers."""
+
+    def statistics(self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
+        """[M, 6] of this rank's share of the vocabulary; see common.sampling."""
+
+    def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
+        """[M, 3]: token, probability, confidence."""
+
+
+class TorchOps:
+    """CudaOps over a StaticKVCache."""
+
+    reads_device_lengths = False
+
+    def __init__(self, config: ModelConfig, cache: StaticKVCache, collectives: Collectives) -> None:
         tp_size = collectives.mesh.tp_size
         self.head_size = config.head_size
         self.num_heads, self.num_kv_heads = config.num_heads // tp_size, config.num_kv_heads // tp_size
         self.cache = cache
-        self.rotary = rotary_table(max_model_len, config.head_size, config.rope_theta, cache.committed.device)
+        self.rotary = rotary_table(cache.max_model_len, config.head_size, config.rope_theta, cache.committed.device)
         self._tp_sum = collectives.tp_sum
+
+    def plan(self, step: DeviceStep) -> PlainStep:
+        is_visible_R1WX = visible_keys(step.horizon_RW, step.start_R, step.num_keys_R, step.cached_R, step.num_cached)
+        return PlainStep(step, self.rotary[step.position_RW.flatten()], is_visible_R1WX)
 
     def norm(
         self, x_TD: Tensor, residual_TD: Tensor | None, norm: RMSNorm, consumer: nn.Module | None
@@ -72,33 +100,32 @@ class TorchOps:
     def all_reduce(self, x_TD: Tensor) -> Tensor:
         return self._tp_sum(x_TD)
 
-    def attend(self, qkv_TE: Tensor, layer: int, step: DeviceStep) -> Tensor:
-        num_rows, width = step.position_RW.shape
-        qkv_TGH = qkv_TE.view(num_rows * width, -1, self.head_size)
-        num_rotated = self.num_heads + self.num_kv_heads
-        rotated_TGH = rotate(qkv_TGH[:, :num_rotated], self.rotary[step.position_RW.flatten()])
-        q_RWNH = rotated_TGH[:, : self.num_heads].view(num_rows, width, self.num_heads, self.head_size)
-        key_RWKH = rotated_TGH[:, self.num_heads :].view(num_rows, width, self.num_kv_heads, self.head_size)
-        value_RWKH = qkv_TGH[:, num_rotated:].view(num_rows, width, self.num_kv_heads, self.head_size)
-        self.cache.prewrite(layer, key_RWKH, value_RWKH)
-        key_RXKH, value_RXKH = (
-            self._with_cached(layer, 0, key_RWKH, step),
-            self._with_cached(layer, 1, value_RWKH, step),
-        )
+    def statistics(self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
+        return shard_statistics(self.linear(hidden_MD, head), vocab_start, sampling)
+
+    def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
+        return merge_statistics(statistics_PM6, strategy)
+
+    def attend(self, qkv_TE: Tensor, layer: int, plain: PlainStep) -> Tensor:
+        num_rows, width = plain.step.position_RW.shape
+        num_tokens, num_rotated = num_rows * width, self.num_heads + self.num_kv_heads
+        qkv_TGH = qkv_TE.view(num_tokens, -1, self.head_size)
+        rotated_TGH = rotate(qkv_TGH[:, :num_rotated], plain.rotary_T2F)
+        q_RWNH = rotated_TGH[:, : self.num_heads].reshape(num_rows, width, self.num_heads, self.head_size)
+        key_TKH, value_TKH = rotated_TGH[:, self.num_heads :], qkv_TGH[:, num_rotated:]
+        self.cache.prewrite(layer, key_TKH, value_TKH)
         attended_RNWH = functional.scaled_dot_product_attention(
             q_RWNH.transpose(1, 2),
-            key_RXKH.transpose(1, 2),
-            value_RXKH.transpose(1, 2),
-            attn_mask=step.is_visible_R1WX,
+            self._with_cached(layer, 0, key_TKH, plain.step).transpose(1, 2),
+            self._with_cached(layer, 1, value_TKH, plain.step).transpose(1, 2),
+            attn_mask=plain.is_visible_R1WX,
             enable_gqa=self.num_heads != self.num_kv_heads,
         )
-        return attended_RNWH.transpose(1, 2).reshape(num_rows * width, -1)
+        return attended_RNWH.transpose(1, 2).reshape(num_tokens, -1)
 
-    def _with_cached(self, layer: int, part: int, own_RWKH: Tensor, step: DeviceStep) -> Tensor:
+    def _with_cached(self, layer: int, part: int, own_TKH: Tensor, step: DeviceStep) -> Tensor:
         """The row's cached keys (or values) followed by its own: [R, C + W, K, H]."""
-        committed = self.cache.committed[layer, part]
-        if step.slot is not None:
-            cached = committed[step.slot, : step.num_cached].expand(own_RWKH.shape[0], -1, -1, -1)
-        else:
-            cached = committed[step.slot_R, : step.num_cached]
+        own_RWKH = own_TKH.reshape(*step.position_RW.shape, self.num_kv_heads, self.head_size)
+        committed = self.cache.committed[layer, part, :, : step.num_cached]
+        cached = committed[:1].expand(own_RWKH.shape[0], -1, -1, -1) if step.has_one_slot else committed[step.slot_R]
         return torch.cat((cached, own_RWKH), dim=1)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
-from common.launch import Mesh
+from common.launch import Mesh, close_mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +41,11 @@ def _stack(x: Tensor, size: int, group: dist.ProcessGroup | None) -> Tensor:
     stacked = torch.empty((size * x.shape[0], *x.shape[1:]), dtype=x.dtype, device=x.device)
     dist.all_gather_into_tensor(stacked, x.contiguous(), group=group)
     return stacked.view(size, *x.shape)
+
+
+def leave_groups(*, has_failed: bool) -> None:
+    """Leave the process groups. After a failure a collective may still wait on the device for a peer: it is aborted."""
+    if has_failed and dist.is_available() and dist.is_initialized() and "nccl" in str(dist.get_backend_config()):
+        distributed_c10d._abort_process_group()
+    else:
+        close_mesh()

@@ -1,0 +1,105 @@
+"""The main loop with a stopwatch between its lines: where a decoding step's time goes, on host and device."""
+
+from __future__ import annotations
+
+import time
+from statistics import fmean, median
+from typing import Any, Protocol
+
+from common.config import DecodeConfig
+from common.engine import Engine
+from common.plan import StepPlan
+from common.request import Completion, GenerationRequest
+from common.scheduler import Scheduler
+
+
+class KeepsTimes(Protocol):
+    """The engine whose device is asked for its own times."""
+
+    def last_times_ms(self) -> dict[str, float]:
+        """Device milliseconds of the last pass by part; empty where the device keeps no times."""
+
+
+class TimedDecoding:
+    """common.generate.decode_requests, one request after another."""
+
+    PARTS = ("schedule", "forward", "select", "commit", "advance")
+
+    def __init__(
+        self, engine: Engine, inner: KeepsTimes, decode: DecodeConfig, mask_token_id: int, eos: int | None
+    ) -> None:
+        self._engine = engine
+        self._inner = inner
+        self._scheduler = Scheduler(decode, mask_token_id=mask_token_id, eos_token_id=eos)
+        self._records: list[dict[str, float]] = []
+
+    def decode(self, prompt: tuple[int, ...]) -> Completion:
+        scheduler, engine = self._scheduler, self._engine
+        scheduler.admit(GenerationRequest(str(len(self._records)), prompt))
+        while True:
+            times = [time.perf_counter()]
+            plan = scheduler.plan_step()
+            times.append(time.perf_counter())
+            predictions = engine.forward(plan)
+            times.append(time.perf_counter())
+            winners = scheduler.select_winners(predictions)
+            times.append(time.perf_counter())
+            engine.commit(plan, winners)
+            times.append(time.perf_counter())
+            ended = scheduler.advance(winners)
+            times.append(time.perf_counter())
+            self._note(plan, times)
+            if ended:
+                return ended[0]
+
+    def summary(self) -> dict[str, Any]:
+        """Median milliseconds of steps behind the prompt, all of them and by whether they commit."""
+        later = [record for record in self._records if not record["is_prompt"]]
+        committing = [record for record in later if record["commits"]]
+        plain = [record for record in later if not record["commits"]]
+        return {
+            "num_steps": len(later),
+            "mean_width": fmean(record["width"] for record in later),
+            "mean_rows": fmean(record["rows"] for record in later),
+            "median_ms": _medians(later),
+            "committing_ms": _medians(committing),
+            "other_ms": _medians(plain),
+            "by_width": {
+                str(width): _medians([record for record in plain if record["width"] == width])
+                for width in sorted({int(record["width"]) for record in plain})
+            },
+        }
+
+    def _note(self, plan: StepPlan, times: list[float]) -> None:
+        record = {name: (times[i + 1] - times[i]) * 1e3 for i, name in enumerate(self.PARTS)}
+        device = self._inner.last_times_ms()
+        record["step"] = (times[-1] - times[0]) * 1e3
+        record["device"] = sum(device.values()) if device else record["forward"]
+        record["outside_device"] = record["step"] - record["device"]
+        self._records.append(
+            {
+                **record,
+                "width": plan.width,
+                "rows": plan.num_rows,
+                "commits": bool(plan.commits),
+                "is_prompt": bool((plan.start_R == 0).any()),
+            }
+        )
+
+
+def _medians(records: list[dict[str, float]]) -> dict[str, float]:
+    names = [*TimedDecoding.PARTS, "device", "outside_device", "step"]
+    return {name: median(record[name] for record in records) for name in names} if records else {}
+
+
+def request_times(completions: list[Completion]) -> dict[str, float]:
+    """Tokens per second of a request: from admission to end, and without the first step's time (the paper's way)."""
+    tokens = [completion.num_canvas_tokens for completion in completions]
+    return {
+        "tpf": sum(tokens) / sum(completion.num_forwards for completion in completions),
+        "tps": fmean(count / done.total_s for count, done in zip(tokens, completions, strict=True)),
+        "tps_without_first_step": fmean(
+            count / max(1e-9, done.total_s - done.first_step_s) for count, done in zip(tokens, completions, strict=True)
+        ),
+        "first_step_ms": median(completion.first_step_s for completion in completions) * 1e3,
+    }

@@ -1,0 +1,87 @@
+"""Run the same work again and again at fixed shapes: captured once a shape and replayed, or called as it is.
+
+A shape's *buffers* are what the work reads and writes; the caller fills them before a run. The runner knows no vendor:
+`capture` turns a function into its replay (graphs.cuda, graphs.npu), and without one every run calls the function.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+logger = logging.getLogger(__name__)
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+BuffersT = TypeVar("BuffersT")
+Replay = Callable[[], None]
+
+
+class Capture(Protocol):
+    """A platform's graph capture."""
+
+    def __call__(self, work: Replay) -> Replay:
+        """Record what `work` launches; the result launches it again, on the same memory. `work` has run before."""
+
+    def allocated_bytes(self) -> int:
+        """Device memory held at the moment, for the report."""
+
+
+@dataclass(slots=True)
+class Entry(Generic[BuffersT]):
+    """One shape: its buffers, and how to run the work on them."""
+
+    buffers: BuffersT
+    run: Replay
+
+
+class GraphRunner(Generic[KeyT, BuffersT]):
+    """Keeps one entry a key with capture; makes a fresh one each time without.
+
+    allocate: buffers of a key, filled with something that `forward` can run on. forward: the work; it must not allocate
+    what it leaves behind, read back to the host, or depend on anything but its buffers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        allocate: Callable[[KeyT], BuffersT],
+        forward: Callable[[KeyT, BuffersT], None],
+        capture: Capture | None = None,
+    ) -> None:
+        self.name = name
+        self.num_captured = 0
+        self.capture_seconds = 0.0
+        self.capture_bytes = 0
+        self._allocate = allocate
+        self._forward = forward
+        self._capture = capture
+        self._entries: dict[KeyT, Entry[BuffersT]] = {}
+
+    def entry(self, key: KeyT, *, is_captured: bool = True) -> Entry[BuffersT]:
+        """The buffers to fill, and the run. Captures a key at its first use, unless this step is to run as it is."""
+        if self._capture is None or not is_captured:
+            buffers = self._allocate(key)
+            return Entry(buffers, lambda: self._forward(key, buffers))
+        found = self._entries.get(key)
+        if found is None:
+            found = self._entries[key] = self._captured(key, self._capture)
+        return found
+
+    def _captured(self, key: KeyT, capture: Capture) -> Entry[BuffersT]:
+        started, held = time.perf_counter(), capture.allocated_bytes()
+        buffers = self._allocate(key)
+
+        def work() -> None:
+            self._forward(key, buffers)
+
+        work()  # compiles and tunes kernels, which must not happen inside a capture
+        entry = Entry(buffers, capture(work))
+        seconds, num_bytes = time.perf_counter() - started, capture.allocated_bytes() - held
+        self.num_captured += 1
+        self.capture_seconds += seconds
+        self.capture_bytes += num_bytes
+        logger.info("captured %s %s: %.2f s, %.1f MiB", self.name, key, seconds, num_bytes / 2**20)
+        return entry

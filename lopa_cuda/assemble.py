@@ -1,0 +1,132 @@
+"""From a profile and a run to a running engine: device, mesh, cache, weights, operators, buckets, capture."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from common.config import ConfigError, DecodeConfig, DeviceProfile, RunConfig
+from common.engine import Capacity, MissingCapability
+from common.launch import Mesh, init_mesh, local_rank
+from common.models.config import ModelConfig, load_model_config
+from common.models.dream import build_dream
+from common.weights import load_weights
+from graphs.buckets import Buckets
+from graphs.runner import Capture
+from lopa_cuda.engine import CudaEngine
+from lopa_cuda.kv_cache import StaticKVCache
+from lopa_cuda.ops import CudaOps, TorchOps
+from lopa_cuda.parallel import Collectives
+from lopa_cuda.passes import Passes
+
+logger = logging.getLogger(__name__)
+
+# Tokens at which arithmetic takes as long as reading 2-byte weights on an H200 (790 TFLOP/s over 4.3 TB/s): what
+# buckets are spaced by. It need not be exact, but every rank must use the same.
+KNEE_TOKENS = 184.0
+MAX_CAPTURED_WIDTH = 512
+MAX_CAPTURED_TOKENS = 4096
+
+
+def assemble(profile: DeviceProfile, run: RunConfig, capture: Capture | None = None) -> CudaEngine:
+    """Load the run's model onto this process's device. Raises ConfigError or MissingCapability before loading.
+
+    capture: instead of the profile's own.
+    """
+    config = load_model_config(run.model)
+    device = _device(profile)
+    mesh = init_mesh(profile, "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    dtype = getattr(torch, profile.dtype)
+    capture = capture or _capture(profile)
+    buckets = _buckets(profile, run.decode)
+    capacity = Capacity(run.max_num_requests, min(profile.max_model_len, config.max_position_embeddings))
+    captured_tokens = buckets.max_tokens if capture else 0
+    cache = _build_cache(config, mesh, capacity, captured_tokens, dtype, device, profile)
+    collectives = Collectives(mesh)
+    weights = load_weights(
+        run.model, config, tp_rank=mesh.tp_rank, tp_size=mesh.tp_size, dtype=dtype, lora_path=run.lora_path,
+        load_format=run.load_format, device=device if run.load_format == "dummy" else "cpu",
+    )  # fmt: skip
+    ops = _ops(profile, config, cache, collectives)
+    model = build_dream(config, ops, weights, tp_rank=mesh.tp_rank, tp_size=mesh.tp_size, device=device)
+    passes = Passes(model, ops, cache, collectives, device, buckets, capture, profile.collective_timeout_s)
+    details = {"kernels": type(ops).__name__, "graph": profile.graph.mode if capture else "eager"}
+    return CudaEngine(passes, cache, collectives, capacity, details)
+
+
+def _device(profile: DeviceProfile) -> torch.device:
+    if profile.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise MissingCapability(
+            f"profile {profile.name} needs a CUDA device and none is visible; use configs/profiles/cpu.yaml"
+        )
+    if local_rank() >= torch.cuda.device_count():
+        raise MissingCapability(
+            f"profile {profile.name}: process {local_rank()} of this node has no GPU, {torch.cuda.device_count()} are "
+            "visible; start fewer processes a node or make more GPUs visible"
+        )
+    torch.cuda.set_device(local_rank())
+    return torch.device("cuda", local_rank())
+
+
+def _capture(profile: DeviceProfile) -> Capture | None:
+    if profile.enforce_eager or profile.graph.mode == "eager":
+        return None
+    if profile.graph.mode != "cuda_graph":
+        raise MissingCapability(f"engine lopa_cuda has no graph.mode {profile.graph.mode}: set cuda_graph or eager")
+    from graphs.cuda import CudaCapture
+
+    return CudaCapture()
+
+
+def _buckets(profile: DeviceProfile, decode: DecodeConfig) -> Buckets:
+    """Whole blocks are what windows usually are: those widths are not padded."""
+    size = decode.block_size
+    return Buckets(
+        knee=KNEE_TOKENS,
+        max_width=max(MAX_CAPTURED_WIDTH, *profile.graph.window_buckets, 0),
+        max_tokens=MAX_CAPTURED_TOKENS,
+        wanted_widths=tuple(range(size, MAX_CAPTURED_WIDTH + 1, size)),
+        widths=tuple(sorted(profile.graph.window_buckets)),
+        rows=tuple(sorted(profile.graph.row_buckets)),
+    )
+
+
+def _ops(profile: DeviceProfile, config: ModelConfig, cache: StaticKVCache, collectives: Collectives) -> CudaOps:
+    """The operators that the profile asks for. `auto` is Triton where the device and dtype allow it, and says so."""
+    can_fuse = cache.committed.device.type == "cuda" and cache.committed.dtype == torch.bfloat16
+    if profile.kernels == "torch" or (profile.kernels == "auto" and not can_fuse):
+        return TorchOps(config, cache, collectives)
+    if profile.kernels not in ("triton", "auto") or not can_fuse:
+        raise MissingCapability(
+            f"profile {profile.name}: kernels {profile.kernels} of engine lopa_cuda need device cuda and dtype "
+            "bfloat16: set kernels to torch or auto"
+        )
+    try:
+        from lopa_cuda.fused_ops import FusedOps
+    except ImportError as error:
+        raise MissingCapability(f"kernels {profile.kernels} need Triton ({error}): install lopa[cuda]") from None
+    return FusedOps(config, cache, collectives)
+
+
+def _build_cache(
+    config: ModelConfig, mesh: Mesh, capacity: Capacity, captured_tokens: int, dtype: torch.dtype,
+    device: torch.device, profile: DeviceProfile,
+) -> StaticKVCache:  # fmt: skip
+    num_kv_heads = config.num_kv_heads // mesh.tp_size
+    num_slots, max_model_len = capacity.num_slots, capacity.max_model_len
+    per_position = 2 * config.num_layers * num_kv_heads * config.head_size * dtype.itemsize
+    wanted = per_position * (num_slots * max_model_len + captured_tokens)
+    if device.type == "cuda":
+        free = int(torch.cuda.mem_get_info(device)[0] * profile.gpu_memory_utilization)
+        if wanted > free:
+            raise ConfigError(
+                f"the KV cache of {num_slots} requests of {max_model_len} positions needs {wanted / 2**30:.1f} GiB, "
+                f"{free / 2**30:.1f} GiB are free on {device}: lower max_num_requests or max_model_len"
+            )
+    return StaticKVCache(
+        num_layers=config.num_layers, num_slots=num_slots, max_model_len=max_model_len, num_kv_heads=num_kv_heads,
+        head_size=config.head_size, dtype=dtype, device=device, captured_tokens=captured_tokens,
+    )  # fmt: skip

@@ -1,0 +1,98 @@
+"""The decoder stages in fused kernels (lopa_cuda.kernels): what runs on a GPU in bf16, int8 or fp8.
+
+A linear hands its split-K parts to the stage behind it (a norm, the rotary stage), which adds them while it reads. A
+stage in front of a quantized linear writes its output quantized.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from common.models.config import ModelConfig
+from common.models.ops import Activation, RMSNorm, rotary_table
+from common.plan import Sampling
+from lopa_cuda import kernels
+from lopa_cuda.kv_cache import StaticKVCache
+from lopa_cuda.parallel import Collectives
+from lopa_cuda.step import DeviceStep
+from quant.linear import QuantizedLinear
+from quant.w8a8 import QuantizedActivation
+
+
+class FusedOps:
+    """lopa_cuda.ops.CudaOps on kernels that read every length from the device."""
+
+    reads_device_lengths = True
+
+    def __init__(self, config: ModelConfig, cache: StaticKVCache, collectives: Collectives) -> None:
+        tp_size = collectives.mesh.tp_size
+        self.head_size = config.head_size
+        self.num_heads, self.num_kv_heads = config.num_heads // tp_size, config.num_kv_heads // tp_size
+        self.cache = cache
+        self.rotary = rotary_table(cache.max_model_len, config.head_size, config.rope_theta, cache.committed.device)
+        self._collectives = collectives
+        self._attention_quantize: list[kernels.Quantize | None] = [None] * config.num_layers
+
+    def adopt(self, model: nn.Module) -> None:
+        """Look at the linears behind attention: whether they want its output quantized."""
+        layers = model.get_submodule("layers")
+        self._attention_quantize = [quantize_for(layer.get_submodule("o_proj")) for layer in layers.children()]
+
+    def plan(self, step: DeviceStep) -> DeviceStep:
+        return step
+
+    def norm(
+        self, x_TD: Any, residual_TD: Tensor | None, norm: RMSNorm, consumer: nn.Module | None
+    ) -> tuple[Activation, Tensor]:
+        return kernels.add_rms_norm(x_TD, residual_TD, norm.weight, norm.eps, quantize=quantize_for(consumer))
+
+    def linear(self, x: Activation, linear: nn.Module) -> Any:
+        """[T, E], or its split-K parts."""
+        return kernels.linear_partials(_input(x, linear), *_operands(linear))
+
+    def mlp(self, x: Activation, gate_up: nn.Module, down: nn.Module) -> Any:
+        weight, _, scale = _operands(gate_up)
+        activated = kernels.gate_up_swiglu(_input(x, gate_up), weight, scale, quantize=quantize_for(down))
+        return self.linear(activated, down)
+
+    def all_reduce(self, x_TD: Any) -> Any:
+        if self._collectives.mesh.tp_group is None:
+            return x_TD
+        return self._collectives.tp_sum(kernels.sum_partials(x_TD))
+
+    def attend(self, qkv_TE: Any, layer: int, step: DeviceStep) -> Activation:
+        num_rows, width = step.position_RW.shape
+        window = self.cache.window[layer, :, : num_rows * width].unflatten(1, (num_rows, width))
+        position_T = step.position_RW.flatten()
+        q_TNH = kernels.rope_prewrite(qkv_TE, position_T, self.rotary, window, num_heads=self.num_heads, width=width)
+        return kernels.window_attention(
+            q_TNH, self.cache.committed[layer], window,
+            slot_R=step.slot_R, start_R=step.start_R, num_keys_R=step.num_keys_R, cached_R=step.cached_R,
+            horizon_RW=step.horizon_RW, quantize=self._attention_quantize[layer],
+        )  # fmt: skip
+
+    def statistics(self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
+        logits_MV = kernels.linear(hidden_MD, *_operands(head))
+        return kernels.head_statistics(logits_MV, vocab_start, sampling.mask_token_id)
+
+    def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
+        return kernels.merge_statistics(statistics_PM6, strategy)
+
+
+def quantize_for(consumer: nn.Module | None) -> kernels.Quantize | None:
+    """What a linear wants its input quantized to; a static one does that itself, with its own scale."""
+    if not isinstance(consumer, QuantizedLinear) or consumer.input_scale is not None:
+        return None
+    return "int8" if consumer.weight.element_size() == 1 and not consumer.weight.is_floating_point() else "fp8"
+
+
+def _input(x: Activation, linear: nn.Module) -> Activation:
+    if isinstance(linear, QuantizedLinear) and linear.input_scale is not None:
+        return QuantizedActivation(linear.kernels.quantize_static(x, linear.input_scale, linear.input_offset), None)
+    return x
+
+
+def _operands(linear: nn.Module) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    return linear.weight, linear.bias, getattr(linear, "scale", None)

@@ -1,0 +1,171 @@
+"""One forward pass over rows of this rank: through the layers at one padded shape, through the head at another.
+
+fill row buffers -> layers (each pre-writes its window's KV), norm -> hidden states -> fill read buffers -> head where
+the scheduler reads -> statistics -> gather over bp -> host. Each half is captured once a shape and replayed; the
+second is queued while the first runs, and the host waits once, for the gathered predictions.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from common.engine import EngineError
+from common.models.dream import Dream
+from common.plan import Int, Predictions, StepPlan
+from common.sampling import sampled_statistics
+from graphs.buckets import Buckets, cached_bucket
+from graphs.runner import Capture, GraphRunner
+from lopa_cuda.floors import median_seconds
+from lopa_cuda.kv_cache import StaticKVCache
+from lopa_cuda.ops import CudaOps
+from lopa_cuda.parallel import Collectives
+from lopa_cuda.step import ReadBuffers, Reads, ReadsKey, RowBuffers, RowsKey
+
+
+class Passes:
+    """The model's forward passes, as they are or captured.
+
+    buckets bounds what is captured; without `capture` every pass runs at its own shape.
+    """
+
+    def __init__(
+        self, model: Dream, ops: CudaOps, cache: StaticKVCache, collectives: Collectives, device: torch.device,
+        buckets: Buckets, capture: Capture | None, timeout_s: float,
+    ) -> None:  # fmt: skip
+        self.device = device
+        self.buckets = buckets
+        self._model = model
+        self._ops = ops
+        self._cache = cache
+        self._collectives = collectives
+        self._bp_rank = collectives.mesh.bp_rank
+        self._capture = capture
+        self._timeout_s = timeout_s
+        width, dtype = model.norm.weight.shape[0], model.norm.weight.dtype
+        num_static = buckets.max_tokens if capture else 0
+        self._captured_hidden_TD = torch.zeros((num_static, width), dtype=dtype, device=device)
+        self._hidden_TD = self._captured_hidden_TD
+        self._marks: list[torch.cuda.Event] = []
+        self._done = torch.cuda.Event() if device.type == "cuda" else None
+        self.layers = GraphRunner("layers", self._row_buffers, self._run_layers, capture)
+        self.head = GraphRunner("head", self._read_buffers, self._run_head, capture)
+
+    def run(self, plan: StepPlan, row_of: Int) -> tuple[Predictions, int]:
+        """Forward the plan's rows `row_of` [bp rank, place]; also the padded width, by which windows are laid out."""
+        rows_key = self.rows_key(plan, row_of)
+        layers = self.layers.entry(rows_key, is_captured=rows_key.is_captured)
+        layers.buffers.fill(plan, row_of[self._bp_rank])
+        self._cache.use_window(rows_key.num_tokens, is_captured=rows_key.is_captured)
+        self._mark(0)
+        layers.run()
+        self._mark(1)
+        reads = Reads(plan, row_of)
+        num_reads = self.buckets.reads(max(1, reads.most)) if rows_key.is_captured else max(1, reads.most)
+        reads_key = ReadsKey(num_reads, plan.sampling, rows_key.is_captured)
+        head = self.head.entry(reads_key, is_captured=rows_key.is_captured)
+        head.buffers.fill(plan, reads, self._bp_rank, rows_key.width)
+        head.run()
+        self._mark(2)
+        self._wait()
+        return reads.predictions(head.buffers.predicted_PM3.numpy()), rows_key.width
+
+    def keep_times(self) -> None:
+        """From now on the device notes when each half of a pass begins and ends."""
+        if self.device.type == "cuda":
+            self._marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+
+    def last_times_ms(self) -> dict[str, float]:
+        """Device milliseconds of the last pass, if `keep_times` was called: upload and layers, head with gather."""
+        if not self._marks:
+            return {}
+        start, middle, end = self._marks
+        return {"layers": start.elapsed_time(middle), "head": middle.elapsed_time(end)}
+
+    def gather_ms(self, num_reads: int) -> float:
+        """The gather over bp alone, captured where passes are."""
+        predicted_M3 = torch.zeros((num_reads, 3), device=self.device)
+        repeats = 10
+
+        def work() -> None:
+            for _ in range(repeats):
+                self._collectives.bp_stack(predicted_M3)
+
+        work()
+        replay = self._capture(work) if self._capture else work
+        return median_seconds(replay, self.device) / repeats * 1e3
+
+    def memory(self) -> dict[str, float]:
+        """Peak bytes of this process on the device, and what capture cost."""
+        runners = self.layers, self.head
+        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        return {
+            "peak_bytes": peak,
+            "graphs": sum(runner.num_captured for runner in runners),
+            "capture_seconds": sum(runner.capture_seconds for runner in runners),
+            "capture_bytes": sum(runner.capture_bytes for runner in runners),
+        }
+
+    def rows_key(self, plan: StepPlan, row_of: Int) -> RowsKey:
+        """Every rank comes to the same key, since it depends on the plan alone."""
+        num_rows, width = row_of.shape[1], plan.width
+        shape = self.buckets.shape(num_rows, width) if self._capture else None
+        padded_rows, padded_width = shape or (num_rows, width)
+        num_cached = int(plan.cached_R[row_of].max())
+        if self._ops.reads_device_lengths:
+            num_cached = self._cache.max_model_len
+        elif shape is not None:
+            num_cached = cached_bucket(num_cached, self._cache.max_model_len)
+        return RowsKey(padded_rows, padded_width, num_cached, shape is not None)
+
+    def _row_buffers(self, key: RowsKey) -> RowBuffers:
+        return RowBuffers(key, self.device, has_one_slot=self._cache.num_slots == 1)
+
+    def _read_buffers(self, key: ReadsKey) -> ReadBuffers:
+        return ReadBuffers(key, self.device, self._collectives.mesh.bp_size)
+
+    def _run_layers(self, key: RowsKey, rows: RowBuffers) -> None:
+        rows.send()
+        self._cache.use_window(key.num_tokens, is_captured=key.is_captured)
+        hidden_TD = self._model(rows.token_T, self._ops.plan(rows.step))
+        if key.is_captured:
+            self._captured_hidden_TD[: key.num_tokens].copy_(hidden_TD)
+            hidden_TD = self._captured_hidden_TD
+        self._hidden_TD = hidden_TD
+
+    def _run_head(self, key: ReadsKey, reads: ReadBuffers) -> None:
+        reads.send()
+        hidden_TD = self._captured_hidden_TD if key.is_captured else self._hidden_TD
+        predicted_M3 = self._predict(hidden_TD.index_select(0, reads.index_M), key, reads)
+        reads.receive(self._collectives.bp_stack(predicted_M3))
+
+    def _predict(self, hidden_MD: Tensor, key: ReadsKey, reads: ReadBuffers) -> Tensor:
+        """[M, 3]: token, probability, confidence."""
+        ops, head, vocab_start = self._ops, self._model.lm_head, self._model.vocab_start
+        stack = self._collectives.tp_stack
+        if reads.noise_keys is None:
+            statistics_M6 = ops.statistics(hidden_MD, head, vocab_start, key.sampling)
+            return ops.merge(stack(statistics_M6), key.sampling.strategy)
+        logits_MV = ops.linear(hidden_MD, head)
+        return sampled_statistics(
+            logits_MV, vocab_start, key.sampling, reads.noise_keys, self._collectives.tp_sum, stack
+        )
+
+    def _mark(self, place: int) -> None:
+        if self._marks:
+            self._marks[place].record()
+
+    def _wait(self) -> None:
+        """Until the predictions are on the host. Polls: a collective whose peer is gone would never end a wait."""
+        if self._done is None:
+            return
+        self._done.record()
+        deadline = time.monotonic() + self._timeout_s
+        while not self._done.query():
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"the device has not answered for {self._timeout_s:g} s: a peer is gone or stuck, or the step is "
+                    "longer than collective_timeout_s"
+                )

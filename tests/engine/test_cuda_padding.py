@@ -1,0 +1,115 @@
+"""Static shapes on the CPU: padded rows, entries and reads, and passes split by width, change no prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.generate import decode_requests
+from common.models.config import load_model_config
+from common.plan import StepPlan
+from common.request import Completion, GenerationRequest
+from common.scheduler import Scheduler
+from common.workload import synthetic_plan
+from lopa_cuda.assemble import assemble
+from lopa_cuda.engine import CudaEngine, widest_apart
+
+MODEL = Path(__file__).parents[1] / "golden" / "model_a"
+PROFILE = DeviceProfile(name="test", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256)
+
+
+class CallAgain:
+    """A capture for the CPU: replaying is calling, on the same static buffers."""
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        return work
+
+    def allocated_bytes(self) -> int:
+        return 0
+
+
+def make_engine(*, is_static: bool, num_slots: int = 1, profile: DeviceProfile = PROFILE) -> CudaEngine:
+    run = RunConfig(model=str(MODEL), max_num_requests=num_slots, decode=DecodeConfig(block_size=8, max_new_tokens=64))
+    return assemble(profile, run, CallAgain() if is_static else None)
+
+
+def decode(engine: CudaEngine, prompts: list[tuple[int, ...]], **settings: object) -> dict[str, tuple[int, ...]]:
+    config = load_model_config(MODEL)
+    decode = DecodeConfig(block_size=8, max_new_tokens=64, stop_at_eos=False, **settings)  # type: ignore[arg-type]
+    scheduler = Scheduler(
+        decode,
+        mask_token_id=config.mask_token_id,
+        eos_token_id=config.eos_token_id,
+        num_slots=engine.capacity.num_slots,
+    )
+    requests = iter(GenerationRequest(str(number), prompt) for number, prompt in enumerate(prompts))
+    ended = [result for result in decode_requests(requests, scheduler, engine) if isinstance(result, Completion)]
+    return {result.id: result.canvas_token_ids for result in ended}
+
+
+PROMPTS = [tuple(range(10, 10 + length)) for length in (5, 23, 60, 9)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_lookahead": 3},
+        {"num_lookahead": 3, "shift_row": "fresh"},
+        {"num_lookahead": 2, "window_attention": "block_causal"},
+        {"num_lookahead": 2, "strategy": "fast_dllm", "cache": "dual"},
+        {"num_lookahead": 1, "temperature": 0.8, "top_p": 0.9},
+    ],
+    ids=lambda settings: "-".join(str(value) for value in settings.values()),
+)
+def test_padded_passes_decode_the_same_tokens(settings: dict[str, object]) -> None:
+    plain = decode(make_engine(is_static=False), PROMPTS[:2], **settings)
+    padded = decode(make_engine(is_static=True), PROMPTS[:2], **settings)
+    assert padded == plain
+
+
+def test_requests_of_different_length_share_steps_without_touching_one_another() -> None:
+    alone = [decode(make_engine(is_static=False), [prompt], num_lookahead=2)["0"] for prompt in PROMPTS]
+    together = decode(make_engine(is_static=True, num_slots=3), PROMPTS, num_lookahead=2)
+    assert [together[str(number)] for number in range(len(PROMPTS))] == alone
+
+
+def test_a_split_step_equals_one_padded_pass() -> None:
+    split, whole = make_engine(is_static=False, num_slots=4), make_engine(is_static=False, num_slots=4)
+    object.__setattr__(split.passes.buckets, "knee", 4.0)
+    object.__setattr__(whole.passes.buckets, "knee", 1e9)
+    assert decode(split, PROMPTS, num_lookahead=2) == decode(whole, PROMPTS, num_lookahead=2)
+
+
+def test_padding_never_reaches_what_is_read() -> None:
+    engine, plan = make_engine(is_static=True), a_plan(num_rows=3, width=19)
+    first = engine.forward(plan)
+    for entry in engine.passes.layers._entries.values():
+        entry.buffers._padding[: entry.buffers._entries[0].size] = 3  # other tokens where nobody looks
+    again = engine.forward(plan)
+    assert np.array_equal(first.token_RW[plan.is_read_RW], again.token_RW[plan.is_read_RW])
+    torch.testing.assert_close(first.confidence_RW[plan.is_read_RW], again.confidence_RW[plan.is_read_RW])
+
+
+@pytest.mark.parametrize(
+    ("widths", "wide"),
+    [
+        ([64, 64, 96], None),
+        ([1056, 64, 64, 64], [1056]),
+        ([64], None),
+        ([900, 1056, 32, 32], [900, 1056]),
+    ],
+)
+def test_prompts_are_forwarded_apart_from_decoding_rows(widths: list[int], wide: list[int] | None) -> None:
+    width_R = np.array(widths)
+    is_wide = widest_apart(width_R, knee=184)
+    assert (None if is_wide is None else width_R[is_wide].tolist()) == wide
+
+
+def a_plan(num_rows: int, width: int) -> StepPlan:
+    config = load_model_config(MODEL)
+    return synthetic_plan(config, num_rows=num_rows, width=width, num_cached=0, read_share=0.5)

@@ -1,0 +1,69 @@
+"""A runner captures each shape once, replays it on the same buffers, and without capture runs every time afresh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from graphs.runner import GraphRunner
+
+
+class Recorder:
+    """A capture that replays by calling, and counts."""
+
+    def __init__(self) -> None:
+        self.num_captured = 0
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.num_captured += 1
+        return work
+
+    def allocated_bytes(self) -> int:
+        return 0
+
+
+def doubling(capture: Recorder | None) -> GraphRunner[int, list[int]]:
+    def forward(key: int, buffers: list[int]) -> None:
+        buffers[1] = 2 * buffers[0]
+
+    return GraphRunner("doubling", lambda key: [0] * key, forward, capture)
+
+
+def test_a_shape_is_captured_once_and_keeps_its_buffers() -> None:
+    capture = Recorder()
+    runner = doubling(capture)
+    first = runner.entry(2)
+    first.buffers[0] = 21
+    first.run()
+    assert first.buffers[1] == 42
+    assert runner.entry(2) is first
+    assert capture.num_captured == runner.num_captured == 1
+    runner.entry(3)
+    assert capture.num_captured == 2
+
+
+def test_without_capture_every_run_has_its_own_buffers() -> None:
+    runner = doubling(None)
+    entries = [runner.entry(2), runner.entry(2)]
+    entries[0].buffers[0] = 4
+    for entry in entries:
+        entry.run()
+    assert [entry.buffers for entry in entries] == [[4, 8], [0, 0]]
+    assert runner.num_captured == 0
+
+
+def test_a_shape_that_is_not_to_be_captured_runs_as_it_is() -> None:
+    capture = Recorder()
+    doubling(capture).entry(2, is_captured=False).run()
+    assert capture.num_captured == 0
+
+
+def test_work_runs_before_it_is_captured() -> None:
+    order: list[str] = []
+
+    class Watching(Recorder):
+        def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+            order.append("capture")
+            return super().__call__(work)
+
+    GraphRunner("order", lambda key: None, lambda key, buffers: order.append("work"), Watching()).entry(1)
+    assert order == ["work", "capture"]
