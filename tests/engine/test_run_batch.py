@@ -120,11 +120,8 @@ def test_a_killed_worker_ends_the_job_and_a_restart_finishes_it(tmp_path: Path, 
     assert sorted(texts(tmp_path)) == list(range(num_done + 2))
 
 
-@pytest.mark.parametrize("mesh", [{}, {"data_parallel_size": 2}], ids=["one process", "two"])
-def test_a_killed_launcher_leaves_no_worker_that_goes_on_writing(
-    tmp_path: Path, model: Path, mesh: dict[str, int]
-) -> None:
-    write_files(tmp_path, model, num_requests=400, mesh=mesh)
+def test_a_killed_launcher_leaves_no_worker_that_goes_on_writing(tmp_path: Path, model: Path) -> None:
+    write_files(tmp_path, model, num_requests=400, mesh={"data_parallel_size": 2})
     process = start(tmp_path)
     wait_for_lines(tmp_path / "o.jsonl", 2)
     process.kill()
@@ -133,16 +130,13 @@ def test_a_killed_launcher_leaves_no_worker_that_goes_on_writing(
     assert len(texts(tmp_path)) >= 22
 
 
-@pytest.mark.parametrize(("signal_number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_to_the_launcher_stops_all_workers(
-    tmp_path: Path, model: Path, signal_number: signal.Signals, exit_code: int
-) -> None:
+def test_an_interrupted_launcher_stops_all_workers(tmp_path: Path, model: Path) -> None:
     write_files(tmp_path, model, num_requests=400, mesh={"branch_parallel_size": 2})
     process = start(tmp_path)
     wait_for_lines(tmp_path / "o.jsonl", 2)
-    process.send_signal(signal_number)
-    _, errors = finish(process, expected=exit_code)
-    assert f"stopped by {signal_number.name}; " in errors
+    process.send_signal(signal.SIGINT)
+    _, errors = finish(process, expected=130)
+    assert "stopped by SIGINT; " in errors
     assert "Traceback" not in errors
     assert len(texts(tmp_path)) >= 2
 
