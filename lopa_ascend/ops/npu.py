@@ -20,13 +20,15 @@ _V1, _V2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v
 
 
 def npu_ops(attention_version: AttentionVersion = 2) -> Ops:
-    """Operations on npu tensors. Raises MissingCapability without torch_npu, CANN or the attention asked for."""
-    torch_npu = load_torch_npu()
+    """Operations on npu tensors. MissingCapability: no torch_npu, CANN, device, or the attention asked for."""
+    torch_npu = require_devices(1)
     name = _V2 if attention_version == 2 else _V1
     if not hasattr(torch_npu, name):
         raise MissingCapability(
             f"torch-npu {version('torch-npu')} has no {name}: install the release that lopa[ascend] pins"
         )
+    # Off by default, and then a cast to FRACTAL_NZ quietly gives the plain format.
+    torch_npu.npu.config.allow_internal_format = True
     return Ops(torch_npu, attention_version)
 
 
@@ -51,8 +53,8 @@ def load_torch_npu() -> Any:
         ) from None
 
 
-def require_devices(count: int) -> None:
-    """Raises MissingCapability unless at least `count` Ascend devices are visible to this process."""
+def require_devices(count: int) -> Any:
+    """torch_npu. Raises MissingCapability unless at least `count` Ascend devices are visible to this process."""
     torch_npu = load_torch_npu()
     visible = torch_npu.npu.device_count() if torch_npu.npu.is_available() else 0
     if visible == 0:
@@ -64,6 +66,23 @@ def require_devices(count: int) -> None:
             f"the profile needs {count} Ascend devices on this node and {visible} are visible: "
             "lower its mesh, or widen ASCEND_RT_VISIBLE_DEVICES"
         )
+    return torch_npu
+
+
+def keep_kv_writes_in_place() -> None:
+    """Tell the npugraph_ex compiler that the KV write may run in place; it knows this of three other operators only.
+
+    Without it every layer of a compiled step copies both caches whole, into a functional write and back.
+    """
+    load_torch_npu()
+    try:
+        passes = import_module("npugraph_ex._acl_concrete_graph.graph_pass")
+        register = passes.register_inplaceable_npu_op
+    except (ImportError, AttributeError):
+        raise MissingCapability(
+            f"torch-npu {version('torch-npu')} hides its in-place pass: set graph.mode to npugraph in the profile"
+        ) from None
+    register("npu_scatter_pa_kv_cache_functional", "npu_scatter_pa_kv_cache", mutated_arg=[2, 3])
 
 
 def _release(full: str) -> str:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from sim import runtime
-
-# torch would import an installed torch_npu by itself, and fail where there is no CANN.
-os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, release: str, module: Any) -> None:
 
 
 def with_devices(count: int) -> SimpleNamespace:
-    return SimpleNamespace(npu=SimpleNamespace(is_available=lambda: count > 0, device_count=lambda: count))
+    devices = {"is_available": lambda: count > 0, "device_count": lambda: count, "config": SimpleNamespace()}
+    return SimpleNamespace(npu=SimpleNamespace(**devices))
 
 
 def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +59,7 @@ def test_no_cann(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None
 def test_cann_but_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, torch.__version__, with_devices(0))
     with pytest.raises(MissingCapability, match="no Ascend device is visible"):
-        require_devices(1)
+        npu_ops()
 
 
 def test_too_few_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +70,9 @@ def test_too_few_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_release_without_the_attention_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, torch.__version__, SimpleNamespace(npu_fused_infer_attention_score=None))
+    without_v2 = with_devices(1)
+    without_v2.npu_fused_infer_attention_score = None
+    pretend(monkeypatch, torch.__version__, without_v2)
     assert npu_ops(attention_version=1).attention_version == 1
     with pytest.raises(MissingCapability, match="has no npu_fused_infer_attention_score_v2"):
         npu_ops(attention_version=2)

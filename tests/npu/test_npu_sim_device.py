@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lopa_ascend.ops import OpRuleError
+from lopa_ascend.ops import OpRuleError, npu_ops
 
 pytestmark = [pytest.mark.sim, pytest.mark.usefixtures("npu")]
 
@@ -66,6 +66,14 @@ def test_a_weight_in_nz_is_read_by_the_product_only(torch_npu: Any) -> None:
     for misuse in (lambda: cast[:, :4], lambda: cast.view(-1), lambda: cast.copy_(weight), lambda: cast + 1):
         with pytest.raises(OpRuleError, match="cast last"):
             misuse()
+
+
+def test_the_npu_lane_allows_nz_formats(torch_npu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off by default, where torch_npu quietly creates the plain format instead."""
+    options: dict[str, str] = {}
+    monkeypatch.setattr(torch_npu._C, "_npu_setOption", options.update)
+    npu_ops()
+    assert options == {"ALLOW_INTERNAL_FORMAT": "enable"}
 
 
 def test_the_stream_of_calls_is_recorded(npu: Any, torch_npu: Any) -> None:

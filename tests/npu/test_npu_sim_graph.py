@@ -114,10 +114,3 @@ def test_what_cannot_be_captured_is_refused(work: Callable[[Tensor], Any]) -> No
 def test_a_graph_is_captured_before_it_is_replayed() -> None:
     with pytest.raises(RuntimeError, match="not captured"):
         torch.npu.NPUGraph().replay()
-
-
-def test_npugraph_ex_compiles_eagerly() -> None:
-    compiled = torch.compile(
-        lambda a, b: torch.relu(a @ b) + 1, backend="npugraph_ex", dynamic=False, options={"force_eager": True}
-    )
-    assert compiled(torch.ones(2, 3).npu(), torch.ones(3, 2).npu()).tolist() == [[4.0, 4.0], [4.0, 4.0]]

@@ -34,7 +34,11 @@ class Call:
     @property
     def changes_nothing(self) -> bool:
         """Answered from metadata: a view, or memory without contents."""
-        return self.func.is_view or self.name in _WITHOUT_CONTENTS
+        return self.func.is_view or self.is_allocation or self.name in _METADATA
+
+    @property
+    def is_allocation(self) -> bool:
+        return self.name in _ALLOCATIONS
 
     @property
     def target(self) -> torch.device | None:
@@ -65,10 +69,15 @@ class Call:
         return Signature(self.name, (*map(_describe, positional), *options))
 
 
-_WITHOUT_CONTENTS = {
-    "aten::detach",
+_ALLOCATIONS = {
     "aten::empty.memory_format",
+    "aten::empty_like",
     "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+}
+_METADATA = {
+    "aten::detach",
     "aten::is_same_size",
     "aten::lift_fresh",
     "aten::record_stream",

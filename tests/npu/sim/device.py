@@ -43,6 +43,11 @@ class SimulatedNpu(TorchDispatchMode):
         self.graphs = graph.GraphState()
         self._record = record
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Part of the machine: without this torch.compile quietly runs everything eagerly."""
+        return True
+
     def __enter__(self) -> SimulatedNpu:
         _thread.stack = [*getattr(_thread, "stack", []), self]
         super().__enter__()
@@ -58,12 +63,7 @@ class SimulatedNpu(TorchDispatchMode):
             return self.graphs.update.take(call)
         self.graphs.refuse_if_blocked(call)
         capture = self.graphs.capture
-        if capture is None:
-            return self.execute(call)
-        capture.before(call)
-        result = self.execute(call)
-        capture.after(call, result)
-        return result
+        return self.execute(call) if capture is None else capture.run(call)
 
     def execute(self, call: Call) -> Any:
         if not call.npu and call.target is None:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from sim.calls import Call, SimulationError, host_view, npu_tensors
+from sim import collectives, contract, table
+from sim.calls import Call, SimulationError, host_view, rebuild
 
 _READS_ON_HOST = {
     "aten::_local_scalar_dense",
@@ -61,47 +62,65 @@ class GraphState:
 
 
 class Capture:
+    """Records operators without running them: their results have shapes but no contents until the first replay."""
+
     def __init__(self) -> None:
         self.tape: Tape = []
         self.group: Tape | None = None
-        self._before: dict[int, tuple[Tensor, Tensor]] = {}
-        self._fresh: set[int] = set()
 
-    def before(self, call: Call) -> None:
-        if call.npu and call.name in _READS_ON_HOST:
-            raise SimulationError(f"{call.name} reads device data on the host: not capturable")
-        if call.name in ("aten::_to_copy", "aten::copy_") and _crosses(call):
-            raise SimulationError(f"{call.name} copies between host and device: not capturable")
-        for tensor in call.written():
-            self._remember(tensor)
-
-    def after(self, call: Call, result: Any) -> None:
-        outputs = npu_tensors(result)
-        if not call.npu and not outputs:
-            return
-        given = {id(leaf) for leaf in call.leaves}
-        if not call.func.is_view:
-            self._fresh |= {_storage(tensor) for tensor in outputs if id(tensor) not in given}
+    def run(self, call: Call) -> Any:
+        if not call.npu and call.target is None:
+            return call.func(*call.args, **call.kwargs)
+        _refuse_host_traffic(call)
+        result = self._result(call)
         entry = Entry("operator", call, result)
         self.tape.append(entry)
         if self.group is not None and not call.func.is_view:
             self.group.append(entry)
+        return result
 
-    def finish(self) -> Tape:
-        """Restore what the capture overwrote; results are undefined until the first replay."""
-        for whole, contents in self._before.values():
-            host_view(whole).copy_(contents)
-        for entry in self.tape:
-            for tensor in npu_tensors(entry.result):
-                if _storage(tensor) in self._fresh and tensor.numel():
-                    _poison(host_view(tensor))
-        return self.tape
+    def _result(self, call: Call) -> Any:
+        if call.changes_nothing:
+            result = call.func(*call.args, **call.kwargs)
+            if call.is_allocation:
+                _poison(host_view(result))
+            return result
+        if call.func.namespace == "c10d":
+            return collectives.run(call, on_copies=True)
+        return _outputs_without_contents(call)
 
-    def _remember(self, tensor: Tensor) -> None:
-        key = _storage(tensor)
-        if key not in self._before and key not in self._fresh:
-            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-            self._before[key] = whole, host_view(whole).clone()
+
+def _outputs_without_contents(call: Call) -> Any:
+    """What the meta kernel says comes out; an argument that is returned is the argument itself."""
+    device = call.npu[0].device if call.npu else call.target
+    given: dict[int, Tensor] = {}
+
+    def to_meta(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            meta = leaf.to("meta")
+            given[id(meta)] = leaf
+            return meta
+        return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+
+    args, kwargs = call.mapped(to_meta)
+    leaves, structure = tree_flatten(_run_on_meta(call, args, kwargs))
+    placed = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and id(leaf) not in given:
+            fresh = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=device)
+            _poison(host_view(fresh))
+            leaf = fresh
+        placed.append(given.get(id(leaf), leaf))
+    return rebuild(placed, structure)
+
+
+def _run_on_meta(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if "out" in kwargs:
+        return tuple(kwargs["out"])
+    if call.func.namespace == "npu" and not contract.has_meta_kernel(call.name):
+        return table.execute(call.name, args, kwargs)
+    kwargs.pop("pin_memory", None)
+    return call.func(*args, **kwargs)
 
 
 class TaskUpdate:
@@ -167,10 +186,14 @@ def _repeat(entry: Entry) -> None:
             new.wait()
 
 
-def _crosses(call: Call) -> bool:
-    source = call.args[0].device
+def _refuse_host_traffic(call: Call) -> None:
+    if call.npu and call.name in _READS_ON_HOST:
+        raise SimulationError(f"{call.name} reads device data on the host: not capturable")
+    if call.name not in ("aten::_to_copy", "aten::copy_"):
+        return
     other = call.args[1].device if call.name == "aten::copy_" else call.kwargs.get("device")
-    return other is not None and torch.device(other).type != source.type
+    if other is not None and torch.device(other).type != call.args[0].device.type:
+        raise SimulationError(f"{call.name} copies between host and device: not capturable")
 
 
 def _poison(host: Tensor) -> None:
@@ -178,10 +201,6 @@ def _poison(host: Tensor) -> None:
         host.fill_(float("nan"))
     elif host.dtype != torch.bool:
         host.fill_(torch.iinfo(host.dtype).min)
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _device() -> Any:
@@ -217,7 +236,7 @@ def _patch_graph(kind: Any) -> None:
     def capture_end(self: Any) -> None:
         state = _state()
         capture, state.capture = state.capture, None
-        self.simulated_tape = capture.finish()
+        self.simulated_tape = capture.tape
         native_end(self)
 
     def run(self: Any) -> None:

@@ -50,13 +50,30 @@ def _call(twin: Callable[..., Any], operator: str, args: tuple[Any, ...], kwargs
 
 @cache
 def _special() -> dict[str, Callable[..., Any]]:
-    """The attention operator's forms for captured graphs: output given, workspace and output shapes asked for."""
-    table: dict[str, Callable[..., Any]] = {}
+    """Forms of an operator that the engine's code does not name, but torch_npu's graph machinery does."""
+    table: dict[str, Callable[..., Any]] = {
+        "npu_apply_rotary_pos_emb": _rotate,
+        "npu_scatter_pa_kv_cache_functional": _scatter_into_copies,
+    }
     for operator in _ATTENTION:
         table[f"{operator}.out"] = _writing_into(operator)
         table[f"_{operator}_get_max_workspace"] = _workspace
         table[f"_{operator}_infer_output"] = _infer_output
     return table
+
+
+def _rotate(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """Overwrites its inputs, as documented, and returns other tensors, as its schema says: neither may be relied on."""
+    rotated = _call(twins.npu_apply_rotary_pos_emb, "npu_apply_rotary_pos_emb", (query, key, *args), kwargs)
+    return rotated[0].clone(), rotated[1].clone()
+
+
+def _scatter_into_copies(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    copies = key_cache.clone(), value_cache.clone()
+    _call(twins.npu_scatter_pa_kv_cache, "npu_scatter_pa_kv_cache", (key, value, *copies, slot_mapping), kwargs)
+    return copies
 
 
 def _writing_into(operator: str) -> Callable[..., Any]:
