@@ -186,10 +186,18 @@ def _scored(line: InputLine, completion: Completion, text: str) -> dict[str, Any
     if "kind" in line.fields:
         record["kind"] = line.fields["kind"]
     if is_checkable(line):
-        from common.scoring import score
-
-        record["correct"] = score(line.fields, text)
+        record |= _mark(line, text)
     return record
+
+
+def _mark(line: InputLine, text: str) -> dict[str, Any]:
+    from common.scoring import score
+
+    try:
+        return {"correct": score(line.fields, text)}
+    except (ValueError, ArithmeticError, LookupError, TypeError) as error:
+        # The answer in the input is not one that can be compared with; the completion is as good as any other.
+        return {"unscored": f"{type(error).__name__}: {error}"}
 
 
 def is_checkable(line: InputLine) -> bool:

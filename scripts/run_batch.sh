@@ -3,8 +3,8 @@
 #
 #   scripts/run_batch.sh PROFILE RUN [--set key=value ...] [--overwrite] [--retry-errors]
 #
-# PROFILE and RUN are YAML files, or the names of files in configs/profiles and configs/runs. For several nodes start it on
-# each of them with NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT. DRY_RUN=true prints the command. Devices are those of
+# PROFILE and RUN are YAML files, or the names of files in configs/profiles and configs/runs. For several nodes start it
+# on each of them with NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT. DRY_RUN=true prints the command. Devices are those of
 # CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES. PYTHON names the interpreter.
 set -euo pipefail
 if [ $# -lt 2 ] || [ "$1" = -h ] || [ "$1" = --help ]; then

@@ -154,11 +154,12 @@ def test_files_that_do_not_fit_are_refused(
 def test_a_scorable_line_is_marked_and_keeps_its_kind(cpu: DeviceProfile, run: RunConfig) -> None:
     question = "#### 12"
     lines: Lines = [{"question": question, "final": 12, "kind": "math"}, {"question": question, "answer": "so #### 13"}]
-    write_input(run, [*lines, {"question": question, "answer": "no number"}])
+    write_input(run, [*lines, {"question": question, "answer": "no number"}, {"question": question, "final": "many"}])
     metrics = execute(cpu, run)
-    first, second, third = records(run)
+    first, second, third, fourth = records(run)
     assert (first["correct"], first["kind"], second["correct"]) == (True, "math", False)
     assert "correct" not in third and "kind" not in second
+    assert "correct" not in fourth and "unscored" in fourth
     assert metrics is not None and metrics["accuracy"]["share"] == 0.5
 
 
