@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from common.plan import Int, Predictions, StepPlan
 
 if TYPE_CHECKING:
-    from common.config import DeviceProfile, RunConfig
+    from collections.abc import Sequence
+
+    from common.config import DecodeConfig, DeviceProfile, RunConfig
     from common.launch import Mesh
 
 ENGINES = {"lopa_cuda": "lopa_cuda.engine", "lopa_ascend": "lopa_ascend.engine"}
@@ -29,6 +31,13 @@ class Capacity:
 
     num_slots: int
     max_model_len: int
+
+    def can_hold(self, prompt_lengths: Sequence[int], decode: DecodeConfig) -> bool:
+        """Whether requests with these prompts can be decoded at once. Every rank of a replica gets the same answer.
+
+        Slots always fit; an engine whose requests share memory of another kind overrides this.
+        """
+        return True
 
 
 class Engine(Protocol):

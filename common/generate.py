@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from common.config import ConfigError, DecodeConfig, DeviceProfile, RunConfig
-from common.engine import Engine, build_engine
+from common.engine import Capacity, Engine, build_engine
 from common.models.config import ModelConfig, load_model_config
-from common.request import Completion, GenerationRequest, Rejection
+from common.request import Completion, GenerationRequest, Rejection, RequestQueue
 from common.scheduler import FindStop, Scheduler
 from common.tokenizer import Tokenizer, load_tokenizer
 
@@ -16,9 +16,10 @@ from common.tokenizer import Tokenizer, load_tokenizer
 def decode_requests(
     requests: Iterator[GenerationRequest], scheduler: Scheduler, engine: Engine
 ) -> Iterator[Completion | Rejection]:
-    """Decode all requests, as many at once as the engine has slots; yield each as it ends."""
+    """Decode all requests, as many at once as the engine can hold; yield each as it ends."""
+    queue = RequestQueue(requests)
     while True:
-        yield from admit_requests(requests, scheduler, engine)
+        yield from admit_requests(queue, scheduler, engine)
         if not scheduler.active:
             return
         plan = scheduler.plan_step()
@@ -28,23 +29,35 @@ def decode_requests(
         yield from scheduler.advance(winners)
 
 
-def admit_requests(requests: Iterator[GenerationRequest], scheduler: Scheduler, engine: Engine) -> Iterator[Rejection]:
-    """Fill the free slots; reject what cannot be decoded."""
-    room = engine.capacity.max_model_len - scheduler.decode.max_new_tokens
-    while scheduler.has_free_slot:
-        request = next(requests, None)
-        if request is None:
-            return
-        if not request.prompt:
-            yield Rejection(request.id, "the prompt is empty; give at least one token")
-        elif len(request.prompt) > room:
-            yield Rejection(
-                request.id,
-                f"the prompt has {len(request.prompt)} tokens, {room} fit beside max_new_tokens "
-                f"{scheduler.decode.max_new_tokens}; shorten it or raise max_model_len in the profile",
-            )
-        else:
+def admit_requests(queue: RequestQueue, scheduler: Scheduler, engine: Engine) -> Iterator[Rejection]:
+    """Fill the free slots while the engine has room; reject what it could not decode if it were empty."""
+    while scheduler.has_free_slot and (request := queue.first()) is not None:
+        reason = _why_impossible(request, scheduler.decode, engine.capacity)
+        if reason is None:
+            prompt_lengths = [decoding.prompt_length for decoding in scheduler.active]
+            if not engine.capacity.can_hold([*prompt_lengths, len(request.prompt)], scheduler.decode):
+                return
             scheduler.admit(request)
+        queue.take()
+        if reason is not None:
+            yield Rejection(request.id, reason)
+
+
+def _why_impossible(request: GenerationRequest, decode: DecodeConfig, capacity: Capacity) -> str | None:
+    num_tokens, room = len(request.prompt), capacity.max_model_len - decode.max_new_tokens
+    if not num_tokens:
+        return "the prompt is empty; give at least one token"
+    if num_tokens > room:
+        return (
+            f"the prompt has {num_tokens} tokens, {room} fit beside max_new_tokens {decode.max_new_tokens}; "
+            "shorten it or raise max_model_len in the profile"
+        )
+    if not capacity.can_hold([num_tokens], decode):
+        return (
+            f"the prompt of {num_tokens} tokens and max_new_tokens {decode.max_new_tokens} do not fit the engine's KV "
+            "memory; lower max_new_tokens or num_lookahead, or raise gpu_memory_utilization in the profile"
+        )
+    return None
 
 
 class Generator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,6 +15,23 @@ class GenerationRequest:
 
     id: str
     prompt: tuple[int, ...]
+
+
+class RequestQueue:
+    """Requests in order, pulled one at a time; the first stays until it is taken, so it can wait for room."""
+
+    def __init__(self, requests: Iterator[GenerationRequest]) -> None:
+        self._requests = requests
+        self._first: GenerationRequest | None = None
+
+    def first(self) -> GenerationRequest | None:
+        """None: there are no more."""
+        if self._first is None:
+            self._first = next(self._requests, None)
+        return self._first
+
+    def take(self) -> None:
+        self._first = None
 
 
 @dataclass(frozen=True, slots=True)
