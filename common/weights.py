@@ -263,14 +263,17 @@ def load_weights(
     load_format: Literal["auto", "dummy"] = "auto",
     seed: int = 0,
     device: torch.device | str = "cpu",
+    source: TensorSource | None = None,
+    without: Collection[str] = (),
 ) -> dict[str, torch.Tensor]:
     """This rank's parameters by our names (see RULES); dummy weights read no file of `folder`.
 
+    source: where tensors come from instead. without: parameters, by our names, that come from elsewhere.
     Raises ConfigError naming file, tensor and fix.
     """
     check_tensor_parallel(config, tp_size)
-    source: TensorSource
-    source = DummySource(config, dtype, seed, device) if load_format == "dummy" else SafetensorsFolder(folder)
+    if source is None:
+        source = DummySource(config, dtype, seed, device) if load_format == "dummy" else SafetensorsFolder(folder)
     if tp_rank == 0:
         _warn_of_unused(source, config)
     if lora_path is not None:
@@ -280,6 +283,8 @@ def load_weights(
     shapes = checkpoint_shapes(config)
     weights = {}
     for rule in rules_of(config):
+        if rule.name in without:
+            continue
         parts = [
             _read_share(source, piece.name, shapes[piece.name], rule.split, tp_rank, tp_size) for piece in rule.pieces
         ]

@@ -10,15 +10,16 @@ from common.config import ConfigError, DecodeConfig, DeviceProfile, RunConfig
 from common.engine import Capacity, MissingCapability
 from common.launch import Mesh, init_mesh, local_rank
 from common.models.config import ModelConfig, load_model_config
-from common.models.dream import build_dream
-from common.weights import load_weights
 from graphs.buckets import Buckets
 from graphs.runner import Capture
+from lopa_cuda.all_reduce import choose_all_reduce
 from lopa_cuda.engine import CudaEngine
 from lopa_cuda.kv_cache import StaticKVCache
+from lopa_cuda.load import load_model
 from lopa_cuda.ops import CudaOps, TorchOps
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.passes import Passes
+from lopa_cuda.warmup import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +44,12 @@ def assemble(profile: DeviceProfile, run: RunConfig, capture: Capture | None = N
     capacity = Capacity(run.max_num_requests, min(profile.max_model_len, config.max_position_embeddings))
     captured_tokens = buckets.max_tokens if capture else 0
     cache = _build_cache(config, mesh, capacity, captured_tokens, dtype, device, profile)
-    collectives = Collectives(mesh)
-    weights = load_weights(
-        run.model, config, tp_rank=mesh.tp_rank, tp_size=mesh.tp_size, dtype=dtype, lora_path=run.lora_path,
-        load_format=run.load_format, device=device if run.load_format == "dummy" else "cpu",
-    )  # fmt: skip
+    collectives = Collectives(mesh, choose_all_reduce(mesh.tp_group, device))
     ops = _ops(profile, config, cache, collectives)
-    model = build_dream(config, ops, weights, tp_rank=mesh.tp_rank, tp_size=mesh.tp_size, device=device)
+    model = load_model(profile, run, config, ops, mesh, device)
     passes = Passes(model, ops, cache, collectives, device, buckets, capture, profile.collective_timeout_s)
+    if capture and ops.reads_device_lengths:
+        warm_up(passes, config, run.decode, capacity.num_slots, mesh.bp_size)
     details = {"kernels": type(ops).__name__, "graph": profile.graph.mode if capture else "eager"}
     return CudaEngine(passes, cache, collectives, capacity, details)
 

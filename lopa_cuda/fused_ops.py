@@ -1,7 +1,8 @@
 """The decoder stages in fused kernels (lopa_cuda.kernels): what runs on a GPU in bf16, int8 or fp8.
 
 A linear hands its split-K parts to the stage behind it (a norm, the rotary stage), which adds them while it reads. A
-stage in front of a quantized linear writes its output quantized.
+stage in front of a quantized linear writes its output quantized, and a stage in front of any linear pulls the beginning
+of that linear's weight into L2 while it computes.
 """
 
 from __future__ import annotations
@@ -33,12 +34,11 @@ class FusedOps:
         self.cache = cache
         self.rotary = rotary_table(cache.max_model_len, config.head_size, config.rope_theta, cache.committed.device)
         self._collectives = collectives
-        self._attention_quantize: list[kernels.Quantize | None] = [None] * config.num_layers
+        self._behind_attention: list[nn.Module] = []
 
     def adopt(self, model: nn.Module) -> None:
-        """Look at the linears behind attention: whether they want its output quantized."""
         layers = model.get_submodule("layers")
-        self._attention_quantize = [quantize_for(layer.get_submodule("o_proj")) for layer in layers.children()]
+        self._behind_attention = [layer.get_submodule("o_proj") for layer in layers.children()]
 
     def plan(self, step: DeviceStep) -> DeviceStep:
         return step
@@ -46,7 +46,8 @@ class FusedOps:
     def norm(
         self, x_TD: Any, residual_TD: Tensor | None, norm: RMSNorm, consumer: nn.Module | None
     ) -> tuple[Activation, Tensor]:
-        return kernels.add_rms_norm(x_TD, residual_TD, norm.weight, norm.eps, quantize=quantize_for(consumer))
+        quantize, weight = quantize_for(consumer), None if consumer is None else consumer.weight
+        return kernels.add_rms_norm(x_TD, residual_TD, norm.weight, norm.eps, quantize=quantize, prefetch=weight)
 
     def linear(self, x: Activation, linear: nn.Module) -> Any:
         """[T, E], or its split-K parts."""
@@ -54,7 +55,9 @@ class FusedOps:
 
     def mlp(self, x: Activation, gate_up: nn.Module, down: nn.Module) -> Any:
         weight, _, scale = _operands(gate_up)
-        activated = kernels.gate_up_swiglu(_input(x, gate_up), weight, scale, quantize=quantize_for(down))
+        activated = kernels.gate_up_swiglu(
+            _input(x, gate_up), weight, scale, quantize=quantize_for(down), prefetch=down.weight
+        )
         return self.linear(activated, down)
 
     def all_reduce(self, x_TD: Any) -> Any:
@@ -67,15 +70,18 @@ class FusedOps:
         window = self.cache.window[layer, :, : num_rows * width].unflatten(1, (num_rows, width))
         position_T = step.position_RW.flatten()
         q_TNH = kernels.rope_prewrite(qkv_TE, position_T, self.rotary, window, num_heads=self.num_heads, width=width)
+        behind = self._behind_attention[layer]
         return kernels.window_attention(
             q_TNH, self.cache.committed[layer], window,
             slot_R=step.slot_R, start_R=step.start_R, num_keys_R=step.num_keys_R, cached_R=step.cached_R,
-            horizon_RW=step.horizon_RW, quantize=self._attention_quantize[layer],
+            horizon_RW=step.horizon_RW, quantize=quantize_for(behind), prefetch=behind.weight,
         )  # fmt: skip
 
+    def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
+        return kernels.linear(hidden_MD, *_operands(head))
+
     def statistics(self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
-        logits_MV = kernels.linear(hidden_MD, *_operands(head))
-        return kernels.head_statistics(logits_MV, vocab_start, sampling.mask_token_id)
+        return kernels.head_statistics(self.logits(hidden_MD, head), vocab_start, sampling.mask_token_id)
 
     def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
         return kernels.merge_statistics(statistics_PM6, strategy)

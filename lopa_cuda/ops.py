@@ -59,8 +59,14 @@ class CudaOps(Ops, Protocol):
 
     reads_device_lengths: bool
 
+    def adopt(self, model: nn.Module) -> None:
+        """Called once, when the model's linears are final."""
+
     def plan(self, step: DeviceStep) -> Any:
         """What `attend` gets as its step; called once a pass, before the layers."""
+
+    def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
+        """[M, V] of this rank's share of the vocabulary."""
 
     def statistics(self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
         """[M, 6] of this rank's share of the vocabulary; see common.sampling."""
@@ -82,6 +88,9 @@ class TorchOps:
         self.rotary = rotary_table(cache.max_model_len, config.head_size, config.rope_theta, cache.committed.device)
         self._tp_sum = collectives.tp_sum
 
+    def adopt(self, model: nn.Module) -> None:
+        pass
+
     def plan(self, step: DeviceStep) -> PlainStep:
         is_visible_R1WX = visible_keys(step.horizon_RW, step.start_R, step.num_keys_R, step.cached_R, step.num_cached)
         return PlainStep(step, self.rotary[step.position_RW.flatten()], is_visible_R1WX)
@@ -100,8 +109,11 @@ class TorchOps:
     def all_reduce(self, x_TD: Tensor) -> Tensor:
         return self._tp_sum(x_TD)
 
+    def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
+        return self.linear(hidden_MD, head)
+
     def statistics(self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
-        return shard_statistics(self.linear(hidden_MD, head), vocab_start, sampling)
+        return shard_statistics(self.logits(hidden_MD, head), vocab_start, sampling)
 
     def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
         return merge_statistics(statistics_PM6, strategy)

@@ -3,6 +3,7 @@ statistics go over tp. With one rank on an axis they cost nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +16,10 @@ from common.launch import Mesh, close_mesh
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    mesh: Mesh
+    """tp_sum: the sum over the tensor-parallel ranks; may overwrite its argument."""
 
-    def tp_sum(self, x: Tensor) -> Tensor:
-        if self.mesh.tp_group is not None:
-            dist.all_reduce(x, group=self.mesh.tp_group)
-        return x
+    mesh: Mesh
+    tp_sum: Callable[[Tensor], Tensor]
 
     def tp_stack(self, x: Tensor) -> Tensor:
         """[...] of every tensor-parallel rank -> [tp, ...]."""

@@ -108,6 +108,11 @@ class Passes:
             "capture_bytes": sum(runner.capture_bytes for runner in runners),
         }
 
+    @property
+    def max_cached(self) -> int:
+        """Cached keys that a pass may look at: RowsKey.num_cached of operators that take lengths from the device."""
+        return self._cache.max_model_len
+
     def rows_key(self, plan: StepPlan, row_of: Int) -> RowsKey:
         """Every rank comes to the same key, since it depends on the plan alone."""
         num_rows, width = row_of.shape[1], plan.width
@@ -115,9 +120,9 @@ class Passes:
         padded_rows, padded_width = shape or (num_rows, width)
         num_cached = int(plan.cached_R[row_of].max())
         if self._ops.reads_device_lengths:
-            num_cached = self._cache.max_model_len
+            num_cached = self.max_cached
         elif shape is not None:
-            num_cached = cached_bucket(num_cached, self._cache.max_model_len)
+            num_cached = cached_bucket(num_cached, self.max_cached)
         return RowsKey(padded_rows, padded_width, num_cached, shape is not None)
 
     def _row_buffers(self, key: RowsKey) -> RowBuffers:
@@ -148,7 +153,7 @@ class Passes:
         if reads.noise_keys is None:
             statistics_M6 = ops.statistics(hidden_MD, head, vocab_start, key.sampling)
             return ops.merge(stack(statistics_M6), key.sampling.strategy)
-        logits_MV = ops.linear(hidden_MD, head)
+        logits_MV = ops.logits(hidden_MD, head)
         return sampled_statistics(
             logits_MV, vocab_start, key.sampling, reads.noise_keys, self._collectives.tp_sum, stack
         )

@@ -6,6 +6,7 @@ cut to this tensor-parallel rank's share.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -62,12 +63,18 @@ class Dream(nn.Module):
 
 
 def build_dream(
-    config: ModelConfig, ops: Ops, weights: dict[str, Tensor], *, tp_rank: int, tp_size: int, device: torch.device
-) -> Dream:
-    """A Dream on `device` with the given weights, which are moved one by one and dropped from the dict."""
+    config: ModelConfig, ops: Ops, weights: dict[str, Tensor], *, tp_rank: int, tp_size: int, device: torch.device,
+    without: Collection[str] = (),
+) -> Dream:  # fmt: skip
+    """A Dream on `device` with the given weights, which are moved one by one and dropped from the dict.
+
+    without: parameters of modules that the caller replaces; they hold nothing.
+    """
     with torch.device("meta"):
         model = Dream(config, ops, tp_rank=tp_rank, tp_size=tp_size)
     for name, parameter in list(model.named_parameters()):
+        if name in without:
+            continue
         parent, _, leaf = name.rpartition(".")
         weight = weights.pop(name)
         if weight.shape != parameter.shape:

@@ -1,0 +1,76 @@
+"""Before the first request: capture the shapes that decoding usually has, so that no step waits for a capture.
+
+Other shapes are captured when they first occur. Every rank captures the same ones in the same order, since passes hold
+collectives.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Iterator
+
+import torch
+
+from common.config import DecodeConfig
+from common.models.config import ModelConfig
+from common.plan import Sampling, assign_rows
+from common.workload import synthetic_plan
+from lopa_cuda.passes import Passes
+from lopa_cuda.step import ReadsKey, RowsKey
+
+logger = logging.getLogger(__name__)
+
+NUM_BLOCKS = 4  # windows of up to so many blocks are captured ahead
+PROMPT_LENGTH = 520  # beyond what is captured: compiles the kernels of a prompt's first pass
+
+
+@torch.inference_mode()
+def warm_up(passes: Passes, config: ModelConfig, decode: DecodeConfig, num_requests: int, bp_size: int) -> None:
+    """Capture windows of whole blocks for all branches of one request and of all, and the heads that go with them."""
+    started = time.perf_counter()
+    sampling = sampling_of(decode, config)
+    most_reads = 0
+    for num_rows, width in usual_shapes(decode, num_requests, bp_size):
+        shape = passes.buckets.shape(num_rows, width)
+        if shape is not None:
+            passes.layers.entry(RowsKey(*shape, passes.max_cached, is_captured=True))
+            most_reads = max(most_reads, num_rows * width)
+    reads = 1
+    while reads <= most_reads:
+        padded = passes.buckets.reads(reads)
+        passes.head.entry(ReadsKey(padded, sampling, is_captured=True))
+        reads = padded + 1
+    _forward_a_prompt(passes, config, bp_size)
+    # A collector pause would fall into some step; what exists now lives as long as the process.
+    gc.collect()
+    gc.freeze()
+    memory = passes.memory()
+    logger.info(
+        "captured %d shapes in %.1f s: graphs hold %.2f GiB",
+        memory["graphs"], time.perf_counter() - started, memory["capture_bytes"] / 2**30,
+    )  # fmt: skip
+
+
+def usual_shapes(decode: DecodeConfig, num_requests: int, bp_size: int) -> Iterator[tuple[int, int]]:
+    """(rows of a rank, window) of one request with all its branches, of its anchor alone, and of all requests."""
+    branches = decode.num_lookahead + 1
+    rows = {-(-count // bp_size) for count in (1, branches, branches * num_requests)}
+    num_blocks = min(NUM_BLOCKS, -(-decode.max_new_tokens // decode.block_size))
+    for blocks in range(1, num_blocks + 1):
+        shift_entries = 0 if decode.shift_row == "stale" else 1 if decode.window_attention == "full" else blocks
+        for num_rows in sorted(rows):
+            yield num_rows, blocks * decode.block_size + shift_entries
+
+
+def sampling_of(decode: DecodeConfig, config: ModelConfig) -> Sampling:
+    """What the scheduler will ask for."""
+    mask_token_id = config.mask_token_id if decode.mask_token_id is None else decode.mask_token_id
+    return Sampling(decode.sampling_strategy, mask_token_id, decode.temperature, decode.top_p, decode.top_k)
+
+
+def _forward_a_prompt(passes: Passes, config: ModelConfig, bp_size: int) -> None:
+    width = min(PROMPT_LENGTH, passes.max_cached)
+    plan = synthetic_plan(config, num_rows=1, width=width, num_cached=0, read_share=0.1)
+    passes.run(plan, assign_rows(plan, bp_size))
