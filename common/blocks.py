@@ -120,7 +120,8 @@ class OneBlockAtATime:
 
     def initial_blocks(self, prompt_length: int) -> list[Block]:
         size = self.decode.block_size
-        starts = range(prompt_length, prompt_length + self.decode.max_new_tokens, size)
+        canvas_length = self.decode.max_new_tokens // size * size
+        starts = range(prompt_length, prompt_length + canvas_length, size)
         canvas = [Block(start, start + size, size, is_fully_activated=True) for start in starts]
         return [Block(0, prompt_length, 0, BlockStatus.IN_CACHE, True), *canvas]
 

@@ -52,7 +52,7 @@ def sliding_window_score(
 
 def random_score(confidence_BW: Float, masked_BW: Bool, decode: DecodeConfig, rng: np.random.Generator) -> Score:
     """A control: what lookahead is worth without selection."""
-    return rng.random(confidence_BW.shape[0])
+    return rng.random(confidence_BW.shape[:1])
 
 
 BRANCH_SCORES: dict[str, BranchScore] = {
@@ -65,7 +65,7 @@ BRANCH_SCORES: dict[str, BranchScore] = {
 SPAWN_RULES: dict[str, SpawnRule] = {
     "confident": lambda confidence_W, rng: confidence_W,
     "uncertain": lambda confidence_W, rng: -confidence_W,
-    "random": lambda confidence_W, rng: rng.random(confidence_W.shape[0]),
+    "random": lambda confidence_W, rng: rng.random(confidence_W.shape[:1]),
 }
 
 

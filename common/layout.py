@@ -7,12 +7,16 @@ by a shift entry, a second query of position p - 1 that sees what p sees and pro
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
+import numpy.typing as npt
 
 from common.config import DecodeConfig
 from common.plan import Bool, CommitSpan, Int, Predictions, Sampling, StepPlan
 from common.state import Aligned, RequestStep
 
+Number = TypeVar("Number", bound=np.generic)
 UNBOUNDED = int(np.iinfo(np.int32).max)  # padding may look at everything in its row, so that it stays finite
 
 
@@ -57,7 +61,7 @@ def lay_out(steps: list[RequestStep], decode: DecodeConfig, sampling: Sampling) 
 def _fill_per_row(step: RequestStep, per_row: Int) -> None:
     decoding, window = step.decoding, step.window
     num_keys_B = step.end_B - window.start
-    values = (
+    values: tuple[Int | int, ...] = (
         window.start,
         num_keys_B,
         num_keys_B + len(step.shift_entry_of),
@@ -138,17 +142,20 @@ def _fill_shift_entries(
 def align(step: RequestStep, predictions: Predictions) -> Aligned:
     """Move every prediction to the position it speaks of (the shift of design 1.2, point 4)."""
     carry = step.decoding.carry
-    firsts = (carry.token, carry.probability, carry.confidence) if carry else (-1, 0.0, 0.0)
-    sources = predictions.token_RW, predictions.probability_RW, predictions.confidence_RW
-    width = step.window.end - step.window.start
-    aligned = []
-    for source_RW, first in zip(sources, firsts, strict=True):
-        source_BW = source_RW[step.first_row : step.last_row]
-        aligned_BW = np.empty((source_BW.shape[0], width), dtype=source_BW.dtype)
-        aligned_BW[:, 0] = first
-        aligned_BW[:, 1:] = source_BW[:, : width - 1]
-        for block_start, place in step.shift_entry_of.items():
-            entry_B = step.end_B - step.window.start + place
-            aligned_BW[:, block_start - step.window.start] = source_BW[np.arange(len(entry_B)), entry_B]
-        aligned.append(aligned_BW)
-    return Aligned(*aligned)
+    return Aligned(
+        _shift(step, predictions.token_RW, carry.token if carry else -1),
+        _shift(step, predictions.probability_RW, carry.probability if carry else 0.0),
+        _shift(step, predictions.confidence_RW, carry.confidence if carry else 0.0),
+    )
+
+
+def _shift(step: RequestStep, source_RW: npt.NDArray[Number], first: float) -> npt.NDArray[Number]:
+    start, width = step.window.start, step.window.end - step.window.start
+    source_BW = source_RW[step.first_row : step.last_row]
+    aligned_BW = np.empty((len(step.end_B), width), dtype=source_BW.dtype)
+    aligned_BW[:, 0] = first
+    aligned_BW[:, 1:] = source_BW[:, : width - 1]
+    for block_start, place in step.shift_entry_of.items():
+        entry_B = step.end_B - start + place
+        aligned_BW[:, block_start - start] = source_BW[np.arange(len(entry_B)), entry_B]
+    return aligned_BW

@@ -15,7 +15,7 @@ from typing import Any
 from common.config import ConfigError, DecodeConfig, DeviceProfile, RunConfig
 from common.engine import Engine, build_engine
 from common.generate import decode_requests
-from common.request import Completion, GenerationRequest
+from common.request import Completion, GenerationRequest, Rejection
 from common.scheduler import Scheduler
 from common.state import StepRecord
 
@@ -73,8 +73,10 @@ def _replay(engine: Engine, decode: DecodeConfig, prompt: list[int]) -> tuple[li
         decode, mask_token_id=decode.mask_token_id, eos_token_id=decode.eos_token_id, observer=records.append
     )
     request = GenerationRequest("parity", tuple(prompt))
-    (completion,) = decode_requests(iter([request]), scheduler, engine)
-    return records, completion
+    (result,) = decode_requests(iter([request]), scheduler, engine)
+    if isinstance(result, Rejection):
+        raise ConfigError(f"the trace's prompt cannot be decoded: {result.reason}")
+    return records, result
 
 
 def first_difference(trace: dict[str, Any], model: Path, profile: DeviceProfile) -> str | None:

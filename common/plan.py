@@ -77,11 +77,11 @@ class StepPlan:
 
     @property
     def num_rows(self) -> int:
-        return self.token_RW.shape[0]
+        return int(self.token_RW.shape[0])
 
     @property
     def width(self) -> int:
-        return self.token_RW.shape[1]
+        return int(self.token_RW.shape[1])
 
 
 @dataclass(frozen=True, slots=True)

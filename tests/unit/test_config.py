@@ -49,7 +49,6 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
             "model: m\ndecode: {block_size: 64, max_new_tokens: 32}",
             "FILE: decode: block_size 64 is larger than max_new",
         ),
-        ("model: m\ndecode: {block_size: 7, max_new_tokens: 20}", "not a multiple of block_size 7: set it to 14"),
         ("model: m\ndecode: {top_p: 0.5}", "top_p and top_k only act with temperature > 0"),
         ("- a list", "FILE: expected a mapping of settings, found list"),
         ("a: [", "FILE: not valid YAML"),

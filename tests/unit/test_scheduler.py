@@ -48,7 +48,7 @@ def decode_configs(draw: st.DrawFn) -> DecodeConfig:
         strategy=strategy,
         num_lookahead=draw(st.integers(0, 9)),
         block_size=size,
-        max_new_tokens=size * draw(st.integers(1, 6)),
+        max_new_tokens=size * draw(st.integers(1, 6)) + draw(st.sampled_from([0, 0, size - 1])),
         block_add_threshold=draw(st.floats(0, 1)),
         decoded_token_threshold=draw(st.floats(0.01, 1)),
         skip_threshold=draw(st.floats(0.05, 1)),
