@@ -1,0 +1,116 @@
+"""From a profile and a run to a running engine: checks, device, mesh, weights, KV pages."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+
+from common.config import ConfigError, DeviceProfile, RunConfig
+from common.engine import MissingCapability
+from common.launch import Mesh, init_mesh, local_rank
+from common.models.config import ModelConfig, load_model_config
+from lopa_ascend.engine import AscendEngine
+from lopa_ascend.forward import Forward
+from lopa_ascend.kv_cache import PagedKVCache, bytes_per_page
+from lopa_ascend.load import HEAD_SIZE, load_model
+from lopa_ascend.ops import Ops, load_torch_npu, npu_ops, reference_ops, require_devices
+from lopa_ascend.pages import PAGE_SIZE, PagedCapacity, most_pages, most_shift_entries, pages_for
+from lopa_ascend.parallel import Collectives
+from lopa_ascend.stages import AscendStages, RotaryTable
+
+logger = logging.getLogger(__name__)
+
+
+def assemble(profile: DeviceProfile, run: RunConfig, num_pages: int | None = None) -> AscendEngine:
+    """Load the run's model onto this process's device. Raises ConfigError or MissingCapability before loading.
+
+    num_pages: of the KV memory, instead of what the device has room for.
+    """
+    check(profile, run)
+    config = load_model_config(run.model)
+    check_model(config)
+    device, ops = _device_and_ops(profile)
+    mesh = init_mesh(profile, "gloo" if device.type == "cpu" else "cpu:gloo,npu:hccl")
+    dtype, collectives = getattr(torch, profile.dtype), Collectives(mesh)
+    num_heads, num_kv_heads = config.num_heads // mesh.tp_size, config.num_kv_heads // mesh.tp_size
+    max_model_len = min(profile.max_model_len, config.max_position_embeddings)
+    stages = AscendStages(ops, collectives, num_heads, config.head_size**-0.5)
+    model = load_model(profile, run, config, stages, ops, mesh, device)
+    page_bytes = bytes_per_page(config.num_layers, num_kv_heads, HEAD_SIZE, dtype)
+    num_pages = num_pages or _num_pages(profile, run, mesh, max_model_len, page_bytes, device)
+    cache = PagedKVCache(
+        num_layers=config.num_layers, num_pages=collectives.least(num_pages, device), num_kv_heads=num_kv_heads,
+        head_size=HEAD_SIZE, dtype=dtype, device=device,
+    )  # fmt: skip
+    rotary = RotaryTable(max_model_len, config.head_size, HEAD_SIZE, config.rope_theta, dtype, device)
+    capacity = PagedCapacity(run.max_num_requests, max_model_len, cache.num_pages, mesh.bp_size)
+    forward = Forward(model, rotary, cache, collectives, device, profile.collective_timeout_s)
+    return AscendEngine(forward, cache, mesh, capacity, {"quantization": profile.quantization, "graph": "eager"})
+
+
+def check(profile: DeviceProfile, run: RunConfig) -> None:
+    """What this engine cannot do, said before anything is loaded."""
+    if run.decode.window_attention != "block_causal":
+        raise ConfigError(
+            f"engine lopa_ascend decodes with block-causal windows only, where branches need not exchange KV, and the "
+            f"run has window_attention {run.decode.window_attention} (strategy {run.decode.strategy}): set "
+            "decode.strategy to d2f and decode.window_attention to block_causal, or use a profile of engine lopa_cuda"
+        )
+    allowed = ("bfloat16",) if profile.device == "npu" else ("bfloat16", "float32")
+    if profile.dtype not in allowed:
+        raise ConfigError(
+            f"profile {profile.name}: paged attention of engine lopa_ascend has no {profile.dtype} on "
+            f"{profile.device}: set dtype to {' or '.join(allowed)}"
+        )
+    if profile.quantization == "fp8":
+        raise MissingCapability(f"profile {profile.name}: Ascend 910 has no fp8: set quantization to w8a8 or remove it")
+    if profile.kernels not in ("auto", "npu"):
+        raise MissingCapability(
+            f"profile {profile.name}: engine lopa_ascend has no kernels {profile.kernels}: set kernels to auto"
+        )
+    if profile.graph.mode != "eager" and not profile.enforce_eager:
+        raise MissingCapability(
+            f"engine lopa_ascend has no graph.mode {profile.graph.mode} yet: set graph.mode to eager"
+        )
+
+
+def check_model(config: ModelConfig) -> None:
+    if config.head_size > HEAD_SIZE:
+        raise ConfigError(
+            f"the model has heads of {config.head_size}, Ascend's paged attention takes up to {HEAD_SIZE}: "
+            "use a profile of engine lopa_cuda"
+        )
+
+
+def _device_and_ops(profile: DeviceProfile) -> tuple[torch.device, Ops]:
+    """The current device of this process, and the operations of its lane."""
+    if profile.device == "cpu":
+        return torch.device("cpu"), reference_ops(hardware_types=profile.dtype != "float32")
+    ops = npu_ops()
+    require_devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    load_torch_npu().npu.set_device(local_rank())
+    return torch.device("npu", local_rank()), ops
+
+
+def _num_pages(
+    profile: DeviceProfile, run: RunConfig, mesh: Mesh, max_model_len: int, page_bytes: int, device: torch.device
+) -> int:
+    """As many as max_num_requests of the longest kind need; on a device no more than its free memory holds."""
+    prompt_lengths = range(max(1, max_model_len - run.decode.max_new_tokens - PAGE_SIZE), max_model_len)
+    most = max(most_pages(length, run.decode, mesh.bp_size) for length in prompt_lengths)
+    num_dummies = run.max_num_requests * most_shift_entries(run.decode, mesh.bp_size)
+    wanted = run.max_num_requests * most + max(1, pages_for(num_dummies))
+    if device.type == "cpu":
+        return wanted
+    free, total = torch.npu.mem_get_info(device)
+    room = int(free - total * (1 - profile.gpu_memory_utilization)) // page_bytes
+    if room < 2:
+        raise ConfigError(
+            f"{free / 2**30:.1f} GiB of {device} are free behind the weights, which leaves no room for KV: raise "
+            "gpu_memory_utilization, tensor_parallel_size, or set quantization to w8a8"
+        )
+    if room < wanted:
+        logger.info("%d KV pages fit, %d would hold every request at its longest: some will wait", room, wanted)
+    return min(room, wanted)

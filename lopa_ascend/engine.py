@@ -1,0 +1,102 @@
+"""The Ascend engine: one forward pass a step for this rank's share of the rows, over paged KV.
+
+A step: pages and tokens of this rank's rows are laid out and queued; while the device computes, the host works out what
+the step's commits do to the pages, which under block-causal attention does not depend on the winner; then it waits for
+the gathered predictions. `commit` only puts that result in force: no KV moves, neither on the device nor between ranks.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from common.config import ConfigError, DeviceProfile, RunConfig
+from common.engine import EngineError
+from common.launch import Mesh, close_mesh
+from common.plan import Int, Predictions, StepPlan
+from lopa_ascend.forward import Forward
+from lopa_ascend.kv_cache import PagedKVCache
+from lopa_ascend.pages import PageBook, PagedCapacity, PagePool
+from lopa_ascend.step import Reads, lay_out, rows_by_rank, upload, upload_noise_keys
+
+
+def build(profile: DeviceProfile, run: RunConfig) -> AscendEngine:
+    """Load the run's model onto this process's device. Raises ConfigError or MissingCapability before loading."""
+    from lopa_ascend.assemble import assemble  # here because it stands on this module
+
+    return assemble(profile, run)
+
+
+class AscendEngine:
+    """common.engine.Engine over one device a process."""
+
+    def __init__(
+        self, forward: Forward, cache: PagedKVCache, mesh: Mesh, capacity: PagedCapacity, details: dict[str, Any]
+    ) -> None:
+        self.capacity = capacity
+        self.mesh = mesh
+        self.cache = cache
+        self.book = PageBook(PagePool(cache.num_pages))
+        self.num_steps = 0
+        self._forward = forward
+        self._details = details
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> Predictions:
+        if not plan.is_block_causal:
+            raise ConfigError("engine lopa_ascend: set decode.window_attention to block_causal")
+        with self._explained():
+            rows_of = rows_by_rank(plan, self.mesh.bp_size)
+            reads = Reads(plan, rows_of)
+            self._launch(plan, rows_of[self.mesh.bp_rank], reads)
+            self.book.prepare_commit(plan)
+            predictions = reads.predictions(self._forward.wait())
+            self.num_steps += 1
+        return predictions
+
+    def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
+        self.book.commit()
+
+    def describe(self) -> dict[str, Any]:
+        device, pool = self._forward.device, self.book.pool
+        return {
+            "engine": "lopa_ascend",
+            "device": platform.processor() or platform.machine() if device.type == "cpu" else _npu_name(device),
+            "torch": torch.__version__,
+            "dtype": str(self.cache.pages.dtype).removeprefix("torch."),
+            "mesh": {"dp": self.mesh.dp_size, "bp": self.mesh.bp_size, "tp": self.mesh.tp_size},
+            "kv_cache_bytes": self.cache.num_bytes,
+            "kv_pages": {"total": pool.num_pages, "in_use": pool.num_used, "most_in_use": pool.most_used},
+            **self._details,
+        }
+
+    def close(self) -> None:
+        close_mesh()
+
+    def _launch(self, plan: StepPlan, rows: Int, reads: Reads) -> None:
+        flat = lay_out(plan, rows, self.book)
+        self.cache.copy_pages(flat.copies)
+        noise_keys = None
+        if plan.sampling.temperature > 0:
+            noise_keys = upload_noise_keys(reads.noise_keys(plan, self.mesh.bp_rank), self._forward.device)
+        self._forward.launch(upload(flat, reads.most, self._forward.device), plan.sampling, noise_keys)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Device errors as EngineError that names rank and step."""
+        try:
+            yield
+        except RuntimeError as error:
+            where = f"rank {self.mesh.rank}, step {self.num_steps}"
+            if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+                fix = "lower max_num_requests, num_lookahead or max_model_len"
+                raise EngineError(f"{where}: out of device memory; {fix}") from error
+            raise EngineError(f"{where}: {str(error).splitlines()[0]}") from error
+
+
+def _npu_name(device: torch.device) -> str:
+    return str(torch.npu.get_device_name(device))

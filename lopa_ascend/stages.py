@@ -1,0 +1,124 @@
+"""The stages of a decoder layer on the Ascend operations (common.models.ops.Ops over lopa_ascend.ops).
+
+A layer in W8A8 is: add + norm + quantize, qkv, rotate, write KV, attend, quantize, o, all-reduce, add + norm +
+quantize, gate and up as int32, dequantize + SwiGLU + quantize, down, all-reduce. In bfloat16 the quantizations fall
+away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from common.models.ops import Activation, RMSNorm, rotary_table
+from lopa_ascend.kv_cache import PagedKVCache
+from lopa_ascend.ops import Ops, VirtualRows
+from lopa_ascend.parallel import Collectives
+from quant.linear import QuantizedLinear, QuantKernels
+from quant.w8a8 import QuantizedActivation
+
+
+@dataclass(frozen=True, slots=True)
+class AttendStep:
+    """What every layer of a pass shares. cos and sin span both halves of a head."""
+
+    cos_T1H: Tensor
+    sin_T1H: Tensor
+    slot_T: Tensor
+    rows: VirtualRows
+    cache: PagedKVCache
+
+
+class AscendStages:
+    """num_heads: of this rank. scale: of the attention's scores; the true head size's, where heads are padded."""
+
+    def __init__(self, ops: Ops, collectives: Collectives, num_heads: int, scale: float) -> None:
+        self._ops = ops
+        self._tp_sum = collectives.tp_sum
+        self._num_heads = num_heads
+        self._scale = scale
+
+    def norm(
+        self, x_TD: Tensor, residual_TD: Tensor | None, norm: RMSNorm, consumer: nn.Module | None
+    ) -> tuple[Activation, Tensor]:
+        if residual_TD is None:
+            return self._ops.rms_norm(x_TD, norm.weight, norm.eps), x_TD
+        if _is_dynamic(consumer):
+            fused = self._ops.add_rms_norm_dynamic_quant(x_TD, residual_TD, norm.weight, norm.eps)
+            return QuantizedActivation(*fused.hidden), fused.residual
+        return self._ops.add_rms_norm(x_TD, residual_TD, norm.weight, norm.eps)
+
+    def linear(self, x: Activation, linear: nn.Module) -> Tensor:
+        return linear(x)
+
+    def attend(self, qkv_TE: Tensor, layer: int, step: AttendStep) -> Tensor:
+        query, key, value = self._ops.split_and_rotate(qkv_TE, step.cos_T1H, step.sin_T1H, self._num_heads)
+        key_cache, value_cache = step.cache.layer(layer)
+        self._ops.write_kv(key, value, key_cache, value_cache, step.slot_T)
+        attended_TNH = self._ops.paged_attention(query, key_cache, value_cache, step.rows, self._scale)
+        return attended_TNH.view(attended_TNH.shape[0], -1)
+
+    def mlp(self, x: Activation, gate_up: nn.Module, down: nn.Module) -> Tensor:
+        if not (_is_dynamic(gate_up) and _is_dynamic(down)):
+            return down(self._ops.swiglu(gate_up(x)))
+        values, scale_T = x if isinstance(x, QuantizedActivation) else self._ops.dynamic_quant(x)
+        gate_up_TI = self._ops.quant_matmul_int32(values, gate_up.weight, gate_up.weight_scale)
+        gated = self._ops.dequant_swiglu_quant(gate_up_TI, gate_up.weight_scale[None], scale_T)
+        return down(QuantizedActivation(*gated))
+
+    def all_reduce(self, x_TD: Tensor) -> Tensor:
+        return self._tp_sum(x_TD)
+
+
+class RotaryTable:
+    """cos and sin of every position, in the dtype that the operator demands: that of query and key."""
+
+    def __init__(
+        self, num_positions: int, head_size: int, padded_size: int, theta: float, dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        table_S2F = rotary_table(num_positions, head_size, theta, torch.device("cpu"))
+        padding = (padded_size - head_size) // 2
+        half_S2F = torch.nn.functional.pad(table_S2F, (0, padding))  # what is padded holds zeros: any angle will do
+        both_S2H = torch.cat((half_S2F, half_S2F), dim=-1).to(device, dtype)
+        self._cos_S1H, self._sin_S1H = (part.unsqueeze(1).contiguous() for part in both_S2H.unbind(dim=1))
+
+    def at(self, position_T: Tensor) -> tuple[Tensor, Tensor]:
+        return self._cos_S1H.index_select(0, position_T), self._sin_S1H.index_select(0, position_T)
+
+
+def quant_kernels(ops: Ops) -> QuantKernels:
+    """The matmul and quantizers of quantized linears, for weights and scales as `prepare_linears` leaves them."""
+
+    def matmul(
+        x_TK: Tensor, weight_KN: Tensor, scale_N: Tensor, scale_T: Tensor | None, bias_N: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        return ops.quant_matmul(x_TK, weight_KN, scale_N, scale_T=scale_T, bias_N=bias_N, dtype=dtype)
+
+    def quantize(x_TK: Tensor) -> QuantizedActivation:
+        return QuantizedActivation(*ops.dynamic_quant(x_TK))
+
+    return QuantKernels(matmul, quantize, ops.static_quant)
+
+
+def prepare_linears(model: nn.Module, ops: Ops) -> int:
+    """Lay quantized weights out as the operators want them, [K, N] in FRACTAL_NZ, the last thing done to them; their
+    number.
+
+    Static input scales become their reciprocals, by which the operator multiplies.
+    """
+    count = 0
+    for linear in model.modules():
+        if isinstance(linear, QuantizedLinear):
+            linear.weight = ops.to_nz(linear.weight.t().contiguous())
+            if linear.input_scale is not None:
+                linear.input_scale = linear.input_scale.reciprocal()
+            count += 1
+    return count
+
+
+def _is_dynamic(linear: nn.Module | None) -> bool:
+    return isinstance(linear, QuantizedLinear) and not linear.is_static
