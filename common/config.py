@@ -21,6 +21,8 @@ WindowAttention = Literal["full", "block_causal"]
 BranchScore = Literal["mean", "sliding_window", "random"]
 SpawnRule = Literal["confident", "uncertain", "random"]
 
+AUTO_LOOKAHEAD = -1  # num_lookahead: as many as are nearly free on this device
+
 _CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 _REFUSED_KEYS = {
@@ -42,7 +44,7 @@ class DecodeConfig(Frozen):
     """How a request is decoded. Names are those of D2F and LoPA; the paper's symbols stand behind them."""
 
     strategy: Strategy = "d2f"
-    num_lookahead: int = Field(default=3, ge=0)  # k: branches beside the anchor
+    num_lookahead: int = Field(default=3, ge=-1)  # k: branches beside the anchor; `auto` is -1
     block_size: int = Field(default=32, ge=1)
     max_new_tokens: int = Field(default=256, ge=1)  # the canvas holds the whole blocks that fit
     block_add_threshold: float = Field(default=0.1, ge=0, le=1)  # tau_add
@@ -64,6 +66,11 @@ class DecodeConfig(Frozen):
     max_steps: int | None = Field(default=None, ge=1)
     eos_token_id: int | None = None  # None: the checkpoint's own
     mask_token_id: int | None = None  # None: the checkpoint's own
+
+    @field_validator("num_lookahead", mode="before")
+    @classmethod
+    def _count_or_auto(cls, value: Any) -> Any:
+        return AUTO_LOOKAHEAD if value == "auto" else value
 
     @field_validator("sampling_strategy", mode="before")
     @classmethod

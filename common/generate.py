@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from common.config import ConfigError, DecodeConfig, DeviceProfile, RunConfig
+from common.config import AUTO_LOOKAHEAD, ConfigError, DecodeConfig, DeviceProfile, RunConfig
 from common.engine import Capacity, Engine, build_engine
 from common.models.config import ModelConfig, load_model_config
 from common.request import Completion, GenerationRequest, Rejection, RequestQueue
@@ -67,7 +67,7 @@ class Generator:
         self, profile: DeviceProfile, run: RunConfig, engine: Engine, tokenizer: Tokenizer, model_config: ModelConfig
     ) -> None:
         self.profile = profile
-        self.run = run
+        self.run = run.model_copy(update={"decode": with_branch_budget(run.decode, engine)})
         self.engine = engine
         self.tokenizer = tokenizer
         self.model_config = model_config
@@ -128,6 +128,16 @@ def build_generator(profile: DeviceProfile, run: RunConfig) -> Generator:
             f"{profile.max_model_len}: lower it, or raise max_model_len in the profile"
         )
     return Generator(profile, run, build_engine(profile, run), tokenizer, model_config)
+
+
+def with_branch_budget(decode: DecodeConfig, engine: Engine) -> DecodeConfig:
+    """`num_lookahead: auto` as the number that this engine has nearly for free. Raises ConfigError if it cannot tell."""
+    if decode.num_lookahead != AUTO_LOOKAHEAD:
+        return decode
+    count_free = getattr(engine, "num_free_lookaheads", None)
+    if count_free is None:
+        raise ConfigError("num_lookahead auto: this engine does not measure how many are free; set a number")
+    return decode.model_copy(update={"num_lookahead": count_free(decode)})
 
 
 def stop_finder(stops: Sequence[str], tokenizer: Tokenizer) -> FindStop | None:

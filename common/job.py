@@ -73,7 +73,7 @@ class Job:
 def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Job, DeviceProfile, RunConfig]:
     """What to start for `command PROFILE RUN ...` in this environment. Raises ConfigError."""
     parser = argparse.ArgumentParser(prog="run_batch.sh", allow_abbrev=False)
-    parser.add_argument("command", choices=("run", "evaluate"), help=argparse.SUPPRESS)
+    parser.add_argument("command", choices=("run", "evaluate", "bench"), help=argparse.SUPPRESS)
     parser.add_argument("profile", help="device profile: a YAML file, or the name of one in configs/profiles")
     parser.add_argument("run", help="run file: a YAML file, or the name of one in configs/runs")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting")
@@ -82,7 +82,10 @@ def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[
     profile, run = load_profile_and_run(profile_path, run_path, known.set)
     settings = [item for override in known.set for item in ("--set", override)]
     options = ["--profile", str(profile_path), str(run_path), *others, *settings]
-    worker = ["-m", "common.cli", known.command, *options]
+    if known.command == "bench":
+        worker = ["-m", "common.bench", str(profile_path), str(run_path), *others, *settings]
+    else:
+        worker = ["-m", "common.cli", known.command, *options]
     nodes = Nodes.from_environment(environment)
     num_here = processes_here(profile, nodes)
     variables = {**profile.environment, "OMP_NUM_THREADS": str(max(1, _num_cpus() // num_here))}
@@ -117,12 +120,13 @@ def _torchrun_options(nodes: Nodes, num_here: int) -> list[str]:
     return [*where, f"--nproc-per-node={num_here}", "--max-restarts=0", "--monitor-interval=0.2"]
 
 
-def check_before_start(profile: DeviceProfile, run: RunConfig, nodes: Nodes) -> None:
+def check_before_start(profile: DeviceProfile, run: RunConfig, nodes: Nodes, *, needs_input: bool) -> None:
     """What can be known to fail before any process is started. Raises ConfigError."""
     from common.weights import check_tensor_parallel
 
-    source, _ = input_and_output(run)
-    read_lines(source)
+    if needs_input:
+        source, _ = input_and_output(run)
+        read_lines(source)
     check_tensor_parallel(load_model_config(run.model), resolve_mesh(profile).tensor_parallel_size)
     wanted, visible = processes_here(profile, nodes), num_visible_devices(profile.device)
     if profile.device != "cpu" and wanted > visible:
@@ -138,7 +142,7 @@ def main(arguments: Sequence[str]) -> int:
         if os.environ.get("DRY_RUN", "").lower() in ("1", "true", "yes"):
             print(job.script())
             return 0
-        check_before_start(profile, run, job.nodes)
+        check_before_start(profile, run, job.nodes, needs_input="common.cli" in job.worker)
     except (ConfigError, OSError) as error:
         print(f"lopa: {error}", file=sys.stderr)
         return 2

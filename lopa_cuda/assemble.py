@@ -8,14 +8,16 @@ import torch
 
 from common.config import ConfigError, DecodeConfig, DeviceProfile, RunConfig
 from common.engine import Capacity, MissingCapability
-from common.launch import Mesh, init_mesh, local_rank
+from common.launch import Mesh, init_mesh, local_rank, num_started, share_from_first
 from common.models.config import ModelConfig, load_model_config
 from graphs.buckets import Buckets
 from graphs.runner import Capture
 from lopa_cuda.all_reduce import choose_all_reduce
 from lopa_cuda.engine import CudaEngine
+from lopa_cuda.floors import measure_floors
 from lopa_cuda.kv_cache import StaticKVCache
 from lopa_cuda.load import load_model
+from lopa_cuda.mesh_choice import choose_mesh
 from lopa_cuda.ops import CudaOps, TorchOps
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.passes import Passes
@@ -37,6 +39,7 @@ def assemble(profile: DeviceProfile, run: RunConfig, capture: Capture | None = N
     """
     config = load_model_config(run.model)
     device = _device(profile)
+    profile = with_chosen_mesh(profile, run, config, device)
     mesh = init_mesh(profile, "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
     dtype = getattr(torch, profile.dtype)
     capture = capture or _capture(profile)
@@ -51,7 +54,20 @@ def assemble(profile: DeviceProfile, run: RunConfig, capture: Capture | None = N
     if capture and ops.reads_device_lengths:
         warm_up(passes, config, run.decode, capacity.num_slots, mesh.bp_size)
     details = {"kernels": type(ops).__name__, "graph": profile.graph.mode if capture else "eager"}
-    return CudaEngine(passes, cache, collectives, capacity, details)
+    return CudaEngine(passes, cache, collectives, capacity, config, details)
+
+
+def with_chosen_mesh(
+    profile: DeviceProfile, run: RunConfig, config: ModelConfig, device: torch.device
+) -> DeviceProfile:
+    """`mesh: auto` decided for the processes that were started, by the first rank's floors."""
+    if profile.mesh != "auto" or num_started() == 1:
+        return profile
+    dtype = getattr(torch, profile.dtype)
+    floors = share_from_first(measure_floors(device, dtype))
+    bytes_per_weight = 1 if profile.quantization else dtype.itemsize
+    mesh = choose_mesh(num_started(), config, run.decode, bytes_per_weight, floors)
+    return profile.model_copy(update={"mesh": mesh})
 
 
 def _device(profile: DeviceProfile) -> torch.device:

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.config import DeviceProfile, RunConfig
+from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.engine import Capacity, EngineError
+from common.models.config import ModelConfig
 from common.plan import Int, Predictions, StepPlan, assign_rows
+from lopa_cuda.budget import count_free_lookaheads
 from lopa_cuda.commit import Committer, WindowPart
 from lopa_cuda.floors import measure_floors
 from lopa_cuda.kv_cache import StaticKVCache
@@ -42,6 +44,7 @@ class CudaEngine:
         cache: StaticKVCache,
         collectives: Collectives,
         capacity: Capacity,
+        config: ModelConfig,
         details: dict[str, Any],
     ) -> None:
         self.capacity = capacity
@@ -49,6 +52,7 @@ class CudaEngine:
         self.passes = passes
         self.cache = cache
         self.num_steps = 0
+        self._config = config
         self._details = details
         self._committer = Committer(cache, collectives)
         self._parts: list[WindowPart] = []
@@ -81,6 +85,11 @@ class CudaEngine:
             "kv_cache_bytes": self.cache.num_bytes,
             **self._details,
         }
+
+    def num_free_lookaheads(self, decode: DecodeConfig) -> int:
+        """What `num_lookahead: auto` stands for on this device and mesh; a collective of all ranks."""
+        with self._explained():
+            return count_free_lookaheads(self.passes, self._config, decode, self.mesh.bp_size)
 
     def measure_floors(self) -> dict[str, float]:
         return measure_floors(self.passes.device, self.cache.committed.dtype)

@@ -37,7 +37,7 @@ class Passes:
     ) -> None:  # fmt: skip
         self.device = device
         self.buckets = buckets
-        self._model = model
+        self.model = model
         self._ops = ops
         self._cache = cache
         self._collectives = collectives
@@ -134,7 +134,7 @@ class Passes:
     def _run_layers(self, key: RowsKey, rows: RowBuffers) -> None:
         rows.send()
         self._cache.use_window(key.num_tokens, is_captured=key.is_captured)
-        hidden_TD = self._model(rows.token_T, self._ops.plan(rows.step))
+        hidden_TD = self.model(rows.token_T, self._ops.plan(rows.step))
         if key.is_captured:
             self._captured_hidden_TD[: key.num_tokens].copy_(hidden_TD)
             hidden_TD = self._captured_hidden_TD
@@ -148,7 +148,7 @@ class Passes:
 
     def _predict(self, hidden_MD: Tensor, key: ReadsKey, reads: ReadBuffers) -> Tensor:
         """[M, 3]: token, probability, confidence."""
-        ops, head, vocab_start = self._ops, self._model.lm_head, self._model.vocab_start
+        ops, head, vocab_start = self._ops, self.model.lm_head, self.model.vocab_start
         stack = self._collectives.tp_stack
         if reads.noise_keys is None:
             statistics_M6 = ops.statistics(hidden_MD, head, vocab_start, key.sampling)

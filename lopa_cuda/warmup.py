@@ -55,7 +55,7 @@ def warm_up(passes: Passes, config: ModelConfig, decode: DecodeConfig, num_reque
 
 def usual_shapes(decode: DecodeConfig, num_requests: int, bp_size: int) -> Iterator[tuple[int, int]]:
     """(rows of a rank, window) of one request with all its branches, of its anchor alone, and of all requests."""
-    branches = decode.num_lookahead + 1
+    branches = max(0, decode.num_lookahead) + 1  # `auto` captures its own while it measures
     rows = {-(-count // bp_size) for count in (1, branches, branches * num_requests)}
     num_blocks = min(NUM_BLOCKS, -(-decode.max_new_tokens // decode.block_size))
     for blocks in range(1, num_blocks + 1):

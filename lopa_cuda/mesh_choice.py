@@ -1,0 +1,70 @@
+"""`mesh: auto`: how many of the processes share a layer (tp) and how many share the branches (bp).
+
+A cost model of one step, from floors measured on this device: the weights of a rank read once or multiplied,
+whichever takes longer, plus two sums a layer over tp, plus the gather over bp. The sums' constants were measured on
+H200s over NVLink.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from common.config import AUTO_LOOKAHEAD, DecodeConfig, MeshConfig
+from common.models.config import ModelConfig
+from common.workload import num_matrix_weights
+
+logger = logging.getLogger(__name__)
+
+SUM_LATENCY_S = 8e-6  # of a small all_reduce in a captured graph
+SUM_BYTES_PER_S = 250e9
+GATHER_S = 15e-6
+LAYER_OVERHEAD_S = 15e-6  # what is neither reading nor multiplying: norms, rope, attention
+EFFICIENCY = 0.8  # of the floors that linears reach
+NUM_BLOCKS = 2  # a usual window
+ASSUMED_LOOKAHEAD = 7  # for `num_lookahead: auto`, which is measured on the mesh chosen here
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    mesh: MeshConfig
+    step_s: float
+
+    def __str__(self) -> str:
+        mesh = self.mesh
+        return f"bp{mesh.branch_parallel_size} tp{mesh.tensor_parallel_size} {self.step_s * 1e3:.2f} ms"
+
+
+def choose_mesh(
+    num_processes: int, config: ModelConfig, decode: DecodeConfig, bytes_per_weight: int, floors: dict[str, float]
+) -> MeshConfig:
+    """The mesh of this many processes with the shortest estimated step; says why."""
+    estimates = [
+        estimate(num_processes // tp, tp, config, decode, bytes_per_weight, floors)
+        for tp in range(1, num_processes + 1)
+        if num_processes % tp == 0 and not any(size % tp for size in _split_sizes(config))
+    ]
+    best = min(estimates, key=lambda candidate: candidate.step_s)
+    logger.info("mesh auto is %s: estimated steps are %s", best, ", ".join(map(str, estimates)))
+    return best.mesh
+
+
+def estimate(
+    bp: int, tp: int, config: ModelConfig, decode: DecodeConfig, bytes_per_weight: int, floors: dict[str, float]
+) -> Estimate:
+    num_lookahead = ASSUMED_LOOKAHEAD if decode.num_lookahead == AUTO_LOOKAHEAD else decode.num_lookahead
+    num_tokens = -(-(num_lookahead + 1) // bp) * NUM_BLOCKS * decode.block_size
+    num_weights = num_matrix_weights(config) / tp
+    read_s = num_weights * bytes_per_weight / floors["bytes_per_s"]
+    multiply_s = 2 * num_weights * num_tokens / floors["flops_per_s"]
+    step_s = max(read_s, multiply_s) / EFFICIENCY + config.num_layers * LAYER_OVERHEAD_S
+    if tp > 1:
+        sum_s = SUM_LATENCY_S + 2 * num_tokens * config.hidden_size / SUM_BYTES_PER_S
+        step_s += 2 * config.num_layers * sum_s
+    return Estimate(
+        MeshConfig(branch_parallel_size=bp, tensor_parallel_size=tp), step_s + (GATHER_S if bp > 1 else 0.0)
+    )
+
+
+def _split_sizes(config: ModelConfig) -> tuple[int, ...]:
+    return config.num_heads, config.num_kv_heads, config.intermediate_size

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# How long steps take on this machine, by shape and by part, beside what its memory and matrix units allow.
+#
+#   scripts/bench.sh PROFILE RUN [--output FILE.json] [--trace FILE.npz] [--steps N] [--cached N] [--set key=value ...]
+#   scripts/bench.sh --compare A.json B.json
+#
+# RUN's model folder needs config.json only, with load_format: dummy (configs/runs/dream_7b_dummy.yaml). DRY_RUN=true prints
+# the command.
+set -euo pipefail
+if [ $# -lt 2 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
+  sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
+  exit 2
+fi
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+if [ "$1" = --compare ]; then exec "$PYTHON" -m common.bench "$@"; fi
+exec "$PYTHON" -m common.job bench "$@"

@@ -1,0 +1,117 @@
+"""The engine on a GPU: captured steps decode what eager ones do, fused kernels what plain operators do, 8 bits run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.config import DecodeConfig, DeviceProfile, GraphConfig, RunConfig
+from common.generate import decode_requests
+from common.models.config import load_model_config
+from common.plan import Predictions
+from common.request import Completion, GenerationRequest
+from common.scheduler import Scheduler
+from common.workload import synthetic_plan
+from lopa_cuda.assemble import assemble
+from lopa_cuda.engine import CudaEngine
+
+pytestmark = pytest.mark.cuda
+
+MASK, EOS = 2000, 2001
+CONFIG = {
+    "model_type": "Dream", "vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+    "max_position_embeddings": 2048, "mask_token_id": MASK, "eos_token_id": EOS, "pad_token_id": EOS,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+PROMPTS = [tuple((7 * n + 13 * m) % 1900 for m in range(20 + 90 * n)) for n in range(3)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    return folder
+
+
+def build(model: Path, *, is_captured: bool, num_slots: int = 1, **settings: Any) -> CudaEngine:
+    profile = DeviceProfile(
+        name="test", engine="lopa_cuda", device="cuda", max_model_len=1024,
+        graph=GraphConfig(mode="cuda_graph" if is_captured else "eager"), **settings,
+    )  # fmt: skip
+    decode = DecodeConfig(num_lookahead=3, block_size=16, max_new_tokens=64)
+    return assemble(
+        profile, RunConfig(model=str(model), load_format="dummy", max_num_requests=num_slots, decode=decode)
+    )
+
+
+def decode(engine: CudaEngine, **settings: Any) -> dict[str, tuple[int, ...]]:
+    config = DecodeConfig(block_size=16, max_new_tokens=64, stop_at_eos=False, **settings)
+    slots = engine.capacity.num_slots
+    scheduler = Scheduler(config, mask_token_id=MASK, eos_token_id=EOS, num_slots=slots)
+    requests = iter(GenerationRequest(str(number), prompt) for number, prompt in enumerate(PROMPTS))
+    ended = [result for result in decode_requests(requests, scheduler, engine) if isinstance(result, Completion)]
+    return {result.id: result.canvas_token_ids for result in ended}
+
+
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_lookahead": 3},
+        {"num_lookahead": 7, "shift_row": "fresh", "window_attention": "block_causal"},
+        {"num_lookahead": 1, "temperature": 0.8, "top_p": 0.9},
+        {"num_lookahead": 2, "strategy": "fast_dllm", "cache": "dual"},
+    ],
+    ids=str,
+)
+def test_replay_decodes_the_tokens_of_eager_execution(model: Path, kernels: str, settings: dict[str, Any]) -> None:
+    # Eager runs at exact shapes too, where a library may sum in another order: the same padded shapes are run eagerly.
+    captured = build(model, is_captured=True, kernels=kernels)
+    tokens = decode(captured, **settings)
+    for runner in (captured.passes.layers, captured.passes.head):
+        for key, entry in runner._entries.items():
+            entry.run = lambda runner=runner, key=key, entry=entry: runner._forward(key, entry.buffers)
+    assert decode(captured, **settings) == tokens
+    assert len(tokens) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("num_cached", [0, 200])
+def test_fused_kernels_predict_what_plain_operators_do(model: Path, num_rows: int, num_cached: int) -> None:
+    plain = predict(model, build(model, is_captured=False, kernels="torch"), num_rows, num_cached)
+    fused = predict(model, build(model, is_captured=True, kernels="triton"), num_rows, num_cached)
+    np.testing.assert_allclose(fused.confidence_RW, plain.confidence_RW, atol=0.05)
+    assert (fused.token_RW == plain.token_RW).mean() > 0.7
+
+
+def test_requests_together_decode_what_they_do_alone_up_to_rounding(model: Path) -> None:
+    together = decode(build(model, is_captured=True, num_slots=3), num_lookahead=2)
+    alone = decode(build(model, is_captured=True), num_lookahead=2)
+    agreeing = [np.mean(np.array(together[name]) == np.array(alone[name])) for name in alone]
+    assert np.mean(agreeing) > 0.5, "batch shapes may move a rounding, never whole answers"
+
+
+@pytest.mark.parametrize("quantization", ["w8a8", "fp8"])
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_eight_bit_models_run(model: Path, quantization: str, kernels: str) -> None:
+    is_fused = kernels == "triton"
+    quantized = build(model, is_captured=is_fused, kernels=kernels, quantization=quantization)
+    plain = build(model, is_captured=False, kernels="torch", quantization=quantization)
+    found, wanted = (predict(model, engine, 2, 100) for engine in (quantized, plain))
+    np.testing.assert_allclose(found.confidence_RW, wanted.confidence_RW, atol=0.15)
+
+
+def predict(model: Path, engine: CudaEngine, num_rows: int, num_cached: int) -> Predictions:
+    """Of a step behind `num_cached` positions of a forwarded and committed prompt."""
+    config = load_model_config(model)
+    if num_cached:
+        prompt = synthetic_plan(config, num_rows=1, width=num_cached, num_cached=0, read_share=0.1)
+        engine.forward(prompt)
+        part = engine._parts[0]
+        engine.cache.commit(0, 0, part.span(0, num_cached))
+    return engine.forward(synthetic_plan(config, num_rows=num_rows, width=40, num_cached=num_cached, read_share=1.0))
