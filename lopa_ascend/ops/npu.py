@@ -45,6 +45,12 @@ def load_torch_npu() -> Any:
             f"torch {torch.__version__} and torch-npu {installed} are different releases: "
             f"install torch=={_release(installed)}"
         )
+    if torch.version.cuda is not None:
+        # Both register the same allocator options; torch-npu then ends the process, there is nothing to catch.
+        raise MissingCapability(
+            f"torch {torch.__version__} is a CUDA build, which torch-npu cannot be loaded into: "
+            f"install the CPU build of torch {_release(installed)}"
+        )
     try:
         return import_module("torch_npu")
     except (ImportError, OSError, RuntimeError) as error:

@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from branches import CASES, Layout, lay_out
+from branches import CASES, Branch, Layout, lay_out
 from layer import TINY, Inputs, Weights, draw_inputs, draw_weights, run_layer
 from torch import Tensor
 
 from lopa_ascend.ops import AttentionVersion, Ops, VirtualRows, keep_kv_writes_in_place, npu_ops, reference_ops
 
-pytestmark = pytest.mark.sim
+pytestmark = [
+    pytest.mark.sim,
+    # An .out overload returns what it was given.
+    pytest.mark.filterwarnings("ignore:.*output of this custom operator"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method"),
+]
 
 CASE = "shift rows of several branches"
 KERNELS = {
@@ -54,6 +59,8 @@ class LayerModule(torch.nn.Module):
         values: Tensor,
         slot: Tensor,
         table: Tensor,
+        query_ends: list[int],
+        kv_lengths: list[int],
     ) -> tuple[Tensor, Tensor]:
         weights = Weights(
             {name: getattr(self, f"{name}_values") for name in TINY.linears},
@@ -61,14 +68,13 @@ class LayerModule(torch.nn.Module):
             self.qkv_bias,
             (self.gamma_0, self.gamma_1),
         )
-        lengths = self.layout.rows
-        rows = VirtualRows(table, lengths.query_ends, lengths.kv_lengths)
-        layout = replace(self.layout, slot_T=slot, rows=rows)
+        layout = replace(self.layout, slot_T=slot, rows=VirtualRows(table, query_ends, kv_lengths))
         return run_layer(self.ops, TINY, weights, Inputs(x, residual, cos, sin, keys, values), layout)
 
 
-def arguments(inputs: Inputs, layout: Layout) -> tuple[Tensor, ...]:
-    return (*inputs.__dict__.values(), layout.slot_T, layout.rows.block_table)
+def arguments(inputs: Inputs, layout: Layout) -> tuple[Any, ...]:
+    rows = layout.rows
+    return (*inputs.__dict__.values(), layout.slot_T, rows.block_table, rows.query_ends, rows.kv_lengths)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -105,6 +111,31 @@ def test_npugraph_ex_compiles_a_layer_without_a_graph_break(npu: Any, options: d
     assert cache_copies(npu, on_npu) == []
 
 
+def test_npugraph_ex_follows_the_lengths(npu: Any) -> None:
+    """The second set of lengths compiles the layer once more, with symbols; from then on they are task updates."""
+    from torch._dynamo.utils import counters
+
+    keep_kv_writes_in_place()
+    layouts = [lay_out(grown(cached), "npu") for cached in (257, 258, 259, 260)]
+    weights, on_npu = draw_weights(TINY), draw_inputs(TINY, layouts[0]).to("npu")
+    module = LayerModule(npu_ops(), weights.to("npu"), layouts[0])
+    compiled = compile_layer(module, {}, dynamic=None)
+    counters.clear()
+    for seed, layout in enumerate(layouts):
+        inputs = draw_inputs(TINY, layout, seed)
+        for name, tensor in inputs.__dict__.items():
+            getattr(on_npu, name).copy_(tensor)
+        got = compiled(*arguments(on_npu, layout))
+        wanted = run_layer(reference_ops(), TINY, weights, inputs, lay_out(layout.branches))
+        assert all(torch.equal(have.cpu(), want) for have, want in zip(got, wanted, strict=True))
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not any("recapture" in event for event in counters["npugraph_ex"])
+
+
+def grown(cached: int) -> list[Branch]:
+    return [Branch(cached, [32, 32], shift=True), Branch(cached, [32], shift=True, salt=1)]
+
+
 def test_npugraph_ex_would_copy_the_caches_by_itself(npu: Any) -> None:
     """The reason for keep_kv_writes_in_place; when this fails, torch-npu has learned it and the call can go."""
     from npugraph_ex._acl_concrete_graph import graph_pass
@@ -118,9 +149,9 @@ def test_npugraph_ex_would_copy_the_caches_by_itself(npu: Any) -> None:
     assert cache_copies(npu, on_npu) == ["npu::npu_scatter_pa_kv_cache_functional", "aten::copy_", "aten::copy_"]
 
 
-def compile_layer(module: LayerModule, options: dict[str, bool]) -> Any:
+def compile_layer(module: LayerModule, options: dict[str, bool], dynamic: bool | None = False) -> Any:
     torch._dynamo.reset()
-    return torch.compile(module, backend="npugraph_ex", fullgraph=True, dynamic=False, options=options)
+    return torch.compile(module, backend="npugraph_ex", fullgraph=True, dynamic=dynamic, options=options)
 
 
 def cache_copies(npu: Any, inputs: Inputs) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
@@ -24,6 +26,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, release: str, module: Any) -> None:
         return module
 
     monkeypatch.setattr(npu, "version", lambda _: release)
+    monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(npu, "import_module", import_module)
 
 
@@ -46,6 +49,13 @@ def test_another_release_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         MissingCapability, match=r"torch-npu 1\.2\.3\.post4 are different releases: install torch==1\.2\.3"
     ):
+        npu_ops()
+
+
+def test_a_cuda_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, torch.__version__, with_devices(1))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(MissingCapability, match=r"is a CUDA build.*install the CPU build of torch"):
         npu_ops()
 
 
@@ -76,6 +86,23 @@ def test_a_release_without_the_attention_asked_for(monkeypatch: pytest.MonkeyPat
     assert npu_ops(attention_version=1).attention_version == 1
     with pytest.raises(MissingCapability, match="has no npu_fused_infer_attention_score_v2"):
         npu_ops(attention_version=2)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    ("load", "sentence"),
+    [
+        ("pass", "torch-npu cannot load CANN (libhccl.so"),
+        ("from sim import runtime; runtime.load()", "no Ascend device is visible"),
+    ],
+    ids=["torch_npu without CANN", "CANN without a device"],
+)
+def test_the_real_wheel(torch_npu: Any, load: str, sentence: str) -> None:
+    """The sentences above, from torch_npu itself."""
+    code = f"import sys; sys.path.insert(0, 'tests/npu'); {load}; from lopa_ascend.ops import npu_ops; npu_ops()"
+    environment = {**os.environ, "LOPA_SIM_DEVICES": "0", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert re.search(rf"MissingCapability: .*{re.escape(sentence)}", done.stderr)
 
 
 def test_the_reference_lane_never_imports_torch_npu() -> None:

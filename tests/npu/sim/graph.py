@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -216,11 +217,10 @@ def _state() -> GraphState:
 @cache
 def install() -> None:
     """Let torch_npu's graph classes drive the simulation; once per process."""
-    import torch_npu.npu.graphs as graphs
-
     _patch_graph(torch.npu.NPUGraph)
     _patch_events(torch.npu.ExternalEvent)
-    _patch_task_groups(graphs)
+    # Not `import ... as`: that reads an attribute, which a GE export leaves pointing at a copy of the module.
+    _patch_task_groups(import_module("torch_npu.npu.graphs"))
 
 
 def _patch_graph(kind: Any) -> None:

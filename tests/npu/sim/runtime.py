@@ -28,6 +28,8 @@ def why_not() -> str | None:
             return f"{name} is not installed (tests/npu/run_sim.py installs torch-npu)"
         if not found.startswith(RELEASE):
             return f"{name} is {found}, the simulated NPU describes {RELEASE}"
+    if _is_cuda_build():
+        return f"torch {version('torch')} is a CUDA build, in which torch-npu ends the process: install the CPU build"
     if "torch_npu" not in sys.modules and _has_cann():
         return "CANN is installed: use the tests marked npu"
     missing = stubs.missing_tools()
@@ -55,6 +57,10 @@ def load() -> ModuleType:
     import torch_npu
 
     return torch_npu
+
+
+def _is_cuda_build() -> bool:
+    return (_package("torch") / "lib" / "libtorch_cuda.so").exists()
 
 
 def _has_cann() -> bool:
