@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator, model_validator
 
 from common.config_errors import explain
 
@@ -70,7 +70,13 @@ class DecodeConfig(Frozen):
     @field_validator("num_lookahead", mode="before")
     @classmethod
     def _count_or_auto(cls, value: Any) -> Any:
+        if value == AUTO_LOOKAHEAD:
+            raise ValueError("set it to 0 or more")
         return AUTO_LOOKAHEAD if value == "auto" else value
+
+    @field_serializer("num_lookahead")
+    def _auto_by_name(self, value: int) -> int | str:
+        return "auto" if value == AUTO_LOOKAHEAD else value
 
     @field_validator("sampling_strategy", mode="before")
     @classmethod
