@@ -18,8 +18,9 @@ from lopa_cuda.kernels.head_statistics import head_statistics, merge_statistics
 from lopa_cuda.kernels.launch import Partials, Quantize
 from lopa_cuda.kernels.linear import gate_up_swiglu, linear, linear_partials, sum_partials
 from lopa_cuda.kernels.norm import add_rms_norm
+from lopa_cuda.kernels.quantize import quantize_per_token, quantize_static
 from lopa_cuda.kernels.rope_prewrite import rope_prewrite
-from lopa_cuda.kernels.swiglu import quantize_per_token, swiglu
+from lopa_cuda.kernels.swiglu import swiglu
 
 __all__ = [
     "Partials",
@@ -31,6 +32,7 @@ __all__ = [
     "linear_partials",
     "merge_statistics",
     "quantize_per_token",
+    "quantize_static",
     "rope_prewrite",
     "sum_partials",
     "swiglu",

@@ -1,0 +1,239 @@
+"""Attention of each row's window over [its slot's committed keys | its own window], behind rope_prewrite.
+
+FlashAttention style: the N / K query heads of a KV head and the row's entries are folded into the query dimension of
+one tile; the keys are cut into blocks, first the committed ones, then the window's, and dealt to `num_splits` programs
+whose results are merged by their log-sum-exp. All lengths are read on the device, so one captured graph serves every
+prefix. Branches of one request read the same committed keys: from memory once, then from L2.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lopa_cuda.kernels.launch import (
+    QUANTIZED_DTYPE,
+    QUANTIZED_MAX,
+    Quantize,
+    num_multiprocessors,
+    operand,
+    overlap,
+    prefetch_plan,
+    prefetch_share,
+    quantize_row,
+    release_successor,
+    start_after_predecessor,
+)
+from lopa_cuda.kernels.quantize import quantize_per_token
+from quant.w8a8 import QuantizedActivation
+
+MAX_SPLITS = 8
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _attend_block(acc, best, total, q, k, v, visible, scale, IS_MASKED: tl.constexpr):
+    """One online-softmax step (base 2) over a block of keys [BK, H] and values [BK, H]."""
+    score = tl.dot(operand(q), tl.trans(operand(k))) * scale
+    if IS_MASKED:
+        score = tl.where(visible, score, float("-inf"))
+    highest = tl.maximum(best, tl.max(score, axis=1))
+    # A query that has seen no key yet keeps -inf as its maximum; 0 stands in where it would give inf - inf.
+    finite = tl.where(highest == float("-inf"), 0.0, highest) if IS_MASKED else highest
+    weight = tl.exp2(score - finite[:, None])
+    decay = tl.exp2(best - finite)
+    total = total * decay + tl.sum(weight, axis=1)
+    acc = tl.dot(operand(weight.to(v.dtype)), operand(v), acc * decay[:, None])
+    return acc, highest, total
+
+
+@triton.jit
+def _attention_kernel(
+    q_ptr, committed_ptr, window_ptr, out_ptr, part_ptr, log_sum_ptr,
+    slot_ptr, start_ptr, num_keys_ptr, cached_ptr, horizon_ptr,
+    scale, width, num_heads, num_kv_heads, part_stride, log_sum_stride,
+    committed_kv, committed_slot, committed_position, window_kv, window_row, window_entry,
+    GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    SPLITS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row, kv_head, split = tl.program_id(1) // num_kv_heads, tl.program_id(1) % num_kv_heads, tl.program_id(2)
+    release_successor(PDL)
+    query = tl.program_id(0) * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
+    entry, head = query % width, kv_head * GROUP + query // width
+    is_query = query < GROUP * width
+    channel = tl.arange(0, HEAD_SIZE)
+    block_key = tl.arange(0, BLOCK_KEYS)
+    start_after_predecessor(PDL)
+
+    start, num_keys = tl.load(start_ptr + row).to(tl.int32), tl.load(num_keys_ptr + row).to(tl.int32)
+    cached, slot = tl.load(cached_ptr + row).to(tl.int32), tl.load(slot_ptr + row).to(tl.int64)
+    horizon = tl.load(horizon_ptr + row * width + entry, mask=is_query, other=0).to(tl.int32)
+    flat = ((row * width + entry).to(tl.int64) * num_heads + head)[:, None] * HEAD_SIZE + channel[None, :]
+    q = tl.load(q_ptr + flat, mask=is_query[:, None], other=0.0)
+
+    limit = tl.maximum(start, cached)
+    prefix_blocks, window_blocks = tl.cdiv(limit, BLOCK_KEYS), tl.cdiv(num_keys, BLOCK_KEYS)
+    share = tl.cdiv(prefix_blocks + window_blocks, SPLITS)
+    first = split * share
+    last = tl.minimum(first + share, prefix_blocks + window_blocks)
+    full_end = tl.maximum(tl.minimum(last, start // BLOCK_KEYS), first)
+    prefix_end = tl.maximum(tl.minimum(last, prefix_blocks), full_end)
+
+    acc = tl.zeros([BLOCK_QUERIES, HEAD_SIZE], tl.float32)
+    best = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_QUERIES], tl.float32)
+    inside = kv_head * HEAD_SIZE + channel[None, :]
+    key_ptr = committed_ptr + slot * committed_slot + inside
+    for block in tl.range(first, full_end, num_stages=STAGES):
+        at = (block * BLOCK_KEYS + block_key)[:, None] * committed_position
+        k, v = tl.load(key_ptr + at), tl.load(key_ptr + committed_kv + at)
+        acc, best, total = _attend_block(acc, best, total, q, k, v, is_query, scale, False)
+    for block in tl.range(full_end, prefix_end, num_stages=1):
+        key = block * BLOCK_KEYS + block_key
+        is_key = (key < start) | ((key >= start + num_keys) & (key < cached))
+        at = key[:, None] * committed_position
+        k = tl.load(key_ptr + at, mask=is_key[:, None], other=0.0)
+        v = tl.load(key_ptr + committed_kv + at, mask=is_key[:, None], other=0.0)
+        acc, best, total = _attend_block(acc, best, total, q, k, v, is_key[None, :], scale, True)
+    key_ptr = window_ptr + row.to(tl.int64) * window_row + inside
+    for block in tl.range(tl.maximum(prefix_end, prefix_blocks), last, num_stages=1):
+        key = (block - prefix_blocks) * BLOCK_KEYS + block_key
+        is_key = key < num_keys
+        at = key[:, None] * window_entry
+        k = tl.load(key_ptr + at, mask=is_key[:, None], other=0.0)
+        v = tl.load(key_ptr + window_kv + at, mask=is_key[:, None], other=0.0)
+        visible = is_key[None, :] & (start + key[None, :] < horizon[:, None])
+        acc, best, total = _attend_block(acc, best, total, q, k, v, visible, scale, True)
+
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    if SPLITS == 1:
+        tl.store(out_ptr + flat, acc.to(tl.bfloat16), mask=is_query[:, None])
+    else:
+        log_sum = tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
+        tl.store(part_ptr + split * part_stride + flat, acc, mask=is_query[:, None])
+        at = split * log_sum_stride + (row * width + entry) * num_heads + head
+        tl.store(log_sum_ptr + at, log_sum, mask=is_query)
+
+
+@triton.jit
+def _merge_kernel(
+    part_ptr, log_sum_ptr, out_ptr, out_scale_ptr, prefetch_ptr, prefetch_per_thread, num_tokens, num_heads,
+    part_stride, log_sum_stride, HEAD_SIZE: tl.constexpr, SPLITS: tl.constexpr, QUANTIZED_MAX: tl.constexpr,
+    IS_INT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    release_successor(PDL)
+    if token >= num_tokens:
+        if prefetch_ptr is not None:
+            prefetch_share(prefetch_ptr, token - num_tokens, prefetch_per_thread)
+    else:
+        column = tl.arange(0, BLOCK)
+        mask = column < num_heads * HEAD_SIZE
+        head = token * num_heads + column // HEAD_SIZE
+        offset = token.to(tl.int64) * num_heads * HEAD_SIZE + column
+        start_after_predecessor(PDL)
+        best = tl.full([BLOCK], float("-inf"), tl.float32)
+        for split in tl.static_range(SPLITS):
+            log_sum = tl.load(log_sum_ptr + split * log_sum_stride + head, mask=mask, other=float("-inf"))
+            best = tl.maximum(best, log_sum)
+        best = tl.where(best == float("-inf"), 0.0, best)
+        total = tl.zeros([BLOCK], tl.float32)
+        y = tl.zeros([BLOCK], tl.float32)
+        for split in tl.static_range(SPLITS):
+            log_sum = tl.load(log_sum_ptr + split * log_sum_stride + head, mask=mask, other=float("-inf"))
+            weight = tl.exp2(log_sum - best)
+            total += weight
+            y += weight * tl.load(part_ptr + split * part_stride + offset, mask=mask, other=0.0)
+        y = (y / tl.where(total > 0, total, 1.0)).to(tl.bfloat16)
+        if QUANTIZED_MAX > 0:
+            quantized, scale = quantize_row(y.to(tl.float32), QUANTIZED_MAX, IS_INT)
+            tl.store(out_ptr + offset, quantized, mask=mask)
+            tl.store(out_scale_ptr + token, scale)
+        else:
+            tl.store(out_ptr + offset, y, mask=mask)
+
+
+class AttentionConfig(NamedTuple):
+    block_queries: int
+    block_keys: int
+    splits: int
+    warps: int
+    stages: int
+
+
+def choose_config(num_rows: int, num_kv_heads: int, num_queries: int) -> AttentionConfig:
+    """By shape alone. Queries: of one row and KV head. Splits fill the device where the tiles alone do not."""
+    block_queries = 64 if num_queries > 32 else 32
+    programs = triton.cdiv(num_queries, block_queries) * num_rows * num_kv_heads
+    splits = max(1, min(MAX_SPLITS, num_multiprocessors() // programs))
+    return AttentionConfig(block_queries, 64, splits, warps=4, stages=3)
+
+
+def window_attention(
+    q_TNH: Tensor,
+    committed_2SPKH: Tensor,
+    window_2RWKH: Tensor,
+    *,
+    slot_R: Tensor,
+    start_R: Tensor,
+    num_keys_R: Tensor,
+    cached_R: Tensor,
+    horizon_RW: Tensor,
+    num_splits: int | None = None,
+    quantize: Quantize | None = None,
+    prefetch: Tensor | None = None,
+) -> Tensor | QuantizedActivation:
+    """Attention of every row's queries over [its slot's committed keys | its own window]; [T, N H], bf16 or quantized.
+
+    Visible keys: committed positions below start or in [start + num_keys, cached); own window keys j < num_keys with
+    start + j < horizon (lopa_cuda.ops.visible_keys). A query that sees no key gives 0. The rows' tensors are int32 or
+    int64 on the device. num_splits: parts of the key range computed in parallel; None chooses by shape.
+    """
+    num_tokens, num_heads, head_size = q_TNH.shape
+    num_rows, width = horizon_RW.shape
+    num_kv_heads = window_2RWKH.shape[-2]
+    group = num_heads // num_kv_heads
+    assert num_tokens == num_rows * width and q_TNH.is_contiguous() and q_TNH.dtype == torch.bfloat16
+    for lengths_R in (slot_R, start_R, num_keys_R, cached_R, horizon_RW):
+        assert lengths_R.is_contiguous(), "the rows' tensors must be contiguous"
+    config = choose_config(num_rows, num_kv_heads, group * width)
+    splits = config.splits if num_splits is None else num_splits
+    out = torch.empty((num_tokens, num_heads * head_size), dtype=torch.bfloat16, device=q_TNH.device)
+    part = log_sum = None
+    if splits > 1:
+        part = torch.empty((splits, *q_TNH.shape), dtype=torch.float32, device=q_TNH.device)
+        log_sum = torch.empty((splits, num_tokens, num_heads), dtype=torch.float32, device=q_TNH.device)
+    _attention_kernel[(triton.cdiv(group * width, config.block_queries), num_rows * num_kv_heads, splits)](
+        q_TNH, committed_2SPKH, window_2RWKH, out, part, log_sum, slot_R, start_R, num_keys_R, cached_R, horizon_RW,
+        scale=head_size**-0.5 * LOG2_E, width=width, num_heads=num_heads, num_kv_heads=num_kv_heads,
+        part_stride=q_TNH.numel(), log_sum_stride=num_tokens * num_heads,
+        committed_kv=committed_2SPKH.stride(0), committed_slot=committed_2SPKH.stride(1),
+        committed_position=committed_2SPKH.stride(2), window_kv=window_2RWKH.stride(0),
+        window_row=window_2RWKH.stride(1), window_entry=window_2RWKH.stride(2),
+        GROUP=group, HEAD_SIZE=head_size, BLOCK_QUERIES=config.block_queries, BLOCK_KEYS=config.block_keys,
+        SPLITS=splits, STAGES=config.stages, num_warps=config.warps, **overlap(),
+    )  # fmt: skip
+    if part is None or log_sum is None:
+        return out if quantize is None else quantize_per_token(out, quantize, prefetch=prefetch)
+    return _merge(part, log_sum, out, quantize, prefetch)
+
+
+def _merge(
+    part: Tensor, log_sum: Tensor, out: Tensor, quantize: Quantize | None, prefetch: Tensor | None
+) -> Tensor | QuantizedActivation:
+    splits, num_tokens, num_heads, head_size = part.shape
+    scale_T = None
+    if quantize is not None:
+        out = torch.empty_like(out, dtype=QUANTIZED_DTYPE[quantize])
+        scale_T = torch.empty(num_tokens, dtype=torch.float32, device=out.device)
+    prefetch, per_thread, num_prefetch = prefetch_plan(prefetch)
+    _merge_kernel[(num_tokens + num_prefetch,)](
+        part, log_sum, out, scale_T, prefetch, per_thread, num_tokens, num_heads, part.stride(0), log_sum.stride(0),
+        HEAD_SIZE=head_size, SPLITS=splits, QUANTIZED_MAX=QUANTIZED_MAX.get(quantize, 0.0), IS_INT=quantize == "int8",
+        BLOCK=triton.next_power_of_2(num_heads * head_size), num_warps=8, **overlap(),
+    )  # fmt: skip
+    return out if scale_T is None else QuantizedActivation(out, scale_T)

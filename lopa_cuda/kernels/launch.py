@@ -1,0 +1,168 @@
+"""What every kernel of this folder shares: overlapped launches, L2 prefetch, split-K sums, per-token quantization.
+
+Kernels of one stream overlap by programmatic dependent launch (PDL, Hopper and later): each one lets its successor
+start at once, so that the successor's launch and its weight prefetch run under it, and waits for its predecessor before
+it touches anything that a kernel wrote. Only weights may be read before `start_after_predecessor`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+Quantize = Literal["int8", "fp8"]
+QUANTIZED_DTYPE = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+QUANTIZED_MAX = {"int8": 127.0, "fp8": 448.0}
+IS_INTERPRETED = triton.knobs.runtime.interpret
+INTERPRETED = tl.constexpr(IS_INTERPRETED)
+PREFETCH_THREADS = tl.constexpr(256)
+PREFETCH_PROGRAMS = 132
+PREFETCH_BYTES = 12 * 2**20  # what the memory delivers while one small kernel runs
+
+
+class Partials(NamedTuple):
+    """A linear's output before the sum over its split-K parts: y = sum_Z(values) * weight_scale * x_scale + bias.
+
+    Only `add_rms_norm`, `rope_prewrite` and `sum_partials` read it. values: [Z, T, E] fp32, int32 from int8 operands.
+    """
+
+    values: Tensor
+    weight_scale: Tensor | None  # fp32 [E]
+    x_scale: Tensor | None  # fp32 [T]
+    bias: Tensor | None  # [E]; int32 is added before the scales
+
+
+@functools.cache
+def has_dependent_launch(index: int | None = None) -> bool:
+    return not IS_INTERPRETED and torch.cuda.get_device_capability(index) >= (9, 0)
+
+
+@functools.cache
+def num_multiprocessors(index: int | None = None) -> int:
+    return 132 if IS_INTERPRETED else torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def overlap() -> dict[str, bool]:
+    """Launch options of every kernel: PDL where the device has it."""
+    pdl = has_dependent_launch()
+    return {"PDL": pdl, "launch_pdl": pdl} if not IS_INTERPRETED else {"PDL": False}
+
+
+def prefetch_plan(weight: Tensor | None) -> tuple[Tensor | None, int, int]:
+    """(weight, bytes for each prefetching thread, number of prefetching programs)."""
+    if weight is None or not has_dependent_launch():
+        return None, 0, 0
+    num_bytes = min(weight.numel() * weight.element_size(), PREFETCH_BYTES)
+    per_thread = num_bytes // (PREFETCH_PROGRAMS * PREFETCH_THREADS.value) // 16 * 16
+    return weight, per_thread, PREFETCH_PROGRAMS if per_thread else 0
+
+
+def partial_arguments(x: Tensor | Partials) -> tuple[tuple[Tensor | None, ...], dict[str, int | bool]]:
+    """The pointers (values, weight_scale, x_scale, bias) and the constants that `load_sum` takes."""
+    if isinstance(x, Tensor):
+        assert x.dtype == torch.bfloat16 and x.is_contiguous(), "kernels take contiguous bf16 activations"
+        return (x, None, None, None), {"part_stride": 0, "PARTS": 0, "IS_BIAS_INT": False}
+    is_bias_int = x.bias is not None and x.bias.dtype == torch.int32
+    stride = x.values.stride(0)
+    return tuple(x), {"part_stride": stride, "PARTS": x.values.shape[0], "IS_BIAS_INT": is_bias_int}
+
+
+@triton.jit
+def start_after_predecessor(PDL: tl.constexpr):
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def release_successor(PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def operand(x):
+    """x as an operand of tl.dot; the interpreter would multiply bf16 as the integers it stores them in."""
+    if INTERPRETED and x.dtype == tl.bfloat16:
+        x = x.to(tl.float32)
+    return x
+
+
+@triton.jit
+def prefetch_l2(address, num_bytes):
+    """Start pulling num_bytes (a multiple of 16) at each int64 address into L2; nothing waits for it."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
+        "=r,l,r",
+        [address, num_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def prefetch_share(weight_ptr, program, per_thread):
+    """One prefetching program's share: PREFETCH_THREADS runs of per_thread bytes."""
+    thread = program.to(tl.int64) * PREFETCH_THREADS + tl.arange(0, PREFETCH_THREADS)
+    num_bytes = tl.full([PREFETCH_THREADS], 0, tl.int32) + per_thread
+    prefetch_l2(weight_ptr.to(tl.int64) + thread * per_thread, num_bytes)
+
+
+@triton.jit
+def dequantize(acc, weight_scale_ptr, x_scale, bias_ptr, column, mask, IS_BIAS_INT: tl.constexpr):
+    """quant.w8a8.dequantize; without scales and bias just fp32. x_scale: the rows' scales, or None."""
+    if bias_ptr is not None and IS_BIAS_INT:
+        acc += tl.load(bias_ptr + column, mask=mask, other=0)
+    y = acc.to(tl.float32)
+    if weight_scale_ptr is not None:
+        y *= tl.load(weight_scale_ptr + column, mask=mask, other=0.0)
+    if x_scale is not None:
+        y *= x_scale
+    if bias_ptr is not None and not IS_BIAS_INT:
+        y += tl.load(bias_ptr + column, mask=mask, other=0.0).to(tl.float32)
+    return y
+
+
+@triton.jit
+def load_sum(
+    values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, mask, part_stride, num_columns,
+    PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr,
+):  # fmt: skip
+    """fp32 values of one token's columns, from bf16 (PARTS = 0) or summed from split-K parts in their order."""
+    offset = token.to(tl.int64) * num_columns + column
+    acc = tl.load(values_ptr + offset, mask=mask, other=0)
+    if PARTS == 0:
+        acc = acc.to(tl.float32)
+    else:
+        for part in tl.static_range(1, PARTS):
+            acc += tl.load(values_ptr + part * part_stride + offset, mask=mask, other=0)
+        x_scale = None
+        if x_scale_ptr is not None:
+            x_scale = tl.load(x_scale_ptr + token)
+        # Rounded to bf16 as the unsplit linear's output is, so that the choice of split moves no rounding.
+        acc = dequantize(acc, weight_scale_ptr, x_scale, bias_ptr, column, mask, IS_BIAS_INT)
+        acc = acc.to(tl.bfloat16).to(tl.float32)
+    return acc
+
+
+@triton.jit
+def round_half_even(x):
+    """Of fp32 up to 2^22, by adding 1.5 * 2^23."""
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def quantize_row(y, QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr):
+    """(values, scale) of one token: quant.w8a8.quantize_per_token, or quant.fp8's; zeros where y is zero."""
+    scale = tl.math.div_rn(tl.max(tl.abs(y), axis=0), QUANTIZED_MAX)
+    divisor = tl.where(scale > 0, scale, 1.0)
+    scaled = tl.math.div_rn(y, divisor)
+    scaled = tl.minimum(tl.maximum(scaled, -QUANTIZED_MAX), QUANTIZED_MAX)
+    values = round_half_even(scaled).to(tl.int8) if IS_INT else scaled.to(tl.float8e4nv)
+    return values, scale

@@ -1,0 +1,264 @@
+"""Skinny linears: few tokens against a large weight, bound by streaming the weight once.
+
+bf16, int8 (exact int32 sums) and fp8 e4m3, operands fetched by the tensor memory accelerator. The depth is cut into
+split-K parts so that every multiprocessor streams from the first microsecond to the last; the parts are summed in a
+fixed order by whoever reads them (norm, rope, or `sum_partials`), without atomics. Each program prefetches the head of
+its weight rows into L2 before it waits for its predecessor. `linear_table` says for which shapes this beats the library
+
+Shapes: T tokens, C output channels, K input channels.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from lopa_cuda.kernels.launch import (
+    Partials,
+    Quantize,
+    dequantize,
+    load_sum,
+    operand,
+    overlap,
+    partial_arguments,
+    prefetch_l2,
+    release_successor,
+    start_after_predecessor,
+)
+from lopa_cuda.kernels.linear_table import LinearConfig, find_config
+from lopa_cuda.kernels.quantize import quantize_per_token, silu_times
+from lopa_cuda.kernels.swiglu import swiglu
+from quant.w8a8 import QuantizedActivation
+
+SUM_BLOCK = 1024
+KIND_OF = {torch.bfloat16: "bf16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+# wgmma sums fp8 products in less than fp32; after this many input channels the sum moves to an fp32 register.
+FP8_ACCUMULATE = 128
+
+
+@triton.jit
+def _prefetch_rows(
+    weight_ptr, row0, num_rows, first_byte, row_bytes, num_bytes, ROWS: tl.constexpr, THREADS: tl.constexpr
+):
+    """Pull num_bytes from first_byte on of ROWS rows into L2, every thread its own run."""
+    runs: tl.constexpr = THREADS // ROWS if THREADS > ROWS else 1
+    element = tl.arange(0, ROWS * runs)
+    run_bytes = num_bytes // runs // 16 * 16
+    row = tl.minimum(row0 + element % ROWS, num_rows - 1).to(tl.int64)
+    address = weight_ptr.to(tl.int64) + row * row_bytes + first_byte + element // ROWS * run_bytes
+    prefetch_l2(address, tl.zeros_like(element) + run_bytes)
+
+
+@triton.jit
+def _multiply(acc, x, w, IS_SWAPPED: tl.constexpr, ACCUMULATE: tl.constexpr):
+    """acc + x @ w.T, or its transpose: the weight rows then fill the matrix unit where tokens would not."""
+    x, w = operand(x), operand(w)
+    if IS_SWAPPED:
+        acc = tl.dot(w, tl.trans(x), acc, max_num_imprecise_acc=ACCUMULATE, out_dtype=acc.dtype)
+    else:
+        acc = tl.dot(x, tl.trans(w), acc, max_num_imprecise_acc=ACCUMULATE, out_dtype=acc.dtype)
+    return acc
+
+
+@triton.jit
+def _finish_tile(
+    acc, acc_up, out_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, num_tokens, num_columns,
+    IS_GATED: tl.constexpr, IS_PARTIAL: tl.constexpr, IS_BIAS_INT: tl.constexpr,
+):  # fmt: skip
+    """Store a tile's sums as they are (a split-K part), or scaled, with bias, gated, in bf16."""
+    is_column = column < num_columns
+    mask = (token < num_tokens) & is_column
+    at = token.to(tl.int64) * num_columns + column
+    if IS_PARTIAL:
+        tl.store(out_ptr + at, acc, mask=mask)
+    else:
+        x_scale = None
+        if x_scale_ptr is not None:
+            x_scale = tl.load(x_scale_ptr + token, mask=token < num_tokens, other=0.0)
+        y = dequantize(acc, weight_scale_ptr, x_scale, bias_ptr, column, is_column, IS_BIAS_INT).to(tl.bfloat16)
+        if IS_GATED:
+            up = dequantize(acc_up, weight_scale_ptr, x_scale, None, column + num_columns, is_column, IS_BIAS_INT)
+            y = silu_times(y.to(tl.float32), up.to(tl.bfloat16).to(tl.float32))
+        tl.store(out_ptr + at, y, mask=mask)
+
+
+@triton.jit
+def _linear_kernel(
+    x_desc, weight_desc, tail_desc, weight_ptr, out_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr,
+    num_tokens, num_columns, num_rows, row_bytes, num_blocks, prefetch_bytes, part_stride,
+    ACC: tl.constexpr, IS_GATED: tl.constexpr, IS_PARTIAL: tl.constexpr, IS_SWAPPED: tl.constexpr,
+    IS_BIAS_INT: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
+    TAIL: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_BYTES: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    THREADS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One tile of x @ w.T over one split-K part. Gated: the same tile of gate and of up (num_columns rows below)."""
+    column0, part, token0 = tl.program_id(0) * (BLOCK_C + TAIL), tl.program_id(1), tl.program_id(2) * BLOCK_T
+    first, last = part * num_blocks // SPLITS, (part + 1) * num_blocks // SPLITS
+    if PDL:
+        num_bytes = tl.minimum(prefetch_bytes, (last - first) * BLOCK_BYTES)
+        for half in tl.static_range(2 if IS_GATED else 1):
+            row = column0 + half * num_columns
+            _prefetch_rows(weight_ptr, row, num_rows, first * BLOCK_BYTES, row_bytes, num_bytes, BLOCK_C, THREADS)
+    release_successor(PDL)
+    start_after_predecessor(PDL)
+    acc = tl.zeros([BLOCK_C, BLOCK_T] if IS_SWAPPED else [BLOCK_T, BLOCK_C], ACC)
+    acc_up = acc
+    if TAIL > 0:
+        acc_tail = tl.zeros([BLOCK_T, TAIL], ACC)
+        acc_up_tail = acc_tail
+    for block in tl.range(first, last, num_stages=STAGES):
+        x = x_desc.load([token0, block * BLOCK_K])
+        acc = _multiply(acc, x, weight_desc.load([column0, block * BLOCK_K]), IS_SWAPPED, ACCUMULATE)
+        if IS_GATED:
+            w = weight_desc.load([num_columns + column0, block * BLOCK_K])
+            acc_up = _multiply(acc_up, x, w, IS_SWAPPED, ACCUMULATE)
+        if TAIL > 0:
+            w = tail_desc.load([column0 + BLOCK_C, block * BLOCK_K])
+            acc_tail = _multiply(acc_tail, x, w, False, ACCUMULATE)
+            w = tail_desc.load([num_columns + column0 + BLOCK_C, block * BLOCK_K])
+            acc_up_tail = _multiply(acc_up_tail, x, w, False, ACCUMULATE)
+    if IS_SWAPPED:
+        acc = tl.trans(acc)
+        if IS_GATED:
+            acc_up = tl.trans(acc_up)
+    token = token0 + tl.arange(0, BLOCK_T)[:, None]
+    column = column0 + tl.arange(0, BLOCK_C)[None, :]
+    out_ptr += part * part_stride
+    _finish_tile(
+        acc, acc_up, out_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, num_tokens, num_columns,
+        IS_GATED, IS_PARTIAL, IS_BIAS_INT,
+    )  # fmt: skip
+    if TAIL > 0:
+        column = column0 + BLOCK_C + tl.arange(0, TAIL)[None, :]
+        _finish_tile(
+            acc_tail, acc_up_tail, out_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, num_tokens,
+            num_columns, IS_GATED, IS_PARTIAL, IS_BIAS_INT,
+        )  # fmt: skip
+
+
+@triton.jit
+def _sum_kernel(
+    values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, out_ptr, part_stride, num_columns,
+    PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < num_columns
+    release_successor(PDL)
+    start_after_predecessor(PDL)
+    y = load_sum(
+        values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, mask, part_stride, num_columns,
+        PARTS, IS_BIAS_INT,
+    )  # fmt: skip
+    tl.store(out_ptr + token.to(tl.int64) * num_columns + column, y.to(tl.bfloat16), mask=mask)
+
+
+def sum_partials(partials: Tensor | Partials) -> Tensor:
+    """bf16 [T, C]; a Tensor passes through. For a consumer that needs the sum, such as an all_reduce."""
+    if isinstance(partials, Tensor):
+        return partials
+    pointers, constants = partial_arguments(partials)
+    _, num_tokens, num_columns = partials.values.shape
+    out_TC = torch.empty((num_tokens, num_columns), dtype=torch.bfloat16, device=partials.values.device)
+    _sum_kernel[(num_tokens, triton.cdiv(num_columns, SUM_BLOCK))](
+        *pointers, out_TC, num_columns=num_columns, **constants, BLOCK=SUM_BLOCK, num_warps=4, **overlap()
+    )
+    return out_TC
+
+
+def linear(
+    x: Tensor | QuantizedActivation, weight: Tensor, bias: Tensor | None = None, weight_scale: Tensor | None = None
+) -> Tensor:
+    """x [T, K] @ weight [C, K].T + bias -> bf16 [T, C].
+
+    bf16: a Tensor and a bf16 weight. int8 and fp8 (e4m3): a QuantizedActivation, the weight in that dtype and its
+    weight_scale [C]; a static int8 linear passes QuantizedActivation(values, None), deq_scale and an int32 bias.
+    """
+    return sum_partials(linear_partials(x, weight, bias, weight_scale))
+
+
+def linear_partials(
+    x: Tensor | QuantizedActivation, weight: Tensor, bias: Tensor | None = None, weight_scale: Tensor | None = None
+) -> Tensor | Partials:
+    """`linear` for a consumer that adds the split-K parts itself (norm, rope). A Tensor where that is faster."""
+    values, x_scale = (x, None) if isinstance(x, Tensor) else x
+    config = find_config(KIND_OF[weight.dtype], *weight.shape, values.shape[0], is_gated=False)
+    if config is None:
+        return _library_linear(values, x_scale, weight, bias, weight_scale)
+    return launch_linear(values, x_scale, weight, bias, weight_scale, config)
+
+
+def gate_up_swiglu(
+    x: Tensor | QuantizedActivation,
+    weight: Tensor,
+    weight_scale: Tensor | None = None,
+    *,
+    quantize: Quantize | None = None,
+    prefetch: Tensor | None = None,
+) -> Tensor | QuantizedActivation:
+    """silu(x @ gate.T) * (x @ up.T), weight = gate over up [2 I, K] -> [T, I] in bf16 or quantized per token.
+
+    prefetch: the weight of the down linear, as in add_rms_norm.
+    """
+    values, x_scale = (x, None) if isinstance(x, Tensor) else x
+    config = find_config(KIND_OF[weight.dtype], *weight.shape, values.shape[0], is_gated=True)
+    if config is None:
+        return swiglu(linear(x, weight, None, weight_scale), quantize=quantize, prefetch=prefetch)
+    y_TI = launch_linear(values, x_scale, weight, None, weight_scale, config, is_gated=True)
+    assert isinstance(y_TI, Tensor)
+    return y_TI if quantize is None else quantize_per_token(y_TI, quantize, prefetch=prefetch)
+
+
+def launch_linear(
+    x_TK: Tensor, x_scale_T: Tensor | None, weight_CK: Tensor, bias_C: Tensor | None, weight_scale_C: Tensor | None,
+    config: LinearConfig, *, is_gated: bool = False,
+) -> Tensor | Partials:  # fmt: skip
+    """Run the kernel with this configuration: bf16 [T, C] from one part, else Partials; gated bf16 [T, C / 2]."""
+    assert weight_CK.is_contiguous() and x_TK.is_contiguous() and weight_CK.shape[1] % config.block_k == 0
+    assert not is_gated or config.splits == 1, "silu needs the whole sum"
+    num_tokens, depth = x_TK.shape
+    num_columns = weight_CK.shape[0] // (2 if is_gated else 1)
+    is_int, is_partial = weight_CK.dtype == torch.int8, config.splits > 1
+    acc_dtype = torch.int32 if is_int else torch.float32
+    shape = (config.splits, num_tokens, num_columns) if is_partial else (num_tokens, num_columns)
+    out = torch.empty(shape, dtype=acc_dtype if is_partial else torch.bfloat16, device=x_TK.device)
+    block_t = max(16, min(128, triton.next_power_of_2(num_tokens)))
+    num_tiles = triton.cdiv(num_columns, config.block_c + config.tail)
+    tail = TensorDescriptor.from_tensor(weight_CK, [config.tail, config.block_k]) if config.tail else None
+    _linear_kernel[(num_tiles, config.splits, triton.cdiv(num_tokens, block_t))](
+        TensorDescriptor.from_tensor(x_TK, [block_t, config.block_k]),
+        TensorDescriptor.from_tensor(weight_CK, [config.block_c, config.block_k]), tail,
+        weight_CK, out, weight_scale_C, x_scale_T, bias_C,
+        num_tokens=num_tokens, num_columns=num_columns, num_rows=weight_CK.shape[0],
+        row_bytes=depth * weight_CK.element_size(), num_blocks=depth // config.block_k,
+        prefetch_bytes=config.prefetch, part_stride=num_tokens * num_columns,
+        ACC=tl.int32 if is_int else tl.float32, IS_GATED=is_gated, IS_PARTIAL=is_partial,
+        IS_SWAPPED=config.swap or block_t < 64,
+        IS_BIAS_INT=bias_C is not None and bias_C.dtype == torch.int32,
+        ACCUMULATE=min(FP8_ACCUMULATE, config.block_k) if weight_CK.dtype == torch.float8_e4m3fn else 0,
+        BLOCK_T=block_t, BLOCK_C=config.block_c, TAIL=config.tail, BLOCK_K=config.block_k,
+        BLOCK_BYTES=config.block_k * weight_CK.element_size(), SPLITS=config.splits, STAGES=config.stages,
+        THREADS=32 * config.warps, num_warps=config.warps, **overlap(),
+    )  # fmt: skip
+    return Partials(out, weight_scale_C, x_scale_T, bias_C) if is_partial else out
+
+
+def _library_linear(
+    x_TK: Tensor, x_scale_T: Tensor | None, weight_CK: Tensor, bias_C: Tensor | None, weight_scale_C: Tensor | None
+) -> Tensor | Partials:
+    if weight_CK.dtype == torch.bfloat16:
+        return functional.linear(x_TK, weight_CK, bias_C)
+    assert weight_scale_C is not None, "quantized weights have a scale per channel"
+    if weight_CK.dtype == torch.int8:
+        # The library's int8 product wants more than 16 rows.
+        padded = functional.pad(x_TK, (0, 0, 0, 17 - len(x_TK))) if len(x_TK) <= 16 else x_TK
+        acc_1TC = torch._int_mm(padded, weight_CK.t())[: len(x_TK)].unsqueeze(0)
+        return Partials(acc_1TC, weight_scale_C, x_scale_T, bias_C)
+    assert x_scale_T is not None, "fp8 linears are dynamic"
+    scale_T1, scale_1C = x_scale_T[:, None], weight_scale_C[None, :]
+    y_TC = torch._scaled_mm(x_TK, weight_CK.t(), scale_a=scale_T1, scale_b=scale_1C, out_dtype=torch.bfloat16)
+    return y_TC if bias_C is None else y_TC + bias_C

@@ -1,0 +1,108 @@
+"""Quantization of activations where the kernel in front does not fuse it: per token, or by calibrated constants.
+
+bf16 in, int8 or fp8 out, as quant.w8a8 and quant.fp8 define it. One program holds one token, so a row is read once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lopa_cuda.kernels.launch import (
+    QUANTIZED_DTYPE,
+    QUANTIZED_MAX,
+    Quantize,
+    overlap,
+    prefetch_plan,
+    prefetch_share,
+    quantize_row,
+    release_successor,
+    round_half_even,
+    start_after_predecessor,
+)
+from quant.w8a8 import QuantizedActivation
+
+MAX_ROW = 32768  # elements a program holds in registers
+STATIC_BLOCK = 2048
+
+
+@triton.jit
+def silu_times(gate, up):
+    """silu(gate) * up from fp32, rounded to bf16 behind each step as the plain operators do."""
+    activated = (gate / (1.0 + tl.exp(-gate))).to(tl.bfloat16)
+    return (activated.to(tl.float32) * up).to(tl.bfloat16)
+
+
+@triton.jit
+def _quantize_rows_kernel(
+    x_ptr, out_ptr, scale_ptr, prefetch_ptr, prefetch_per_thread, num_tokens, num_columns,
+    QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr, IS_GATED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    release_successor(PDL)
+    if token >= num_tokens:
+        if prefetch_ptr is not None:
+            prefetch_share(prefetch_ptr, token - num_tokens, prefetch_per_thread)
+    else:
+        column = tl.arange(0, BLOCK)
+        mask = column < num_columns
+        row = token.to(tl.int64) * num_columns
+        start_after_predecessor(PDL)
+        if IS_GATED:
+            gate = tl.load(x_ptr + 2 * row + column, mask=mask, other=0.0).to(tl.float32)
+            up = tl.load(x_ptr + 2 * row + num_columns + column, mask=mask, other=0.0).to(tl.float32)
+            y = silu_times(gate, up).to(tl.float32)
+        else:
+            y = tl.load(x_ptr + row + column, mask=mask, other=0.0).to(tl.float32)
+        quantized, scale = quantize_row(y, QUANTIZED_MAX, IS_INT)
+        tl.store(out_ptr + row + column, quantized, mask=mask)
+        tl.store(scale_ptr + token, scale)
+
+
+@triton.jit
+def _quantize_static_kernel(
+    x_ptr, scale_ptr, offset_ptr, out_ptr, num_elements, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = element < num_elements
+    release_successor(PDL)
+    scale, offset = tl.load(scale_ptr).to(tl.float32), tl.load(offset_ptr).to(tl.float32)
+    start_after_predecessor(PDL)
+    x = tl.load(x_ptr + element, mask=mask, other=0.0).to(tl.float32)
+    scaled = round_half_even(tl.math.div_rn(x, scale) + offset)
+    tl.store(out_ptr + element, tl.minimum(tl.maximum(scaled, -128.0), 127.0).to(tl.int8), mask=mask)
+
+
+def quantize_per_token(x_TD: Tensor, kind: Quantize, *, prefetch: Tensor | None = None) -> QuantizedActivation:
+    """quant.w8a8.quantize_per_token ("int8") or quant.fp8.quantize_per_token ("fp8") of contiguous bf16."""
+    return quantize_rows(x_TD, x_TD.shape[1], kind, prefetch)
+
+
+def quantize_static(x_TD: Tensor, input_scale: Tensor, input_offset: Tensor) -> Tensor:
+    """quant.w8a8.quantize_static of contiguous bf16: int8, one scale and offset [1] for all tokens."""
+    assert x_TD.dtype == torch.bfloat16 and x_TD.is_contiguous()
+    values = torch.empty_like(x_TD, dtype=torch.int8)
+    _quantize_static_kernel[(triton.cdiv(x_TD.numel(), STATIC_BLOCK),)](
+        x_TD, input_scale, input_offset, values, x_TD.numel(), BLOCK=STATIC_BLOCK, num_warps=4, **overlap()
+    )
+    return values
+
+
+def quantize_rows(x: Tensor, num_columns: int, kind: Quantize, prefetch: Tensor | None) -> QuantizedActivation:
+    """Rows of num_columns, or of gate and up of num_columns each, whose SwiGLU is then what is quantized."""
+    assert x.dtype == torch.bfloat16 and x.is_contiguous()
+    if num_columns > MAX_ROW:
+        raise ValueError(f"quantizing a row of {num_columns} > {MAX_ROW}: raise tensor_parallel_size")
+    num_tokens = x.shape[0]
+    values = torch.empty((num_tokens, num_columns), dtype=QUANTIZED_DTYPE[kind], device=x.device)
+    scale_T = torch.empty(num_tokens, dtype=torch.float32, device=x.device)
+    prefetch, per_thread, num_prefetch = prefetch_plan(prefetch)
+    block = triton.next_power_of_2(num_columns)
+    _quantize_rows_kernel[(num_tokens + num_prefetch,)](
+        x, values, scale_T, prefetch, per_thread, num_tokens, num_columns,
+        QUANTIZED_MAX=QUANTIZED_MAX[kind], IS_INT=kind == "int8", IS_GATED=x.shape[1] != num_columns,
+        BLOCK=block, num_warps=max(4, min(16, block // 512)), **overlap(),
+    )  # fmt: skip
+    return QuantizedActivation(values, scale_T)

@@ -1,0 +1,315 @@
+"""The Triton kernels on a GPU against their plain versions in float32 or float64, at Dream-7B's and the demo's shapes.
+
+bf16 results may differ from the reference by rounding: relative error (norm of the difference over norm) under 1e-2.
+Outputs are poisoned through the allocator's reuse: every check draws new random inputs.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.models.ops import add_rms_norm, rotary_table, rotate, swiglu
+from common.plan import Sampling
+from common.sampling import merge_statistics, shard_statistics
+from lopa_cuda.ops import visible_keys
+from quant import fp8, w8a8
+
+pytestmark = pytest.mark.cuda
+if torch.cuda.is_available():
+    pytest.importorskip("triton", reason="the kernels need Triton")
+    from lopa_cuda import kernels
+    from lopa_cuda.kernels.linear import launch_linear
+    from lopa_cuda.kernels.linear_table import LinearConfig
+
+BF16_TOLERANCE = 1e-2
+DREAM, DEMO = (28, 4, 128), (4, 2, 64)  # heads, KV heads, head size
+
+
+def random(*shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed + sum(shape))
+    return (torch.randn(shape, generator=generator, device="cuda") * scale).bfloat16()
+
+
+def relative_error(value: Tensor, reference: Tensor) -> float:
+    value, reference = value.double(), reference.double().to(value.device)
+    assert value.isfinite().all(), "every element must be written and finite"
+    return float((value - reference).norm() / reference.norm())
+
+
+def parts_of(x_TC: Tensor, num_parts: int) -> kernels.Partials:
+    """Split-K parts whose sum is x."""
+    noise = torch.randn(num_parts - 1, *x_TC.shape, device="cuda")
+    return kernels.Partials(torch.cat((noise, x_TC.float()[None] - noise.sum(0))), None, None, None)
+
+
+@pytest.mark.parametrize(("num_tokens", "width"), [(1, 256), (64, 3584), (200, 3584)])
+@pytest.mark.parametrize("num_parts", [0, 1, 7])
+def test_norm_adds_the_residual_first(num_tokens: int, width: int, num_parts: int) -> None:
+    x, residual, weight = random(num_tokens, width), random(num_tokens, width, seed=1), random(width, seed=2)
+    given = parts_of(x, num_parts) if num_parts else x
+    normed, summed = kernels.add_rms_norm(given, residual, weight, 1e-6, prefetch=random(256, 4096))
+    expected, expected_sum = add_rms_norm(x, residual, weight, 1e-6)
+    assert relative_error(summed, expected_sum) < BF16_TOLERANCE
+    assert relative_error(normed, expected) < BF16_TOLERANCE
+    assert torch.equal(kernels.add_rms_norm(x, None, weight, 1e-6)[1], x)
+
+
+@pytest.mark.parametrize(("kind", "plain"), [("int8", w8a8), ("fp8", fp8)])
+def test_quantized_outputs_follow_the_plain_arithmetic(kind: str, plain: object) -> None:
+    x, weight = random(64, 3584), random(3584, seed=2)
+    x[3] = 0
+    normed, _ = kernels.add_rms_norm(x, None, weight, 1e-6)
+    from_norm, _ = kernels.add_rms_norm(x, None, weight, 1e-6, quantize=kind)
+    gate_up = random(64, 2 * 18944)
+    cases = [
+        (from_norm, normed),
+        (kernels.quantize_per_token(x, kind), x),
+        (kernels.swiglu(gate_up, quantize=kind), kernels.swiglu(gate_up)),
+    ]
+    for quantized, given in cases:
+        expected = plain.quantize_per_token(given.cpu())  # the specification on the CPU, whose division is exact
+        assert torch.equal(quantized.scale.cpu(), expected.scale)
+        assert torch.equal(quantized.values.cpu().view(torch.int8), expected.values.view(torch.int8))
+
+
+def test_static_quantization() -> None:
+    x, scale, offset = random(64, 3584), torch.tensor([0.02], device="cuda"), torch.tensor([3.0], device="cuda")
+    values = kernels.quantize_static(x, scale, offset)
+    assert torch.equal(values.cpu(), w8a8.quantize_static(x.cpu(), scale.cpu(), offset.cpu()))
+
+
+def test_swiglu() -> None:
+    x = random(70, 2 * 18944)
+    assert relative_error(kernels.swiglu(x), swiglu(x.float())) < BF16_TOLERANCE
+
+
+@pytest.mark.parametrize(("heads", "num_parts", "dtype"), product((DREAM, DEMO), (0, 4), (torch.int32, torch.int64)))
+def test_rope_rotates_and_prewrites(heads: tuple[int, int, int], num_parts: int, dtype: torch.dtype) -> None:
+    num_heads, num_kv_heads, size = heads
+    num_rows, width = 3, 24
+    qkv, bias = random(num_rows * width, (num_heads + 2 * num_kv_heads) * size), random(num_heads * size, seed=3)
+    bias = random((num_heads + 2 * num_kv_heads) * size, seed=3)
+    position = torch.randint(0, 4096, (num_rows * width,), device="cuda", dtype=dtype)
+    table = rotary_table(4096, size, 1e6, torch.device("cuda"))
+    window = torch.full((2, num_rows + 1, width + 8, num_kv_heads, size), 7.0, device="cuda").bfloat16()
+    given = parts_of(qkv, num_parts)._replace(bias=bias) if num_parts else (qkv + bias)
+    query = kernels.rope_prewrite(given, position, table, window, num_heads=num_heads, width=width)
+    full = (qkv + bias).view(num_rows * width, -1, size)
+    rotated = rotate(full[:, : num_heads + num_kv_heads], table[position.long()])
+    shape = (num_rows, width, num_kv_heads, size)
+    assert relative_error(query, rotated[:, :num_heads]) < BF16_TOLERANCE
+    assert relative_error(window[0, :num_rows, :width], rotated[:, num_heads:].reshape(shape)) < BF16_TOLERANCE
+    value = full[:, num_heads + num_kv_heads :].reshape(shape)
+    assert relative_error(window[1, :num_rows, :width], value) < BF16_TOLERANCE
+    assert (window[:, num_rows:] == 7).all() and (window[:, :, width:] == 7).all()
+
+
+def plain_attention(query: Tensor, committed: Tensor, window: Tensor, rows: dict[str, Tensor]) -> Tensor:
+    """float64; 0 for a query that sees nothing."""
+    horizon = rows["horizon_RW"].long()
+    slot, start, num_keys, cached = (rows[name].long() for name in ("slot_R", "start_R", "num_keys_R", "cached_R"))
+    num_rows, width = horizon.shape
+    num_cached = int(cached.max())
+    visible = visible_keys(horizon, start, num_keys, cached, num_cached)
+    group = query.shape[1] // window.shape[-2]
+    key, value = (
+        torch.cat((committed[i][slot, :num_cached], window[i, :num_rows, :width]), dim=1).double() for i in (0, 1)
+    )
+    key, value = key.repeat_interleave(group, 2), value.nan_to_num().repeat_interleave(group, 2)
+    query = query.view(num_rows, width, *query.shape[1:]).double()
+    score = torch.einsum("rwnh,rxnh->rnwx", query, key.nan_to_num()) * query.shape[-1] ** -0.5
+    weight = score.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
+    return torch.einsum("rnwx,rxnh->rwnh", weight, value).reshape(num_rows * width, -1)
+
+
+ROWS = {
+    "one row": ([1024], [64], None),
+    "no prefix": ([0, 0], [96, 40], None),
+    "branches of many lengths": ([1500, 1500, 37, 4000], [48, 33, 48, 1], None),
+    "keys behind the window": ([300, 64], [32, 17], [700, 100]),
+}
+
+
+@pytest.mark.parametrize("heads", [DREAM, DEMO], ids=["dream", "demo"])
+@pytest.mark.parametrize("lengths", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("num_splits", [None, 1, 3])
+def test_attention_sees_the_committed_keys_and_its_window(
+    heads: tuple[int, int, int], lengths: tuple[list[int], list[int], list[int] | None], num_splits: int | None
+) -> None:
+    num_heads, num_kv_heads, size = heads
+    starts, num_keys, cached = lengths
+    num_rows, width = len(starts), max(num_keys) + 8
+    committed = random(2, 5, 4096, num_kv_heads, size)
+    window = random(2, num_rows, width, num_kv_heads, size)
+    start = torch.tensor(starts, device="cuda", dtype=torch.int32)
+    horizon = start[:, None] + torch.randint(0, width, (num_rows, width), device="cuda", dtype=torch.int32)
+    horizon[:, -1] = 2**31 - 1
+    rows = {
+        "slot_R": torch.randint(0, 5, (num_rows,), device="cuda", dtype=torch.int32),
+        "start_R": start,
+        "num_keys_R": torch.tensor(num_keys, device="cuda", dtype=torch.int32),
+        "cached_R": start if cached is None else torch.tensor(cached, device="cuda", dtype=torch.int32),
+        "horizon_RW": horizon,
+    }
+    for row, keys in enumerate(num_keys):
+        window[:, row, keys:] = torch.nan  # keys that nobody may see
+    query = random(num_rows * width, num_heads, size, seed=5)
+    attended = kernels.window_attention(query, committed, window, **rows, num_splits=num_splits)
+    assert relative_error(attended, plain_attention(query, committed, window, rows)) < BF16_TOLERANCE
+
+
+def test_attention_quantizes_its_output() -> None:
+    rows = {
+        name: torch.tensor([value], device="cuda", dtype=torch.int32)
+        for name, value in {"slot_R": 0, "start_R": 512, "num_keys_R": 32, "cached_R": 512}.items()
+    }
+    rows["horizon_RW"] = torch.full((1, 32), 544, device="cuda", dtype=torch.int32)
+    query, committed, window = random(32, 28, 128), random(2, 1, 1024, 4, 128), random(2, 1, 32, 4, 128)
+    for num_splits in (1, 4):
+        plain = kernels.window_attention(query, committed, window, **rows, num_splits=num_splits)
+        quantized = kernels.window_attention(query, committed, window, **rows, num_splits=num_splits, quantize="int8")
+        expected = w8a8.quantize_per_token(plain.cpu())
+        assert torch.equal(quantized.values.cpu(), expected.values)
+        assert torch.equal(quantized.scale.cpu(), expected.scale)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8, 33, 64, 100, 128])
+@pytest.mark.parametrize("kind", ["bf16", "int8", "fp8"])
+@pytest.mark.parametrize(
+    "config", [LinearConfig(64, 128, 1, 4), LinearConfig(64, 128, 7, 3), LinearConfig(128, 128, 4, 3, swap=True)]
+    if torch.cuda.is_available() else []
+)  # fmt: skip
+def test_skinny_linear(num_tokens: int, kind: str, config: LinearConfig) -> None:
+    x, weight, bias = random(num_tokens, 3584), random(1152, 3584, scale=0.02, seed=1), random(1152, seed=2)
+    if kind == "bf16":
+        parts = launch_linear(x, None, weight, bias, None, config)
+        expected = x.double() @ weight.double().T + bias.double()
+    else:
+        plain = w8a8 if kind == "int8" else fp8
+        quantized_x, quantized_weight = plain.quantize_per_token(x), plain.quantize_weight(weight)
+        parts = launch_linear(*quantized_x, quantized_weight.values, bias, quantized_weight.scale, config)
+        expected = plain.linear(
+            quantized_x.values, quantized_weight.values, quantized_weight.scale, quantized_x.scale, bias, torch.bfloat16
+        )
+    y = kernels.sum_partials(parts)
+    assert relative_error(y, expected) < (5e-3 if kind != "int8" else 1e-6), "int8 sums are exact"
+    assert torch.equal(y, kernels.sum_partials(parts)), "the order of the sum is fixed"
+
+
+def test_static_int8_adds_its_bias_before_the_scale() -> None:
+    x, weight = random(32, 3584), w8a8.quantize_weight(random(512, 3584, seed=1))
+    values = w8a8.quantize_static(x, torch.tensor([0.02], device="cuda"), torch.tensor([3.0], device="cuda"))
+    bias = torch.randint(-(2**20), 2**20, (512,), device="cuda", dtype=torch.int32)
+    expected = w8a8.linear(values, weight.values, weight.scale, None, bias, torch.bfloat16)
+    for config in (LinearConfig(64, 128, 1, 3), LinearConfig(64, 128, 4, 3)):
+        y = kernels.sum_partials(launch_linear(values, None, weight.values, bias, weight.scale, config))
+        assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "int8", "fp8"])
+@pytest.mark.parametrize("num_tokens", [16, 64, 128])
+@pytest.mark.parametrize("tail", [0, 16])
+def test_gate_up_fuses_swiglu(kind: str, num_tokens: int, tail: int) -> None:
+    if tail and num_tokens < 64:
+        pytest.skip("tails are for tiles of at least 64 tokens")
+    x, weight = random(num_tokens, 3584), random(2 * 1024, 3584, scale=0.02, seed=1)
+    config = LinearConfig(64, 64 if kind == "bf16" else 128, 1, 3, warps=8 if num_tokens > 64 else 4, tail=tail)
+    if kind == "bf16":
+        y = launch_linear(x, None, weight, None, None, config, is_gated=True)
+        expected = swiglu(x.float() @ weight.float().T)
+    else:
+        plain = w8a8 if kind == "int8" else fp8
+        quantized_x, quantized_weight = plain.quantize_per_token(x), plain.quantize_weight(weight)
+        operands = quantized_weight.values, None, quantized_weight.scale
+        y = launch_linear(*quantized_x, *operands, config, is_gated=True)
+        expected = swiglu(plain.linear(*(quantized_x.values, *operands[::2], quantized_x.scale, None), torch.float32))
+    assert relative_error(y, expected) < BF16_TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["bf16", "int8", "fp8"])
+@pytest.mark.parametrize("num_tokens", [1, 32, 64, 128, 600])
+def test_linears_of_the_model_from_table_or_library(kind: str, num_tokens: int) -> None:
+    for num_out, num_in in ((4608, 3584), (3584, 3584), (3584, 18944)):
+        x, weight, bias = (
+            random(num_tokens, num_in),
+            random(num_out, num_in, scale=0.02, seed=1),
+            random(num_out, seed=2),
+        )
+        if kind == "bf16":
+            y = kernels.linear(x, weight, bias)
+            assert relative_error(y, x.double() @ weight.double().T + bias) < 5e-3
+            continue
+        plain = w8a8 if kind == "int8" else fp8
+        quantized_x, quantized_weight = plain.quantize_per_token(x), plain.quantize_weight(weight)
+        y = kernels.linear(quantized_x, quantized_weight.values, bias, quantized_weight.scale)
+        operands = quantized_x.values, quantized_weight.values, quantized_weight.scale, quantized_x.scale, bias
+        assert relative_error(y, plain.linear(*operands, torch.bfloat16)) < 5e-3
+
+
+@pytest.mark.parametrize(("vocab_start", "vocab_size"), [(0, 152064), (38016, 38016), (0, 500)])
+def test_head_statistics_in_one_pass(vocab_start: int, vocab_size: int) -> None:
+    logits = random(37, vocab_size, scale=6.0)
+    mask_token_id = vocab_start + vocab_size - 3
+    logits[:, -3] = 99.0
+    logits[5, vocab_size // 2] = logits[5, 11] = 98.0  # a tie: the lower id wins, the second best is as good
+    statistics = kernels.head_statistics(logits, vocab_start, mask_token_id)
+    expected = shard_statistics(logits.double().cpu().float(), vocab_start, Sampling("default", mask_token_id))
+    assert statistics[5, 1] == vocab_start + 11 and statistics[5, 2] == 98.0
+    torch.testing.assert_close(statistics[:, [0, 2, 5]].cpu(), expected[:, [0, 2, 5]], rtol=0, atol=0)
+    torch.testing.assert_close(statistics[:, 3:5].cpu(), expected[:, 3:5], rtol=2e-5, atol=1e-4)
+    is_unique = (logits[:, :-3] == statistics[:, :1]).sum(1).cpu() == 1
+    assert torch.equal(statistics[is_unique.cuda(), 1].cpu(), expected[is_unique, 1])
+
+
+@pytest.mark.parametrize("strategy", ["default", "margin", "neg_entropy"])
+@pytest.mark.parametrize("num_shards", [1, 4])
+def test_shards_merge(strategy: str, num_shards: int) -> None:
+    logits = random(20, 4000, scale=5.0).float().cpu()
+    shards = logits.split(4000 // num_shards, dim=1)
+    sampling = Sampling("default", 17)
+    statistics = torch.stack([shard_statistics(shard, i * shard.shape[1], sampling) for i, shard in enumerate(shards)])
+    merged = kernels.merge_statistics(statistics.cuda(), strategy).cpu()
+    torch.testing.assert_close(merged, merge_statistics(statistics, strategy), rtol=1e-5, atol=1e-5)
+
+
+def test_a_captured_layer_replays_for_other_lengths() -> None:
+    """Lengths and positions are read on the device: one graph, two prefixes, each as if launched afresh."""
+    num_heads, num_kv_heads, size = DREAM
+    table = rotary_table(2048, size, 1e6, torch.device("cuda"))
+    committed, window = random(2, 1, 2048, num_kv_heads, size), random(2, 1, 64, num_kv_heads, size)
+    x, norm_weight = random(64, 3584), random(3584)
+    qkv_weight = random(4608, 3584, scale=0.02)
+    rows = {
+        name: torch.zeros(1, dtype=torch.int32, device="cuda")
+        for name in ("slot_R", "start_R", "num_keys_R", "cached_R")
+    }
+    rows["horizon_RW"] = torch.zeros((1, 64), dtype=torch.int32, device="cuda")
+    position = torch.zeros(64, dtype=torch.int32, device="cuda")
+
+    def layer() -> Tensor:
+        normed, summed = kernels.add_rms_norm(x, None, norm_weight, 1e-6)
+        qkv = kernels.linear_partials(normed, qkv_weight)
+        query = kernels.rope_prewrite(qkv, position, table, window, num_heads=num_heads, width=64)
+        attended = kernels.window_attention(query, committed, window, **rows)
+        return kernels.add_rms_norm(attended, summed, norm_weight, 1e-6)[0]
+
+    def set_lengths(start: int) -> None:
+        rows["start_R"].fill_(start)
+        rows["cached_R"].fill_(start)
+        rows["num_keys_R"].fill_(60)
+        rows["horizon_RW"].fill_(start + 60)
+        position.copy_(torch.arange(start, start + 64))
+
+    set_lengths(100)
+    layer()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layer()
+    for start in (100, 1900):
+        set_lengths(start)
+        graph.replay()
+        assert torch.equal(captured, layer())
