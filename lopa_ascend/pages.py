@@ -142,8 +142,8 @@ class PageBook:
         slots = plan.slot_R[rows]
         for slot in dict.fromkeys(slots.tolist()):
             places = np.flatnonzero(slots == slot)
-            held = self._requests.setdefault(slot, RequestPages())
             start = int(plan.start_R[rows[places[0]]])
+            held = self._requests.get(slot) or self._begin(start)
             assert held.num_committed == start, "a window starts where the committed KV ends"
             held = self._with_tails(held, end_R[rows[places]].tolist(), copies)
             self._requests[slot] = held
@@ -179,13 +179,17 @@ class PageBook:
         for slot in self._requests.keys() - going_on:
             self.pool.give_back(sorted(self._requests.pop(slot).pages))
 
+    def _begin(self, start: int) -> RequestPages:
+        """A request comes with its whole prompt in the window; measurements on made-up steps start behind zeros."""
+        return RequestPages(start, tuple(self.pool.take() for _ in range(start // PAGE_SIZE)))
+
     def _with_tails(self, held: RequestPages, ends: list[int], copies: list[tuple[int, int]]) -> RequestPages:
         """A tail for each row, long enough for it."""
         tails = list(held.tails)
         for row, end in enumerate(ends):
             if row == len(tails):
                 tails.append(())
-                if held.num_committed % PAGE_SIZE:
+                if row and held.num_committed % PAGE_SIZE:
                     tails[row] = (self.pool.take(),)
                     copies.append((tails[0][0], tails[row][0]))
             num_missing = pages_for(end) - len(held.shared) - len(tails[row])
