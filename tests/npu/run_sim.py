@@ -20,40 +20,39 @@ sys.path.insert(0, str(TESTS))
 
 from sim.runtime import RELEASE, build_stubs, why_not  # noqa: E402
 
+REQUIREMENTS = (f"torch-npu=={RELEASE}", "protobuf")  # torchair wants the second
+
 
 def main() -> None:
     site = ROOT / "build" / f"npu-site-{sys.implementation.cache_tag}"
-    if not _has_torch_npu():
-        if not site.exists():
-            _install(site)
-        sys.path.insert(0, str(site))
+    sys.path.insert(0, str(site))
+    missing = [requirement for requirement in REQUIREMENTS if not _is_installed(requirement)]
+    if missing:
+        _install(missing, site)
     reason = why_not()
     if reason is not None:
         print(f"the simulated NPU cannot run: {reason}", file=sys.stderr)
         raise SystemExit(2)
     build_stubs()
-    paths = [*([str(site)] if site.exists() else []), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-    }
+    paths = os.pathsep.join(filter(None, [str(site), str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": paths, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     arguments = sys.argv[1:] or ["-q", str(TESTS)]
     raise SystemExit(subprocess.run([sys.executable, "-m", "pytest", *arguments], env=environment, cwd=ROOT).returncode)
 
 
-def _has_torch_npu() -> bool:
+def _is_installed(requirement: str) -> bool:
+    name, _, release = requirement.partition("==")
     try:
-        return version("torch-npu").startswith(RELEASE)
+        return version(name).startswith(release)
     except PackageNotFoundError:
         return False
 
 
-def _install(site: Path) -> None:
+def _install(requirements: list[str], site: Path) -> None:
     """Without dependencies: torch and numpy are here already, and what else the wheel names is not needed."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site)]
-    if subprocess.run([*command, f"torch-npu=={RELEASE}"]).returncode:
-        print(f"the simulated NPU cannot run: torch-npu {RELEASE} could not be installed", file=sys.stderr)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(site)]
+    if subprocess.run([*command, *requirements]).returncode:
+        print(f"the simulated NPU cannot run: {', '.join(requirements)} could not be installed", file=sys.stderr)
         raise SystemExit(2)
 
 
