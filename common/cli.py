@@ -148,6 +148,8 @@ def fail(sentence: str) -> int:
 
 def main() -> None:
     """The console script: errors of users and machines end in one sentence; only defects show a traceback."""
+    # With torch-npu installed but no CANN, importing torch would fail with torch-npu's traceback; engines import it.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     die_with_launcher()
     stop_on_signals()
     level = logging.WARNING if os.environ.get("RANK", "0") != "0" else logging.INFO

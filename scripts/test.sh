@@ -3,4 +3,4 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh '[test]'
-exec .venv/bin/python -m pytest -m "not cuda and not npu" "$@"
+exec .venv/bin/python -m pytest -m "not cuda and not npu and not sim" "$@"
