@@ -1,0 +1,130 @@
+"""Ranks of the Ascend engine's distributed tests: decode every setting on a mesh, write what came out as JSON.
+
+    torchrun ... tests/distributed/ascend_worker.py MODEL OUTPUT_FOLDER DP BP TP cpu float32
+    python tests/distributed/ascend_worker.py MODEL OUTPUT_FOLDER DP BP TP npu bfloat16
+
+Without torchrun it forks its ranks from one process that has imported everything, so that sixteen start in the time of
+one. On device npu they are simulated devices (tests/npu/sim).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
+from common.generate import decode_requests
+from common.models.config import load_model_config
+from common.plan import Int, StepPlan
+from common.request import Completion, GenerationRequest
+from common.scheduler import Scheduler
+from lopa_ascend.engine import AscendEngine, build
+
+PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(length)] for n, length in enumerate((121, 9, 40))]
+SETTINGS = {
+    "k=7": {"num_lookahead": 7},
+    "k=3 fresh": {"num_lookahead": 3, "shift_row": "fresh"},
+    "k=1 T=0.7": {"num_lookahead": 1, "temperature": 0.7, "top_p": 0.9},  # fewer rows than branch ranks
+}
+
+
+def decode_of(name: str) -> DecodeConfig:
+    return DecodeConfig.model_validate(
+        {"block_size": 8, "max_new_tokens": 16, "window_attention": "block_causal", **SETTINGS[name]}
+    )
+
+
+def decode_all(engine: AscendEngine, model: Path, decode: DecodeConfig) -> dict[str, Any]:
+    """Tokens by request, of this replica's requests."""
+    mesh, config = engine.mesh, load_model_config(model)
+    scheduler = Scheduler(
+        decode, mask_token_id=config.mask_token_id, eos_token_id=config.eos_token_id, num_slots=2, seed=1
+    )
+    mine = [(n, prompt) for n, prompt in enumerate(PROMPTS) if n % mesh.dp_size == mesh.dp_rank]
+    requests = iter([GenerationRequest(str(n), tuple(prompt)) for n, prompt in mine])
+    results = decode_requests(requests, scheduler, engine)
+    done = [result for result in results if isinstance(result, Completion)]
+    return {result.id: [result.num_forwards, *result.canvas_token_ids] for result in done}
+
+
+def compare_commits(engine: AscendEngine, tolerance: float) -> None:
+    """From now on, before a commit, every branch rank's own copy of the span must be that of the others."""
+    commit = engine.commit
+
+    def checked(plan: StepPlan, winners: Int) -> None:
+        for span in plan.commits if engine.mesh.bp_group is not None else ():
+            held = engine.book.pages_of(span.slot)
+            pages = list(held.shared + held.tails[0])
+            kv = engine.cache.pages[:, :, pages].flatten(2, 3)[:, :, : span.start + span.length].contiguous()
+            copies = [torch.empty_like(kv) for _ in range(engine.mesh.bp_size)]
+            dist.all_gather(copies, kv, group=engine.mesh.bp_group)
+            for other in copies:
+                torch.testing.assert_close(other.cpu(), kv.cpu(), rtol=tolerance, atol=tolerance)
+        commit(plan, winners)
+
+    engine.commit = checked  # type: ignore[method-assign]
+
+
+def run_rank(model: Path, output: Path, mesh: MeshConfig, device: str, dtype: str) -> None:
+    torch.set_num_threads(1)
+    profile = DeviceProfile.model_validate(
+        {
+            "name": "distributed", "engine": "lopa_ascend", "device": device, "dtype": dtype, "mesh": mesh,
+            "max_model_len": 160,
+        }
+    )  # fmt: skip
+    with simulated(device):
+        engine = build(profile, RunConfig(model=str(model), max_num_requests=2, decode=decode_of("k=7")))
+        compare_commits(engine, 1e-4 if dtype == "float32" else 0.05)
+        results = {name: decode_all(engine, model, decode_of(name)) for name in SETTINGS}
+        rank = engine.mesh.rank
+        (output / f"rank{rank:02}.json").write_text(json.dumps({"dp": engine.mesh.dp_rank, "tokens": results}))
+        if mesh.num_processes > 1:
+            dist.barrier()
+
+
+def simulated(device: str) -> Any:
+    if device == "cpu":
+        return nullcontext()
+    from sim.device import SimulatedNpu
+
+    return SimulatedNpu()
+
+
+def _forked(local_rank: int, *arguments: Any) -> None:
+    os.environ.update(RANK=str(local_rank), LOCAL_RANK=str(local_rank))
+    run_rank(*arguments)
+    sys.stdout.flush()
+    os._exit(0)  # simulated communicators have nobody to say goodbye to
+
+
+def main() -> None:
+    model, output, dp, bp, tp, device, dtype = sys.argv[1:]
+    mesh = MeshConfig(data_parallel_size=int(dp), branch_parallel_size=int(bp), tensor_parallel_size=int(tp))
+    arguments = Path(model), Path(output), mesh, device, dtype
+    if device == "npu":
+        from sim import runtime
+
+        runtime.load()
+    if "RANK" in os.environ:
+        run_rank(*arguments)
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(mesh.num_processes))
+    os.environ["LOCAL_WORLD_SIZE"] = str(mesh.num_processes)
+    multiprocessing.start_processes(_forked, args=arguments, nprocs=mesh.num_processes, start_method="fork")
+
+
+if __name__ == "__main__":
+    main()
