@@ -45,7 +45,7 @@ class AscendEngine:
         self._forward = forward
         self._details = details
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward(self, plan: StepPlan) -> Predictions:
         if not plan.is_block_causal:
             raise ConfigError("engine lopa_ascend: set decode.window_attention to block_causal")

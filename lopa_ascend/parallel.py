@@ -11,6 +11,9 @@ from torch import Tensor
 
 from common.launch import Mesh
 
+# torch 2.13 renames the first to the second, and warns.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
@@ -43,5 +46,5 @@ def _stack(x: Tensor, size: int, group: dist.ProcessGroup | None) -> Tensor:
     if group is None:
         return x.unsqueeze(0)
     stacked = torch.empty((size * x.shape[0], *x.shape[1:]), dtype=x.dtype, device=x.device)
-    dist.all_gather_into_tensor(stacked, x.contiguous(), group=group)
+    _gather(stacked, x.contiguous(), group=group)
     return stacked.view(size, *x.shape)

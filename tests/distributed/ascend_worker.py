@@ -1,7 +1,7 @@
 """Ranks of the Ascend engine's distributed tests: decode every setting on a mesh, write what came out as JSON.
 
-    torchrun ... tests/distributed/ascend_worker.py MODEL OUTPUT_FOLDER DP BP TP cpu float32
-    python tests/distributed/ascend_worker.py MODEL OUTPUT_FOLDER DP BP TP npu bfloat16
+    torchrun ... tests/distributed/ascend_worker.py MODEL OUTPUT_FOLDER DP BP TP cpu float32 SETTING...
+    python tests/distributed/ascend_worker.py MODEL OUTPUT_FOLDER DP BP TP npu bfloat16 SETTING...
 
 Without torchrun it forks its ranks from one process that has imported everything, so that sixteen start in the time of
 one. On device npu they are simulated devices (tests/npu/sim).
@@ -74,7 +74,7 @@ def compare_commits(engine: AscendEngine, tolerance: float) -> None:
     engine.commit = checked  # type: ignore[method-assign]
 
 
-def run_rank(model: Path, output: Path, mesh: MeshConfig, device: str, dtype: str) -> None:
+def run_rank(model: Path, output: Path, mesh: MeshConfig, device: str, dtype: str, settings: list[str]) -> None:
     torch.set_num_threads(1)
     profile = DeviceProfile.model_validate(
         {
@@ -85,7 +85,7 @@ def run_rank(model: Path, output: Path, mesh: MeshConfig, device: str, dtype: st
     with simulated(device):
         engine = build(profile, RunConfig(model=str(model), max_num_requests=2, decode=decode_of("k=7")))
         compare_commits(engine, 1e-4 if dtype == "float32" else 0.05)
-        results = {name: decode_all(engine, model, decode_of(name)) for name in SETTINGS}
+        results = {name: decode_all(engine, model, decode_of(name)) for name in settings}
         rank = engine.mesh.rank
         (output / f"rank{rank:02}.json").write_text(json.dumps({"dp": engine.mesh.dp_rank, "tokens": results}))
         if mesh.num_processes > 1:
@@ -108,9 +108,9 @@ def _forked(local_rank: int, *arguments: Any) -> None:
 
 
 def main() -> None:
-    model, output, dp, bp, tp, device, dtype = sys.argv[1:]
+    model, output, dp, bp, tp, device, dtype, *settings = sys.argv[1:]
     mesh = MeshConfig(data_parallel_size=int(dp), branch_parallel_size=int(bp), tensor_parallel_size=int(tp))
-    arguments = Path(model), Path(output), mesh, device, dtype
+    arguments = Path(model), Path(output), mesh, device, dtype, settings
     if device == "npu":
         from sim import runtime
 

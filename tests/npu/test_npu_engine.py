@@ -1,0 +1,113 @@
+"""The whole engine on simulated devices: literal npu tensors, the real torch_npu, HCCL groups. Its tokens are those of
+the ref lane, and what a step launches is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.generate import decode_requests
+from common.models.config import load_model_config
+from common.request import Completion, GenerationRequest
+from common.scheduler import Scheduler
+from lopa_ascend.engine import AscendEngine, build
+from tests.conftest import GOLDEN
+from tests.distributed.ascend_launch import decoded, write_model
+
+pytestmark = pytest.mark.sim
+MODEL = GOLDEN / "model_b"
+PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(length)] for n, length in enumerate((118, 30))]
+ATTENTION = {
+    "npu::npu_apply_rotary_pos_emb": 1,
+    "npu::npu_scatter_pa_kv_cache": 1,
+    "npu::npu_fused_infer_attention_score_v2": 1,
+}
+LAYER = {
+    None: {**ATTENTION, "npu::npu_add_rms_norm": 2, "npu::npu_swiglu": 1},
+    "w8a8": {
+        **ATTENTION,
+        "npu::npu_add_rms_norm_dynamic_quant": 2,
+        "npu::npu_quant_matmul": 4,
+        "npu::npu_dynamic_quant": 1,
+        "npu::npu_dequant_swiglu_quant": 1,
+    },
+}
+# The first norm has no residual to add yet, and the last feeds the head, which is not quantized.
+ENDS = {
+    None: {"npu::npu_rms_norm": 1},
+    "w8a8": {
+        "npu::npu_rms_norm": 1,
+        "npu::npu_dynamic_quant": 1,
+        "npu::npu_add_rms_norm": 1,
+        "npu::npu_add_rms_norm_dynamic_quant": -1,
+    },
+}
+
+
+def causal(**settings: Any) -> DecodeConfig:
+    return DecodeConfig.model_validate(
+        {"num_lookahead": 3, "block_size": 16, "max_new_tokens": 32, "window_attention": "block_causal", **settings}
+    )
+
+
+def engine_on(device: str, decode: DecodeConfig, quantization: str | None) -> AscendEngine:
+    profile = DeviceProfile.model_validate(
+        {
+            "name": "test", "engine": "lopa_ascend", "device": device, "dtype": "bfloat16",
+            "quantization": quantization, "max_model_len": 256,
+        }
+    )  # fmt: skip
+    return build(profile, RunConfig(model=str(MODEL), decode=decode, max_num_requests=2))
+
+
+def decode_all(engine: AscendEngine, decode: DecodeConfig) -> dict[str, tuple[int, ...]]:
+    config = load_model_config(MODEL)
+    scheduler = Scheduler(decode, mask_token_id=config.mask_token_id, eos_token_id=config.eos_token_id, num_slots=2)
+    requests = iter([GenerationRequest(str(n), tuple(prompt)) for n, prompt in enumerate(PROMPTS)])
+    results = decode_requests(requests, scheduler, engine)
+    return {result.id: result.canvas_token_ids for result in results if isinstance(result, Completion)}
+
+
+@pytest.mark.usefixtures("npu")
+@pytest.mark.parametrize("quantization", [None, "w8a8"])
+@pytest.mark.parametrize("settings", [{"shift_row": "fresh"}, {"temperature": 0.7}], ids=["fresh", "sampled"])
+def test_the_engine_gives_the_tokens_of_the_ref_lane(quantization: str | None, settings: dict[str, Any]) -> None:
+    decode = causal(**settings)
+    found = decode_all(engine_on("npu", decode, quantization), decode)
+    assert found == decode_all(engine_on("cpu", decode, quantization), decode)
+
+
+@pytest.mark.parametrize("quantization", [None, "w8a8"])
+def test_what_a_step_launches(npu: Any, quantization: str | None) -> None:
+    """One kernel an operation of a layer, and no copy of KV pages in a step that no row joins."""
+    decode, per_step = causal(), []
+    engine = engine_on("npu", decode, quantization)
+    forward = engine.forward
+
+    def counted(plan: Any) -> Any:
+        npu.counts.clear()
+        predictions = forward(plan)
+        per_step.append(Counter(npu.counts))
+        return predictions
+
+    engine.forward = counted  # type: ignore[method-assign]
+    decode_all(engine, decode)
+    usual = per_step[5]
+    expected = Counter(ENDS[quantization])
+    for op, count in LAYER[quantization].items():
+        expected[op] += count * load_model_config(MODEL).num_layers
+    assert {op: count for op, count in usual.items() if op.startswith("npu::")} == dict(expected)
+    assert usual["aten::copy_"] == 2  # the statistics' mask id, and the predictions on their way back
+    print(f"{quantization or 'bf16'}: {usual.total()} calls, {dict(usual)}")
+
+
+@pytest.mark.usefixtures("torch_npu")
+def test_sixteen_devices_decode_what_the_ref_lane_does(tmp_path: Path) -> None:
+    """TP4 x BP4 with HCCL groups per axis; in bfloat16, whose sums over tp are rounded on both alike."""
+    model, mesh, settings = write_model(tmp_path), (1, 4, 4), ["k=3 fresh"]
+    found = decoded(model, tmp_path / "npu", mesh, "npu", "bfloat16", settings)
+    assert found == decoded(model, tmp_path / "ref", mesh, "cpu", "bfloat16", settings)
