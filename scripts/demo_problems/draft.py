@@ -8,19 +8,10 @@ from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-LEADS = (
-    "", "", "", "Then ", "Next, ", "Now ", "So ", "After that, ", "This means ", "At this point ", "From there, ",
-    "In the next step ", "From this we see that ", "If we count again, ", "It follows that ", "As the text says, ",
-    "Step by step, ", "With this number ", "We can say that ", "When we work it out, ",
-)  # fmt: skip
+LEADS = ("", "", "", "Then ", "Next, ", "Now ", "So ")
 OPENINGS = (
     "Let us go step by step.", "We follow the numbers one by one.", "First we write down what is known.",
     "Here is a way to solve it.", "We work it out in order.", "The text gives us all numbers.",
-)  # fmt: skip
-THOUGHTS = (
-    "We look at the next fact.", "Another number comes in here.", "One more step is needed.",
-    "Let us use what we know.",
-    "The next part is easy.", "This is what the text tells us.", "We take the next number.", "Now comes another step.",
 )  # fmt: skip
 CLOSINGS = (
     "The answer is {final}.", "So the answer is {final}.", "That gives {final} in all.", "In the end it is {final}.",
@@ -50,9 +41,14 @@ class MathProblem(NamedTuple):
 
 
 class Draft:
-    """Collects a problem. The notation is chosen once per problem, the phrasing anew at every line."""
+    """Collects a problem.
 
-    __slots__ = ("break_lines", "facts", "lines", "rng", "tight", "times")
+    Notation and voice are chosen once per problem: whether steps are numbered, and which of a line's phrasings are
+    preferred. Other leads, and the phrasing of one line in five, are chosen anew. So a solution holds choices that
+    settle many later tokens at once, beside choices that settle few.
+    """
+
+    __slots__ = ("break_lines", "facts", "lines", "num_steps", "rng", "tight", "times", "voice")
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -61,6 +57,8 @@ class Draft:
         self.tight = rng.random() < 0.75
         self.times = "*" if rng.random() < 0.6 else "x"
         self.break_lines = rng.random() < 0.7
+        self.voice = rng.randrange(60)
+        self.num_steps = 0 if rng.random() < 0.5 else None  # None: not numbered
 
     def pick(self, options: Sequence[T]) -> T:
         return options[int(self.rng.random() * len(options))]
@@ -88,14 +86,15 @@ class Draft:
     def work(self, templates: Sequence[str], **values: object) -> None:
         if not self.lines and self.chance(0.5):
             self.lines.append(self.pick(OPENINGS))
-        elif self.chance(0.25):
-            self.lines.append(self.pick(THOUGHTS))
         lead = self.pick(LEADS)
-        body = self.pick(templates).format(**values)
+        if self.num_steps is not None:
+            self.num_steps += 1
+            lead = f"Step {self.num_steps}: "
+        template = templates[self.voice % len(templates)] if self.chance(0.8) else self.pick(templates)
+        body = template.format(**values)
         self.lines.append(f"{lead}{body}." if lead else f"{body[0].upper()}{body[1:]}.")
 
     def finish(self, final: int) -> MathProblem:
-        if self.chance(0.6):
-            self.lines.append(self.pick(CLOSINGS).format(final=final))
+        self.lines.append(CLOSINGS[self.voice % len(CLOSINGS)].format(final=final))
         solution = ("\n" if self.break_lines else " ").join(self.lines)
         return MathProblem(" ".join(self.facts), f"{solution}\n#### {final}", final)
