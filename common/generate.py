@@ -131,7 +131,7 @@ def build_generator(profile: DeviceProfile, run: RunConfig) -> Generator:
 
 
 def with_branch_budget(decode: DecodeConfig, engine: Engine) -> DecodeConfig:
-    """`num_lookahead: auto` as the number that this engine has nearly for free. Raises ConfigError if it cannot tell."""
+    """`num_lookahead: auto` as the number that this engine has nearly for free. ConfigError if it cannot tell."""
     if decode.num_lookahead != AUTO_LOOKAHEAD:
         return decode
     count_free = getattr(engine, "num_free_lookaheads", None)

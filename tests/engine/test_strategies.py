@@ -81,8 +81,8 @@ def test_lookahead_needs_fewer_forwards_over_every_strategy(cpu: DeviceProfile, 
     steps = []
     for k in (0, 3):
         decode = DecodeConfig(
-            strategy=strategy, shift_row=shift_row, num_lookahead=k, block_size=16, max_new_tokens=48, stop_at_eos=False,
-            eos_token_id=None, skip_threshold=0.95,
+            strategy=strategy, shift_row=shift_row, num_lookahead=k, block_size=16, max_new_tokens=48,
+            stop_at_eos=False, skip_threshold=0.95,
         )  # fmt: skip
         (completion,) = decode_with_engine(cpu, decode, PROMPT)
         assert load_model_config(MODEL).mask_token_id not in completion.canvas_token_ids
