@@ -37,6 +37,8 @@ SetOption = Annotated[
     Optional[list[str]],  # noqa: UP045  typer reads this at run time, on Python 3.10 too
     typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, e.g. decode.num_lookahead=7. Repeatable."),
 ]
+OptionalText = Optional[str]  # noqa: UP045
+OptionalCount = Optional[int]  # noqa: UP045
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Drop earlier results instead of resuming them.")]
 
 
@@ -97,6 +99,73 @@ def evaluate(
     settings = load_sweep(find_config("sweeps", sweep), run_config.decode)
     with GeneratorOnDemand(device_profile, run_config) as build:
         evaluate_sweep(device_profile, run_config, settings, build, overwrite=overwrite, num_shown=show)
+
+
+@app.command()
+def estimate(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A YAML file, or a name from configs/profiles.")],
+    run: RunArgument,
+    set: SetOption = None,
+    rows: Annotated[
+        OptionalCount, typer.Option(min=1, help="Rows of a step, of all bp ranks; k + 1 a request if unset.")
+    ] = None,
+    window: Annotated[
+        OptionalCount, typer.Option(min=1, help="Positions of a row; usual for the strategy if unset.")
+    ] = None,
+    prefix: Annotated[int, typer.Option(min=0, help="Cached positions in front of the window.")] = 1024,
+    tpf: Annotated[float, typer.Option(min=0.1, help="Tokens a step, for the tokens per second.")] = 10.0,
+    hardware: Annotated[OptionalText, typer.Option(help="YAML file, or name from configs/hardware.")] = None,
+) -> None:
+    """Predict the time of one step from its operations, by part; nothing is run and no weights are needed.
+
+    Says what bounds each part, what W8A8, merging, fusing and overlapping change, and which mesh of the same devices
+    would be fastest. Of the run's model only config.json is read.
+    """
+    from common.estimate.scenario import Options
+    from common.estimate.tables import estimate_tables
+
+    device_profile, run_config = load_profile_and_run(
+        find_config("profiles", profile), find_config("runs", run), set or []
+    )
+    options = Options(rows=rows, window=window, prefix=prefix, tokens_per_step=tpf)
+    typer.echo(estimate_tables(device_profile, run_config, options, hardware))
+
+
+@app.command()
+def quantize(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A float checkpoint folder.")],
+    out: Annotated[str, typer.Option("--out", help="The folder to write; must not exist, or be empty.")],
+    scheme: Annotated[str, typer.Option(help="w8a8_dynamic, or w8a8 with calibrated input scales.")] = "w8a8_dynamic",
+    calibration: Annotated[
+        OptionalText, typer.Option(metavar="FILE.jsonl", help="Prompts for the float model: for w8a8 and --smooth.")
+    ] = None,
+    lora: Annotated[OptionalText, typer.Option(metavar="DIR", help="A LoRA folder, merged first.")] = None,
+    smooth: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(min=0, max=1, metavar="ALPHA", help="SmoothQuant's migration strength, 0 to 1; 0.5 is usual."),
+    ] = None,
+    exclude: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="PATTERN", help="Linears that stay float, e.g. 'layers.0.*', '*.down_proj'. Repeatable."),
+    ] = None,
+    report: Annotated[
+        OptionalText, typer.Option(metavar="RUN", help="Compare with the float model on this run: tokens, accuracy.")
+    ] = None,
+    profile: Annotated[str, typer.Option("--profile", "-p", help="Runs models to calibrate and compare.")] = "cpu",
+    set: SetOption = None,
+) -> None:
+    """Write an 8-bit folder in msmodelslim's layout, and say what it cost, linear by linear."""
+    from common.quantize_command import QuantizeRequest, quantize_model
+
+    profile_path = find_config("profiles", profile)
+    if report is None:
+        device_profile, run_config = load_profile(profile_path, set or []), None
+    else:
+        device_profile, run_config = load_profile_and_run(profile_path, find_config("runs", report), set or [])
+    request = QuantizeRequest(
+        model, out, device_profile, scheme, calibration, lora, smooth, tuple(exclude or ()), run_config
+    )
+    typer.echo(quantize_model(request))
 
 
 @app.command()

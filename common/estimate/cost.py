@@ -1,0 +1,144 @@
+"""Operations and hardware in, milliseconds out: a roofline for every kernel, latency and volume for every collective.
+
+kernel      overhead + max(bytes / (bandwidth * share), operations / (matrix rate * share * busy units)),
+            and at least what the host takes to launch it where it is not captured
+collective  latency + bytes on the wire / link
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from common.estimate.hardware import Hardware
+from common.estimate.record import PARTS, Collective, HostWork, Kernel, Operation, record_step
+from common.estimate.setup import Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """seconds_of: by what they are spent on: memory, matrix, launch, link, latency, host. They add up."""
+
+    part: str
+    num_bytes: float
+    num_kernels: float
+    seconds_of: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.seconds_of.values())
+
+    @property
+    def limit(self) -> str:
+        return max(self.seconds_of, key=lambda name: self.seconds_of[name]) if self.seconds_of else "-"
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """One step by part, in the order of PARTS. weight_bytes: read by a rank; its embedding table comes on top."""
+
+    setup: Setup
+    parts: tuple[Cost, ...]
+    weight_bytes: float
+
+    @property
+    def ms(self) -> float:
+        return sum(part.seconds for part in self.parts) * 1e3
+
+    def without(self, *names: str) -> float:
+        """Milliseconds of all parts but these."""
+        return sum(part.seconds for part in self.parts if part.part not in names) * 1e3
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all requests of one replica."""
+        return self.setup.tokens_per_step * self.setup.num_requests / self.ms * 1e3
+
+
+def estimate_step(setup: Setup, hardware: Hardware) -> StepCost:
+    """Raises ConfigError where the hardware's file lacks what the step needs."""
+    operations: Sequence[Operation] = record_step(setup)
+    weight_bytes = sum(operation.weight_bytes for operation in operations if isinstance(operation, Kernel))
+    if setup.hides_all_reduce:
+        operations = prefetched(operations, hardware)
+    by_part = defaultdict(list)
+    for operation in operations:
+        by_part[operation.part].append(price(operation, hardware, is_captured=setup.is_captured))
+    return StepCost(setup, tuple(_sum(part, by_part[part]) for part in PARTS if by_part[part]), weight_bytes)
+
+
+def price(operation: Operation, hardware: Hardware, *, is_captured: bool = True) -> Cost:
+    match operation:
+        case HostWork():
+            return Cost(operation.part, 0, 0, {"host": hardware.host_us.value * 1e-6})
+        case Collective():
+            return _price_collective(operation, hardware)
+        case Kernel():
+            return _price_kernel(operation, hardware, is_captured=is_captured)
+
+
+def prefetched(operations: Sequence[Operation], hardware: Hardware) -> list[Operation]:
+    """The same, where each all-reduce's time is used to pull the beginning of the next weight into L2."""
+    found = list(operations)
+    for place, operation in enumerate(found):
+        if not isinstance(operation, Collective) or operation.name != "all_reduce":
+            continue
+        follower = next((n for n in range(place, len(found)) if getattr(found[n], "weight_bytes", 0)), None)
+        if follower is not None:
+            kernel = found[follower]
+            assert isinstance(kernel, Kernel), "only kernels have weights"
+            room = min(hardware.l2_mb.value * 1e6, price(operation, hardware).seconds * _bandwidth(kernel, hardware))
+            moved = min(kernel.weight_bytes, room)
+            found[follower] = replace(kernel, read=kernel.read - moved, weight_bytes=kernel.weight_bytes - moved)
+    return found
+
+
+def _price_kernel(kernel: Kernel, hardware: Hardware, *, is_captured: bool) -> Cost:
+    num_bytes = kernel.read + kernel.written
+    memory_s = num_bytes / _bandwidth(kernel, hardware)
+    matrix_s = kernel.flops / _rate(kernel, hardware) if kernel.flops else 0.0
+    limit, busy_s = ("matrix", matrix_s) if matrix_s > memory_s else ("memory", memory_s)
+    launch_s = hardware.kernel_us.value * 1e-6
+    if not is_captured:
+        launch_s = max(launch_s, hardware.eager_kernel_us.value * 1e-6 - busy_s)
+    seconds_of = {"launch": launch_s * kernel.times, limit: busy_s * kernel.times}
+    return Cost(kernel.part, num_bytes * kernel.times, kernel.times, seconds_of)
+
+
+def _price_collective(collective: Collective, hardware: Hardware) -> Cost:
+    latency = getattr(hardware, f"{collective.name}_us").value * 1e-6
+    on_wire = _bytes_on_wire(collective)
+    link_s = on_wire / (hardware.link(collective.span).value * 1e9)
+    times = collective.times
+    return Cost(collective.part, on_wire * times, times, {"latency": latency * times, "link": link_s * times})
+
+
+def _bytes_on_wire(collective: Collective) -> float:
+    """That each rank's link carries one way."""
+    n, size = collective.num_ranks, collective.size
+    return {"all_reduce": 2 * (n - 1) / n * size, "all_gather": (n - 1) * size, "broadcast": size}[collective.name]
+
+
+def _bandwidth(kernel: Kernel, hardware: Hardware) -> float:
+    share = hardware.other_memory_share.value
+    if kernel.kind == "linear":
+        share = hardware.of_dtype(hardware.linear_memory_share, kernel.dtype)
+    return hardware.memory_tb_s.value * 1e12 * share
+
+
+def _rate(kernel: Kernel, hardware: Hardware) -> float:
+    rate = hardware.of_dtype(hardware.matrix_tflops, kernel.dtype) * 1e12
+    if kernel.kind == "linear":
+        return rate * hardware.linear_matrix_share.value
+    busy = 1.0 if kernel.num_pieces is None else min(1.0, kernel.num_pieces / hardware.num_units.value)
+    return rate * hardware.attention_matrix_share.value * busy
+
+
+def _sum(part: str, costs: Iterable[Cost]) -> Cost:
+    costs = list(costs)
+    seconds_of: dict[str, float] = defaultdict(float)
+    for cost in costs:
+        for name, seconds in cost.seconds_of.items():
+            seconds_of[name] += seconds
+    return Cost(part, sum(cost.num_bytes for cost in costs), sum(cost.num_kernels for cost in costs), dict(seconds_of))

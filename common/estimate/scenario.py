@@ -1,0 +1,114 @@
+"""From a profile and a run to the step that is estimated, and to the steps that it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from common.config import AUTO_LOOKAHEAD, ConfigError, DecodeConfig, DeviceProfile, MeshConfig, RunConfig
+from common.estimate.setup import LAUNCHES, Setup
+from common.models.config import ModelConfig
+from common.weights import check_tensor_parallel
+
+_LINEAR_DTYPE = {"w8a8": "int8", "fp8": "float8"}
+_BLOCKS_OPEN = 3  # of a d2f window; more where lookahead fills well, fewer at the end
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """rows: of a replica, all requests together. window: positions a row. None: what the run says or usually gives."""
+
+    rows: int | None = None
+    window: int | None = None
+    prefix: int = 1024
+    read_share: float = 0.6
+    tokens_per_step: float = 10.0
+
+
+def setup_of(profile: DeviceProfile, run: RunConfig, model: ModelConfig, options: Options) -> Setup:
+    """Raises ConfigError where the files leave open what only a start on the hardware decides."""
+    mesh, decode = _mesh(profile), run.decode
+    check_tensor_parallel(model, mesh.tensor_parallel_size)
+    window, prefix = _window_and_prefix(decode, options)
+    return Setup(
+        model=model,
+        launches=LAUNCHES[_engine(profile)],
+        dtype=profile.dtype,
+        linear_dtype=_LINEAR_DTYPE.get(profile.quantization or "", profile.dtype),
+        tp=mesh.tensor_parallel_size,
+        bp=mesh.branch_parallel_size,
+        num_rows=options.rows or run.max_num_requests * (_num_lookahead(decode) + 1),
+        num_requests=run.max_num_requests,
+        window=window,
+        prefix=prefix,
+        block_size=min(decode.block_size, window),
+        read_share=options.read_share,
+        tokens_per_step=options.tokens_per_step,
+        is_block_causal=decode.window_attention == "block_causal",
+        is_captured=profile.graph.mode != "eager" and not profile.enforce_eager,
+    )
+
+
+def changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """The same step with one thing done otherwise."""
+    launches = setup.launches
+    if setup.is_quantized:
+        yield f"linears in {setup.dtype}", replace(setup, linear_dtype=setup.dtype)
+    else:
+        yield "linears in W8A8", replace(setup, linear_dtype="int8")
+    yield "q, k, v not merged", replace(setup, launches=replace(launches, merges_qkv=not launches.merges_qkv))
+    if setup.is_quantized:
+        unfused = replace(launches, fuses_norm_quant=not launches.fuses_norm_quant)
+        yield "norm and quantization not fused", replace(setup, launches=unfused)
+    if setup.tp > 1:
+        yield "all-reduces overlapped (weights prefetched)", replace(setup, hides_all_reduce=not setup.hides_all_reduce)
+    if launches.statistics_bytes > 2:
+        fused = replace(launches, statistics_kernels=3, statistics_bytes=2)
+        yield "head statistics in one pass", replace(setup, launches=fused)
+    name = "launched one by one" if setup.is_captured else "captured in a graph"
+    yield name, replace(setup, is_captured=not setup.is_captured)
+
+
+def meshes(setup: Setup) -> Iterator[Setup]:
+    """All ways to arrange the same devices that the model can be cut for."""
+    num_devices, model = setup.tp * setup.bp, setup.model
+    cut = (model.num_heads, model.num_kv_heads, model.intermediate_size)
+    for tp in range(1, num_devices + 1):
+        if num_devices % tp == 0 and not any(size % tp for size in cut):
+            yield replace(setup, tp=tp, bp=num_devices // tp)
+
+
+def _mesh(profile: DeviceProfile) -> MeshConfig:
+    if profile.mesh == "auto":
+        raise ConfigError(
+            f"profile {profile.name}: mesh auto is decided on the machine: give a mesh to estimate, for example "
+            "--set 'mesh={branch_parallel_size: 4, tensor_parallel_size: 1}'"
+        )
+    return profile.mesh
+
+
+def _engine(profile: DeviceProfile) -> str:
+    if profile.engine == "auto":
+        return "lopa_ascend" if profile.device == "npu" else "lopa_cuda"
+    return profile.engine
+
+
+def _num_lookahead(decode: DecodeConfig) -> int:
+    if decode.num_lookahead == AUTO_LOOKAHEAD:
+        raise ConfigError("num_lookahead auto is measured on the device: give --rows, or set decode.num_lookahead")
+    return decode.num_lookahead
+
+
+def _window_and_prefix(decode: DecodeConfig, options: Options) -> tuple[int, int]:
+    """vanilla forwards prompt and canvas in every step and caches nothing; fast_dllm forwards from the current block
+    to the canvas's end, on average half of it, or the block alone where what is behind it is cached too."""
+    canvas = decode.max_new_tokens
+    if decode.strategy == "vanilla":
+        return options.window or options.prefix + canvas, 0
+    if decode.strategy == "d2f":
+        usual = _BLOCKS_OPEN * decode.block_size
+    elif decode.cache == "prefix":
+        usual = (canvas + decode.block_size) // 2
+    else:
+        usual = decode.block_size
+    return options.window or min(usual, canvas), options.prefix

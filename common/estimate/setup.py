@@ -1,0 +1,93 @@
+"""What decides how long a step takes besides the hardware: the model, its share on a rank, the rows, the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Which kernels a decoder layer's stages become.
+
+    fuses_*: the stage in front writes the quantized input, or the gate's linear applies the activation. A stage that
+    does not fuse it costs a kernel and a trip through memory. splits_keys: attention spreads a row's keys over all
+    units and merges the parts. commit_copies: a committed block is copied behind the cache. statistics_bytes: moved for
+    each logit to reduce it to token, probability and confidence.
+    """
+
+    name: str
+    merges_qkv: bool = True
+    fuses_norm_quant: bool = True
+    fuses_attention_quant: bool = True
+    fuses_swiglu: bool = True
+    gate_up_bytes: int = 2  # of a value between gate_up and a separate activation, quantized
+    rotary_kernels: int = 1
+    kv_write_kernels: int = 0
+    splits_keys: bool = True
+    commit_copies: bool = True
+    statistics_kernels: int = 3
+    statistics_bytes: int = 2
+
+
+# As the engines are: lopa_cuda.fused_ops; lopa_ascend.stages over lopa_ascend.ops.facade, where query, key and value
+# are copied out of qkv before they are rotated, and the head's statistics are common.sampling's plain operators.
+LAUNCHES = {
+    "lopa_cuda": Launches("fused CUDA kernels"),
+    "lopa_ascend": Launches(
+        "torch_npu operators", fuses_attention_quant=False, fuses_swiglu=False, gate_up_bytes=4, rotary_kernels=4,
+        kv_write_kernels=1, splits_keys=False, commit_copies=False, statistics_kernels=33, statistics_bytes=64,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One step of one replica.
+
+    linear_dtype: of the decoder layers' linears; the head and everything else have `dtype`. num_rows: of all requests
+    of the replica. prefix: cached positions in front of the window. read_share: of the window's positions that go
+    through the head. tokens_per_step: of a request; a block is committed every block_size of them.
+    """
+
+    model: ModelConfig
+    launches: Launches
+    dtype: str
+    linear_dtype: str
+    tp: int
+    bp: int
+    num_rows: int
+    num_requests: int
+    window: int
+    prefix: int
+    block_size: int
+    read_share: float
+    tokens_per_step: float
+    is_block_causal: bool
+    is_captured: bool = True
+    hides_all_reduce: bool = False  # the next linear's weight is prefetched into L2 under the all-reduce
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.linear_dtype != self.dtype
+
+    @property
+    def rows(self) -> int:
+        """Of this rank."""
+        return -(-self.num_rows // self.bp)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows * self.window
+
+    @property
+    def num_reads(self) -> int:
+        return self.rows * max(1, round(self.window * self.read_share))
+
+    @property
+    def keys_seen(self) -> float:
+        """By a query, on average. Under block-causal attention a query sees to the end of its block."""
+        if not self.is_block_causal:
+            return self.prefix + self.window
+        return self.prefix + (self.window + min(self.block_size, self.window)) / 2

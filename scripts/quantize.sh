@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Quantize a checkpoint to 8 bits, in msmodelslim's layout, and say what it cost.
+#
+#   scripts/quantize.sh MODEL --out DIR [--lora DIR] [--scheme w8a8_dynamic|w8a8] [--calibration FILE.jsonl]
+#                       [--smooth ALPHA] [--exclude PATTERN ...] [--report RUN [--profile PROFILE] [--set key=value ...]]
+#
+# PYTHON names the interpreter. `lopa quantize --help` explains the options.
+set -euo pipefail
+if [ $# -lt 2 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
+  sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
+  exit 2
+fi
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+exec "$PYTHON" -m common.cli quantize "$@"
