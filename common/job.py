@@ -15,9 +15,11 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 
 from common.batch import input_and_output
 from common.config import ConfigError, DeviceProfile, RunConfig, find_config, load_profile_and_run
+from common.engine import MissingCapability
 from common.inputs import read_lines
 from common.launch import num_visible_devices, resolve_mesh
 from common.models.config import load_model_config
@@ -121,29 +123,35 @@ def _torchrun_options(nodes: Nodes, num_here: int) -> list[str]:
 
 
 def check_before_start(profile: DeviceProfile, run: RunConfig, nodes: Nodes, *, needs_input: bool) -> None:
-    """What can be known to fail before any process is started. Raises ConfigError."""
+    """What can be known to fail before any process is started. Raises ConfigError or MissingCapability."""
     from common.weights import check_tensor_parallel
 
     if needs_input:
         source, _ = input_and_output(run)
         read_lines(source)
     check_tensor_parallel(load_model_config(run.model), resolve_mesh(profile).tensor_parallel_size)
-    wanted, visible = processes_here(profile, nodes), num_visible_devices(profile.device)
+    wanted = processes_here(profile, nodes)
+    if profile.device == "npu":
+        import_module("lopa_ascend.ops").require_devices(wanted)  # says which of torch-npu, CANN and devices is missing
+        return
+    visible = num_visible_devices(profile.device)
     if profile.device != "cpu" and wanted > visible:
         raise ConfigError(
             f"profile {profile.name} wants {wanted} {profile.device} devices on this node, {visible} are visible: "
-            "use a profile with a smaller mesh, or check CUDA_VISIBLE_DEVICES / ASCEND_RT_VISIBLE_DEVICES"
+            "use a profile with a smaller mesh, or check CUDA_VISIBLE_DEVICES"
         )
 
 
 def main(arguments: Sequence[str]) -> int:
+    # With torch-npu installed but no CANN, importing torch would fail with torch-npu's traceback.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     try:
         job, profile, run = plan_job(arguments, os.environ)
         if os.environ.get("DRY_RUN", "").lower() in ("1", "true", "yes"):
             print(job.script())
             return 0
         check_before_start(profile, run, job.nodes, needs_input="common.cli" in job.worker)
-    except (ConfigError, OSError) as error:
+    except (ConfigError, MissingCapability, OSError) as error:
         print(f"lopa: {error}", file=sys.stderr)
         return 2
     os.environ.update(job.environment)

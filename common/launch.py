@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from importlib import import_module
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -75,9 +76,12 @@ def num_visible_devices(device: str) -> int:
     """Devices of this kind that this node can see; `cpu` counts as one."""
     if device == "cpu":
         return 1
+    if device == "npu":
+        # By name, as engines are: what imports torch_npu stands above this package.
+        count: int = import_module("lopa_ascend.ops").num_visible_devices()
+        return count
     import torch
 
-    # torch.accelerator covers CUDA and, once torch_npu has registered itself, Ascend: no vendor module is needed here.
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return torch.accelerator.device_count() if accelerator is not None and accelerator.type == device else 0
 

@@ -15,7 +15,7 @@ from lopa_ascend.engine import AscendEngine
 from lopa_ascend.forward import Forward
 from lopa_ascend.kv_cache import PagedKVCache, bytes_per_page
 from lopa_ascend.load import HEAD_SIZE, load_model
-from lopa_ascend.ops import Ops, load_torch_npu, npu_ops, reference_ops, require_devices
+from lopa_ascend.ops import Ops, npu_ops, reference_ops, require_devices
 from lopa_ascend.pages import PAGE_SIZE, PagedCapacity, most_pages, most_shift_entries, pages_for
 from lopa_ascend.parallel import Collectives
 from lopa_ascend.stages import AscendStages, RotaryTable
@@ -88,10 +88,9 @@ def _device_and_ops(profile: DeviceProfile) -> tuple[torch.device, Ops]:
     """The current device of this process, and the operations of its lane."""
     if profile.device == "cpu":
         return torch.device("cpu"), reference_ops(hardware_types=profile.dtype != "float32")
-    ops = npu_ops()
-    require_devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    load_torch_npu().npu.set_device(local_rank())
-    return torch.device("npu", local_rank()), ops
+    torch_npu = require_devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    torch_npu.npu.set_device(local_rank())
+    return torch.device("npu", local_rank()), npu_ops()
 
 
 def _num_pages(

@@ -1,7 +1,13 @@
 """Every Ascend operation the engine performs, behind one interface with two lanes: torch_npu, and CPU twins."""
 
 from lopa_ascend.ops.facade import AttentionVersion, Normed, Ops, Projections, Quantized, QuantizedNorm
-from lopa_ascend.ops.npu import keep_kv_writes_in_place, load_torch_npu, npu_ops, require_devices
+from lopa_ascend.ops.npu import (
+    keep_kv_writes_in_place,
+    load_torch_npu,
+    npu_ops,
+    num_visible_devices,
+    require_devices,
+)
 from lopa_ascend.ops.reference import reference_ops
 from lopa_ascend.ops.rows import QueryGroups, VirtualRows, group_queries
 from lopa_ascend.ops.rules import OpRuleError
@@ -20,6 +26,7 @@ __all__ = [
     "keep_kv_writes_in_place",
     "load_torch_npu",
     "npu_ops",
+    "num_visible_devices",
     "reference_ops",
     "require_devices",
 ]

@@ -59,10 +59,18 @@ def load_torch_npu() -> Any:
         ) from None
 
 
+def num_visible_devices() -> int:
+    """Ascend devices that this process can see; 0 as well where torch-npu or CANN is missing."""
+    try:
+        return _count(load_torch_npu())
+    except MissingCapability:
+        return 0
+
+
 def require_devices(count: int) -> Any:
     """torch_npu. Raises MissingCapability unless at least `count` Ascend devices are visible to this process."""
     torch_npu = load_torch_npu()
-    visible = torch_npu.npu.device_count() if torch_npu.npu.is_available() else 0
+    visible = _count(torch_npu)
     if visible == 0:
         raise MissingCapability(
             "CANN is installed but no Ascend device is visible: check `npu-smi info` and ASCEND_RT_VISIBLE_DEVICES"
@@ -89,6 +97,10 @@ def keep_kv_writes_in_place() -> None:
             f"torch-npu {version('torch-npu')} hides its in-place pass: set graph.mode to npugraph in the profile"
         ) from None
     register("npu_scatter_pa_kv_cache_functional", "npu_scatter_pa_kv_cache", mutated_arg=[2, 3])
+
+
+def _count(torch_npu: Any) -> int:
+    return int(torch_npu.npu.device_count()) if torch_npu.npu.is_available() else 0
 
 
 def _release(full: str) -> str:
