@@ -86,6 +86,12 @@ class Buckets:
         assert padded is not None, "the limit is at least the count"
         return padded
 
+    def reads_up_to(self, count: int) -> tuple[int, ...]:
+        """Every padded number of reads up to the one that holds `count`, ascending."""
+        padded = self.reads(count)
+        sizes = _sizes(max(count, self.max_tokens), self.knee, self.tolerance, 1, ())
+        return tuple(size for size in sizes if size <= padded)
+
     def _widths(self, num_rows: int) -> tuple[int, ...]:
         return _sizes(self.max_width, self.knee, self.tolerance, num_rows, self.wanted_widths)
 

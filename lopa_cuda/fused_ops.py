@@ -1,8 +1,7 @@
 """The decoder stages in fused kernels (lopa_cuda.kernels): what runs on a GPU in bf16, int8 or fp8.
 
 A linear hands its split-K parts to the stage behind it (a norm, the rotary stage), which adds them while it reads. A
-stage in front of a quantized linear writes its output quantized, and a stage in front of any linear pulls the beginning
-of that linear's weight into L2 while it computes.
+stage in front of a quantized linear writes its output quantized.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ class FusedOps:
     def norm(
         self, x_TD: Any, residual_TD: Tensor | None, norm: RMSNorm, consumer: nn.Module | None
     ) -> tuple[Activation, Tensor]:
-        quantize, weight = quantize_for(consumer), None if consumer is None else consumer.weight
-        return kernels.add_rms_norm(x_TD, residual_TD, norm.weight, norm.eps, quantize=quantize, prefetch=weight)
+        return kernels.add_rms_norm(x_TD, residual_TD, norm.weight, norm.eps, quantize=quantize_for(consumer))
 
     def linear(self, x: Activation, linear: nn.Module) -> Any:
         """[T, E], or its split-K parts."""
@@ -55,9 +53,7 @@ class FusedOps:
 
     def mlp(self, x: Activation, gate_up: nn.Module, down: nn.Module) -> Any:
         weight, _, scale = _operands(gate_up)
-        activated = kernels.gate_up_swiglu(
-            _input(x, gate_up), weight, scale, quantize=quantize_for(down), prefetch=down.weight
-        )
+        activated = kernels.gate_up_swiglu(_input(x, gate_up), weight, scale, quantize=quantize_for(down))
         return self.linear(activated, down)
 
     def all_reduce(self, x_TD: Any) -> Any:
@@ -74,7 +70,7 @@ class FusedOps:
         return kernels.window_attention(
             q_TNH, self.cache.committed[layer], window,
             slot_R=step.slot_R, start_R=step.start_R, num_keys_R=step.num_keys_R, cached_R=step.cached_R,
-            horizon_RW=step.horizon_RW, quantize=quantize_for(behind), prefetch=behind.weight,
+            horizon_RW=step.horizon_RW, quantize=quantize_for(behind),
         )  # fmt: skip
 
     def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
@@ -89,16 +85,21 @@ class FusedOps:
 
 def quantize_for(consumer: nn.Module | None) -> kernels.Quantize | None:
     """What a linear wants its input quantized to; a static one does that itself, with its own scale."""
-    if not isinstance(consumer, QuantizedLinear) or consumer.input_scale is not None:
+    if not isinstance(consumer, QuantizedLinear) or consumer.is_static:
         return None
-    return "int8" if consumer.weight.element_size() == 1 and not consumer.weight.is_floating_point() else "fp8"
+    return "fp8" if consumer.weight.is_floating_point() else "int8"
 
 
 def _input(x: Activation, linear: nn.Module) -> Activation:
-    if isinstance(linear, QuantizedLinear) and linear.input_scale is not None:
-        return QuantizedActivation(linear.kernels.quantize_static(x, linear.input_scale, linear.input_offset), None)
+    if isinstance(linear, QuantizedLinear) and linear.is_static:
+        return QuantizedActivation(kernels.quantize_static(x, linear.input_scale, linear.input_offset), None)
     return x
 
 
-def _operands(linear: nn.Module) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    return linear.weight, linear.bias, getattr(linear, "scale", None)
+def _operands(linear: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """weight, bias and the scale of each output channel, as lopa_cuda.kernels.linear takes them."""
+    if not isinstance(linear, QuantizedLinear):
+        return linear.weight, linear.bias, None
+    if linear.is_static:
+        return linear.weight, linear.quant_bias, linear.deq_scale
+    return linear.weight, linear.bias, linear.weight_scale

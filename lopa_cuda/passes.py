@@ -16,7 +16,7 @@ from common.engine import EngineError
 from common.models.dream import Dream
 from common.plan import Int, Predictions, StepPlan
 from common.sampling import sampled_statistics
-from graphs.buckets import Buckets, cached_bucket
+from graphs.buckets import Buckets, cached_bucket, round_up
 from graphs.runner import Capture, GraphRunner
 from lopa_cuda.floors import median_seconds
 from lopa_cuda.kv_cache import StaticKVCache
@@ -63,7 +63,9 @@ class Passes:
         layers.run()
         self._mark(1)
         reads = Reads(plan, row_of)
-        num_reads = self.buckets.reads(max(1, reads.most)) if rows_key.is_captured else max(1, reads.most)
+        num_reads = max(1, reads.most)
+        if self._capture is not None:
+            num_reads = self.buckets.reads(num_reads)
         reads_key = ReadsKey(num_reads, plan.sampling, rows_key.is_captured)
         head = self.head.entry(reads_key, is_captured=rows_key.is_captured)
         head.buffers.fill(plan, reads, self._bp_rank, rows_key.width)
@@ -86,6 +88,8 @@ class Passes:
 
     def gather_ms(self, num_reads: int) -> float:
         """The gather over bp alone, captured where passes are."""
+        if self._collectives.mesh.bp_group is None:
+            return 0.0
         predicted_M3 = torch.zeros((num_reads, 3), device=self.device)
         repeats = 10
 
@@ -102,7 +106,7 @@ class Passes:
         runners = self.layers, self.head
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
         return {
-            "peak_bytes": peak,
+            "peak_bytes": float(peak),
             "graphs": sum(runner.num_captured for runner in runners),
             "capture_seconds": sum(runner.capture_seconds for runner in runners),
             "capture_bytes": sum(runner.capture_bytes for runner in runners),
@@ -117,7 +121,8 @@ class Passes:
         """Every rank comes to the same key, since it depends on the plan alone."""
         num_rows, width = row_of.shape[1], plan.width
         shape = self.buckets.shape(num_rows, width) if self._capture else None
-        padded_rows, padded_width = shape or (num_rows, width)
+        # Kernels are compiled for sizes that 16 divides: a prompt of any length then finds them compiled.
+        padded_rows, padded_width = shape or (num_rows, round_up(width, 16) if self._capture else width)
         num_cached = int(plan.cached_R[row_of].max())
         if self._ops.reads_device_lengths:
             num_cached = self.max_cached

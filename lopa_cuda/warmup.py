@@ -23,7 +23,7 @@ from lopa_cuda.step import ReadsKey, RowsKey
 logger = logging.getLogger(__name__)
 
 NUM_BLOCKS = 4  # windows of up to so many blocks are captured ahead
-PROMPT_LENGTH = 520  # beyond what is captured: compiles the kernels of a prompt's first pass
+PROMPT_LENGTH = 528  # beyond what is captured: compiles the kernels of a prompt's first pass
 
 
 @torch.inference_mode()
@@ -31,17 +31,12 @@ def warm_up(passes: Passes, config: ModelConfig, decode: DecodeConfig, num_reque
     """Capture windows of whole blocks for all branches of one request and of all, and the heads that go with them."""
     started = time.perf_counter()
     sampling = sampling_of(decode, config)
-    most_reads = 0
-    for num_rows, width in usual_shapes(decode, num_requests, bp_size):
-        shape = passes.buckets.shape(num_rows, width)
-        if shape is not None:
-            passes.layers.entry(RowsKey(*shape, passes.max_cached, is_captured=True))
-            most_reads = max(most_reads, num_rows * width)
-    reads = 1
-    while reads <= most_reads:
-        padded = passes.buckets.reads(reads)
-        passes.head.entry(ReadsKey(padded, sampling, is_captured=True))
-        reads = padded + 1
+    shapes = {passes.buckets.shape(*shape) for shape in usual_shapes(decode, num_requests, bp_size)} - {None}
+    # The largest first: graphs share one pool of scratch memory, which then never has to grow.
+    for rows, width in sorted(shapes, key=lambda shape: -shape[0] * shape[1]):
+        passes.layers.entry(RowsKey(rows, width, passes.max_cached, is_captured=True))
+    for num_reads in reversed(passes.buckets.reads_up_to(max(rows * width for rows, width in shapes))):
+        passes.head.entry(ReadsKey(num_reads, sampling, is_captured=True))
     _forward_a_prompt(passes, config, bp_size)
     # A collector pause would fall into some step; what exists now lives as long as the process.
     gc.collect()
