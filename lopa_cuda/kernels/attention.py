@@ -14,16 +14,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lopa_cuda.kernels.launch import (
     QUANTIZED_DTYPE,
     QUANTIZED_MAX,
     Quantize,
-    num_multiprocessors,
     operand,
     overlap,
-    prefetch_plan,
-    prefetch_share,
     quantize_row,
     release_successor,
     start_after_predecessor,
@@ -31,7 +29,9 @@ from lopa_cuda.kernels.launch import (
 from lopa_cuda.kernels.quantize import quantize_per_token
 from quant.w8a8 import QuantizedActivation
 
-MAX_SPLITS = 8
+MAX_SPLITS = 6
+SPLIT_PROGRAMS = 240  # about two on every multiprocessor
+MERGE_WARPS = 16
 LOG2_E = 1.4426950408889634
 
 
@@ -53,9 +53,9 @@ def _attend_block(acc, best, total, q, k, v, visible, scale, IS_MASKED: tl.const
 
 @triton.jit
 def _attention_kernel(
-    q_ptr, committed_ptr, window_ptr, out_ptr, part_ptr, log_sum_ptr,
+    q_ptr, committed_desc, committed_ptr, window_ptr, out_ptr, part_ptr, log_sum_ptr,
     slot_ptr, start_ptr, num_keys_ptr, cached_ptr, horizon_ptr,
-    scale, width, num_heads, num_kv_heads, part_stride, log_sum_stride,
+    scale, width, slot_positions, value_row, num_heads, num_kv_heads, part_stride, log_sum_stride,
     committed_kv, committed_slot, committed_position, window_kv, window_row, window_entry,
     GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     SPLITS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
@@ -89,8 +89,9 @@ def _attention_kernel(
     inside = kv_head * HEAD_SIZE + channel[None, :]
     key_ptr = committed_ptr + slot * committed_slot + inside
     for block in tl.range(first, full_end, num_stages=STAGES):
-        at = (block * BLOCK_KEYS + block_key)[:, None] * committed_position
-        k, v = tl.load(key_ptr + at), tl.load(key_ptr + committed_kv + at)
+        at = (slot * slot_positions).to(tl.int32) + block * BLOCK_KEYS
+        k = committed_desc.load([at, kv_head * HEAD_SIZE])
+        v = committed_desc.load([at + value_row, kv_head * HEAD_SIZE])
         acc, best, total = _attend_block(acc, best, total, q, k, v, is_query, scale, False)
     for block in tl.range(full_end, prefix_end, num_stages=1):
         key = block * BLOCK_KEYS + block_key
@@ -121,40 +122,36 @@ def _attention_kernel(
 
 @triton.jit
 def _merge_kernel(
-    part_ptr, log_sum_ptr, out_ptr, out_scale_ptr, prefetch_ptr, prefetch_per_thread, num_tokens, num_heads,
+    part_ptr, log_sum_ptr, out_ptr, out_scale_ptr, num_heads,
     part_stride, log_sum_stride, HEAD_SIZE: tl.constexpr, SPLITS: tl.constexpr, QUANTIZED_MAX: tl.constexpr,
     IS_INT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     release_successor(PDL)
-    if token >= num_tokens:
-        if prefetch_ptr is not None:
-            prefetch_share(prefetch_ptr, token - num_tokens, prefetch_per_thread)
+    column = tl.arange(0, BLOCK)
+    mask = column < num_heads * HEAD_SIZE
+    head = token * num_heads + column // HEAD_SIZE
+    offset = token.to(tl.int64) * num_heads * HEAD_SIZE + column
+    start_after_predecessor(PDL)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    for split in tl.static_range(SPLITS):
+        log_sum = tl.load(log_sum_ptr + split * log_sum_stride + head, mask=mask, other=float("-inf"))
+        best = tl.maximum(best, log_sum)
+    best = tl.where(best == float("-inf"), 0.0, best)
+    total = tl.zeros([BLOCK], tl.float32)
+    y = tl.zeros([BLOCK], tl.float32)
+    for split in tl.static_range(SPLITS):
+        log_sum = tl.load(log_sum_ptr + split * log_sum_stride + head, mask=mask, other=float("-inf"))
+        weight = tl.exp2(log_sum - best)
+        total += weight
+        y += weight * tl.load(part_ptr + split * part_stride + offset, mask=mask, other=0.0)
+    y = (y / tl.where(total > 0, total, 1.0)).to(tl.bfloat16)
+    if QUANTIZED_MAX > 0:
+        quantized, scale = quantize_row(y.to(tl.float32), QUANTIZED_MAX, IS_INT)
+        tl.store(out_ptr + offset, quantized, mask=mask)
+        tl.store(out_scale_ptr + token, scale)
     else:
-        column = tl.arange(0, BLOCK)
-        mask = column < num_heads * HEAD_SIZE
-        head = token * num_heads + column // HEAD_SIZE
-        offset = token.to(tl.int64) * num_heads * HEAD_SIZE + column
-        start_after_predecessor(PDL)
-        best = tl.full([BLOCK], float("-inf"), tl.float32)
-        for split in tl.static_range(SPLITS):
-            log_sum = tl.load(log_sum_ptr + split * log_sum_stride + head, mask=mask, other=float("-inf"))
-            best = tl.maximum(best, log_sum)
-        best = tl.where(best == float("-inf"), 0.0, best)
-        total = tl.zeros([BLOCK], tl.float32)
-        y = tl.zeros([BLOCK], tl.float32)
-        for split in tl.static_range(SPLITS):
-            log_sum = tl.load(log_sum_ptr + split * log_sum_stride + head, mask=mask, other=float("-inf"))
-            weight = tl.exp2(log_sum - best)
-            total += weight
-            y += weight * tl.load(part_ptr + split * part_stride + offset, mask=mask, other=0.0)
-        y = (y / tl.where(total > 0, total, 1.0)).to(tl.bfloat16)
-        if QUANTIZED_MAX > 0:
-            quantized, scale = quantize_row(y.to(tl.float32), QUANTIZED_MAX, IS_INT)
-            tl.store(out_ptr + offset, quantized, mask=mask)
-            tl.store(out_scale_ptr + token, scale)
-        else:
-            tl.store(out_ptr + offset, y, mask=mask)
+        tl.store(out_ptr + offset, y, mask=mask)
 
 
 class AttentionConfig(NamedTuple):
@@ -169,7 +166,7 @@ def choose_config(num_rows: int, num_kv_heads: int, num_queries: int) -> Attenti
     """By shape alone. Queries: of one row and KV head. Splits fill the device where the tiles alone do not."""
     block_queries = 64 if num_queries > 32 else 32
     programs = triton.cdiv(num_queries, block_queries) * num_rows * num_kv_heads
-    splits = max(1, min(MAX_SPLITS, num_multiprocessors() // programs))
+    splits = max(1, min(MAX_SPLITS, SPLIT_PROGRAMS // programs))
     return AttentionConfig(block_queries, 64, splits, warps=4, stages=3)
 
 
@@ -185,7 +182,6 @@ def window_attention(
     horizon_RW: Tensor,
     num_splits: int | None = None,
     quantize: Quantize | None = None,
-    prefetch: Tensor | None = None,
 ) -> Tensor | QuantizedActivation:
     """Attention of every row's queries over [its slot's committed keys | its own window]; [T, N H], bf16 or quantized.
 
@@ -201,6 +197,9 @@ def window_attention(
     for lengths_R in (slot_R, start_R, num_keys_R, cached_R, horizon_RW):
         assert lengths_R.is_contiguous(), "the rows' tensors must be contiguous"
     config = choose_config(num_rows, num_kv_heads, group * width)
+    committed = TensorDescriptor.from_tensor(
+        committed_2SPKH.view(-1, num_kv_heads * head_size), [config.block_keys, head_size]
+    )
     splits = config.splits if num_splits is None else num_splits
     out = torch.empty((num_tokens, num_heads * head_size), dtype=torch.bfloat16, device=q_TNH.device)
     part = log_sum = None
@@ -208,8 +207,10 @@ def window_attention(
         part = torch.empty((splits, *q_TNH.shape), dtype=torch.float32, device=q_TNH.device)
         log_sum = torch.empty((splits, num_tokens, num_heads), dtype=torch.float32, device=q_TNH.device)
     _attention_kernel[(triton.cdiv(group * width, config.block_queries), num_rows * num_kv_heads, splits)](
-        q_TNH, committed_2SPKH, window_2RWKH, out, part, log_sum, slot_R, start_R, num_keys_R, cached_R, horizon_RW,
-        scale=head_size**-0.5 * LOG2_E, width=width, num_heads=num_heads, num_kv_heads=num_kv_heads,
+        q_TNH, committed, committed_2SPKH, window_2RWKH, out, part, log_sum,
+        slot_R, start_R, num_keys_R, cached_R, horizon_RW,
+        scale=head_size**-0.5 * LOG2_E, width=width, slot_positions=committed_2SPKH.shape[2],
+        value_row=committed_2SPKH.shape[1] * committed_2SPKH.shape[2], num_heads=num_heads, num_kv_heads=num_kv_heads,
         part_stride=q_TNH.numel(), log_sum_stride=num_tokens * num_heads,
         committed_kv=committed_2SPKH.stride(0), committed_slot=committed_2SPKH.stride(1),
         committed_position=committed_2SPKH.stride(2), window_kv=window_2RWKH.stride(0),
@@ -218,22 +219,19 @@ def window_attention(
         SPLITS=splits, STAGES=config.stages, num_warps=config.warps, **overlap(),
     )  # fmt: skip
     if part is None or log_sum is None:
-        return out if quantize is None else quantize_per_token(out, quantize, prefetch=prefetch)
-    return _merge(part, log_sum, out, quantize, prefetch)
+        return out if quantize is None else quantize_per_token(out, quantize)
+    return _merge(part, log_sum, out, quantize)
 
 
-def _merge(
-    part: Tensor, log_sum: Tensor, out: Tensor, quantize: Quantize | None, prefetch: Tensor | None
-) -> Tensor | QuantizedActivation:
+def _merge(part: Tensor, log_sum: Tensor, out: Tensor, quantize: Quantize | None) -> Tensor | QuantizedActivation:
     splits, num_tokens, num_heads, head_size = part.shape
     scale_T = None
     if quantize is not None:
         out = torch.empty_like(out, dtype=QUANTIZED_DTYPE[quantize])
         scale_T = torch.empty(num_tokens, dtype=torch.float32, device=out.device)
-    prefetch, per_thread, num_prefetch = prefetch_plan(prefetch)
-    _merge_kernel[(num_tokens + num_prefetch,)](
-        part, log_sum, out, scale_T, prefetch, per_thread, num_tokens, num_heads, part.stride(0), log_sum.stride(0),
+    _merge_kernel[(num_tokens,)](
+        part, log_sum, out, scale_T, num_heads, part.stride(0), log_sum.stride(0),
         HEAD_SIZE=head_size, SPLITS=splits, QUANTIZED_MAX=QUANTIZED_MAX.get(quantize, 0.0), IS_INT=quantize == "int8",
-        BLOCK=triton.next_power_of_2(num_heads * head_size), num_warps=8, **overlap(),
+        BLOCK=triton.next_power_of_2(num_heads * head_size), num_warps=MERGE_WARPS, **overlap(),
     )  # fmt: skip
     return out if scale_T is None else QuantizedActivation(out, scale_T)

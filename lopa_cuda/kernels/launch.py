@@ -1,8 +1,9 @@
 """What every kernel of this folder shares: overlapped launches, L2 prefetch, split-K sums, per-token quantization.
 
-Kernels of one stream overlap by programmatic dependent launch (PDL, Hopper and later): each one lets its successor
-start at once, so that the successor's launch and its weight prefetch run under it, and waits for its predecessor before
-it touches anything that a kernel wrote. Only weights may be read before `start_after_predecessor`.
+Kernels of one stream overlap by programmatic dependent launch (PDL, Hopper and later). A small stage lets its successor
+start at once, so that the successor's launch and its weight prefetch run under it; a linear does so behind its product,
+as programs that wait would take room from those that stream. Each waits for its predecessor before it touches anything
+that a kernel wrote: only weights may be read before `start_after_predecessor`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,6 @@ QUANTIZED_DTYPE = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 QUANTIZED_MAX = {"int8": 127.0, "fp8": 448.0}
 IS_INTERPRETED = triton.knobs.runtime.interpret
 INTERPRETED = tl.constexpr(IS_INTERPRETED)
-PREFETCH_THREADS = tl.constexpr(256)
-PREFETCH_PROGRAMS = 132
-PREFETCH_BYTES = 12 * 2**20  # what the memory delivers while one small kernel runs
 
 
 class Partials(NamedTuple):
@@ -43,24 +41,10 @@ def has_dependent_launch(index: int | None = None) -> bool:
     return not IS_INTERPRETED and torch.cuda.get_device_capability(index) >= (9, 0)
 
 
-@functools.cache
-def num_multiprocessors(index: int | None = None) -> int:
-    return 132 if IS_INTERPRETED else torch.cuda.get_device_properties(index).multi_processor_count
-
-
 def overlap() -> dict[str, bool]:
     """Launch options of every kernel: PDL where the device has it."""
     pdl = has_dependent_launch()
     return {"PDL": pdl, "launch_pdl": pdl} if not IS_INTERPRETED else {"PDL": False}
-
-
-def prefetch_plan(weight: Tensor | None) -> tuple[Tensor | None, int, int]:
-    """(weight, bytes for each prefetching thread, number of prefetching programs)."""
-    if weight is None or not has_dependent_launch():
-        return None, 0, 0
-    num_bytes = min(weight.numel() * weight.element_size(), PREFETCH_BYTES)
-    per_thread = num_bytes // (PREFETCH_PROGRAMS * PREFETCH_THREADS.value) // 16 * 16
-    return weight, per_thread, PREFETCH_PROGRAMS if per_thread else 0
 
 
 def partial_arguments(x: Tensor | Partials) -> tuple[tuple[Tensor | None, ...], dict[str, int | bool]]:
@@ -107,14 +91,6 @@ def prefetch_l2(address, num_bytes):
 
 
 @triton.jit
-def prefetch_share(weight_ptr, program, per_thread):
-    """One prefetching program's share: PREFETCH_THREADS runs of per_thread bytes."""
-    thread = program.to(tl.int64) * PREFETCH_THREADS + tl.arange(0, PREFETCH_THREADS)
-    num_bytes = tl.full([PREFETCH_THREADS], 0, tl.int32) + per_thread
-    prefetch_l2(weight_ptr.to(tl.int64) + thread * per_thread, num_bytes)
-
-
-@triton.jit
 def dequantize(acc, weight_scale_ptr, x_scale, bias_ptr, column, mask, IS_BIAS_INT: tl.constexpr):
     """quant.w8a8.dequantize; without scales and bias just fp32. x_scale: the rows' scales, or None."""
     if bias_ptr is not None and IS_BIAS_INT:
@@ -158,11 +134,19 @@ def round_half_even(x):
 
 
 @triton.jit
+def divide(x, divisor, reciprocal):
+    """x / divisor correctly rounded, from the divisor's correctly rounded reciprocal (Markstein 1990)."""
+    quotient = x * reciprocal
+    remainder = tl.fma(-quotient, divisor, x)
+    return tl.fma(remainder, reciprocal, quotient)
+
+
+@triton.jit
 def quantize_row(y, QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr):
     """(values, scale) of one token: quant.w8a8.quantize_per_token, or quant.fp8's; zeros where y is zero."""
     scale = tl.math.div_rn(tl.max(tl.abs(y), axis=0), QUANTIZED_MAX)
     divisor = tl.where(scale > 0, scale, 1.0)
-    scaled = tl.math.div_rn(y, divisor)
+    scaled = divide(y, divisor, tl.math.div_rn(1.0, divisor))
     scaled = tl.minimum(tl.maximum(scaled, -QUANTIZED_MAX), QUANTIZED_MAX)
     values = round_half_even(scaled).to(tl.int8) if IS_INT else scaled.to(tl.float8e4nv)
     return values, scale

@@ -103,7 +103,6 @@ def _linear_kernel(
         for half in tl.static_range(2 if IS_GATED else 1):
             row = column0 + half * num_columns
             _prefetch_rows(weight_ptr, row, num_rows, first * BLOCK_BYTES, row_bytes, num_bytes, BLOCK_C, THREADS)
-    release_successor(PDL)
     start_after_predecessor(PDL)
     acc = tl.zeros([BLOCK_C, BLOCK_T] if IS_SWAPPED else [BLOCK_T, BLOCK_C], ACC)
     acc_up = acc
@@ -121,6 +120,7 @@ def _linear_kernel(
             acc_tail = _multiply(acc_tail, x, w, False, ACCUMULATE)
             w = tail_desc.load([num_columns + column0 + BLOCK_C, block * BLOCK_K])
             acc_up_tail = _multiply(acc_up_tail, x, w, False, ACCUMULATE)
+    release_successor(PDL)
     if IS_SWAPPED:
         acc = tl.trans(acc)
         if IS_GATED:
@@ -186,7 +186,7 @@ def linear_partials(
 ) -> Tensor | Partials:
     """`linear` for a consumer that adds the split-K parts itself (norm, rope). A Tensor where that is faster."""
     values, x_scale = (x, None) if isinstance(x, Tensor) else x
-    config = find_config(KIND_OF[weight.dtype], *weight.shape, values.shape[0], is_gated=False)
+    config = find_config(KIND_OF[weight.dtype], *weight.shape, values.shape[0], "none")
     if config is None:
         return _library_linear(values, x_scale, weight, bias, weight_scale)
     return launch_linear(values, x_scale, weight, bias, weight_scale, config)
@@ -198,19 +198,15 @@ def gate_up_swiglu(
     weight_scale: Tensor | None = None,
     *,
     quantize: Quantize | None = None,
-    prefetch: Tensor | None = None,
 ) -> Tensor | QuantizedActivation:
-    """silu(x @ gate.T) * (x @ up.T), weight = gate over up [2 I, K] -> [T, I] in bf16 or quantized per token.
-
-    prefetch: the weight of the down linear, as in add_rms_norm.
-    """
+    """silu(x @ gate.T) * (x @ up.T), weight = gate over up [2 I, K] -> [T, I] in bf16 or quantized per token."""
     values, x_scale = (x, None) if isinstance(x, Tensor) else x
-    config = find_config(KIND_OF[weight.dtype], *weight.shape, values.shape[0], is_gated=True)
+    config = find_config(KIND_OF[weight.dtype], *weight.shape, values.shape[0], "swiglu")
     if config is None:
-        return swiglu(linear(x, weight, None, weight_scale), quantize=quantize, prefetch=prefetch)
+        return swiglu(linear(x, weight, None, weight_scale), quantize=quantize)
     y_TI = launch_linear(values, x_scale, weight, None, weight_scale, config, is_gated=True)
     assert isinstance(y_TI, Tensor)
-    return y_TI if quantize is None else quantize_per_token(y_TI, quantize, prefetch=prefetch)
+    return y_TI if quantize is None else quantize_per_token(y_TI, quantize)
 
 
 def launch_linear(
@@ -226,7 +222,9 @@ def launch_linear(
     acc_dtype = torch.int32 if is_int else torch.float32
     shape = (config.splits, num_tokens, num_columns) if is_partial else (num_tokens, num_columns)
     out = torch.empty(shape, dtype=acc_dtype if is_partial else torch.bfloat16, device=x_TK.device)
-    block_t = max(16, min(128, triton.next_power_of_2(num_tokens)))
+    # Few weight rows, or a tail, cannot take the matrix unit's first dimension: the tokens then fill it up to 64.
+    least_t = 64 if config.tail or config.block_c < 64 else 16
+    block_t = max(least_t, min(128, triton.next_power_of_2(num_tokens)))
     num_tiles = triton.cdiv(num_columns, config.block_c + config.tail)
     tail = TensorDescriptor.from_tensor(weight_CK, [config.tail, config.block_k]) if config.tail else None
     _linear_kernel[(num_tiles, config.splits, triton.cdiv(num_tokens, block_t))](

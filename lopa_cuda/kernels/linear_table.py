@@ -1,15 +1,20 @@
 """Which skinny linears run on the Triton kernel, and with which tile: measured, not guessed.
 
-Conditions: see docs/performance.md. Shapes outside the table go to the library.
+One NVIDIA H200, torch 2.11.0+cu130, Triton 3.6.0, Dream-7B's shapes at tensor_parallel_size 1: the fastest of up to 20
+tiles for each entry (`scripts/bench_kernels.py --tune`), timed with the stage behind it in captured graphs over
+rotating weights, and only where it beat cuBLAS, `_int_mm` or `_scaled_mm`. Other shapes and more tokens go to the
+library.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Fusion = Literal["none", "swiglu"]  # what the linear's kernel computes behind the product
 
 
 class LinearConfig(NamedTuple):
-    block_c: int  # weight rows of a tile (gated: of gate and of up each)
+    block_c: int  # weight rows of a tile (SwiGLU: of gate and of up each)
     block_k: int
     splits: int
     stages: int
@@ -19,13 +24,40 @@ class LinearConfig(NamedTuple):
     prefetch: int = 512  # bytes of each weight row pulled into L2 before the predecessor ends
 
 
-# (kind, output channels, input channels, gated) -> (most tokens, configuration), ascending
-TABLE: dict[tuple[str, int, int, bool], tuple[tuple[int, LinearConfig], ...]] = {}
+_QKV_FP8 = (64, LinearConfig(64, 128, 2, 7)), (128, LinearConfig(64, 128, 4, 3, swap=True))
+_O_FP8 = (64, LinearConfig(32, 256, 2, 4)), (128, LinearConfig(64, 128, 2, 8, swap=True))
+_GATE_UP_8BIT = ((128, LinearConfig(128, 128, 1, 4, warps=8, tail=16)),)
+
+# (kind, output channels, input channels, fusion) -> (most tokens, configuration), ascending
+TABLE: dict[tuple[str, int, int, Fusion], tuple[tuple[int, LinearConfig], ...]] = {
+    ("bf16", 4608, 3584, "none"): ((32, LinearConfig(64, 128, 2, 4)),),
+    ("bf16", 3584, 3584, "none"): ((32, LinearConfig(64, 128, 2, 8)), (128, LinearConfig(64, 64, 2, 8))),
+    ("bf16", 37888, 3584, "swiglu"): (
+        (32, LinearConfig(64, 64, 1, 3)),
+        (64, LinearConfig(128, 64, 1, 4, tail=16)),
+        (128, LinearConfig(128, 64, 1, 4, warps=8, tail=16)),
+    ),
+    ("bf16", 3584, 18944, "none"): (
+        (32, LinearConfig(128, 128, 4, 5)),
+        (64, LinearConfig(128, 128, 4, 4)),
+        (128, LinearConfig(128, 64, 4, 7)),
+    ),
+    ("bf16", 152064, 3584, "none"): ((32, LinearConfig(64, 128, 1, 4)), (64, LinearConfig(64, 128, 1, 3))),
+    ("fp8", 4608, 3584, "none"): _QKV_FP8,
+    ("fp8", 3584, 3584, "none"): _O_FP8,
+    ("fp8", 37888, 3584, "swiglu"): _GATE_UP_8BIT,
+    ("fp8", 3584, 18944, "none"): ((64, LinearConfig(64, 256, 4, 3)), (128, LinearConfig(64, 128, 4, 4, swap=True))),
+    # int8 was searched up to 64 tokens; between 65 and 128 it takes fp8's tiles, as both move the same bytes.
+    ("int8", 4608, 3584, "none"): _QKV_FP8,
+    ("int8", 3584, 3584, "none"): _O_FP8,
+    ("int8", 37888, 3584, "swiglu"): _GATE_UP_8BIT,
+    ("int8", 3584, 18944, "none"): ((64, LinearConfig(128, 256, 4, 4)), (128, LinearConfig(64, 128, 4, 4, swap=True))),
+}
 
 
-def find_config(kind: str, num_out: int, num_in: int, num_tokens: int, *, is_gated: bool) -> LinearConfig | None:
+def find_config(kind: str, num_out: int, num_in: int, num_tokens: int, fusion: Fusion) -> LinearConfig | None:
     """The kernel's configuration for this linear, or None where the library is faster."""
-    for most_tokens, config in TABLE.get((kind, num_out, num_in, is_gated), ()):
+    for most_tokens, config in TABLE.get((kind, num_out, num_in, fusion), ()):
         if num_tokens <= most_tokens:
             return config
     return None

@@ -1,8 +1,7 @@
 """Residual add and RMSNorm in one launch, between every two linears of a layer.
 
 Reads the linear before it (bf16, or split-K parts whose sum is taken here), writes the new residual stream and its norm
-in the form the next linear reads: bf16, int8 or fp8 with a scale per token. One program computes one token; further
-programs prefetch the next linear's weight.
+in the form the next linear reads: bf16, int8 or fp8 with a scale per token. One program computes one token.
 """
 
 from __future__ import annotations
@@ -20,50 +19,46 @@ from lopa_cuda.kernels.launch import (
     load_sum,
     overlap,
     partial_arguments,
-    prefetch_plan,
-    prefetch_share,
     quantize_row,
     release_successor,
     start_after_predecessor,
 )
 from quant.w8a8 import QuantizedActivation
 
+WARPS = 8
+
 
 @triton.jit
 def _add_rms_norm_kernel(
     values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, residual_ptr, weight_ptr, out_ptr, out_scale_ptr, summed_ptr,
-    prefetch_ptr, prefetch_per_thread, part_stride, num_tokens, num_columns, eps,
+    part_stride, num_columns, eps,
     PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr, QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     release_successor(PDL)
-    if token >= num_tokens:
-        if prefetch_ptr is not None:
-            prefetch_share(prefetch_ptr, token - num_tokens, prefetch_per_thread)
+    column = tl.arange(0, BLOCK)
+    mask = column < num_columns
+    weight = tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
+    start_after_predecessor(PDL)
+    x = load_sum(
+        values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, mask, part_stride, num_columns,
+        PARTS, IS_BIAS_INT,
+    )  # fmt: skip
+    offset = token.to(tl.int64) * num_columns + column
+    if residual_ptr is not None:
+        x += tl.load(residual_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+    summed = x.to(tl.bfloat16)
+    tl.store(summed_ptr + offset, summed, mask=mask)
+    x = summed.to(tl.float32)
+    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / num_columns + eps) * weight
+    normed = normed.to(tl.bfloat16)
+    if QUANTIZED_MAX > 0:
+        quantized, scale = quantize_row(normed.to(tl.float32), QUANTIZED_MAX, IS_INT)
+        tl.store(out_ptr + offset, quantized, mask=mask)
+        tl.store(out_scale_ptr + token, scale)
     else:
-        column = tl.arange(0, BLOCK)
-        mask = column < num_columns
-        weight = tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
-        start_after_predecessor(PDL)
-        x = load_sum(
-            values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, mask, part_stride, num_columns,
-            PARTS, IS_BIAS_INT,
-        )  # fmt: skip
-        offset = token.to(tl.int64) * num_columns + column
-        if residual_ptr is not None:
-            x += tl.load(residual_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        summed = x.to(tl.bfloat16)
-        tl.store(summed_ptr + offset, summed, mask=mask)
-        x = summed.to(tl.float32)
-        normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / num_columns + eps) * weight
-        normed = normed.to(tl.bfloat16)
-        if QUANTIZED_MAX > 0:
-            quantized, scale = quantize_row(normed.to(tl.float32), QUANTIZED_MAX, IS_INT)
-            tl.store(out_ptr + offset, quantized, mask=mask)
-            tl.store(out_scale_ptr + token, scale)
-        else:
-            tl.store(out_ptr + offset, normed, mask=mask)
+        tl.store(out_ptr + offset, normed, mask=mask)
 
 
 def add_rms_norm(
@@ -73,23 +68,18 @@ def add_rms_norm(
     eps: float,
     *,
     quantize: Quantize | None = None,
-    prefetch: Tensor | None = None,
 ) -> tuple[Tensor | QuantizedActivation, Tensor]:
-    """(RMS norm of x + residual, x + residual in bf16), [T, D] both; the norm optionally quantized per token.
-
-    prefetch: the weight of the next linear, pulled into L2 meanwhile; give it where the library runs that linear.
-    """
+    """(RMS norm of x + residual, x + residual in bf16), [T, D] both; the norm optionally quantized per token."""
     pointers, constants = partial_arguments(x)
     num_tokens, num_columns = pointers[0].shape[-2:]
     device = weight_D.device
     summed_TD = torch.empty((num_tokens, num_columns), dtype=torch.bfloat16, device=device)
     out_TD = torch.empty_like(summed_TD, dtype=QUANTIZED_DTYPE.get(quantize, torch.bfloat16))
     scale_T = None if quantize is None else torch.empty(num_tokens, dtype=torch.float32, device=device)
-    prefetch, per_thread, num_prefetch = prefetch_plan(prefetch)
-    _add_rms_norm_kernel[(num_tokens + num_prefetch,)](
-        *pointers, residual_TD, weight_D, out_TD, scale_T, summed_TD, prefetch, per_thread,
-        num_tokens=num_tokens, num_columns=num_columns, eps=eps, **constants,
+    _add_rms_norm_kernel[(num_tokens,)](
+        *pointers, residual_TD, weight_D, out_TD, scale_T, summed_TD,
+        num_columns=num_columns, eps=eps, **constants,
         QUANTIZED_MAX=QUANTIZED_MAX.get(quantize, 0.0), IS_INT=quantize == "int8",
-        BLOCK=triton.next_power_of_2(num_columns), num_warps=8, **overlap(),
+        BLOCK=triton.next_power_of_2(num_columns), num_warps=WARPS, **overlap(),
     )  # fmt: skip
     return (out_TD if scale_T is None else QuantizedActivation(out_TD, scale_T)), summed_TD

@@ -14,9 +14,8 @@ from lopa_cuda.kernels.launch import (
     QUANTIZED_DTYPE,
     QUANTIZED_MAX,
     Quantize,
+    divide,
     overlap,
-    prefetch_plan,
-    prefetch_share,
     quantize_row,
     release_successor,
     round_half_even,
@@ -37,28 +36,24 @@ def silu_times(gate, up):
 
 @triton.jit
 def _quantize_rows_kernel(
-    x_ptr, out_ptr, scale_ptr, prefetch_ptr, prefetch_per_thread, num_tokens, num_columns,
+    x_ptr, out_ptr, scale_ptr, num_columns,
     QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr, IS_GATED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     release_successor(PDL)
-    if token >= num_tokens:
-        if prefetch_ptr is not None:
-            prefetch_share(prefetch_ptr, token - num_tokens, prefetch_per_thread)
+    column = tl.arange(0, BLOCK)
+    mask = column < num_columns
+    row = token.to(tl.int64) * num_columns
+    start_after_predecessor(PDL)
+    if IS_GATED:
+        gate = tl.load(x_ptr + 2 * row + column, mask=mask, other=0.0).to(tl.float32)
+        up = tl.load(x_ptr + 2 * row + num_columns + column, mask=mask, other=0.0).to(tl.float32)
+        y = silu_times(gate, up).to(tl.float32)
     else:
-        column = tl.arange(0, BLOCK)
-        mask = column < num_columns
-        row = token.to(tl.int64) * num_columns
-        start_after_predecessor(PDL)
-        if IS_GATED:
-            gate = tl.load(x_ptr + 2 * row + column, mask=mask, other=0.0).to(tl.float32)
-            up = tl.load(x_ptr + 2 * row + num_columns + column, mask=mask, other=0.0).to(tl.float32)
-            y = silu_times(gate, up).to(tl.float32)
-        else:
-            y = tl.load(x_ptr + row + column, mask=mask, other=0.0).to(tl.float32)
-        quantized, scale = quantize_row(y, QUANTIZED_MAX, IS_INT)
-        tl.store(out_ptr + row + column, quantized, mask=mask)
-        tl.store(scale_ptr + token, scale)
+        y = tl.load(x_ptr + row + column, mask=mask, other=0.0).to(tl.float32)
+    quantized, scale = quantize_row(y, QUANTIZED_MAX, IS_INT)
+    tl.store(out_ptr + row + column, quantized, mask=mask)
+    tl.store(scale_ptr + token, scale)
 
 
 @triton.jit
@@ -71,13 +66,13 @@ def _quantize_static_kernel(
     scale, offset = tl.load(scale_ptr).to(tl.float32), tl.load(offset_ptr).to(tl.float32)
     start_after_predecessor(PDL)
     x = tl.load(x_ptr + element, mask=mask, other=0.0).to(tl.float32)
-    scaled = round_half_even(tl.math.div_rn(x, scale) + offset)
+    scaled = round_half_even(divide(x, scale, tl.math.div_rn(1.0, scale)) + offset)
     tl.store(out_ptr + element, tl.minimum(tl.maximum(scaled, -128.0), 127.0).to(tl.int8), mask=mask)
 
 
-def quantize_per_token(x_TD: Tensor, kind: Quantize, *, prefetch: Tensor | None = None) -> QuantizedActivation:
+def quantize_per_token(x_TD: Tensor, kind: Quantize) -> QuantizedActivation:
     """quant.w8a8.quantize_per_token ("int8") or quant.fp8.quantize_per_token ("fp8") of contiguous bf16."""
-    return quantize_rows(x_TD, x_TD.shape[1], kind, prefetch)
+    return quantize_rows(x_TD, x_TD.shape[1], kind)
 
 
 def quantize_static(x_TD: Tensor, input_scale: Tensor, input_offset: Tensor) -> Tensor:
@@ -90,7 +85,7 @@ def quantize_static(x_TD: Tensor, input_scale: Tensor, input_offset: Tensor) -> 
     return values
 
 
-def quantize_rows(x: Tensor, num_columns: int, kind: Quantize, prefetch: Tensor | None) -> QuantizedActivation:
+def quantize_rows(x: Tensor, num_columns: int, kind: Quantize) -> QuantizedActivation:
     """Rows of num_columns, or of gate and up of num_columns each, whose SwiGLU is then what is quantized."""
     assert x.dtype == torch.bfloat16 and x.is_contiguous()
     if num_columns > MAX_ROW:
@@ -98,10 +93,9 @@ def quantize_rows(x: Tensor, num_columns: int, kind: Quantize, prefetch: Tensor 
     num_tokens = x.shape[0]
     values = torch.empty((num_tokens, num_columns), dtype=QUANTIZED_DTYPE[kind], device=x.device)
     scale_T = torch.empty(num_tokens, dtype=torch.float32, device=x.device)
-    prefetch, per_thread, num_prefetch = prefetch_plan(prefetch)
     block = triton.next_power_of_2(num_columns)
-    _quantize_rows_kernel[(num_tokens + num_prefetch,)](
-        x, values, scale_T, prefetch, per_thread, num_tokens, num_columns,
+    _quantize_rows_kernel[(num_tokens,)](
+        x, values, scale_T, num_columns,
         QUANTIZED_MAX=QUANTIZED_MAX[kind], IS_INT=kind == "int8", IS_GATED=x.shape[1] != num_columns,
         BLOCK=block, num_warps=max(4, min(16, block // 512)), **overlap(),
     )  # fmt: skip

@@ -16,8 +16,6 @@ from lopa_cuda.kernels.launch import (
     load_sum,
     overlap,
     partial_arguments,
-    prefetch_plan,
-    prefetch_share,
     release_successor,
     start_after_predecessor,
 )
@@ -27,49 +25,45 @@ HEADS_PER_PROGRAM = 4
 
 @triton.jit
 def _rope_prewrite_kernel(
-    values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, position_ptr, rotary_ptr, q_ptr, window_ptr, prefetch_ptr,
-    prefetch_per_thread, part_stride, num_programs, width, num_heads, num_kv_heads, window_kv, window_row, window_entry,
+    values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, position_ptr, rotary_ptr, q_ptr, window_ptr,
+    part_stride, width, num_heads, num_kv_heads, window_kv, window_row, window_entry,
     PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr, HEAD_SIZE: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     release_successor(PDL)
-    if program >= num_programs:
-        if prefetch_ptr is not None:
-            prefetch_share(prefetch_ptr, program - num_programs, prefetch_per_thread)
-    else:
-        num_all = num_heads + 2 * num_kv_heads
-        groups = tl.cdiv(num_all, HEADS)
-        token = program // groups
-        head = (program % groups * HEADS + tl.arange(0, HEADS))[:, None]
-        half: tl.constexpr = HEAD_SIZE // 2
-        channel = tl.arange(0, half)[None, :]
-        mask = (head < num_all) & (channel < half)
-        column = head * HEAD_SIZE + channel
-        start_after_predecessor(PDL)
-        position = tl.load(position_ptr + token).to(tl.int64)
-        cos = tl.load(rotary_ptr + position * HEAD_SIZE + channel)
-        sin = tl.load(rotary_ptr + position * HEAD_SIZE + half + channel)
-        left = load_sum(
-            values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, mask, part_stride, num_all * HEAD_SIZE,
-            PARTS, IS_BIAS_INT,
-        )  # fmt: skip
-        right = load_sum(
-            values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column + half, mask, part_stride,
-            num_all * HEAD_SIZE, PARTS, IS_BIAS_INT,
-        )  # fmt: skip
-        is_value = head >= num_heads + num_kv_heads
-        rotated_left = tl.where(is_value, left, left * cos - right * sin).to(tl.bfloat16)
-        rotated_right = tl.where(is_value, right, right * cos + left * sin).to(tl.bfloat16)
-        is_query = mask & (head < num_heads)
-        q_at = q_ptr + token.to(tl.int64) * num_heads * HEAD_SIZE + column
-        tl.store(q_at, rotated_left, mask=is_query)
-        tl.store(q_at + half, rotated_right, mask=is_query)
-        kv_head = head - num_heads - tl.where(is_value, num_kv_heads, 0)
-        entry = token // width * window_row + token % width * window_entry
-        kv_at = window_ptr + tl.where(is_value, window_kv, 0) + entry + kv_head * HEAD_SIZE + channel
-        is_key_value = mask & (head >= num_heads)
-        tl.store(kv_at, rotated_left, mask=is_key_value)
-        tl.store(kv_at + half, rotated_right, mask=is_key_value)
+    num_all = num_heads + 2 * num_kv_heads
+    groups = tl.cdiv(num_all, HEADS)
+    token = program // groups
+    head = (program % groups * HEADS + tl.arange(0, HEADS))[:, None]
+    half: tl.constexpr = HEAD_SIZE // 2
+    channel = tl.arange(0, half)[None, :]
+    mask = (head < num_all) & (channel < half)
+    column = head * HEAD_SIZE + channel
+    start_after_predecessor(PDL)
+    position = tl.load(position_ptr + token).to(tl.int64)
+    cos = tl.load(rotary_ptr + position * HEAD_SIZE + channel)
+    sin = tl.load(rotary_ptr + position * HEAD_SIZE + half + channel)
+    left = load_sum(
+        values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, mask, part_stride, num_all * HEAD_SIZE,
+        PARTS, IS_BIAS_INT,
+    )  # fmt: skip
+    right = load_sum(
+        values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column + half, mask, part_stride,
+        num_all * HEAD_SIZE, PARTS, IS_BIAS_INT,
+    )  # fmt: skip
+    is_value = head >= num_heads + num_kv_heads
+    rotated_left = tl.where(is_value, left, left * cos - right * sin).to(tl.bfloat16)
+    rotated_right = tl.where(is_value, right, right * cos + left * sin).to(tl.bfloat16)
+    is_query = mask & (head < num_heads)
+    q_at = q_ptr + token.to(tl.int64) * num_heads * HEAD_SIZE + column
+    tl.store(q_at, rotated_left, mask=is_query)
+    tl.store(q_at + half, rotated_right, mask=is_query)
+    kv_head = head - num_heads - tl.where(is_value, num_kv_heads, 0)
+    entry = token // width * window_row + token % width * window_entry
+    kv_at = window_ptr + tl.where(is_value, window_kv, 0) + entry + kv_head * HEAD_SIZE + channel
+    is_key_value = mask & (head >= num_heads)
+    tl.store(kv_at, rotated_left, mask=is_key_value)
+    tl.store(kv_at + half, rotated_right, mask=is_key_value)
 
 
 def rope_prewrite(
@@ -80,7 +74,6 @@ def rope_prewrite(
     *,
     num_heads: int,
     width: int,
-    prefetch: Tensor | None = None,
 ) -> Tensor:
     """Rotate q and k, write k and v into the window cache, return q [T, N, H].
 
@@ -93,10 +86,9 @@ def rope_prewrite(
     assert window_2RWKH.stride()[-2:] == (head_size, 1) and position_T.is_contiguous()
     q_TNH = torch.empty((num_tokens, num_heads, head_size), dtype=torch.bfloat16, device=rotary_P2F.device)
     num_programs = num_tokens * triton.cdiv(num_heads + 2 * num_kv_heads, HEADS_PER_PROGRAM)
-    prefetch, per_thread, num_prefetch = prefetch_plan(prefetch)
-    _rope_prewrite_kernel[(num_programs + num_prefetch,)](
-        *pointers, position_T, rotary_P2F, q_TNH, window_2RWKH, prefetch, per_thread,
-        num_programs=num_programs, width=width, num_heads=num_heads, num_kv_heads=num_kv_heads,
+    _rope_prewrite_kernel[(num_programs,)](
+        *pointers, position_T, rotary_P2F, q_TNH, window_2RWKH,
+        width=width, num_heads=num_heads, num_kv_heads=num_kv_heads,
         window_kv=window_2RWKH.stride(0), window_row=window_2RWKH.stride(1), window_entry=window_2RWKH.stride(2),
         **constants, HEAD_SIZE=head_size, HEADS=HEADS_PER_PROGRAM, num_warps=2, **overlap(),
     )  # fmt: skip

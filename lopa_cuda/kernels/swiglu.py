@@ -10,14 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lopa_cuda.kernels.launch import (
-    Quantize,
-    overlap,
-    prefetch_plan,
-    prefetch_share,
-    release_successor,
-    start_after_predecessor,
-)
+from lopa_cuda.kernels.launch import Quantize, overlap, release_successor, start_after_predecessor
 from lopa_cuda.kernels.quantize import quantize_rows, silu_times
 from quant.w8a8 import QuantizedActivation
 
@@ -25,36 +18,25 @@ BLOCK = 2048
 
 
 @triton.jit
-def _swiglu_kernel(
-    x_ptr, out_ptr, prefetch_ptr, prefetch_per_thread, num_blocks, num_columns, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
+def _swiglu_kernel(x_ptr, out_ptr, num_columns, BLOCK: tl.constexpr, PDL: tl.constexpr):
     program = tl.program_id(0)
     release_successor(PDL)
-    if program >= num_blocks:
-        if prefetch_ptr is not None:
-            prefetch_share(prefetch_ptr, program - num_blocks, prefetch_per_thread)
-    else:
-        blocks_per_row = tl.cdiv(num_columns, BLOCK)
-        token, column = (program // blocks_per_row).to(tl.int64), program % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
-        mask = column < num_columns
-        start_after_predecessor(PDL)
-        gate = tl.load(x_ptr + token * 2 * num_columns + column, mask=mask, other=0.0).to(tl.float32)
-        up = tl.load(x_ptr + (token * 2 + 1) * num_columns + column, mask=mask, other=0.0).to(tl.float32)
-        tl.store(out_ptr + token * num_columns + column, silu_times(gate, up), mask=mask)
+    blocks_per_row = tl.cdiv(num_columns, BLOCK)
+    token, column = (program // blocks_per_row).to(tl.int64), program % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
+    mask = column < num_columns
+    start_after_predecessor(PDL)
+    gate = tl.load(x_ptr + token * 2 * num_columns + column, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + (token * 2 + 1) * num_columns + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * num_columns + column, silu_times(gate, up), mask=mask)
 
 
-def swiglu(
-    gate_up_TI: Tensor, *, quantize: Quantize | None = None, prefetch: Tensor | None = None
-) -> Tensor | QuantizedActivation:
+def swiglu(gate_up_TI: Tensor, *, quantize: Quantize | None = None) -> Tensor | QuantizedActivation:
     """silu(first half) * second half of [T, 2 I] -> [T, I], bf16 or quantized per token."""
     assert gate_up_TI.dtype == torch.bfloat16 and gate_up_TI.is_contiguous()
     num_tokens, num_columns = gate_up_TI.shape[0], gate_up_TI.shape[1] // 2
     if quantize is not None:
-        return quantize_rows(gate_up_TI, num_columns, quantize, prefetch)
+        return quantize_rows(gate_up_TI, num_columns, quantize)
     out_TI = torch.empty((num_tokens, num_columns), dtype=torch.bfloat16, device=gate_up_TI.device)
-    prefetch, per_thread, num_prefetch = prefetch_plan(prefetch)
     num_blocks = num_tokens * triton.cdiv(num_columns, BLOCK)
-    _swiglu_kernel[(num_blocks + num_prefetch,)](
-        gate_up_TI, out_TI, prefetch, per_thread, num_blocks, num_columns, BLOCK=BLOCK, num_warps=8, **overlap()
-    )
+    _swiglu_kernel[(num_blocks,)](gate_up_TI, out_TI, num_columns, BLOCK=BLOCK, num_warps=8, **overlap())
     return out_TI

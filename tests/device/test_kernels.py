@@ -51,7 +51,7 @@ def parts_of(x_TC: Tensor, num_parts: int) -> kernels.Partials:
 def test_norm_adds_the_residual_first(num_tokens: int, width: int, num_parts: int) -> None:
     x, residual, weight = random(num_tokens, width), random(num_tokens, width, seed=1), random(width, seed=2)
     given = parts_of(x, num_parts) if num_parts else x
-    normed, summed = kernels.add_rms_norm(given, residual, weight, 1e-6, prefetch=random(256, 4096))
+    normed, summed = kernels.add_rms_norm(given, residual, weight, 1e-6)
     expected, expected_sum = add_rms_norm(x, residual, weight, 1e-6)
     assert relative_error(summed, expected_sum) < BF16_TOLERANCE
     assert relative_error(normed, expected) < BF16_TOLERANCE
@@ -196,7 +196,7 @@ def test_skinny_linear(num_tokens: int, kind: str, config: LinearConfig) -> None
             quantized_x.values, quantized_weight.values, quantized_weight.scale, quantized_x.scale, bias, torch.bfloat16
         )
     y = kernels.sum_partials(parts)
-    assert relative_error(y, expected) < (5e-3 if kind != "int8" else 1e-6), "int8 sums are exact"
+    assert relative_error(y, expected) < (5e-3 if kind != "int8" else 1e-5), "int8 sums are exact"
     assert torch.equal(y, kernels.sum_partials(parts)), "the order of the sum is fixed"
 
 
@@ -248,6 +248,21 @@ def test_linears_of_the_model_from_table_or_library(kind: str, num_tokens: int) 
         y = kernels.linear(quantized_x, quantized_weight.values, bias, quantized_weight.scale)
         operands = quantized_x.values, quantized_weight.values, quantized_weight.scale, quantized_x.scale, bias
         assert relative_error(y, plain.linear(*operands, torch.bfloat16)) < 5e-3
+
+
+@pytest.mark.parametrize("kind", ["bf16", "int8", "fp8"])
+@pytest.mark.parametrize("num_tokens", [1, 32, 64, 128, 200])
+def test_gate_up_of_the_model_from_table_or_library(kind: str, num_tokens: int) -> None:
+    x, weight = random(num_tokens, 3584), random(2 * 18944, 3584, scale=0.02, seed=1)
+    if kind == "bf16":
+        y = kernels.gate_up_swiglu(x, weight)
+        gate_up = x.float() @ weight.float().T
+    else:
+        plain = w8a8 if kind == "int8" else fp8
+        quantized_x, quantized_weight = plain.quantize_per_token(x), plain.quantize_weight(weight)
+        y = kernels.gate_up_swiglu(quantized_x, *quantized_weight)
+        gate_up = plain.linear(quantized_x.values, *quantized_weight, quantized_x.scale, None, torch.float32)
+    assert relative_error(y, swiglu(gate_up)) < BF16_TOLERANCE
 
 
 @pytest.mark.parametrize(("vocab_start", "vocab_size"), [(0, 152064), (38016, 38016), (0, 500)])

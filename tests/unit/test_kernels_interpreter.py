@@ -29,7 +29,7 @@ interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="runs in test_in_the
 if IS_INTERPRETED:
     from lopa_cuda import kernels
     from lopa_cuda.kernels.linear import launch_linear
-    from lopa_cuda.kernels.linear_table import LinearConfig
+    from lopa_cuda.kernels.linear_table import TABLE, LinearConfig
 
 
 def test_in_the_interpreter() -> None:
@@ -186,3 +186,15 @@ def test_shards_merge(strategy: str) -> None:
     parts = enumerate(logits.split(100, dim=1))
     statistics = torch.stack([shard_statistics(part, 100 * i, Sampling("default", 17)) for i, part in parts])
     torch.testing.assert_close(kernels.merge_statistics(statistics, strategy), merge_statistics(statistics, strategy))
+
+
+@interpreted
+def test_every_entry_of_the_linear_table_fits_the_device() -> None:
+    for (kind, _, num_in, fusion), entries in TABLE.items():
+        limits = [most_tokens for most_tokens, _ in entries]
+        assert limits == sorted(set(limits))
+        for most_tokens, config in entries:
+            weight_rows = (config.block_c + config.tail) * (2 if fusion == "swiglu" else 1)
+            stage_bytes = (most_tokens + weight_rows) * config.block_k * (2 if kind == "bf16" else 1)
+            assert num_in % config.block_k == 0 and stage_bytes * config.stages <= 227 * 1024
+            assert fusion == "none" or config.splits == 1
