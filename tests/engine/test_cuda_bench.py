@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,8 @@ def test_a_run_measures_every_section_and_writes_its_files(cpu: DeviceProfile, t
     assert all(shape["device_ms"] > 0 and shape["weight_floor_ms"] > 0 for shape in result["shapes"])
     assert json.loads(output.read_text())["floors"] == result["floors"]
     assert "replayed acceptance" in output.with_suffix(".md").read_text()
-    assert output.with_suffix(".png").is_file()
+    has_matplotlib = find_spec("matplotlib") is not None  # an extra
+    assert output.with_suffix(".png").is_file() == has_matplotlib
     assert "1.00x" in compare(output, output)
 
 
