@@ -12,42 +12,76 @@ from common.engine import MissingCapability
 from common.launch import Mesh, init_mesh, local_rank
 from common.models.config import ModelConfig, load_model_config
 from lopa_ascend.engine import AscendEngine
-from lopa_ascend.forward import Forward
+from lopa_ascend.forward import Forward, Graphs
 from lopa_ascend.kv_cache import PagedKVCache, bytes_per_page
 from lopa_ascend.load import HEAD_SIZE, load_model
-from lopa_ascend.ops import Ops, npu_ops, reference_ops, require_devices
-from lopa_ascend.pages import PAGE_SIZE, PagedCapacity, most_pages, most_shift_entries, pages_for
+from lopa_ascend.ops import Ops, keep_kv_writes_in_place, npu_ops, reference_ops, require_devices
+from lopa_ascend.pages import (
+    PAGE_SIZE,
+    PageBook,
+    PagedCapacity,
+    PagePool,
+    most_pages,
+    most_shift_entries,
+    pages_for,
+)
 from lopa_ascend.parallel import Collectives
+from lopa_ascend.shapes import Shapes
 from lopa_ascend.stages import AscendStages, RotaryTable
 
 logger = logging.getLogger(__name__)
 
+GRAPH_MODES = ("npugraph_ex", "npugraph", "eager")
 
-def assemble(profile: DeviceProfile, run: RunConfig, num_pages: int | None = None) -> AscendEngine:
+
+def assemble(
+    profile: DeviceProfile, run: RunConfig, num_pages: int | None = None, graphs: Graphs | None = None
+) -> AscendEngine:
     """Load the run's model onto this process's device. Raises ConfigError or MissingCapability before loading.
 
-    num_pages: of the KV memory, instead of what the device has room for.
+    num_pages: of the KV memory, instead of what the device has room for. graphs: instead of the profile's own.
     """
     check(profile, run)
     config = load_model_config(run.model)
     check_model(config)
     device, ops = _device_and_ops(profile)
+    graphs = graphs or _graphs(profile)
     mesh = init_mesh(profile, "gloo" if device.type == "cpu" else "cpu:gloo,npu:hccl")
     dtype, collectives = getattr(torch, profile.dtype), Collectives(mesh)
     num_heads, num_kv_heads = config.num_heads // mesh.tp_size, config.num_kv_heads // mesh.tp_size
     max_model_len = min(profile.max_model_len, config.max_position_embeddings)
     stages = AscendStages(ops, collectives, num_heads, config.head_size**-0.5)
     model = load_model(profile, run, config, stages, ops, mesh, device)
+    # A captured step is padded, and captured, on dummy pages: they are no request's.
+    reserved = pages_for(max(graphs.shapes.most_tokens, graphs.shapes.most_padding)) if graphs else 0
     page_bytes = bytes_per_page(config.num_layers, num_kv_heads, HEAD_SIZE, dtype)
     num_pages = num_pages or _num_pages(profile, run, mesh, max_model_len, page_bytes, device)
+    num_pages = collectives.least(num_pages, device)
     cache = PagedKVCache(
-        num_layers=config.num_layers, num_pages=collectives.least(num_pages, device), num_kv_heads=num_kv_heads,
+        num_layers=config.num_layers, num_pages=num_pages + reserved, num_kv_heads=num_kv_heads,
         head_size=HEAD_SIZE, dtype=dtype, device=device,
     )  # fmt: skip
+    book = PageBook(PagePool(cache.num_pages))
     rotary = RotaryTable(max_model_len, config.head_size, HEAD_SIZE, config.rope_theta, dtype, device)
-    capacity = PagedCapacity(run.max_num_requests, max_model_len, cache.num_pages, mesh.bp_size)
-    forward = Forward(model, rotary, cache, collectives, device, profile.collective_timeout_s)
-    return AscendEngine(forward, cache, mesh, capacity, {"quantization": profile.quantization, "graph": "eager"})
+    passes = Forward(
+        model, rotary, cache, book, collectives, device, max_model_len, profile.collective_timeout_s, graphs
+    )
+    capacity = PagedCapacity(run.max_num_requests, max_model_len, num_pages, mesh.bp_size)
+    details = {"quantization": profile.quantization, "graph": profile.graph.mode if graphs else "eager"}
+    return AscendEngine(passes, cache, book, mesh, capacity, details)
+
+
+def _graphs(profile: DeviceProfile) -> Graphs | None:
+    mode = profile.graph.mode
+    if profile.enforce_eager or mode == "eager":
+        return None
+    from graphs.npu import NpuCapture, compile_npugraph_ex
+
+    shapes = Shapes.of(profile.graph.window_buckets, profile.graph.row_buckets)
+    if mode == "npugraph":
+        return Graphs(shapes, NpuCapture(), lambda forward: forward)
+    keep_kv_writes_in_place()
+    return Graphs(shapes, NpuCapture(), compile_npugraph_ex)
 
 
 def check(profile: DeviceProfile, run: RunConfig) -> None:
@@ -70,9 +104,9 @@ def check(profile: DeviceProfile, run: RunConfig) -> None:
         raise MissingCapability(
             f"profile {profile.name}: engine lopa_ascend has no kernels {profile.kernels}: set kernels to auto"
         )
-    if profile.graph.mode != "eager" and not profile.enforce_eager:
+    if profile.graph.mode not in GRAPH_MODES and not profile.enforce_eager:
         raise MissingCapability(
-            f"engine lopa_ascend has no graph.mode {profile.graph.mode} yet: set graph.mode to eager"
+            f"engine lopa_ascend has no graph.mode {profile.graph.mode}: set graph.mode to {' or '.join(GRAPH_MODES)}"
         )
 
 

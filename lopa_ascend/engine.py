@@ -20,8 +20,8 @@ from common.launch import Mesh, close_mesh
 from common.plan import Int, Predictions, StepPlan
 from lopa_ascend.forward import Forward
 from lopa_ascend.kv_cache import PagedKVCache
-from lopa_ascend.pages import PageBook, PagedCapacity, PagePool
-from lopa_ascend.step import Reads, lay_out, rows_by_rank, upload, upload_noise_keys
+from lopa_ascend.pages import PageBook, PagedCapacity
+from lopa_ascend.step import Reads, lay_out, rows_by_rank
 
 
 def build(profile: DeviceProfile, run: RunConfig) -> AscendEngine:
@@ -35,14 +35,15 @@ class AscendEngine:
     """common.engine.Engine over one device a process."""
 
     def __init__(
-        self, forward: Forward, cache: PagedKVCache, mesh: Mesh, capacity: PagedCapacity, details: dict[str, Any]
-    ) -> None:
+        self, passes: Forward, cache: PagedKVCache, book: PageBook, mesh: Mesh, capacity: PagedCapacity,
+        details: dict[str, Any],
+    ) -> None:  # fmt: skip
         self.capacity = capacity
         self.mesh = mesh
+        self.passes = passes
         self.cache = cache
-        self.book = PageBook(PagePool(cache.num_pages))
+        self.book = book
         self.num_steps = 0
-        self._forward = forward
         self._details = details
 
     @torch.no_grad()
@@ -52,9 +53,11 @@ class AscendEngine:
         with self._explained():
             rows_of = rows_by_rank(plan, self.mesh.bp_size)
             reads = Reads(plan, rows_of)
-            self._launch(plan, rows_of[self.mesh.bp_rank], reads)
+            flat = lay_out(plan, rows_of[self.mesh.bp_rank], self.book)
+            self.cache.copy_pages(flat.copies)
+            self.passes.launch(plan, flat, reads)
             self.book.prepare_commit(plan)
-            predictions = reads.predictions(self._forward.wait())
+            predictions = reads.predictions(self.passes.wait())
             self.num_steps += 1
         return predictions
 
@@ -62,7 +65,7 @@ class AscendEngine:
         self.book.commit()
 
     def describe(self) -> dict[str, Any]:
-        device, pool = self._forward.device, self.book.pool
+        device, pool = self.passes.device, self.book.pool
         return {
             "engine": "lopa_ascend",
             "device": platform.processor() or platform.machine() if device.type == "cpu" else _npu_name(device),
@@ -71,19 +74,12 @@ class AscendEngine:
             "mesh": {"dp": self.mesh.dp_size, "bp": self.mesh.bp_size, "tp": self.mesh.tp_size},
             "kv_cache_bytes": self.cache.num_bytes,
             "kv_pages": {"total": pool.num_pages, "in_use": pool.num_used, "most_in_use": pool.most_used},
+            "graphs": self.passes.layers.num_captured + self.passes.head.num_captured,
             **self._details,
         }
 
     def close(self) -> None:
         close_mesh()
-
-    def _launch(self, plan: StepPlan, rows: Int, reads: Reads) -> None:
-        flat = lay_out(plan, rows, self.book)
-        self.cache.copy_pages(flat.copies)
-        noise_keys = None
-        if plan.sampling.temperature > 0:
-            noise_keys = upload_noise_keys(reads.noise_keys(plan, self.mesh.bp_rank), self._forward.device)
-        self._forward.launch(upload(flat, reads.most, self._forward.device), plan.sampling, noise_keys)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -1,51 +1,117 @@
-"""One forward pass over this rank's tokens: upload -> layers -> head where the scheduler reads -> statistics -> gather
-over bp -> host.
+"""One forward pass over this rank's tokens, as it is or captured: layers at one padded shape, head at another.
 
-`launch` only queues work; `wait` is the one place where the host waits for the device, for a few KB in pinned memory.
-What the host can do in between is up to the engine.
+fill buffers -> one copy to the device -> layers -> hidden states that are read -> head, statistics, gather over bp ->
+host. `launch` only queues work; `wait` is the one place where the host waits for the device, for a few KB in pinned
+memory. What the host can do in between is up to the engine.
+
+Branch ranks may run the layers at different shapes, since those hold collectives of their own tp group only; the head
+holds the gather over bp, so its shape and whether it is captured follow from what all ranks know.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from common.engine import EngineError
 from common.models.dream import Dream
-from common.plan import Sampling
-from common.sampling import NoiseKeys, merge_statistics, sampled_statistics, shard_statistics
+from common.plan import Sampling, StepPlan
+from common.sampling import merge_statistics, sampled_statistics, shard_statistics
+from graphs.runner import Capture, GraphRunner
+from lopa_ascend.buffers import ReadBuffers, Sizes, StepBuffers
 from lopa_ascend.kv_cache import PagedKVCache
+from lopa_ascend.ops import VirtualRows
+from lopa_ascend.pages import PageBook, pages_for
 from lopa_ascend.parallel import Collectives
+from lopa_ascend.shapes import Shapes
 from lopa_ascend.stages import AttendStep, RotaryTable
-from lopa_ascend.step import DeviceStep
+from lopa_ascend.step import FlatStep, Reads, filler, pad
+
+
+class LengthsCapture(Capture, Protocol):
+    """A capture whose replays follow the attention's host lists."""
+
+    lengths: dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class LayersKey:
+    sizes: Sizes
+    is_captured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeadKey:
+    num_reads: int
+    sampling: Sampling
+    is_captured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """How steps are captured. compile: what is done to the model's forward before."""
+
+    shapes: Shapes
+    capture: LengthsCapture
+    compile: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
 
 
 class Forward:
-    """The model on its pages."""
+    """The model on its pages. Without `graphs` every pass runs at its own shape."""
 
     def __init__(
-        self, model: Dream, rotary: RotaryTable, cache: PagedKVCache, collectives: Collectives, device: torch.device,
-        timeout_s: float,
+        self, model: Dream, rotary: RotaryTable, cache: PagedKVCache, book: PageBook, collectives: Collectives,
+        device: torch.device, max_model_len: int, timeout_s: float, graphs: Graphs | None = None,
     ) -> None:  # fmt: skip
-        self.model = model
         self.device = device
+        self._model = model
+        self._layers_of: Callable[..., Tensor] = graphs.compile(model) if graphs else model
         self._rotary = rotary
         self._cache = cache
+        self._book = book
         self._collectives = collectives
+        self._max_model_len = max_model_len
         self._timeout_s = timeout_s
-        self._host = torch.zeros(0)
+        self._graphs = graphs
+        capture = graphs.capture if graphs else None
+        self.layers = GraphRunner("layers", self._step_buffers, self._run_layers, capture)
+        self.head = GraphRunner("head", self._read_buffers, self._run_head, capture)
+        self._width, self._dtype = model.norm.weight.shape[0], model.norm.weight.dtype
+        most = graphs.shapes.most_tokens if graphs else 0
+        largest = Sizes(most, graphs.shapes.most_rows if graphs else 0, pages_for(max_model_len), most)
+        self._captured_buffers = StepBuffers(largest, device)
+        self._captured_hidden_TD = torch.zeros((most, self._width), dtype=self._dtype, device=device)
+        self._hidden_TD = self._captured_hidden_TD
+        self._rows = VirtualRows(torch.zeros(0), [], [])
+        self._received: ReadBuffers | None = None
         self._done = torch.Event(device) if device.type != "cpu" else None
 
-    def launch(self, step: DeviceStep, sampling: Sampling, noise_keys: NoiseKeys | None) -> None:
-        cos_T1H, sin_T1H = self._rotary.at(step.position_T)
-        attend = AttendStep(cos_T1H, sin_T1H, step.slot_T, step.rows, self._cache)
-        hidden_TD = self.model(step.token_T, attend)
-        predicted_M3 = self._predict(hidden_TD.index_select(0, step.read_M), sampling, noise_keys)
-        self._send_back(self._collectives.bp_stack(predicted_M3))
+    def launch(self, plan: StepPlan, flat: FlatStep, reads: Reads) -> None:
+        """Queue the pass."""
+        head_key = self.head_key(reads.most, plan.sampling)
+        head = self.head.entry(head_key, is_captured=head_key.is_captured)
+        key = self.layers_key(flat, head_key.num_reads)
+        layers = self.layers.entry(key, is_captured=key.is_captured)
+        if key.is_captured:
+            flat = pad(flat, key.sizes.num_tokens, key.sizes.num_rows, self._book)
+        self._set(flat, layers.buffers, key)
+        layers.run()
+        read_M = layers.buffers.reads(head_key.num_reads)
+        torch.index_select(self._hidden_TD, 0, read_M, out=head.buffers.hidden_MD)
+        if plan.sampling.temperature > 0:
+            keys_3M = reads.noise_keys(plan, self._collectives.mesh.bp_rank, head_key.num_reads)
+            head.buffers.send_noise_keys(keys_3M, self.device)
+        head.run()
+        head.buffers.receive()
+        self._received = head.buffers
+        if self._done is not None:
+            self._done.record()
 
     def wait(self) -> np.ndarray:
         """[bp, M, 3] float32 of the last launch: token, probability, confidence."""
@@ -58,23 +124,61 @@ class Forward:
                         f"the device has not answered for {self._timeout_s:g} s: a peer is gone or stuck, or the step "
                         "is longer than collective_timeout_s"
                     )
-        predicted: np.ndarray = self._host.numpy()
+        assert self._received is not None, "wait follows launch"
+        predicted: np.ndarray = self._received.host_PM3.numpy()
         return predicted
 
-    def _predict(self, hidden_MD: Tensor, sampling: Sampling, noise_keys: NoiseKeys | None) -> Tensor:
-        head, vocab_start = self.model.lm_head, self.model.vocab_start
-        logits_MV = functional.linear(hidden_MD, head.weight)
-        stack = self._collectives.tp_stack
-        if noise_keys is None:
-            statistics_M6 = shard_statistics(logits_MV, vocab_start, sampling)
-            return merge_statistics(stack(statistics_M6), sampling.strategy)
-        return sampled_statistics(logits_MV, vocab_start, sampling, noise_keys, self._collectives.tp_sum, stack)
+    def layers_key(self, flat: FlatStep, num_reads: int) -> LayersKey:
+        num_tokens, (num_rows, num_pages) = len(flat.token_T), flat.table_VP.shape
+        if self._graphs is not None and num_reads <= self._graphs.shapes.most_tokens:
+            shape = self._graphs.shapes.shape(num_tokens, num_rows)
+            if shape is not None:
+                return LayersKey(Sizes(*shape, pages_for(self._max_model_len), 0), is_captured=True)
+        return LayersKey(Sizes(num_tokens, num_rows, num_pages, num_reads), is_captured=False)
 
-    def _send_back(self, predicted_PM3: Tensor) -> None:
-        if self._done is None:
-            self._host = predicted_PM3
-            return
-        if self._host.shape != predicted_PM3.shape:
-            self._host = torch.empty(predicted_PM3.shape, pin_memory=True)
-        self._host.copy_(predicted_PM3, non_blocking=True)
-        self._done.record()
+    def head_key(self, num_reads: int, sampling: Sampling) -> HeadKey:
+        """The same on every rank. Samples draw on keys that are sent for each step: those heads are not captured."""
+        padded = self._graphs.shapes.reads(num_reads) if self._graphs and sampling.temperature == 0 else None
+        return HeadKey(padded or num_reads, sampling, is_captured=padded is not None)
+
+    def _step_buffers(self, key: LayersKey) -> StepBuffers:
+        if not key.is_captured:
+            return StepBuffers(key.sizes, self.device)
+        sizes = key.sizes
+        flat = filler(sizes.num_tokens, sizes.num_rows, sizes.num_pages, self._max_model_len, self._book)
+        self._set(flat, self._captured_buffers, key)
+        return self._captured_buffers
+
+    def _set(self, flat: FlatStep, buffers: StepBuffers, key: LayersKey) -> None:
+        """What the coming pass computes: on the device, and in the attention's host lists."""
+        buffers.fill(flat)
+        buffers.send()
+        self._rows = VirtualRows(buffers.step(key.sizes).table_VP, flat.query_ends, flat.kv_lengths)
+        if self._graphs is not None:
+            self._graphs.capture.lengths = self._model.ops.attention_lengths(self._rows)
+
+    def _read_buffers(self, key: HeadKey) -> ReadBuffers:
+        return ReadBuffers(key.num_reads, self._collectives.mesh.bp_size, self._width, self._dtype, self.device)
+
+    def _run_layers(self, key: LayersKey, buffers: StepBuffers) -> None:
+        step = buffers.step(key.sizes)
+        cos_T1H, sin_T1H = self._rotary.at(step.position_T)
+        layers_of = self._layers_of if key.is_captured else self._model
+        hidden_TD = layers_of(step.token_T, AttendStep(cos_T1H, sin_T1H, step.slot_T, self._rows, self._cache))
+        if key.is_captured:
+            self._captured_hidden_TD[: key.sizes.num_tokens].copy_(hidden_TD)
+            hidden_TD = self._captured_hidden_TD
+        self._hidden_TD = hidden_TD
+
+    def _run_head(self, key: HeadKey, buffers: ReadBuffers) -> None:
+        head, vocab_start = self._model.lm_head, self._model.vocab_start
+        logits_MV = self._model.ops.linear(buffers.hidden_MD, head)
+        stack = self._collectives.tp_stack
+        if buffers.noise_keys is None:
+            statistics_M6 = shard_statistics(logits_MV, vocab_start, key.sampling)
+            predicted_M3 = merge_statistics(stack(statistics_M6), key.sampling.strategy)
+        else:
+            predicted_M3 = sampled_statistics(
+                logits_MV, vocab_start, key.sampling, buffers.noise_keys, self._collectives.tp_sum, stack
+            )
+        buffers.predicted_PM3.copy_(self._collectives.bp_stack(predicted_M3))

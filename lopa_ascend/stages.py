@@ -71,6 +71,10 @@ class AscendStages:
     def all_reduce(self, x_TD: Tensor) -> Tensor:
         return self._tp_sum(x_TD)
 
+    def attention_lengths(self, rows: VirtualRows) -> dict[str, list[int]]:
+        """What a captured graph freezes, by the operator's names."""
+        return self._ops.attention_lengths(rows)
+
 
 class RotaryTable:
     """cos and sin of every position, in the dtype that the operator demands: that of query and key."""

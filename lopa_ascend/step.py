@@ -1,31 +1,30 @@
 """A step as the device computes it: this rank's rows flattened into tokens, grouped by what they may see.
 
-StepPlan (rows, padded) -> lay_out -> FlatStep (tokens, slots, virtual rows) -> upload -> DeviceStep. Padding is dropped
-here, and so are shift entries whose prediction nobody reads. Predictions come back by `Reads`, which every rank derives
-from the plan for all ranks, so that nobody has to send along what belongs where.
+StepPlan (rows, padded) -> lay_out -> FlatStep (tokens, slots, virtual rows) -> [pad] -> buffers. The plan's padding is
+dropped here, and so are shift entries whose prediction nobody reads; captured steps are padded anew, as a whole.
+Predictions come back by `Reads`, which every rank derives from the plan for all ranks, so that nobody has to send along
+what belongs where.
 
 Shapes: T tokens, V virtual rows, P pages of the longest row, M reads of a rank, R rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from common.plan import Int, Predictions, StepPlan, assign_rows
-from common.sampling import NoiseKeys
-from lopa_ascend.ops import VirtualRows, group_queries
+from lopa_ascend.ops import group_queries
 from lopa_ascend.pages import PAGE_SIZE, PageBook
-
-_ALIGNMENT = 128  # int32 values: every array of an upload starts at a multiple of 512 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class FlatStep:
-    """read_M: tokens that go through the head. copies: pages (from, to) to copy before the step."""
+    """read_M: tokens that go through the head. copies: pages (from, to) to copy before the step.
+
+    num_dummies: slots of dummy pages in use, by shift entries and padding.
+    """
 
     token_T: Int
     position_T: Int
@@ -35,17 +34,7 @@ class FlatStep:
     kv_lengths: list[int]
     read_M: Int
     copies: list[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceStep:
-    """What the model's stages read, on the device, int32."""
-
-    token_T: Tensor
-    position_T: Tensor
-    slot_T: Tensor
-    read_M: Tensor
-    rows: VirtualRows
+    num_dummies: int
 
 
 def rows_by_rank(plan: StepPlan, num_ranks: int) -> list[Int]:
@@ -68,7 +57,8 @@ def lay_out(plan: StepPlan, rows: Int, book: PageBook) -> FlatStep:
     position_T = plan.position_RW[rows[row_T], entry_T]
     slot_T = pages.table_RP[row_T, position_T // PAGE_SIZE] * PAGE_SIZE + position_T % PAGE_SIZE
     is_extra_T = ~is_key_RW[row_T, entry_T]
-    slot_T[is_extra_T] = book.dummy_slots(int(is_extra_T.sum()))
+    num_dummies = int(is_extra_T.sum())
+    slot_T[is_extra_T] = book.dummy_slots(num_dummies)
     token_of_RW = np.empty(is_used_RW.shape, dtype=np.int64)
     token_of_RW[row_T, entry_T] = np.arange(len(row_T))
     return FlatStep(
@@ -80,6 +70,42 @@ def lay_out(plan: StepPlan, rows: Int, book: PageBook) -> FlatStep:
         kv_lengths=groups.kv_lengths,
         read_M=token_of_RW[is_read_RW],
         copies=pages.copies,
+        num_dummies=num_dummies,
+    )
+
+
+def pad(flat: FlatStep, num_tokens: int, num_rows: int, book: PageBook) -> FlatStep:
+    """More tokens and virtual rows: each padded row has one token and sees one key of the dummy page, the last row has
+    all other tokens."""
+    more_tokens, more_rows = num_tokens - len(flat.token_T), num_rows - len(flat.query_ends)
+    assert more_tokens >= more_rows > 0, "every padded row has a token"
+    num_dummies = flat.num_dummies + more_tokens
+    first = len(flat.token_T) + 1
+    return replace(
+        flat,
+        token_T=np.pad(flat.token_T, (0, more_tokens)),
+        position_T=np.pad(flat.position_T, (0, more_tokens)),
+        slot_T=np.concatenate((flat.slot_T, book.dummy_slots(num_dummies)[flat.num_dummies :])),
+        table_VP=np.pad(flat.table_VP, ((0, more_rows), (0, 0))),
+        query_ends=[*flat.query_ends, *range(first, first + more_rows - 1), num_tokens],
+        kv_lengths=[*flat.kv_lengths, *[1] * more_rows],
+        num_dummies=num_dummies,
+    )
+
+
+def filler(num_tokens: int, num_rows: int, num_pages: int, kv_length: int, book: PageBook) -> FlatStep:
+    """A step of padding alone, at the largest lengths: what a shape is captured on, so that its workspace suffices."""
+    zeros = np.zeros(num_tokens, dtype=np.int64)
+    return FlatStep(
+        token_T=zeros,
+        position_T=zeros,
+        slot_T=book.dummy_slots(num_tokens),
+        table_VP=np.zeros((num_rows, num_pages), dtype=np.int64),
+        query_ends=[*range(1, num_rows), num_tokens],
+        kv_lengths=[kv_length] * num_rows,
+        read_M=zeros[:0],
+        copies=[],
+        num_dummies=num_tokens,
     )
 
 
@@ -100,32 +126,9 @@ class Reads:
             predicted[place] = predicted_PM3[rank, : len(place[0])]
         return Predictions(predicted[..., 0].astype(np.int64), predicted[..., 1], predicted[..., 2])
 
-    def noise_keys(self, plan: StepPlan, rank: int) -> np.ndarray:
-        """[3, most] int64: request, step and position of each prediction of this rank."""
+    def noise_keys(self, plan: StepPlan, rank: int, num_reads: int) -> Int:
+        """[3, num_reads]: request, step and position of each prediction of this rank."""
         row_M, entry_M = self._places[rank]
-        keys = np.zeros((3, self.most), dtype=np.int64)
+        keys = np.zeros((3, num_reads), dtype=np.int64)
         keys[:, : len(row_M)] = plan.noise_key_R[row_M], plan.step_R[row_M], plan.position_RW[row_M, entry_M] + 1
         return keys
-
-
-def upload(flat: FlatStep, num_reads: int, device: torch.device) -> DeviceStep:
-    """One copy to the device for everything a step needs. Reads are padded to `num_reads` with the first token."""
-    read_M = np.zeros(num_reads, dtype=np.int64)
-    read_M[: len(flat.read_M)] = flat.read_M
-    arrays = (flat.token_T, flat.position_T, flat.slot_T, read_M, flat.table_VP)
-    starts = np.cumsum([0, *(-(-array.size // _ALIGNMENT) * _ALIGNMENT for array in arrays)])
-    block = torch.zeros(int(starts[-1]), dtype=torch.int32, pin_memory=device.type != "cpu")
-    packed = block.numpy()
-    for start, array in zip(starts.tolist(), arrays, strict=False):
-        packed[start : start + array.size] = array.flatten()
-    on_device = block.to(device, non_blocking=True)
-    token_T, position_T, slot_T, read_M_, table_VP = (
-        on_device[start : start + array.size].view(array.shape)
-        for start, array in zip(starts.tolist(), arrays, strict=False)
-    )
-    rows = VirtualRows(table_VP, flat.query_ends, flat.kv_lengths)
-    return DeviceStep(token_T, position_T, slot_T, read_M_, rows)
-
-
-def upload_noise_keys(keys_3M: np.ndarray, device: torch.device) -> NoiseKeys:
-    return NoiseKeys(*torch.from_numpy(keys_3M).to(device).unbind())

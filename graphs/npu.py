@@ -1,0 +1,80 @@
+"""Capture on Ascend. As on CUDA all graphs of a process share one memory pool; but attention takes its lengths as host
+lists, which a capture freezes, so every replay is preceded by an update of its attention tasks.
+
+A replay waits, at each attention, for an event of the update: one is recorded before every replay, and the tasks are
+written anew only when the lengths have changed, which is when a block opens or commits, not at every step. Since the
+host waits for a step's predictions before it prepares the next, no update meets a replay that still runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeVar
+
+import torch
+
+from graphs.runner import Replay
+
+ForwardT = TypeVar("ForwardT", bound=Callable[..., Any])
+
+# Dynamo compiles a shape at its first use and would give up at the ninth.
+_MOST_SHAPES = 1024
+
+
+class NpuCapture:
+    """graphs.runner.Capture by torch.npu.NPUGraph.
+
+    lengths: the attention's host lists of the coming capture or replay, by the operator's own names.
+    """
+
+    def __init__(self) -> None:
+        self._npu: Any = import_module("torch_npu").npu
+        self._pool = self._npu.graph_pool_handle()
+        self.lengths: dict[str, list[int]] = {}
+
+    def __call__(self, work: Replay) -> Replay:
+        self._npu.synchronize()
+        graph = self._npu.NPUGraph()
+        # thread_local: HCCL's watchdog thread may query its events meanwhile, which a global capture forbids.
+        with self._npu.graph(graph, pool=self._pool, auto_dispatch_capture=True, capture_error_mode="thread_local"):
+            work()
+        return NpuReplay(graph, self)
+
+    def allocated_bytes(self) -> int:
+        return int(self._npu.memory_reserved())
+
+
+class NpuReplay:
+    """num_updates: how often the attention's tasks were written anew."""
+
+    def __init__(self, graph: Any, capture: NpuCapture) -> None:
+        self.num_updates = 0
+        self._graph = graph
+        self._capture = capture
+        self._lengths: dict[str, list[int]] = {}
+
+    def __call__(self) -> None:
+        attention = self._graph.graph_dispatch_mode
+        if attention.graph_dispatch_records:
+            if self._capture.lengths != self._lengths:
+                self._graph.update(cpu_update_input=[self._capture.lengths])
+                self._lengths = self._capture.lengths
+                self.num_updates += 1
+            else:
+                for record in attention.graph_dispatch_records:
+                    record.event.record(attention.update_stream)
+        self._graph.replay()
+
+
+def compile_npugraph_ex(forward: ForwardT) -> ForwardT:
+    """Let torch_npu's compiler fuse and schedule the forward's operators; `NpuCapture` then captures what it made.
+
+    force_eager: the backend compiles only, so that capture, its pool and its task updates stay in one place.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_SHAPES)
+    import_module("torch_npu")  # registers the backend
+    compiled: ForwardT = torch.compile(
+        forward, backend="npugraph_ex", fullgraph=True, dynamic=False, options={"force_eager": True}
+    )
+    return compiled

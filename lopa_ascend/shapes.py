@@ -1,0 +1,61 @@
+"""The padded shapes at which steps are captured: tokens and virtual rows of a rank, and reads.
+
+A captured step has at least one virtual row of padding and a token for every padded row, since empty rows have not been
+tried on a device. Costs are as in graphs.buckets: reading the weights costs the same whatever a step holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphs.buckets import covering_sizes, fit
+
+# Tokens at which int8 arithmetic takes as long as reading the weights on a 910C die (752 TOP/s over 1.6 TB/s, 2
+# operations a weight).
+KNEE_TOKENS = 235.0
+MAX_CAPTURED_TOKENS = 1024
+_TOLERANCE = 0.1
+_MULTIPLE = 16
+_ROWS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Ascending sizes of tokens and of virtual rows. A profile's window_buckets and row_buckets replace them."""
+
+    tokens: tuple[int, ...]
+    rows: tuple[int, ...]
+
+    @classmethod
+    def of(cls, window_buckets: Sequence[int], row_buckets: Sequence[int]) -> Shapes:
+        tokens = tuple(sorted(window_buckets)) or covering_sizes(
+            MAX_CAPTURED_TOKENS, lambda size: 1 + size / KNEE_TOKENS, multiple=_MULTIPLE, tolerance=_TOLERANCE
+        )
+        return cls(tokens, tuple(sorted(row_buckets)) or _ROWS)
+
+    @property
+    def most_tokens(self) -> int:
+        return self.tokens[-1]
+
+    @property
+    def most_rows(self) -> int:
+        return self.rows[-1]
+
+    @property
+    def most_padding(self) -> int:
+        """Tokens of padding that a step can have."""
+        gaps = (after - before for before, after in zip((0, *self.tokens), self.tokens, strict=False))
+        return max(gaps) + self.most_rows
+
+    def shape(self, num_tokens: int, num_rows: int) -> tuple[int, int] | None:
+        """Padded (tokens, virtual rows), or None where the step should run as it is."""
+        padded_rows = fit(num_rows + 1, self.rows)
+        if padded_rows is None:
+            return None
+        padded_tokens = fit(num_tokens + padded_rows - num_rows, self.tokens)
+        return None if padded_tokens is None else (padded_tokens, padded_rows)
+
+    def reads(self, count: int) -> int | None:
+        """Padded number of positions that go through the head, or None."""
+        return fit(count, self.tokens)
