@@ -36,7 +36,9 @@ def tables(result: Result) -> str:
     floors, memory = result["floors"], result["memory"]
     sections = [
         _conditions(result["conditions"]),
-        f"floors: copy {floors['bytes_per_s'] / 1e12:.2f} TB/s, matrix {floors['flops_per_s'] / 1e12:.0f} TFLOP/s",
+        "floors: copy {:.2f} TB/s, matrix {:.0f} TFLOP/s (for half a second: {:.0f})".format(
+            *(floors[name] / 1e12 for name in ("bytes_per_s", "flops_per_s", "sustained_flops_per_s"))
+        ),
         _shapes(result["shapes"]),
         _mixes(result["mixes"], result["conditions"]),
         *[_steps(f"scripted, {section['accepted']} accepted a step", section) for section in result["steps"]],

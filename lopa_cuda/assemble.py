@@ -50,7 +50,9 @@ def assemble(profile: DeviceProfile, run: RunConfig, capture: Capture | None = N
     collectives = Collectives(mesh, choose_all_reduce(mesh.tp_group, device))
     ops = _ops(profile, config, cache, collectives)
     model = load_model(profile, run, config, ops, mesh, device)
-    passes = Passes(model, ops, cache, collectives, device, buckets, capture, profile.collective_timeout_s)
+    # A little before NCCL's own watchdog, which would end the process without a word.
+    timeout_s = 0.9 * profile.collective_timeout_s
+    passes = Passes(model, ops, cache, collectives, device, buckets, capture, timeout_s)
     if capture and ops.reads_device_lengths:
         warm_up(passes, config, run.decode, capacity.num_slots, mesh.bp_size)
     details = {"kernels": type(ops).__name__, "graph": profile.graph.mode if capture else "eager"}

@@ -27,8 +27,7 @@ class WindowPart:
     window: Tensor  # [L, 2, T, K, H]
 
     def span(self, place: int, length: int) -> Tensor:
-        start = place * self.width
-        return self.window[:, :, start : start + length]
+        return self.window.narrow(2, place * self.width, length)
 
 
 class Committer:

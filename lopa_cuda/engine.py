@@ -62,7 +62,7 @@ class CudaEngine:
     def forward(self, plan: StepPlan) -> Predictions:
         with self._explained():
             self._parts = []
-            predictions = self._forward_rows(plan, np.arange(plan.num_rows))
+            predictions = self._forward_rows(plan)
             self.num_steps += 1
         return predictions
 
@@ -109,23 +109,28 @@ class CudaEngine:
     def close(self) -> None:
         leave_groups(has_failed=self._has_failed)
 
-    def _forward_rows(self, plan: StepPlan, rows: Int) -> Predictions:
-        """Forward a plan whose rows have these numbers in the step's. Wide rows go separately where that pays."""
-        is_wide = widest_apart(plan.num_entries_R, self.passes.buckets.knee)
-        if is_wide is None:
-            row_of = assign_rows(plan, self.mesh.bp_size)
-            predictions, width = self.passes.run(plan, row_of)
-            self._parts.append(WindowPart(rows[row_of], width, self.cache.window))
-            return predictions
+    def _forward_rows(self, plan: StepPlan) -> Predictions:
+        """One pass, or several where rows are so different in width that padding would cost more."""
+        groups = rows_by_width(plan.num_entries_R, self.passes.buckets.knee)
+        if len(groups) == 1:
+            return self._pass(plan, np.arange(plan.num_rows), may_replay=True)
         token_RW = np.zeros(plan.token_RW.shape, dtype=np.int64)
         together = Predictions(token_RW, token_RW.astype(np.float32), token_RW.astype(np.float32))
-        for chosen in (np.flatnonzero(is_wide), np.flatnonzero(~is_wide)):
-            part = _rows_of(plan, chosen)
-            found = self._forward_rows(part, rows[chosen])
-            together.token_RW[chosen, : part.width] = found.token_RW
-            together.probability_RW[chosen, : part.width] = found.probability_RW
-            together.confidence_RW[chosen, : part.width] = found.confidence_RW
+        for rows in groups:
+            part = _rows_of(plan, rows)
+            # Captured passes share one window, which must last until the commit: only one of a step may be captured.
+            found = self._pass(part, rows, may_replay=rows is groups[-1])
+            together.token_RW[rows, : part.width] = found.token_RW
+            together.probability_RW[rows, : part.width] = found.probability_RW
+            together.confidence_RW[rows, : part.width] = found.confidence_RW
         return together
+
+    def _pass(self, plan: StepPlan, rows: Int, *, may_replay: bool) -> Predictions:
+        """Forward a plan whose rows have these numbers in the step's."""
+        row_of = assign_rows(plan, self.mesh.bp_size)
+        predictions, width = self.passes.run(plan, row_of, may_replay=may_replay)
+        self._parts.append(WindowPart(rows[row_of], width, self.cache.window))
+        return predictions
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -138,21 +143,31 @@ class CudaEngine:
             if isinstance(error, torch.OutOfMemoryError):
                 fix = "lower max_num_requests, num_lookahead or max_model_len"
                 raise EngineError(f"{where}: out of device memory; {fix}") from error
-            raise EngineError(f"{where}: {str(error).splitlines()[0]}") from error
+            reason = str(error).splitlines()[0]
+            if any(sign in reason for sign in _SIGNS_OF_A_LOST_PEER):
+                reason = f"a peer is gone or stuck ({reason})"
+            raise EngineError(f"{where}: {reason}") from error
 
 
-def widest_apart(num_entries_R: Int, knee: float) -> np.ndarray | None:
-    """Which rows to forward on their own: those whose width would pad the others by more than another pass costs.
+def rows_by_width(num_entries_R: Int, knee: float) -> list[Int]:
+    """Rows that are forwarded together, the widest first.
 
-    A pass costs at least what reading the weights does, which is `knee` tokens; None where one pass is best.
+    A pass costs at least what reading the weights does, which is `knee` tokens; a group of its own must save twice that
+    in padding.
     """
-    widest, num_rows = int(num_entries_R.max()), len(num_entries_R)
-    best, threshold = 2 * knee, 0
-    for width in np.unique(num_entries_R)[:-1].tolist():
-        saved = int((num_entries_R <= width).sum()) * (widest - width)
-        if saved > best:
-            best, threshold = saved, width
-    return num_entries_R > threshold if threshold and num_rows > 1 else None
+    return _groups(np.arange(len(num_entries_R)), num_entries_R, 2 * knee)
+
+
+def _groups(rows: Int, num_entries_R: Int, least_saving: float) -> list[Int]:
+    num_entries = num_entries_R[rows]
+    widest = int(num_entries.max())
+    if len(rows) == 1 or len(rows) * widest <= least_saving:
+        return [rows]
+    saved, width = max((int((num_entries <= w).sum()) * (widest - w), w) for w in np.unique(num_entries).tolist())
+    if saved <= least_saving:
+        return [rows]
+    halves = rows[num_entries > width], rows[num_entries <= width]
+    return [group for half in halves for group in _groups(half, num_entries_R, least_saving)]
 
 
 def _rows_of(plan: StepPlan, rows: Int) -> StepPlan:
@@ -165,6 +180,7 @@ def _rows_of(plan: StepPlan, rows: Int) -> StepPlan:
     return replace(plan, **entries, **per_row, commits=commits)
 
 
+_SIGNS_OF_A_LOST_PEER = ("Timed out", "Connection closed", "Connection reset", "NCCL error", "Broken pipe")
 _PER_ENTRY = ("token_RW", "position_RW", "horizon_RW", "is_read_RW")
 _PER_ROW = (
     "start_R", "num_keys_R", "num_entries_R", "cached_R", "slot_R", "noise_key_R", "step_R", "request_R"

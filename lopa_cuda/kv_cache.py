@@ -30,6 +30,7 @@ class StaticKVCache:
         self._per_position = num_kv_heads, head_size
         shape = (*self._per_layer, num_slots, max_model_len, *self._per_position)
         self.committed = torch.zeros(shape, dtype=dtype, device=device)
+        self._committed_of_slot = self.committed.unbind(2)
         self._captured = self._new_window(captured_tokens).zero_()
         self.window = self._captured
 
@@ -48,7 +49,7 @@ class StaticKVCache:
 
     def commit(self, slot: int, start: int, span: Tensor) -> None:
         """span: [L, 2, length, K, H], usually a slice of a window."""
-        self.committed[:, :, slot, start : start + span.shape[2]] = span
+        self._committed_of_slot[slot].narrow(2, start, span.shape[2]).copy_(span)
 
     @property
     def num_bytes(self) -> int:

@@ -13,6 +13,8 @@ from torch.distributed import distributed_c10d
 
 from common.launch import Mesh, close_mesh
 
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # renamed in torch 2.13
+
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
@@ -38,7 +40,7 @@ def _stack(x: Tensor, size: int, group: dist.ProcessGroup | None) -> Tensor:
     if group is None:
         return x.unsqueeze(0)
     stacked = torch.empty((size * x.shape[0], *x.shape[1:]), dtype=x.dtype, device=x.device)
-    dist.all_gather_into_tensor(stacked, x.contiguous(), group=group)
+    _all_gather(stacked, x.contiguous(), group=group)
     return stacked.view(size, *x.shape)
 
 

@@ -53,12 +53,13 @@ class Passes:
         self.layers = GraphRunner("layers", self._row_buffers, self._run_layers, capture)
         self.head = GraphRunner("head", self._read_buffers, self._run_head, capture)
 
-    def run(self, plan: StepPlan, row_of: Int) -> tuple[Predictions, int]:
+    def run(self, plan: StepPlan, row_of: Int, *, may_replay: bool = True) -> tuple[Predictions, int]:
         """Forward the plan's rows `row_of` [bp rank, place]; also the padded width, by which windows are laid out."""
-        rows_key = self.rows_key(plan, row_of)
+        rows_key = self.rows_key(plan, row_of, may_replay=may_replay)
         layers = self.layers.entry(rows_key, is_captured=rows_key.is_captured)
         layers.buffers.fill(plan, row_of[self._bp_rank])
-        self._cache.use_window(rows_key.num_tokens, is_captured=rows_key.is_captured)
+        if rows_key.is_captured:  # a pass that is not replayed does this itself
+            self._cache.use_window(rows_key.num_tokens, is_captured=True)
         self._mark(0)
         layers.run()
         self._mark(1)
@@ -71,6 +72,7 @@ class Passes:
         head.buffers.fill(plan, reads, self._bp_rank, rows_key.width)
         head.run()
         self._mark(2)
+        reads.order(num_reads)
         self._wait()
         return reads.predictions(head.buffers.predicted_PM3.numpy()), rows_key.width
 
@@ -117,10 +119,10 @@ class Passes:
         """Cached keys that a pass may look at: RowsKey.num_cached of operators that take lengths from the device."""
         return self._cache.max_model_len
 
-    def rows_key(self, plan: StepPlan, row_of: Int) -> RowsKey:
+    def rows_key(self, plan: StepPlan, row_of: Int, *, may_replay: bool = True) -> RowsKey:
         """Every rank comes to the same key, since it depends on the plan alone."""
         num_rows, width = row_of.shape[1], plan.width
-        shape = self.buckets.shape(num_rows, width) if self._capture else None
+        shape = self.buckets.shape(num_rows, width) if self._capture and may_replay else None
         # Kernels are compiled for sizes that 16 divides: a prompt of any length then finds them compiled.
         padded_rows, padded_width = shape or (num_rows, round_up(width, 16) if self._capture else width)
         num_cached = int(plan.cached_R[row_of].max())

@@ -92,7 +92,10 @@ class RowBuffers:
 
 
 class Reads:
-    """Which entries each rank puts through the head, and where in the plan their predictions belong."""
+    """Which entries each rank puts through the head, and where in the plan their predictions belong.
+
+    Made while the device computes, so that little is left to do once it has answered.
+    """
 
     def __init__(self, plan: StepPlan, row_of: Int) -> None:
         """row_of [P, R]: the plan's row computed at each rank's place."""
@@ -101,15 +104,22 @@ class Reads:
         self.row_N = row_of[self.rank_N, self.place_N]
         count_P = np.bincount(self.rank_N, minlength=row_of.shape[0])
         self.most = int(count_P.max())
-        self._column_N = np.arange(len(self.rank_N)) - np.repeat(count_P.cumsum() - count_P, count_P)
+        self._column_N = np.arange(len(self.rank_N)) - (count_P.cumsum() - count_P)[self.rank_N]
+        self._target_N = self.row_N * self._shape[1] + self.entry_N
+
+    def order(self, num_reads: int) -> None:
+        """Ranks answer with `num_reads` predictions each. A row computed on several ranks counts once, from the first:
+        of equal targets the last one written stays, so the first goes last."""
+        self._source_N = (self.rank_N * num_reads + self._column_N)[::-1].copy()
+        self._target_N = self._target_N[::-1].copy()
 
     def predictions(self, predicted_PM3: np.ndarray) -> Predictions:
-        """In the plan's order; a row computed on several ranks counts once, from the first."""
-        predicted = np.zeros((*self._shape, 3), dtype=np.float32)
-        backwards = slice(None, None, -1)
-        where = self.row_N[backwards], self.entry_N[backwards]
-        predicted[where] = predicted_PM3[self.rank_N[backwards], self._column_N[backwards]]
-        return Predictions(predicted[..., 0].astype(np.int64), predicted[..., 1], predicted[..., 2])
+        """In the plan's order."""
+        num_rows, width = self._shape
+        ordered = np.zeros((num_rows * width, 3), dtype=np.float32)
+        ordered[self._target_N] = predicted_PM3.reshape(-1, 3).take(self._source_N, axis=0)
+        ordered = ordered.reshape(num_rows, width, 3)
+        return Predictions(ordered[..., 0].astype(np.int64), ordered[..., 1], ordered[..., 2])
 
 
 class ReadBuffers:

@@ -12,12 +12,12 @@ import torch
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.generate import decode_requests
 from common.models.config import load_model_config
-from common.plan import StepPlan
+from common.plan import Predictions, StepPlan
 from common.request import Completion, GenerationRequest
 from common.scheduler import Scheduler
 from common.workload import synthetic_plan
 from lopa_cuda.assemble import assemble
-from lopa_cuda.engine import CudaEngine, widest_apart
+from lopa_cuda.engine import CudaEngine, rows_by_width
 
 MODEL = Path(__file__).parents[1] / "golden" / "model_a"
 PROFILE = DeviceProfile(name="test", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256)
@@ -78,11 +78,23 @@ def test_requests_of_different_length_share_steps_without_touching_one_another()
     assert [together[str(number)] for number in range(len(PROMPTS))] == alone
 
 
-def test_a_split_step_equals_one_padded_pass() -> None:
-    split, whole = make_engine(is_static=False, num_slots=4), make_engine(is_static=False, num_slots=4)
+@pytest.mark.parametrize("is_static", [False, True])
+def test_a_split_step_equals_one_padded_pass(is_static: bool) -> None:
+    split, whole = make_engine(is_static=is_static, num_slots=4), make_engine(is_static=False, num_slots=4)
     object.__setattr__(split.passes.buckets, "knee", 4.0)
     object.__setattr__(whole.passes.buckets, "knee", 1e9)
+    num_passes: list[int] = []
+    forward = split.forward
+
+    def counting(plan: StepPlan) -> Predictions:
+        predictions = forward(plan)
+        num_passes.append(len(split._parts))
+        return predictions
+
+    split.forward = counting  # type: ignore[method-assign]
     assert decode(split, PROMPTS, num_lookahead=2) == decode(whole, PROMPTS, num_lookahead=2)
+    assert max(num_passes) > 1
+    torch.testing.assert_close(split.cache.committed, whole.cache.committed, rtol=1e-4, atol=1e-4)
 
 
 def test_padding_never_reaches_what_is_read() -> None:
@@ -96,18 +108,17 @@ def test_padding_never_reaches_what_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("widths", "wide"),
+    ("widths", "groups"),
     [
-        ([64, 64, 96], None),
-        ([1056, 64, 64, 64], [1056]),
-        ([64], None),
-        ([900, 1056, 32, 32], [900, 1056]),
+        ([64, 64, 96], [[0, 1, 2]]),
+        ([64], [[0]]),
+        ([64, 1056, 64, 64], [[1], [0, 2, 3]]),
+        ([900, 1056, 32, 32], [[0, 1], [2, 3]]),
+        ([2000, 40, 900, 40], [[0], [2], [1, 3]]),
     ],
 )
-def test_prompts_are_forwarded_apart_from_decoding_rows(widths: list[int], wide: list[int] | None) -> None:
-    width_R = np.array(widths)
-    is_wide = widest_apart(width_R, knee=184)
-    assert (None if is_wide is None else width_R[is_wide].tolist()) == wide
+def test_prompts_are_forwarded_apart_from_decoding_rows(widths: list[int], groups: list[list[int]]) -> None:
+    assert [rows.tolist() for rows in rows_by_width(np.array(widths), knee=184)] == groups
 
 
 def a_plan(num_rows: int, width: int) -> StepPlan:

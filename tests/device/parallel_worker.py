@@ -1,0 +1,82 @@
+"""One rank of a test on several GPUs: decode with captured steps, then by calling the same work; write what came out.
+
+torchrun ... tests/device/parallel_worker.py MODEL BP TP OUTPUT_FOLDER [stuck]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.config import DecodeConfig, DeviceProfile, GraphConfig, MeshConfig, RunConfig
+from common.engine import EngineError
+from common.generate import decode_requests
+from common.models.config import load_model_config
+from common.request import Completion, GenerationRequest
+from common.scheduler import Scheduler
+from lopa_cuda.assemble import assemble
+from lopa_cuda.engine import CudaEngine
+
+DECODE = DecodeConfig(num_lookahead=3, block_size=16, max_new_tokens=64, stop_at_eos=False)
+PROMPTS = [tuple((7 * n + 13 * m) % 1900 for m in range(30 + 50 * n)) for n in range(3)]
+TIMEOUT_S = 8.0
+
+
+def build(model: str, bp: int, tp: int) -> CudaEngine:
+    profile = DeviceProfile(
+        name="test", engine="lopa_cuda", device="cuda", graph=GraphConfig(mode="cuda_graph"), max_model_len=1024,
+        mesh=MeshConfig(branch_parallel_size=bp, tensor_parallel_size=tp), collective_timeout_s=TIMEOUT_S,
+    )  # fmt: skip
+    return assemble(profile, RunConfig(model=model, load_format="dummy", max_num_requests=2, decode=DECODE))
+
+
+def decode(engine: CudaEngine, model: str) -> dict[str, Any]:
+    config = load_model_config(model)
+    engine.cache.committed.zero_()
+    scheduler = Scheduler(DECODE, mask_token_id=config.mask_token_id, eos_token_id=config.eos_token_id, num_slots=2)
+    requests = iter(GenerationRequest(str(number), prompt) for number, prompt in enumerate(PROMPTS))
+    ended = [result for result in decode_requests(requests, scheduler, engine) if isinstance(result, Completion)]
+    committed = engine.cache.committed.view(torch.uint8).cpu().numpy().tobytes()
+    return {
+        "tokens": {result.id: result.canvas_token_ids for result in ended},
+        "committed": hashlib.sha256(committed).hexdigest(),
+    }
+
+
+def main(model: str, bp: int, tp: int, output: Path, *, is_stuck: bool) -> None:
+    rank = int(os.environ["RANK"])
+    engine = build(model, bp, tp)
+    result: dict[str, Any] = {"mesh": engine.describe()["mesh"]}
+    if is_stuck:
+        result["error"] = end_with_a_stuck_peer(engine, model, rank)
+    else:
+        result["captured"] = decode(engine, model)
+        for runner in (engine.passes.layers, engine.passes.head):
+            for key, entry in runner._entries.items():
+                entry.run = lambda runner=runner, key=key, entry=entry: runner._forward(key, entry.buffers)
+        result["called"] = decode(engine, model)
+    (output / f"rank{rank}.json").write_text(json.dumps(result), encoding="utf-8")
+    engine.close()
+
+
+def end_with_a_stuck_peer(engine: CudaEngine, model: str, rank: int) -> str | None:
+    """The last rank stops answering; what the others raise."""
+    if rank == engine.mesh.world_size - 1:
+        time.sleep(3 * TIMEOUT_S)
+        return None
+    try:
+        decode(engine, model)
+    except EngineError as error:
+        return str(error)
+    return "no error"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), is_stuck="stuck" in sys.argv[5:])
