@@ -70,7 +70,7 @@ class AscendEngine:
             "engine": "lopa_ascend",
             "device": platform.processor() or platform.machine() if device.type == "cpu" else _npu_name(device),
             "torch": torch.__version__,
-            "dtype": str(self.cache.pages.dtype).removeprefix("torch."),
+            "dtype": str(self.cache.dtype).removeprefix("torch."),
             "mesh": {"dp": self.mesh.dp_size, "bp": self.mesh.bp_size, "tp": self.mesh.tp_size},
             "kv_cache_bytes": self.cache.num_bytes,
             "kv_pages": {"total": pool.num_pages, "in_use": pool.num_used, "most_in_use": pool.most_used},

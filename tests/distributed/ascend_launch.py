@@ -48,11 +48,11 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-def worker(
-    model: Path, output: Path, mesh: Mesh, device: str = "cpu", dtype: str = "float32",
-    settings: Sequence[str] = SETTINGS,
-) -> list[str]:  # fmt: skip
-    return [str(WORKER), str(model), str(output), *map(str, mesh), device, dtype, *settings]
+def worker(model: Path, output: Path, mesh: Mesh, settings: Sequence[str] = SETTINGS, **profile: Any) -> list[str]:
+    """profile: keys beside the mesh; device cpu and dtype float32 if not given."""
+    axes = ("data_parallel_size", "branch_parallel_size", "tensor_parallel_size")
+    profile = {"device": "cpu", "dtype": "float32", "mesh": dict(zip(axes, mesh, strict=True)), **profile}
+    return [str(WORKER), str(model), str(output), json.dumps(profile), *settings]
 
 
 def start(command: list[str]) -> subprocess.Popen[str]:
@@ -66,9 +66,9 @@ def finish(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, printed[-3000:]
 
 
-def decoded(model: Path, output: Path, mesh: Mesh, *arguments: Any) -> Decoded:
+def decoded(model: Path, output: Path, mesh: Mesh, settings: Sequence[str] = SETTINGS, **profile: Any) -> Decoded:
     output.mkdir()
-    finish(start(worker(model, output, mesh, *arguments)))
+    finish(start(worker(model, output, mesh, settings, **profile)))
     return merged(output, mesh)
 
 

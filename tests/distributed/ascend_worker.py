@@ -1,10 +1,10 @@
 """Ranks of the Ascend engine's distributed tests: decode every setting on a mesh, write what came out as JSON.
 
-    torchrun ... tests/distributed/ascend_worker.py MODEL OUTPUT_FOLDER DP BP TP cpu float32 SETTING...
-    python tests/distributed/ascend_worker.py MODEL OUTPUT_FOLDER DP BP TP npu bfloat16 SETTING...
+    [torchrun ...] tests/distributed/ascend_worker.py MODEL OUTPUT_FOLDER PROFILE SETTING...
 
-Without torchrun it forks its ranks from one process that has imported everything, so that sixteen start in the time of
-one. On device npu they are simulated devices (tests/npu/sim).
+PROFILE is JSON: a device profile's own keys. Without torchrun it forks its ranks from one process that has imported
+everything, so that sixteen start in the time of one. On device npu they are simulated devices (tests/npu/sim, which is
+on PYTHONPATH).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def compare_commits(engine: AscendEngine, tolerance: float) -> None:
         for span in plan.commits if engine.mesh.bp_group is not None else ():
             held = engine.book.pages_of(span.slot)
             pages = list(held.shared + held.tails[0])
-            kv = engine.cache.pages[:, :, pages].flatten(2, 3)[:, :, : span.start + span.length].contiguous()
+            kv = engine.cache.read(pages)[:, :, : span.start + span.length].contiguous()
             copies = [torch.empty_like(kv) for _ in range(engine.mesh.bp_size)]
             dist.all_gather(copies, kv, group=engine.mesh.bp_group)
             for other in copies:
@@ -74,21 +74,15 @@ def compare_commits(engine: AscendEngine, tolerance: float) -> None:
     engine.commit = checked  # type: ignore[method-assign]
 
 
-def run_rank(model: Path, output: Path, mesh: MeshConfig, device: str, dtype: str, settings: list[str]) -> None:
+def run_rank(model: Path, output: Path, profile: DeviceProfile, settings: list[str]) -> None:
     torch.set_num_threads(1)
-    profile = DeviceProfile.model_validate(
-        {
-            "name": "distributed", "engine": "lopa_ascend", "device": device, "dtype": dtype, "mesh": mesh,
-            "max_model_len": 160,
-        }
-    )  # fmt: skip
-    with simulated(device):
+    with simulated(profile.device):
         engine = build(profile, RunConfig(model=str(model), max_num_requests=2, decode=decode_of("k=7")))
-        compare_commits(engine, 1e-4 if dtype == "float32" else 0.05)
+        compare_commits(engine, 1e-4 if profile.dtype == "float32" else 0.05)
         results = {name: decode_all(engine, model, decode_of(name)) for name in settings}
         rank = engine.mesh.rank
         (output / f"rank{rank:02}.json").write_text(json.dumps({"dp": engine.mesh.dp_rank, "tokens": results}))
-        if mesh.num_processes > 1:
+        if dist.is_initialized():
             dist.barrier()
 
 
@@ -108,10 +102,12 @@ def _forked(local_rank: int, *arguments: Any) -> None:
 
 
 def main() -> None:
-    model, output, dp, bp, tp, device, dtype, *settings = sys.argv[1:]
-    mesh = MeshConfig(data_parallel_size=int(dp), branch_parallel_size=int(bp), tensor_parallel_size=int(tp))
-    arguments = Path(model), Path(output), mesh, device, dtype, settings
-    if device == "npu":
+    model, output, profile_json, *settings = sys.argv[1:]
+    profile = DeviceProfile.model_validate(
+        {"name": "distributed", "engine": "lopa_ascend", "max_model_len": 160, **json.loads(profile_json)}
+    )
+    arguments = Path(model), Path(output), profile, settings
+    if profile.device == "npu":
         from sim import runtime
 
         runtime.load()
@@ -121,9 +117,10 @@ def main() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(mesh.num_processes))
-    os.environ["LOCAL_WORLD_SIZE"] = str(mesh.num_processes)
-    multiprocessing.start_processes(_forked, args=arguments, nprocs=mesh.num_processes, start_method="fork")
+    assert isinstance(profile.mesh, MeshConfig)
+    num_ranks = str(profile.mesh.num_processes)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=num_ranks, LOCAL_WORLD_SIZE=num_ranks)
+    multiprocessing.start_processes(_forked, args=arguments, nprocs=int(num_ranks), start_method="fork")
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ class WatchingEngine:
 
     def kv(self, pages: tuple[int, ...], length: int) -> torch.Tensor:
         """[L, 2, length, K, H]"""
-        return self.engine.cache.pages[:, :, list(pages)].flatten(2, 3)[:, :, :length]
+        return self.engine.cache.read(list(pages))[:, :, :length]
 
 
 @pytest.mark.parametrize("shift_row", ["stale", "fresh"])

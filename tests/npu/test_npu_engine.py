@@ -4,10 +4,12 @@ the ref lane, and what a step launches is counted."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.generate import decode_requests
@@ -48,17 +50,25 @@ ENDS = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def causal(**settings: Any) -> DecodeConfig:
     return DecodeConfig.model_validate(
         {"num_lookahead": 3, "block_size": 16, "max_new_tokens": 32, "window_attention": "block_causal", **settings}
     )
 
 
-def engine_on(device: str, decode: DecodeConfig, quantization: str | None) -> AscendEngine:
+def engine_on(device: str, decode: DecodeConfig, quantization: str | None, mode: str = "eager") -> AscendEngine:
     profile = DeviceProfile.model_validate(
         {
             "name": "test", "engine": "lopa_ascend", "device": device, "dtype": "bfloat16",
-            "quantization": quantization, "max_model_len": 256,
+            "quantization": quantization, "max_model_len": 256, "graph": {"mode": mode},
         }
     )  # fmt: skip
     return build(profile, RunConfig(model=str(MODEL), decode=decode, max_num_requests=2))
@@ -79,6 +89,30 @@ def test_the_engine_gives_the_tokens_of_the_ref_lane(quantization: str | None, s
     decode = causal(**settings)
     found = decode_all(engine_on("npu", decode, quantization), decode)
     assert found == decode_all(engine_on("cpu", decode, quantization), decode)
+
+
+def cache_copies(npu: Any, engine: AscendEngine) -> list[str]:
+    """Operators that copy something of a cache's size."""
+    shape = str(list(engine.cache.layers[0][0].shape))
+    copying = [call for call in npu.stream if any(word in call.op for word in ("clone", "copy", "functional"))]
+    return [call.op for call in copying if any(shape in argument for argument in call.arguments)]
+
+
+@pytest.mark.filterwarnings("ignore:.*output of this custom operator")  # an .out overload returns what it was given
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")
+@pytest.mark.parametrize("mode", ["npugraph", "npugraph_ex"])
+@pytest.mark.parametrize("quantization", [None, "w8a8"])
+def test_graphs_give_the_tokens_of_eager(npu: Any, mode: str, quantization: str | None) -> None:
+    decode = causal(shift_row="fresh")
+    engine = engine_on("npu", decode, quantization, mode)
+    npu.stream.clear()
+    found = decode_all(engine, decode)
+    assert found == decode_all(engine_on("npu", decode, quantization), decode)
+    replays = [entry.run for entry in engine.passes.layers._entries.values()]
+    num_updates = sum(replay.num_updates for replay in replays)
+    print(f"{mode}: {len(replays)} graphs, {num_updates} task updates in {engine.num_steps} steps")
+    assert cache_copies(npu, engine) == []
+    assert len(replays) > 2 and num_updates < engine.num_steps
 
 
 @pytest.mark.parametrize("quantization", [None, "w8a8"])
@@ -106,8 +140,17 @@ def test_what_a_step_launches(npu: Any, quantization: str | None) -> None:
 
 
 @pytest.mark.usefixtures("torch_npu")
+@pytest.mark.parametrize("mode", ["npugraph", "npugraph_ex"])
+def test_graphs_hold_the_collectives_of_both_axes(mode: str, tmp_path: Path) -> None:
+    """TP2 x BP2, captured: the sums over tp in the layers, the gathers over tp and bp in the head."""
+    model, mesh, settings = write_model(tmp_path), (1, 2, 2), ["k=3 fresh"]
+    graphs = decoded(model, tmp_path / mode, mesh, settings, device="npu", dtype="bfloat16", graph={"mode": mode})
+    assert graphs == decoded(model, tmp_path / "ref", mesh, settings, dtype="bfloat16")
+
+
+@pytest.mark.usefixtures("torch_npu")
 def test_sixteen_devices_decode_what_the_ref_lane_does(tmp_path: Path) -> None:
     """TP4 x BP4 with HCCL groups per axis; in bfloat16, whose sums over tp are rounded on both alike."""
     model, mesh, settings = write_model(tmp_path), (1, 4, 4), ["k=3 fresh"]
-    found = decoded(model, tmp_path / "npu", mesh, "npu", "bfloat16", settings)
-    assert found == decoded(model, tmp_path / "ref", mesh, "cpu", "bfloat16", settings)
+    found = decoded(model, tmp_path / "npu", mesh, settings, device="npu", dtype="bfloat16")
+    assert found == decoded(model, tmp_path / "ref", mesh, settings, dtype="bfloat16")
