@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from graphs.runner import Replay
-
-ForwardT = TypeVar("ForwardT", bound=Callable[..., Any])
 
 # Dynamo compiles a shape at its first use and would give up at the ninth.
 _MOST_SHAPES = 1024
@@ -67,14 +65,14 @@ class NpuReplay:
         self._graph.replay()
 
 
-def compile_npugraph_ex(forward: ForwardT) -> ForwardT:
+def compile_npugraph_ex(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Let torch_npu's compiler fuse and schedule the forward's operators; `NpuCapture` then captures what it made.
 
     force_eager: the backend compiles only, so that capture, its pool and its task updates stay in one place.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_SHAPES)
     import_module("torch_npu")  # registers the backend
-    compiled: ForwardT = torch.compile(
+    compiled: Callable[..., Any] = torch.compile(
         forward, backend="npugraph_ex", fullgraph=True, dynamic=False, options={"force_eager": True}
     )
     return compiled

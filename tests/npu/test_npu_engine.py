@@ -3,6 +3,7 @@ the ref lane, and what a step launches is counted."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from common.models.config import load_model_config
 from common.request import Completion, GenerationRequest
 from common.scheduler import Scheduler
 from lopa_ascend.engine import AscendEngine, build
+from lopa_ascend.ops.twins import quant
 from tests.conftest import GOLDEN
 from tests.distributed.ascend_launch import decoded, write_model
 
@@ -137,6 +139,51 @@ def test_what_a_step_launches(npu: Any, quantization: str | None) -> None:
     assert {op: count for op, count in usual.items() if op.startswith("npu::")} == dict(expected)
     assert usual["aten::copy_"] == 2  # the statistics' mask id, and the predictions on their way back
     print(f"{quantization or 'bf16'}: {usual.total()} calls, {dict(usual)}")
+
+
+# Of one rank of TP4. The vocabulary is cut further: its operators are torch's own.
+DREAM_7B_TP4 = {
+    "model_type": "Dream", "vocab_size": 1024, "hidden_size": 3584, "intermediate_size": 4736, "num_hidden_layers": 1,
+    "num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 128, "max_position_embeddings": 2048,
+    "rope_theta": 1e6, "rms_norm_eps": 1e-6, "mask_token_id": 1000, "eos_token_id": 1001,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["eager", "npugraph"])
+def test_every_call_at_dream_7b_shapes_is_accepted_and_reads_the_weights_once(
+    npu: Any, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch_npu's schemas, its meta kernels and the documented rules hold for all of a request; products are not
+    computed."""
+    monkeypatch.setattr(quant, "int8_matmul", lambda x1, x2: torch.zeros(len(x1), x2.shape[1], dtype=torch.int32))
+    (tmp_path / "config.json").write_text(json.dumps(DREAM_7B_TP4))
+    decode = causal(num_lookahead=1, block_size=32, max_new_tokens=96, shift_row="fresh", skip_threshold=0.0005)
+    profile = DeviceProfile.model_validate(
+        {
+            "name": "test", "engine": "lopa_ascend", "device": "npu", "quantization": "w8a8", "max_model_len": 1024,
+            "graph": {"mode": mode, "window_buckets": [80, 160], "row_buckets": [4, 8]},
+        }
+    )  # fmt: skip
+    engine = build(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=decode))
+    streams: list[list[Any]] = []
+    forward = engine.forward
+
+    def recorded(plan: Any) -> Any:
+        npu.stream.clear()
+        predictions = forward(plan)
+        streams.append(list(npu.stream))
+        return predictions
+
+    engine.forward = recorded  # type: ignore[method-assign]
+    scheduler = Scheduler(decode, mask_token_id=1000, eos_token_id=None)
+    (completion,) = decode_requests(iter([GenerationRequest("0", (5,) * 500)]), scheduler, engine)
+    last = streams[-1]  # a usual step: nothing is captured in it
+    weights = Counter(call.arguments[1] for call in last if call.op == "npu::npu_quant_matmul")
+    assert weights == Counter(f"int8[{k}, {n}]" for k, n in [(3584, 1152), (896, 3584), (3584, 9472), (4736, 3584)])
+    assert cache_copies(npu, engine) == []
+    num_distinct = len({call for stream in streams for call in stream if call.op.startswith("npu::")})
+    num_kernels = sum(call.op.startswith("npu::") for call in last)
+    print(f"{mode}: {completion.num_forwards} steps, {num_distinct} distinct npu calls, {num_kernels} in a step")
 
 
 @pytest.mark.usefixtures("torch_npu")
