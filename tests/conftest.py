@@ -9,6 +9,9 @@ import torch
 
 from common.config import DeviceProfile
 
+# The models here are too small to share, and threads that wait for each other are slow on a busy machine.
+torch.set_num_threads(1)
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
