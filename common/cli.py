@@ -184,11 +184,18 @@ def doctor(
         Optional[str],  # noqa: UP045
         typer.Option("--profile", "-p", help="Also say whether this profile can run here; exit 2 if not."),
     ] = None,
+    selftest: Annotated[
+        bool, typer.Option("--selftest", help="Also run each operation of an Ascend profile; exit 2 if one is wrong.")
+    ] = False,
 ) -> None:
     """Show what this machine has: devices, driver or CANN, torch, collectives, Triton."""
-    from common.doctor import examine
+    from common.doctor import examine, run_selftest
 
-    raise typer.Exit(examine(None if profile is None else load_profile(find_config("profiles", profile))))
+    device_profile = None if profile is None else load_profile(find_config("profiles", profile))
+    exit_code = examine(device_profile)
+    if selftest:
+        exit_code = exit_code or run_selftest(device_profile)
+    raise typer.Exit(exit_code)
 
 
 def _load(profile: str, run: str, overrides: list[str]) -> tuple[DeviceProfile, RunConfig]:

@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from common.config import DeviceProfile
+from common.config import ConfigError, DeviceProfile
 from common.job import Nodes, processes_here
 from common.launch import num_visible_devices, resolve_mesh
 from common.metrics import fingerprint
@@ -44,6 +45,17 @@ def examine(profile: DeviceProfile | None) -> int:
     can_run = all(need.is_ok is not False for need in needs)
     _print(f"profile {profile.name}: {'can run here' if can_run else 'cannot run here'}", needs)
     return 0 if can_run else 2
+
+
+def run_selftest(profile: DeviceProfile | None) -> int:
+    """Compute every operation on the device beside its CPU twin; 0 if all agree, else 2. Raises ConfigError."""
+    if profile is None or profile.device != "npu":
+        raise ConfigError("--selftest is for profiles of device npu: add --profile ascend_910c_tp4_bp4")
+    found = import_module("lopa_ascend.selftest").examine_alone(profile)
+    findings = [Finding(finding.name, finding.detail, finding.is_right) for finding in found]
+    is_right = all(finding.is_ok for finding in findings)
+    _print(f"self-test: {'every operation is right' if is_right else 'do not serve with this CANN'}", findings)
+    return 0 if is_right else 2
 
 
 def machine() -> Iterator[Finding]:

@@ -11,6 +11,8 @@ from common.config import ConfigError, DeviceProfile, RunConfig
 from common.engine import MissingCapability
 from common.launch import Mesh, init_mesh, local_rank
 from common.models.config import ModelConfig, load_model_config
+from common.weights import check_tensor_parallel
+from lopa_ascend.checks import Sizes
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.forward import Forward, Graphs
 from lopa_ascend.kv_cache import PagedKVCache, bytes_per_page
@@ -26,6 +28,7 @@ from lopa_ascend.pages import (
     pages_for,
 )
 from lopa_ascend.parallel import Collectives
+from lopa_ascend.selftest import require_correct
 from lopa_ascend.shapes import Shapes
 from lopa_ascend.stages import AscendStages, RotaryTable
 
@@ -47,6 +50,9 @@ def assemble(
     device, ops = _device_and_ops(profile)
     graphs = graphs or _graphs(profile)
     mesh = init_mesh(profile, "gloo" if device.type == "cpu" else "cpu:gloo,npu:hccl")
+    if device.type == "npu":
+        check_tensor_parallel(config, mesh.tp_size)
+        require_correct(ops, Sizes.of(config, mesh.tp_size), device, mesh, with_graphs=graphs is not None)
     dtype, collectives = getattr(torch, profile.dtype), Collectives(mesh)
     num_heads, num_kv_heads = config.num_heads // mesh.tp_size, config.num_kv_heads // mesh.tp_size
     max_model_len = min(profile.max_model_len, config.max_position_embeddings)

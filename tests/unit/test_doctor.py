@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from common import doctor
-from common.config import DeviceProfile, MeshConfig
+from common.config import ConfigError, DeviceProfile, MeshConfig
 
 
 def test_a_cpu_profile_can_run_and_the_report_names_torch(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,3 +42,23 @@ def test_torch_npu_must_be_of_torchs_release(monkeypatch: pytest.MonkeyPatch) ->
     versions["torch-npu"] = "2.13.0.post4"
     judged = {finding.subject: finding for finding in doctor.requirements(profile)}
     assert judged["versions"].is_ok is True
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_the_self_test_is_a_table_and_an_exit_code(
+    is_right: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [doctor.Finding("swiglu", "equal", True), doctor.Finding("write_kv", "other KV than was written", is_right)]
+    results = [SimpleNamespace(name=each.subject, detail=each.detail, is_right=each.is_ok) for each in found]
+    monkeypatch.setattr(doctor, "import_module", lambda _: SimpleNamespace(examine_alone=lambda profile: results))
+    profile = DeviceProfile(name="p", engine="lopa_ascend", device="npu")
+    assert doctor.run_selftest(profile) == (0 if is_right else 2)
+    printed = capsys.readouterr().out
+    assert ("every operation is right" in printed) == is_right
+    assert "other KV than was written" in printed
+
+
+def test_the_self_test_needs_an_ascend_profile(cpu: DeviceProfile) -> None:
+    for profile in (None, cpu):
+        with pytest.raises(ConfigError, match="--selftest is for profiles of device npu"):
+            doctor.run_selftest(profile)

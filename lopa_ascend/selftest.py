@@ -1,0 +1,80 @@
+"""Before a device serves: every operation against its CPU twin at the engine's shapes, replay against eager, and the
+collectives of each axis.
+
+Some CANN releases compute wrong results without a word (docs/ascend.md names the reports), and no simulation can tell.
+So an engine on npu runs this when it starts, and refuses to go on where an operator is wrong; `lopa doctor --selftest`
+runs it alone. Inputs are drawn on the CPU and copied, so that both sides compute on the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from common.config import DeviceProfile
+from common.engine import MissingCapability
+from common.launch import Mesh, resolve_mesh
+from lopa_ascend.checks import CHECKS, Bench, Sizes, all_reduce, replayed_attention
+from lopa_ascend.ops import Ops, load_torch_npu, npu_ops, require_devices
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """detail: the largest difference, or what went wrong."""
+
+    name: str
+    is_right: bool
+    detail: str
+
+
+def require_correct(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh, *, with_graphs: bool) -> None:
+    """Raises MissingCapability naming operator, difference and CANN unless every operation is right."""
+    findings = list(examine(ops, sizes, device, mesh, with_graphs=with_graphs))
+    wrong = next((finding for finding in findings if not finding.is_right), None)
+    if wrong is not None:
+        raise MissingCapability(
+            f"rank {mesh.rank}: {wrong.name} is wrong here ({wrong.detail}), with {versions()}: install the CANN "
+            "release that this torch-npu was made for, and see docs/ascend.md"
+        )
+    logger.info("self-test: %d operations agree with their CPU twins, with %s", len(findings), versions())
+
+
+def examine_alone(profile: DeviceProfile) -> list[Finding]:
+    """`lopa doctor --selftest`: this process's first device, at Dream-7B's shapes. Raises MissingCapability."""
+    torch_npu, ops = require_devices(1), npu_ops()
+    torch_npu.npu.set_device(0)
+    sizes = Sizes.of_dream_7b(resolve_mesh(profile).tensor_parallel_size)
+    return list(examine(ops, sizes, torch.device("npu", 0), Mesh(), with_graphs=True))
+
+
+def examine(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh, *, with_graphs: bool) -> Iterator[Finding]:
+    bench = Bench(ops, sizes, device)
+    for name, check in CHECKS.items():
+        yield _finding(name, partial(check, bench))
+    if with_graphs:
+        yield _finding("a replay of paged_attention", partial(replayed_attention, bench))
+    for axis, group, size in (("tp", mesh.tp_group, mesh.tp_size), ("bp", mesh.bp_group, mesh.bp_size)):
+        if group is not None:
+            yield _finding(f"all_reduce over {axis}", partial(all_reduce, group, size, sizes.width, device))
+
+
+def versions() -> str:
+    torch_npu = load_torch_npu()
+    try:
+        cann = torch_npu.npu.utils.get_cann_version()
+    except (AttributeError, RuntimeError):
+        cann = "of unknown release"
+    return f"CANN {cann} and torch-npu {torch_npu.__version__}"
+
+
+def _finding(name: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, True, check())
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        return Finding(name, False, " ".join(str(error).split())[:200])
