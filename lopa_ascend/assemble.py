@@ -31,7 +31,6 @@ from lopa_ascend.parallel import Collectives
 from lopa_ascend.selftest import require_correct
 from lopa_ascend.shapes import Shapes
 from lopa_ascend.stages import AscendStages, RotaryTable
-from lopa_ascend.warmup import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ def assemble(
     reserved = pages_for(max(graphs.shapes.most_tokens, graphs.shapes.most_padding)) if graphs else 0
     page_bytes = bytes_per_page(config.num_layers, num_kv_heads, HEAD_SIZE, dtype)
     num_pages = num_pages or _num_pages(profile, run, mesh, max_model_len, page_bytes, device)
-    num_pages = collectives.least(num_pages)
+    num_pages = collectives.least(num_pages, device)
     cache = PagedKVCache(
         num_layers=config.num_layers, num_pages=num_pages + reserved, num_kv_heads=num_kv_heads,
         head_size=HEAD_SIZE, dtype=dtype, device=device,
@@ -73,8 +72,6 @@ def assemble(
     passes = Forward(
         model, rotary, cache, book, collectives, device, max_model_len, profile.collective_timeout_s, graphs
     )
-    if graphs is not None:
-        warm_up(passes, graphs.shapes, config, run.decode, mesh.bp_size)
     capacity = PagedCapacity(run.max_num_requests, max_model_len, num_pages, mesh.bp_size)
     details = {"quantization": profile.quantization, "graph": profile.graph.mode if graphs else "eager"}
     return AscendEngine(passes, cache, book, mesh, capacity, details)

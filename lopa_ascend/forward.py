@@ -128,25 +128,13 @@ class Forward:
         predicted: np.ndarray = self._received.host_PM3.numpy()
         return predicted
 
-    def capture_layers(self, num_tokens: int, num_rows: int) -> None:
-        """Ahead of the first step of this shape (a size of the graphs' shapes)."""
-        self.layers.entry(self._captured_key(num_tokens, num_rows))
-
-    def capture_head(self, num_reads: int, sampling: Sampling) -> None:
-        key = self.head_key(num_reads, sampling)
-        if key.is_captured:
-            self.head.entry(key)
-
     def layers_key(self, flat: FlatStep, num_reads: int) -> LayersKey:
         num_tokens, (num_rows, num_pages) = len(flat.token_T), flat.table_VP.shape
         if self._graphs is not None and num_reads <= self._graphs.shapes.most_tokens:
             shape = self._graphs.shapes.shape(num_tokens, num_rows)
             if shape is not None:
-                return self._captured_key(*shape)
+                return LayersKey(Sizes(*shape, pages_for(self._max_model_len), 0), is_captured=True)
         return LayersKey(Sizes(num_tokens, num_rows, num_pages, num_reads), is_captured=False)
-
-    def _captured_key(self, num_tokens: int, num_rows: int) -> LayersKey:
-        return LayersKey(Sizes(num_tokens, num_rows, pages_for(self._max_model_len), 0), is_captured=True)
 
     def head_key(self, num_reads: int, sampling: Sampling) -> HeadKey:
         """The same on every rank. Samples draw on keys that are sent for each step: those heads are not captured."""
