@@ -17,6 +17,7 @@ from common.generate import decode_requests
 from common.models.config import load_model_config
 from common.request import Completion, GenerationRequest
 from common.scheduler import Scheduler
+from common.tokenizer import load_tokenizer
 from lopa_ascend.engine import AscendEngine, build
 from lopa_ascend.ops.twins import quant
 from tests.conftest import GOLDEN
@@ -24,6 +25,7 @@ from tests.distributed.ascend_launch import decoded, write_model
 
 pytestmark = pytest.mark.sim
 MODEL = GOLDEN / "model_b"
+DEMO = GOLDEN.parents[1] / "models" / "demo"
 PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(length)] for n, length in enumerate((118, 30))]
 ATTENTION = {
     "npu::npu_apply_rotary_pos_emb": 1,
@@ -66,20 +68,24 @@ def causal(**settings: Any) -> DecodeConfig:
     )
 
 
-def engine_on(device: str, decode: DecodeConfig, quantization: str | None, mode: str = "eager") -> AscendEngine:
+def engine_on(
+    device: str, decode: DecodeConfig, quantization: str | None, mode: str = "eager", model: Path = MODEL
+) -> AscendEngine:
     profile = DeviceProfile.model_validate(
         {
             "name": "test", "engine": "lopa_ascend", "device": device, "dtype": "bfloat16",
             "quantization": quantization, "max_model_len": 256, "graph": {"mode": mode},
         }
     )  # fmt: skip
-    return build(profile, RunConfig(model=str(MODEL), decode=decode, max_num_requests=2))
+    return build(profile, RunConfig(model=str(model), decode=decode, max_num_requests=2))
 
 
-def decode_all(engine: AscendEngine, decode: DecodeConfig) -> dict[str, tuple[int, ...]]:
-    config = load_model_config(MODEL)
+def decode_all(
+    engine: AscendEngine, decode: DecodeConfig, prompts: list[list[int]] = PROMPTS, model: Path = MODEL
+) -> dict[str, tuple[int, ...]]:
+    config = load_model_config(model)
     scheduler = Scheduler(decode, mask_token_id=config.mask_token_id, eos_token_id=config.eos_token_id, num_slots=2)
-    requests = iter([GenerationRequest(str(n), tuple(prompt)) for n, prompt in enumerate(PROMPTS)])
+    requests = iter([GenerationRequest(str(n), tuple(prompt)) for n, prompt in enumerate(prompts)])
     results = decode_requests(requests, scheduler, engine)
     return {result.id: result.canvas_token_ids for result in results if isinstance(result, Completion)}
 
@@ -91,6 +97,21 @@ def test_the_engine_gives_the_tokens_of_the_ref_lane(quantization: str | None, s
     decode = causal(**settings)
     found = decode_all(engine_on("npu", decode, quantization), decode)
     assert found == decode_all(engine_on("cpu", decode, quantization), decode)
+
+
+@pytest.mark.usefixtures("npu")
+@pytest.mark.parametrize("quantization", [None, "w8a8"])
+def test_the_demo_model_gives_the_tokens_of_the_ref_lane(quantization: str | None) -> None:
+    decode = causal(shift_row="fresh", max_new_tokens=96, skip_threshold=0.95)
+    tokenizer = load_tokenizer(str(DEMO))
+    line = (DEMO / "heldout_math.jsonl").read_text().splitlines()[1]
+    prompts = [tokenizer.encode(json.loads(line)["question"] + "\n")]
+    found, wanted = (
+        decode_all(engine_on(device, decode, quantization, model=DEMO), decode, prompts, DEMO)
+        for device in ("npu", "cpu")
+    )
+    assert found == wanted
+    print(tokenizer.decode(list(found["0"])))
 
 
 def cache_copies(npu: Any, engine: AscendEngine) -> list[str]:
