@@ -45,7 +45,8 @@ class Draft:
 
     Notation and voice are chosen once per problem: whether steps are numbered, and which of a line's phrasings are
     preferred. Other leads, and the phrasing of one line in five, are chosen anew. So a solution holds choices that
-    settle many later tokens at once, beside choices that settle few.
+    settle many later tokens at once, beside choices that settle few. A line names what it takes from the question, then
+    computes: a branch that reads a relation wrongly is unsure of the words, not only of the number.
     """
 
     __slots__ = ("break_lines", "facts", "lines", "num_steps", "rng", "tight", "times", "voice")
@@ -77,13 +78,16 @@ class Draft:
         return f"{left}{sign}{right}={result}" if self.tight else f"{left} {sign} {right} = {result}"
 
     def sum_of(self, terms: Sequence[int]) -> str:
+        """Three terms and more are added from the left: 2+3+4=5+4=9."""
         plus, equals = ("+", "=") if self.tight else (" + ", " = ")
-        return plus.join(map(str, terms)) + equals + str(sum(terms))
+        sums = [plus.join(map(str, (sum(terms[:i]), *terms[i:]))) for i in range(1, len(terms) + 1)]
+        return equals.join(sums)
 
     def tell(self, templates: Sequence[str], **values: object) -> None:
         self.facts.append(self.pick(templates).format(**values))
 
-    def work(self, templates: Sequence[str], **values: object) -> None:
+    def work(self, templates: Sequence[str], given: str = "", **values: object) -> None:
+        """Add a line to the solution: `given` is what it takes from the question, if anything."""
         if not self.lines and self.chance(0.5):
             self.lines.append(self.pick(OPENINGS))
         lead = self.pick(LEADS)
@@ -91,7 +95,7 @@ class Draft:
             self.num_steps += 1
             lead = f"Step {self.num_steps}: "
         template = templates[self.voice % len(templates)] if self.chance(0.8) else self.pick(templates)
-        body = template.format(**values)
+        body = (f"{given}, so {template}" if given else template).format(**values)
         self.lines.append(f"{lead}{body}." if lead else f"{body[0].upper()}{body[1:]}.")
 
     def finish(self, final: int) -> MathProblem:

@@ -94,26 +94,34 @@ def _inventory_step(draft: Draft, count: int, who: Person, friend: Person, items
     kind = draft.pick(kinds)
     if kind == "double" and count <= 450:
         draft.tell(DOUBLE_FACTS, **values)
-        draft.work(DOUBLE_LINES, e=draft.equation(count, "*", 2, 2 * count), **values)
+        draft.work(DOUBLE_LINES, "all {items} double", e=draft.equation(count, "*", 2, 2 * count), **values)
         return 2 * count
     if kind == "half" and count % 2 == 0:
         draft.tell(HALF_FACTS, **values)
-        draft.work(HALF_LINES, e=draft.equation(count, "/", 2, count // 2), **values)
+        draft.work(HALF_LINES, "half of the {items} go", e=draft.equation(count, "/", 2, count // 2), **values)
         return count // 2
     if kind == "pack" and count < 880:
         a, b, packs = draft.between(2, 9), draft.between(2, 12), draft.pick(PACKS)
         draft.tell(PACK_FACTS, a=a, b=b, packs=packs, **values)
-        draft.work(PRODUCT_LINES, a=a, b=b, packs=packs, e=draft.equation(a, "*", b, a * b), **values)
+        draft.work(
+            PRODUCT_LINES,
+            "{a} {packs} of {b} come",
+            a=a,
+            b=b,
+            packs=packs,
+            e=draft.equation(a, "*", b, a * b),
+            **values,
+        )
         draft.work(GAIN_LINES, n=a * b, e=draft.equation(count, "+", a * b, count + a * b), **values)
         return count + a * b
     if kind in ("gain", "pack") and count < 950:
         n = draft.between(2, min(99, 999 - count))
         draft.tell(GAIN_FACTS, n=n, **values)
-        draft.work(GAIN_LINES, n=n, e=draft.equation(count, "+", n, count + n), **values)
+        draft.work(GAIN_LINES, "{n} {items} come", n=n, e=draft.equation(count, "+", n, count + n), **values)
         return count + n
     n = draft.between(2, min(count - 1, 120))
     draft.tell(LOSS_FACTS, n=n, **values)
-    draft.work(LOSS_LINES, n=n, e=draft.equation(count, "-", n, count - n), **values)
+    draft.work(LOSS_LINES, "{n} {items} go", n=n, e=draft.equation(count, "-", n, count - n), **values)
     return count - n
 
 
@@ -124,7 +132,7 @@ def inventory(draft: Draft) -> MathProblem:
     draft.tell(START_FACTS, name=who.name, n=count, items=items)
     if draft.chance(0.5):
         draft.work(START_LINES, name=who.name, n=count, items=items)
-    for _ in range(draft.pick((2, 3, 3, 4, 4, 5, 5, 6))):
+    for _ in range(draft.pick((2, 3, 3, 4, 4, 5, 5))):
         count = _inventory_step(draft, count, who, friend, items)
     draft.tell(HOW_MANY_NOW, name=who.name, he=who.he, items=items)
     return draft.finish(count)
@@ -169,7 +177,12 @@ def shopping(draft: Draft) -> MathProblem:
         quantity, price = draft.between(2, 9), draft.between(2, 12)
         values = {"q": quantity, "p": price, "good": good, **person}
         draft.tell(BUY_FACTS, **values)
-        draft.work(BUY_LINES, e=draft.equation(quantity, "*", price, quantity * price), **values)
+        draft.work(
+            BUY_LINES,
+            "there are {q} {good}s for {p} dollars each",
+            e=draft.equation(quantity, "*", price, quantity * price),
+            **values,
+        )
         costs.append(quantity * price)
     total = sum(costs)
     if len(costs) > 1:
@@ -177,7 +190,9 @@ def shopping(draft: Draft) -> MathProblem:
     if draft.chance(0.4):
         off = draft.between(1, min(total - 1, 15))
         draft.tell(COUPON_FACTS, n=off, **person)
-        draft.work(COUPON_LINES, n=off, e=draft.equation(total, "-", off, total - off))
+        draft.work(
+            COUPON_LINES, "the price drops by {n} dollars", n=off, e=draft.equation(total, "-", off, total - off)
+        )
         total -= off
     if draft.chance(0.5):
         draft.tell(
@@ -187,7 +202,9 @@ def shopping(draft: Draft) -> MathProblem:
     purse = min(n for n in (20, 50, 100, 150, 200, 300, 400) if n > total)
     draft.tell(("{He} has ${n}.", "{He} pays with ${n}.", "{He} hands over ${n}."), n=purse, **person)
     draft.tell(("How much change does {he} get?", "How much money is left?", "How many dollars remain?"), **person)
-    draft.work(CHANGE_LINES, e=draft.equation(purse, "-", total, purse - total), **person)
+    draft.work(
+        CHANGE_LINES, "{name} has {n} dollars", n=purse, e=draft.equation(purse, "-", total, purse - total), **person
+    )
     return draft.finish(purse - total)
 
 
@@ -226,16 +243,16 @@ def comparison(draft: Draft) -> MathProblem:
         if base <= 99 and draft.chance(0.3):
             n = draft.between(2, 4)
             draft.tell(TIMES_FACTS, n=n, **values)
-            sign, result = "*", base * n
+            sign, result, given = "*", base * n, "{b} has {n} times as many as {a}"
         elif base > 12 and draft.chance(0.5):
             n = draft.between(2, min(base - 2, 60))
             draft.tell(FEWER_FACTS, n=n, **values)
-            sign, result = "-", base - n
+            sign, result, given = "-", base - n, "{b} has {n} fewer than {a}"
         else:
             n = draft.between(2, 80)
             draft.tell(MORE_FACTS, n=n, **values)
-            sign, result = "+", base + n
-        draft.work(HAS_LINES, e=draft.equation(base, sign, n, result), **values)
+            sign, result, given = "+", base + n, "{b} has {n} more than {a}"
+        draft.work(HAS_LINES, given, n=n, e=draft.equation(base, sign, n, result), **values)
         counts.append(result)
     if draft.chance(0.7) or counts[-1] == counts[0]:
         draft.tell(
@@ -293,12 +310,24 @@ def wages(draft: Draft) -> MathProblem:
     total = wage * sum(hours)
     if len(days) > 1 and sum(hours) <= 14 and draft.chance(0.5):
         draft.work(
-            ("the hours add up to {e}", "{he} works {e} hours", "in hours that is {e}"), e=draft.sum_of(hours), **person
+            ("the hours add up to {e}", "{he} works {e} hours", "in hours that is {e}"),
+            e=draft.sum_of(hours),
+            **person,
         )
-        draft.work(EARN_LINES, e=draft.equation(sum(hours), "*", wage, total), **person)
+        draft.work(
+            EARN_LINES, "each hour pays {w} dollars", w=wage, e=draft.equation(sum(hours), "*", wage, total), **person
+        )
     else:
         for day, h in zip(days, hours, strict=True):
-            draft.work(SHIFT_LINES, day=day, h=h, e=draft.equation(h, "*", wage, h * wage), **person)
+            draft.work(
+                SHIFT_LINES,
+                "{h} hours pay {w} dollars each",
+                w=wage,
+                day=day,
+                h=h,
+                e=draft.equation(h, "*", wage, h * wage),
+                **person,
+            )
         if len(days) > 1:
             draft.work(EARN_LINES, e=draft.sum_of([h * wage for h in hours]), **person)
     if draft.chance(0.4):
@@ -306,7 +335,7 @@ def wages(draft: Draft) -> MathProblem:
         draft.tell(
             ("{He} also gets a bonus of ${n}.", "There is a bonus of ${n}.", "The boss adds ${n}."), n=bonus, **person
         )
-        draft.work(BONUS_LINES, n=bonus, e=draft.equation(total, "+", bonus, total + bonus))
+        draft.work(BONUS_LINES, "the bonus is {n} dollars", n=bonus, e=draft.equation(total, "+", bonus, total + bonus))
         total += bonus
     if draft.chance(0.5):
         draft.tell(("How much does {he} earn?", "How many dollars is that?", "What is {name}'s pay?"), **person)
@@ -318,7 +347,9 @@ def wages(draft: Draft) -> MathProblem:
         **person,
     )
     draft.tell(("How much is left?", "How many dollars does {name} keep?", "What remains of the money?"), **person)
-    draft.work(SPEND_LINES, n=spent, e=draft.equation(total, "-", spent, total - spent), **person)
+    draft.work(
+        SPEND_LINES, "{name} spends {n} dollars", n=spent, e=draft.equation(total, "-", spent, total - spent), **person
+    )
     return draft.finish(total - spent)
 
 
@@ -349,7 +380,14 @@ def travel(draft: Draft) -> MathProblem:
             s=speed,
             **values,
         )
-        draft.work(LEG_LINES, h=h, s=speed, e=draft.equation(speed, "*", h, speed * h), **values)
+        draft.work(
+            LEG_LINES,
+            "{name} {verb} {h} hours at {s} {unit}",
+            h=h,
+            s=speed,
+            e=draft.equation(speed, "*", h, speed * h),
+            **values,
+        )
         legs.append(speed * h)
     total = sum(legs)
     if len(legs) > 1:
@@ -374,6 +412,8 @@ def travel(draft: Draft) -> MathProblem:
     draft.tell(("How many {unit} are left?", "How far is it still?", "What distance remains?"), **values)
     draft.work(
         ("there are {e} {unit} left", "the rest is {e}", "it is still {e} {unit}", "{e} remain"),
+        "the trip has {n} {unit}",
+        n=trip,
         e=draft.equation(trip, "-", total, trip - total),
         **values,
     )
@@ -403,6 +443,7 @@ def reading(draft: Draft) -> MathProblem:
             "{p} times {d} gives {e}",
             "the first days cover {e} pages",
         ),
+        "{name} reads {p} pages a day for {d} days",
         e=draft.equation(pages, "*", days, read),
         **values,
     )
@@ -418,6 +459,7 @@ def reading(draft: Draft) -> MathProblem:
         )
         draft.work(
             ("with {x} more it is {e}", "now {e} pages are done", "adding {x} makes {e}", "{he} is at page {e}"),
+            "{name} reads {x} pages more",
             x=extra,
             e=draft.equation(read, "+", extra, read + extra),
             **values,
@@ -426,6 +468,8 @@ def reading(draft: Draft) -> MathProblem:
     draft.tell(("How many pages are left?", "How many pages remain?", "How many pages must {he} still read?"), **values)
     draft.work(
         ("there are {e} pages left", "{e} pages remain", "the rest is {e}", "we subtract: {e}", "{name} still has {e}"),
+        "the book has {t} pages",
+        t=total,
         e=draft.equation(total, "-", read, total - read),
         **values,
     )
@@ -447,6 +491,9 @@ def packing(draft: Draft) -> MathProblem:
     )
     draft.work(
         ("together there are {e} {items}", "both have {e}", "they share {e} {items}", "we add: {e}"),
+        "{name} has {a} and {friend} has {b}",
+        a=first,
+        b=total - first,
         e=draft.equation(first, "+", total - first, total),
         **values,
     )
@@ -466,6 +513,7 @@ def packing(draft: Draft) -> MathProblem:
             "{e} {packs} get full",
             "the number of {packs} is {e}",
         ),
+        "{s} {items} go into each of the {packs}",
         e=draft.equation(total, "/", size, full),
         **values,
     )
@@ -481,6 +529,7 @@ def packing(draft: Draft) -> MathProblem:
     draft.tell(("How many {packs} are left?", "How many {packs} do they keep?"), **values)
     draft.work(
         ("{e} {packs} are left", "they keep {e}", "minus {g} that is {e}", "there remain {e} {packs}"),
+        "{g} {packs} go",
         g=gone,
         e=draft.equation(full, "-", gone, full - gone),
         **values,
@@ -507,6 +556,7 @@ def saving(draft: Draft) -> MathProblem:
     )
     draft.work(
         ("in {w} weeks {he} adds {e} dollars", "the weeks bring {e}", "{w} weeks of {r} are {e}", "{he} saves {e}"),
+        "{name} saves {r} dollars a week",
         e=draft.equation(rate, "*", weeks, rate * weeks),
         **values,
     )
@@ -518,6 +568,8 @@ def saving(draft: Draft) -> MathProblem:
             "that makes {e} dollars",
             "adding the start gives {e}",
         ),
+        "{name} had {n} dollars before",
+        n=start,
         e=draft.equation(start, "+", rate * weeks, total),
         **values,
     )
@@ -532,6 +584,8 @@ def saving(draft: Draft) -> MathProblem:
     draft.tell(("How many dollars are missing?", "How much more does {he} need?"), **values)
     draft.work(
         ("{he} still needs {e}", "the missing part is {e} dollars", "{e} dollars are missing", "we subtract: {e}"),
+        "the goal is {g} dollars",
+        g=goal,
         e=draft.equation(goal, "-", total, goal - total),
         **values,
     )
@@ -554,6 +608,7 @@ def seating(draft: Draft) -> MathProblem:
     )
     draft.work(
         ("the rows hold {e} {thing}", "{r} rows make {e}", "there are {e} {thing} in rows", "{r} times {p} is {e}"),
+        "{r} rows have {p} {thing} each",
         e=draft.equation(rows, "*", per_row, total),
         **values,
     )
@@ -565,6 +620,7 @@ def seating(draft: Draft) -> MathProblem:
         )
         draft.work(
             ("with {x} more there are {e}", "that makes {e} {thing}", "adding {x} gives {e}", "the {room} now has {e}"),
+            "{x} {thing} come",
             x=extra,
             e=draft.equation(total, "+", extra, total + extra),
             **values,
@@ -585,6 +641,7 @@ def seating(draft: Draft) -> MathProblem:
             "the free ones are {e}",
             "we subtract {t}: {e}",
         ),
+        "{t} {thing} go",
         t=taken,
         e=draft.equation(total, "-", taken, total - taken),
         **values,
@@ -627,6 +684,7 @@ def scores(draft: Draft) -> MathProblem:
                     "losing {n} leaves {e}",
                     "the score falls to {e}",
                 ),
+                "round {i} takes {n} points",
                 i=i,
                 n=n,
                 e=draft.equation(total, "-", n, total - n),
@@ -646,6 +704,7 @@ def scores(draft: Draft) -> MathProblem:
                     "winning {n} makes {e}",
                     "the score rises to {e}",
                 ),
+                "round {i} adds {n} points",
                 i=i,
                 n=n,
                 e=draft.equation(total, "+", n, total + n),
@@ -656,11 +715,17 @@ def scores(draft: Draft) -> MathProblem:
 
 
 FAMILIES: tuple[Callable[[Draft], MathProblem], ...] = (
-    inventory, inventory, inventory, inventory, shopping, shopping, comparison, comparison, wages, wages,
+    inventory, inventory, inventory, inventory, shopping, shopping, comparison, comparison, comparison, wages, wages,
     travel, reading, packing, saving, seating, scores,
 )  # fmt: skip
 
 
+MAX_SOLUTION_CHARACTERS = 400  # about 190 tokens: a solution has to fit the canvas
+
+
 def make_math(rng: random.Random) -> MathProblem:
-    draft = Draft(rng)
-    return draft.pick(FAMILIES)(draft)
+    while True:
+        draft = Draft(rng)
+        problem = draft.pick(FAMILIES)(draft)
+        if len(problem.answer) <= MAX_SOLUTION_CHARACTERS:
+            return problem

@@ -24,7 +24,7 @@ from demo_problems.new_templates import make_new_template
 from tokenizers import Regex, pre_tokenizers
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
-EQUATION = re.compile(r"(\d+(?: ?[-+*x/] ?\d+)+) ?= ?(\d+)")
+EQUATION = re.compile(r"\d+(?: ?[-+*x/=] ?\d+)+")  # chains too: 2+3+4=5+4=9
 
 
 @pytest.mark.parametrize("make", [make_math, make_new_template])
@@ -32,10 +32,10 @@ def test_every_equation_holds_and_the_last_one_is_the_result(make) -> None:
     rng = random.Random(0)
     for _ in range(3000):
         problem = make(rng)
-        equations = EQUATION.findall(problem.answer)
-        for left, right in equations:
-            assert eval(left.replace("x", "*")) == int(right), problem
-        assert int(equations[-1][1]) == problem.final > 0
+        equations = [equation.replace("x", "*").split("=") for equation in EQUATION.findall(problem.answer)]
+        for first, *others in equations:
+            assert others and all(eval(first) == eval(other) for other in others), problem
+        assert int(equations[-1][-1]) == problem.final > 0
         assert problem.answer.endswith(f"#### {problem.final}")
 
 
