@@ -13,6 +13,7 @@ from common.models.config import ModelConfig, load_model_config
 from graphs.buckets import Buckets
 from graphs.runner import Capture
 from lopa_cuda.all_reduce import choose_all_reduce
+from lopa_cuda.commit import Committer
 from lopa_cuda.engine import CudaEngine
 from lopa_cuda.floors import measure_floors
 from lopa_cuda.kv_cache import StaticKVCache
@@ -53,10 +54,11 @@ def assemble(profile: DeviceProfile, run: RunConfig, capture: Capture | None = N
     # A little before NCCL's own watchdog, which would end the process without a word.
     timeout_s = 0.9 * profile.collective_timeout_s
     passes = Passes(model, ops, cache, collectives, device, buckets, capture, timeout_s)
+    committer = Committer(cache, collectives, capture)
     if capture and ops.reads_device_lengths:
-        warm_up(passes, config, run.decode, capacity.num_slots, mesh.bp_size)
+        warm_up(passes, committer, config, run.decode, capacity.num_slots, mesh.bp_size)
     details = {"kernels": type(ops).__name__, "graph": profile.graph.mode if capture else "eager"}
-    return CudaEngine(passes, cache, collectives, capacity, config, details)
+    return CudaEngine(passes, committer, cache, collectives, capacity, config, details)
 
 
 def with_chosen_mesh(

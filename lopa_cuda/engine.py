@@ -41,6 +41,7 @@ class CudaEngine:
     def __init__(
         self,
         passes: Passes,
+        committer: Committer,
         cache: StaticKVCache,
         collectives: Collectives,
         capacity: Capacity,
@@ -54,7 +55,7 @@ class CudaEngine:
         self.num_steps = 0
         self._config = config
         self._details = details
-        self._committer = Committer(cache, collectives)
+        self._committer = committer
         self._parts: list[WindowPart] = []
         self._has_failed = False
 

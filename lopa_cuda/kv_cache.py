@@ -30,15 +30,14 @@ class StaticKVCache:
         self._per_position = num_kv_heads, head_size
         shape = (*self._per_layer, num_slots, max_model_len, *self._per_position)
         self.committed = torch.zeros(shape, dtype=dtype, device=device)
-        self._committed_of_slot = self.committed.unbind(2)
-        self._captured = self._new_window(captured_tokens).zero_()
-        self.window = self._captured
+        self.captured = self._new_window(captured_tokens).zero_()
+        self.window = self.captured
 
     def use_window(self, num_tokens: int, *, is_captured: bool) -> None:
         """Point `window` at memory for this many tokens."""
         if is_captured:
-            assert num_tokens <= self._captured.shape[2], "buckets end where the captured window does"
-            self.window = self._captured
+            assert num_tokens <= self.captured.shape[2], "buckets end where the captured window does"
+            self.window = self.captured
         else:
             self.window = self._new_window(num_tokens)
 
@@ -47,13 +46,9 @@ class StaticKVCache:
         self.window[layer, 0, :num_tokens] = key_TKH
         self.window[layer, 1, :num_tokens] = value_TKH
 
-    def commit(self, slot: int, start: int, span: Tensor) -> None:
-        """span: [L, 2, length, K, H], usually a slice of a window."""
-        self._committed_of_slot[slot].narrow(2, start, span.shape[2]).copy_(span)
-
     @property
     def num_bytes(self) -> int:
-        num_elements = self.committed.numel() + self._captured.numel()
+        num_elements = self.committed.numel() + self.captured.numel()
         return num_elements * self.committed.element_size()
 
     def _new_window(self, num_tokens: int) -> Tensor:

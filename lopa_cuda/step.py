@@ -127,9 +127,9 @@ class ReadBuffers:
 
     def __init__(self, key: ReadsKey, device: torch.device, num_ranks: int) -> None:
         is_pinned, is_random = device.type == "cuda", key.sampling.temperature > 0
-        self._index = _Upload(torch.zeros(key.num_reads, dtype=torch.int32, pin_memory=is_pinned), device)
+        self._index = Upload(torch.zeros(key.num_reads, dtype=torch.int32, pin_memory=is_pinned), device)
         shape = 3 if is_random else 0, key.num_reads
-        self._noise = _Upload(torch.zeros(shape, dtype=torch.int64, pin_memory=is_pinned), device)
+        self._noise = Upload(torch.zeros(shape, dtype=torch.int64, pin_memory=is_pinned), device)
         self.predicted_PM3 = torch.zeros((num_ranks, key.num_reads, 3), pin_memory=is_pinned)
         self.index_M = self._index.device
         self.noise_keys = NoiseKeys(*self._noise.device.unbind()) if is_random else None
@@ -155,7 +155,7 @@ class ReadBuffers:
         self.predicted_PM3.copy_(predicted_PM3, non_blocking=True)
 
 
-class _Upload:
+class Upload:
     """A host tensor (as numpy) and its copy on the device; the same memory on CPU."""
 
     def __init__(self, host: Tensor, device: torch.device) -> None:

@@ -17,6 +17,7 @@ from common.config import DecodeConfig
 from common.models.config import ModelConfig
 from common.plan import Sampling, assign_rows
 from common.workload import synthetic_plan
+from lopa_cuda.commit import Committer
 from lopa_cuda.passes import Passes
 from lopa_cuda.step import ReadsKey, RowsKey
 
@@ -27,8 +28,10 @@ PROMPT_LENGTH = 528  # beyond what is captured: compiles the kernels of a prompt
 
 
 @torch.inference_mode()
-def warm_up(passes: Passes, config: ModelConfig, decode: DecodeConfig, num_requests: int, bp_size: int) -> None:
-    """Capture windows of whole blocks for all branches of one request and of all, and the heads that go with them."""
+def warm_up(
+    passes: Passes, committer: Committer, config: ModelConfig, decode: DecodeConfig, num_requests: int, bp_size: int
+) -> None:
+    """Capture windows of whole blocks for all branches of one request and of all, their heads and their commits."""
     started = time.perf_counter()
     sampling = sampling_of(decode, config)
     shapes = {passes.buckets.shape(*shape) for shape in usual_shapes(decode, num_requests, bp_size)} - {None}
@@ -37,6 +40,7 @@ def warm_up(passes: Passes, config: ModelConfig, decode: DecodeConfig, num_reque
         passes.layers.entry(RowsKey(rows, width, passes.max_cached, is_captured=True))
     for num_reads in reversed(passes.buckets.reads_up_to(max(rows * width for rows, width in shapes))):
         passes.head.entry(ReadsKey(num_reads, sampling, is_captured=True))
+    committer.warm_up([blocks * decode.block_size for blocks in range(1, NUM_BLOCKS)])
     _forward_a_prompt(passes, config, bp_size)
     # A collector pause would fall into some step; what exists now lives as long as the process.
     gc.collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from common.config import DecodeConfig, DeviceProfile, GraphConfig, RunConfig
 from common.generate import decode_requests
 from common.models.config import load_model_config
-from common.plan import Predictions
+from common.plan import CommitSpan, Predictions
 from common.request import Completion, GenerationRequest
 from common.scheduler import Scheduler
 from common.workload import synthetic_plan
@@ -112,6 +113,5 @@ def predict(model: Path, engine: CudaEngine, num_rows: int, num_cached: int) -> 
     if num_cached:
         prompt = synthetic_plan(config, num_rows=1, width=num_cached, num_cached=0, read_share=0.1)
         engine.forward(prompt)
-        part = engine._parts[0]
-        engine.cache.commit(0, 0, part.span(0, num_cached))
+        engine.commit(replace(prompt, commits=(CommitSpan(0, 0, 0, num_cached),)), np.zeros(1, dtype=np.int64))
     return engine.forward(synthetic_plan(config, num_rows=num_rows, width=40, num_cached=num_cached, read_share=1.0))

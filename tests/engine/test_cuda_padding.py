@@ -35,7 +35,10 @@ class CallAgain:
 
 def make_engine(*, is_static: bool, num_slots: int = 1, profile: DeviceProfile = PROFILE) -> CudaEngine:
     run = RunConfig(model=str(MODEL), max_num_requests=num_slots, decode=DecodeConfig(block_size=8, max_new_tokens=64))
-    return assemble(profile, run, CallAgain() if is_static else None)
+    engine = assemble(profile, run, CallAgain() if is_static else None)
+    if is_static:
+        engine._committer.warm_up([8, 16])  # which only operators that take lengths from the device do by themselves
+    return engine
 
 
 def decode(engine: CudaEngine, prompts: list[tuple[int, ...]], **settings: object) -> dict[str, tuple[int, ...]]:
