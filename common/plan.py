@@ -11,6 +11,7 @@ Shapes: R rows, W entries (the widest row; shorter rows are padded).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -105,14 +106,24 @@ def assign_rows(plan: StepPlan, num_ranks: int) -> Int:
     rank writes a committed block's KV itself, without traffic, so it also gets at least one row of every committing
     request: the anchor if no other.
     """
-    hands: list[list[int]] = [[] for _ in range(num_ranks)]
-    for row in range(plan.num_rows):
-        hands[row % num_ranks].append(row)
-    if plan.is_block_causal and num_ranks > 1:
-        committing = {span.request for span in plan.commits}
-        anchor_of = {int(request): row for row, request in enumerate(plan.request_R) if int(request) in committing}
-        for hand in hands:
-            held = {int(plan.request_R[row]) for row in hand}
-            hand.extend(anchor for request, anchor in anchor_of.items() if request not in held)
+    if not (plan.is_block_causal and plan.commits and num_ranks > 1):
+        return _dealt(plan.num_rows, num_ranks)
+    hands = [list(range(rank, plan.num_rows, num_ranks)) for rank in range(num_ranks)]
+    committing = {span.request for span in plan.commits}
+    anchor_of = {int(request): row for row, request in enumerate(plan.request_R) if int(request) in committing}
+    for hand in hands:
+        held = {int(plan.request_R[row]) for row in hand}
+        hand.extend(anchor for request, anchor in anchor_of.items() if request not in held)
+    return _even(hands)
+
+
+@cache
+def _dealt(num_rows: int, num_ranks: int) -> Int:
+    row_of = _even([list(range(rank, num_rows, num_ranks)) for rank in range(num_ranks)])
+    row_of.flags.writeable = False  # shared by every step of this many rows
+    return row_of
+
+
+def _even(hands: list[list[int]]) -> Int:
     most = max(len(hand) for hand in hands)
     return np.array([[*hand, *[hand[-1] if hand else 0] * (most - len(hand))] for hand in hands], dtype=np.int64)

@@ -69,6 +69,7 @@ class Buckets:
     widths: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
 
+    @cache  # noqa: B019  # asked between two steps, by one engine with one of these
     def shape(self, num_rows: int, width: int) -> tuple[int, int] | None:
         """Padded (rows, width), or None where the step should run as it is."""
         padded_rows = fit(num_rows, self.rows) if self.rows else pad_rows(num_rows)

@@ -162,7 +162,7 @@ def rows_by_width(num_entries_R: Int, knee: float) -> list[Int]:
 def _groups(rows: Int, num_entries_R: Int, least_saving: float) -> list[Int]:
     num_entries = num_entries_R[rows]
     widest = int(num_entries.max())
-    if len(rows) == 1 or len(rows) * widest <= least_saving:
+    if len(rows) * widest - int(num_entries.sum()) <= least_saving:  # all the padding there is
         return [rows]
     saved, width = max((int((num_entries <= w).sum()) * (widest - w), w) for w in np.unique(num_entries).tolist())
     if saved <= least_saving:

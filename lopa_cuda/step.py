@@ -110,16 +110,14 @@ class Reads:
     def order(self, num_reads: int) -> None:
         """Ranks answer with `num_reads` predictions each. A row computed on several ranks counts once, from the first:
         of equal targets the last one written stays, so the first goes last."""
-        self._source_N = (self.rank_N * num_reads + self._column_N)[::-1].copy()
-        self._target_N = self._target_N[::-1].copy()
+        source_N = self.rank_N * num_reads + self._column_N
+        self._source_of = np.zeros(self._shape, dtype=np.int64)  # whatever stands first, where nothing is read
+        self._source_of.reshape(-1)[self._target_N[::-1]] = source_N[::-1]
 
     def predictions(self, predicted_PM3: np.ndarray) -> Predictions:
         """In the plan's order."""
-        num_rows, width = self._shape
-        ordered = np.zeros((num_rows * width, 3), dtype=np.float32)
-        ordered[self._target_N] = predicted_PM3.reshape(-1, 3).take(self._source_N, axis=0)
-        ordered = ordered.reshape(num_rows, width, 3)
-        return Predictions(ordered[..., 0].astype(np.int64), ordered[..., 1], ordered[..., 2])
+        ordered_RW3 = predicted_PM3.reshape(-1, 3).take(self._source_of, axis=0)
+        return Predictions(ordered_RW3[..., 0].astype(np.int64), ordered_RW3[..., 1], ordered_RW3[..., 2])
 
 
 class ReadBuffers:
