@@ -5,7 +5,7 @@
 Every section is measured in one run on one machine, so that ratios are fair. Predictions of the decoding sections are
 scripted or replayed (common.acceptance): with random weights nothing would be accepted.
 
-    python -m common.bench PROFILE RUN [--output FILE] [--trace FILE] [--set key=value]
+    python -m common.bench PROFILE RUN [--output FILE] [--trace FILE] [--shapes 1x64 4x64] [--set key=value]
     python -m common.bench --compare A.json B.json
 """
 
@@ -141,8 +141,9 @@ class _Bench:
         """Whole decoding steps by part, with a fixed number of accepted tokens; prompts' first steps are left out."""
         scripted = ScriptedEngine(self.engine, num_accepted)
         decode = self.decode.model_copy(update={"stop_at_eos": False, "skip_threshold": 0.9})
-        timed = TimedDecoding(scripted, self.engine, decode, self.config.mask_token_id, None)
-        completions = [timed.decode(self._filler_prompt()) for _ in range(self.options.num_requests)]
+        for num_requests in (1, self.options.num_requests):  # the first captures what has not been
+            timed = TimedDecoding(scripted, self.engine, decode, self.config.mask_token_id, None)
+            completions = [timed.decode(self._filler_prompt()) for _ in range(num_requests)]
         return {"accepted": num_accepted, **request_times(completions), **timed.summary()}
 
     def requests(self) -> dict[str, Any] | None:
@@ -151,12 +152,13 @@ class _Bench:
             return None
         trace = load_trace(Path(self.options.trace))
         replaying = ReplayEngine(self.engine)
-        timed = TimedDecoding(replaying, self.engine, trace.decode, trace.mask_token_id, trace.eos_token_id)
-        completions = []
-        for request in trace.requests:
-            filler = (0,) * max(0, self.options.num_cached - len(request.prompt))
-            replaying.begin(request, len(filler))
-            completions.append(timed.decode(filler + request.prompt))
+        for _ in range(2):  # the first time shapes that only this trace has are captured
+            timed = TimedDecoding(replaying, self.engine, trace.decode, trace.mask_token_id, trace.eos_token_id)
+            completions = []
+            for request in trace.requests:
+                filler = (0,) * max(0, self.options.num_cached - len(request.prompt))
+                replaying.begin(request, len(filler))
+                completions.append(timed.decode(filler + request.prompt))
         return {"trace": self.options.trace, **request_times(completions), **timed.summary()}
 
     def _filler_prompt(self) -> tuple[int, ...]:
@@ -170,6 +172,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"))
     parser.add_argument("--output", help="JSON file; a table and a plot are written beside it")
     parser.add_argument("--trace", help="recorded acceptance (common.acceptance) for tokens per second")
+    parser.add_argument("--shapes", nargs="+", type=_shape, metavar="ROWSxWINDOW", help="single steps to time")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--steps", type=int, default=BenchOptions().num_steps, help="timed steps of each shape")
     parser.add_argument("--cached", type=int, default=BenchOptions().num_cached, help="prompt length")
@@ -182,9 +185,17 @@ def main(arguments: Sequence[str]) -> int:
     profile, run = load_profile_and_run(
         find_config("profiles", known.profile), find_config("runs", known.run), known.set
     )
-    options = BenchOptions(num_steps=known.steps, num_cached=known.cached, trace=known.trace, output=known.output)
+    options = BenchOptions(
+        cases=tuple(known.shapes or BenchOptions().cases), num_steps=known.steps, num_cached=known.cached,
+        trace=known.trace, output=known.output,
+    )  # fmt: skip
     run_bench(profile, run, options)
     return 0
+
+
+def _shape(text: str) -> tuple[int, int]:
+    rows, width = text.split("x")
+    return int(rows), int(width)
 
 
 if __name__ == "__main__":

@@ -112,9 +112,10 @@ def _steps(title: str, section: Result) -> str:
     rows = [[name, *[_number(parts.get(part)) for part in _PARTS]] for name, parts in groups.items()]
     facts = (
         f"{title}: {section['num_steps']} steps behind the prompt, mean window {section['mean_width']:.0f}, "
-        f"TPF {section['tpf']:.2f}, {section['tps']:.0f} tokens/s a request "
+        f"TPF {section['tpf']:.2f} ({section['effective_tpf']:.2f} up to the end of the text), "
+        f"{section['tps']:.0f} tokens/s a request "
         f"({section['tps_without_first_step']:.0f} without the first step, {section['first_step_ms']:.1f} ms); "
-        "median ms:"
+        f"a commit costs {_number(section['commit_cost_ms'])} ms at the same window; median ms:"
     )
     return facts + "\n\n" + markdown(["steps", *_PARTS], rows)
 

@@ -64,10 +64,8 @@ class TimedDecoding:
             "median_ms": _medians(later),
             "committing_ms": _medians(committing),
             "other_ms": _medians(plain),
-            "by_width": {
-                str(width): _medians([record for record in plain if record["width"] == width])
-                for width in sorted({int(record["width"]) for record in plain})
-            },
+            "by_width": _by_width(plain),
+            "commit_cost_ms": _commit_cost_ms(_by_width(committing), _by_width(plain)),
         }
 
     def _note(self, plan: StepPlan, times: list[float]) -> None:
@@ -92,11 +90,27 @@ def _medians(records: list[dict[str, float]]) -> dict[str, float]:
     return {name: median(record[name] for record in records) for name in names} if records else {}
 
 
+def _by_width(records: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    widths = sorted({int(record["width"]) for record in records})
+    return {str(width): _medians([record for record in records if record["width"] == width]) for width in widths}
+
+
+def _commit_cost_ms(committing: dict[str, dict[str, float]], plain: dict[str, dict[str, float]]) -> float | None:
+    """How much longer a step takes that commits, over windows that steps of both kinds had."""
+    shared = committing.keys() & plain.keys()
+    return fmean(committing[width]["step"] - plain[width]["step"] for width in shared) if shared else None
+
+
 def request_times(completions: list[Completion]) -> dict[str, float]:
-    """Tokens per second of a request: from admission to end, and without the first step's time (the paper's way)."""
+    """Tokens per second of a request: from admission to end, and without the first step's time (the paper's way).
+
+    Every position of the canvas counts; `effective_tpf` counts up to the end of the text.
+    """
     tokens = [completion.num_canvas_tokens for completion in completions]
+    num_forwards = sum(completion.num_forwards for completion in completions)
     return {
-        "tpf": sum(tokens) / sum(completion.num_forwards for completion in completions),
+        "tpf": sum(tokens) / num_forwards,
+        "effective_tpf": sum(completion.num_effective_tokens for completion in completions) / num_forwards,
         "tps": fmean(count / done.total_s for count, done in zip(tokens, completions, strict=True)),
         "tps_without_first_step": fmean(
             count / max(1e-9, done.total_s - done.first_step_s) for count, done in zip(tokens, completions, strict=True)

@@ -55,8 +55,7 @@ def assemble(profile: DeviceProfile, run: RunConfig, capture: Capture | None = N
     timeout_s = 0.9 * profile.collective_timeout_s
     passes = Passes(model, ops, cache, collectives, device, buckets, capture, timeout_s)
     committer = Committer(cache, collectives, capture)
-    if capture and ops.reads_device_lengths:
-        warm_up(passes, committer, config, run.decode, capacity.num_slots, mesh.bp_size)
+    warm_up(passes, committer, config, run.decode, capacity.num_slots, mesh.bp_size)
     details = {"kernels": type(ops).__name__, "graph": profile.graph.mode if capture else "eager"}
     return CudaEngine(passes, committer, cache, collectives, capacity, config, details)
 

@@ -26,6 +26,7 @@ from lopa_cuda.floors import measure_floors
 from lopa_cuda.kv_cache import StaticKVCache
 from lopa_cuda.parallel import Collectives, leave_groups
 from lopa_cuda.passes import Passes
+from lopa_cuda.warmup import warm_up
 
 
 def build(profile: DeviceProfile, run: RunConfig) -> CudaEngine:
@@ -90,7 +91,10 @@ class CudaEngine:
     def num_free_lookaheads(self, decode: DecodeConfig) -> int:
         """What `num_lookahead: auto` stands for on this device and mesh; a collective of all ranks."""
         with self._explained():
-            return count_free_lookaheads(self.passes, self._config, decode, self.mesh.bp_size)
+            num_lookahead = count_free_lookaheads(self.passes, self._config, decode, self.mesh.bp_size)
+            decode = decode.model_copy(update={"num_lookahead": num_lookahead})
+            warm_up(self.passes, self._committer, self._config, decode, self.capacity.num_slots, self.mesh.bp_size)
+        return num_lookahead
 
     def measure_floors(self) -> dict[str, float]:
         return measure_floors(self.passes.device, self.cache.committed.dtype)

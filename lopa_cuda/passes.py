@@ -119,6 +119,11 @@ class Passes:
         """Cached keys that a pass may look at: RowsKey.num_cached of operators that take lengths from the device."""
         return self._cache.max_model_len
 
+    @property
+    def captures_ahead(self) -> bool:
+        """Whether a shape's key is known before the step: operators that look at a host number of keys make many."""
+        return self._capture is not None and self._ops.reads_device_lengths
+
     def rows_key(self, plan: StepPlan, row_of: Int, *, may_replay: bool = True) -> RowsKey:
         """Every rank comes to the same key, since it depends on the plan alone."""
         num_rows, width = row_of.shape[1], plan.width

@@ -32,6 +32,8 @@ def warm_up(
     passes: Passes, committer: Committer, config: ModelConfig, decode: DecodeConfig, num_requests: int, bp_size: int
 ) -> None:
     """Capture windows of whole blocks for all branches of one request and of all, their heads and their commits."""
+    if not passes.captures_ahead:
+        return
     started = time.perf_counter()
     sampling = sampling_of(decode, config)
     shapes = {passes.buckets.shape(*shape) for shape in usual_shapes(decode, num_requests, bp_size)} - {None}
@@ -54,7 +56,7 @@ def warm_up(
 
 def usual_shapes(decode: DecodeConfig, num_requests: int, bp_size: int) -> Iterator[tuple[int, int]]:
     """(rows of a rank, window) of one request with all its branches, of its anchor alone, and of all requests."""
-    branches = max(0, decode.num_lookahead) + 1  # `auto` captures its own while it measures
+    branches = max(0, decode.num_lookahead) + 1  # `auto` comes again with its number
     rows = {-(-count // bp_size) for count in (1, branches, branches * num_requests)}
     num_blocks = min(NUM_BLOCKS, -(-decode.max_new_tokens // decode.block_size))
     for blocks in range(1, num_blocks + 1):
