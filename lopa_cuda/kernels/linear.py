@@ -259,4 +259,4 @@ def _library_linear(
     assert x_scale_T is not None, "fp8 linears are dynamic"
     scale_T1, scale_1C = x_scale_T[:, None], weight_scale_C[None, :]
     y_TC = torch._scaled_mm(x_TK, weight_CK.t(), scale_a=scale_T1, scale_b=scale_1C, out_dtype=torch.bfloat16)
-    return y_TC if bias_C is None else y_TC + bias_C
+    return y_TC if bias_C is None else (y_TC + bias_C).to(torch.bfloat16)

@@ -73,7 +73,8 @@ def test_quantized_outputs_follow_the_plain_arithmetic(kind: str, plain: object)
     for quantized, given in cases:
         expected = plain.quantize_per_token(given.cpu())  # the specification on the CPU, whose division is exact
         assert torch.equal(quantized.scale.cpu(), expected.scale)
-        assert torch.equal(quantized.values.cpu().view(torch.int8), expected.values.view(torch.int8))
+        # As numbers, not as bits: a row of zeros times a negative norm weight is -0 in one and 0 in the other.
+        assert torch.equal(quantized.values.cpu().float(), expected.values.float())
 
 
 def test_static_quantization() -> None:
