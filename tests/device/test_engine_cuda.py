@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from common.config import DecodeConfig, DeviceProfile, GraphConfig, RunConfig
-from common.generate import decode_requests
+from common.batch import run_batch
+from common.config import DecodeConfig, DeviceProfile, GraphConfig, InputConfig, OutputConfig, RunConfig
+from common.engine import EngineError
+from common.generate import Generator, build_generator, decode_requests
 from common.models.config import load_model_config
-from common.plan import CommitSpan, Predictions
+from common.plan import CommitSpan, Int, Predictions, StepPlan
 from common.request import Completion, GenerationRequest
 from common.scheduler import Scheduler
+from common.scoring import score_math
 from common.workload import synthetic_plan
 from lopa_cuda.assemble import assemble
 from lopa_cuda.engine import CudaEngine
 
 pytestmark = pytest.mark.cuda
 
+ROOT = Path(__file__).parents[2]
+GRAPHS = GraphConfig(mode="cuda_graph")
 MASK, EOS = 2000, 2001
 CONFIG = {
     "model_type": "Dream", "vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4,
@@ -105,6 +112,45 @@ def test_eight_bit_models_run(model: Path, quantization: str, kernels: str) -> N
     plain = build(model, is_captured=False, kernels="torch", quantization=quantization)
     found, wanted = (predict(model, engine, 2, 100) for engine in (quantized, plain))
     np.testing.assert_allclose(found.confidence_RW, wanted.confidence_RW, atol=0.15)
+
+
+@pytest.fixture
+def demo_generator() -> Iterator[Generator]:
+    profile = DeviceProfile(name="test", engine="lopa_cuda", device="cuda", max_model_len=512, graph=GRAPHS)
+    decode = DecodeConfig(num_lookahead=7, block_size=16, max_new_tokens=192)
+    with build_generator(profile, RunConfig(model=str(ROOT / "models/demo"), decode=decode)) as generator:
+        yield generator
+
+
+def test_the_demo_model_solves_its_problems(demo_generator: Generator) -> None:
+    lines = (ROOT / "models/demo/heldout_math.jsonl").read_text(encoding="utf-8").splitlines()[:20]
+    problems = [json.loads(line) for line in lines]
+    answers = demo_generator.complete(*(problem["question"] + "\n" for problem in problems))
+    right = [score_math(text, problem["final"]) for text, problem in zip(answers, problems, strict=True)]
+    assert sum(right) >= 16
+
+
+def test_out_of_memory_ends_the_run_with_rank_and_step_and_keeps_what_is_finished(
+    demo_generator: Generator, tmp_path: Path
+) -> None:
+    source = InputConfig(path=str(ROOT / "models/demo/heldout_math.jsonl"), prompt_template="{question}\n")
+    run = demo_generator.run.model_copy(
+        update={"input": source, "output": OutputConfig(path=str(tmp_path / "o.jsonl"))}
+    )
+    engine = demo_generator.engine
+    assert isinstance(engine, CudaEngine)
+    forward = engine.passes.run
+
+    def run_out(plan: StepPlan, row_of: Int, *, may_replay: bool = True) -> tuple[Predictions, int]:
+        if engine.num_steps == 60:
+            torch.empty(2**42, dtype=torch.uint8, device="cuda")
+        return forward(plan, row_of, may_replay=may_replay)
+
+    engine.passes.run = run_out  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="rank 0, step 60: out of device memory; lower max_num_requests"):
+        run_batch(demo_generator.profile, run, lambda: demo_generator)
+    records = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(records) >= 2 and all("text" in record for record in records)
 
 
 def predict(model: Path, engine: CudaEngine, num_rows: int, num_cached: int) -> Predictions:

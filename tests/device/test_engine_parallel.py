@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +51,39 @@ def test_a_stuck_peer_ends_the_others_with_rank_and_step(tmp_path: Path) -> None
     errors = [rank["error"] for rank in start(tmp_path, 2, 1, "stuck") if rank["error"] is not None]
     assert errors and all(error.startswith("rank ") and "step" in error for error in errors)
     assert "no error" not in errors
+
+
+@pytest.mark.parametrize(
+    ("how", "exit_code", "reason"),
+    [
+        (signal.SIGKILL, 137, "rank 1 (pid "),
+        (signal.SIGSTOP, 2, "rank 0 failed: rank 0, step "),
+    ],
+)
+def test_a_lost_peer_ends_the_job_and_finished_requests_are_kept(
+    tmp_path: Path, how: signal.Signals, exit_code: int, reason: str
+) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs 2 GPUs, {torch.cuda.device_count()} are visible")
+    output = tmp_path / "o.jsonl"
+    command = [
+        sys.executable, "-m", "common.job", "run", "h200_tp1_bp4", "demo", "--set", "mesh.branch_parallel_size=2",
+        "--set", "collective_timeout_s=8", "--set", "max_model_len=512", "--set", f"output.path={output}",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process: subprocess.Popen[str] = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)  # type: ignore[call-overload]
+    try:
+        deadline = time.monotonic() + 120
+        while not output.exists() or output.read_bytes().count(b"\n") < 3:
+            assert process.poll() is None and time.monotonic() < deadline, "no results appeared"
+            time.sleep(0.05)
+        workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(sorted(map(int, workers))[1], how)
+        _, errors = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == exit_code, errors
+    assert reason in errors.splitlines()[-1] and "Traceback" not in errors
+    records = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert len(records) >= 3 and all("text" in record for record in records)
