@@ -20,6 +20,7 @@ SamplingStrategy = Literal["default", "margin", "neg_entropy"]
 WindowAttention = Literal["full", "block_causal"]
 BranchScore = Literal["mean", "sliding_window", "random"]
 SpawnRule = Literal["confident", "uncertain", "random"]
+SpawnBlocks = Literal["all", "first"]
 
 AUTO_LOOKAHEAD = -1  # num_lookahead: as many as are nearly free on this device
 
@@ -53,6 +54,7 @@ class DecodeConfig(Frozen):
     sampling_strategy: SamplingStrategy = "neg_entropy"
     branch_score: BranchScore = "mean"
     spawn_rule: SpawnRule = "confident"
+    spawn_blocks: SpawnBlocks = "all"  # lookaheads from every active block, or from the first that holds masks
     bottom_share: float = Field(default=1.0, gt=0, le=1)
     creation_weight: float = Field(default=0.0, ge=0, le=1)
     window_attention: WindowAttention = "full"

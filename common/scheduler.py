@@ -211,6 +211,8 @@ class Scheduler:
         """Up to k lookaheads, each the anchor plus one more of its remaining masks; then the anchor."""
         decoding, start = step.decoding, step.window.start
         masked = [_masked_offsets(decoding, block, start) for block in fillable if block.num_masked]
+        if self.decode.spawn_blocks == "first":
+            masked = masked[:1]
         if not masked or self.decode.num_lookahead == 0:
             return [Branch()]
         candidate_C = np.concatenate(masked)

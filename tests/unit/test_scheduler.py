@@ -56,6 +56,7 @@ def decode_configs(draw: st.DrawFn) -> DecodeConfig:
         creation_weight=draw(st.sampled_from([0.0, 0.5])),
         branch_score=draw(st.sampled_from(["mean", "sliding_window", "random"])),
         spawn_rule=draw(st.sampled_from(["confident", "uncertain", "random"])),
+        spawn_blocks=draw(st.sampled_from(["all", "first"])),
         window_attention=draw(st.sampled_from(["full", "block_causal"])) if strategy == "d2f" else "full",
         shift_row=draw(st.sampled_from(["stale", "fresh"])),
         cache=draw(st.sampled_from(["prefix", "dual"])),
@@ -94,6 +95,9 @@ def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
             differs = np.flatnonzero(plan.token_RW[row, :keys] != window[:keys])
             assert len(differs) == 1 and window[differs[0]] == MASK and plan.token_RW[row, differs[0]] != MASK
             assert (plan.token_RW[row, keys : plan.num_keys_R[row]] == MASK).all()
+            if scheduler.decode.spawn_blocks == "first":
+                block = decoding.blocks[decoding.block_index_at(start + int(differs[0]))]
+                assert not decoding.is_masked_S[: block.start].any()
 
 
 @settings(max_examples=250, deadline=None)
