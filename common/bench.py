@@ -134,6 +134,7 @@ class _Bench:
             "mean_width": mean,
             "widths": widths,
             "rows": rows,
+            "device_ms_by_window": [shape["device_ms"] for shape in shapes],
             **{name: fmean(shape[name] for shape in shapes) for name in ("device_ms", "call_ms")},
         }
 

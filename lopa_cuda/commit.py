@@ -1,8 +1,8 @@
 """Commit-Winner-Cache: copy each winner's window KV behind its request's committed prefix, on every rank.
 
 A rank that computed the winner (or, under block-causal attention, any row of the request) copies its own window. Where
-some rank did not, the winner's owner broadcasts: all layers of all its spans in one contiguous buffer. Commits of usual
-lengths are captured ahead: the host then writes two lists of positions and launches once.
+some rank did not, the winner's owner broadcasts: all layers of all its spans in one contiguous buffer. Commits are
+captured ahead for a few lengths: the host then writes two lists of positions and launches once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from common.plan import CommitSpan, Int, StepPlan
+from graphs.buckets import fit
 from graphs.runner import Capture, GraphRunner
 from lopa_cuda.kv_cache import StaticKVCache
 from lopa_cuda.parallel import Collectives
@@ -55,6 +56,7 @@ class CommitBuffers:
             entries[0] = np.arange(token, token + length)
             entries[1] = np.arange(position, position + length)
             begin += length
+        self._upload.host[:, begin:] = self._upload.host[:, begin - 1 : begin]  # padding copies the last once more
 
     def send(self) -> None:
         self._upload.send()
@@ -69,7 +71,7 @@ class Committer:
         self._collectives = collectives
         self._rank = collectives.mesh.bp_rank
         self._window = cache.captured
-        self._captured_lengths: frozenset[int] = frozenset()
+        self._captured_lengths: tuple[int, ...] = ()
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int, parts: list[WindowPart]) -> None:
         work: dict[tuple[WindowPart, int | None], list[tuple[CommitSpan, int]]] = defaultdict(list)
@@ -88,7 +90,7 @@ class Committer:
             for owner in owners:
                 self.runner.entry(CommitKey(length, owner, is_captured=True))
         # Not later: what runs before a capture would write to the cache, where by then a request may be.
-        self._captured_lengths = frozenset(lengths)
+        self._captured_lengths = tuple(sorted(lengths))
 
     def _source(self, plan: StepPlan, span: CommitSpan, winner: int, part: WindowPart) -> tuple[int | None, int]:
         """(owner, place) of the row to copy from; owner None if every rank has such a row, each at its own place."""
@@ -101,8 +103,9 @@ class Committer:
 
     def _copy(self, part: WindowPart, owner: int | None, spans: list[tuple[CommitSpan, int]]) -> None:
         length = sum(span.length for span, _ in spans)
-        is_captured = part.window is self._cache.captured and length in self._captured_lengths
-        entry = self.runner.entry(CommitKey(length, owner, is_captured), is_captured=is_captured)
+        padded = fit(length, self._captured_lengths) if part.window is self._cache.captured else None
+        is_captured = padded is not None
+        entry = self.runner.entry(CommitKey(padded or length, owner, is_captured), is_captured=is_captured)
         entry.buffers.fill(
             [(place * part.width, span.length) for span, place in spans],
             [span.slot * self._cache.max_model_len + span.start for span, _ in spans],

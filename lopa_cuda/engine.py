@@ -20,7 +20,7 @@ from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.engine import Capacity, EngineError
 from common.models.config import ModelConfig
 from common.plan import Int, Predictions, StepPlan, assign_rows
-from lopa_cuda.budget import count_free_lookaheads
+from lopa_cuda.budget import count_paying_lookaheads
 from lopa_cuda.commit import Committer, WindowPart
 from lopa_cuda.floors import measure_floors
 from lopa_cuda.kv_cache import StaticKVCache
@@ -91,7 +91,7 @@ class CudaEngine:
     def num_free_lookaheads(self, decode: DecodeConfig) -> int:
         """What `num_lookahead: auto` stands for on this device and mesh; a collective of all ranks."""
         with self._explained():
-            num_lookahead = count_free_lookaheads(self.passes, self._config, decode, self.mesh.bp_size)
+            num_lookahead = count_paying_lookaheads(self.passes, self._config, decode, self.mesh.bp_size)
             decode = decode.model_copy(update={"num_lookahead": num_lookahead})
             warm_up(self.passes, self._committer, self._config, decode, self.capacity.num_slots, self.mesh.bp_size)
         return num_lookahead

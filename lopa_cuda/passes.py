@@ -130,11 +130,12 @@ class Passes:
         shape = self.buckets.shape(num_rows, width) if self._capture and may_replay else None
         # Kernels are compiled for sizes that 16 divides: a prompt of any length then finds them compiled.
         padded_rows, padded_width = shape or (num_rows, round_up(width, 16) if self._capture else width)
-        num_cached = int(plan.cached_R[row_of].max())
         if self._ops.reads_device_lengths:
             num_cached = self.max_cached
-        elif shape is not None:
-            num_cached = cached_bucket(num_cached, self.max_cached)
+        else:
+            num_cached = int(plan.cached_R[row_of].max())
+            if shape is not None:
+                num_cached = cached_bucket(num_cached, self.max_cached)
         return RowsKey(padded_rows, padded_width, num_cached, shape is not None)
 
     def _row_buffers(self, key: RowsKey) -> RowBuffers:

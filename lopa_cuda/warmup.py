@@ -24,6 +24,7 @@ from lopa_cuda.step import ReadsKey, RowsKey
 logger = logging.getLogger(__name__)
 
 NUM_BLOCKS = 4  # windows of up to so many blocks are captured ahead
+COMMITTED_BLOCKS = (1, 2, 4, 8)  # by one step
 PROMPT_LENGTH = 528  # beyond what is captured: compiles the kernels of a prompt's first pass
 
 
@@ -35,6 +36,7 @@ def warm_up(
     if not passes.captures_ahead:
         return
     started = time.perf_counter()
+    _release_memory(passes)
     sampling = sampling_of(decode, config)
     shapes = {passes.buckets.shape(*shape) for shape in usual_shapes(decode, num_requests, bp_size)} - {None}
     # The largest first: graphs share one pool of scratch memory, which then never has to grow.
@@ -42,7 +44,7 @@ def warm_up(
         passes.layers.entry(RowsKey(rows, width, passes.max_cached, is_captured=True))
     for num_reads in reversed(passes.buckets.reads_up_to(max(rows * width for rows, width in shapes))):
         passes.head.entry(ReadsKey(num_reads, sampling, is_captured=True))
-    committer.warm_up([blocks * decode.block_size for blocks in range(1, NUM_BLOCKS)])
+    committer.warm_up([blocks * decode.block_size for blocks in COMMITTED_BLOCKS])
     _forward_a_prompt(passes, config, bp_size)
     # A collector pause would fall into some step; what exists now lives as long as the process.
     gc.collect()
@@ -52,6 +54,13 @@ def warm_up(
         "captured %d shapes in %.1f s: graphs hold %.2f GiB",
         memory["graphs"], time.perf_counter() - started, memory["capture_bytes"] / 2**30,
     )  # fmt: skip
+
+
+def _release_memory(passes: Passes) -> None:
+    """What loading left cached would otherwise be counted, and released, by the first capture."""
+    if passes.device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def usual_shapes(decode: DecodeConfig, num_requests: int, bp_size: int) -> Iterator[tuple[int, int]]:

@@ -30,8 +30,11 @@ def test_auto_survives_being_written_and_read() -> None:
     assert DecodeConfig.model_validate(AUTO.model_dump()) == AUTO
 
 
-@pytest.mark.parametrize(("milliseconds", "lookaheads"), [([5.0, 5.1, 5.3, 6.0], 2), ([5.0, 9.0], 0), ([5.0] * 8, 15)])
-def test_as_many_rows_are_used_as_cost_at_most_a_tenth_more(
+@pytest.mark.parametrize(
+    ("milliseconds", "lookaheads"),
+    [([4.5, 5.1, 6.2, 7.3, 9.8, 12.8], 1), ([5.0, 9.0], 0), ([5.0] * 8, 15), ([4.0, 4.0, 4.0, 4.0, 12.0], 3)],
+)
+def test_as_many_rows_are_used_as_their_tokens_pay_for(
     monkeypatch: pytest.MonkeyPatch, cpu: DeviceProfile, milliseconds: list[float], lookaheads: int
 ) -> None:
     times = iter(milliseconds)
