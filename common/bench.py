@@ -71,10 +71,10 @@ def run_bench(profile: DeviceProfile, run: RunConfig, options: BenchOptions) -> 
         bench = _Bench(engine, config, run.decode, options)
         result = bench.run()
         result["conditions"] |= {**engine.describe(), "profile": profile.name, "model": run.model}
+        if engine.mesh.rank == 0:
+            publish(result, options.output)
     finally:
         engine.close()
-    if engine.mesh.rank == 0:
-        publish(result, options.output)
     return result
 
 

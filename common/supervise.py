@@ -23,6 +23,7 @@ _FAILED_KEY = "lopa/failed"
 _DONE_KEY = "lopa/done"
 _BEAT_S = 1.0
 _SILENCE_S = 15.0  # a node that has not been heard of for so long is gone
+_KILLED_HEAD_START_S = 15.0  # between a poll of the agent's and its patience with a rank that it ends
 _LINGER_S = 2.5  # node 0 holds the store: it stays until the others have read why it ends
 
 
@@ -82,13 +83,18 @@ def root_cause(failures: Mapping[int, Any]) -> tuple[str, int]:
     return f"rank {rank} failed with exit code {failure.exitcode}; its own output is above", failure.exitcode
 
 
-def _order(failure: Any) -> tuple[int, float]:
-    """Killed from outside, then failed by itself in order of time, then ended by the agent because of the others."""
-    if failure.exitcode in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        return 2, 0.0
+def _order(failure: Any) -> tuple[bool, float]:
+    """In order of time, and last those that the agent ended because of the others.
+
+    A rank killed from outside is noticed a moment after its peers have complained; one that the agent had to kill,
+    because it had stopped answering, half a minute after.
+    """
     message = failure.error_file_data.get("message", {})
     extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
-    return (0 if failure.exitcode < 0 else 1), float(extra.get("time", failure.timestamp))
+    noticed_at = float(extra.get("time", failure.timestamp))
+    if failure.exitcode < 0:
+        noticed_at -= _KILLED_HEAD_START_S
+    return failure.exitcode in (-signal.SIGTERM, 128 + signal.SIGTERM), noticed_at
 
 
 def write_error_file(sentence: str) -> None:

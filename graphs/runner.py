@@ -70,6 +70,10 @@ class GraphRunner(Generic[KeyT, BuffersT]):
             found = self._entries[key] = self._captured(key, self._capture)
         return found
 
+    def release(self) -> None:
+        """Forget every shape. A communicator cannot be left while a graph holds collectives of it."""
+        self._entries.clear()
+
     def _captured(self, key: KeyT, capture: Capture) -> Entry[BuffersT]:
         started, held = time.perf_counter(), capture.allocated_bytes()
         buffers = self._allocate(key)

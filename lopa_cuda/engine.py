@@ -112,6 +112,8 @@ class CudaEngine:
         return self.passes.memory()
 
     def close(self) -> None:
+        for runner in (self.passes.layers, self.passes.head, self._committer.runner):
+            runner.release()
         leave_groups(has_failed=self._has_failed)
 
     def _forward_rows(self, plan: StepPlan) -> Predictions:

@@ -214,5 +214,10 @@ def test_a_killed_rank_is_the_cause_of_what_its_peers_report() -> None:
     assert exit_code == 137
 
 
+def test_a_stopped_rank_that_had_to_be_killed_is_not_the_cause() -> None:
+    failures = {0: Failure(2, told("the device has not answered", 99.0)), 1: Failure(-signal.SIGKILL, timestamp=129)}
+    assert root_cause(failures) == ("rank 0 failed: the device has not answered", 2)
+
+
 def test_a_defect_points_to_its_own_traceback() -> None:
     assert root_cause({5: Failure(1)}) == ("rank 5 failed with exit code 1; its own output is above", 1)
