@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
+from ranks import fork_ranks
 
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.generate import decode_requests
@@ -94,13 +93,6 @@ def simulated(device: str) -> Any:
     return SimulatedNpu()
 
 
-def _forked(local_rank: int, *arguments: Any) -> None:
-    os.environ.update(RANK=str(local_rank), LOCAL_RANK=str(local_rank))
-    run_rank(*arguments)
-    sys.stdout.flush()
-    os._exit(0)  # simulated communicators have nobody to say goodbye to
-
-
 def main() -> None:
     model, output, profile_json, *settings = sys.argv[1:]
     profile = DeviceProfile.model_validate(
@@ -114,13 +106,8 @@ def main() -> None:
     if "RANK" in os.environ:
         run_rank(*arguments)
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     assert isinstance(profile.mesh, MeshConfig)
-    num_ranks = str(profile.mesh.num_processes)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=num_ranks, LOCAL_WORLD_SIZE=num_ranks)
-    multiprocessing.start_processes(_forked, args=arguments, nprocs=int(num_ranks), start_method="fork")
+    fork_ranks(run_rank, profile.mesh.num_processes, *arguments)
 
 
 if __name__ == "__main__":

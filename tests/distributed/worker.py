@@ -1,6 +1,6 @@
-"""One rank of a distributed test: decode every setting on the mesh of the command line, write what came out as JSON.
+"""The ranks of a distributed test: decode every setting on the mesh of the command line, write what came out as JSON.
 
-torchrun ... tests/distributed/worker.py DP BP TP OUTPUT_FOLDER
+tests/distributed/worker.py DP BP TP OUTPUT_FOLDER
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ranks import fork_ranks
 
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.engine import build_engine
@@ -65,19 +66,22 @@ def decode_all(engine: Any, decode: DecodeConfig) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    dp, bp, tp = map(int, sys.argv[1:4])
+def run_rank(mesh: MeshConfig, output: Path) -> None:
     torch.set_num_threads(1)
-    mesh = MeshConfig(data_parallel_size=dp, branch_parallel_size=bp, tensor_parallel_size=tp)
     profile = DeviceProfile(
         name="distributed", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256, mesh=mesh
     )
     engine: Any = build_engine(profile, RunConfig(model=str(MODEL), max_num_requests=2))
     results = {name: decode_all(engine, decode) for name, decode in settings()}
     place = {"dp": engine.mesh.dp_rank, "bp": engine.mesh.bp_rank, "tp": engine.mesh.tp_rank}
-    output = Path(sys.argv[4]) / f"rank{engine.mesh.rank}.json"
-    output.write_text(json.dumps({"place": place, "results": results}))
+    (output / f"rank{engine.mesh.rank}.json").write_text(json.dumps({"place": place, "results": results}))
     engine.close()
+
+
+def main() -> None:
+    dp, bp, tp = map(int, sys.argv[1:4])
+    mesh = MeshConfig(data_parallel_size=dp, branch_parallel_size=bp, tensor_parallel_size=tp)
+    fork_ranks(run_rank, mesh.num_processes, mesh, Path(sys.argv[4]))
 
 
 if __name__ == "__main__":
