@@ -120,7 +120,7 @@ class CudaEngine:
         """One pass, or several where rows are so different in width that padding would cost more."""
         groups = rows_by_width(plan.num_entries_R, self.passes.buckets.knee)
         if len(groups) == 1:
-            return self._pass(plan, np.arange(plan.num_rows), may_replay=True)
+            return self._pass(plan, groups[0], may_replay=True)
         token_RW = np.zeros(plan.token_RW.shape, dtype=np.int64)
         together = Predictions(token_RW, token_RW.astype(np.float32), token_RW.astype(np.float32))
         for rows in groups:
@@ -167,10 +167,11 @@ def rows_by_width(num_entries_R: Int, knee: float) -> list[Int]:
 
 def _groups(rows: Int, num_entries_R: Int, least_saving: float) -> list[Int]:
     num_entries = num_entries_R[rows]
-    widest = int(num_entries.max())
-    if len(rows) * widest - int(num_entries.sum()) <= least_saving:  # all the padding there is
+    widths = num_entries.tolist()
+    widest = max(widths)
+    if len(rows) * widest - sum(widths) <= least_saving:  # all the padding there is
         return [rows]
-    saved, width = max((int((num_entries <= w).sum()) * (widest - w), w) for w in np.unique(num_entries).tolist())
+    saved, width = max((int((num_entries <= w).sum()) * (widest - w), w) for w in set(widths))
     if saved <= least_saving:
         return [rows]
     halves = rows[num_entries > width], rows[num_entries <= width]

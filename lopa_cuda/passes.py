@@ -74,7 +74,7 @@ class Passes:
         self._mark(2)
         reads.order(num_reads)
         self._wait()
-        return reads.predictions(head.buffers.predicted_PM3.numpy()), rows_key.width
+        return reads.predictions(head.buffers.predicted_PM3), rows_key.width
 
     def keep_times(self) -> None:
         """From now on the device notes when each half of a pass begins and ends."""

@@ -80,7 +80,8 @@ class RowBuffers:
 
     def fill(self, plan: StepPlan, rows: Int) -> None:
         """Write the plan's `rows` into the host block; what they leave free is padding."""
-        self._flat[:] = self._padding
+        if self._entries.shape[1:] != (len(rows), plan.width):
+            self._flat[:] = self._padding
         for place, source_RW in enumerate((plan.token_RW, plan.position_RW, plan.horizon_RW)):
             self._entries[place, : len(rows), : plan.width] = source_RW[rows]
         for place, source_R in enumerate((plan.start_R, plan.num_keys_R, plan.cached_R, plan.slot_R)):
@@ -128,7 +129,8 @@ class ReadBuffers:
         self._index = Upload(torch.zeros(key.num_reads, dtype=torch.int32, pin_memory=is_pinned), device)
         shape = 3 if is_random else 0, key.num_reads
         self._noise = Upload(torch.zeros(shape, dtype=torch.int64, pin_memory=is_pinned), device)
-        self.predicted_PM3 = torch.zeros((num_ranks, key.num_reads, 3), pin_memory=is_pinned)
+        self._predicted_PM3 = torch.zeros((num_ranks, key.num_reads, 3), pin_memory=is_pinned)
+        self.predicted_PM3 = self._predicted_PM3.numpy()
         self.index_M = self._index.device
         self.noise_keys = NoiseKeys(*self._noise.device.unbind()) if is_random else None
 
@@ -150,7 +152,7 @@ class ReadBuffers:
 
     def receive(self, predicted_PM3: Tensor) -> None:
         """Copy to the host; it is there once the device has come this far."""
-        self.predicted_PM3.copy_(predicted_PM3, non_blocking=True)
+        self._predicted_PM3.copy_(predicted_PM3, non_blocking=True)
 
 
 class Upload:
