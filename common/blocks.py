@@ -56,7 +56,8 @@ class Window:
 class BlockStrategy(Protocol):
     """The plain decoding rule under the lookahead branches."""
 
-    def initial_blocks(self, prompt_length: int) -> list[Block]: ...
+    def initial_blocks(self, prompt_length: int, num_cached: int) -> list[Block]:
+        """num_cached: positions of the prompt whose KV is there already."""
 
     def opens_block(self, blocks: list[Block], last_filled_share: float) -> bool:
         """Whether a branch whose last block is filled this far appends one block of masks."""
@@ -78,8 +79,8 @@ class PipelinedBlocks:
 
     decode: DecodeConfig
 
-    def initial_blocks(self, prompt_length: int) -> list[Block]:
-        return [Block(0, prompt_length, 0, BlockStatus.TO_CACHE, True)]
+    def initial_blocks(self, prompt_length: int, num_cached: int) -> list[Block]:
+        return [Block(num_cached, prompt_length, 0, BlockStatus.TO_CACHE, True)]
 
     def opens_block(self, blocks: list[Block], last_filled_share: float) -> bool:
         max_blocks = self.decode.max_new_tokens // self.decode.block_size
@@ -118,7 +119,7 @@ class OneBlockAtATime:
 
     decode: DecodeConfig
 
-    def initial_blocks(self, prompt_length: int) -> list[Block]:
+    def initial_blocks(self, prompt_length: int, num_cached: int) -> list[Block]:
         size = self.decode.block_size
         canvas_length = self.decode.max_new_tokens // size * size
         starts = range(prompt_length, prompt_length + canvas_length, size)
@@ -159,7 +160,7 @@ class WholeCanvas:
 
     decode: DecodeConfig
 
-    def initial_blocks(self, prompt_length: int) -> list[Block]:
+    def initial_blocks(self, prompt_length: int, num_cached: int) -> list[Block]:
         size = self.decode.max_new_tokens
         canvas = Block(prompt_length, prompt_length + size, size, is_fully_activated=True)
         return [Block(0, prompt_length, 0, BlockStatus.IN_CACHE, True), canvas]

@@ -60,6 +60,7 @@ class DecodeConfig(Frozen):
     window_attention: WindowAttention = "full"
     shift_row: Literal["stale", "fresh"] = "stale"
     cache: Literal["prefix", "dual"] = "prefix"
+    reuse_prefix: bool = False  # keep the KV of a prompt's start from an earlier prompt with the same: approximate
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=1)
@@ -98,6 +99,8 @@ class DecodeConfig(Frozen):
             )
         if self.strategy != "d2f" and self.window_attention == "block_causal":
             raise ValueError(f"strategy {self.strategy} attends to its whole canvas: set window_attention to full")
+        if self.strategy != "d2f" and self.reuse_prefix:
+            raise ValueError(f"strategy {self.strategy} forwards the prompt again and again: remove reuse_prefix")
         if self.temperature == 0 and (self.top_p < 1 or self.top_k is not None):
             raise ValueError("top_p and top_k only act with temperature > 0: set temperature or remove them")
         return self

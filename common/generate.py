@@ -66,6 +66,8 @@ class Generator:
     def __init__(
         self, profile: DeviceProfile, run: RunConfig, engine: Engine, tokenizer: Tokenizer, model_config: ModelConfig
     ) -> None:
+        if run.decode.reuse_prefix and not getattr(engine, "keeps_slots", False):
+            raise ConfigError("reuse_prefix: this engine frees a request's KV when it ends; remove it")
         self.profile = profile
         self.run = run.model_copy(update={"decode": with_branch_budget(run.decode, engine)})
         self.engine = engine

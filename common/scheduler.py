@@ -52,6 +52,7 @@ class Scheduler:
         self._eos_token_id = eos_token_id
         self._seed = seed
         self._free_slots = list(range(num_slots))
+        self._prompt_of_slot: list[tuple[int, ...]] = [()] * num_slots  # whose KV a slot still holds
         self._find_stop = find_stop
         self._observer = observer
         self._clock = clock
@@ -64,9 +65,10 @@ class Scheduler:
         return bool(self._free_slots)
 
     def admit(self, request: GenerationRequest) -> None:
-        """Give the request a slot; its prompt and first block are forwarded in the next step."""
+        """Give the request a slot; its prompt, or what no earlier one left there, is forwarded in the next step."""
         if not request.prompt:
             raise ValueError(f"request {request.id}: the prompt is empty; give at least one token")
+        slot, num_reused = self._take_slot(request.prompt)
         prompt_length = len(request.prompt)
         capacity = prompt_length + self.decode.max_new_tokens
         token_S = np.full(capacity, self.sampling.mask_token_id, dtype=np.int64)
@@ -74,11 +76,11 @@ class Scheduler:
         self.active.append(
             DecodingRequest(
                 request=request,
-                slot=self._free_slots.pop(0),
+                slot=slot,
                 noise_key=noise_key(self._seed, request.id),
                 token_S=token_S,
                 is_masked_S=np.arange(capacity) >= prompt_length,
-                blocks=self._strategy.initial_blocks(prompt_length),
+                blocks=self._strategy.initial_blocks(prompt_length, num_reused),
                 admitted_at=self._clock(),
             )
         )
@@ -112,6 +114,18 @@ class Scheduler:
                 self.active.remove(step.decoding)
                 self._free_slots.append(step.decoding.slot)
         return finished
+
+    def _take_slot(self, prompt: tuple[int, ...]) -> tuple[int, int]:
+        """A free slot, and how many positions of the prompt it holds already: whole blocks, never the whole prompt,
+        since its last position predicts the first of the canvas."""
+        size, place, num_reused = self.decode.block_size, 0, 0
+        if self.decode.reuse_prefix:
+            shared = [_num_shared(self._prompt_of_slot[slot], prompt[:-1]) // size * size for slot in self._free_slots]
+            num_reused = max(shared)
+            place = shared.index(num_reused)
+        slot = self._free_slots.pop(place)
+        self._prompt_of_slot[slot] = prompt
+        return slot, num_reused
 
     def _plan_request(self, decoding: DecodingRequest, first_row: int) -> RequestStep:
         self._open_and_activate(decoding)
@@ -281,6 +295,12 @@ def noise_key(seed: int, request_id: str) -> int:
     """A signed 64-bit key of (seed, request): the same on every rank and in every run."""
     digest = hashlib.blake2b(f"{seed}/{request_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
+
+
+def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    pairs = zip(first, second, strict=False)
+    return next((count for count, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def _masked_offsets(decoding: DecodingRequest, block: Block, start: int) -> Int:

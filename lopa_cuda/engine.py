@@ -37,7 +37,10 @@ def build(profile: DeviceProfile, run: RunConfig) -> CudaEngine:
 
 
 class CudaEngine:
-    """common.engine.Engine over one device a process."""
+    """common.engine.Engine over one device a process. keeps_slots: a slot's KV stays until another request's is
+    written over it."""
+
+    keeps_slots = True
 
     def __init__(
         self,

@@ -82,6 +82,12 @@ def test_requests_of_different_length_share_steps_without_touching_one_another()
 
 
 @pytest.mark.parametrize("is_static", [False, True])
+def test_a_reused_prefix_of_the_same_prompt_decodes_the_same_tokens(is_static: bool) -> None:
+    tokens = decode(make_engine(is_static=is_static), [PROMPTS[2]] * 2, num_lookahead=2, reuse_prefix=True)
+    assert tokens["1"] == tokens["0"]
+
+
+@pytest.mark.parametrize("is_static", [False, True])
 def test_a_split_step_equals_one_padded_pass(is_static: bool) -> None:
     split, whole = make_engine(is_static=is_static, num_slots=4), make_engine(is_static=False, num_slots=4)
     object.__setattr__(split.passes.buckets, "knee", 4.0)
