@@ -18,13 +18,14 @@ import torch
 
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.engine import Capacity, EngineError
+from common.launch import close_mesh
 from common.models.config import ModelConfig
 from common.plan import Int, Predictions, StepPlan, assign_rows
 from lopa_cuda.budget import count_paying_lookaheads
 from lopa_cuda.commit import Committer, WindowPart
 from lopa_cuda.floors import measure_floors
 from lopa_cuda.kv_cache import StaticKVCache
-from lopa_cuda.parallel import Collectives, leave_groups
+from lopa_cuda.parallel import Collectives
 from lopa_cuda.passes import Passes
 from lopa_cuda.warmup import warm_up
 
@@ -115,9 +116,11 @@ class CudaEngine:
         return self.passes.memory()
 
     def close(self) -> None:
+        if self._has_failed:
+            return  # a collective may still wait on the device for a peer: only the process's end is sure to end it
         for runner in (self.passes.layers, self.passes.head, self._committer.runner):
             runner.release()
-        leave_groups(has_failed=self._has_failed)
+        close_mesh()
 
     def _forward_rows(self, plan: StepPlan) -> Predictions:
         """One pass, or several where rows are so different in width that padding would cost more."""
@@ -144,7 +147,7 @@ class CudaEngine:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Device errors as EngineError that names rank and step; after one, the process groups are given up."""
+        """Device errors as EngineError that names rank and step; after one, the process has to end."""
         try:
             yield
         except RuntimeError as error:

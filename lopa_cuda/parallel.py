@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d
 
-from common.launch import Mesh, close_mesh
+from common.launch import Mesh
 
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # renamed in torch 2.13
 
@@ -42,11 +41,3 @@ def _stack(x: Tensor, size: int, group: dist.ProcessGroup | None) -> Tensor:
     stacked = torch.empty((size * x.shape[0], *x.shape[1:]), dtype=x.dtype, device=x.device)
     _all_gather(stacked, x.contiguous(), group=group)
     return stacked.view(size, *x.shape)
-
-
-def leave_groups(*, has_failed: bool) -> None:
-    """Leave the process groups. After a failure a collective may still wait on the device for a peer: it is aborted."""
-    if has_failed and dist.is_available() and dist.is_initialized() and "nccl" in str(dist.get_backend_config()):
-        distributed_c10d._abort_process_group()
-    else:
-        close_mesh()

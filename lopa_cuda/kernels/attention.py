@@ -17,11 +17,13 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lopa_cuda.kernels.launch import (
+    KEEP,
     QUANTIZED_DTYPE,
     QUANTIZED_MAX,
     Quantize,
     operand,
     overlap,
+    prefetch_l2,
     quantize_row,
     release_successor,
     start_after_predecessor,
@@ -29,9 +31,11 @@ from lopa_cuda.kernels.launch import (
 from lopa_cuda.kernels.quantize import quantize_per_token
 from quant.w8a8 import QuantizedActivation
 
-MAX_SPLITS = 6
+# Programs that there would be without a split, at most, and the fastest number of splits for so few (prefix 1024).
+FEW_PROGRAMS = ((20, 6), (60, 4))
 SPLIT_PROGRAMS = 240  # about two on every multiprocessor
-MERGE_WARPS = 16
+MERGE_HEADS, MERGE_WARPS = 8, 8  # of a program that need not see its whole token
+ROW_MERGE_WARPS = 16
 LOG2_E = 1.4426950408889634
 
 
@@ -52,106 +56,119 @@ def _attend_block(acc, best, total, q, k, v, visible, scale, IS_MASKED: tl.const
 
 
 @triton.jit
+def _prefetch_keys(
+    key_ptr, value_offset, position_stride, first, last, limit, HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr
+):
+    """Pull this program's share of the split's committed keys and values of one KV head into L2."""
+    element = tl.arange(0, 2 * BLOCK_KEYS)
+    num_bytes = tl.full([2 * BLOCK_KEYS], HEAD_SIZE * 2, tl.int32)
+    part = tl.where(element < BLOCK_KEYS, 0, value_offset)
+    for block in range(first + tl.program_id(0), last, tl.num_programs(0)):
+        key = tl.minimum(block * BLOCK_KEYS + element % BLOCK_KEYS, limit - 1)
+        prefetch_l2((key_ptr + part + key * position_stride).to(tl.int64), num_bytes)
+
+
+@triton.jit
 def _attention_kernel(
     q_ptr, committed_desc, committed_ptr, window_ptr, out_ptr, part_ptr, log_sum_ptr,
     slot_ptr, start_ptr, num_keys_ptr, cached_ptr, horizon_ptr,
-    scale, width, slot_positions, value_row, num_heads, num_kv_heads, part_stride, log_sum_stride,
+    scale, width, num_slots, slot_positions, num_heads, num_kv_heads, part_stride, log_sum_stride,
     committed_kv, committed_slot, committed_position, window_kv, window_row, window_entry,
     GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     SPLITS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, split = tl.program_id(1) // num_kv_heads, tl.program_id(1) % num_kv_heads, tl.program_id(2)
     release_successor(PDL)
-    query = tl.program_id(0) * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
-    entry, head = query % width, kv_head * GROUP + query // width
-    is_query = query < GROUP * width
-    channel = tl.arange(0, HEAD_SIZE)
-    block_key = tl.arange(0, BLOCK_KEYS)
-    start_after_predecessor(PDL)
-
     start, num_keys = tl.load(start_ptr + row).to(tl.int32), tl.load(num_keys_ptr + row).to(tl.int32)
-    cached, slot = tl.load(cached_ptr + row).to(tl.int32), tl.load(slot_ptr + row).to(tl.int64)
-    horizon = tl.load(horizon_ptr + row * width + entry, mask=is_query, other=0).to(tl.int32)
-    flat = ((row * width + entry).to(tl.int64) * num_heads + head)[:, None] * HEAD_SIZE + channel[None, :]
-    q = tl.load(q_ptr + flat, mask=is_query[:, None], other=0.0)
+    cached, slot = tl.load(cached_ptr + row).to(tl.int32), tl.load(slot_ptr + row).to(tl.int32)
+    query = tl.program_id(0) * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
+    token, head = row * width + query // GROUP, kv_head * GROUP + query % GROUP
+    is_query = query < GROUP * width
+    horizon = tl.load(horizon_ptr + token, mask=is_query, other=0).to(tl.int32)
 
     limit = tl.maximum(start, cached)
-    prefix_blocks, window_blocks = tl.cdiv(limit, BLOCK_KEYS), tl.cdiv(num_keys, BLOCK_KEYS)
-    share = tl.cdiv(prefix_blocks + window_blocks, SPLITS)
-    first = split * share
-    last = tl.minimum(first + share, prefix_blocks + window_blocks)
+    prefix_blocks = tl.cdiv(limit, BLOCK_KEYS)
+    num_blocks = prefix_blocks + tl.cdiv(num_keys, BLOCK_KEYS)
+    share = tl.cdiv(num_blocks, SPLITS)
+    first = tl.minimum(split * share, num_blocks)
+    last = tl.minimum(first + share, num_blocks)
     full_end = tl.maximum(tl.minimum(last, start // BLOCK_KEYS), first)
-    prefix_end = tl.maximum(tl.minimum(last, prefix_blocks), full_end)
+    key_ptr = committed_ptr + slot.to(tl.int64) * committed_slot + kv_head * HEAD_SIZE
+    if PDL:
+        end = tl.minimum(last, prefix_blocks)
+        _prefetch_keys(key_ptr, committed_kv, committed_position, first, end, limit, HEAD_SIZE, BLOCK_KEYS)
 
     acc = tl.zeros([BLOCK_QUERIES, HEAD_SIZE], tl.float32)
     best = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_QUERIES], tl.float32)
-    inside = kv_head * HEAD_SIZE + channel[None, :]
-    key_ptr = committed_ptr + slot * committed_slot + inside
+    channel = tl.arange(0, HEAD_SIZE)[None, :]
+    flat = (token * num_heads + head)[:, None] * HEAD_SIZE + channel
+    start_after_predecessor(PDL)
+    q = tl.load(q_ptr + flat, mask=is_query[:, None], other=0.0)
     for block in tl.range(first, full_end, num_stages=STAGES):
-        at = (slot * slot_positions).to(tl.int32) + block * BLOCK_KEYS
+        at = slot * slot_positions + block * BLOCK_KEYS
         k = committed_desc.load([at, kv_head * HEAD_SIZE])
-        v = committed_desc.load([at + value_row, kv_head * HEAD_SIZE])
+        v = committed_desc.load([num_slots * slot_positions + at, kv_head * HEAD_SIZE])
         acc, best, total = _attend_block(acc, best, total, q, k, v, is_query, scale, False)
-    for block in tl.range(full_end, prefix_end, num_stages=1):
-        key = block * BLOCK_KEYS + block_key
+    own_ptr = window_ptr + row.to(tl.int64) * window_row + kv_head * HEAD_SIZE
+    for block in tl.range(full_end, last, num_stages=2):  # the edge of the prefix, keys behind the window, the window
+        is_own = block >= prefix_blocks
+        key = (block - tl.where(is_own, prefix_blocks, 0)) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
         is_key = (key < start) | ((key >= start + num_keys) & (key < cached))
-        at = key[:, None] * committed_position
-        k = tl.load(key_ptr + at, mask=is_key[:, None], other=0.0)
-        v = tl.load(key_ptr + committed_kv + at, mask=is_key[:, None], other=0.0)
-        acc, best, total = _attend_block(acc, best, total, q, k, v, is_key[None, :], scale, True)
-    key_ptr = window_ptr + row.to(tl.int64) * window_row + inside
-    for block in tl.range(tl.maximum(prefix_end, prefix_blocks), last, num_stages=1):
-        key = (block - prefix_blocks) * BLOCK_KEYS + block_key
-        is_key = key < num_keys
-        at = key[:, None] * window_entry
-        k = tl.load(key_ptr + at, mask=is_key[:, None], other=0.0)
-        v = tl.load(key_ptr + window_kv + at, mask=is_key[:, None], other=0.0)
-        visible = is_key[None, :] & (start + key[None, :] < horizon[:, None])
+        is_key = tl.where(is_own, key < num_keys, is_key)
+        at = tl.where(is_own, own_ptr, key_ptr) + key[:, None] * tl.where(is_own, window_entry, committed_position)
+        k = tl.load(at + channel, mask=is_key[:, None], other=0.0)
+        v = tl.load(at + tl.where(is_own, window_kv, committed_kv) + channel, mask=is_key[:, None], other=0.0)
+        reach = tl.where(is_own, horizon - start, 2147483647)
+        visible = is_key[None, :] & (key[None, :] < reach[:, None])
         acc, best, total = _attend_block(acc, best, total, q, k, v, visible, scale, True)
 
-    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    acc *= (1.0 / tl.where(total > 0, total, 1.0))[:, None]
     if SPLITS == 1:
         tl.store(out_ptr + flat, acc.to(tl.bfloat16), mask=is_query[:, None])
     else:
         log_sum = tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
-        tl.store(part_ptr + split * part_stride + flat, acc, mask=is_query[:, None])
-        at = split * log_sum_stride + (row * width + entry) * num_heads + head
-        tl.store(log_sum_ptr + at, log_sum, mask=is_query)
+        tl.store(part_ptr + split.to(tl.int64) * part_stride + flat, acc, mask=is_query[:, None], eviction_policy=KEEP)
+        log_sum_at = log_sum_ptr + split * log_sum_stride + token * num_heads + head
+        tl.store(log_sum_at, log_sum, mask=is_query, eviction_policy=KEEP)
 
 
 @triton.jit
 def _merge_kernel(
     part_ptr, log_sum_ptr, out_ptr, out_scale_ptr, num_heads,
-    part_stride, log_sum_stride, HEAD_SIZE: tl.constexpr, SPLITS: tl.constexpr, QUANTIZED_MAX: tl.constexpr,
-    IS_INT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    part_stride, log_sum_stride, HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SPLITS: tl.constexpr,
+    QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     release_successor(PDL)
-    column = tl.arange(0, BLOCK)
-    mask = column < num_heads * HEAD_SIZE
-    head = token * num_heads + column // HEAD_SIZE
-    offset = token.to(tl.int64) * num_heads * HEAD_SIZE + column
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    channel = tl.arange(0, HEAD_SIZE)[None, :]
+    is_head = head < num_heads
+    offset = token * num_heads * HEAD_SIZE + head[:, None] * HEAD_SIZE + channel
     start_after_predecessor(PDL)
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    best = tl.full([HEADS], float("-inf"), tl.float32)
     for split in tl.static_range(SPLITS):
-        log_sum = tl.load(log_sum_ptr + split * log_sum_stride + head, mask=mask, other=float("-inf"))
-        best = tl.maximum(best, log_sum)
+        log_sum_at = log_sum_ptr + split * log_sum_stride + token * num_heads + head
+        best = tl.maximum(best, tl.load(log_sum_at, mask=is_head, other=float("-inf")))
     best = tl.where(best == float("-inf"), 0.0, best)
-    total = tl.zeros([BLOCK], tl.float32)
-    y = tl.zeros([BLOCK], tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    y = tl.zeros([HEADS, HEAD_SIZE], tl.float32)
     for split in tl.static_range(SPLITS):
-        log_sum = tl.load(log_sum_ptr + split * log_sum_stride + head, mask=mask, other=float("-inf"))
-        weight = tl.exp2(log_sum - best)
+        log_sum_at = log_sum_ptr + split * log_sum_stride + token * num_heads + head
+        weight = tl.exp2(tl.load(log_sum_at, mask=is_head, other=float("-inf")) - best)
         total += weight
-        y += weight * tl.load(part_ptr + split * part_stride + offset, mask=mask, other=0.0)
-    y = (y / tl.where(total > 0, total, 1.0)).to(tl.bfloat16)
+        y += weight[:, None] * tl.load(part_ptr + split * part_stride + offset, mask=is_head[:, None], other=0.0)
+    y *= (1.0 / tl.where(total > 0, total, 1.0))[:, None]
+    y = tl.reshape(y, [HEADS * HEAD_SIZE]).to(tl.bfloat16)
+    column = tl.program_id(1) * HEADS * HEAD_SIZE + tl.arange(0, HEADS * HEAD_SIZE)
+    mask = column < num_heads * HEAD_SIZE
+    offset = token.to(tl.int64) * num_heads * HEAD_SIZE + column
     if QUANTIZED_MAX > 0:
         quantized, scale = quantize_row(y.to(tl.float32), QUANTIZED_MAX, IS_INT)
-        tl.store(out_ptr + offset, quantized, mask=mask)
+        tl.store(out_ptr + offset, quantized, mask=mask, eviction_policy=KEEP)
         tl.store(out_scale_ptr + token, scale)
     else:
-        tl.store(out_ptr + offset, y, mask=mask)
+        tl.store(out_ptr + offset, y, mask=mask, eviction_policy=KEEP)
 
 
 class AttentionConfig(NamedTuple):
@@ -166,7 +183,7 @@ def choose_config(num_rows: int, num_kv_heads: int, num_queries: int) -> Attenti
     """By shape alone. Queries: of one row and KV head. Splits fill the device where the tiles alone do not."""
     block_queries = 64 if num_queries > 32 else 32
     programs = triton.cdiv(num_queries, block_queries) * num_rows * num_kv_heads
-    splits = max(1, min(MAX_SPLITS, SPLIT_PROGRAMS // programs))
+    splits = next((best for most, best in FEW_PROGRAMS if programs <= most), max(1, SPLIT_PROGRAMS // programs))
     return AttentionConfig(block_queries, 64, splits, warps=4, stages=3)
 
 
@@ -209,8 +226,8 @@ def window_attention(
     _attention_kernel[(triton.cdiv(group * width, config.block_queries), num_rows * num_kv_heads, splits)](
         q_TNH, committed, committed_2SPKH, window_2RWKH, out, part, log_sum,
         slot_R, start_R, num_keys_R, cached_R, horizon_RW,
-        scale=head_size**-0.5 * LOG2_E, width=width, slot_positions=committed_2SPKH.shape[2],
-        value_row=committed_2SPKH.shape[1] * committed_2SPKH.shape[2], num_heads=num_heads, num_kv_heads=num_kv_heads,
+        scale=head_size**-0.5 * LOG2_E, width=width, num_slots=committed_2SPKH.shape[1],
+        slot_positions=committed_2SPKH.shape[2], num_heads=num_heads, num_kv_heads=num_kv_heads,
         part_stride=q_TNH.numel(), log_sum_stride=num_tokens * num_heads,
         committed_kv=committed_2SPKH.stride(0), committed_slot=committed_2SPKH.stride(1),
         committed_position=committed_2SPKH.stride(2), window_kv=window_2RWKH.stride(0),
@@ -229,9 +246,12 @@ def _merge(part: Tensor, log_sum: Tensor, out: Tensor, quantize: Quantize | None
     if quantize is not None:
         out = torch.empty_like(out, dtype=QUANTIZED_DTYPE[quantize])
         scale_T = torch.empty(num_tokens, dtype=torch.float32, device=out.device)
-    _merge_kernel[(num_tokens,)](
+    heads, warps = triton.next_power_of_2(num_heads), ROW_MERGE_WARPS
+    if quantize is None:
+        heads, warps = min(MERGE_HEADS, heads), MERGE_WARPS
+    _merge_kernel[(num_tokens, triton.cdiv(num_heads, heads))](
         part, log_sum, out, scale_T, num_heads, part.stride(0), log_sum.stride(0),
-        HEAD_SIZE=head_size, SPLITS=splits, QUANTIZED_MAX=QUANTIZED_MAX.get(quantize, 0.0), IS_INT=quantize == "int8",
-        BLOCK=triton.next_power_of_2(num_heads * head_size), num_warps=MERGE_WARPS, **overlap(),
+        HEADS=heads, HEAD_SIZE=head_size, SPLITS=splits,
+        QUANTIZED_MAX=QUANTIZED_MAX.get(quantize, 0.0), IS_INT=quantize == "int8", num_warps=warps, **overlap(),
     )  # fmt: skip
     return out if scale_T is None else QuantizedActivation(out, scale_T)

@@ -3,7 +3,8 @@
 Kernels of one stream overlap by programmatic dependent launch (PDL, Hopper and later). A small stage lets its successor
 start at once, so that the successor's launch and its weight prefetch run under it; a linear does so behind its product,
 as programs that wait would take room from those that stream. Each waits for its predecessor before it touches anything
-that a kernel wrote: only weights may be read before `start_after_predecessor`.
+that a kernel of this step wrote: only what was there before the step's first kernel may be read before
+`start_after_predecessor`: weights, tables, positions and lengths, committed keys.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ QUANTIZED_DTYPE = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 QUANTIZED_MAX = {"int8": 127.0, "fp8": 448.0}
 IS_INTERPRETED = triton.knobs.runtime.interpret
 INTERPRETED = tl.constexpr(IS_INTERPRETED)
+# What a stage hands to the next is overwritten in the next layer. Kept in L2 until then it is never written back to
+# memory, as the weights that stream by would force it to be.
+KEEP = tl.constexpr("evict_last")
 
 
 class Partials(NamedTuple):

@@ -18,6 +18,7 @@ from torch.nn import functional
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lopa_cuda.kernels.launch import (
+    KEEP,
     Partials,
     Quantize,
     dequantize,
@@ -74,7 +75,7 @@ def _finish_tile(
     mask = (token < num_tokens) & is_column
     at = token.to(tl.int64) * num_columns + column
     if IS_PARTIAL:
-        tl.store(out_ptr + at, acc, mask=mask)
+        tl.store(out_ptr + at, acc, mask=mask, eviction_policy=KEEP)
     else:
         x_scale = None
         if x_scale_ptr is not None:
@@ -83,7 +84,9 @@ def _finish_tile(
         if IS_GATED:
             up = dequantize(acc_up, weight_scale_ptr, x_scale, None, column + num_columns, is_column, IS_BIAS_INT)
             y = silu_times(y.to(tl.float32), up.to(tl.bfloat16).to(tl.float32))
-        tl.store(out_ptr + at, y, mask=mask)
+            tl.store(out_ptr + at, y, mask=mask, eviction_policy=KEEP)
+        else:
+            tl.store(out_ptr + at, y, mask=mask)
 
 
 @triton.jit
@@ -93,11 +96,13 @@ def _linear_kernel(
     ACC: tl.constexpr, IS_GATED: tl.constexpr, IS_PARTIAL: tl.constexpr, IS_SWAPPED: tl.constexpr,
     IS_BIAS_INT: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
     TAIL: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_BYTES: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    THREADS: tl.constexpr, PDL: tl.constexpr,
+    EARLY: tl.constexpr, THREADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of x @ w.T over one split-K part. Gated: the same tile of gate and of up (num_columns rows below)."""
     column0, part, token0 = tl.program_id(0) * (BLOCK_C + TAIL), tl.program_id(1), tl.program_id(2) * BLOCK_T
     first, last = part * num_blocks // SPLITS, (part + 1) * num_blocks // SPLITS
+    if EARLY:
+        release_successor(PDL)
     if PDL:
         num_bytes = tl.minimum(prefetch_bytes, (last - first) * BLOCK_BYTES)
         for half in tl.static_range(2 if IS_GATED else 1):
@@ -120,7 +125,8 @@ def _linear_kernel(
             acc_tail = _multiply(acc_tail, x, w, False, ACCUMULATE)
             w = tail_desc.load([num_columns + column0 + BLOCK_C, block * BLOCK_K])
             acc_up_tail = _multiply(acc_up_tail, x, w, False, ACCUMULATE)
-    release_successor(PDL)
+    if not EARLY:
+        release_successor(PDL)
     if IS_SWAPPED:
         acc = tl.trans(acc)
         if IS_GATED:
@@ -240,7 +246,7 @@ def launch_linear(
         ACCUMULATE=min(FP8_ACCUMULATE, config.block_k) if weight_CK.dtype == torch.float8_e4m3fn else 0,
         BLOCK_T=block_t, BLOCK_C=config.block_c, TAIL=config.tail, BLOCK_K=config.block_k,
         BLOCK_BYTES=config.block_k * weight_CK.element_size(), SPLITS=config.splits, STAGES=config.stages,
-        THREADS=32 * config.warps, num_warps=config.warps, **overlap(),
+        EARLY=config.early, THREADS=32 * config.warps, num_warps=config.warps, **overlap(),
     )  # fmt: skip
     return Partials(out, weight_scale_C, x_scale_T, bias_C) if is_partial else out
 

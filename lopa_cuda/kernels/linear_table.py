@@ -22,6 +22,7 @@ class LinearConfig(NamedTuple):
     swap: bool = False  # weight rows on the matrix unit's first dimension, for few tokens
     tail: int = 0  # further rows of the tile, so that tiles divide evenly over the multiprocessors
     prefetch: int = 512  # bytes of each weight row pulled into L2 before the predecessor ends
+    early: bool = False  # release the successor before the product instead of behind it
 
 
 _QKV_FP8 = (64, LinearConfig(64, 128, 2, 7)), (128, LinearConfig(64, 128, 4, 3, swap=True))
@@ -30,7 +31,10 @@ _GATE_UP_8BIT = ((128, LinearConfig(128, 128, 1, 4, warps=8, tail=16)),)
 
 # (kind, output channels, input channels, fusion) -> (most tokens, configuration), ascending
 TABLE: dict[tuple[str, int, int, Fusion], tuple[tuple[int, LinearConfig], ...]] = {
-    ("bf16", 4608, 3584, "none"): ((32, LinearConfig(64, 128, 2, 4)),),
+    ("bf16", 4608, 3584, "none"): (
+        (32, LinearConfig(64, 128, 2, 4, early=True)),
+        (64, LinearConfig(128, 128, 3, 4, early=True)),
+    ),
     ("bf16", 3584, 3584, "none"): ((32, LinearConfig(64, 128, 2, 8)), (128, LinearConfig(64, 64, 2, 8))),
     ("bf16", 37888, 3584, "swiglu"): (
         (32, LinearConfig(64, 64, 1, 3)),

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lopa_cuda.kernels.launch import (
+    KEEP,
     QUANTIZED_DTYPE,
     QUANTIZED_MAX,
     Partials,
@@ -25,7 +26,7 @@ from lopa_cuda.kernels.launch import (
 )
 from quant.w8a8 import QuantizedActivation
 
-WARPS = 8
+WARPS, QUANTIZED_WARPS = 8, 16
 
 
 @triton.jit
@@ -49,16 +50,16 @@ def _add_rms_norm_kernel(
     if residual_ptr is not None:
         x += tl.load(residual_ptr + offset, mask=mask, other=0.0).to(tl.float32)
     summed = x.to(tl.bfloat16)
-    tl.store(summed_ptr + offset, summed, mask=mask)
+    tl.store(summed_ptr + offset, summed, mask=mask, eviction_policy=KEEP)
     x = summed.to(tl.float32)
     normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / num_columns + eps) * weight
     normed = normed.to(tl.bfloat16)
     if QUANTIZED_MAX > 0:
         quantized, scale = quantize_row(normed.to(tl.float32), QUANTIZED_MAX, IS_INT)
-        tl.store(out_ptr + offset, quantized, mask=mask)
+        tl.store(out_ptr + offset, quantized, mask=mask, eviction_policy=KEEP)
         tl.store(out_scale_ptr + token, scale)
     else:
-        tl.store(out_ptr + offset, normed, mask=mask)
+        tl.store(out_ptr + offset, normed, mask=mask, eviction_policy=KEEP)
 
 
 def add_rms_norm(
@@ -80,6 +81,7 @@ def add_rms_norm(
         *pointers, residual_TD, weight_D, out_TD, scale_T, summed_TD,
         num_columns=num_columns, eps=eps, **constants,
         QUANTIZED_MAX=QUANTIZED_MAX.get(quantize, 0.0), IS_INT=quantize == "int8",
-        BLOCK=triton.next_power_of_2(num_columns), num_warps=WARPS, **overlap(),
+        BLOCK=triton.next_power_of_2(num_columns),
+        num_warps=WARPS if quantize is None else QUANTIZED_WARPS, **overlap(),
     )  # fmt: skip
     return (out_TD if scale_T is None else QuantizedActivation(out_TD, scale_T)), summed_TD

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lopa_cuda.kernels.launch import (
+    KEEP,
     QUANTIZED_DTYPE,
     QUANTIZED_MAX,
     Quantize,
@@ -52,7 +53,7 @@ def _quantize_rows_kernel(
     else:
         y = tl.load(x_ptr + row + column, mask=mask, other=0.0).to(tl.float32)
     quantized, scale = quantize_row(y, QUANTIZED_MAX, IS_INT)
-    tl.store(out_ptr + row + column, quantized, mask=mask)
+    tl.store(out_ptr + row + column, quantized, mask=mask, eviction_policy=KEEP)
     tl.store(scale_ptr + token, scale)
 
 

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lopa_cuda.kernels.launch import (
+    KEEP,
     Partials,
     load_sum,
     overlap,
@@ -39,10 +40,10 @@ def _rope_prewrite_kernel(
     channel = tl.arange(0, half)[None, :]
     mask = (head < num_all) & (channel < half)
     column = head * HEAD_SIZE + channel
-    start_after_predecessor(PDL)
     position = tl.load(position_ptr + token).to(tl.int64)
     cos = tl.load(rotary_ptr + position * HEAD_SIZE + channel)
     sin = tl.load(rotary_ptr + position * HEAD_SIZE + half + channel)
+    start_after_predecessor(PDL)
     left = load_sum(
         values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, mask, part_stride, num_all * HEAD_SIZE,
         PARTS, IS_BIAS_INT,
@@ -56,8 +57,8 @@ def _rope_prewrite_kernel(
     rotated_right = tl.where(is_value, right, right * cos + left * sin).to(tl.bfloat16)
     is_query = mask & (head < num_heads)
     q_at = q_ptr + token.to(tl.int64) * num_heads * HEAD_SIZE + column
-    tl.store(q_at, rotated_left, mask=is_query)
-    tl.store(q_at + half, rotated_right, mask=is_query)
+    tl.store(q_at, rotated_left, mask=is_query, eviction_policy=KEEP)
+    tl.store(q_at + half, rotated_right, mask=is_query, eviction_policy=KEEP)
     kv_head = head - num_heads - tl.where(is_value, num_kv_heads, 0)
     entry = token // width * window_row + token % width * window_entry
     kv_at = window_ptr + tl.where(is_value, window_kv, 0) + entry + kv_head * HEAD_SIZE + channel

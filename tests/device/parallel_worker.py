@@ -64,6 +64,8 @@ def main(model: str, bp: int, tp: int, output: Path, *, is_stuck: bool) -> None:
         result["called"] = decode(engine, model)
     (output / f"rank{rank}.json").write_text(json.dumps(result), encoding="utf-8")
     engine.close()
+    if is_stuck:
+        sys.exit(1)  # as a job does after an EngineError; the launcher then ends the stuck one
 
 
 def end_with_a_stuck_peer(engine: CudaEngine, model: str, rank: int) -> str | None:
