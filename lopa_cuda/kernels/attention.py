@@ -32,7 +32,8 @@ from lopa_cuda.kernels.quantize import quantize_per_token
 from quant.w8a8 import QuantizedActivation
 
 # Programs that there would be without a split, at most, and the fastest number of splits for so few (prefix 1024).
-FEW_PROGRAMS = ((20, 6), (60, 4))
+FEW_PROGRAMS = ((20, 6), (40, 3), (60, 4))
+FEW_PROGRAMS_QUANTIZED = ((20, 6), (60, 4))
 SPLIT_PROGRAMS = 240  # about two on every multiprocessor
 MERGE_HEADS, MERGE_WARPS = 8, 8  # of a program that need not see its whole token
 ROW_MERGE_WARPS = 16
@@ -179,11 +180,12 @@ class AttentionConfig(NamedTuple):
     stages: int
 
 
-def choose_config(num_rows: int, num_kv_heads: int, num_queries: int) -> AttentionConfig:
+def choose_config(num_rows: int, num_kv_heads: int, num_queries: int, is_quantized: bool) -> AttentionConfig:
     """By shape alone. Queries: of one row and KV head. Splits fill the device where the tiles alone do not."""
     block_queries = 64 if num_queries > 32 else 32
     programs = triton.cdiv(num_queries, block_queries) * num_rows * num_kv_heads
-    splits = next((best for most, best in FEW_PROGRAMS if programs <= most), max(1, SPLIT_PROGRAMS // programs))
+    few = FEW_PROGRAMS_QUANTIZED if is_quantized else FEW_PROGRAMS
+    splits = next((best for most, best in few if programs <= most), max(1, SPLIT_PROGRAMS // programs))
     return AttentionConfig(block_queries, 64, splits, warps=4, stages=3)
 
 
@@ -213,7 +215,7 @@ def window_attention(
     assert num_tokens == num_rows * width and q_TNH.is_contiguous() and q_TNH.dtype == torch.bfloat16
     for lengths_R in (slot_R, start_R, num_keys_R, cached_R, horizon_RW):
         assert lengths_R.is_contiguous(), "the rows' tensors must be contiguous"
-    config = choose_config(num_rows, num_kv_heads, group * width)
+    config = choose_config(num_rows, num_kv_heads, group * width, quantize is not None)
     committed = TensorDescriptor.from_tensor(
         committed_2SPKH.view(-1, num_kv_heads * head_size), [config.block_keys, head_size]
     )

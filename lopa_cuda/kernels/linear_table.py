@@ -25,8 +25,8 @@ class LinearConfig(NamedTuple):
     early: bool = False  # release the successor before the product instead of behind it
 
 
-_QKV_FP8 = (64, LinearConfig(64, 128, 2, 7)), (128, LinearConfig(64, 128, 4, 3, swap=True))
-_O_FP8 = (64, LinearConfig(32, 256, 2, 4)), (128, LinearConfig(64, 128, 2, 8, swap=True))
+_QKV_8BIT = (64, LinearConfig(64, 128, 2, 7)), (128, LinearConfig(64, 128, 4, 3, swap=True))
+_O_8BIT = (64, LinearConfig(32, 256, 2, 4)), (128, LinearConfig(64, 128, 2, 8, swap=True))
 _GATE_UP_8BIT = ((128, LinearConfig(128, 128, 1, 4, warps=8, tail=16)),)
 
 # (kind, output channels, input channels, fusion) -> (most tokens, configuration), ascending
@@ -47,13 +47,13 @@ TABLE: dict[tuple[str, int, int, Fusion], tuple[tuple[int, LinearConfig], ...]] 
         (128, LinearConfig(128, 64, 4, 7)),
     ),
     ("bf16", 152064, 3584, "none"): ((32, LinearConfig(64, 128, 1, 4)), (64, LinearConfig(64, 128, 1, 3))),
-    ("fp8", 4608, 3584, "none"): _QKV_FP8,
-    ("fp8", 3584, 3584, "none"): _O_FP8,
-    ("fp8", 37888, 3584, "swiglu"): _GATE_UP_8BIT,
+    ("fp8", 4608, 3584, "none"): ((64, _QKV_8BIT[0][1]._replace(early=True)), _QKV_8BIT[1]),
+    ("fp8", 3584, 3584, "none"): _O_8BIT,
+    ("fp8", 37888, 3584, "swiglu"): ((64, LinearConfig(128, 128, 1, 4, tail=16)), *_GATE_UP_8BIT),
     ("fp8", 3584, 18944, "none"): ((64, LinearConfig(64, 256, 4, 3)), (128, LinearConfig(64, 128, 4, 4, swap=True))),
     # int8 was searched up to 64 tokens; between 65 and 128 it takes fp8's tiles, as both move the same bytes.
-    ("int8", 4608, 3584, "none"): _QKV_FP8,
-    ("int8", 3584, 3584, "none"): _O_FP8,
+    ("int8", 4608, 3584, "none"): _QKV_8BIT,
+    ("int8", 3584, 3584, "none"): _O_8BIT,
     ("int8", 37888, 3584, "swiglu"): _GATE_UP_8BIT,
     ("int8", 3584, 18944, "none"): ((64, LinearConfig(128, 256, 4, 4)), (128, LinearConfig(64, 128, 4, 4, swap=True))),
 }
