@@ -30,6 +30,9 @@ def measure_floors(device: torch.device, dtype: torch.dtype) -> dict[str, float]
     product_s = median_seconds(lambda: left @ right, device)
     sustained_s = median_seconds(lambda: left @ right, device, repeats=max(_REPEATS, int(_SUSTAINED_S / product_s)))
     flops = 2 * size**3
+    if device.type == "cuda":
+        del source, target, left, right
+        torch.cuda.empty_cache()  # else the next capture would release it, and count it as its own
     return {
         "bytes_per_s": num_bytes / copy_s,
         "flops_per_s": flops / product_s,
