@@ -22,7 +22,7 @@ BranchScore = Literal["mean", "sliding_window", "random"]
 SpawnRule = Literal["confident", "uncertain", "random"]
 SpawnBlocks = Literal["all", "first"]
 
-AUTO_LOOKAHEAD = -1  # num_lookahead: as many as are nearly free on this device
+AUTO_LOOKAHEAD = -1  # num_lookahead: as many as pay on this device
 
 _CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 

@@ -133,13 +133,13 @@ def build_generator(profile: DeviceProfile, run: RunConfig) -> Generator:
 
 
 def with_branch_budget(decode: DecodeConfig, engine: Engine) -> DecodeConfig:
-    """`num_lookahead: auto` as the number that this engine has nearly for free. ConfigError if it cannot tell."""
+    """`num_lookahead: auto` as the number that pays on this engine. ConfigError if it cannot tell."""
     if decode.num_lookahead != AUTO_LOOKAHEAD:
         return decode
-    count_free = getattr(engine, "num_free_lookaheads", None)
-    if count_free is None:
-        raise ConfigError("num_lookahead auto: this engine does not measure how many are free; set a number")
-    return decode.model_copy(update={"num_lookahead": count_free(decode)})
+    count_paying = getattr(engine, "num_paying_lookaheads", None)
+    if count_paying is None:
+        raise ConfigError("num_lookahead auto: this engine does not measure how many pay; set a number")
+    return decode.model_copy(update={"num_lookahead": count_paying(decode)})
 
 
 def stop_finder(stops: Sequence[str], tokenizer: Tokenizer) -> FindStop | None:

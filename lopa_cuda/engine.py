@@ -92,7 +92,7 @@ class CudaEngine:
             **self._details,
         }
 
-    def num_free_lookaheads(self, decode: DecodeConfig) -> int:
+    def num_paying_lookaheads(self, decode: DecodeConfig) -> int:
         """What `num_lookahead: auto` stands for on this device and mesh; a collective of all ranks."""
         with self._explained():
             num_lookahead = count_paying_lookaheads(self.passes, self._config, decode, self.mesh.bp_size)
