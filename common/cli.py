@@ -205,8 +205,9 @@ def _load(profile: str, run: str, overrides: list[str]) -> tuple[DeviceProfile, 
     # run_batch.sh has exported them already; torch, which reads some of them when it loads, is not loaded yet.
     for name, value in device_profile.environment.items():
         os.environ.setdefault(name, value)
-    from common.launch import check_started
+    from common.launch import check_started, require_devices
 
+    require_devices(device_profile)
     check_started(device_profile)
     return device_profile, run_config
 

@@ -15,11 +15,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from common.config import ConfigError, DeviceProfile
+from common.engine import MissingCapability
 from common.job import Nodes, processes_here
-from common.launch import num_visible_devices, resolve_mesh
+from common.launch import num_visible_devices, require_devices, resolve_mesh
 from common.metrics import fingerprint
 
 _CANN_FOLDERS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/latest")
@@ -121,11 +123,22 @@ def _npu_needs(profile: DeviceProfile) -> Iterator[Finding]:
         is_match = _release(torch_version) == _release(npu_version)
         fix = "the same release" if is_match else "must be the same release: pip install 'lopa[ascend]'"
         yield Finding("versions", f"torch {torch_version}, torch_npu {npu_version}: {fix}", is_match)
-    cann = _cann()
+    cann, reason = _cann(), _why_no_devices(profile)
     fix = "not found: install the toolkit, or source /usr/local/Ascend/ascend-toolkit/set_env.sh"
-    yield Finding("CANN", cann or fix, cann is not None)
+    # Where torch-npu loads it, CANN is there, whatever folder holds its version.
+    yield Finding("CANN", cann or fix if reason else cann or "loaded", cann is not None or reason is None)
+    yield Finding("start", reason or "torch-npu loads, and its devices answer", reason is None)
     if profile.graph.mode == "torchair" and not profile.enforce_eager:
         yield Finding("torchair", "comes with torch_npu", _has("torchair") or npu_version is not None)
+
+
+def _why_no_devices(profile: DeviceProfile) -> str | None:
+    """What a run of this profile would end with."""
+    try:
+        require_devices(profile, _processes_here(profile))
+    except MissingCapability as error:
+        return str(error)
+    return None
 
 
 def _processes_here(profile: DeviceProfile) -> int:
@@ -189,6 +202,7 @@ def _print(title: str, findings: list[Finding]) -> None:
     table = Table(title=title, title_justify="left", show_header=False)
     signs = {True: "[green]ok[/green]", False: "[red]missing[/red]", None: ""}
     for finding in findings:
-        table.add_row(signs[finding.is_ok], finding.subject, finding.detail)
+        # lopa[ascend] is no markup.
+        table.add_row(signs[finding.is_ok], finding.subject, escape(finding.detail))
     console = Console()
     (console if console.is_terminal else Console(width=140)).print(table)

@@ -15,13 +15,12 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 
 from common.batch import input_and_output
 from common.config import ConfigError, DeviceProfile, RunConfig, find_config, load_profile_and_run
 from common.engine import MissingCapability
 from common.inputs import read_lines
-from common.launch import num_visible_devices, resolve_mesh
+from common.launch import num_visible_devices, require_devices, resolve_mesh
 from common.models.config import load_model_config
 
 
@@ -126,16 +125,16 @@ def check_before_start(profile: DeviceProfile, run: RunConfig, nodes: Nodes, *, 
     """What can be known to fail before any process is started. Raises ConfigError or MissingCapability."""
     from common.weights import check_tensor_parallel
 
+    wanted = processes_here(profile, nodes)
+    require_devices(profile, wanted)
     if needs_input:
         source, _ = input_and_output(run)
         read_lines(source)
     check_tensor_parallel(load_model_config(run.model), resolve_mesh(profile).tensor_parallel_size)
-    wanted = processes_here(profile, nodes)
-    if profile.device == "npu":
-        import_module("lopa_ascend.ops").require_devices(wanted)  # says which of torch-npu, CANN and devices is missing
+    if profile.device != "cuda":
         return
     visible = num_visible_devices(profile.device)
-    if profile.device != "cpu" and wanted > visible:
+    if wanted > visible:
         raise ConfigError(
             f"profile {profile.name} wants {wanted} {profile.device} devices on this node, {visible} are visible: "
             "use a profile with a smaller mesh, or check CUDA_VISIBLE_DEVICES"

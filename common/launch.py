@@ -86,6 +86,19 @@ def num_visible_devices(device: str) -> int:
     return torch.accelerator.device_count() if accelerator is not None and accelerator.type == device else 0
 
 
+def require_devices(profile: DeviceProfile, num_here: int | None = None) -> None:
+    """Raises MissingCapability where an npu profile's devices cannot be used on this node, and says what is missing.
+
+    num_here: processes of this node, if something else than the launcher or the profile knows it.
+    """
+    if profile.device != "npu":
+        return
+    if num_here is None:
+        num_here = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or profile.processes_per_node
+    # By name, as engines are: what imports torch_npu stands above this package.
+    import_module("lopa_ascend.ops").require_devices(num_here or resolve_mesh(profile).num_processes)
+
+
 def resolve_engine(profile: DeviceProfile) -> str:
     """The engine that runs this profile; `auto` is decided here, and logged. MissingCapability: no such device."""
     if profile.engine != "auto":

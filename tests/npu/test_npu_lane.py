@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,8 @@ import torch
 
 from common.engine import MissingCapability
 from lopa_ascend.ops import npu, npu_ops, reference_ops, require_devices
+
+ROOT = Path(__file__).parents[2]
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, release: str, module: Any) -> None:
@@ -88,21 +92,66 @@ def test_a_release_without_the_attention_asked_for(monkeypatch: pytest.MonkeyPat
         npu_ops(attention_version=2)
 
 
+def as_user(tmp_path: Path, num_devices: str, *folders: Path) -> dict[str, tuple[int, str]]:
+    """Exit code and output of each command, with these folders first on the path and no torch_npu behind them."""
+    (tmp_path / "run.yaml").write_text("model: absent\ninput: {path: absent.jsonl}\noutput: {path: o.jsonl}\n")
+    paths = os.pathsep.join(map(str, [*folders, ROOT, ROOT / "tests" / "npu"]))
+    environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200"}
+    command = [sys.executable, str(ROOT / "tests" / "npu" / "as_user.py"), str(tmp_path), num_devices]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    results: dict[str, tuple[int, str]] = json.loads(done.stdout.splitlines()[-1])
+    assert len(results) == 4
+    return results
+
+
+def assert_one_sentence_each(results: dict[str, tuple[int, str]], sentence: str) -> None:
+    """The device is missing before the model is, and before there are too few processes."""
+    for command, (code, output) in results.items():
+        assert code == 2, (command, output)
+        assert "Traceback" not in output
+        if "doctor" in command:
+            assert " ".join(output.replace("│", " ").split()).count(sentence) == 1, output
+        else:
+            assert re.fullmatch(rf"lopa: .*{re.escape(sentence)}.*\n", output), output
+
+
+def has_torch_npu() -> bool:
+    """In this environment itself, not only on the path."""
+    code = "from importlib.metadata import version; version('torch-npu')"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(has_torch_npu(), reason="torch-npu is installed")
+def test_users_without_torch_npu(tmp_path: Path) -> None:
+    assert_one_sentence_each(as_user(tmp_path, "none"), "torch-npu is not installed: run `pip install 'lopa[ascend]'`")
+
+
+def test_users_with_another_release_than_torch(tmp_path: Path) -> None:
+    metadata = tmp_path / "torch_npu-1.2.3.post4.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 1.2.3.post4\n")
+    sentence = "and torch-npu 1.2.3.post4 are different releases: install torch==1.2.3"
+    assert_one_sentence_each(as_user(tmp_path, "none", tmp_path), sentence)
+
+
 @pytest.mark.sim
 @pytest.mark.parametrize(
-    ("load", "sentence"),
+    ("num_devices", "sentence"),
     [
-        ("pass", "torch-npu cannot load CANN (libhccl.so"),
-        ("from sim import runtime; runtime.load()", "no Ascend device is visible"),
+        ("none", "torch-npu cannot load CANN (libhccl.so"),
+        ("0", "CANN is installed but no Ascend device is visible: check `npu-smi info`"),
+        ("8", "the profile needs 16 Ascend devices on this node and 8 are visible"),
     ],
-    ids=["torch_npu without CANN", "CANN without a device"],
+    ids=["torch_npu without CANN", "CANN without a device", "too few devices"],
 )
-def test_the_real_wheel(torch_npu: Any, load: str, sentence: str) -> None:
-    """The sentences above, from torch_npu itself."""
-    code = f"import sys; sys.path.insert(0, 'tests/npu'); {load}; from lopa_ascend.ops import npu_ops; npu_ops()"
-    environment = {**os.environ, "LOPA_SIM_DEVICES": "0", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert re.search(rf"MissingCapability: .*{re.escape(sentence)}", done.stderr)
+def test_users_with_the_real_wheel(torch_npu: Any, tmp_path: Path, num_devices: str, sentence: str) -> None:
+    site = Path(torch_npu.__file__).parents[1]
+    results = as_user(tmp_path, num_devices, site)
+    if num_devices == "8":
+        del results["lopa doctor --selftest"]  # which only needs one
+    assert_one_sentence_each(results, sentence)
 
 
 def test_the_reference_lane_never_imports_torch_npu() -> None:
