@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,11 +25,20 @@ def ge_graph(module: torch.nn.Module, *args: Any) -> list[Node]:
 
     # Asks CANN's operator registry, which the stubs do not have.
     compat_ir.is_cann_compat = lambda *_, **__: ""
+    _complete_torchair()
     with tempfile.TemporaryDirectory() as folder:
         torchair.dynamo_export(*args, model=module, export_path=folder, export_name="module", dynamic=False)
         text = (Path(folder) / "dynamo.pbtxt").read_text()
     nodes = [_node(part) for part in text.split("\nnode {")[1:]]
     return [node for node in nodes if node.op not in ("Const", "Data")]
+
+
+def _complete_torchair() -> None:
+    """Where npugraph_ex was loaded first it has defined the collectives of both; torchair then defines none, but
+    imports one of them by the name that only defining gives."""
+    broadcast = import_module("torchair._ge_concrete_graph.ge_converter.experimental.hcom_broadcast")
+    if not hasattr(broadcast, "op_broadcast"):
+        broadcast.op_broadcast = torch.ops.npu_define.broadcast
 
 
 def histogram(nodes: list[Node]) -> Counter[str]:
