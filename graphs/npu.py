@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 
 from graphs.runner import Replay
 
-# Dynamo compiles a shape at its first use and would give up at the ninth.
-_MOST_SHAPES = 1024
+Forward = Callable[..., Any]
 
 
 class NpuCapture:
@@ -65,14 +66,31 @@ class NpuReplay:
         self._graph.replay()
 
 
-def compile_npugraph_ex(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Let torch_npu's compiler fuse and schedule the forward's operators; `NpuCapture` then captures what it made.
+class NpugraphEx:
+    """Lets torch_npu's compiler fuse and schedule a model's forward, one shape at a time; `NpuCapture` then captures
+    what it made.
 
-    force_eager: the backend compiles only, so that capture, its pool and its task updates stay in one place.
+    cache: a folder that keeps what was compiled across starts. torch_npu takes it from there without tracing and
+    without any guard, so the folder must be of this code, these versions and this model, and `name` must tell all that
+    the shape's inputs are specialised on.
     """
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_SHAPES)
-    import_module("torch_npu")  # registers the backend
-    compiled: Callable[..., Any] = torch.compile(
-        forward, backend="npugraph_ex", fullgraph=True, dynamic=False, options={"force_eager": True}
-    )
-    return compiled
+
+    def __init__(self, cache: Path | None = None) -> None:
+        self._cache = cache
+        self._npu: Any = import_module("torch_npu").npu  # registers the backend as well
+
+    def __call__(self, model: torch.nn.Module, name: str) -> Forward:
+        # A code object of its own: Dynamo, and the cache even more so, take one code for one graph.
+        code = type(model).forward.__code__.replace(co_name=f"forward_{name}")
+        forward = MethodType(FunctionType(code, type(model).forward.__globals__), model)
+        # force_eager: the backend compiles only, so that capture, its pool and its task updates stay in one place.
+        options: dict[str, Any] = {"force_eager": True}
+        if self._cache is None:
+            compiled: Forward = torch.compile(
+                forward, backend="npugraph_ex", fullgraph=True, dynamic=False, options=options
+            )
+            return compiled
+        cached: Forward = self._npu.npugraph_ex.inference.cache_compile(
+            forward, cache_dir=str(self._cache), dynamic=False, options=options
+        )
+        return cached

@@ -7,14 +7,15 @@ import os
 
 import torch
 
-from common.config import ConfigError, DeviceProfile, RunConfig
+from common.config import AUTO_LOOKAHEAD, ConfigError, DeviceProfile, RunConfig
 from common.engine import MissingCapability
 from common.launch import Mesh, init_mesh, local_rank
 from common.models.config import ModelConfig, load_model_config
 from common.weights import check_tensor_parallel
 from lopa_ascend.checks import Sizes
 from lopa_ascend.engine import AscendEngine
-from lopa_ascend.forward import Forward, Graphs
+from lopa_ascend.forward import Forward, Graphs, as_it_is
+from lopa_ascend.graph_cache import folder_of
 from lopa_ascend.kv_cache import PagedKVCache, bytes_per_page
 from lopa_ascend.load import HEAD_SIZE, load_model
 from lopa_ascend.ops import Ops, keep_kv_writes_in_place, npu_ops, reference_ops, require_devices
@@ -31,6 +32,7 @@ from lopa_ascend.parallel import Collectives
 from lopa_ascend.selftest import require_correct
 from lopa_ascend.shapes import Shapes
 from lopa_ascend.stages import AscendStages, RotaryTable
+from lopa_ascend.warmup import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ def assemble(
     config = load_model_config(run.model)
     check_model(config)
     device, ops = _device_and_ops(profile)
-    graphs = graphs or _graphs(profile)
+    graphs = graphs or _graphs(profile, config)
     mesh = init_mesh(profile, "gloo" if device.type == "cpu" else "cpu:gloo,npu:hccl")
     if device.type == "npu":
         check_tensor_parallel(config, mesh.tp_size)
@@ -62,7 +64,7 @@ def assemble(
     reserved = pages_for(max(graphs.shapes.most_tokens, graphs.shapes.most_padding)) if graphs else 0
     page_bytes = bytes_per_page(config.num_layers, num_kv_heads, HEAD_SIZE, dtype)
     num_pages = num_pages or _num_pages(profile, run, mesh, max_model_len, page_bytes, device)
-    num_pages = collectives.least(num_pages, device)
+    num_pages = collectives.least(num_pages)
     cache = PagedKVCache(
         num_layers=config.num_layers, num_pages=num_pages + reserved, num_kv_heads=num_kv_heads,
         head_size=HEAD_SIZE, dtype=dtype, device=device,
@@ -72,22 +74,24 @@ def assemble(
     passes = Forward(
         model, rotary, cache, book, collectives, device, max_model_len, profile.collective_timeout_s, graphs
     )
+    if graphs is not None:
+        warm_up(passes, graphs.shapes, config, run.decode, mesh.bp_size)
     capacity = PagedCapacity(run.max_num_requests, max_model_len, num_pages, mesh.bp_size)
     details = {"quantization": profile.quantization, "graph": profile.graph.mode if graphs else "eager"}
     return AscendEngine(passes, cache, book, mesh, capacity, details)
 
 
-def _graphs(profile: DeviceProfile) -> Graphs | None:
+def _graphs(profile: DeviceProfile, config: ModelConfig) -> Graphs | None:
     mode = profile.graph.mode
     if profile.enforce_eager or mode == "eager":
         return None
-    from graphs.npu import NpuCapture, compile_npugraph_ex
+    from graphs.npu import NpuCapture, NpugraphEx
 
     shapes = Shapes.of(profile.graph.window_buckets, profile.graph.row_buckets)
     if mode == "npugraph":
-        return Graphs(shapes, NpuCapture(), lambda forward: forward)
+        return Graphs(shapes, NpuCapture(), as_it_is)
     keep_kv_writes_in_place()
-    return Graphs(shapes, NpuCapture(), compile_npugraph_ex)
+    return Graphs(shapes, NpuCapture(), NpugraphEx(folder_of(profile, config)))
 
 
 def check(profile: DeviceProfile, run: RunConfig) -> None:
@@ -103,6 +107,10 @@ def check(profile: DeviceProfile, run: RunConfig) -> None:
         raise ConfigError(
             f"profile {profile.name}: paged attention of engine lopa_ascend has no {profile.dtype} on "
             f"{profile.device}: set dtype to {' or '.join(allowed)}"
+        )
+    if run.decode.num_lookahead == AUTO_LOOKAHEAD:
+        raise ConfigError(
+            "num_lookahead auto: engine lopa_ascend does not measure how many are free; set a number, such as 7"
         )
     if profile.quantization == "fp8":
         raise MissingCapability(f"profile {profile.name}: Ascend 910 has no fp8: set quantization to w8a8 or remove it")

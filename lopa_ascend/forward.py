@@ -55,11 +55,15 @@ class HeadKey:
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """How steps are captured. compile: what is done to the model's forward before."""
+    """How steps are captured. compile: the model's forward as a shape, known by this name, shall run it."""
 
     shapes: Shapes
     capture: LengthsCapture
-    compile: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
+    compile: Callable[[Dream, str], Callable[..., Tensor]]
+
+
+def as_it_is(model: Dream, name: str) -> Callable[..., Tensor]:
+    return model
 
 
 class Forward:
@@ -71,7 +75,7 @@ class Forward:
     ) -> None:  # fmt: skip
         self.device = device
         self._model = model
-        self._layers_of: Callable[..., Tensor] = graphs.compile(model) if graphs else model
+        self._compiled: dict[LayersKey, Callable[..., Tensor]] = {}
         self._rotary = rotary
         self._cache = cache
         self._book = book
@@ -128,13 +132,25 @@ class Forward:
         predicted: np.ndarray = self._received.host_PM3.numpy()
         return predicted
 
+    def capture_layers(self, num_tokens: int, num_rows: int) -> None:
+        """Ahead of the first step of this shape (a size of the graphs' shapes)."""
+        self.layers.entry(self._captured_key(num_tokens, num_rows))
+
+    def capture_head(self, num_reads: int, sampling: Sampling) -> None:
+        key = self.head_key(num_reads, sampling)
+        if key.is_captured:
+            self.head.entry(key)
+
     def layers_key(self, flat: FlatStep, num_reads: int) -> LayersKey:
         num_tokens, (num_rows, num_pages) = len(flat.token_T), flat.table_VP.shape
         if self._graphs is not None and num_reads <= self._graphs.shapes.most_tokens:
             shape = self._graphs.shapes.shape(num_tokens, num_rows)
             if shape is not None:
-                return LayersKey(Sizes(*shape, pages_for(self._max_model_len), 0), is_captured=True)
+                return self._captured_key(*shape)
         return LayersKey(Sizes(num_tokens, num_rows, num_pages, num_reads), is_captured=False)
+
+    def _captured_key(self, num_tokens: int, num_rows: int) -> LayersKey:
+        return LayersKey(Sizes(num_tokens, num_rows, pages_for(self._max_model_len), 0), is_captured=True)
 
     def head_key(self, num_reads: int, sampling: Sampling) -> HeadKey:
         """The same on every rank. Samples draw on keys that are sent for each step: those heads are not captured."""
@@ -163,12 +179,22 @@ class Forward:
     def _run_layers(self, key: LayersKey, buffers: StepBuffers) -> None:
         step = buffers.step(key.sizes)
         cos_T1H, sin_T1H = self._rotary.at(step.position_T)
-        layers_of = self._layers_of if key.is_captured else self._model
-        hidden_TD = layers_of(step.token_T, AttendStep(cos_T1H, sin_T1H, step.slot_T, self._rows, self._cache))
+        forward = self._forward_of(key) if key.is_captured else self._model
+        hidden_TD = forward(step.token_T, AttendStep(cos_T1H, sin_T1H, step.slot_T, self._rows, self._cache))
         if key.is_captured:
             self._captured_hidden_TD[: key.sizes.num_tokens].copy_(hidden_TD)
             hidden_TD = self._captured_hidden_TD
         self._hidden_TD = hidden_TD
+
+    def _forward_of(self, key: LayersKey) -> Callable[..., Tensor]:
+        if key not in self._compiled:
+            assert self._graphs is not None, "only graphs capture"
+            sizes, cache = key.sizes, self._cache
+            name = (
+                f"t{sizes.num_tokens}_v{sizes.num_rows}_p{sizes.num_pages}_of{cache.num_pages}_s{self._max_model_len}"
+            )
+            self._compiled[key] = self._graphs.compile(self._model, name)
+        return self._compiled[key]
 
     def _run_head(self, key: HeadKey, buffers: ReadBuffers) -> None:
         head, vocab_start = self._model.lm_head, self._model.vocab_start

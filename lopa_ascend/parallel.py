@@ -33,11 +33,11 @@ class Collectives:
         """[...] of every branch-parallel rank -> [bp, ...]."""
         return _stack(x, self.mesh.bp_size, self.mesh.bp_group)
 
-    def least(self, value: int, device: torch.device) -> int:
-        """The smallest of all ranks' values: what every rank of a replica must agree on."""
+    def least(self, value: int) -> int:
+        """The smallest of all ranks' values: what every rank of a replica must agree on. Over the host's network."""
         if self.mesh.world_size == 1:
             return value
-        found = torch.tensor([value], dtype=torch.int64, device=device)
+        found = torch.tensor([value], dtype=torch.int64)
         dist.all_reduce(found, op=dist.ReduceOp.MIN)
         return int(found.item())
 

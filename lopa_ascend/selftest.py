@@ -20,6 +20,7 @@ from common.engine import MissingCapability
 from common.launch import Mesh, resolve_mesh
 from lopa_ascend.checks import CHECKS, Bench, Sizes, all_reduce, replayed_attention
 from lopa_ascend.ops import Ops, load_torch_npu, npu_ops, require_devices
+from lopa_ascend.versions import cann_version
 
 logger = logging.getLogger(__name__)
 
@@ -65,12 +66,7 @@ def examine(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh, *, with_gr
 
 
 def versions() -> str:
-    torch_npu = load_torch_npu()
-    try:
-        cann = torch_npu.npu.utils.get_cann_version()
-    except (AttributeError, RuntimeError):
-        cann = "of unknown release"
-    return f"CANN {cann} and torch-npu {torch_npu.__version__}"
+    return f"CANN {cann_version()} and torch-npu {load_torch_npu().__version__}"
 
 
 def _finding(name: str, check: Callable[[], str]) -> Finding:

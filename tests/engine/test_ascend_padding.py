@@ -11,7 +11,7 @@ import pytest
 from graphs.runner import Replay
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
-from lopa_ascend.forward import Graphs
+from lopa_ascend.forward import Graphs, as_it_is
 from lopa_ascend.pages import PageBook, PagePool
 from lopa_ascend.shapes import Shapes
 from lopa_ascend.step import FlatStep, filler, pad
@@ -31,7 +31,7 @@ class CallAgain:
 
 
 def static_engine(num_requests: int, **settings: Any) -> AscendEngine:
-    graphs = Graphs(Shapes.of((), ()), CallAgain(), lambda forward: forward)
+    graphs = Graphs(Shapes.of((), ()), CallAgain(), as_it_is)
     return assemble(profile(), run_of(causal(**settings), num_requests), graphs=graphs)
 
 
@@ -51,7 +51,7 @@ def test_padded_passes_decode_the_same_tokens(settings: dict[str, Any]) -> None:
 
 
 def test_a_step_beyond_the_largest_shape_runs_as_it_is() -> None:
-    graphs = Graphs(Shapes.of((64, 128), (4, 8)), CallAgain(), lambda forward: forward)
+    graphs = Graphs(Shapes.of((64, 128), (4, 8)), CallAgain(), as_it_is)
     engine = assemble(profile(), run_of(causal(), 1), graphs=graphs)
     wanted = assemble(profile(), run_of(causal(), 1))
     assert decode_all(engine, causal(), PROMPTS[4:]) == decode_all(wanted, causal(), PROMPTS[4:])
@@ -94,3 +94,17 @@ def test_a_profile_fixes_the_shapes() -> None:
     assert shapes.tokens == (64, 256) and shapes.rows == (16,)
     assert shapes.shape(60, 5) == (256, 16)
     assert shapes.shape(60, 16) is None
+
+
+@pytest.mark.parametrize("num_lookahead", [0, 7])
+def test_most_steps_find_their_shape_captured_before_the_first_request(num_lookahead: int) -> None:
+    """The rest are prompts' first passes and steps of several requests."""
+    settings = {"shift_row": "fresh", "num_lookahead": num_lookahead}
+    engine = static_engine(1, **settings)
+    ahead, found = set(engine.passes.layers._entries), []
+    run_layers = engine.passes.layers.entry
+    engine.passes.layers.entry = lambda key, **how: found.append(key in ahead) or run_layers(key, **how)  # type: ignore
+    decode_all(engine, causal(**settings), PROMPTS[:3])
+    share = sum(found) / len(found)
+    print(f"k={num_lookahead}: {len(ahead)} shapes ahead serve {share:.0%} of {len(found)} steps")
+    assert share > 0.5

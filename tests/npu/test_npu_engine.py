@@ -6,19 +6,21 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.config import DecodeConfig, DeviceProfile, GraphConfig, RunConfig
 from common.generate import decode_requests
 from common.models.config import load_model_config
 from common.request import Completion, GenerationRequest
 from common.scheduler import Scheduler
 from common.tokenizer import load_tokenizer
 from lopa_ascend.engine import AscendEngine, build
+from lopa_ascend.graph_cache import folder_of
 from lopa_ascend.ops.twins import quant
 from tests.conftest import GOLDEN
 from tests.distributed.ascend_launch import decoded, write_model
@@ -69,12 +71,14 @@ def causal(**settings: Any) -> DecodeConfig:
 
 
 def engine_on(
-    device: str, decode: DecodeConfig, quantization: str | None, mode: str = "eager", model: Path = MODEL
-) -> AscendEngine:
+    device: str, decode: DecodeConfig, quantization: str | None, mode: str = "eager", model: Path = MODEL,
+    cache_dir: Path | None = None,
+) -> AscendEngine:  # fmt: skip
     profile = DeviceProfile.model_validate(
         {
             "name": "test", "engine": "lopa_ascend", "device": device, "dtype": "bfloat16",
-            "quantization": quantization, "max_model_len": 256, "graph": {"mode": mode},
+            "quantization": quantization, "max_model_len": 256,
+            "graph": {"mode": mode, "cache_dir": cache_dir and str(cache_dir)},
         }
     )  # fmt: skip
     return build(profile, RunConfig(model=str(model), decode=decode, max_num_requests=2))
@@ -123,19 +127,60 @@ def cache_copies(npu: Any, engine: AscendEngine) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore:.*output of this custom operator")  # an .out overload returns what it was given
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")
-@pytest.mark.parametrize("mode", ["npugraph", "npugraph_ex"])
-@pytest.mark.parametrize("quantization", [None, "w8a8"])
+@pytest.mark.parametrize(("mode", "quantization"), [("npugraph", None), ("npugraph", "w8a8"), ("npugraph_ex", None)])
 def test_graphs_give_the_tokens_of_eager(npu: Any, mode: str, quantization: str | None) -> None:
+    """npugraph_ex in 8 bits: test_a_second_start_compiles_nothing."""
     decode = causal(shift_row="fresh")
     engine = engine_on("npu", decode, quantization, mode)
+    num_ahead = engine.passes.layers.num_captured
+    assert num_ahead > 2
     npu.stream.clear()
     found = decode_all(engine, decode)
     assert found == decode_all(engine_on("npu", decode, quantization), decode)
     replays = [entry.run for entry in engine.passes.layers._entries.values()]
     num_updates = sum(replay.num_updates for replay in replays)
-    print(f"{mode}: {len(replays)} graphs, {num_updates} task updates in {engine.num_steps} steps")
+    print(
+        f"{mode}: {len(replays)} graphs, {num_ahead} of them ahead; {num_updates} updates in {engine.num_steps} steps"
+    )
     assert cache_copies(npu, engine) == []
-    assert len(replays) > 2 and num_updates < engine.num_steps
+    assert num_updates < engine.num_steps
+
+
+@pytest.mark.filterwarnings("ignore:.*output of this custom operator")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")
+def test_a_second_start_compiles_nothing(npu: Any, tmp_path: Path) -> None:
+    """graph.cache_dir: what the first start compiled is found, and its KV writes are still in place."""
+    from torch._dynamo.utils import counters
+
+    decode = causal(shift_row="fresh")
+    wanted = decode_all(engine_on("npu", decode, "w8a8"), decode)
+    num_compiled = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        counters.clear()
+        npu.stream.clear()
+        engine = engine_on("npu", decode, "w8a8", "npugraph_ex", cache_dir=tmp_path)
+        assert decode_all(engine, decode) == wanted
+        assert cache_copies(npu, engine) == []
+        num_compiled.append(counters["stats"]["unique_graphs"])
+    assert num_compiled == [engine.passes.layers.num_captured, 0]
+    (folder,) = tmp_path.iterdir()
+    kept = sorted(path.name for path in folder.glob("*/forward_*"))
+    assert len(kept) == num_compiled[0]
+    print(f"{len(kept)} graphs kept, such as {kept[0]}")
+
+
+@pytest.mark.usefixtures("torch_npu")
+def test_another_model_mesh_or_precision_has_another_cache(tmp_path: Path) -> None:
+    config = load_model_config(MODEL)
+    settings = {"name": "p", "engine": "lopa_ascend", "device": "npu", "graph": {"cache_dir": str(tmp_path)}}
+    others = [{}, {"quantization": "w8a8"}, {"dtype": "float16"}, {"mesh": {"tensor_parallel_size": 4}}]
+    profiles = [DeviceProfile.model_validate(settings | other) for other in others]
+    folders = [folder_of(profile, config) for profile in profiles]
+    folders.append(folder_of(profiles[0], replace(config, rms_norm_eps=1e-5)))
+    assert len(set(folders)) == len(folders)
+    assert folder_of(profiles[0], config) == folders[0]
+    assert folder_of(profiles[0].model_copy(update={"graph": GraphConfig()}), config) is None
 
 
 @pytest.mark.parametrize("quantization", [None, "w8a8"])
