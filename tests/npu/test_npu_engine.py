@@ -139,9 +139,7 @@ def test_graphs_give_the_tokens_of_eager(npu: Any, mode: str, quantization: str 
     assert found == decode_all(engine_on("npu", decode, quantization), decode)
     replays = [entry.run for entry in engine.passes.layers._entries.values()]
     num_updates = sum(replay.num_updates for replay in replays)
-    print(
-        f"{mode}: {len(replays)} graphs, {num_ahead} of them ahead; {num_updates} updates in {engine.num_steps} steps"
-    )
+    print(f"{mode}: {len(replays)} graphs, {num_ahead} ahead, {num_updates} updates in {engine.num_steps} steps")
     assert cache_copies(npu, engine) == []
     assert num_updates < engine.num_steps
 
