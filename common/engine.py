@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from common.plan import Int, Predictions, StepPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from common.config import DecodeConfig, DeviceProfile, RunConfig
     from common.launch import Mesh
@@ -63,6 +64,24 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Leave the process groups and free device memory."""
+
+
+@runtime_checkable
+class QueuesForwards(Protocol):
+    """An engine whose passes run while the host does something else: `forward` in two calls."""
+
+    def launch(self, plan: StepPlan) -> None: ...
+
+    def receive(self) -> Predictions:
+        """Of the pass launched last."""
+
+
+def start_forward(engine: Engine, plan: StepPlan) -> Callable[[], Predictions]:
+    """Begin the pass, and return what waits for it. Where an engine cannot queue, that is what computes it."""
+    if not isinstance(engine, QueuesForwards):
+        return partial(engine.forward, plan)
+    engine.launch(plan)
+    return engine.receive
 
 
 def build_engine(profile: DeviceProfile, run: RunConfig) -> Engine:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from common.config import AUTO_LOOKAHEAD, ConfigError, DecodeConfig, DeviceProfile, RunConfig
-from common.engine import Capacity, Engine, build_engine
+from common.engine import Capacity, Engine, build_engine, start_forward
 from common.models.config import ModelConfig, load_model_config
 from common.request import Completion, GenerationRequest, Rejection, RequestQueue
 from common.scheduler import FindStop, Scheduler
@@ -16,17 +16,25 @@ from common.tokenizer import Tokenizer, load_tokenizer
 def decode_requests(
     requests: Iterator[GenerationRequest], scheduler: Scheduler, engine: Engine
 ) -> Iterator[Completion | Rejection]:
-    """Decode all requests, as many at once as the engine can hold; yield each as it ends."""
-    queue = RequestQueue(requests)
+    """Decode all requests, as many at once as the engine can hold; yield each as it ends.
+
+    What is yielded is detokenised and written, and the next request read, while the device computes the next step.
+    """
+    queue, ended = RequestQueue(requests), list[Completion | Rejection]()
     while True:
-        yield from admit_requests(queue, scheduler, engine)
+        ended += admit_requests(queue, scheduler, engine)
         if not scheduler.active:
+            yield from ended
             return
         plan = scheduler.plan_step()
-        predictions = engine.forward(plan)
-        winners = scheduler.select_winners(predictions)
+        try:
+            receive = start_forward(engine, plan)
+        finally:
+            yield from ended
+        queue.first()
+        winners = scheduler.select_winners(receive())
         engine.commit(plan, winners)
-        yield from scheduler.advance(winners)
+        ended = [*scheduler.advance(winners)]
 
 
 def admit_requests(queue: RequestQueue, scheduler: Scheduler, engine: Engine) -> Iterator[Rejection]:

@@ -18,7 +18,7 @@ class GenerationRequest:
 
 
 class RequestQueue:
-    """Requests in order, pulled one at a time; the first stays until it is taken, so it can wait for room."""
+    """Requests in order, pulled one ahead at most; the first stays until it is taken, so it can wait for room."""
 
     def __init__(self, requests: Iterator[GenerationRequest]) -> None:
         self._requests = requests

@@ -1,8 +1,9 @@
 """The Ascend engine: one forward pass a step for this rank's share of the rows, over paged KV.
 
-A step: pages and tokens of this rank's rows are laid out and queued; while the device computes, the host works out what
-the step's commits do to the pages, which under block-causal attention does not depend on the winner; then it waits for
-the gathered predictions. `commit` only puts that result in force: no KV moves, neither on the device nor between ranks.
+A step: `launch` lays out pages and tokens of this rank's rows and queues them. While the device computes, the host
+works out what the step's commits do to the pages, which under block-causal attention does not depend on the winner, and
+the main loop hands over what has ended and reads what comes next. `receive` waits for the gathered predictions.
+`commit` only puts the prepared pages in force: no KV moves, neither on the device nor between ranks.
 """
 
 from __future__ import annotations
@@ -45,18 +46,31 @@ class AscendEngine:
         self.book = book
         self.num_steps = 0
         self._details = details
+        self._under_way: Reads | None = None
+
+    def forward(self, plan: StepPlan) -> Predictions:
+        self.launch(plan)
+        return self.receive()
 
     @torch.no_grad()
-    def forward(self, plan: StepPlan) -> Predictions:
+    def launch(self, plan: StepPlan) -> None:
         if not plan.is_block_causal:
             raise ConfigError("engine lopa_ascend: set decode.window_attention to block_causal")
+        if self._under_way is not None:
+            self.receive()  # somebody stopped asking in the middle of a step
         with self._explained():
             rows_of = rows_by_rank(plan, self.mesh.bp_size)
             reads = Reads(plan, rows_of)
             flat = lay_out(plan, rows_of[self.mesh.bp_rank], self.book)
             self.cache.copy_pages(flat.copies)
             self.passes.launch(plan, flat, reads)
+            self._under_way = reads
             self.book.prepare_commit(plan)
+
+    def receive(self) -> Predictions:
+        reads, self._under_way = self._under_way, None
+        assert reads is not None, "receive follows launch"
+        with self._explained():
             predictions = reads.predictions(self.passes.wait())
             self.num_steps += 1
         return predictions

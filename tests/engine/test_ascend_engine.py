@@ -101,6 +101,23 @@ def test_a_request_alone_or_among_others_gets_the_same_tokens(shift_row: str) ->
         assert decode_all(engine, decode, [prompt])["0"] == together[str(n)]
 
 
+class OneAfterAnother:
+    """The engine without its two calls: nothing happens while it computes."""
+
+    def __init__(self, engine: AscendEngine) -> None:
+        self.capacity, self.forward, self.commit = engine.capacity, engine.forward, engine.commit
+
+
+def test_what_the_host_does_meanwhile_changes_no_token() -> None:
+    decode, num_slots = causal(shift_row="fresh"), 2
+    engine = assemble(profile(), run_of(decode, num_slots))
+    wanted = decode_all(OneAfterAnother(engine), decode)  # type: ignore[arg-type]
+    assert decode_all(engine, decode) == wanted
+    scheduler = Scheduler(decode, mask_token_id=310, eos_token_id=None, num_slots=num_slots)
+    next(decode_requests(iter([GenerationRequest(str(n), (5, 6)) for n in range(9)]), scheduler, engine))
+    assert decode_all(engine, decode) == wanted, "a step was under way when its results were no longer asked for"
+
+
 def test_requests_wait_when_pages_run_out_and_get_their_tokens_all_the_same() -> None:
     decode = causal()
     wanted = decode_all(build_engine(profile(), run_of(decode, len(PROMPTS))), decode)

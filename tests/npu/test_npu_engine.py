@@ -186,15 +186,18 @@ def test_what_a_step_launches(npu: Any, quantization: str | None) -> None:
     """One kernel an operation of a layer, and no copy of KV pages in a step that no row joins."""
     decode, per_step = causal(), []
     engine = engine_on("npu", decode, quantization)
-    forward = engine.forward
+    launch, receive = engine.launch, engine.receive
 
-    def counted(plan: Any) -> Any:
+    def launch_counted(plan: Any) -> None:
         npu.counts.clear()
-        predictions = forward(plan)
+        launch(plan)
+
+    def receive_counted() -> Any:
+        predictions = receive()
         per_step.append(Counter(npu.counts))
         return predictions
 
-    engine.forward = counted  # type: ignore[method-assign]
+    engine.launch, engine.receive = launch_counted, receive_counted  # type: ignore[method-assign]
     decode_all(engine, decode)
     usual = per_step[5]
     expected = Counter(ENDS[quantization])
@@ -231,15 +234,14 @@ def test_every_call_at_dream_7b_shapes_is_accepted_and_reads_the_weights_once(
     )  # fmt: skip
     engine = build(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=decode))
     streams: list[list[Any]] = []
-    forward = engine.forward
+    launch = engine.launch
 
-    def recorded(plan: Any) -> Any:
+    def recorded(plan: Any) -> None:
         npu.stream.clear()
-        predictions = forward(plan)
+        launch(plan)
         streams.append(list(npu.stream))
-        return predictions
 
-    engine.forward = recorded  # type: ignore[method-assign]
+    engine.launch = recorded  # type: ignore[method-assign]
     scheduler = Scheduler(decode, mask_token_id=1000, eos_token_id=None)
     (completion,) = decode_requests(iter([GenerationRequest("0", (5,) * 500)]), scheduler, engine)
     last = streams[-1]  # a usual step: nothing is captured in it

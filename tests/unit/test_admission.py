@@ -3,10 +3,11 @@ run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from common.config import DecodeConfig
 from common.engine import Capacity
@@ -70,3 +71,61 @@ def test_a_request_that_never_fits_is_rejected_and_the_rest_goes_on() -> None:
     assert "lower max_new_tokens or num_lookahead" in reasons[0]
     assert "92 fit beside max_new_tokens 8" in reasons[1]
     assert "empty" in reasons[2]
+
+
+class QueueingEngine(ConfidentEngine):
+    """Notes what happens between a launch and its result."""
+
+    def __init__(self, capacity: Capacity, events: list[str]) -> None:
+        super().__init__(capacity)
+        self.events = events
+
+    def launch(self, plan: StepPlan) -> None:
+        self.events.append("launch")
+        self.plan = plan
+
+    def receive(self) -> Predictions:
+        self.events.append("receive")
+        return super().forward(self.plan)
+
+
+def read(events: list[str], num_requests: int) -> Iterator[GenerationRequest]:
+    for n in range(num_requests):
+        events.append(f"read {n}")
+        yield GenerationRequest(str(n), (9,) * 5)
+
+
+def test_results_are_written_and_requests_read_while_the_device_computes() -> None:
+    events: list[str] = []
+    engine = QueueingEngine(Capacity(num_slots=1, max_model_len=100), events)
+    scheduler = Scheduler(DECODE, mask_token_id=1, eos_token_id=2)
+    results = []
+    for result in decode_requests(read(events, 3), scheduler, engine):
+        events.append(f"write {result.id}")
+        results.append(result)
+    alone = decode(ConfidentEngine(engine.capacity), 5, 5, 5)
+    assert [result.token_ids for result in results] == [result.token_ids for result in alone]  # type: ignore[union-attr]
+    under_way = [events[start : start + events[start:].index("receive")] for start in _indices(events, "launch")]
+    meanwhile = [event for part in under_way for event in part[1:]]
+    assert meanwhile == ["read 1", "write 0", "read 2", "write 1"]
+    assert events[0] == "read 0" and events[-1] == "write 2"
+
+
+def test_what_has_ended_is_written_even_if_the_next_step_cannot_begin() -> None:
+    engine = QueueingEngine(Capacity(num_slots=1, max_model_len=100), [])
+    scheduler = Scheduler(DECODE, mask_token_id=1, eos_token_id=2)
+    results = decode_requests(read([], 2), scheduler, engine)
+
+    def fail(plan: StepPlan) -> None:
+        if scheduler.active[0].request.id == "1":
+            raise RuntimeError("out of memory")
+        engine.plan = plan
+
+    engine.launch = fail  # type: ignore[method-assign]
+    assert next(results).id == "0"
+    with pytest.raises(RuntimeError, match="out of memory"):
+        next(results)
+
+
+def _indices(events: list[str], name: str) -> list[int]:
+    return [place for place, event in enumerate(events) if event == name]
