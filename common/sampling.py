@@ -54,7 +54,7 @@ def without_mask(logits_NV: Tensor, vocab_start: int, mask_token_id: int) -> Ten
 def merge_statistics(statistics_PN6: Tensor, strategy: str) -> Tensor:
     """[N, 3] float32: token id, its probability, its confidence. Ties between shards go to the lower id."""
     max_PN, id_PN, second_PN, sum_PN, product_PN, chosen_PN = statistics_PN6.unbind(-1)
-    max_N = max_PN.amax(dim=0)
+    max_N = max_PN.max(dim=0).values  # not amax, which does not lower to GE
     scale_PN = (max_PN - max_N).exp()
     sum_N = (sum_PN * scale_PN).sum(dim=0)
     winner_N = chosen_PN.argmax(dim=0, keepdim=True)

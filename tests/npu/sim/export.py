@@ -29,7 +29,7 @@ def ge_graph(module: torch.nn.Module, *args: Any) -> list[Node]:
     with tempfile.TemporaryDirectory() as folder:
         torchair.dynamo_export(*args, model=module, export_path=folder, export_name="module", dynamic=False)
         text = (Path(folder) / "dynamo.pbtxt").read_text()
-    nodes = [_node(part) for part in text.split("\nnode {")[1:]]
+    nodes = [_node(part) for part in re.split(r"^node \{", text, flags=re.MULTILINE)[1:]]
     return [node for node in nodes if node.op not in ("Const", "Data")]
 
 
