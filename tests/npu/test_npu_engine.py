@@ -211,20 +211,28 @@ def test_what_a_step_launches(npu: Any, quantization: str | None) -> None:
 
 # Of one rank of TP4. The vocabulary is cut further: its operators are torch's own.
 DREAM_7B_TP4 = {
-    "model_type": "Dream", "vocab_size": 1024, "hidden_size": 3584, "intermediate_size": 4736, "num_hidden_layers": 1,
+    "model_type": "Dream", "vocab_size": 1024, "hidden_size": 3584, "intermediate_size": 4736,
     "num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 128, "max_position_embeddings": 2048,
     "rope_theta": 1e6, "rms_norm_eps": 1e-6, "mask_token_id": 1000, "eos_token_id": 1001,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["eager", "npugraph"])
-def test_every_call_at_dream_7b_shapes_is_accepted_and_reads_the_weights_once(
-    npu: Any, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# A layer in 8 bits: what LAYER says, and the copies of query, key and value out of the qkv product.
+KERNELS_A_LAYER = sum(LAYER["w8a8"].values()) + 3
+WEIGHTS = [(3584, 1152), (896, 3584), (3584, 9472), (4736, 3584)]
+# What these kernels must read and write of a token: 76 KB are the int32 of gate and up. One more copy of a hidden state
+# would be 14 KB.
+ACTIVATION_BYTES_A_TOKEN = 182_000
+
+
+@pytest.mark.parametrize(("mode", "num_layers"), [("eager", 1), ("npugraph", 2)])
+def test_every_call_at_dream_7b_shapes_is_accepted_and_a_layer_keeps_its_budget(
+    npu: Any, mode: str, num_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch_npu's schemas, its meta kernels and the documented rules hold for all of a request; products are not
-    computed."""
+    """torch_npu's schemas, its meta kernels and the documented rules hold for all of a request (products are not
+    computed). A layer reads its weights once, the KV once for every virtual row, and copies nothing of that size."""
     monkeypatch.setattr(quant, "int8_matmul", lambda x1, x2: torch.zeros(len(x1), x2.shape[1], dtype=torch.int32))
-    (tmp_path / "config.json").write_text(json.dumps(DREAM_7B_TP4))
+    (tmp_path / "config.json").write_text(json.dumps({**DREAM_7B_TP4, "num_hidden_layers": num_layers}))
     decode = causal(num_lookahead=1, block_size=32, max_new_tokens=96, shift_row="fresh", skip_threshold=0.0005)
     profile = DeviceProfile.model_validate(
         {
@@ -234,23 +242,44 @@ def test_every_call_at_dream_7b_shapes_is_accepted_and_reads_the_weights_once(
     )  # fmt: skip
     engine = build(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=decode))
     streams: list[list[Any]] = []
+    traffic: list[Any] = []
     launch = engine.launch
 
     def recorded(plan: Any) -> None:
         npu.stream.clear()
+        npu.traffic.clear()
         launch(plan)
         streams.append(list(npu.stream))
+        traffic[:] = npu.traffic
 
     engine.launch = recorded  # type: ignore[method-assign]
     scheduler = Scheduler(decode, mask_token_id=1000, eos_token_id=None)
     (completion,) = decode_requests(iter([GenerationRequest("0", (5,) * 500)]), scheduler, engine)
     last = streams[-1]  # a usual step: nothing is captured in it
     weights = Counter(call.arguments[1] for call in last if call.op == "npu::npu_quant_matmul")
-    assert weights == Counter(f"int8[{k}, {n}]" for k, n in [(3584, 1152), (896, 3584), (3584, 9472), (4736, 3584)])
+    assert weights == Counter({f"int8[{k}, {n}]": num_layers for k, n in WEIGHTS})
     assert cache_copies(npu, engine) == []
     num_distinct = len({call for stream in streams for call in stream if call.op.startswith("npu::")})
-    num_kernels = sum(call.op.startswith("npu::") for call in last)
-    print(f"{mode}: {completion.num_forwards} steps, {num_distinct} distinct npu calls, {num_kernels} in a step")
+    print(f"{mode}: {completion.num_forwards} steps, {num_distinct} distinct npu calls")
+    if num_layers == 2:
+        first, second = (place for place, call in enumerate(traffic) if call.op == "npu::npu_scatter_pa_kv_cache")
+        check_budget(traffic[first:second], engine)
+
+
+def check_budget(layer: list[Any], engine: AscendEngine) -> None:
+    """From one layer's KV write to the next."""
+    layer = [call for call in layer if not call.op.endswith(("workspace", "infer_output"))]  # of a capture's host side
+    assert len(layer) == KERNELS_A_LAYER, [call.op for call in layer]
+    (attention,) = (call for call in layer if call.kv)
+    num_tokens, kv_lengths = engine.passes._rows.query_ends[-1], engine.passes._rows.kv_lengths
+    assert attention.kv == sum(kv_lengths) * 2 * 128 * 2
+    weights, moved = sum(k * n for k, n in WEIGHTS), sum(call.total for call in layer)
+    activations = (moved - weights - attention.kv) / num_tokens
+    print(
+        f"a layer of {num_tokens} tokens, {len(kv_lengths)} virtual rows: {len(layer)} kernels, {moved / 1e6:.1f} MB: "
+        f"weights {weights / 1e6:.1f}, KV {attention.kv / 1e6:.2f}, {activations / 1e3:.0f} KB of activations a token"
+    )
+    assert activations <= ACTIVATION_BYTES_A_TOKEN
 
 
 @pytest.mark.usefixtures("torch_npu")

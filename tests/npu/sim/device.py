@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from sim import collectives, contract, graph, table
+from sim import collectives, contract, graph, table, traffic
 from sim.calls import Call, Signature, SimulationError, host_view, is_npu, npu_tensors, rebuild, to_npu, with_index
 from sim.nz import FRACTAL_NZ, NZ
 
@@ -31,7 +31,7 @@ class SimulatedNpu(TorchDispatchMode):
     """Active in the thread that enters it. Outside, an npu operator fails with an absurd "NPU out of memory".
 
     counts: executed operators. signatures: distinct npu:: calls, each checked against torch_npu's meta kernel.
-    stream: with record=True every executed call in order.
+    stream: with record=True every executed call in order. traffic: likewise, the bytes that each of them moves.
     """
 
     def __init__(self, record: bool = False) -> None:
@@ -40,6 +40,7 @@ class SimulatedNpu(TorchDispatchMode):
         self.counts: Counter[str] = Counter()
         self.signatures: set[Signature] = set()
         self.stream: list[Signature] = []
+        self.traffic: list[traffic.Traffic] = []
         self.graphs = graph.GraphState()
         self._record = record
 
@@ -74,8 +75,14 @@ class SimulatedNpu(TorchDispatchMode):
         if call.changes_nothing:
             return call.func(*call.args, **call.kwargs)
         self.counts[call.name] += 1
-        if self._record:
-            self.stream.append(call.signature())
+        if not self._record:
+            return self._carry_out(call)
+        self.stream.append(call.signature())
+        result = self._carry_out(call)
+        self.traffic.append(traffic.of(call, result))
+        return result
+
+    def _carry_out(self, call: Call) -> Any:
         if call.func.namespace == "c10d":
             return collectives.run(call)
         if call.name == "aten::_to_copy":
