@@ -16,12 +16,14 @@ import torch
 from common.config import DecodeConfig, DeviceProfile, GraphConfig, RunConfig
 from common.generate import decode_requests
 from common.models.config import load_model_config
+from common.plan import Sampling
 from common.request import Completion, GenerationRequest
 from common.scheduler import Scheduler
 from common.tokenizer import load_tokenizer
 from lopa_ascend.engine import AscendEngine, build
 from lopa_ascend.graph_cache import folder_of
 from lopa_ascend.ops.twins import quant
+from lopa_ascend.shapes import Shapes
 from tests.conftest import GOLDEN
 from tests.distributed.ascend_launch import decoded, write_model
 
@@ -264,6 +266,40 @@ def test_every_call_at_dream_7b_shapes_is_accepted_and_a_layer_keeps_its_budget(
     if num_layers == 2:
         first, second = (place for place, call in enumerate(traffic) if call.op == "npu::npu_scatter_pa_kv_cache")
         check_budget(traffic[first:second], engine)
+
+
+def test_every_shape_that_may_be_captured_is_accepted(
+    npu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All token counts at one number of virtual rows, all of those at one token count, and the heads: the default
+    shapes of a profile, at Dream-7B's sizes."""
+    monkeypatch.setattr(quant, "int8_matmul", lambda x1, x2: torch.zeros(len(x1), x2.shape[1], dtype=torch.int32))
+    monkeypatch.setattr("lopa_ascend.assemble.warm_up", lambda *_: None)
+    (tmp_path / "config.json").write_text(json.dumps({**DREAM_7B_TP4, "num_hidden_layers": 1}))
+    profile = DeviceProfile.model_validate(
+        {
+            "name": "test", "engine": "lopa_ascend", "device": "npu", "quantization": "w8a8", "max_model_len": 256,
+            "graph": {"mode": "npugraph"},
+        }
+    )  # fmt: skip
+    decode = causal()
+    passes = build(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=decode)).passes
+    shapes, sampling = Shapes.of((), ()), Sampling("neg_entropy", 1000)
+    npu.stream.clear()
+    with torch.no_grad():
+        for num_tokens in shapes.tokens:
+            passes.capture_layers(num_tokens, 4)
+            passes.capture_head(num_tokens, sampling)
+        for num_rows in shapes.rows:
+            passes.capture_layers(256, num_rows)
+    calls = [call for call in npu.stream if "attention_score_v2" in call.op]
+    queries = {call.arguments[0] for call in calls}
+    assert queries == {f"bfloat16[{num_tokens}, 7, 128]" for num_tokens in (*shapes.tokens, 256)}
+    tables = {
+        part for call in npu.stream if "attention_score_v2" in call.op for part in call.arguments if "int32" in part
+    }
+    assert tables == {f"block_table=int32[{num_rows}, 2]" for num_rows in shapes.rows}
+    print(f"{passes.layers.num_captured} shapes of layers, {passes.head.num_captured} of the head: {shapes}")
 
 
 def check_budget(layer: list[Any], engine: AscendEngine) -> None:
