@@ -103,6 +103,7 @@ class _Bench:
         plan = synthetic_plan(
             self.config, num_rows=rows * self.engine.mesh.bp_size, width=width, num_cached=self.options.num_cached,
             read_share=self.options.read_share,
+            block_size=self.decode.block_size if self.decode.window_attention == "block_causal" else None,
         )  # fmt: skip
         calls, parts = [], []
         for _ in range(self.options.num_steps + 5):

@@ -25,19 +25,25 @@ def num_matrix_weights(config: ModelConfig) -> int:
 
 
 def synthetic_plan(
-    config: ModelConfig, *, num_rows: int, width: int, num_cached: int, read_share: float, seed: int = 0
-) -> StepPlan:
-    """Branches of one request, all as wide, behind `num_cached` committed positions; nothing to commit."""
+    config: ModelConfig, *, num_rows: int, width: int, num_cached: int, read_share: float, seed: int = 0,
+    block_size: int | None = None,
+) -> StepPlan:  # fmt: skip
+    """Branches of one request, all as wide, behind `num_cached` committed positions; nothing to commit.
+
+    block_size: of block-causal attention; None: full attention inside the window.
+    """
     rng = np.random.default_rng(seed)
     shape = num_rows, width
     end = num_cached + width
     is_read_W = np.zeros(width, dtype=np.bool_)
     is_read_W[rng.permutation(width)[: max(1, round(read_share * width))]] = True
     rows = np.ones(num_rows, dtype=np.int64)
+    length = block_size or width
+    block_end_W = (np.arange(width) // length + 1) * length
     return StepPlan(
         token_RW=rng.integers(0, config.vocab_size, shape),
         position_RW=np.tile(np.arange(num_cached, end), (num_rows, 1)),
-        horizon_RW=np.full(shape, end),
+        horizon_RW=np.tile(np.minimum(end, num_cached + block_end_W), (num_rows, 1)),
         is_read_RW=np.tile(is_read_W, (num_rows, 1)),
         start_R=rows * num_cached,
         num_keys_R=rows * width,
@@ -49,5 +55,5 @@ def synthetic_plan(
         request_R=rows * 0,
         commits=(),
         sampling=Sampling("neg_entropy", config.mask_token_id),
-        is_block_causal=False,
+        is_block_causal=block_size is not None,
     )

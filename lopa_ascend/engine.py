@@ -19,8 +19,10 @@ from common.config import ConfigError, DeviceProfile, RunConfig
 from common.engine import EngineError
 from common.launch import Mesh, close_mesh
 from common.plan import Int, Predictions, StepPlan
+from lopa_ascend.floors import measure_floors
 from lopa_ascend.forward import Forward
 from lopa_ascend.kv_cache import PagedKVCache
+from lopa_ascend.ops import Ops
 from lopa_ascend.pages import PageBook, PagedCapacity
 from lopa_ascend.step import Reads, lay_out, rows_by_rank
 
@@ -37,7 +39,7 @@ class AscendEngine:
 
     def __init__(
         self, passes: Forward, cache: PagedKVCache, book: PageBook, mesh: Mesh, capacity: PagedCapacity,
-        details: dict[str, Any],
+        ops: Ops, details: dict[str, Any],
     ) -> None:  # fmt: skip
         self.capacity = capacity
         self.mesh = mesh
@@ -45,6 +47,7 @@ class AscendEngine:
         self.cache = cache
         self.book = book
         self.num_steps = 0
+        self._ops = ops
         self._details = details
         self._under_way: Reads | None = None
 
@@ -92,7 +95,24 @@ class AscendEngine:
             **self._details,
         }
 
+    def measure_floors(self) -> dict[str, float]:
+        return measure_floors(self._ops, self.passes.device, self.cache.dtype)
+
+    def keep_times(self) -> None:
+        self.passes.keep_times()
+
+    def last_times_ms(self) -> dict[str, float]:
+        return self.passes.last_times_ms()
+
+    def gather_ms(self, num_reads: int) -> float:
+        return self.passes.gather_ms(num_reads)
+
+    def memory(self) -> dict[str, float]:
+        return self.passes.memory()
+
     def close(self) -> None:
+        for runner in (self.passes.layers, self.passes.head):
+            runner.release()
         close_mesh()
 
     @contextmanager

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from common.plan import Sampling, StepPlan
 from common.sampling import merge_statistics, sampled_statistics, shard_statistics
 from graphs.runner import Capture, GraphRunner
 from lopa_ascend.buffers import ReadBuffers, Sizes, StepBuffers
+from lopa_ascend.floors import synchronize
 from lopa_ascend.kv_cache import PagedKVCache
 from lopa_ascend.ops import VirtualRows
 from lopa_ascend.pages import PageBook, pages_for
@@ -95,6 +96,7 @@ class Forward:
         self._rows = VirtualRows(torch.zeros(0), [], [])
         self._received: ReadBuffers | None = None
         self._done = torch.Event(device) if device.type != "cpu" else None
+        self._marks: list[Any] = []
 
     def launch(self, plan: StepPlan, flat: FlatStep, reads: Reads) -> None:
         """Queue the pass."""
@@ -105,7 +107,9 @@ class Forward:
         if key.is_captured:
             flat = pad(flat, key.sizes.num_tokens, key.sizes.num_rows, self._book)
         self._set(flat, layers.buffers, key)
+        self._mark(0)
         layers.run()
+        self._mark(1)
         read_M = layers.buffers.reads(head_key.num_reads)
         torch.index_select(self._hidden_TD, 0, read_M, out=head.buffers.hidden_MD)
         if plan.sampling.temperature > 0:
@@ -113,6 +117,7 @@ class Forward:
             head.buffers.send_noise_keys(keys_3M, self.device)
         head.run()
         head.buffers.receive()
+        self._mark(2)
         self._received = head.buffers
         if self._done is not None:
             self._done.record()
@@ -131,6 +136,45 @@ class Forward:
         assert self._received is not None, "wait follows launch"
         predicted: np.ndarray = self._received.host_PM3.numpy()
         return predicted
+
+    def keep_times(self) -> None:
+        """From now on the device notes when each half of a pass begins and ends."""
+        if self.device.type != "cpu":
+            self._marks = [torch.npu.Event(enable_timing=True) for _ in range(3)]
+
+    def last_times_ms(self) -> dict[str, float]:
+        """Device milliseconds of the last pass, if `keep_times` was called: layers, head with gather and read-back."""
+        if not self._marks:
+            return {}
+        start, middle, end = self._marks
+        return {"layers": start.elapsed_time(middle), "head": middle.elapsed_time(end)}
+
+    def gather_ms(self, num_reads: int) -> float:
+        """The gather over bp alone."""
+        if self._collectives.mesh.bp_group is None:
+            return 0.0
+        predicted_M3, repeats = torch.zeros((num_reads, 3), device=self.device), 50
+        for timed in (False, True):
+            synchronize(self.device)
+            began = time.perf_counter()
+            for _ in range(repeats if timed else 3):
+                self._collectives.bp_stack(predicted_M3)
+            synchronize(self.device)
+        return (time.perf_counter() - began) / repeats * 1e3
+
+    def memory(self) -> dict[str, float]:
+        """Peak bytes of this process on the device, and what capture cost."""
+        runners = self.layers, self.head
+        return {
+            "peak_bytes": 0.0 if self.device.type == "cpu" else float(torch.npu.max_memory_allocated(self.device)),
+            "graphs": sum(runner.num_captured for runner in runners),
+            "capture_seconds": sum(runner.capture_seconds for runner in runners),
+            "capture_bytes": sum(runner.capture_bytes for runner in runners),
+        }
+
+    def _mark(self, place: int) -> None:
+        if self._marks:
+            self._marks[place].record()
 
     def capture_layers(self, num_tokens: int, num_rows: int) -> None:
         """Ahead of the first step of this shape (a size of the graphs' shapes)."""

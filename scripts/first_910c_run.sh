@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# The first run on a 910C node, all of it: is every operation right, does the shipped model answer, how long do steps take.
+#
+#   scripts/first_910c_run.sh [FOLDER]        default: outputs/first_910c
+#
+# Needs 16 devices, nothing to download, and about 15 minutes as a guess (nothing of this has run on a device). What it
+# prints and writes lies in FOLDER and, to be sent back, in FOLDER.tar.gz. DRY_RUN=true prints the commands.
+set -uo pipefail
+if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
+  sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
+  exit 2
+fi
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+out=${1:-outputs/first_910c}
+profile=ascend_910c_tp4_bp4
+source scripts/env.sh
+dry=${DRY_RUN:-}
+unset DRY_RUN
+summary=()
+
+step() { # NAME COMMAND...: what it prints goes to NAME.txt as well
+  local name=$1 code
+  shift
+  if [ -n "$dry" ]; then
+    printf '%q ' "$@"
+    echo
+    return 0
+  fi
+  echo "== $name"
+  "$@" 2>&1 | tee "$out/$name.txt"
+  code=${PIPESTATUS[0]}
+  summary+=("$(printf '%-16s %s' "$name" "$([ "$code" = 0 ] && echo ok || echo "exit code $code, see $out/$name.txt")")")
+  return "$code"
+}
+
+[ -n "$dry" ] || mkdir -p "$out" || exit 2
+step doctor "$PYTHON" -m common.cli doctor --profile $profile --selftest || exit 2
+step machine bash -c 'npu-smi info; "$0" -m pip list; env | grep -E "^(HCCL|ASCEND|TASK_QUEUE|PYTORCH_NPU|CPU_AFF|OMP)"; true' "$PYTHON"
+one_device=(--set mesh.tensor_parallel_size=1 --set mesh.branch_parallel_size=1)
+for mode in eager npugraph npugraph_ex bf16; do
+  settings=(--set graph.mode=$mode)
+  [ $mode = bf16 ] && settings=(--set graph.mode=npugraph --set quantization=null)
+  step demo_$mode scripts/run_batch.sh $profile demo --overwrite "${one_device[@]}" "${settings[@]}" \
+    --set decode.window_attention=block_causal --set decode.shift_row=fresh --set input.limit=100 \
+    --set output.path="$out/demo_$mode.jsonl"
+done
+# Of its linears one rank holds a quarter, as in a run; then all of a node, with its collectives.
+for mode in npugraph_ex npugraph eager; do
+  step bench_$mode scripts/bench.sh $profile first_910c --set graph.mode=$mode --shapes 1x32 1x64 2x32 2x64 2x128 \
+    --output "$out/bench_$mode.json"
+done
+[ -n "$dry" ] && exit 0
+tar -czf "$out.tar.gz" -C "$(dirname "$out")" "$(basename "$out")"
+printf '\n%s\n' "${summary[@]}"
+echo "Send back $out.tar.gz"
+[[ "${summary[*]}" != *"exit code"* ]]

@@ -1,0 +1,18 @@
+"""With this folder on PYTHONPATH and LOPA_SIM_MACHINE=1 every Python process has simulated NPUs: what a user starts runs as
+on a node of 16 devices, from scripts/run_batch.sh to the ranks of torchrun."""
+
+import os
+import sys
+from pathlib import Path
+
+if os.environ.get("LOPA_SIM_MACHINE") == "1" and "pip" not in sys.orig_argv:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from sim import runtime
+
+    runtime.load()
+    from sim.device import SimulatedNpu
+
+    from lopa_ascend import floors
+
+    SimulatedNpu().__enter__()
+    floors._COPY_BYTES["npu"], floors._MATRIX_SIZE["npu"], floors._SUSTAINED_S = 2**20, 256, 0.001

@@ -1,0 +1,58 @@
+"""What a user starts on a node, on simulated devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROFILE = "ascend_910c_tp4_bp4"
+ONE_DEVICE = ["--set", "mesh.tensor_parallel_size=1", "--set", "mesh.branch_parallel_size=1"]
+
+
+def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHON": sys.executable, **environment}
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400)
+
+
+def machine(torch_npu: Any) -> dict[str, str]:
+    paths = [ROOT / "tests" / "npu" / "machine", ROOT, Path(torch_npu.__file__).parents[1]]
+    return {"LOPA_SIM_MACHINE": "1", "PYTHONPATH": os.pathsep.join(map(str, paths))}
+
+
+@pytest.mark.sim
+def test_a_batch_runs_from_the_script_to_the_results(torch_npu: Any, tmp_path: Path) -> None:
+    """The profile's own environment, self-test, W8A8, captured graphs, paged KV; the demo model answers."""
+    output = tmp_path / "o.jsonl"
+    settings = ["graph.mode=npugraph", "decode.window_attention=block_causal", "decode.shift_row=fresh",
+                "decode.num_lookahead=3", "input.limit=2", f"output.path={output}"]  # fmt: skip
+    options = [part for setting in settings for part in ("--set", setting)]
+    done = start("scripts/run_batch.sh", PROFILE, "demo", *ONE_DEVICE, *options, **machine(torch_npu))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "operations agree with their CPU twins, with CANN" in done.stderr
+    assert "captured" in done.stderr
+    results = [json.loads(line) for line in output.read_text().splitlines()]
+    assert len(results) == 2 and all("####" in result["text"] for result in results)
+    print(done.stdout)
+
+
+def test_the_first_run_says_what_it_would_do() -> None:
+    done = start("scripts/first_910c_run.sh", DRY_RUN="true")
+    assert done.returncode == 0, done.stderr
+    first, *_, last = done.stdout.splitlines()
+    assert "common.cli doctor --profile ascend_910c_tp4_bp4 --selftest" in first
+    assert last.startswith("scripts/bench.sh ascend_910c_tp4_bp4 first_910c")
+
+
+def test_the_first_run_ends_with_the_reason_where_there_is_no_device(tmp_path: Path) -> None:
+    done = start("scripts/first_910c_run.sh", str(tmp_path / "out"), PYTHONPATH="")
+    assert done.returncode == 2
+    assert "missing" in done.stdout and "Traceback" not in done.stdout + done.stderr
+    assert "== demo" not in done.stdout
+    assert (tmp_path / "out" / "doctor.txt").is_file()
