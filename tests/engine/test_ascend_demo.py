@@ -8,6 +8,7 @@ the tokens that the first one's predictions fill are looked up in the other's.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ from typing import Any
 import pytest
 import torch
 
-from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.config import DecodeConfig, DeviceProfile, RunConfig, load_run
 from common.engine import Engine, build_engine
-from common.generate import decode_requests
+from common.generate import build_generator, decode_requests
 from common.layout import align
 from common.models.config import load_model_config
 from common.plan import Int, Predictions, StepPlan
 from common.request import Completion, GenerationRequest
 from common.scheduler import Scheduler
+from common.scoring import score
 from common.state import StepRecord
 from common.tokenizer import load_tokenizer
 
@@ -121,3 +123,23 @@ def test_in_8_bits_the_tokens_of_a_step_are_nearly_those_of_bfloat16() -> None:
     share = Decisions(engine_of("lopa_ascend", "bfloat16"), engine_of("lopa_ascend", "bfloat16", "w8a8")).decode()
     print(f"lopa_ascend W8A8 fills {share:.2%} of the positions as lopa_ascend bfloat16 does")
     assert share >= 0.97
+
+
+def accuracy_of(engine: str, quantization: str | None, num_problems: int = 100) -> float:
+    """Percent of the first held-out problems, decoded as configs/runs/demo_block_causal.yaml says, in bfloat16."""
+    run = load_run(DEMO.parents[1] / "configs/runs/demo_block_causal.yaml", [f"model={DEMO}", "max_num_requests=10"])
+    problems = [json.loads(line) for line in (DEMO / "heldout_math.jsonl").read_text().splitlines()[:num_problems]]
+    profile = DeviceProfile.model_validate(
+        {"name": "test", "engine": engine, "device": "cpu", "quantization": quantization, "max_model_len": 320}
+    )
+    with build_generator(profile, run) as generator:
+        texts = generator.complete(*(problem["question"] + "\n" for problem in problems))
+    return 100 * sum(score(problem, text) for problem, text in zip(problems, texts, strict=True)) / num_problems
+
+
+@pytest.mark.skipif("LOPA_SLOW" not in os.environ, reason="takes minutes: set LOPA_SLOW=1")
+def test_a_hundred_problems_are_solved_as_by_the_cuda_engine() -> None:
+    wanted = accuracy_of("lopa_cuda", None)
+    found, in_8_bits = accuracy_of("lopa_ascend", None), accuracy_of("lopa_ascend", "w8a8")
+    print(f"lopa_cuda {wanted} %, lopa_ascend {found} %, in 8 bits {in_8_bits} %")
+    assert abs(found - wanted) <= 1 and abs(in_8_bits - wanted) <= 2

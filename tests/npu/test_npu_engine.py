@@ -31,6 +31,7 @@ pytestmark = pytest.mark.sim
 MODEL = GOLDEN / "model_b"
 DEMO = GOLDEN.parents[1] / "models" / "demo"
 PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(length)] for n, length in enumerate((118, 30))]
+FEW = {"window_buckets": [80, 176], "row_buckets": [8, 16]}  # a compilation takes half a second a shape
 ATTENTION = {
     "npu::npu_apply_rotary_pos_emb": 1,
     "npu::npu_scatter_pa_kv_cache": 1,
@@ -76,11 +77,12 @@ def engine_on(
     device: str, decode: DecodeConfig, quantization: str | None, mode: str = "eager", model: Path = MODEL,
     cache_dir: Path | None = None,
 ) -> AscendEngine:  # fmt: skip
+    shapes = FEW if mode == "npugraph_ex" else {}
     profile = DeviceProfile.model_validate(
         {
             "name": "test", "engine": "lopa_ascend", "device": device, "dtype": "bfloat16",
             "quantization": quantization, "max_model_len": 256,
-            "graph": {"mode": mode, "cache_dir": cache_dir and str(cache_dir)},
+            "graph": {"mode": mode, "cache_dir": cache_dir and str(cache_dir), **shapes},
         }
     )  # fmt: skip
     return build(profile, RunConfig(model=str(model), decode=decode, max_num_requests=2))
@@ -106,8 +108,9 @@ def test_the_engine_gives_the_tokens_of_the_ref_lane(quantization: str | None, s
 
 
 @pytest.mark.usefixtures("npu")
-@pytest.mark.parametrize("quantization", [None, "w8a8"])
-def test_the_demo_model_gives_the_tokens_of_the_ref_lane(quantization: str | None) -> None:
+def test_the_demo_model_gives_the_tokens_of_the_ref_lane() -> None:
+    """In bfloat16; in 8 bits: test_npu_scripts.py."""
+    quantization = None
     decode = causal(shift_row="fresh", max_new_tokens=96, skip_threshold=0.95)
     tokenizer = load_tokenizer(str(DEMO))
     line = (DEMO / "heldout_math.jsonl").read_text().splitlines()[1]
@@ -135,7 +138,7 @@ def test_graphs_give_the_tokens_of_eager(npu: Any, mode: str, quantization: str 
     decode = causal(shift_row="fresh")
     engine = engine_on("npu", decode, quantization, mode)
     num_ahead = engine.passes.layers.num_captured
-    assert num_ahead > 2
+    assert num_ahead >= 2
     npu.stream.clear()
     found = decode_all(engine, decode)
     assert found == decode_all(engine_on("npu", decode, quantization), decode)
@@ -319,11 +322,10 @@ def check_budget(layer: list[Any], engine: AscendEngine) -> None:
 
 
 @pytest.mark.usefixtures("torch_npu")
-@pytest.mark.parametrize("mode", ["npugraph", "npugraph_ex"])
-def test_graphs_hold_the_collectives_of_both_axes(mode: str, tmp_path: Path) -> None:
-    """TP2 x BP2, captured: the sums over tp in the layers, the gathers over tp and bp in the head."""
-    model, mesh, settings = write_model(tmp_path), (1, 2, 2), ["k=3 fresh"]
-    graphs = decoded(model, tmp_path / mode, mesh, settings, device="npu", dtype="bfloat16", graph={"mode": mode})
+def test_graphs_hold_the_collectives_of_both_axes(tmp_path: Path) -> None:
+    """TP2 x BP2, compiled and captured: the sums over tp in the layers, the gathers over tp and bp in the head."""
+    model, mesh, settings, graph = write_model(tmp_path), (1, 2, 2), ["k=3 fresh"], {"mode": "npugraph_ex", **FEW}
+    graphs = decoded(model, tmp_path / "graphs", mesh, settings, device="npu", dtype="bfloat16", graph=graph)
     assert graphs == decoded(model, tmp_path / "ref", mesh, settings, dtype="bfloat16")
 
 

@@ -1,5 +1,5 @@
-"""With this folder on PYTHONPATH and LOPA_SIM_MACHINE=1 every Python process has simulated NPUs: what a user starts runs
-as on a node of 16 devices, from scripts/run_batch.sh to the ranks of torchrun."""
+"""With this folder on PYTHONPATH and LOPA_SIM_MACHINE=1 every Python process has simulated NPUs: what a user starts
+runs as on a node of 16 devices, from scripts/run_batch.sh to the ranks of torchrun."""
 
 import os
 import sys
