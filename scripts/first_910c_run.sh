@@ -40,9 +40,8 @@ one_device=(--set mesh.tensor_parallel_size=1 --set mesh.branch_parallel_size=1)
 for mode in eager npugraph npugraph_ex bf16; do
   settings=(--set graph.mode=$mode)
   [ $mode = bf16 ] && settings=(--set graph.mode=npugraph --set quantization=null)
-  step demo_$mode scripts/run_batch.sh $profile demo --overwrite "${one_device[@]}" "${settings[@]}" \
-    --set decode.window_attention=block_causal --set decode.shift_row=fresh --set input.limit=100 \
-    --set output.path="$out/demo_$mode.jsonl"
+  step demo_$mode scripts/run_batch.sh $profile demo_block_causal --overwrite "${one_device[@]}" "${settings[@]}" \
+    --set input.limit=100 --set output.path="$out/demo_$mode.jsonl"
 done
 # Of its linears one rank holds a quarter, as in a run; then all of a node, with its collectives.
 for mode in npugraph_ex npugraph eager; do
