@@ -269,6 +269,7 @@ def test_every_call_at_dream_7b_shapes_is_accepted_and_a_layer_keeps_its_budget(
     if num_layers == 2:
         first, second = (place for place, call in enumerate(traffic) if call.op == "npu::npu_scatter_pa_kv_cache")
         check_budget(traffic[first:second], engine)
+        check_step_budget(traffic, num_layers, engine)
 
 
 def test_every_shape_that_may_be_captured_is_accepted(
@@ -319,6 +320,19 @@ def check_budget(layer: list[Any], engine: AscendEngine) -> None:
         f"weights {weights / 1e6:.1f}, KV {attention.kv / 1e6:.2f}, {activations / 1e3:.0f} KB of activations a token"
     )
     assert activations <= ACTIVATION_BYTES_A_TOKEN
+
+
+def check_step_budget(step: list[Any], num_layers: int, engine: AscendEngine) -> None:
+    """Beside layers and the head's weight: 20 passes over hidden states (embedding, first and last norm, what the head
+    reads) and 18 over float32 logits."""
+    num_tokens, vocab, width = engine.passes._rows.query_ends[-1], 1024, 3584
+    weights = num_layers * sum(k * n for k, n in WEIGHTS) + vocab * width * 2
+    kv, moved = sum(call.kv for call in step), sum(call.total for call in step)
+    rest = moved - weights - kv - num_layers * num_tokens * ACTIVATION_BYTES_A_TOKEN
+    print(
+        f"a step of {num_layers} layers: {len(step)} calls, {moved / 1e6:.1f} MB, {weights / 1e6:.1f} of them weights"
+    )
+    assert rest <= num_tokens * (20 * width * 2 + 18 * vocab * 4)
 
 
 @pytest.mark.usefixtures("torch_npu")
