@@ -50,6 +50,7 @@ class AscendEngine:
         self._ops = ops
         self._details = details
         self._under_way: Reads | None = None
+        self._has_failed = False
 
     def forward(self, plan: StepPlan) -> Predictions:
         self.launch(plan)
@@ -111,16 +112,19 @@ class AscendEngine:
         return self.passes.memory()
 
     def close(self) -> None:
+        if self._has_failed:
+            return  # a collective may still wait on the device for a peer: only the process's end is sure to end it
         for runner in (self.passes.layers, self.passes.head):
             runner.release()
         close_mesh()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Device errors as EngineError that names rank and step."""
+        """Device errors as EngineError that names rank and step; after one, the process has to end."""
         try:
             yield
         except RuntimeError as error:
+            self._has_failed = True
             where = f"rank {self.mesh.rank}, step {self.num_steps}"
             if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
                 fix = "lower max_num_requests, num_lookahead or max_model_len"

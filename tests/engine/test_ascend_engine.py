@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.config import ConfigError, DecodeConfig, DeviceProfile, RunConfig
-from common.engine import Engine, MissingCapability, build_engine
+from common.engine import Engine, EngineError, MissingCapability, build_engine
 from common.generate import decode_requests
 from common.models.config import load_model_config
 from common.parity import first_difference, read_trace
@@ -116,6 +116,22 @@ def test_what_the_host_does_meanwhile_changes_no_token() -> None:
     scheduler = Scheduler(decode, mask_token_id=310, eos_token_id=None, num_slots=num_slots)
     next(decode_requests(iter([GenerationRequest(str(n), (5, 6)) for n in range(9)]), scheduler, engine))
     assert decode_all(engine, decode) == wanted, "a step was under way when its results were no longer asked for"
+
+
+def test_a_failed_step_names_rank_and_step_and_leaves_the_groups_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("HCCL error\nand a long story")
+
+    def leave() -> None:
+        raise AssertionError("a peer may be stuck in a collective")
+
+    engine = assemble(profile(), run_of(causal(), 1))
+    decode_all(engine, causal(), PROMPTS[:1])
+    monkeypatch.setattr(engine.passes, "launch", fail)
+    monkeypatch.setattr("lopa_ascend.engine.close_mesh", leave)
+    with pytest.raises(EngineError, match=rf"rank 0, step {engine.num_steps}: HCCL error$"):
+        decode_all(engine, causal(), PROMPTS[:1])
+    engine.close()
 
 
 def test_requests_wait_when_pages_run_out_and_get_their_tokens_all_the_same() -> None:
