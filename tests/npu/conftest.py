@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sim import runtime
+from sim import export, runtime
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +15,9 @@ def torch_npu() -> Any:
     reason = runtime.why_not()
     if reason is not None:
         pytest.skip(f"no simulated NPU: {reason}")
-    return runtime.load()
+    module = runtime.load()
+    export.load_torchair()
+    return module
 
 
 @pytest.fixture

@@ -20,12 +20,7 @@ class Node(NamedTuple):
 
 def ge_graph(module: torch.nn.Module, *args: Any) -> list[Node]:
     """The operators in order, without constants and inputs."""
-    import torchair
-    from torchair._ge_concrete_graph import compat_ir
-
-    # Asks CANN's operator registry, which the stubs do not have.
-    compat_ir.is_cann_compat = lambda *_, **__: ""
-    _complete_torchair()
+    torchair = load_torchair()
     with tempfile.TemporaryDirectory() as folder:
         torchair.dynamo_export(*args, model=module, export_path=folder, export_name="module", dynamic=False)
         text = (Path(folder) / "dynamo.pbtxt").read_text()
@@ -33,12 +28,15 @@ def ge_graph(module: torch.nn.Module, *args: Any) -> list[Node]:
     return [node for node in nodes if node.op not in ("Const", "Data")]
 
 
-def _complete_torchair() -> None:
-    """Where npugraph_ex was loaded first it has defined the collectives of both; torchair then defines none, but
-    imports one of them by the name that only defining gives."""
-    broadcast = import_module("torchair._ge_concrete_graph.ge_converter.experimental.hcom_broadcast")
-    if not hasattr(broadcast, "op_broadcast"):
-        broadcast.op_broadcast = torch.ops.npu_define.broadcast
+def load_torchair() -> Any:
+    """Also to be called before npugraph_ex compiles for the first time in this process: each of the two defines what the
+    other needs, unless the other has, and behind npugraph_ex torchair cannot be loaded."""
+    torchair = import_module("torchair")
+    # Asks CANN's operator registry, which the stubs do not have.
+    import_module("torchair._ge_concrete_graph.compat_ir").is_cann_compat = lambda *_, **__: ""
+    utils = import_module("torchair._utils")
+    utils.add_npu_patch(utils.get_npu_default_decompositions(), torchair.CompilerConfig())
+    return torchair
 
 
 def histogram(nodes: list[Node]) -> Counter[str]:
