@@ -43,7 +43,12 @@ for mode in eager npugraph npugraph_ex bf16; do
   step demo_$mode scripts/run_batch.sh $profile demo_block_causal --overwrite "${one_device[@]}" "${settings[@]}" \
     --set input.limit=100 --set output.path="$out/demo_$mode.jsonl"
 done
-# Of its linears one rank holds a quarter, as in a run; then all of a node, with its collectives.
+same='import json, sys
+texts = [{json.loads(line)["id"]: json.loads(line).get("text") for line in open(path)} for path in sys.argv[1:]]
+for path, found in zip(sys.argv[2:], texts[1:]):
+    equal = sum(texts[0][key] == found.get(key) for key in texts[0])
+    print(f"{path}: {equal} of {len(texts[0])} texts are those of {sys.argv[1]}")'
+step same_texts "$PYTHON" -c "$same" "$out"/demo_{eager,npugraph,npugraph_ex,bf16}.jsonl
 for mode in npugraph_ex npugraph eager; do
   step bench_$mode scripts/bench.sh $profile first_910c --set graph.mode=$mode --shapes 1x32 1x64 2x32 2x64 2x128 \
     --output "$out/bench_$mode.json"
