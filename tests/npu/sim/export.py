@@ -29,8 +29,8 @@ def ge_graph(module: torch.nn.Module, *args: Any) -> list[Node]:
 
 
 def load_torchair() -> Any:
-    """Also to be called before npugraph_ex compiles for the first time in this process: both define the same, and behind
-    npugraph_ex torchair cannot be loaded."""
+    """Also to be called before npugraph_ex compiles for the first time in this process: both define the same, and
+    behind npugraph_ex torchair cannot be loaded."""
     torchair = import_module("torchair")
     # Asks CANN's operator registry, which the stubs do not have.
     import_module("torchair._ge_concrete_graph.compat_ir").is_cann_compat = lambda *_, **__: ""
