@@ -6,6 +6,7 @@ each data-parallel replica takes its share of that list, and the one leader of a
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import time
@@ -17,7 +18,15 @@ from common.config import ConfigError, DeviceProfile, InputConfig, OutputConfig,
 from common.inputs import InputLine, TokenizerLike, digest_prefix, prompt_or_reason, read_lines
 from common.launch import global_rank, num_started, share_from_first, wait_for_all
 from common.metrics import DEFINITIONS, fingerprint, request_record, summarize, summarize_start
-from common.output import OutputFile, join_output, read_records, recorded_identity, start_output
+from common.output import (
+    OutputFile,
+    decode_identity,
+    join_output,
+    read_records,
+    recorded_identity,
+    sidecar_path,
+    start_output,
+)
 from common.progress import Progress
 from common.request import Completion, GenerationRequest, Rejection
 from common.stop import Stopped
@@ -59,13 +68,15 @@ def run_batch(
     pending: list[int] = []
     if global_rank() == 0:
         output = start_output(Path(target.path), identity(profile, run), overwrite=overwrite, retry_errors=retry_errors)
-        done = {str(record["id"]) for record in read_records(output.path)}
+        done = set() if overwrite else {str(record["id"]) for record in read_records(output.path)}
         pending = [place for place, line in enumerate(lines) if line.key not in done]
         _log_start(lines, pending, output.path)
     try:
-        if not pending and num_started() == 1:
+        generator = build() if pending or num_started() > 1 else None
+        if output is not None:
+            output.begin()
+        if generator is None:
             return _finish(profile, run, None, Progress(Path(target.path), 0), 0.0)
-        generator = build()
         pending = share_from_first(pending)
         if output is None and generator.is_leader:
             output = join_output(Path(target.path))
@@ -81,10 +92,17 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
         raise ConfigError("the run file has no input section: add input.path, a JSONL file with one request a line")
     if run.output is None:
         raise ConfigError("the run file has no output section: add output.path, the JSONL file for the results")
-    paths = [Path(run.input.path), Path(run.output.path), metrics_path(run.output)]
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise ConfigError("input.path, output.path and output.metrics_path must be three different files")
+    target = Path(run.output.path)
+    paths = [Path(run.input.path), target, metrics_path(run.output), sidecar_path(target)]
+    if any(_is_same_file(one, other) for one, other in itertools.combinations(paths, 2)):
+        raise ConfigError(
+            "input.path, output.path, output.metrics_path and the .run.json beside output.path must be different files"
+        )
     return run.input, run.output
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
 
 
 def metrics_path(output: OutputConfig) -> Path:
@@ -103,7 +121,7 @@ def identity(profile: DeviceProfile, run: RunConfig) -> dict[str, Any]:
         "lora_path": run.lora_path,
         "load_format": run.load_format,
         "seed": run.seed,
-        **{f"decode.{key}": value for key, value in run.decode.model_dump(mode="json").items()},
+        **decode_identity(run.decode),
         "input.prompt_template": source.prompt_template,
         "input.add_bos_token": source.add_bos_token,
         "input_bytes": length,
@@ -183,7 +201,7 @@ def _text(completion: Completion, tokenizer: TokenizerLike, stops: Sequence[str]
 
 def _scored(line: InputLine, completion: Completion, text: str) -> dict[str, Any]:
     record = request_record(line.id, text, completion)
-    if "kind" in line.fields:
+    if isinstance(line.fields.get("kind"), str):
         record["kind"] = line.fields["kind"]
     if is_checkable(line):
         record |= _mark(line, text)
@@ -218,12 +236,14 @@ def _finish(
 ) -> dict[str, Any]:
     _, target = input_and_output(run)
     path = metrics_path(target)
-    if generator is None and path.is_file():
-        metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    summary = summarize(read_records(Path(target.path)))
+    if generator is None:
         logger.info("%s: every request is done already", target.path)
-        return metrics
+        metrics = _metrics_of(path, summary)
+        if metrics is not None:
+            return metrics
     metrics = {
-        **summarize(read_records(Path(target.path))),
+        **summary,
         "this_start": summarize_start(progress.records, wall_s),
         "environment": {
             **fingerprint(),
@@ -239,3 +259,14 @@ def _finish(
     temporary.write_text(json.dumps(metrics, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     temporary.replace(path)
     return metrics
+
+
+def _metrics_of(path: Path, summary: dict[str, Any]) -> dict[str, Any] | None:
+    """The metrics that an earlier start wrote, if they are of these records."""
+    try:
+        metrics = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    current = json.loads(json.dumps(summary))
+    is_current = isinstance(metrics, dict) and all(metrics.get(key) == value for key, value in current.items())
+    return metrics if is_current else None

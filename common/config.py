@@ -90,6 +90,13 @@ class DecodeConfig(Frozen):
             )
         return value
 
+    @field_validator("stop")
+    @classmethod
+    def _stops_somewhere(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in value:
+            raise ValueError("an empty stop string stops before the first token: remove it")
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> DecodeConfig:
         if self.strategy != "vanilla" and self.block_size > self.max_new_tokens:

@@ -58,7 +58,7 @@ def _why_impossible(request: GenerationRequest, decode: DecodeConfig, capacity: 
     if num_tokens > room:
         return (
             f"the prompt has {num_tokens} tokens, {room} fit beside max_new_tokens {decode.max_new_tokens}; "
-            "shorten it or raise max_model_len in the profile"
+            "shorten it, or raise max_model_len in the profile if the model has more positions"
         )
     if not capacity.can_hold([num_tokens], decode):
         return (
@@ -132,12 +132,20 @@ def build_generator(profile: DeviceProfile, run: RunConfig) -> Generator:
     """Load the run's model on the profile's hardware. Raises ConfigError, MissingCapability or EngineError."""
     model_config = load_model_config(run.model)
     tokenizer = load_tokenizer(run.model)
-    if run.decode.max_new_tokens >= min(profile.max_model_len, model_config.max_position_embeddings):
-        raise ConfigError(
-            f"decode.max_new_tokens {run.decode.max_new_tokens} leaves no room for a prompt in max_model_len "
-            f"{profile.max_model_len}: lower it, or raise max_model_len in the profile"
-        )
+    check_decode(run.decode, profile, model_config)
     return Generator(profile, run, build_engine(profile, run), tokenizer, model_config)
+
+
+def check_decode(decode: DecodeConfig, profile: DeviceProfile, model: ModelConfig) -> None:
+    """Settings against the model, before it is loaded. Raises ConfigError."""
+    for name, token_id in (("mask_token_id", decode.mask_token_id), ("eos_token_id", decode.eos_token_id)):
+        if token_id is not None and not 0 <= token_id < model.vocab_size:
+            raise ConfigError(f"decode.{name} {token_id} is no token: the model's vocabulary has {model.vocab_size}")
+    if decode.max_new_tokens >= min(profile.max_model_len, model.max_position_embeddings):
+        raise ConfigError(
+            f"decode.max_new_tokens {decode.max_new_tokens} leaves no room for a prompt: the model has "
+            f"{model.max_position_embeddings} positions, the profile's max_model_len is {profile.max_model_len}"
+        )
 
 
 def with_branch_budget(decode: DecodeConfig, engine: Engine) -> DecodeConfig:

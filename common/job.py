@@ -89,7 +89,7 @@ def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[
         worker = ["-m", "common.cli", known.command, *options]
     nodes = Nodes.from_environment(environment)
     num_here = processes_here(profile, nodes)
-    variables = {**profile.environment, "OMP_NUM_THREADS": str(max(1, _num_cpus() // num_here))}
+    variables = {"OMP_NUM_THREADS": str(max(1, _num_cpus() // num_here)), **profile.environment}
     added = {name: value for name, value in variables.items() if name not in environment}
     if num_here * nodes.count == 1:
         return Job(added, worker), profile, run

@@ -138,7 +138,7 @@ def _accuracy(finished: Sequence[Record]) -> dict[str, Any] | None:
     scored = [record for record in finished if "correct" in record]
     if not scored:
         return None
-    kinds = sorted({record["kind"] for record in scored if "kind" in record})
+    kinds = sorted({record["kind"] for record in scored if isinstance(record.get("kind"), str)})
     by_kind = {kind: _share_correct([record for record in scored if record.get("kind") == kind]) for kind in kinds}
     return {**_share_correct(scored), "by_kind": by_kind}
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.config import ConfigError
+from common.config import ConfigError, DecodeConfig
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +36,19 @@ def sidecar_path(path: Path) -> Path:
 class OutputFile:
     """Append-only records of one run. Made by `start_output` in the process that starts the run, else `join_output`."""
 
-    def __init__(self, path: Path, lock: int) -> None:
+    def __init__(self, path: Path, lock: int, overwrite_as: Mapping[str, Any] | None = None) -> None:
         self.path = path
         self._lock = lock
+        self._overwrite_as = overwrite_as
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._synced_at = time.monotonic()
+
+    def begin(self) -> None:
+        """Drop what an overwritten output held: when nothing can be refused any more, before the first record."""
+        if self._overwrite_as is not None:
+            os.ftruncate(self._descriptor, 0)
+            _write_identity(self._lock, self._overwrite_as)
+            self._overwrite_as = None
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one record, all or nothing: a write that stops short (disk full) is taken back and raises OSError."""
@@ -92,21 +100,22 @@ def start_output(path: Path, identity: Mapping[str, Any], *, overwrite: bool, re
     identity: what the records depend on; a resume under another identity is refused with the keys that differ.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        raise ConfigError(f"{path}: output.path is a folder; name a file in it")
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "no regular file"
+        raise ConfigError(f"{path}: output.path is {kind}; name a file")
     if path.exists() and path.stat().st_size and not sidecar_path(path).exists() and not overwrite:
         raise ConfigError(f"{path} exists and is not the output of a batch run: {_FIX}")
     lock = _lock_alone(path)
     try:
         if overwrite:
-            path.write_bytes(b"")
-        if path.exists() and path.stat().st_size:
+            pass  # the earlier records stay until `begin`
+        elif path.exists() and path.stat().st_size:
             _check_identity(path, identity)
             _repair(path, retry_errors)
         else:
             _write_identity(lock, identity)
         _share(lock, path)
-        return OutputFile(path, lock)
+        return OutputFile(path, lock, identity if overwrite else None)
     except BaseException:
         os.close(lock)
         raise
@@ -119,6 +128,10 @@ def recorded_identity(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):
         return None
     return identity if isinstance(identity, dict) else None
+
+
+def decode_identity(decode: DecodeConfig) -> dict[str, Any]:
+    return {f"decode.{key}": value for key, value in decode.model_dump(mode="json").items()}
 
 
 def join_output(path: Path) -> OutputFile:
@@ -207,9 +220,10 @@ def _write_identity(lock: int, identity: Mapping[str, Any]) -> None:
 
 
 def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
-    before = recorded_identity(path)
-    if before is None:
+    recorded = recorded_identity(path)
+    if recorded is None:
         raise ConfigError(f"{path} exists but {sidecar_path(path).name} does not say which run wrote it: {_FIX}")
+    before = {**decode_identity(DecodeConfig()), **recorded}  # a setting newer than the output had its default
     wanted = json.loads(json.dumps(identity))
     changed = [
         f"{key} was {before.get(key)!r}, is {wanted.get(key)!r}"

@@ -293,7 +293,7 @@ class Scheduler:
 
 def noise_key(seed: int, request_id: str) -> int:
     """A signed 64-bit key of (seed, request): the same on every rank and in every run."""
-    digest = hashlib.blake2b(f"{seed}/{request_id}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{seed}/{request_id}".encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 

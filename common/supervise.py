@@ -92,9 +92,10 @@ def _order(failure: Any) -> tuple[bool, float]:
     message = failure.error_file_data.get("message", {})
     extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
     noticed_at = float(extra.get("time", failure.timestamp))
-    if failure.exitcode < 0:
+    was_ended = failure.exitcode in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    if failure.exitcode < 0 and not was_ended:
         noticed_at -= _KILLED_HEAD_START_S
-    return failure.exitcode in (-signal.SIGTERM, 128 + signal.SIGTERM), noticed_at
+    return was_ended, noticed_at
 
 
 def write_error_file(sentence: str) -> None:

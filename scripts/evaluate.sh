@@ -3,7 +3,8 @@
 #
 #   scripts/evaluate.sh [PROFILE [RUN]] [--set key=value ...]        default: cpu demo
 #
-# 500 problems; on two CPU cores this takes most of an hour, vanilla's row alone half of it. Start it again to go on.
+# 500 problems (the README's have --set input.limit=700); on two CPU cores this takes hours, on a GPU with
+# --set max_num_requests=350 minutes. Start it again to go on.
 set -euo pipefail
 profile=cpu run=demo
 if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then profile=$1; shift; fi

@@ -131,8 +131,8 @@ def test_two_lines_with_one_id_are_refused(cpu: DeviceProfile, run: RunConfig) -
     [
         ({"input": None}, "no input section"),
         ({"output": None}, "no output section"),
-        ({"output": OutputConfig(path="in.jsonl")}, "must be three different files"),
-        ({"output": OutputConfig(path="o", metrics_path="in.jsonl")}, "must be three different files"),
+        ({"output": OutputConfig(path="in.jsonl")}, "must be different files"),
+        ({"output": OutputConfig(path="o", metrics_path="in.jsonl")}, "must be different files"),
         ({"input": InputConfig(path="absent.jsonl")}, "absent.jsonl: no such input file"),
         ({"input": InputConfig(path="empty.jsonl")}, "empty.jsonl: the input file is empty"),
     ],
@@ -148,19 +148,40 @@ def test_files_that_do_not_fit_are_refused(
         execute(cpu, run.model_copy(update=change))
 
 
+@pytest.mark.parametrize("name", ["o.jsonl", "o.jsonl.run.json", "o.metrics.json"])
+def test_a_run_never_writes_over_its_input(cpu: DeviceProfile, tmp_path: Path, name: str) -> None:
+    source, linked = tmp_path / "in.jsonl", tmp_path / name
+    run = RunConfig(model="m", input=InputConfig(path=str(source)), output=OutputConfig(path=str(tmp_path / "o.jsonl")))
+    write_input(run, [{"prompt": "a"}])
+    linked.hardlink_to(source)
+    before = source.read_bytes()
+    with pytest.raises(ConfigError, match="must be different files"):
+        execute(cpu, run, overwrite=True)
+    assert source.read_bytes() == before
+
+
+def test_an_output_that_is_no_regular_file_is_refused(cpu: DeviceProfile, run: RunConfig) -> None:
+    write_input(run, [{"prompt": "a"}])
+    with pytest.raises(ConfigError, match=r"/dev/null: output\.path is no regular file"):
+        execute(cpu, run.model_copy(update={"output": OutputConfig(path="/dev/null")}))
+
+
 # What is written
 
 
 def test_a_scorable_line_is_marked_and_keeps_its_kind(cpu: DeviceProfile, run: RunConfig) -> None:
     question = "#### 12"
     lines: Lines = [{"question": question, "final": 12, "kind": "math"}, {"question": question, "answer": "so #### 13"}]
-    write_input(run, [*lines, {"question": question, "answer": "no number"}, {"question": question, "final": "many"}])
+    lines += [{"question": question, "answer": "no number"}, {"question": question, "final": "many"}]
+    write_input(run, [*lines, {"question": question, "final": 1, "kind": 2}, {"question": question, "kind": [1]}])
     metrics = execute(cpu, run)
-    first, second, third, fourth = records(run)
+    first, second, third, fourth, *odd = records(run)
+    assert not any("kind" in record for record in odd)
     assert (first["correct"], first["kind"], second["correct"]) == (True, "math", False)
     assert "correct" not in third and "kind" not in second
     assert "correct" not in fourth and "unscored" in fourth
-    assert metrics is not None and metrics["accuracy"]["share"] == 0.5
+    assert metrics is not None and metrics["accuracy"]["by_kind"]["math"]["share"] == 1
+    assert (metrics["accuracy"]["correct"], metrics["accuracy"]["scored"]) == (1, 3)
 
 
 def test_the_text_ends_before_a_stop_string(cpu: DeviceProfile, run: RunConfig) -> None:
@@ -218,6 +239,48 @@ def test_a_finished_run_loads_no_model_again(cpu: DeviceProfile, run: RunConfig)
         raise AssertionError("the model was loaded for nothing")
 
     assert run_batch(cpu, run, build) == json.loads(json.dumps(first))
+
+
+def test_metrics_of_other_records_are_not_taken_for_these(cpu: DeviceProfile, run: RunConfig) -> None:
+    write_input(run, [{"id": 0, "prompt": "abc"}])
+    execute(cpu, run)
+    write_input(run, [{"id": number, "prompt": "abc"} for number in range(5)])
+    with pytest.raises(Interrupted):  # no metrics are written
+        run_batch(cpu, run, lambda: StopsAfter(cpu, run))
+    write_input(run, [{"id": number, "prompt": "abc"} for number in range(3)])
+    metrics = execute(cpu, run)
+    assert metrics is not None and metrics["requests"]["finished"] == 3
+    assert json.loads(output_path(run).with_suffix(".metrics.json").read_text())["requests"]["finished"] == 3
+
+
+def test_an_output_is_overwritten_only_once_the_model_is_there(cpu: DeviceProfile, run: RunConfig) -> None:
+    write_input(run, [{"id": number, "prompt": "abc"} for number in range(3)])
+    execute(cpu, run)
+    before = records(run)
+
+    def build() -> ScriptedGenerator:
+        raise ConfigError("no such model")
+
+    changed = run.model_copy(update={"decode": DecodeConfig(num_lookahead=1)})
+    with pytest.raises(ConfigError, match="no such model"):
+        run_batch(cpu, changed, build, overwrite=True)
+    assert records(run) == before
+    execute(cpu, run)  # it still belongs to the first run
+    execute(cpu, changed, overwrite=True)
+    assert len(records(run)) == 3
+    execute(cpu, changed)
+
+
+def test_a_setting_newer_than_the_output_had_its_default(cpu: DeviceProfile, run: RunConfig) -> None:
+    write_input(run, [{"prompt": "abc"}])
+    execute(cpu, run)
+    sidecar = sidecar_path(output_path(run))
+    identity = json.loads(sidecar.read_text())
+    del identity["decode.spawn_blocks"]
+    sidecar.write_text(json.dumps(identity))
+    execute(cpu, run)
+    with pytest.raises(ConfigError, match="spawn_blocks was 'all', is 'first'"):
+        execute(cpu, run.model_copy(update={"decode": DecodeConfig(spawn_blocks="first")}))
 
 
 def test_a_half_line_is_cut_off_and_done_again(cpu: DeviceProfile, run: RunConfig) -> None:

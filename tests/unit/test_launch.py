@@ -137,6 +137,10 @@ def test_the_users_environment_goes_before_the_profiles() -> None:
     assert not [line for line in exports if line.startswith(("export NCCL_NVLS", "export OMP"))]
 
 
+def test_the_profile_may_say_how_many_threads_a_process_has() -> None:
+    assert "export OMP_NUM_THREADS=3" in planned("cpu", "demo", "--set", "environment.OMP_NUM_THREADS=3")
+
+
 def test_several_nodes_share_the_processes() -> None:
     command = planned("h200_tp1_bp8", "gsm8k", NNODES="2", NODE_RANK="1", MASTER_ADDR="10.0.0.1", MASTER_PORT="1234")[
         -1
@@ -217,6 +221,11 @@ def test_a_killed_rank_is_the_cause_of_what_its_peers_report() -> None:
 def test_a_stopped_rank_that_had_to_be_killed_is_not_the_cause() -> None:
     failures = {0: Failure(2, told("the device has not answered", 99.0)), 1: Failure(-signal.SIGKILL, timestamp=129)}
     assert root_cause(failures) == ("rank 0 failed: the device has not answered", 2)
+
+
+def test_of_ranks_that_were_all_ended_the_first_is_the_cause() -> None:
+    failures = {0: Failure(-signal.SIGTERM, timestamp=101), 1: Failure(143, told("stopped by SIGTERM", 99.0))}
+    assert root_cause(failures) == ("rank 1 failed: stopped by SIGTERM", 143)
 
 
 def test_a_defect_points_to_its_own_traceback() -> None:

@@ -234,3 +234,7 @@ def test_an_empty_prompt_is_refused() -> None:
 def test_noise_keys_depend_on_seed_and_request_alone() -> None:
     assert noise_key(0, "a") == noise_key(0, "a")
     assert len({noise_key(seed, name) for seed in range(4) for name in "abcd"}) == 16
+
+
+def test_every_id_has_a_key_half_a_surrogate_pair_too() -> None:
+    assert noise_key(0, "\ud800") != noise_key(0, "\ud801")
