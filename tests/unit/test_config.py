@@ -33,7 +33,10 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
         ("model: m\nblock_size: 16", "FILE: block_size: unknown key; write it as decode.block_size"),
         ("model: m\ndecode: {tau: 1}", "FILE: decode.tau: unknown key; known keys of decode: strategy, num_lookahead"),
         ("model: m\ndecode: {block_size: 0}", "FILE: decode.block_size: set it to 1 or more (given 0)"),
-        ("model: m\ndecode: {stop: ['']}", "FILE: decode.stop: an empty stop string stops before the first token: remove it"),
+        (
+            "model: m\ndecode: {stop: ['']}",
+            "FILE: decode.stop: an empty stop string stops before the first token: remove it",
+        ),
         ("model: m\ndecode: {num_lookahead: -1}", "FILE: decode.num_lookahead: set it to 0 or more (given -1)"),
         ("model: m\ndecode: {num_lookahead: x}", "FILE: decode.num_lookahead: set it to a whole number (given 'x')"),
         ("model: m\ndecode: {skip_threshold: 2}", "FILE: decode.skip_threshold: set it to 1.0 or less (given 2)"),
