@@ -172,7 +172,10 @@ def quantize(
 def parity(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Golden traces, JSON.")],
 ) -> None:
-    """Replay traces of the published implementation step by step and compare everything; exit 1 at a difference."""
+    """Replay traces of the published implementation step by step and compare everything.
+
+    Exit 1 if one differs, 2 if one cannot be replayed; the others are replayed all the same.
+    """
     from common.parity import replay_files
 
     raise typer.Exit(replay_files(files))

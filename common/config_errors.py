@@ -22,9 +22,15 @@ _FIXES = {
     "float_parsing": "set it to a number",
     "float_type": "set it to a number",
     "bool_parsing": "set it to true or false",
+    "bool_type": "set it to true or false",
     "string_type": "write it as text, in quotes if need be",
     "tuple_type": "write it as a list",
-    "model_type": "write it as a section of settings, one key a line",
+    "list_type": "write it as a list",
+    "too_short": "write at least {min_length} of them",
+    "too_long": "write at most {max_length} of them",
+    "dict_type": "write it as keys with their values",
+    "model_type": "write it as a section of settings: keys with their values",
+    "json_invalid": "not valid JSON ({error})",
 }
 
 
@@ -36,7 +42,8 @@ def explain(error: ValidationError, path: Path, kind: type[BaseModel]) -> str:
         return f"{path}: {where}: unknown key; {_suggest(first['loc'], kind)}"
     fix = _FIXES.get(first["type"])
     message = fix.format(**first.get("ctx", {})) if fix else first["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(first["input"], (dict, BaseModel)) else f" (given {first['input']!r})"
+    is_whole = isinstance(first["input"], (dict, bytes, BaseModel))  # bytes: the file itself
+    given = "" if is_whole else f" (given {first['input']!r})"
     return f"{path}: {where + ': ' if where else ''}{message}{given}"
 
 

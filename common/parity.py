@@ -7,63 +7,110 @@ at EOS.
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.config import ConfigError, DecodeConfig, DeviceProfile, RunConfig
-from common.engine import Engine, build_engine
+from pydantic import Field, ValidationError, field_validator
+
+from common.config import AUTO_LOOKAHEAD, ConfigError, DecodeConfig, DeviceProfile, Frozen, RunConfig
+from common.config_errors import explain
+from common.engine import Engine, EngineError, build_engine
 from common.generate import decode_requests
+from common.models.config import load_model_config
 from common.request import Completion, GenerationRequest, Rejection
 from common.scheduler import Scheduler
 from common.state import StepRecord
 
+logger = logging.getLogger(__name__)
+
 SCORE_TOLERANCE = 1e-3
-_REQUIRED = ("model", "decode", "prompt", "generated", "num_forward_steps", "steps")
+
+
+class TraceStep(Frozen):
+    """What one step must do; branches in the order forwarded, lookaheads first and the anchor last."""
+
+    num_branches: int | None = None  # the lists below have its length
+    committed: list[int]
+    window_lengths: list[int]
+    branch_scores: list[tuple[float, bool]]  # C(B), is it the anchor
+    winner_is_anchor: bool
+    filled: dict[int, int]  # position -> token
+    lookahead: list[tuple[int, int, float]]  # position, token, confidence
+
+
+class Trace(Frozen):
+    """A trace file; tests/golden/README.md says what the keys mean. `model` is a folder beside the file."""
+
+    model: str
+    decode: DecodeConfig
+    prompt: list[int] = Field(min_length=1)
+    generated: list[int]
+    num_forward_steps: int
+    steps: list[TraceStep]
+
+    @field_validator("decode")
+    @classmethod
+    def _names_its_numbers(cls, decode: DecodeConfig) -> DecodeConfig:
+        if decode.mask_token_id is None:
+            raise ValueError("mask_token_id is missing: add the id that the trace was made with")
+        if decode.num_lookahead == AUTO_LOOKAHEAD:
+            raise ValueError("num_lookahead auto differs between devices: set it to the trace's number")
+        return decode
 
 
 def replay_files(paths: Sequence[Path], profile: DeviceProfile | None = None) -> int:
-    """Replay every trace, print a line each; 0 if all agree, 1 otherwise. Raises ConfigError for an unreadable
-    trace."""
-    num_failed = 0
-    for path in paths:
+    """Replay every trace, print a line each; 0 if all agree, 1 if some differ, 2 if some could not be replayed."""
+    codes = [_replay_file(path, profile or cpu_profile()) for path in paths]
+    print(f"{codes.count(0)} passed, {codes.count(1)} failed, {codes.count(2)} not replayed")
+    return max(codes, default=0)
+
+
+def _replay_file(path: Path, profile: DeviceProfile) -> int:
+    """Print or log what became of one trace; its exit code."""
+    try:
         trace = read_trace(path)
-        difference = first_difference(trace, path.parent / trace["model"], profile or cpu_profile())
-        num_failed += difference is not None
-        print(f"{path.name}: {difference or 'ok, ' + str(trace['num_forward_steps']) + ' steps'}")
-    print(f"{len(paths) - num_failed} passed, {num_failed} failed")
-    return 1 if num_failed else 0
+        difference = first_difference(trace, path.parent / trace.model, profile)
+    except (ConfigError, EngineError, OSError) as error:
+        logger.error("%s: %s", path, " ".join(str(error).removeprefix(f"{path}: ").split()))
+        return 2
+    print(f"{path.name}: {difference or f'ok, {trace.num_forward_steps} steps'}")
+    return 0 if difference is None else 1
 
 
 def cpu_profile() -> DeviceProfile:
     return DeviceProfile(name="parity", engine="lopa_cuda", device="cpu", dtype="float32")
 
 
-def read_trace(path: Path) -> dict[str, Any]:
+def read_trace(path: Path) -> Trace:
+    """The checked trace. Raises ConfigError naming file, key and fix."""
     if not path.is_file():
         raise ConfigError(f"{path}: no such trace file")
     try:
-        trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid JSON ({error}); is it a trace?") from None
-    missing = [key for key in _REQUIRED if not isinstance(trace, dict) or key not in trace]
-    if missing:
-        raise ConfigError(f"{path}: not a trace, it lacks {', '.join(missing)}; see tests/golden/README.md")
-    return trace
+        return Trace.model_validate_json(path.read_bytes(), strict=True)
+    except ValidationError as error:
+        raise ConfigError(explain(error, path, Trace)) from None
 
 
-def replay(trace: dict[str, Any], model: Path, profile: DeviceProfile) -> tuple[list[StepRecord], Completion]:
+def replay(trace: Trace, model: Path, profile: DeviceProfile) -> tuple[list[StepRecord], Completion]:
     """Decode the trace's prompt with its settings; every step's record, and the completion."""
-    try:
-        decode = DecodeConfig(**{**trace["decode"], "stop_at_eos": False})
-    except ValueError as error:
-        raise ConfigError(f"decode settings of the trace: {' '.join(str(error).split())}") from None
+    _check_token_ids(trace, load_model_config(model).vocab_size)
+    decode = trace.decode.model_copy(update={"stop_at_eos": False})
     engine = build_engine(profile, RunConfig(model=str(model), decode=decode))
     try:
-        return _replay(engine, decode, trace["prompt"])
+        return _replay(engine, decode, trace.prompt)
     finally:
         engine.close()
+
+
+def _check_token_ids(trace: Trace, vocab_size: int) -> None:
+    for key, ids in (("prompt", trace.prompt), ("decode.mask_token_id", [trace.decode.mask_token_id])):
+        for token in ids:
+            if token not in range(vocab_size):
+                raise ConfigError(
+                    f"{key}: {token} is not one of the model's {vocab_size} token ids, 0 to {vocab_size - 1}"
+                )
 
 
 def _replay(engine: Engine, decode: DecodeConfig, prompt: list[int]) -> tuple[list[StepRecord], Completion]:
@@ -75,45 +122,49 @@ def _replay(engine: Engine, decode: DecodeConfig, prompt: list[int]) -> tuple[li
     request = GenerationRequest("parity", tuple(prompt))
     (result,) = decode_requests(iter([request]), scheduler, engine)
     if isinstance(result, Rejection):
-        raise ConfigError(f"the trace's prompt cannot be decoded: {result.reason}")
+        raise ConfigError(f"prompt: {result.reason}")
     return records, result
 
 
-def first_difference(trace: dict[str, Any], model: Path, profile: DeviceProfile) -> str | None:
+def first_difference(trace: Trace, model: Path, profile: DeviceProfile) -> str | None:
     """One sentence on the first step or token that disagrees with the trace; None if all agree."""
     records, completion = replay(trace, model, profile)
-    for number, (expected, record) in enumerate(zip(trace["steps"], records, strict=False), start=1):
-        for what, wanted, found in _compared(expected, record):
-            if wanted != found:
-                return f"step {number}: {what} {found}, the trace has {wanted}"
-        difference = _score_difference(expected["branch_scores"], record.branch_scores)
+    for number, (expected, record) in enumerate(zip(trace.steps, records, strict=False), start=1):
+        difference = _step_difference(expected, record)
         if difference:
             return f"step {number}: {difference}"
-    if completion.num_forwards != trace["num_forward_steps"]:
-        return f"{completion.num_forwards} forward steps, the trace has {trace['num_forward_steps']}"
-    for place, (token, expected_token) in enumerate(zip(completion.canvas_token_ids, trace["generated"], strict=False)):
+    if completion.num_forwards != trace.num_forward_steps:
+        return f"{completion.num_forwards} forward steps, the trace has {trace.num_forward_steps}"
+    for place, (token, expected_token) in enumerate(zip(completion.canvas_token_ids, trace.generated, strict=False)):
         if token != expected_token:
             return f"generated token {place} is {token}, the trace has {expected_token}"
-    if len(completion.canvas_token_ids) != len(trace["generated"]):
-        return f"{len(completion.canvas_token_ids)} tokens, the trace has {len(trace['generated'])}"
+    if len(completion.canvas_token_ids) != len(trace.generated):
+        return f"{len(completion.canvas_token_ids)} tokens, the trace has {len(trace.generated)}"
     return None
 
 
-def _compared(expected: dict[str, Any], record: StepRecord) -> Iterator[tuple[str, Any, Any]]:
-    yield "window lengths", expected["window_lengths"], record.window_lengths
-    if "committed" in expected:
-        yield "commit lengths", expected["committed"], [record.commit_length] * len(expected["committed"])
-    yield "winner is anchor", expected["winner_is_anchor"], record.winner_is_anchor
-    yield "fills", {int(key): token for key, token in expected["filled"].items()}, record.filled
-    lookahead = [[position, token] for position, token, _ in record.lookahead]
-    yield "lookaheads", [list(made[:2]) for made in expected["lookahead"]], lookahead
-
-
-def _score_difference(expected: list[list[Any]], found: list[float]) -> str | None:
-    wanted = [float(score) for score, _ in expected]
-    if len(wanted) != len(found):
-        return f"{len(found)} branches, the trace has {len(wanted)}"
-    for branch, (score, want) in enumerate(zip(found, wanted, strict=True)):
-        if not abs(score - want) <= SCORE_TOLERANCE:
-            return f"score of branch {branch} is {score:.6f}, the trace has {want:.6f}"
+def _step_difference(expected: TraceStep, record: StepRecord) -> str | None:
+    for what, wanted, found in _exact(expected, record):
+        if wanted != found:
+            return f"{what} {found}, the trace has {wanted}"
+    for what, wanted, found in _close(expected, record):
+        if not abs(wanted - found) <= SCORE_TOLERANCE:
+            return f"{what} is {found:.6f}, the trace has {wanted:.6f}"
     return None
+
+
+def _exact(expected: TraceStep, record: StepRecord) -> Iterator[tuple[str, Any, Any]]:
+    """What must be the same: positions, tokens, counts. Lists that are the same here are of one length in `_close`."""
+    num_branches = len(record.branch_scores)
+    yield "window lengths", expected.window_lengths, record.window_lengths
+    yield "commit lengths", expected.committed, [record.commit_length] * num_branches
+    yield "number of branches", len(expected.branch_scores), num_branches
+    yield "winner is anchor", expected.winner_is_anchor, record.winner_is_anchor
+    yield "fills", expected.filled, record.filled
+    yield "lookaheads", [made[:2] for made in expected.lookahead], [made[:2] for made in record.lookahead]
+
+
+def _close(expected: TraceStep, record: StepRecord) -> Iterator[tuple[str, float, float]]:
+    """What must agree up to SCORE_TOLERANCE."""
+    for branch, ((wanted, _), found) in enumerate(zip(expected.branch_scores, record.branch_scores, strict=True)):
+        yield f"score of branch {branch}", wanted, found

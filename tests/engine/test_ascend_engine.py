@@ -69,7 +69,7 @@ def decode_all(engine: Engine, decode: DecodeConfig, prompts: list[list[int]] = 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
 def test_every_step_of_the_trace_is_reproduced(path: Path) -> None:
     trace = read_trace(path)
-    assert first_difference(trace, GOLDEN / trace["model"], profile()) is None
+    assert first_difference(trace, GOLDEN / trace.model, profile()) is None
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from common.config import ConfigError
-from common.parity import cpu_profile, first_difference, read_trace, replay_files
+from common.parity import Trace, cpu_profile, first_difference, read_trace, replay_files
 
 HERE = Path(__file__).parent
 TRACES = sorted(HERE.glob("*.json"))
+SHORT = json.loads((HERE / "11_low_threshold_k3.json").read_text())
+DECODE, STEPS = SHORT["decode"], SHORT["steps"]
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
 def test_every_step_of_the_trace_is_reproduced(path: Path) -> None:
     trace = read_trace(path)
-    assert first_difference(trace, HERE / trace["model"], cpu_profile()) is None
+    assert first_difference(trace, HERE / trace.model, cpu_profile()) is None
 
 
 def _spoil(trace: dict[str, Any], what: str) -> None:
@@ -42,25 +44,74 @@ def _spoil(trace: dict[str, Any], what: str) -> None:
 
 @pytest.mark.parametrize("what", ["score", "winner", "fill", "lookahead", "window", "steps", "token"])
 def test_a_trace_that_differs_is_noticed(what: str) -> None:
-    trace = read_trace(HERE / "03_full_k3.json")
-    _spoil(trace, what)
-    assert first_difference(trace, HERE / trace["model"], cpu_profile()) is not None
+    tree = json.loads((HERE / "03_full_k3.json").read_text())
+    _spoil(tree, what)
+    trace = Trace.model_validate(tree)
+    assert first_difference(trace, HERE / trace.model, cpu_profile()) is not None
+
+
+def write_trace(folder: Path, name: str, **changes: Any) -> Path:
+    """A short trace with other values under some keys, and its model; `...` leaves a key out."""
+    shutil.copytree(HERE / SHORT["model"], folder / SHORT["model"], dirs_exist_ok=True)
+    path = folder / name
+    path.write_text(json.dumps({key: value for key, value in {**SHORT, **changes}.items() if value is not ...}))
+    return path
 
 
 def test_replay_files_exits_with_one_on_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = read_trace(HERE / "11_low_threshold_k3.json")
-    shutil.copytree(HERE / trace["model"], tmp_path / trace["model"])
-    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    good.write_text(json.dumps(trace))
-    trace["steps"][2]["window_lengths"][0] += 1
-    bad.write_text(json.dumps(trace))
+    good = write_trace(tmp_path, "good.json")
+    bad = write_trace(tmp_path, "bad.json", steps=[*STEPS[:2], {**STEPS[2], "window_lengths": [1]}, *STEPS[3:]])
     assert replay_files([good]) == 0
     assert replay_files([good, bad]) == 1
     assert "bad.json: step 3: window lengths" in capsys.readouterr().out
 
 
-def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"generated": ...}, "generated: this key is missing"),
+        ({"generated": None}, "generated: write it as a list"),
+        ({"model": 3}, "model: write it as text"),
+        ({"model": "absent"}, "absent: no such folder"),
+        ({"decode": [1]}, "decode: write it as a section of settings"),
+        ({"decode": {**DECODE, "num_lookahed": 3}}, "decode.num_lookahed: unknown key; did you mean"),
+        ({"decode": {**DECODE, "mask_token_id": None}}, "decode: mask_token_id is missing"),
+        ({"decode": {**DECODE, "mask_token_id": 320}}, "decode.mask_token_id: 320 is not one of the model's 320"),
+        ({"decode": {**DECODE, "num_lookahead": "auto"}}, "decode: num_lookahead auto"),
+        ({"prompt": "hello"}, "prompt: write it as a list"),
+        ({"prompt": []}, "prompt: write at least 1"),
+        ({"prompt": [-1]}, "prompt: -1 is not one of"),
+        ({"prompt": [99999999]}, "prompt: 99999999 is not one of"),
+        ({"prompt": [5] * 9999}, "prompt: the prompt has 9999 tokens"),
+        ({"steps": [7]}, "steps.0: write it as a section of settings"),
+        ({"steps": [{key: STEPS[0][key] for key in STEPS[0] if key != "filled"}]}, "steps.0.filled: this key is"),
+        ({"steps": [{**STEPS[0], "filled": {"x": 1}}]}, "steps.0.filled.x"),
+        ({"steps": [{**STEPS[0], "filled": {"24": True}}]}, "steps.0.filled.24: set it to a whole number"),
+    ],
+)
+def test_a_trace_that_makes_no_sense_is_one_sentence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], message: str
+) -> None:
+    path = write_trace(tmp_path, "x.json", **changes)
+    assert replay_files([path]) == 2
+    (record,) = caplog.records
+    sentence = record.getMessage()
+    assert sentence.startswith(f"{path}: ") and message in sentence and "\n" not in sentence
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 999, b"\xff"], ids=["empty", "cut", "deep", "binary"])
+def test_a_file_that_is_no_json_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.json"
-    path.write_text('{"model": "model_a"}')
-    with pytest.raises(ConfigError, match="not a trace, it lacks decode"):
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="not valid JSON"):
         read_trace(path)
+
+
+def test_the_traces_after_one_that_cannot_be_replayed_are_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    absent, homeless = tmp_path / "absent.json", write_trace(tmp_path, "homeless.json", model="absent")
+    good = write_trace(tmp_path, "good.json")
+    assert replay_files([absent, homeless, good]) == 2
+    assert capsys.readouterr().out == "good.json: ok, 9 steps\n1 passed, 0 failed, 2 not replayed\n"
+    assert [record.getMessage().split(": ")[0] for record in caplog.records] == [str(absent), str(homeless)]
