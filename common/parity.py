@@ -25,7 +25,7 @@ from common.state import StepRecord
 
 logger = logging.getLogger(__name__)
 
-SCORE_TOLERANCE = 1e-3
+SCORE_TOLERANCE = 1e-3  # of branch scores and of lookaheads' confidences
 
 
 class TraceStep(Frozen):
@@ -133,6 +133,8 @@ def first_difference(trace: Trace, model: Path, profile: DeviceProfile) -> str |
         difference = _step_difference(expected, record)
         if difference:
             return f"step {number}: {difference}"
+    if len(records) != len(trace.steps):
+        return f"{len(records)} steps, the trace holds {len(trace.steps)}"
     if completion.num_forwards != trace.num_forward_steps:
         return f"{completion.num_forwards} forward steps, the trace has {trace.num_forward_steps}"
     for place, (token, expected_token) in enumerate(zip(completion.canvas_token_ids, trace.generated, strict=False)):
@@ -156,9 +158,12 @@ def _step_difference(expected: TraceStep, record: StepRecord) -> str | None:
 def _exact(expected: TraceStep, record: StepRecord) -> Iterator[tuple[str, Any, Any]]:
     """What must be the same: positions, tokens, counts. Lists that are the same here are of one length in `_close`."""
     num_branches = len(record.branch_scores)
+    if expected.num_branches is not None:
+        yield "number of branches", expected.num_branches, num_branches
     yield "window lengths", expected.window_lengths, record.window_lengths
     yield "commit lengths", expected.committed, [record.commit_length] * num_branches
-    yield "number of branches", len(expected.branch_scores), num_branches
+    is_anchor = [False] * (num_branches - 1) + [True]
+    yield "branches that are the anchor", [is_it for _, is_it in expected.branch_scores], is_anchor
     yield "winner is anchor", expected.winner_is_anchor, record.winner_is_anchor
     yield "fills", expected.filled, record.filled
     yield "lookaheads", [made[:2] for made in expected.lookahead], [made[:2] for made in record.lookahead]
@@ -168,3 +173,5 @@ def _close(expected: TraceStep, record: StepRecord) -> Iterator[tuple[str, float
     """What must agree up to SCORE_TOLERANCE."""
     for branch, ((wanted, _), found) in enumerate(zip(expected.branch_scores, record.branch_scores, strict=True)):
         yield f"score of branch {branch}", wanted, found
+    for place, (made, spawned) in enumerate(zip(expected.lookahead, record.lookahead, strict=True)):
+        yield f"confidence of lookahead {place}", made[2], spawned[2]

@@ -40,14 +40,31 @@ def _spoil(trace: dict[str, Any], what: str) -> None:
         trace["num_forward_steps"] += 1
     elif what == "token":
         trace["generated"][-1] += 1
+    elif what == "branches":
+        step["num_branches"] += 1
+    elif what == "confidence":
+        step["lookahead"][0][2] += 0.002
+    elif what == "anchor":
+        step["branch_scores"][0][1] = True
 
 
-@pytest.mark.parametrize("what", ["score", "winner", "fill", "lookahead", "window", "steps", "token"])
+@pytest.mark.parametrize(
+    "what",
+    ["score", "winner", "fill", "lookahead", "window", "steps", "token", "branches", "confidence", "anchor"],
+)
 def test_a_trace_that_differs_is_noticed(what: str) -> None:
     tree = json.loads((HERE / "03_full_k3.json").read_text())
     _spoil(tree, what)
     trace = Trace.model_validate(tree)
     assert first_difference(trace, HERE / trace.model, cpu_profile()) is not None
+
+
+@pytest.mark.parametrize("kept", [0, 3, 28, 30])
+def test_steps_that_are_missing_or_too_many_are_noticed(kept: int) -> None:
+    tree = json.loads((HERE / "03_full_k3.json").read_text())
+    tree["steps"] = (tree["steps"] + tree["steps"][-1:])[:kept]
+    trace = Trace.model_validate(tree)
+    assert first_difference(trace, HERE / trace.model, cpu_profile()) == f"29 steps, the trace holds {kept}"
 
 
 def write_trace(folder: Path, name: str, **changes: Any) -> Path:
