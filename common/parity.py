@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 SCORE_TOLERANCE = 1e-3  # of branch scores and of lookaheads' confidences
 
 
-class TraceStep(Frozen):
+class TraceStep(Frozen, extra="ignore"):
     """What one step must do; branches in the order forwarded, lookaheads first and the anchor last."""
 
     num_branches: int | None = None  # the lists below have its length
@@ -40,8 +40,11 @@ class TraceStep(Frozen):
     lookahead: list[tuple[int, int, float]]  # position, token, confidence
 
 
-class Trace(Frozen):
-    """A trace file; tests/golden/README.md says what the keys mean. `model` is a folder beside the file."""
+class Trace(Frozen, extra="ignore"):
+    """A trace file; tests/golden/README.md says what the keys mean. `model` is a folder beside the file.
+
+    Keys that are not listed are remarks of whoever made the trace.
+    """
 
     model: str
     decode: DecodeConfig

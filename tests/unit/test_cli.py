@@ -47,7 +47,10 @@ def test_a_run_writes_results_metrics_and_a_table(tmp_path: Path) -> None:
         (["run", "-p", "cpu", "run.yaml", "--set", "decode.block_size=0"], "lopa: run.yaml: decode.block_size: set it"),
         (["run", "-p", "cpu", "run.yaml", "--set", "input.path=q"], "lopa: q: no such input file; set input.path"),
         (["run", "-p", "cpu_bp2", "run.yaml"], "lopa: profile cpu_bp2 wants 2 processes"),
-        (["run", "-p", "cpu", "run.yaml", "--set", "output.path=in.jsonl"], "lopa: input.path, output.path and"),
+        (
+            ["run", "-p", "cpu", "run.yaml", "--set", "output.path=in.jsonl"],
+            "lopa: input.path, output.path, output.metrics_path",
+        ),
         (["run", "-p", "cpu", "run.yaml", "--set", "output.path=/proc/x"], "lopa: "),
         (["evaluate", "-p", "cpu", "run.yaml", "run.yaml"], "lopa: run.yaml: model: unknown key"),
         (["doctor", "-p", "nope"], "lopa: nope: no such file, and not one of the profiles"),
