@@ -153,8 +153,15 @@ class _Settings:
 
     def _pattern(self, key: str, module: str, default: Any) -> Any:
         """PEFT's rule: a pattern matches the end of the module's name, from a dot on."""
-        for pattern, value in (self._tree.get(key) or {}).items():
-            if re.fullmatch(rf"(.*\.)?({pattern})", module):
+        patterns = self._tree.get(key) or {}
+        if not isinstance(patterns, dict):
+            raise self._error(key, f"expected patterns with their values, found {patterns!r}; restore the file")
+        for pattern, value in patterns.items():
+            try:
+                is_match = re.fullmatch(rf"(.*\.)?({pattern})", module)
+            except re.error as error:
+                raise self._error(key, f"{pattern!r} is no pattern ({error}); restore the file") from None
+            if is_match:
                 return value
         return default
 

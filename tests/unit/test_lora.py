@@ -138,6 +138,8 @@ def test_adapter_may_be_sharded_and_name_its_default_adapter(tmp_path: Path) -> 
         ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4 changes the base weights"),
         ({"r": None}, "r: expected a number above 0"),
         ({"lora_alpha": "32"}, "lora_alpha: expected a number above 0"),
+        ({"rank_pattern": [1]}, "rank_pattern: expected patterns with their values"),
+        ({"rank_pattern": {"(": 4}}, "rank_pattern: .* is no pattern"),
         ({"r": 4}, r"_proj\.lora_A\.weight: shape \[3, \d+\], but r .* ask for \[4, \d+\]"),
         ({"target_modules": [*TARGETS, "k_proj"]}, "'k_proj' has no tensors"),
         ({"target_modules": ["q_proj", "v_proj", "o_proj"]}, "down_proj has tensors but is not listed"),
