@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from common.config import DecodeConfig, DeviceProfile, RunConfig
     from common.launch import Mesh
 
-ENGINES = {"lopa_cuda": "lopa_cuda.engine", "lopa_ascend": "lopa_ascend.engine"}
+ENGINES = {"lopa_cuda": "lopa_cuda.assemble", "lopa_ascend": "lopa_ascend.assemble"}
 
 
 class EngineError(RuntimeError):
@@ -89,5 +89,5 @@ def build_engine(profile: DeviceProfile, run: RunConfig) -> Engine:
     from common.launch import resolve_engine
 
     module = import_module(ENGINES[resolve_engine(profile)])
-    engine: Engine = module.build(profile, run)
+    engine: Engine = module.assemble(profile, run)
     return engine

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from common.config import ConfigError, DeviceProfile, RunConfig
+from common.config import ConfigError
 from common.engine import EngineError
 from common.launch import Mesh, close_mesh
 from common.plan import Int, Predictions, StepPlan
@@ -25,13 +25,6 @@ from lopa_ascend.kv_cache import PagedKVCache
 from lopa_ascend.ops import Ops
 from lopa_ascend.pages import PageBook, PagedCapacity
 from lopa_ascend.step import Reads, lay_out, rows_by_rank
-
-
-def build(profile: DeviceProfile, run: RunConfig) -> AscendEngine:
-    """Load the run's model onto this process's device. Raises ConfigError or MissingCapability before loading."""
-    from lopa_ascend.assemble import assemble  # here because it stands on this module
-
-    return assemble(profile, run)
 
 
 class AscendEngine:

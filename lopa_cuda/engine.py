@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.config import DecodeConfig
 from common.engine import Capacity, EngineError
 from common.launch import close_mesh
 from common.models.config import ModelConfig
@@ -28,13 +28,6 @@ from lopa_cuda.kv_cache import StaticKVCache
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.passes import Passes
 from lopa_cuda.warmup import warm_up
-
-
-def build(profile: DeviceProfile, run: RunConfig) -> CudaEngine:
-    """Load the run's model onto this process's device. Raises ConfigError or MissingCapability before loading."""
-    from lopa_cuda.assemble import assemble  # here because it stands on this module
-
-    return assemble(profile, run)
 
 
 class CudaEngine:

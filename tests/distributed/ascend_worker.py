@@ -26,7 +26,8 @@ from common.models.config import load_model_config
 from common.plan import Int, StepPlan
 from common.request import Completion, GenerationRequest
 from common.scheduler import Scheduler
-from lopa_ascend.engine import AscendEngine, build
+from lopa_ascend.assemble import assemble
+from lopa_ascend.engine import AscendEngine
 
 PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(length)] for n, length in enumerate((121, 9, 40))]
 SETTINGS = {
@@ -76,7 +77,7 @@ def compare_commits(engine: AscendEngine, tolerance: float) -> None:
 def run_rank(model: Path, output: Path, profile: DeviceProfile, settings: list[str]) -> None:
     torch.set_num_threads(1)
     with simulated(profile.device):
-        engine = build(profile, RunConfig(model=str(model), max_num_requests=2, decode=decode_of("k=7")))
+        engine = assemble(profile, RunConfig(model=str(model), max_num_requests=2, decode=decode_of("k=7")))
         compare_commits(engine, 1e-4 if profile.dtype == "float32" else 0.05)
         results = {name: decode_all(engine, model, decode_of(name)) for name in settings}
         rank = engine.mesh.rank

@@ -20,7 +20,8 @@ from common.plan import Sampling
 from common.request import Completion, GenerationRequest
 from common.scheduler import Scheduler
 from common.tokenizer import load_tokenizer
-from lopa_ascend.engine import AscendEngine, build
+from lopa_ascend.assemble import assemble
+from lopa_ascend.engine import AscendEngine
 from lopa_ascend.graph_cache import folder_of
 from lopa_ascend.ops.twins import quant
 from lopa_ascend.shapes import Shapes
@@ -85,7 +86,7 @@ def engine_on(
             "graph": {"mode": mode, "cache_dir": cache_dir and str(cache_dir), **shapes},
         }
     )  # fmt: skip
-    return build(profile, RunConfig(model=str(model), decode=decode, max_num_requests=2))
+    return assemble(profile, RunConfig(model=str(model), decode=decode, max_num_requests=2))
 
 
 def decode_all(
@@ -245,7 +246,7 @@ def test_every_call_at_dream_7b_shapes_is_accepted_and_a_layer_keeps_its_budget(
             "graph": {"mode": mode, "window_buckets": [80, 160], "row_buckets": [4, 8]},
         }
     )  # fmt: skip
-    engine = build(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=decode))
+    engine = assemble(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=decode))
     streams: list[list[Any]] = []
     traffic: list[Any] = []
     launch = engine.launch
@@ -287,7 +288,7 @@ def test_every_shape_that_may_be_captured_is_accepted(
         }
     )  # fmt: skip
     decode = causal()
-    passes = build(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=decode)).passes
+    passes = assemble(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=decode)).passes
     shapes, sampling = Shapes.of((), ()), Sampling("neg_entropy", 1000)
     npu.stream.clear()
     with torch.no_grad():
