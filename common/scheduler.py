@@ -195,41 +195,45 @@ class Scheduler:
         for index in branch.activated:
             decoding.blocks[index].is_fully_activated = True
         if branch.position is not None:
-            block = decoding.blocks[decoding.block_index_at(branch.position)]
-            self._write(decoding, block, np.array([branch.position]), np.array([branch.token]))
+            decoding.blocks[decoding.block_index_at(branch.position)].num_masked -= 1
+            self._write(decoding, np.array([branch.position]), np.array([branch.token]))
 
     def _fill(self, step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> dict[int, int]:
         """Fill every mask above tau_conf; a fully activated block without one fills its most confident mask."""
         decoding, start = step.decoding, step.window.start
-        filled: dict[int, int] = {}
+        if not fillable:
+            return {}
+        masked_C = _masked_positions(decoding, fillable)
+        chosen_C = aligned.probability_BW[winner, masked_C - start] > self.decode.skip_threshold
+        first = 0
         for block in fillable:
-            if not block.num_masked:
-                continue
-            masked_N = _masked_offsets(decoding, block, start)
-            chosen_N = masked_N[aligned.probability_BW[winner, masked_N] > self.decode.skip_threshold]
-            if not chosen_N.size and block.is_fully_activated:
-                chosen_N = masked_N[[aligned.confidence_BW[winner, masked_N].argmax()]]
-            if chosen_N.size:
-                token_N = aligned.token_BW[winner, chosen_N]
-                self._write(decoding, block, chosen_N + start, token_N)
-                filled.update(zip((chosen_N + start).tolist(), token_N.tolist(), strict=True))
-        return filled
+            own = slice(first, first + block.num_masked)
+            first = own.stop
+            if block.is_fully_activated and block.num_masked and not chosen_C[own].any():
+                confidence_N = aligned.confidence_BW[winner, masked_C[own] - start]
+                chosen_C[own.start + int(confidence_N.argmax())] = True
+            block.num_masked -= np.count_nonzero(chosen_C[own])
+        position_N = masked_C[chosen_C]
+        if not position_N.size:
+            return {}
+        token_N = aligned.token_BW[winner, position_N - start]
+        self._write(decoding, position_N, token_N)
+        return dict(zip(position_N.tolist(), token_N.tolist(), strict=True))
 
-    def _write(self, decoding: DecodingRequest, block: Block, position_N: Int, token_N: Int) -> None:
+    def _write(self, decoding: DecodingRequest, position_N: Int, token_N: Int) -> None:
         decoding.token_S[position_N] = token_N
         decoding.is_masked_S[position_N] = False
-        block.num_masked -= len(position_N)
         decoding.has_eos = decoding.has_eos or bool((token_N == self._eos_token_id).any())
 
     def _spawn(self, step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> list[Branch]:
         """Up to k lookaheads, each the anchor plus one more of its remaining masks; then the anchor."""
         decoding, start = step.decoding, step.window.start
-        masked = [_masked_offsets(decoding, block, start) for block in fillable if block.num_masked]
+        masked = [block for block in fillable if block.num_masked]
         if self.decode.spawn_blocks == "first":
             masked = masked[:1]
         if not masked or self.decode.num_lookahead == 0:
             return [Branch()]
-        candidate_C = np.concatenate(masked)
+        candidate_C = _masked_positions(decoding, masked) - start
         confidence_C = aligned.confidence_BW[winner, candidate_C]
         rng = self._rng(decoding, stream=1)
         order_K = spawn_order(self.decode.spawn_rule, confidence_C, self.decode.num_lookahead, rng)
@@ -248,6 +252,9 @@ class Scheduler:
 
     def _completion(self, decoding: DecodingRequest, now: float) -> Completion | None:
         """The finished request, or None while it goes on."""
+        may_end_early = decoding.has_eos or self._find_stop is not None
+        if not (may_end_early or self._is_done(decoding) or self._is_out_of_steps(decoding)):
+            return None
         generated = decoding.token_S[decoding.prompt_length : decoding.blocks[-1].end]
         is_masked = decoding.is_masked_S[decoding.prompt_length : decoding.blocks[-1].end]
         num_filled_prefix = int(is_masked.argmax()) if is_masked.any() else len(generated)
@@ -280,7 +287,7 @@ class Scheduler:
             return num_kept, "eos"
         if self._is_done(decoding):
             return num_kept, "eos" if eos_at.size else "length"
-        if decoding.num_forwards >= (self.decode.max_steps or 2 * self.decode.max_new_tokens + 16):
+        if self._is_out_of_steps(decoding):
             return num_kept, "max_steps"
         return num_kept, None
 
@@ -289,6 +296,9 @@ class Scheduler:
         if any(block.num_masked or block.status is BlockStatus.ACTIVE for block in decoding.blocks):
             return False
         return decoding.has_eos or not self._strategy.opens_block(decoding.blocks, last_filled_share=1.0)
+
+    def _is_out_of_steps(self, decoding: DecodingRequest) -> bool:
+        return decoding.num_forwards >= (self.decode.max_steps or 2 * self.decode.max_new_tokens + 16)
 
 
 def noise_key(seed: int, request_id: str) -> int:
@@ -303,9 +313,10 @@ def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:
     return next((count for count, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def _masked_offsets(decoding: DecodingRequest, block: Block, start: int) -> Int:
-    """The block's masks as offsets into the window."""
-    return decoding.is_masked_S[block.start : block.end].nonzero()[0] + (block.start - start)
+def _masked_positions(decoding: DecodingRequest, blocks: list[Block]) -> Int:
+    """Masks from the first of these blocks to the last; what lies between them is full."""
+    start = blocks[0].start
+    return decoding.is_masked_S[start : blocks[-1].end].nonzero()[0] + start
 
 
 def _carry(aligned: Aligned, winner: int, place: int) -> Carry:
