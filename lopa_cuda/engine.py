@@ -1,8 +1,9 @@
 """The CUDA engine, which also runs on CPU: one forward pass a step for this rank's share of the rows.
 
-A plan's rows are dealt over the bp axis and run through `passes`. After the scheduler has picked winners, `commit`
-copies their spans into the cache; with full attention and several branch ranks the winner's owner broadcasts them
-first (Pre-Write, then Commit-Winner-Cache).
+A plan's rows are dealt over the bp axis and queued on the device by `launch`; while it computes, the main loop hands
+over what has ended and reads what comes next. `receive` waits for the gathered predictions. After the scheduler has
+picked winners, `commit` copies their spans into the cache; with full attention and several branch ranks the winner's
+owner broadcasts them first (Pre-Write, then Commit-Winner-Cache).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +27,17 @@ from lopa_cuda.commit import Committer, WindowPart
 from lopa_cuda.floors import measure_floors
 from lopa_cuda.kv_cache import StaticKVCache
 from lopa_cuda.parallel import Collectives
-from lopa_cuda.passes import Passes
+from lopa_cuda.passes import Pass, Passes
 from lopa_cuda.warmup import warm_up
+
+
+class UnderWay(NamedTuple):
+    """The pass of a step that has not answered yet, and what earlier passes of the step have answered."""
+
+    launched: Pass
+    rows: Int
+    width: int
+    together: Predictions | None
 
 
 class CudaEngine:
@@ -55,15 +65,43 @@ class CudaEngine:
         self._details = details
         self._committer = committer
         self._parts: list[WindowPart] = []
+        self._under_way: UnderWay | None = None
         self._has_failed = False
 
-    @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Predictions:
+        self.launch(plan)
+        return self.receive()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> None:
+        """Queue the pass over all rows. Where rows are so different in width that padding would cost more than another
+        pass, those of other widths are computed here and only the last pass is left to wait for."""
+        if self._under_way is not None:
+            self.receive()  # somebody stopped asking in the middle of a step
         with self._explained():
             self._parts = []
-            predictions = self._forward_rows(plan)
+            groups = rows_by_width(plan.num_entries_R, self.passes.buckets.knee)
+            together = None if len(groups) == 1 else _no_predictions(plan)
+            # Captured passes share one window, which must last until the commit: only the last may be captured.
+            for rows in groups[:-1]:
+                assert together is not None
+                part = _rows_of(plan, rows)
+                _put(together, rows, self.passes.receive(self._launch(part, rows, may_replay=False)), part.width)
+            rows = groups[-1]
+            part = plan if together is None else _rows_of(plan, rows)
+            self._under_way = UnderWay(self._launch(part, rows, may_replay=True), rows, part.width, together)
+
+    @torch.inference_mode()
+    def receive(self) -> Predictions:
+        under_way, self._under_way = self._under_way, None
+        assert under_way is not None, "receive follows launch"
+        with self._explained():
+            predictions = self.passes.receive(under_way.launched)
             self.num_steps += 1
-        return predictions
+        if under_way.together is None:
+            return predictions
+        _put(under_way.together, under_way.rows, predictions, under_way.width)
+        return under_way.together
 
     @torch.inference_mode()
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
@@ -115,28 +153,12 @@ class CudaEngine:
             runner.release()
         close_mesh()
 
-    def _forward_rows(self, plan: StepPlan) -> Predictions:
-        """One pass, or several where rows are so different in width that padding would cost more."""
-        groups = rows_by_width(plan.num_entries_R, self.passes.buckets.knee)
-        if len(groups) == 1:
-            return self._pass(plan, groups[0], may_replay=True)
-        token_RW = np.zeros(plan.token_RW.shape, dtype=np.int64)
-        together = Predictions(token_RW, token_RW.astype(np.float32), token_RW.astype(np.float32))
-        for rows in groups:
-            part = _rows_of(plan, rows)
-            # Captured passes share one window, which must last until the commit: only one of a step may be captured.
-            found = self._pass(part, rows, may_replay=rows is groups[-1])
-            together.token_RW[rows, : part.width] = found.token_RW
-            together.probability_RW[rows, : part.width] = found.probability_RW
-            together.confidence_RW[rows, : part.width] = found.confidence_RW
-        return together
-
-    def _pass(self, plan: StepPlan, rows: Int, *, may_replay: bool) -> Predictions:
-        """Forward a plan whose rows have these numbers in the step's."""
+    def _launch(self, plan: StepPlan, rows: Int, *, may_replay: bool) -> Pass:
+        """Queue a plan whose rows have these numbers in the step's."""
         row_of = assign_rows(plan, self.mesh.bp_size)
-        predictions, width = self.passes.run(plan, row_of, may_replay=may_replay)
-        self._parts.append(WindowPart(rows[row_of], width, self.cache.window))
-        return predictions
+        launched = self.passes.launch(plan, row_of, may_replay=may_replay)
+        self._parts.append(WindowPart(rows[row_of], launched.width, self.cache.window))
+        return launched
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -153,6 +175,17 @@ class CudaEngine:
             if any(sign in reason for sign in _SIGNS_OF_A_LOST_PEER):
                 reason = f"a peer is gone or stuck ({reason})"
             raise EngineError(f"{where}: {reason}") from error
+
+
+def _no_predictions(plan: StepPlan) -> Predictions:
+    token_RW = np.zeros(plan.token_RW.shape, dtype=np.int64)
+    return Predictions(token_RW, token_RW.astype(np.float32), token_RW.astype(np.float32))
+
+
+def _put(together: Predictions, rows: Int, found: Predictions, width: int) -> None:
+    together.token_RW[rows, :width] = found.token_RW
+    together.probability_RW[rows, :width] = found.probability_RW
+    together.confidence_RW[rows, :width] = found.confidence_RW
 
 
 def rows_by_width(num_entries_R: Int, knee: float) -> list[Int]:

@@ -8,7 +8,9 @@ second is queued while the first runs, and the host waits once, for the gathered
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +25,14 @@ from lopa_cuda.kv_cache import StaticKVCache
 from lopa_cuda.ops import CudaOps
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.step import ReadBuffers, Reads, ReadsKey, RowBuffers, RowsKey
+
+
+class Pass(NamedTuple):
+    """A forward pass that is on its way."""
+
+    reads: Reads
+    predicted_PM3: np.ndarray  # on the host, once the device has come to its end
+    width: int  # padded, by which windows are laid out
 
 
 class Passes:
@@ -53,8 +63,12 @@ class Passes:
         self.layers = GraphRunner("layers", self._row_buffers, self._run_layers, capture)
         self.head = GraphRunner("head", self._read_buffers, self._run_head, capture)
 
-    def run(self, plan: StepPlan, row_of: Int, *, may_replay: bool = True) -> tuple[Predictions, int]:
-        """Forward the plan's rows `row_of` [bp rank, place]; also the padded width, by which windows are laid out."""
+    def run(self, plan: StepPlan, row_of: Int) -> Predictions:
+        return self.receive(self.launch(plan, row_of))
+
+    def launch(self, plan: StepPlan, row_of: Int, *, may_replay: bool = True) -> Pass:
+        """Queue the plan's rows `row_of` [bp rank, place]. Passes of one shape share buffers: receive one before the
+        next is launched."""
         rows_key = self.rows_key(plan, row_of, may_replay=may_replay)
         layers = self.layers.entry(rows_key, is_captured=rows_key.is_captured)
         layers.buffers.fill(plan, row_of[self._bp_rank])
@@ -72,9 +86,15 @@ class Passes:
         head.buffers.fill(plan, reads, self._bp_rank, rows_key.width)
         head.run()
         self._mark(2)
+        if self._done is not None:
+            self._done.record()
         reads.order(num_reads)
+        return Pass(reads, head.buffers.predicted_PM3, rows_key.width)
+
+    def receive(self, launched: Pass) -> Predictions:
+        """Wait for the pass launched last."""
         self._wait()
-        return reads.predictions(head.buffers.predicted_PM3), rows_key.width
+        return launched.reads.predictions(launched.predicted_PM3)
 
     def keep_times(self) -> None:
         """From now on the device notes when each half of a pass begins and ends."""
@@ -179,7 +199,6 @@ class Passes:
         """Until the predictions are on the host. Polls: a collective whose peer is gone would never end a wait."""
         if self._done is None:
             return
-        self._done.record()
         deadline = time.monotonic() + self._timeout_s
         while not self._done.query():
             if time.monotonic() > deadline:

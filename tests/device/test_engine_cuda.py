@@ -24,6 +24,7 @@ from common.scoring import score_math
 from common.workload import synthetic_plan
 from lopa_cuda.assemble import assemble
 from lopa_cuda.engine import CudaEngine
+from lopa_cuda.passes import Pass
 
 pytestmark = pytest.mark.cuda
 
@@ -139,14 +140,14 @@ def test_out_of_memory_ends_the_run_with_rank_and_step_and_keeps_what_is_finishe
     )
     engine = demo_generator.engine
     assert isinstance(engine, CudaEngine)
-    forward = engine.passes.run
+    launch = engine.passes.launch
 
-    def run_out(plan: StepPlan, row_of: Int, *, may_replay: bool = True) -> tuple[Predictions, int]:
+    def run_out(plan: StepPlan, row_of: Int, *, may_replay: bool = True) -> Pass:
         if engine.num_steps == 60:
             torch.empty(2**42, dtype=torch.uint8, device="cuda")
-        return forward(plan, row_of, may_replay=may_replay)
+        return launch(plan, row_of, may_replay=may_replay)
 
-    engine.passes.run = run_out  # type: ignore[method-assign]
+    engine.passes.launch = run_out  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="rank 0, step 60: out of device memory; lower max_num_requests"):
         run_batch(demo_generator.profile, run, lambda: demo_generator)
     records = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text(encoding="utf-8").splitlines()]
