@@ -86,6 +86,17 @@ def run_batch(
             output.close()
 
 
+def require_some_finished(run: RunConfig, metrics: dict[str, Any]) -> None:
+    """ConfigError if every request of the whole output was refused: no user wants to find that out later."""
+    _, target = input_and_output(run)
+    if metrics["requests"]["errors"] and not metrics["requests"]["finished"]:
+        first = next(record for record in read_records(Path(target.path)) if "error" in record)
+        raise ConfigError(
+            f"{target.path}: none of {metrics['requests']['errors']} requests could be decoded; correct the input and "
+            f"start again with --overwrite (id {first['id']}: {first['error']})"
+        )
+
+
 def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
     """Where requests come from and results go. Raises ConfigError if one is missing or would destroy the other."""
     if run.input is None:

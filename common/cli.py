@@ -68,7 +68,7 @@ def run(
     Results go to output.path of the run file, one line a request, and metrics beside it. For a profile of several
     processes use scripts/run_batch.sh, which starts them.
     """
-    from common.batch import metrics_path, run_batch
+    from common.batch import metrics_path, require_some_finished, run_batch
     from common.evaluate import GeneratorOnDemand
     from common.report import print_summary
 
@@ -77,6 +77,7 @@ def run(
         metrics = run_batch(device_profile, run_config, build, overwrite=overwrite, retry_errors=retry_errors)
     if metrics is not None and run_config.output is not None:
         print_summary(f"{run_config.output.path} (metrics: {metrics_path(run_config.output)})", metrics)
+        require_some_finished(run_config, metrics)
 
 
 @app.command()

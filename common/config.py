@@ -108,6 +108,10 @@ class DecodeConfig(Frozen):
             raise ValueError(f"strategy {self.strategy} attends to its whole canvas: set window_attention to full")
         if self.strategy != "d2f" and self.reuse_prefix:
             raise ValueError(f"strategy {self.strategy} forwards the prompt again and again: remove reuse_prefix")
+        if self.strategy != "fast_dllm" and self.cache == "dual":
+            raise ValueError(f"cache dual is the one of strategy fast_dllm, not of {self.strategy}: change one of them")
+        if self.branch_score != "mean" and self.bottom_share < 1:
+            raise ValueError(f"bottom_share only acts with branch_score mean, not {self.branch_score}: remove it")
         if self.temperature == 0 and (self.top_p < 1 or self.top_k is not None):
             raise ValueError("top_p and top_k only act with temperature > 0: set temperature or remove them")
         return self

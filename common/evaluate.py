@@ -85,6 +85,8 @@ def evaluate_sweep(
     """Run every setting; on rank 0 print and write the table, and return its rows."""
     _, target = input_and_output(run)
     folder = Path(target.path).with_suffix("")
+    if folder.is_file():
+        raise ConfigError(f"output.path {target.path}: results go to the folder {folder}, which is a file; change it")
     rows: list[dict[str, Any]] = []
     row_run = run
     for name, decode in settings.items():

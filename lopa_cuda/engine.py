@@ -91,7 +91,6 @@ class CudaEngine:
             part = plan if together is None else _rows_of(plan, rows)
             self._under_way = UnderWay(self._launch(part, rows, may_replay=True), rows, part.width, together)
 
-    @torch.inference_mode()
     def receive(self) -> Predictions:
         under_way, self._under_way = self._under_way, None
         assert under_way is not None, "receive follows launch"

@@ -39,6 +39,27 @@ def test_a_run_writes_results_metrics_and_a_table(tmp_path: Path) -> None:
     assert (tmp_path / "o.metrics.json").is_file()
 
 
+def test_a_run_of_bad_lines_only_says_so_at_its_end(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"prompt": 3}\n{"text": "a"}\n')
+    for _ in range(2):  # started again, nothing is left to do and nothing is better
+        result = lopa(tmp_path, "run", "--profile", "cpu", "run.yaml")
+        assert result.returncode == 2
+        assert "lopa: o.jsonl: none of 2 requests could be decoded; correct the input" in result.stderr
+        assert "Traceback" not in result.stderr
+    assert (tmp_path / "o.jsonl").read_text().count("error") == 2
+    assert (tmp_path / "o.metrics.json").is_file()
+
+
+def test_a_sweep_does_not_take_a_file_for_its_folder(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    (tmp_path / "sweep.yaml").write_text("rows: [{name: a}]\n")
+    (tmp_path / "results").write_text("")
+    result = lopa(tmp_path, "evaluate", "-p", "cpu", "run.yaml", "sweep.yaml", "--set", "output.path=results")
+    assert result.returncode == 2
+    assert "results go to the folder results, which is a file; change it" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -54,6 +54,8 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
             "FILE: decode: block_size 64 is larger than max_new",
         ),
         ("model: m\ndecode: {top_p: 0.5}", "top_p and top_k only act with temperature > 0"),
+        ("model: m\ndecode: {cache: dual}", "cache dual is the one of strategy fast_dllm, not of d2f"),
+        ("model: m\ndecode: {branch_score: random, bottom_share: 0.5}", "bottom_share only acts with branch_score"),
         ("- a list", "FILE: expected a mapping of settings, found list"),
         ("a: [", "FILE: not valid YAML"),
     ],

@@ -44,6 +44,7 @@ class RandomEngine:
 def decode_configs(draw: st.DrawFn) -> DecodeConfig:
     size = draw(st.sampled_from([1, 2, 4, 8]))
     strategy = draw(st.sampled_from(["d2f", "d2f", "d2f", "fast_dllm", "vanilla"]))
+    branch_score = draw(st.sampled_from(["mean", "sliding_window", "random"]))
     return DecodeConfig(
         strategy=strategy,
         num_lookahead=draw(st.integers(0, 9)),
@@ -52,14 +53,14 @@ def decode_configs(draw: st.DrawFn) -> DecodeConfig:
         block_add_threshold=draw(st.floats(0, 1)),
         decoded_token_threshold=draw(st.floats(0.01, 1)),
         skip_threshold=draw(st.floats(0.05, 1)),
-        bottom_share=draw(st.sampled_from([1.0, 0.5, 0.1])),
+        bottom_share=draw(st.sampled_from([1.0, 0.5, 0.1])) if branch_score == "mean" else 1.0,
         creation_weight=draw(st.sampled_from([0.0, 0.5])),
-        branch_score=draw(st.sampled_from(["mean", "sliding_window", "random"])),
+        branch_score=branch_score,
         spawn_rule=draw(st.sampled_from(["confident", "uncertain", "random"])),
         spawn_blocks=draw(st.sampled_from(["all", "first"])),
         window_attention=draw(st.sampled_from(["full", "block_causal"])) if strategy == "d2f" else "full",
         shift_row=draw(st.sampled_from(["stale", "fresh"])),
-        cache=draw(st.sampled_from(["prefix", "dual"])),
+        cache=draw(st.sampled_from(["prefix", "dual"])) if strategy == "fast_dllm" else "prefix",
         stop_at_eos=draw(st.booleans()),
     )
 
