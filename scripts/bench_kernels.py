@@ -1,9 +1,10 @@
 """Time the CUDA kernels on one GPU at Dream-7B's shapes: linears against the library, stages, whole steps.
 
-    python scripts/bench_kernels.py [--sections linears stages steps] [--tune] [--json FILE]
+    python scripts/bench_kernels.py [--sections linears stages steps] [--tune] [--tensor-parallel N] [--json FILE]
 
 Everything is timed inside captured graphs, median over replays, rotating over enough weight copies that nothing stays
-in L2. `--tune` searches the skinny linears' configurations and prints entries for lopa_cuda/kernels/linear_table.py.
+in L2. `--tune` searches the skinny linears' configurations and prints entries for lopa_cuda/kernels/linear_table.py;
+with `--tensor-parallel` for one rank's share of them, where o and down are summed before they travel.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -34,10 +37,20 @@ from quant.w8a8 import QuantizedActivation
 WIDTH, INNER, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, VOCAB = 3584, 18944, 28, 28, 4, 128, 152064
 MASK_ID, EPS = 151666, 1e-6
 QKV = (HEADS + 2 * KV_HEADS) * HEAD_SIZE
-LINEARS = {"qkv": (QKV, WIDTH), "o": (WIDTH, WIDTH), "gate_up": (2 * INNER, WIDTH), "down": (WIDTH, INNER)}
-HEAD = {"head": (VOCAB, WIDTH)}
 ROTATION_BYTES = 400 * 2**20
 KINDS = ("bf16", "int8", "fp8")
+
+
+def linear_shapes(tp: int) -> dict[str, tuple[int, int]]:
+    """(output channels, input channels) of every linear on one of tp ranks."""
+    return {
+        "qkv": (QKV // tp, WIDTH), "o": (WIDTH, WIDTH // tp), "gate_up": (2 * INNER // tp, WIDTH),
+        "down": (WIDTH, INNER // tp), "head": (VOCAB // tp, WIDTH),
+    }  # fmt: skip
+
+
+SHAPES = linear_shapes(1)
+LAYER = ("qkv", "o", "gate_up", "down")
 
 
 def graph_us(run: Callable[[int], object], launches: int, replays: int = 15) -> float:
@@ -91,19 +104,23 @@ def as_quantize(kind: str) -> Quantize | None:
 # --- linears --------------------------------------------------------------------------------------------------------
 
 
-def linear_pair(name: str, kind: str, num_tokens: int, weights: list[Weight], config: LinearConfig | None) -> float:
+def linear_pair(
+    name: str, kind: str, num_tokens: int, weights: list[Weight], config: LinearConfig | None, tp: int = 1
+) -> float:
     """Microseconds of a linear with the stage that takes its split-K sum: what its choice costs a step."""
     x = make_input(num_tokens, weights[0].values.shape[1], kind)
     values, x_scale = (x, None) if isinstance(x, Tensor) else x
     residual, norm_weight = random(num_tokens, WIDTH), random(WIDTH)
     position = torch.arange(num_tokens, device="cuda", dtype=torch.int32)
     table = rotary_table(4096, HEAD_SIZE, 1e6, torch.device("cuda"))
-    window = random(2, 1, num_tokens, KV_HEADS, HEAD_SIZE)
+    window = random(2, 1, num_tokens, KV_HEADS // tp, HEAD_SIZE)
     is_gated = name == "gate_up"
 
     def consume(y: Tensor | Partials) -> None:
         if name == "qkv":
-            kernels.rope_prewrite(y, position, table, window, num_heads=HEADS, width=num_tokens)
+            kernels.rope_prewrite(y, position, table, window, num_heads=HEADS // tp, width=num_tokens)
+        elif tp > 1 and name in ("o", "down"):
+            kernels.add_rms_norm(kernels.sum_partials(y), residual, norm_weight, EPS)
         elif is_gated and kind == "bf16":  # whatever comes next, so that the launches alternate as in a layer
             kernels.add_rms_norm(residual, residual, norm_weight, EPS)
         elif is_gated:
@@ -122,16 +139,15 @@ def linear_pair(name: str, kind: str, num_tokens: int, weights: list[Weight], co
     return graph_us(run, max(8, len(weights)))
 
 
-def library_us(name: str, kind: str, num_tokens: int, weights: list[Weight]) -> float:
+def library_us(name: str, kind: str, num_tokens: int, weights: list[Weight], tp: int = 1) -> float:
     kept, linear_table.TABLE = linear_table.TABLE, {}
     try:
-        return linear_pair(name, kind, num_tokens, weights, None)
+        return linear_pair(name, kind, num_tokens, weights, None, tp)
     finally:
         linear_table.TABLE = kept
 
 
-def rotation(name: str, kind: str) -> list[Weight]:
-    shape = (LINEARS | HEAD)[name]
+def rotation(shape: tuple[int, int], kind: str) -> list[Weight]:
     num_bytes = shape[0] * shape[1] * (2 if kind == "bf16" else 1)
     return [make_weight(*shape, kind) for _ in range(max(2, -(-ROTATION_BYTES // num_bytes)))]
 
@@ -140,7 +156,7 @@ def candidates(name: str, kind: str, num_tokens: int) -> Iterator[LinearConfig]:
     """Tiles whose programs all fit on the device at once, or nearly: they then stream at one speed and end together."""
     element, gates = (2 if kind == "bf16" else 1), (2 if name == "gate_up" else 1)
     block_t = max(16, triton.next_power_of_2(num_tokens))
-    num_out = (LINEARS | HEAD)[name][0] // gates
+    num_out = SHAPES[name][0] // gates
     swaps = (False, True) if num_tokens > 64 else (False,)
     splits = {"qkv": (1, 2, 4, 7), "o": (2, 4, 7), "down": (4, 7, 8, 9, 14), "gate_up": (1,), "head": (1,)}[name]
     for block_c, row_bytes, split, swap in product((32, 64, 128, 256), (64, 128, 256), splits, swaps):
@@ -157,22 +173,67 @@ def candidates(name: str, kind: str, num_tokens: int) -> Iterator[LinearConfig]:
             yield LinearConfig(128, 128 // element, 1, 4, warps, tail=16)
 
 
-def linears_of(kinds: list[str]) -> Iterator[tuple[str, str, list[Weight]]]:
+def share_candidates(name: str, kind: str, num_tokens: int, num_out: int) -> Iterator[LinearConfig]:
+    """Tiles for a rank's share of a linear: fewer and shorter rows, so smaller tiles and unsplit sums are in reach."""
+    element, gates = (2 if kind == "bf16" else 1), (2 if name == "gate_up" else 1)
+    block_t = max(16, triton.next_power_of_2(num_tokens))
+    splits = {"gate_up": (1,), "head": (1,)}.get(name, (1, 2, 4))
+    tails = (0, 16) if gates == 2 else (0,)
+    for block_c, row_bytes, split, tail in product((32, 64, 128), (128, 256), splits, tails):
+        rows = block_c + tail
+        programs = triton.cdiv(num_out // gates, rows) * split
+        resident = triton.cdiv(programs, 132)
+        stages = min(8, (232_448 // min(resident, 3) - 1500) // ((block_t + gates * rows) * row_bytes))
+        if (name != "head" and not 70 <= programs <= 300) or stages < 3:
+            continue
+        warps = 8 if block_t * rows * gates > 128 * 128 else 4
+        yield LinearConfig(block_c, row_bytes // element, split, stages, warps, tail=tail)
+
+
+def linears_of(kinds: list[str], tp: int = 1) -> Iterator[tuple[str, str, list[Weight]]]:
     """Kind, name and rotating weights of every linear; the head is always bf16."""
-    for kind, name in product(kinds, LINEARS | HEAD):
+    for kind, (name, shape) in product(kinds, linear_shapes(tp).items()):
         if name != "head" or kind == "bf16":
-            yield kind, name, rotation(name, kind)
+            yield kind, name, rotation(shape, kind)
 
 
-def tune(kinds: list[str], token_counts: list[int]) -> list[dict[str, object]]:
+def candidates_of(name: str, kind: str, num_tokens: int, tp: int) -> list[LinearConfig]:
+    if tp == 1:
+        return list(candidates(name, kind, num_tokens))
+    return list(share_candidates(name, kind, num_tokens, linear_shapes(tp)[name][0]))
+
+
+def compile_one(case: tuple[str, str, int, LinearConfig, int]) -> None:
+    """Put a kernel into Triton's cache."""
+    name, kind, num_tokens, config, tp = case
+    num_out, num_in = linear_shapes(tp)[name]
+    weight, x = make_weight(num_out, num_in, kind), make_input(num_tokens, num_in, kind)
+    values, x_scale = (x, None) if isinstance(x, Tensor) else x
+    with suppress(OutOfResources):
+        launch_linear(values, x_scale, weight.values, None, weight.scale, config, is_gated=name == "gate_up")
+
+
+def compile_all(kinds: list[str], token_counts: list[int], tp: int, jobs: int) -> None:
+    """Compiling takes longer than timing, and one process compiles one kernel at a time."""
+    cases = [
+        (name, kind, num_tokens, config, tp)
+        for kind, name, num_tokens in product(kinds, linear_shapes(tp), token_counts)
+        if name != "head" or kind == "bf16"
+        for config in candidates_of(name, kind, num_tokens, tp)
+    ]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_one, cases, chunksize=4))
+
+
+def tune(kinds: list[str], token_counts: list[int], tp: int) -> list[dict[str, object]]:
     results: list[dict[str, object]] = []
-    for kind, name, weights in linears_of(kinds):
+    for kind, name, weights in linears_of(kinds, tp):
         for num_tokens in token_counts:
-            library = library_us(name, kind, num_tokens, weights)
+            library = library_us(name, kind, num_tokens, weights, tp)
             timed = []
-            for config in candidates(name, kind, num_tokens):
+            for config in candidates_of(name, kind, num_tokens, tp):
                 with suppress(OutOfResources):  # a tile that does not fit the device
-                    timed.append((linear_pair(name, kind, num_tokens, weights, config), config))
+                    timed.append((linear_pair(name, kind, num_tokens, weights, config, tp), config))
             timed.sort()
             results.append(
                 {"kind": kind, "linear": name, "tokens": num_tokens, "library_us": library, "timed": timed[:6]}
@@ -260,7 +321,7 @@ class Step:
 
     def __init__(self, kind: str, num_layers: int = LAYERS) -> None:
         self.kind, self.quantize = kind, as_quantize(kind)
-        self.layers = [{name: make_weight(*LINEARS[name], kind) for name in LINEARS} for _ in range(num_layers)]
+        self.layers = [{name: make_weight(*SHAPES[name], kind) for name in LAYER} for _ in range(num_layers)]
         self.bias, self.norm_weight, self.head = random(QKV), random(WIDTH), make_weight(VOCAB, WIDTH, "bf16")
         self.table = rotary_table(8192, HEAD_SIZE, 1e6, torch.device("cuda"))
 
@@ -329,6 +390,8 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--tokens", nargs="+", type=int, default=[16, 32, 64, 96, 128, 256])
     parser.add_argument("--tune", action="store_true", help="search the linears' configurations instead")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="with --tune: the share of one of N ranks")
+    parser.add_argument("--jobs", type=int, default=8, help="with --tune: processes that compile")
     parser.add_argument("--prefix", type=int, default=1024)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -338,7 +401,9 @@ def main() -> None:
     result: dict[str, object] = {"floors": floors}
     print(floors, flush=True)
     if arguments.tune:
-        result["tune"] = tune(arguments.kinds, arguments.tokens)
+        tp = arguments.tensor_parallel
+        compile_all(arguments.kinds, arguments.tokens, tp, arguments.jobs)
+        result["tune"] = tune(arguments.kinds, arguments.tokens, tp)
     else:
         if "linears" in arguments.sections:
             result["linears"] = compare_linears(arguments.kinds, arguments.tokens)

@@ -1,9 +1,9 @@
 """Which skinny linears run on the Triton kernel, and with which tile: measured, not guessed.
 
-One NVIDIA H200, torch 2.11.0+cu130, Triton 3.6.0, Dream-7B's shapes at tensor_parallel_size 1: the fastest of up to 20
-tiles for each entry (`scripts/bench_kernels.py --tune`), timed with the stage behind it in captured graphs over
-rotating weights, and only where it beat cuBLAS, `_int_mm` or `_scaled_mm`. Other shapes and more tokens go to the
-library.
+One NVIDIA H200, torch 2.11.0+cu130, Triton 3.6.0, Dream-7B's shapes whole and, in bf16, a rank's share of them at tp 2 and
+4: the fastest of up to 20 tiles for each entry (`scripts/bench_kernels.py --tune`), timed with the stage behind it in
+captured graphs over rotating weights, and only where it beat cuBLAS, `_int_mm` or `_scaled_mm`. Other shapes and more
+tokens go to the library.
 """
 
 from __future__ import annotations
@@ -47,6 +47,17 @@ TABLE: dict[tuple[str, int, int, Fusion], tuple[tuple[int, LinearConfig], ...]] 
         (128, LinearConfig(128, 64, 4, 7)),
     ),
     ("bf16", 152064, 3584, "none"): ((32, LinearConfig(64, 128, 1, 4)), (64, LinearConfig(64, 128, 1, 3))),
+    # A rank's share at tp 2. gate/up of more than 64 tokens is cuBLAS's.
+    ("bf16", 2304, 3584, "none"): ((64, LinearConfig(32, 128, 2, 4)), (128, LinearConfig(64, 64, 2, 8))),
+    ("bf16", 3584, 1792, "none"): ((64, LinearConfig(32, 128, 1, 8)), (128, LinearConfig(32, 128, 1, 5))),
+    ("bf16", 18944, 3584, "swiglu"): ((64, LinearConfig(64, 64, 1, 4)),),
+    ("bf16", 3584, 9472, "none"): ((64, LinearConfig(32, 128, 1, 8)), (128, LinearConfig(64, 64, 2, 8))),
+    # At tp 4; down of more than 64 tokens is cuBLAS's.
+    ("bf16", 1152, 3584, "none"): ((64, LinearConfig(32, 128, 2, 8)), (128, LinearConfig(64, 64, 4, 8))),
+    ("bf16", 3584, 896, "none"): ((64, LinearConfig(32, 128, 1, 8)), (128, LinearConfig(32, 128, 1, 5))),
+    ("bf16", 9472, 3584, "swiglu"): ((64, LinearConfig(64, 128, 1, 4)), (128, LinearConfig(64, 64, 1, 7))),
+    ("bf16", 3584, 4736, "none"): ((64, LinearConfig(32, 128, 1, 8)),),
+    ("bf16", 38016, 3584, "none"): ((64, LinearConfig(128, 64, 1, 3)),),
     ("fp8", 4608, 3584, "none"): ((64, _QKV_8BIT[0][1]._replace(early=True)), _QKV_8BIT[1]),
     ("fp8", 3584, 3584, "none"): _O_8BIT,
     ("fp8", 37888, 3584, "swiglu"): ((64, LinearConfig(128, 128, 1, 4, tail=16)), *_GATE_UP_8BIT),

@@ -23,7 +23,7 @@ if torch.cuda.is_available():
     pytest.importorskip("triton", reason="the kernels need Triton")
     from lopa_cuda import kernels
     from lopa_cuda.kernels.linear import launch_linear
-    from lopa_cuda.kernels.linear_table import LinearConfig
+    from lopa_cuda.kernels.linear_table import LinearConfig, find_config
 
 BF16_TOLERANCE = 1e-2
 DREAM, DEMO = (28, 4, 128), (4, 2, 64)  # heads, KV heads, head size
@@ -264,6 +264,19 @@ def test_gate_up_of_the_model_from_table_or_library(kind: str, num_tokens: int) 
         y = kernels.gate_up_swiglu(quantized_x, *quantized_weight)
         gate_up = plain.linear(quantized_x.values, *quantized_weight, quantized_x.scale, None, torch.float32)
     assert relative_error(y, swiglu(gate_up)) < BF16_TOLERANCE
+
+
+@pytest.mark.parametrize("num_tokens", [5, 64, 65, 128])
+@pytest.mark.parametrize("tp", [2, 4])
+def test_a_ranks_share_of_the_linears(tp: int, num_tokens: int) -> None:
+    shares = ((4608 // tp, 3584), (3584, 3584 // tp), (3584, 18944 // tp), (152064 // tp, 3584))
+    for num_out, num_in in shares:
+        x, weight = random(num_tokens, num_in), random(num_out, num_in, scale=0.02, seed=1)
+        assert relative_error(kernels.linear(x, weight), x.double() @ weight.double().T) < 5e-3
+    assert find_config("bf16", *shares[0], num_tokens, "none") is not None
+    x, weight = random(num_tokens, 3584), random(2 * 18944 // tp, 3584, scale=0.02, seed=1)
+    y = kernels.gate_up_swiglu(x, weight)
+    assert relative_error(y, swiglu(x.float() @ weight.float().T)) < BF16_TOLERANCE
 
 
 @pytest.mark.parametrize(("vocab_start", "vocab_size"), [(0, 152064), (38016, 38016), (0, 500)])
