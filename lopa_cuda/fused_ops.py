@@ -11,10 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from common.models.config import ModelConfig
-from common.models.ops import Activation, RMSNorm, rotary_table
+from common.models.ops import Activation, RMSNorm
 from common.plan import Sampling
 from lopa_cuda import kernels
 from lopa_cuda.kv_cache import StaticKVCache
+from lopa_cuda.ops import rotary_of
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.step import DeviceStep
 from quant.linear import QuantizedLinear
@@ -31,7 +32,7 @@ class FusedOps:
         self.head_size = config.head_size
         self.num_heads, self.num_kv_heads = config.num_heads // tp_size, config.num_kv_heads // tp_size
         self.cache = cache
-        self.rotary = rotary_table(cache.max_model_len, config.head_size, config.rope_theta, cache.committed.device)
+        self.rotary = rotary_of(config, cache)
         self._collectives = collectives
         self._behind_attention: list[nn.Module] = []
 

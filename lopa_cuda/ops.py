@@ -11,10 +11,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from common.models.config import ModelConfig
-from common.models.ops import Activation, Ops, RMSNorm, add_rms_norm, rotary_table, rotate, swiglu
+from common.models.ops import Activation, Ops, RMSNorm, add_rms_norm, attention, rotary_table, rotate, swiglu
 from common.plan import Sampling
 from common.sampling import merge_statistics, shard_statistics
 from lopa_cuda.kv_cache import StaticKVCache
@@ -39,6 +38,15 @@ def visible_keys(horizon_RW: Tensor, start_R: Tensor, num_keys_R: Tensor, cached
     key_position_RW = start_R[:, None] + window_W
     sees_window_RWW = is_key_RW[:, None, :] & (key_position_RW[:, None, :] < horizon_RW[:, :, None])
     return torch.cat((sees_cached_RWC, sees_window_RWW), dim=-1).unsqueeze(1)
+
+
+def rotary_of(config: ModelConfig, cache: StaticKVCache) -> Tensor:
+    """The rotary table with the values that the cache's dtype can hold, as float32.
+
+    The published model rounds cos and sin to its own dtype, and Ascend's operator takes them in no other.
+    """
+    table = rotary_table(cache.max_model_len, config.head_size, config.rope_theta, cache.committed.device)
+    return table.to(cache.committed.dtype).float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,7 @@ class TorchOps:
         self.head_size = config.head_size
         self.num_heads, self.num_kv_heads = config.num_heads // tp_size, config.num_kv_heads // tp_size
         self.cache = cache
-        self.rotary = rotary_table(cache.max_model_len, config.head_size, config.rope_theta, cache.committed.device)
+        self.rotary = rotary_of(config, cache)
         self._tp_sum = collectives.tp_sum
 
     def adopt(self, model: nn.Module) -> None:
@@ -126,12 +134,12 @@ class TorchOps:
         q_RWNH = rotated_TGH[:, : self.num_heads].reshape(num_rows, width, self.num_heads, self.head_size)
         key_TKH, value_TKH = rotated_TGH[:, self.num_heads :], qkv_TGH[:, num_rotated:]
         self.cache.prewrite(layer, key_TKH, value_TKH)
-        attended_RNWH = functional.scaled_dot_product_attention(
+        attended_RNWH = attention(
             q_RWNH.transpose(1, 2),
             self._with_cached(layer, 0, key_TKH, plain.step).transpose(1, 2),
             self._with_cached(layer, 1, value_TKH, plain.step).transpose(1, 2),
-            attn_mask=plain.is_visible_R1WX,
-            enable_gqa=self.num_heads != self.num_kv_heads,
+            plain.is_visible_R1WX,
+            self.head_size**-0.5,
         )
         return attended_RNWH.transpose(1, 2).reshape(num_tokens, -1)
 

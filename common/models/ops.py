@@ -85,7 +85,31 @@ def rotate(x_TNH: Tensor, table_T2F: Tensor) -> Tensor:
     return rotated.to(x_TNH.dtype)
 
 
+def attention(query: Tensor, key: Tensor, value: Tensor, is_visible: Tensor | None, scale: float) -> Tensor:
+    """softmax(scale * query @ key^T) @ value: [B, N, W, H] over [B, K, X, H]; is_visible broadcasts to [B, N, W, X].
+
+    In half precision it rounds where the fused kernels of both platforms do: the weights exp(score - highest score)
+    before they meet the values, and the result. All else is in float64, so that the order of a sum, which follows from
+    where a cache keeps its keys, shows in no bit. A query that sees nothing gives 0. float32, and a GPU, go through
+    PyTorch's own kernels, where such a query is undefined.
+    """
+    group = query.shape[1] // key.shape[1]
+    if query.dtype == torch.float32 or query.is_cuda:
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=is_visible, scale=scale, enable_gqa=group > 1
+        )
+    key, value = (part.double().repeat_interleave(group, dim=1) for part in (key, value))
+    score_BNWX = query.double() @ key.transpose(-1, -2) * scale
+    if is_visible is not None:
+        score_BNWX = score_BNWX.masked_fill(~is_visible, -torch.inf)
+    highest_BNW1 = score_BNWX.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
+    weight_BNWX = (score_BNWX - highest_BNW1).exp()
+    total_BNW1 = weight_BNWX.sum(dim=-1, keepdim=True).clamp(min=1e-300)
+    attended_BNWH = weight_BNWX.to(query.dtype).double() @ value / total_BNW1
+    return attended_BNWH.to(query.dtype)
+
+
 def swiglu(gate_up_TI: Tensor) -> Tensor:
-    """silu(first half) * second half."""
-    gate, up = gate_up_TI.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    """silu(first half) * second half, computed in float32."""
+    gate, up = gate_up_TI.float().chunk(2, dim=-1)
+    return (functional.silu(gate) * up).to(gate_up_TI.dtype)

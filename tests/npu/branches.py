@@ -97,10 +97,10 @@ class Contents:
         return torch.cat((cached[1], window[1])), torch.cat((cached[2], window[2]))
 
 
-def dense(branch: Branch, contents: Contents) -> Tensor:
-    """The mask written out."""
+def dense(branch: Branch, contents: Contents, weights: torch.dtype = torch.bfloat16) -> Tensor:
+    """The mask written out. weights: the dtype that attention weights are rounded to."""
     query, _, _ = contents.at(branch.entries()[0], branch.salt)
-    return plain.attention(query, *contents.sequence(branch), hidden(branch), SCALE)
+    return plain.attention(query.to(weights), *contents.sequence(branch), hidden(branch), SCALE)
 
 
 def hidden(branch: Branch) -> Tensor:

@@ -30,13 +30,15 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, scale: float) -> Tensor:
-    """query [T, N, H], keys and values [L, K, H], hidden [T, L] bool."""
+    """query [T, N, H], keys and values [L, K, H], hidden [T, L] bool. Weights are rounded to the query's dtype."""
     group = query.shape[1] // keys.shape[1]
     keys, values = (x.double().repeat_interleave(group, 1) for x in (keys, values))
     scores = torch.einsum("tnh,lnh->ntl", query.double(), keys) * scale
     if hidden is not None:
         scores = scores.masked_fill(hidden, float("-inf"))
-    return torch.einsum("ntl,lnh->tnh", scores.softmax(-1), values)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    attended = torch.einsum("ntl,lnh->tnh", weights.to(query.dtype).double(), values)
+    return attended / weights.sum(-1).T[..., None]
 
 
 def assert_close(got: Tensor, want: Tensor, relative: float = 0.0, absolute: float = 0.0) -> None:

@@ -26,6 +26,13 @@ def test_virtual_rows_equal_the_masked_dense_form(
         plain.assert_close(got, dense(branch, contents), **ROUNDING)
 
 
+def test_rounded_weights_cost_little() -> None:
+    """Against the textbook formula, for values of unit variance: what docs/ascend.md tolerates on a device."""
+    contents, [branch] = Contents(1), CASES["one active block"]
+    exact = dense(branch, contents, weights=torch.float64)
+    plain.assert_close(paged(reference_ops(), [branch], contents)[0], exact, absolute=4e-3)
+
+
 def test_batching_branches_changes_no_bit() -> None:
     contents, branches = Contents(1), CASES["branches with windows of different length"]
     together = paged(reference_ops(), branches, contents)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from common.models.ops import attention
 from lopa_ascend.ops.rules import refuse, require
 
 V1 = "npu_fused_infer_attention_score"
@@ -94,13 +94,11 @@ def _attend(
             out[start:end] = 0
             continue
         keys, values = (
-            cache.index_select(0, page).view(-1, num_kv_heads, head_size)[:length].transpose(0, 1).float()
+            cache.index_select(0, page).view(-1, num_kv_heads, head_size)[:length].transpose(0, 1)[None]
             for cache in (key, value)
         )
-        queries = query[start:end].transpose(0, 1).float()
-        # Batch of one: the fused CPU kernel takes 4-D tensors only.
-        attended = scaled_dot_product_attention(queries[None], keys[None], values[None], scale=scale, enable_gqa=True)
-        out[start:end] = attended[0].transpose(0, 1).to(out.dtype)
+        attended = attention(query[None, start:end].transpose(1, 2), keys, values, None, scale)
+        out[start:end] = attended[0].transpose(0, 1)
     return out
 
 

@@ -22,11 +22,11 @@ def npu_rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[T
 
 
 def npu_add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
-    """(normed, 1 / rms, x1 + x2). The norm sees the unrounded sum; only the returned sum is rounded."""
+    """(normed, 1 / rms, x1 + x2). The norm sees the rounded sum, as the operator's one-token tiling does."""
     _check_add_norm("npu_add_rms_norm", x1, x2, gamma, _FLOATS)
-    total = x1.float() + x2.float()
-    normed, inverse_rms = _rms_norm(total, gamma, epsilon)
-    return normed.to(x1.dtype), inverse_rms, total.to(x1.dtype)
+    total = (x1.float() + x2.float()).to(x1.dtype)
+    normed, inverse_rms = _rms_norm(total.float(), gamma, epsilon)
+    return normed.to(x1.dtype), inverse_rms, total
 
 
 def npu_add_rms_norm_dynamic_quant(
