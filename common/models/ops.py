@@ -93,19 +93,22 @@ def attention(query: Tensor, key: Tensor, value: Tensor, is_visible: Tensor | No
     where a cache keeps its keys, shows in no bit. A query that sees nothing gives 0. float32, and a GPU, go through
     PyTorch's own kernels, where such a query is undefined.
     """
-    group = query.shape[1] // key.shape[1]
     if query.dtype == torch.float32 or query.is_cuda:
+        enable_gqa = query.shape[1] != key.shape[1]
         return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=is_visible, scale=scale, enable_gqa=group > 1
+            query, key, value, attn_mask=is_visible, scale=scale, enable_gqa=enable_gqa
         )
-    key, value = (part.double().repeat_interleave(group, dim=1) for part in (key, value))
-    score_BNWX = query.double() @ key.transpose(-1, -2) * scale
+    num_rows, num_heads, width, head_size = query.shape
+    num_kv_heads, num_keys = key.shape[1:3]
+    # The heads of a KV head are more of its queries.
+    query_BKQH = query.double().reshape(num_rows, num_kv_heads, -1, head_size)
+    score_BNWX = (query_BKQH @ key.double().transpose(-1, -2)).view(num_rows, num_heads, width, num_keys).mul_(scale)
     if is_visible is not None:
-        score_BNWX = score_BNWX.masked_fill(~is_visible, -torch.inf)
-    highest_BNW1 = score_BNWX.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
-    weight_BNWX = (score_BNWX - highest_BNW1).exp()
+        score_BNWX.masked_fill_(~is_visible, -torch.inf)
+    weight_BNWX = score_BNWX.sub_(score_BNWX.amax(dim=-1, keepdim=True).clamp(min=-1e300)).exp_()
     total_BNW1 = weight_BNWX.sum(dim=-1, keepdim=True).clamp(min=1e-300)
-    attended_BNWH = weight_BNWX.to(query.dtype).double() @ value / total_BNW1
+    rounded_BKQX = weight_BNWX.to(query.dtype).double().view(num_rows, num_kv_heads, -1, num_keys)
+    attended_BNWH = (rounded_BKQX @ value.double()).view(query.shape).div_(total_BNW1)
     return attended_BNWH.to(query.dtype)
 
 
