@@ -110,8 +110,10 @@ class Forward:
         self._mark(0)
         layers.run()
         self._mark(1)
+        # A replay runs none of our code: what it leaves behind lies where it was captured.
+        hidden_TD = self._captured_hidden_TD if key.is_captured else self._hidden_TD
         read_M = layers.buffers.reads(head_key.num_reads)
-        torch.index_select(self._hidden_TD, 0, read_M, out=head.buffers.hidden_MD)
+        torch.index_select(hidden_TD, 0, read_M, out=head.buffers.hidden_MD)
         if plan.sampling.temperature > 0:
             keys_3M = reads.noise_keys(plan, self._collectives.mesh.bp_rank, head_key.num_reads)
             head.buffers.send_noise_keys(keys_3M, self.device)
@@ -227,8 +229,8 @@ class Forward:
         hidden_TD = forward(step.token_T, AttendStep(cos_T1H, sin_T1H, step.slot_T, self._rows, self._cache))
         if key.is_captured:
             self._captured_hidden_TD[: key.sizes.num_tokens].copy_(hidden_TD)
-            hidden_TD = self._captured_hidden_TD
-        self._hidden_TD = hidden_TD
+        else:
+            self._hidden_TD = hidden_TD
 
     def _forward_of(self, key: LayersKey) -> Callable[..., Tensor]:
         if key not in self._compiled:

@@ -76,9 +76,9 @@ def causal(**settings: Any) -> DecodeConfig:
 
 def engine_on(
     device: str, decode: DecodeConfig, quantization: str | None, mode: str = "eager", model: Path = MODEL,
-    cache_dir: Path | None = None,
+    cache_dir: Path | None = None, shapes: dict[str, list[int]] | None = None,
 ) -> AscendEngine:  # fmt: skip
-    shapes = FEW if mode == "npugraph_ex" else {}
+    shapes = shapes or (FEW if mode == "npugraph_ex" else {})
     profile = DeviceProfile.model_validate(
         {
             "name": "test", "engine": "lopa_ascend", "device": device, "dtype": "bfloat16",
@@ -148,6 +148,23 @@ def test_graphs_give_the_tokens_of_eager(npu: Any, mode: str, quantization: str 
     print(f"{mode}: {len(replays)} graphs, {num_ahead} ahead, {num_updates} updates in {engine.num_steps} steps")
     assert cache_copies(npu, engine) == []
     assert num_updates < engine.num_steps
+
+
+@pytest.mark.usefixtures("npu")
+def test_a_replay_behind_a_step_that_runs_as_it_is() -> None:
+    """The prompts are longer than the largest captured shape; the steps behind them are replayed."""
+    decode = causal(shift_row="fresh")
+    engine = engine_on("npu", decode, None, "npugraph", shapes={"window_buckets": [40, 80], "row_buckets": [8]})
+    kinds, layers_key = [], engine.passes.layers_key
+
+    def noted(*given: Any) -> Any:
+        kinds.append(layers_key(*given))
+        return kinds[-1]
+
+    engine.passes.layers_key = noted  # type: ignore[method-assign]
+    assert decode_all(engine, decode) == decode_all(engine_on("npu", decode, None), decode)
+    is_replayed = [key.is_captured for key in kinds]
+    assert is_replayed[0] is False and any(is_replayed)
 
 
 @pytest.mark.filterwarnings("ignore:.*output of this custom operator")
