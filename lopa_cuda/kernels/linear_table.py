@@ -1,9 +1,9 @@
 """Which skinny linears run on the Triton kernel, and with which tile: measured, not guessed.
 
-One NVIDIA H200, torch 2.11.0+cu130, Triton 3.6.0, Dream-7B's shapes whole and, in bf16, a rank's share of them at tp 2 and
-4: the fastest of up to 20 tiles for each entry (`scripts/bench_kernels.py --tune`), timed with the stage behind it in
-captured graphs over rotating weights, and only where it beat cuBLAS, `_int_mm` or `_scaled_mm`. Other shapes and more
-tokens go to the library.
+One NVIDIA H200, torch 2.11.0+cu130, Triton 3.6.0, Dream-7B's shapes whole and, in bf16, a rank's share of them at tp 2
+and 4: the fastest of up to 20 tiles for each entry (`scripts/bench_kernels.py --tune`), timed with the stage behind it
+in captured graphs over rotating weights, and only where it beat cuBLAS, `_int_mm` or `_scaled_mm`. Other shapes and
+more tokens go to the library.
 """
 
 from __future__ import annotations
