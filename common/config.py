@@ -152,6 +152,7 @@ class DeviceProfile(Frozen):
     enforce_eager: bool = False
     quantization: Literal["w8a8", "fp8"] | None = None
     kernels: Literal["torch", "triton", "npu", "auto"] = "auto"
+    weight_prefetch_mb: int = Field(default=0, ge=0)  # of the next linear's weight, into L2 under an all-reduce over tp
     max_model_len: int = Field(default=4096, ge=1)
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     collective_timeout_s: float = Field(default=60.0, gt=0)
@@ -170,6 +171,8 @@ class DeviceProfile(Frozen):
             raise ValueError("engine lopa_cuda does not run on npu: set engine to lopa_ascend")
         if self.engine == "lopa_ascend" and self.device == "cuda":
             raise ValueError("engine lopa_ascend does not run on cuda: set engine to lopa_cuda")
+        if self.weight_prefetch_mb and self.device != "npu":
+            raise ValueError(f"weight_prefetch_mb acts on npu only, and device is {self.device}: remove it")
         graph_device = {"cuda_graph": "cuda", "npugraph": "npu", "npugraph_ex": "npu", "torchair": "npu"}
         needed = graph_device.get(self.graph.mode)
         if needed is not None and needed != self.device and not self.enforce_eager:

@@ -129,7 +129,10 @@ def _npu_needs(profile: DeviceProfile) -> Iterator[Finding]:
     yield Finding("CANN", cann or fix if reason else cann or "loaded", cann is not None or reason is None)
     yield Finding("start", reason or "torch-npu loads, and its devices answer", reason is None)
     if profile.graph.mode == "torchair" and not profile.enforce_eager:
-        yield Finding("torchair", "comes with torch_npu", _has("torchair") or npu_version is not None)
+        protobuf = _package("protobuf")
+        detail = "comes with torch_npu, and needs protobuf"
+        fix = f"{detail}, which is not installed: pip install 'lopa[ascend]'"
+        yield Finding("torchair", f"{detail}: {protobuf}" if protobuf else fix, protobuf is not None)
 
 
 def _why_no_devices(profile: DeviceProfile) -> str | None:

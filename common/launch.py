@@ -142,11 +142,12 @@ def check_started(profile: DeviceProfile) -> MeshConfig:
     return sizes
 
 
-def init_mesh(profile: DeviceProfile, backend: str) -> Mesh:
+def init_mesh(profile: DeviceProfile, backend: str, axis_backend: str | None = None) -> Mesh:
     """Join the run's processes; blocks until all have come. Raises ConfigError if the profile wants another number.
 
-    `backend` is torch.distributed's ("gloo", "cpu:gloo,cuda:nccl", "cpu:gloo,npu:hccl"). The caller has already made
-    its accelerator current. No process group exists where the mesh has one process.
+    `backend` is torch.distributed's ("gloo", "cpu:gloo,cuda:nccl", "cpu:gloo,npu:hccl"). `axis_backend` is that of the
+    axes' groups, if another. The caller has already made its accelerator current. No process group exists where the
+    mesh has one process.
     """
     sizes = check_started(profile)
     if sizes.num_processes == 1:
@@ -156,9 +157,10 @@ def init_mesh(profile: DeviceProfile, backend: str) -> Mesh:
 
     timeout = timedelta(seconds=profile.collective_timeout_s)
     shape = (sizes.data_parallel_size, sizes.branch_parallel_size, sizes.tensor_parallel_size)
+    override: Any = None if axis_backend is None else dict.fromkeys(AXES, axis_backend)
     try:
         dist.init_process_group(backend, timeout=timeout)
-        device_mesh = init_device_mesh(profile.device, shape, mesh_dim_names=AXES)
+        device_mesh = init_device_mesh(profile.device, shape, mesh_dim_names=AXES, backend_override=override)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         problem = f"rank {global_rank()}: could not join the other processes over {backend}: {reason}"

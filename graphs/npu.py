@@ -8,6 +8,7 @@ host waits for a step's predictions before it prepares the next, no update meets
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -66,8 +67,30 @@ class NpuReplay:
         self._graph.replay()
 
 
+class AsItIs:
+    """graphs.runner.Capture for work that is launched as a whole already: a replay does the work again."""
+
+    def __init__(self) -> None:
+        self._npu: Any = import_module("torch_npu").npu
+        self.lengths: dict[str, list[int]] = {}  # inputs of the work, so nobody looks at them here
+
+    def __call__(self, work: Replay) -> Replay:
+        return work
+
+    def allocated_bytes(self) -> int:
+        return int(self._npu.memory_reserved())
+
+
+def _forward_named(module: torch.nn.Module, name: str) -> Forward:
+    """The module's forward with a code object of its own: Dynamo, and even more so what keeps compiled graphs, take one
+    code for one graph."""
+    forward = type(module).forward
+    code = forward.__code__.replace(co_name=f"forward_{name}")
+    return MethodType(FunctionType(code, forward.__globals__), module)
+
+
 class NpugraphEx:
-    """Lets torch_npu's compiler fuse and schedule a model's forward, one shape at a time; `NpuCapture` then captures
+    """Lets torch_npu's compiler fuse and schedule a module's forward, one shape at a time; `NpuCapture` then captures
     what it made.
 
     cache: a folder that keeps what was compiled across starts. torch_npu takes it from there without tracing and
@@ -79,10 +102,8 @@ class NpugraphEx:
         self._cache = cache
         self._npu: Any = import_module("torch_npu").npu  # registers the backend as well
 
-    def __call__(self, model: torch.nn.Module, name: str) -> Forward:
-        # A code object of its own: Dynamo, and the cache even more so, take one code for one graph.
-        code = type(model).forward.__code__.replace(co_name=f"forward_{name}")
-        forward = MethodType(FunctionType(code, type(model).forward.__globals__), model)
+    def __call__(self, module: torch.nn.Module, name: str) -> Forward:
+        forward = _forward_named(module, name)
         # force_eager: the backend compiles only, so that capture, its pool and its task updates stay in one place.
         options: dict[str, Any] = {"force_eager": True}
         if self._cache is None:
@@ -92,5 +113,33 @@ class NpugraphEx:
             return compiled
         cached: Forward = self._npu.npugraph_ex.inference.cache_compile(
             forward, cache_dir=str(self._cache), dynamic=False, options=options
+        )
+        return cached
+
+
+class Torchair:
+    """Lets torchair lower a module's forward to a GE graph, one shape at a time; a call launches the whole graph, so
+    nothing is left to capture.
+
+    cache: as for NpugraphEx. It keeps the lowered graph; GE compiles it anew at every start.
+    """
+
+    def __init__(self, cache: Path | None = None) -> None:
+        self._cache = cache
+        self._torchair: Any = import_module("torchair")
+        self._config = self._torchair.CompilerConfig()
+        # A launch need not tell GE where parameters lie. It tells where buffers lie, also those of a marked address:
+        # Dynamo takes them for attributes of the graph, and torchair looks at its inputs only.
+        warnings.filterwarnings("ignore", message="When enable frozen_parameter")
+        self._config.experimental_config.frozen_parameter = True
+
+    def __call__(self, module: torch.nn.Module, name: str) -> Forward:
+        forward = _forward_named(module, name)
+        if self._cache is None:
+            backend = self._torchair.get_npu_backend(compiler_config=self._config)
+            compiled: Forward = torch.compile(forward, backend=backend, fullgraph=True, dynamic=False)
+            return compiled
+        cached: Forward = self._torchair.inference.cache_compile(
+            forward, config=self._config, dynamic=False, cache_dir=str(self._cache)
         )
         return cached

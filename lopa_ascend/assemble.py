@@ -14,11 +14,20 @@ from common.models.config import ModelConfig, load_model_config
 from common.weights import check_tensor_parallel
 from lopa_ascend.checks import Sizes
 from lopa_ascend.engine import AscendEngine
-from lopa_ascend.forward import Forward, Graphs, as_it_is
+from lopa_ascend.forward import Forward, Graphs
 from lopa_ascend.graph_cache import folder_of
 from lopa_ascend.kv_cache import PagedKVCache, bytes_per_page
 from lopa_ascend.load import HEAD_SIZE, load_model
-from lopa_ascend.ops import Ops, keep_kv_writes_in_place, npu_ops, reference_ops, require_devices
+from lopa_ascend.ops import (
+    Ops,
+    VirtualRows,
+    keep_kv_writes_in_place,
+    lower_attention,
+    lower_prefetch,
+    npu_ops,
+    reference_ops,
+    require_devices,
+)
 from lopa_ascend.pages import (
     PAGE_SIZE,
     PageBook,
@@ -36,7 +45,7 @@ from lopa_ascend.warmup import warm_up
 
 logger = logging.getLogger(__name__)
 
-GRAPH_MODES = ("npugraph_ex", "npugraph", "eager")
+GRAPH_MODES = ("npugraph_ex", "npugraph", "torchair", "eager")
 
 
 def assemble(
@@ -51,14 +60,17 @@ def assemble(
     check_model(config)
     device, ops = _device_and_ops(profile)
     graphs = graphs or _graphs(profile, config)
-    mesh = init_mesh(profile, "gloo" if device.type == "cpu" else "cpu:gloo,npu:hccl")
+    # The axes' groups are of HCCL alone: of a group with a second backend torchair lowers no usable name.
+    backends = ("gloo", None) if device.type == "cpu" else ("cpu:gloo,npu:hccl", "hccl")
+    mesh = init_mesh(profile, *backends)
     if device.type == "npu":
         check_tensor_parallel(config, mesh.tp_size)
-        require_correct(ops, Sizes.of(config, mesh.tp_size), device, mesh, with_graphs=graphs is not None)
+        mode = "eager" if graphs is None else profile.graph.mode
+        require_correct(ops, Sizes.of(config, mesh.tp_size), device, mesh, mode)
     dtype, collectives = getattr(torch, profile.dtype), Collectives(mesh)
     num_heads, num_kv_heads = config.num_heads // mesh.tp_size, config.num_kv_heads // mesh.tp_size
     max_model_len = min(profile.max_model_len, config.max_position_embeddings)
-    stages = AscendStages(ops, collectives, num_heads, config.head_size**-0.5)
+    stages = AscendStages(ops, collectives, num_heads, config.head_size**-0.5, profile.weight_prefetch_mb * 2**20)
     model = load_model(profile, run, config, stages, ops, mesh, device)
     # A captured step is padded, and captured, on dummy pages: they are no request's.
     reserved = pages_for(max(graphs.shapes.most_tokens, graphs.shapes.most_padding)) if graphs else 0
@@ -85,13 +97,19 @@ def _graphs(profile: DeviceProfile, config: ModelConfig) -> Graphs | None:
     mode = profile.graph.mode
     if profile.enforce_eager or mode == "eager":
         return None
-    from graphs.npu import NpuCapture, NpugraphEx
+    from graphs.npu import AsItIs, NpuCapture, NpugraphEx, Torchair
 
     shapes = Shapes.of(profile.graph.window_buckets, profile.graph.row_buckets)
     if mode == "npugraph":
-        return Graphs(shapes, NpuCapture(), as_it_is)
-    keep_kv_writes_in_place()
-    return Graphs(shapes, NpuCapture(), NpugraphEx(folder_of(profile, config)))
+        return Graphs(shapes, NpuCapture())
+    folder = folder_of(profile, config)
+    if mode == "npugraph_ex":
+        keep_kv_writes_in_place()
+        return Graphs(shapes, NpuCapture(), NpugraphEx(folder))
+    lower_attention()
+    lower_prefetch()
+    compiler = Torchair(folder)
+    return Graphs(shapes, AsItIs(), compiler, compiler, rows=VirtualRows.as_inputs)
 
 
 def check(profile: DeviceProfile, run: RunConfig) -> None:

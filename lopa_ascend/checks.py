@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.models.config import ModelConfig
 from lopa_ascend.load import HEAD_SIZE
-from lopa_ascend.ops import Ops, VirtualRows, reference_ops
+from lopa_ascend.ops import Ops, VirtualRows, lower_attention, reference_ops
 from lopa_ascend.pages import PAGE_SIZE
 
 EPSILON = 1e-6
@@ -247,6 +247,30 @@ def replayed_attention(bench: Bench) -> str:
     return told
 
 
+class _Attention(nn.Module):
+    def __init__(self, ops: Ops) -> None:
+        super().__init__()
+        self._ops = ops
+
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, rows: VirtualRows) -> Tensor:
+        return self._ops.paged_attention(query, keys, values, rows, SCALE)
+
+
+def lowered_attention(bench: Bench) -> str:
+    """In a GE graph that is compiled once and run at two sets of lengths."""
+    from graphs.npu import Torchair
+
+    lower_attention()
+    inputs = _attention_inputs(bench)
+    on_device = [tensor.to(bench.device) for tensor in inputs]
+    attend, told = Torchair()(_Attention(bench.ops), "selftest"), []
+    for rows in (ROWS, LATER):
+        found = attend(*on_device, _virtual_rows(rows, bench.device).as_inputs())
+        wanted = bench.twins.paged_attention(*inputs, _virtual_rows(rows, torch.device("cpu")), SCALE)
+        told.append(compare([found.cpu()], [wanted], BFLOAT16, ATTENTION))
+    return told[-1]
+
+
 def all_reduce(group: dist.ProcessGroup, size: int, width: int, device: torch.device) -> str:
     x = torch.full((NUM_TOKENS, width), float(dist.get_rank(group) + 1), dtype=torch.bfloat16, device=device)
     dist.all_reduce(x, group=group)
@@ -254,6 +278,13 @@ def all_reduce(group: dist.ProcessGroup, size: int, width: int, device: torch.de
     assert bool((x == wanted).all()), f"the sum over {size} ranks is {float(x.flatten()[0])}, not {wanted}"
     return "equal"
 
+
+# What graph.mode adds.
+GRAPH_CHECKS: dict[str, tuple[str, Callable[[Bench], str]]] = {
+    "npugraph": ("a replay of paged_attention", replayed_attention),
+    "npugraph_ex": ("a replay of paged_attention", replayed_attention),
+    "torchair": ("paged_attention in a GE graph", lowered_attention),
+}
 
 CHECKS: dict[str, Callable[[Bench], str]] = {
     "rms_norm": _norms,

@@ -17,21 +17,22 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.engine import EngineError
 from common.models.dream import Dream
 from common.plan import Sampling, StepPlan
-from common.sampling import merge_statistics, sampled_statistics, shard_statistics
+from common.sampling import NoiseKeys, sampled_statistics
 from graphs.runner import Capture, GraphRunner
 from lopa_ascend.buffers import ReadBuffers, Sizes, StepBuffers
 from lopa_ascend.floors import synchronize
+from lopa_ascend.halves import Head, Layers
 from lopa_ascend.kv_cache import PagedKVCache
 from lopa_ascend.ops import VirtualRows
 from lopa_ascend.pages import PageBook, pages_for
 from lopa_ascend.parallel import Collectives
 from lopa_ascend.shapes import Shapes
-from lopa_ascend.stages import AttendStep, RotaryTable
+from lopa_ascend.stages import RotaryTable
 from lopa_ascend.step import FlatStep, Reads, filler, pad
 
 
@@ -54,17 +55,23 @@ class HeadKey:
     is_captured: bool
 
 
+Compile = Callable[[nn.Module, str], Callable[..., Tensor]]
+
+
+def as_it_is(half: nn.Module, name: str) -> Callable[..., Tensor]:
+    return half
+
+
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """How steps are captured. compile: the model's forward as a shape, known by this name, shall run it."""
+    """How steps are captured. compile_layers, compile_head: a half's forward as a shape, known by this name, shall run
+    it. rows: the virtual rows of a captured step as its layers take them."""
 
     shapes: Shapes
     capture: LengthsCapture
-    compile: Callable[[Dream, str], Callable[..., Tensor]]
-
-
-def as_it_is(model: Dream, name: str) -> Callable[..., Tensor]:
-    return model
+    compile_layers: Compile = as_it_is
+    compile_head: Compile = as_it_is
+    rows: Callable[[VirtualRows], VirtualRows] = lambda rows: rows
 
 
 class Forward:
@@ -76,8 +83,8 @@ class Forward:
     ) -> None:  # fmt: skip
         self.device = device
         self._model = model
-        self._compiled: dict[LayersKey, Callable[..., Tensor]] = {}
-        self._rotary = rotary
+        self._layers = Layers(model, rotary, cache)
+        self._compiled: dict[LayersKey | HeadKey, Callable[..., Tensor]] = {}
         self._cache = cache
         self._book = book
         self._collectives = collectives
@@ -215,42 +222,54 @@ class Forward:
         """What the coming pass computes: on the device, and in the attention's host lists."""
         buffers.fill(flat)
         buffers.send()
-        self._rows = VirtualRows(buffers.step(key.sizes).table_VP, flat.query_ends, flat.kv_lengths)
-        if self._graphs is not None:
-            self._graphs.capture.lengths = self._model.ops.attention_lengths(self._rows)
+        rows = VirtualRows(buffers.step(key.sizes).table_VP, flat.query_ends, flat.kv_lengths)
+        self._rows = rows
+        if self._graphs is not None and key.is_captured:
+            self._graphs.capture.lengths = self._model.ops.attention_lengths(rows)
+            self._rows = self._graphs.rows(rows)
 
     def _read_buffers(self, key: HeadKey) -> ReadBuffers:
         return ReadBuffers(key.num_reads, self._collectives.mesh.bp_size, self._width, self._dtype, self.device)
 
     def _run_layers(self, key: LayersKey, buffers: StepBuffers) -> None:
-        step = buffers.step(key.sizes)
-        cos_T1H, sin_T1H = self._rotary.at(step.position_T)
-        forward = self._forward_of(key) if key.is_captured else self._model
-        hidden_TD = forward(step.token_T, AttendStep(cos_T1H, sin_T1H, step.slot_T, self._rows, self._cache))
+        hidden_TD = self._layers_of(key)(buffers.step(key.sizes), self._rows)
         if key.is_captured:
             self._captured_hidden_TD[: key.sizes.num_tokens].copy_(hidden_TD)
         else:
             self._hidden_TD = hidden_TD
 
-    def _forward_of(self, key: LayersKey) -> Callable[..., Tensor]:
+    def _run_head(self, key: HeadKey, buffers: ReadBuffers) -> None:
+        if buffers.noise_keys is None:
+            predicted_PM3 = self._head_of(key)(buffers.hidden_MD)
+        else:
+            predicted_PM3 = self._sampled(key.sampling, buffers.hidden_MD, buffers.noise_keys)
+        buffers.predicted_PM3.copy_(predicted_PM3)
+
+    def _sampled(self, sampling: Sampling, hidden_MD: Tensor, keys: NoiseKeys) -> Tensor:
+        """[bp, M, 3] float32."""
+        model, collectives = self._model, self._collectives
+        logits_MV = model.ops.linear(hidden_MD, model.lm_head)
+        predicted_M3 = sampled_statistics(
+            logits_MV, model.vocab_start, sampling, keys, collectives.tp_sum, collectives.tp_stack
+        )
+        return collectives.bp_stack(predicted_M3)
+
+    def _layers_of(self, key: LayersKey) -> Callable[..., Tensor]:
+        if not key.is_captured:
+            return self._layers
         if key not in self._compiled:
             assert self._graphs is not None, "only graphs capture"
             sizes, cache = key.sizes, self._cache
             name = (
                 f"t{sizes.num_tokens}_v{sizes.num_rows}_p{sizes.num_pages}_of{cache.num_pages}_s{self._max_model_len}"
             )
-            self._compiled[key] = self._graphs.compile(self._model, name)
+            self._compiled[key] = self._graphs.compile_layers(self._layers, name)
         return self._compiled[key]
 
-    def _run_head(self, key: HeadKey, buffers: ReadBuffers) -> None:
-        head, vocab_start = self._model.lm_head, self._model.vocab_start
-        logits_MV = self._model.ops.linear(buffers.hidden_MD, head)
-        stack = self._collectives.tp_stack
-        if buffers.noise_keys is None:
-            statistics_M6 = shard_statistics(logits_MV, vocab_start, key.sampling)
-            predicted_M3 = merge_statistics(stack(statistics_M6), key.sampling.strategy)
-        else:
-            predicted_M3 = sampled_statistics(
-                logits_MV, vocab_start, key.sampling, buffers.noise_keys, self._collectives.tp_sum, stack
-            )
-        buffers.predicted_PM3.copy_(self._collectives.bp_stack(predicted_M3))
+    def _head_of(self, key: HeadKey) -> Callable[..., Tensor]:
+        if key not in self._compiled:
+            head = Head(self._model, self._collectives, key.sampling)
+            name = f"m{key.num_reads}_{key.sampling.strategy}_mask{key.sampling.mask_token_id}"
+            compile_head = self._graphs.compile_head if self._graphs and key.is_captured else as_it_is
+            self._compiled[key] = compile_head(head, name)
+        return self._compiled[key]

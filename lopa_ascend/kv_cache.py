@@ -3,14 +3,14 @@
 Shapes: L layers, P pages, K KV heads of this rank, H head size. A layer's keys are one contiguous [P, PAGE_SIZE, K, H],
 as the write and the attention want them; with one KV head a rank those are the same bytes as the attention's fastest
 layout. Every cache is a tensor of its own, not a view into a common one: a graph compiler would turn a write through a
-view into a copy of the whole. The element type is all that is known of precision: int8 would need a scale a slot
-beside it, and nothing else here would change.
+view into a copy of the whole. It is a parameter, so that a compiler takes its address for fixed. The element type is
+all that is known of precision: int8 would need a scale a slot beside it, and nothing else here would change.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lopa_ascend.pages import PAGE_SIZE
 
@@ -29,10 +29,11 @@ class PagedKVCache:
         self.num_pages = num_pages
         self.num_bytes = num_pages * bytes_per_page(num_layers, num_kv_heads, head_size, dtype)
         shape = num_pages, PAGE_SIZE, num_kv_heads, head_size
-        self.layers: list[tuple[Tensor, Tensor]] = [
-            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-            for _ in range(num_layers)
-        ]
+
+        def zeros() -> Tensor:
+            return nn.Parameter(torch.zeros(shape, dtype=dtype, device=device), requires_grad=False)
+
+        self.layers: list[tuple[Tensor, Tensor]] = [(zeros(), zeros()) for _ in range(num_layers)]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -19,7 +19,14 @@ from common.models.config import ModelConfig
 from common.models.dream import Dream, build_dream
 from common.weights import load_weights
 from lopa_ascend.ops import Ops
-from lopa_ascend.stages import AscendStages, prepare_linears, quant_kernels
+from lopa_ascend.stages import (
+    AscendStages,
+    as_parameters,
+    link_linears,
+    prepare_linears,
+    put_columns_last,
+    quant_kernels,
+)
 from quant.checkpoint import float_tensors, is_quantized_folder, load_quantized
 from quant.linear import install_linears, swap_linears
 
@@ -44,6 +51,10 @@ def load_model(
     else:
         model = _from_float(profile, run, config, stages, ops, mesh, device)
     num_quantized = prepare_linears(model, ops)
+    if profile.graph.mode == "torchair" and not profile.enforce_eager:
+        put_columns_last(model)
+        as_parameters(model)
+    link_linears(model)
     if num_quantized:
         logger.info("%d linears in 8-bit integers", num_quantized)
     return model

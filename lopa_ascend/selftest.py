@@ -1,5 +1,5 @@
-"""Before a device serves: every operation against its CPU twin at the engine's shapes, replay against eager, and the
-collectives of each axis.
+"""Before a device serves: every operation against its CPU twin at the engine's shapes, attention as the graph mode runs
+it, and the collectives of each axis.
 
 Some CANN releases compute wrong results without a word (docs/ascend.md names the reports), and no simulation can tell.
 So an engine on npu runs this when it starts, and refuses to go on where an operator is wrong; `lopa doctor --selftest`
@@ -18,7 +18,7 @@ import torch
 from common.config import DeviceProfile
 from common.engine import MissingCapability
 from common.launch import Mesh, resolve_mesh
-from lopa_ascend.checks import CHECKS, Bench, Sizes, all_reduce, replayed_attention
+from lopa_ascend.checks import CHECKS, GRAPH_CHECKS, Bench, Sizes, all_reduce
 from lopa_ascend.ops import Ops, load_torch_npu, npu_ops, require_devices
 from lopa_ascend.versions import cann_version
 
@@ -34,9 +34,12 @@ class Finding:
     detail: str
 
 
-def require_correct(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh, *, with_graphs: bool) -> None:
-    """Raises MissingCapability naming operator, difference and CANN unless every operation is right."""
-    findings = list(examine(ops, sizes, device, mesh, with_graphs=with_graphs))
+def require_correct(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh, mode: str) -> None:
+    """Raises MissingCapability naming operator, difference and CANN unless every operation is right.
+
+    mode: the profile's graph.mode.
+    """
+    findings = list(examine(ops, sizes, device, mesh, mode))
     wrong = next((finding for finding in findings if not finding.is_right), None)
     if wrong is not None:
         raise MissingCapability(
@@ -51,15 +54,16 @@ def examine_alone(profile: DeviceProfile) -> list[Finding]:
     torch_npu, ops = require_devices(1), npu_ops()
     torch_npu.npu.set_device(0)
     sizes = Sizes.of_dream_7b(resolve_mesh(profile).tensor_parallel_size)
-    return list(examine(ops, sizes, torch.device("npu", 0), Mesh(), with_graphs=True))
+    return list(examine(ops, sizes, torch.device("npu", 0), Mesh(), profile.graph.mode))
 
 
-def examine(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh, *, with_graphs: bool) -> Iterator[Finding]:
+def examine(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh, mode: str) -> Iterator[Finding]:
     bench = Bench(ops, sizes, device)
     for name, check in CHECKS.items():
         yield _finding(name, partial(check, bench))
-    if with_graphs:
-        yield _finding("a replay of paged_attention", partial(replayed_attention, bench))
+    if mode in GRAPH_CHECKS:
+        name, check = GRAPH_CHECKS[mode]
+        yield _finding(name, partial(check, bench))
     for axis, group, size in (("tp", mesh.tp_group, mesh.tp_size), ("bp", mesh.bp_group, mesh.bp_size)):
         if group is not None:
             yield _finding(f"all_reduce over {axis}", partial(all_reduce, group, size, sizes.width, device))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from common.models.ops import Activation, RMSNorm, rotary_table
+from common.models.dream import Dream
+from common.models.ops import Activation, Linear, RMSNorm, rotary_table
 from lopa_ascend.kv_cache import PagedKVCache
 from lopa_ascend.ops import Ops, VirtualRows
 from lopa_ascend.parallel import Collectives
@@ -32,13 +33,20 @@ class AttendStep:
 
 
 class AscendStages:
-    """num_heads: of this rank. scale: of the attention's scores; the true head size's, where heads are padded."""
+    """num_heads: of this rank. scale: of the attention's scores; the true head size's, where heads are padded.
 
-    def __init__(self, ops: Ops, collectives: Collectives, num_heads: int, scale: float) -> None:
+    prefetch_bytes: so much of the weight behind an all-reduce is pulled into L2 meanwhile, once `link_linears` has said
+    which weight that is; 0: nothing.
+    """
+
+    def __init__(
+        self, ops: Ops, collectives: Collectives, num_heads: int, scale: float, prefetch_bytes: int = 0
+    ) -> None:
         self._ops = ops
         self._tp_sum = collectives.tp_sum
         self._num_heads = num_heads
         self._scale = scale
+        self._prefetch_bytes = prefetch_bytes if collectives.mesh.tp_size > 1 else 0
 
     def norm(
         self, x_TD: Tensor, residual_TD: Tensor | None, norm: RMSNorm, consumer: nn.Module | None
@@ -51,7 +59,7 @@ class AscendStages:
         return self._ops.add_rms_norm(x_TD, residual_TD, norm.weight, norm.eps)
 
     def linear(self, x: Activation, linear: nn.Module) -> Tensor:
-        return linear(x)
+        return self._prefetching(linear, linear(x))
 
     def attend(self, qkv_TE: Tensor, layer: int, step: AttendStep) -> Tensor:
         query, key, value = self._ops.split_and_rotate(qkv_TE, step.cos_T1H, step.sin_T1H, self._num_heads)
@@ -62,14 +70,25 @@ class AscendStages:
 
     def mlp(self, x: Activation, gate_up: nn.Module, down: nn.Module) -> Tensor:
         if not (_is_dynamic(gate_up) and _is_dynamic(down)):
-            return down(self._ops.swiglu(gate_up(x)))
+            return self._prefetching(down, down(self._ops.swiglu(gate_up(x))))
         values, scale_T = x if isinstance(x, QuantizedActivation) else self._ops.dynamic_quant(x)
         gate_up_TI = self._ops.quant_matmul_int32(values, gate_up.weight, gate_up.weight_scale)
         gated = self._ops.dequant_swiglu_quant(gate_up_TI, gate_up.weight_scale[None], scale_T)
-        return down(QuantizedActivation(*gated))
+        return self._prefetching(down, down(QuantizedActivation(*gated)))
 
     def all_reduce(self, x_TD: Tensor) -> Tensor:
-        return self._tp_sum(x_TD)
+        x_TD = self._tp_sum(x_TD)
+        if self._prefetch_bytes:
+            self._ops.join_prefetch(x_TD)
+        return x_TD
+
+    def _prefetching(self, linear: nn.Module, y_TD: Tensor) -> Tensor:
+        """y, the linear's result, while the weight that is read next comes into L2."""
+        read_next = getattr(linear, "read_next", None) if self._prefetch_bytes else None
+        if read_next is not None:
+            weight = read_next[0].weight
+            self._ops.prefetch_aside(weight, y_TD, min(self._prefetch_bytes, weight.nbytes))
+        return y_TD
 
     def attention_lengths(self, rows: VirtualRows) -> dict[str, list[int]]:
         """What a captured graph freezes, by the operator's names."""
@@ -87,10 +106,12 @@ class RotaryTable:
         padding = (padded_size - head_size) // 2
         half_S2F = torch.nn.functional.pad(table_S2F, (0, padding))  # what is padded holds zeros: any angle will do
         both_S2H = torch.cat((half_S2F, half_S2F), dim=-1).to(device, dtype)
-        self._cos_S1H, self._sin_S1H = (part.unsqueeze(1).contiguous() for part in both_S2H.unbind(dim=1))
+        self.cos_S1H, self.sin_S1H = (
+            nn.Parameter(part.unsqueeze(1).contiguous(), requires_grad=False) for part in both_S2H.unbind(dim=1)
+        )
 
     def at(self, position_T: Tensor) -> tuple[Tensor, Tensor]:
-        return self._cos_S1H.index_select(0, position_T), self._sin_S1H.index_select(0, position_T)
+        return self.cos_S1H.index_select(0, position_T), self.sin_S1H.index_select(0, position_T)
 
 
 def quant_kernels(ops: Ops) -> QuantKernels:
@@ -108,6 +129,16 @@ def quant_kernels(ops: Ops) -> QuantKernels:
     return QuantKernels(matmul, quantize, ops.static_quant)
 
 
+def link_linears(model: Dream) -> None:
+    """Note at every linear before an all-reduce which one reads its weight behind it; the last thing done to them."""
+    layers = list(model.layers)
+    behind = [*(layer.qkv_proj for layer in layers[1:]), model.lm_head]
+    for layer, follower in zip(layers, behind, strict=True):
+        # In a tuple: not a module of that module.
+        layer.o_proj.read_next = (layer.gate_up_proj,)
+        layer.down_proj.read_next = (follower,)
+
+
 def prepare_linears(model: nn.Module, ops: Ops) -> int:
     """Lay quantized weights out as the operators want them, [K, N] in FRACTAL_NZ, the last thing done to them; their
     number.
@@ -122,6 +153,35 @@ def prepare_linears(model: nn.Module, ops: Ops) -> int:
                 linear.input_scale = linear.input_scale.reciprocal()
             count += 1
     return count
+
+
+class ColumnsLast(nn.Module):
+    """A float linear whose weight lies as [in, out], the way a product reads it in a GE graph. GE would transpose
+    [out, in] anew in every run, the head's weight as well: it knows frozen weights by address only."""
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(linear.weight.t().contiguous(), requires_grad=False)
+        self.bias = linear.bias
+
+    def forward(self, x_TK: Tensor) -> Tensor:
+        return x_TK @ self.weight if self.bias is None else torch.addmm(self.bias, x_TK, self.weight)
+
+
+def put_columns_last(model: nn.Module) -> int:
+    """Every float linear of the model, one at a time; their number."""
+    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, Linear)]
+    for name, linear in linears:
+        model.set_submodule(name, ColumnsLast(linear))
+    return len(linears)
+
+
+def as_parameters(model: nn.Module) -> None:
+    """Turn every buffer into a parameter: what torchair takes for memory that stays at its address."""
+    for module in model.modules():
+        for name, tensor in [(name, tensor) for name, tensor in module._buffers.items() if tensor is not None]:
+            delattr(module, name)
+            module.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
 
 def _is_dynamic(linear: nn.Module | None) -> bool:

@@ -1,6 +1,7 @@
 """Every Ascend operation the engine performs, behind one interface with two lanes: torch_npu, and CPU twins."""
 
 from lopa_ascend.ops.facade import AttentionVersion, Normed, Ops, Projections, Quantized, QuantizedNorm
+from lopa_ascend.ops.in_graph import lower_attention
 from lopa_ascend.ops.npu import (
     keep_kv_writes_in_place,
     load_torch_npu,
@@ -11,6 +12,7 @@ from lopa_ascend.ops.npu import (
 from lopa_ascend.ops.reference import reference_ops
 from lopa_ascend.ops.rows import QueryGroups, VirtualRows, group_queries
 from lopa_ascend.ops.rules import OpRuleError
+from lopa_ascend.ops.side_stream import lower_prefetch
 
 __all__ = [
     "AttentionVersion",
@@ -25,6 +27,8 @@ __all__ = [
     "group_queries",
     "keep_kv_writes_in_place",
     "load_torch_npu",
+    "lower_attention",
+    "lower_prefetch",
     "npu_ops",
     "num_visible_devices",
     "reference_ops",

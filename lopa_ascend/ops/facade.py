@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lopa_ascend.ops import in_graph, side_stream
 from lopa_ascend.ops.rows import VirtualRows
 
 FRACTAL_NZ = 29
@@ -150,6 +151,11 @@ class Ops:
         num_pages, page_size, num_kv_heads, head_size = key_cache.shape
         # One KV head: [P, page, 1, H], [P, 1, page, H] and [P, page, H] are the same bytes; the second reads fastest.
         view = (num_pages, 1, page_size, head_size) if num_kv_heads == 1 else (num_pages, page_size, -1)
+        keys, values = key_cache.view(view), value_cache.view(view)
+        if isinstance(rows.query_ends, Tensor) and isinstance(rows.kv_lengths, Tensor):
+            return in_graph.paged_attention(
+                query, keys, values, rows.query_ends, rows.kv_lengths, rows.block_table, num_kv_heads, page_size, scale
+            )
         shared = {
             "block_table": rows.block_table,
             "num_key_value_heads": num_kv_heads,
@@ -158,7 +164,6 @@ class Ops:
             "block_size": page_size,
             **self.attention_lengths(rows),
         }
-        keys, values = key_cache.view(view), value_cache.view(view)
         if self.attention_version == 2:
             attended, _ = self._kernels.npu_fused_infer_attention_score_v2(
                 query, keys, values, num_query_heads=query.shape[1], softmax_scale=scale, **shared
@@ -169,8 +174,8 @@ class Ops:
             )
         return attended
 
-    def attention_lengths(self, rows: VirtualRows) -> dict[str, list[int]]:
-        """The host lists that a captured graph freezes, as NPUGraph.update(cpu_update_input=[...]) wants them."""
+    def attention_lengths(self, rows: VirtualRows) -> dict[str, Any]:
+        """The operator's lengths, which a captured graph freezes: as NPUGraph.update(cpu_update_input=...) wants it."""
         if self.attention_version == 2:
             return {"actual_seq_qlen": rows.query_ends, "actual_seq_kvlen": rows.kv_lengths}
         return {"actual_seq_lengths": rows.query_ends, "actual_seq_lengths_kv": rows.kv_lengths}
@@ -182,3 +187,15 @@ class Ops:
     def prefetch(self, weight: Tensor, after: Tensor, num_bytes: int) -> None:
         """Pull the weight's first bytes into L2 once `after` has been computed (useful under a collective)."""
         self._kernels.npu_prefetch(weight, after, num_bytes)
+
+    def prefetch_aside(self, weight: Tensor, after: Tensor, num_bytes: int) -> None:
+        """The same on a second stream of the device, until `join_prefetch`."""
+        if weight.device.type == "cpu":
+            self.prefetch(weight, after, num_bytes)
+        else:
+            side_stream.prefetch(weight, after, num_bytes)
+
+    def join_prefetch(self, x: Tensor) -> None:
+        """What follows waits for the second stream; before a capture ends it has to."""
+        if x.device.type != "cpu":
+            side_stream.join(x)

@@ -11,13 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 Int = npt.NDArray[np.int64]
 
 
 class VirtualRows(NamedTuple):
-    """What the attention operator is told. Lengths are host lists; a captured graph freezes them.
+    """What the attention operator is told. Lengths are host lists, which a captured graph freezes, or, for a graph that
+    reads them anew in every run, host tensors.
 
     block_table: int32 [V, P], pages of each virtual row; rows of one request repeat its pages.
     query_ends: V cumulative query counts; the last is the number of tokens.
@@ -25,8 +27,13 @@ class VirtualRows(NamedTuple):
     """
 
     block_table: Tensor
-    query_ends: list[int]
-    kv_lengths: list[int]
+    query_ends: list[int] | Tensor
+    kv_lengths: list[int] | Tensor
+
+    def as_inputs(self) -> VirtualRows:
+        """The same with int64 host tensors for lengths."""
+        ends, lengths = (torch.tensor(counts, dtype=torch.int64) for counts in (self.query_ends, self.kv_lengths))
+        return VirtualRows(self.block_table, ends, lengths)
 
 
 class QueryGroups(NamedTuple):

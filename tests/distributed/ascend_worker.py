@@ -76,12 +76,13 @@ def compare_commits(engine: AscendEngine, tolerance: float) -> None:
 
 def run_rank(model: Path, output: Path, profile: DeviceProfile, settings: list[str]) -> None:
     torch.set_num_threads(1)
-    with simulated(profile.device):
+    with simulated(profile.device) as device:
         engine = assemble(profile, RunConfig(model=str(model), max_num_requests=2, decode=decode_of("k=7")))
         compare_commits(engine, 1e-4 if profile.dtype == "float32" else 0.05)
         results = {name: decode_all(engine, model, decode_of(name)) for name in settings}
         rank = engine.mesh.rank
-        (output / f"rank{rank:02}.json").write_text(json.dumps({"dp": engine.mesh.dp_rank, "tokens": results}))
+        report = {"dp": engine.mesh.dp_rank, "tokens": results, "calls": under_all_reduces(device)}
+        (output / f"rank{rank:02}.json").write_text(json.dumps(report))
         if dist.is_initialized():
             dist.barrier()
 
@@ -91,7 +92,14 @@ def simulated(device: str) -> Any:
         return nullcontext()
     from sim.device import SimulatedNpu
 
-    return SimulatedNpu()
+    return SimulatedNpu(record=True)
+
+
+def under_all_reduces(device: Any) -> list[list[str]]:
+    """The operator and arguments of every prefetch and every all-reduce, in the order in which they were issued."""
+    kinds = "npu_prefetch", "allreduce", "all_reduce"
+    stream = [] if device is None else device.stream
+    return [[call.op, *call.arguments] for call in stream if any(kind in call.op for kind in kinds)]
 
 
 def main() -> None:
@@ -104,6 +112,10 @@ def main() -> None:
         from sim import runtime
 
         runtime.load()
+        if profile.graph.mode == "torchair":
+            from sim import export
+
+            export.load_torchair()
     if "RANK" in os.environ:
         run_rank(*arguments)
         return

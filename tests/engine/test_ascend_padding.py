@@ -11,7 +11,7 @@ import pytest
 from graphs.runner import Replay
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
-from lopa_ascend.forward import Graphs, as_it_is
+from lopa_ascend.forward import Graphs
 from lopa_ascend.pages import PageBook, PagePool
 from lopa_ascend.shapes import Shapes
 from lopa_ascend.step import FlatStep, filler, pad
@@ -31,7 +31,7 @@ class CallAgain:
 
 
 def static_engine(num_requests: int, **settings: Any) -> AscendEngine:
-    graphs = Graphs(Shapes.of((), ()), CallAgain(), as_it_is)
+    graphs = Graphs(Shapes.of((), ()), CallAgain())
     return assemble(profile(), run_of(causal(**settings), num_requests), graphs=graphs)
 
 
@@ -51,7 +51,7 @@ def test_padded_passes_decode_the_same_tokens(settings: dict[str, Any]) -> None:
 
 
 def test_a_step_beyond_the_largest_shape_runs_as_it_is() -> None:
-    graphs = Graphs(Shapes.of((64, 128), (4, 8)), CallAgain(), as_it_is)
+    graphs = Graphs(Shapes.of((64, 128), (4, 8)), CallAgain())
     engine = assemble(profile(), run_of(causal(), 1), graphs=graphs)
     wanted = assemble(profile(), run_of(causal(), 1))
     assert decode_all(engine, causal(), PROMPTS[4:]) == decode_all(wanted, causal(), PROMPTS[4:])

@@ -1,9 +1,9 @@
-"""What the graph compilers make of a layer and a step: one fused kernel an operation, no copy of the size of the KV
-cache."""
+"""What the graph compilers make of a layer: one fused kernel an operation, no copy of the size of the KV cache. A whole
+step in GE: test_npu_torchair.py."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,18 +12,7 @@ from branches import CASES, Branch, Layout, lay_out
 from layer import TINY, Inputs, Weights, draw_inputs, draw_weights, run_layer
 from torch import Tensor
 
-from common.config import DeviceProfile, RunConfig
-from common.launch import Mesh
-from common.models.config import load_model_config
-from common.models.dream import Dream
-from common.plan import Sampling
-from common.sampling import merge_statistics, shard_statistics
-from lopa_ascend.kv_cache import PagedKVCache
-from lopa_ascend.load import HEAD_SIZE, load_model
 from lopa_ascend.ops import AttentionVersion, Ops, VirtualRows, keep_kv_writes_in_place, npu_ops, reference_ops
-from lopa_ascend.parallel import Collectives
-from lopa_ascend.stages import AscendStages, AttendStep, RotaryTable
-from tests.conftest import GOLDEN
 
 pytestmark = [
     pytest.mark.sim,
@@ -101,92 +90,6 @@ def test_the_ge_graph_of_a_layer(torch_npu: Any, version: AttentionVersion) -> N
     assert kernels == {**KERNELS, "TensorMove": 2}
     assert export.sources(nodes, "TensorMove") == ["Identity", "Identity"]
     assert export.sources(nodes, "ScatterPaKvCache").count("RefData") == 2
-
-
-@dataclass
-class Caches:
-    """As PagedKVCache, of a traced function's arguments."""
-
-    layers: list[tuple[Tensor, Tensor]]
-
-
-class WholeStep(torch.nn.Module):
-    """What the engine runs on a device in a step, on the model's own stages: embedding to predictions."""
-
-    def __init__(self, model: Dream, rotary: RotaryTable, collectives: Collectives, mask_token_id: int) -> None:
-        super().__init__()
-        self.model, self.collectives = model, collectives
-        self.sampling = Sampling("neg_entropy", mask_token_id)
-        self.register_buffer("cos", rotary._cos_S1H)
-        self.register_buffer("sin", rotary._sin_S1H)
-
-    def forward(
-        self,
-        token: Tensor,
-        position: Tensor,
-        slot: Tensor,
-        table: Tensor,
-        read: Tensor,
-        caches: list[Tensor],
-        query_ends: list[int],
-        kv_lengths: list[int],
-    ) -> Tensor:
-        step = AttendStep(
-            self.cos.index_select(0, position),
-            self.sin.index_select(0, position),
-            slot,
-            VirtualRows(table, query_ends, kv_lengths),
-            Caches(list(zip(caches[::2], caches[1::2], strict=True))),  # type: ignore[arg-type]
-        )
-        hidden = self.model(token, step).index_select(0, read)
-        logits = self.model.ops.linear(hidden, self.model.lm_head)
-        statistics = shard_statistics(logits, self.model.vocab_start, self.sampling)
-        merged = merge_statistics(self.collectives.tp_stack(statistics), self.sampling.strategy)
-        return self.collectives.bp_stack(merged)
-
-
-def whole_step(quantization: str) -> tuple[WholeStep, PagedKVCache]:
-    folder = GOLDEN / "model_b"
-    profile = DeviceProfile.model_validate(
-        {"name": "p", "engine": "lopa_ascend", "device": "npu", "quantization": quantization}
-    )
-    config, device, ops, collectives = load_model_config(folder), torch.device("cpu"), npu_ops(), Collectives(Mesh())
-    ops.to_nz = lambda weight: weight  # type: ignore[method-assign]  # lowering needs shapes only, of CPU tensors
-    stages = AscendStages(ops, collectives, config.num_heads, config.head_size**-0.5)
-    model = load_model(profile, RunConfig(model=str(folder)), config, stages, ops, Mesh(), device)
-    rotary = RotaryTable(256, config.head_size, HEAD_SIZE, config.rope_theta, torch.bfloat16, device)
-    cache = PagedKVCache(
-        num_layers=config.num_layers, num_pages=8, num_kv_heads=config.num_kv_heads, head_size=HEAD_SIZE,
-        dtype=torch.bfloat16, device=device,
-    )  # fmt: skip
-    return WholeStep(model, rotary, collectives, config.mask_token_id), cache
-
-
-def test_the_ge_graph_of_a_whole_step(torch_npu: Any) -> None:
-    """Embedding, layers, head and statistics in 8 bits: the fused kernels, and no copy but the rotary's inputs."""
-    from sim import export
-
-    module, cache = whole_step("w8a8")
-    num_layers, many = len(cache.layers), torch.arange(40, dtype=torch.int32)
-    lengths = [10, 20, 40], [50, 60, 130]
-    table = torch.zeros(3, 2, dtype=torch.int32)
-    caches = [tensor for pair in cache.layers for tensor in pair]
-    nodes = export.ge_graph(module, many, many, many, table, many[:16], caches, *lengths)
-    head = next(place for place, node in enumerate(nodes) if node.op == "MatMul")
-    layers = {op: count for op, count in export.histogram(nodes[: head - 1]).items() if op not in FREE}
-    # The first norm has nothing to add, and the last feeds the head, which is not quantized.
-    assert layers == {
-        "RmsNorm": 1, "AddRmsNorm": 1, "AddRmsNormDynamicQuant": 2 * num_layers - 1, "DynamicQuant": num_layers + 1,
-        "QuantBatchMatmulV3": 4 * num_layers, "SplitV": num_layers, "ApplyRotaryPosEmb": num_layers,
-        "ScatterPaKvCache": num_layers, "FusedInferAttentionScore": num_layers, "DequantSwigluQuant": num_layers,
-        "TensorMove": 2 * num_layers,
-        "GatherV2": 4,  # embedding, cos, sin, and the states that are read
-    }  # fmt: skip
-    assert set(export.sources(nodes, "TensorMove")) == {"Identity"}  # query and key, as in a layer alone
-    assert export.sources(nodes, "ScatterPaKvCache").count("RefData") == 2 * num_layers
-    behind = export.histogram(nodes[head - 1 :])
-    assert export.sources(nodes, "Transpose")[0].startswith("arg") and behind["Transpose"] == 1  # of the head's weight
-    print(f"{sum(layers.values())} kernels before the head, {behind.total()} nodes in it: {dict(behind)}")
 
 
 @pytest.mark.parametrize("options", [{"force_eager": True}, {}, {"clone_input": False}], ids=str)

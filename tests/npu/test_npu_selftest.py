@@ -12,7 +12,7 @@ from common.config import DeviceProfile
 from common.engine import MissingCapability
 from common.launch import Mesh
 from lopa_ascend import selftest
-from lopa_ascend.checks import CHECKS, Sizes
+from lopa_ascend.checks import CHECKS, GRAPH_CHECKS, Sizes
 from lopa_ascend.ops import npu_ops, reference_ops, twins
 
 SMALL = Sizes(width=256, num_heads=2, num_kv_heads=1, inner=128)
@@ -27,7 +27,7 @@ def with_wrong(operator: str, spoil: Callable[[Any], Any]) -> Any:
 
 
 def names_of_wrong(ops: Any) -> list[str]:
-    findings = selftest.examine(ops, SMALL, torch.device("cpu"), Mesh(), with_graphs=False)
+    findings = selftest.examine(ops, SMALL, torch.device("cpu"), Mesh(), "eager")
     return [finding.name for finding in findings if not finding.is_right]
 
 
@@ -79,9 +79,11 @@ def test_a_wrong_operator_is_named(case: str) -> None:
 
 @pytest.mark.sim
 @pytest.mark.usefixtures("npu")
-def test_the_simulated_device_passes_replay_included() -> None:
-    findings = list(selftest.examine(npu_ops(), SMALL, torch.device("npu", 0), Mesh(), with_graphs=True))
+@pytest.mark.parametrize("mode", GRAPH_CHECKS)
+def test_the_simulated_device_passes_with_graphs(mode: str) -> None:
+    findings = list(selftest.examine(npu_ops(), SMALL, torch.device("npu", 0), Mesh(), mode))
     assert [finding for finding in findings if not finding.is_right] == []
+    assert findings[-1].name == GRAPH_CHECKS[mode][0]
     assert len(findings) == len(CHECKS) + 1
 
 
@@ -102,4 +104,4 @@ def test_an_engine_refuses_to_start_on_a_wrong_operator(monkeypatch: pytest.Monk
     ops = npu_ops()
     monkeypatch.setattr(ops, "swiglu", lambda gate_up: gate_up.chunk(2, -1)[0].contiguous())
     with pytest.raises(MissingCapability, match=r"rank 0: swiglu is wrong here \(difference .* and torch-npu 2.13.0"):
-        selftest.require_correct(ops, SMALL, torch.device("npu", 0), Mesh(), with_graphs=False)
+        selftest.require_correct(ops, SMALL, torch.device("npu", 0), Mesh(), "eager")

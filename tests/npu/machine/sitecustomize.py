@@ -7,12 +7,20 @@ from pathlib import Path
 
 if os.environ.get("LOPA_SIM_MACHINE") == "1" and "pip" not in sys.orig_argv:
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from sim import runtime
+    from sim import export, runtime
 
     runtime.load()
     from sim.device import SimulatedNpu
 
+    from graphs import npu
     from lopa_ascend import floors
 
+    _make = npu.Torchair.__init__
+
+    def _with_ge(self: npu.Torchair, *given: object) -> None:
+        export.load_torchair()  # takes seconds, so not in every process
+        _make(self, *given)
+
+    npu.Torchair.__init__ = _with_ge
     SimulatedNpu().__enter__()
     floors._COPY_BYTES["npu"], floors._MATRIX_SIZE["npu"], floors._SUSTAINED_S = 2**20, 256, 0.001

@@ -104,8 +104,14 @@ EXPORT int aclGetCompileopt(int, char* out, size_t size) {
   if (size) out[0] = 0;
   return 0;
 }
-EXPORT int HcclGetCommName(void*, char* out) {
-  strcpy(out, "simulated");
+
+// ---- communicators: each has a name of its own
+EXPORT int HcclCommInitRootInfo(uint32_t, const void*, uint32_t, void** out) { return give(out, new_handle()); }
+EXPORT int HcclCommInitRootInfoConfig(uint32_t, const void*, uint32_t, const void*, void** out) {
+  return give(out, new_handle());
+}
+EXPORT int HcclGetCommName(void* communicator, char* out) {
+  sprintf(out, "simulated_%p", communicator);
   return 0;
 }
 

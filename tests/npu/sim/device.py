@@ -11,8 +11,20 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from lopa_ascend.ops import side_stream
 from sim import collectives, contract, graph, table, traffic
-from sim.calls import Call, Signature, SimulationError, host_view, is_npu, npu_tensors, rebuild, to_npu, with_index
+from sim.calls import (
+    Call,
+    Signature,
+    SimulationError,
+    host_view,
+    is_npu,
+    name_of,
+    npu_tensors,
+    rebuild,
+    to_npu,
+    with_index,
+)
 from sim.nz import FRACTAL_NZ, NZ
 
 _thread = threading.local()
@@ -55,10 +67,13 @@ class SimulatedNpu(TorchDispatchMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _thread.stack = [mode for mode in _thread.stack if mode is not self]
+        _thread.stack = _thread.stack[:-1]
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "lopa":  # the engine's own: what it runs are a device's
+            with self:
+                return side_stream.KERNELS[name_of(func)](*args, **(kwargs or {}))
         call = Call(func, args, kwargs or {})
         if self.graphs.update is not None and call.npu and not func.is_view:
             return self.graphs.update.take(call)
@@ -124,6 +139,8 @@ class SimulatedNpu(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in call.func.tags:
             raise NotImplementedError(f"{call.name}: random numbers of an npu are not simulated; draw them on the cpu")
         kwargs.pop("pin_memory", None)
+        if call.func.namespace == "_c10d_functional":
+            args = tuple(collectives.name_on_host(leaf) for leaf in args)
         result = call.func(*args, **kwargs)
         if call.func.namespace == "_c10d_functional" and "wait_tensor" not in call.name:
             for leaf in tree_flatten(result)[0]:

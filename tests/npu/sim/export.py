@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sim import ge
+
 
 class Node(NamedTuple):
     op: str
@@ -32,8 +34,7 @@ def load_torchair() -> Any:
     """Also to be called before npugraph_ex compiles for the first time in this process: both define the same, and
     behind npugraph_ex torchair cannot be loaded."""
     torchair = import_module("torchair")
-    # Asks CANN's operator registry, which the stubs do not have.
-    import_module("torchair._ge_concrete_graph.compat_ir").is_cann_compat = lambda *_, **__: ""
+    ge.install()
     utils = import_module("torchair._utils")
     utils.add_npu_patch(utils.get_npu_default_decompositions(), torchair.CompilerConfig())
     return torchair
