@@ -3,8 +3,11 @@
 #
 #   scripts/first_910c_run.sh [FOLDER]        default: outputs/first_910c
 #
-# Needs 16 devices, nothing to download, and about 15 minutes as a guess (nothing of this has run on a device). What it
+# Needs 16 devices, nothing to download, and about 20 minutes as a guess (nothing of this has run on a device). What it
 # prints and writes lies in FOLDER and, to be sent back, in FOLDER.tar.gz. DRY_RUN=true prints the commands.
+#
+# For a rehearsal elsewhere: PROFILE (ascend_910c_tp4_bp4), PROBLEMS (100, of the shipped model's), BENCH_RUN (first_910c),
+# SHAPES and BENCH_OPTIONS (of the bench), MODES (npugraph_ex npugraph torchair eager).
 set -uo pipefail
 if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
   sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
@@ -12,7 +15,9 @@ if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
 fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=${1:-outputs/first_910c}
-profile=ascend_910c_tp4_bp4
+profile=${PROFILE:-ascend_910c_tp4_bp4}
+modes=${MODES:-npugraph_ex npugraph torchair eager}
+read -ra bench <<<"${BENCH_RUN:-first_910c} ${BENCH_OPTIONS:-} --shapes ${SHAPES:-1x32 1x64 2x32 2x64 2x128}"
 source scripts/env.sh
 dry=${DRY_RUN:-}
 unset DRY_RUN
@@ -34,24 +39,27 @@ step() { # NAME COMMAND...: what it prints goes to NAME.txt as well
 }
 
 [ -n "$dry" ] || mkdir -p "$out" || exit 2
-step doctor "$PYTHON" -m common.cli doctor --profile $profile --selftest || exit 2
+step doctor "$PYTHON" -m common.cli doctor --profile "$profile" --selftest || exit 2
 step machine bash -c 'npu-smi info; "$0" -m pip list; env | grep -E "^(HCCL|ASCEND|TASK_QUEUE|PYTORCH_NPU|CPU_AFF|OMP)"; true' "$PYTHON"
 one_device=(--set mesh.tensor_parallel_size=1 --set mesh.branch_parallel_size=1)
-for mode in eager npugraph npugraph_ex bf16; do
+demos=()
+for mode in $modes bf16; do
   settings=(--set graph.mode=$mode)
   [ $mode = bf16 ] && settings=(--set graph.mode=npugraph --set quantization=null)
-  step demo_$mode scripts/run_batch.sh $profile demo_block_causal --overwrite "${one_device[@]}" "${settings[@]}" \
-    --set input.limit=100 --set output.path="$out/demo_$mode.jsonl"
+  demos+=("$out/demo_$mode.jsonl")
+  step demo_$mode scripts/run_batch.sh "$profile" demo_block_causal --overwrite "${one_device[@]}" "${settings[@]}" \
+    --set input.limit="${PROBLEMS:-100}" --set output.path="${demos[-1]}"
 done
 same='import json, sys
 texts = [{json.loads(line)["id"]: json.loads(line).get("text") for line in open(path)} for path in sys.argv[1:]]
 for path, found in zip(sys.argv[2:], texts[1:]):
     equal = sum(texts[0][key] == found.get(key) for key in texts[0])
     print(f"{path}: {equal} of {len(texts[0])} texts are those of {sys.argv[1]}")'
-step same_texts "$PYTHON" -c "$same" "$out"/demo_{eager,npugraph,npugraph_ex,bf16}.jsonl
-for mode in npugraph_ex npugraph eager; do
-  step bench_$mode scripts/bench.sh $profile first_910c --set graph.mode=$mode --shapes 1x32 1x64 2x32 2x64 2x128 \
-    --output "$out/bench_$mode.json"
+step same_texts "$PYTHON" -c "$same" "${demos[@]}"
+for mode in $modes prefetch; do
+  settings=(--set graph.mode=$mode)
+  [ $mode = prefetch ] && settings=(--set graph.mode=npugraph_ex --set weight_prefetch_mb=18)
+  step bench_$mode scripts/bench.sh "$profile" "${bench[@]}" "${settings[@]}" --output "$out/bench_$mode.json"
 done
 [ -n "$dry" ] && exit 0
 tar -czf "$out.tar.gz" -C "$(dirname "$out")" "$(basename "$out")"

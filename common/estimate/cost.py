@@ -61,7 +61,7 @@ def estimate_step(setup: Setup, hardware: Hardware) -> StepCost:
     operations: Sequence[Operation] = record_step(setup)
     weight_bytes = sum(operation.weight_bytes for operation in operations if isinstance(operation, Kernel))
     if setup.hides_all_reduce:
-        operations = prefetched(operations, hardware)
+        operations = prefetched(operations, hardware, setup.prefetch_bytes)
     by_part = defaultdict(list)
     for operation in operations:
         by_part[operation.part].append(price(operation, hardware, is_captured=setup.is_captured))
@@ -78,8 +78,9 @@ def price(operation: Operation, hardware: Hardware, *, is_captured: bool = True)
             return _price_kernel(operation, hardware, is_captured=is_captured)
 
 
-def prefetched(operations: Sequence[Operation], hardware: Hardware) -> list[Operation]:
-    """The same, where each all-reduce's time is used to pull the beginning of the next weight into L2."""
+def prefetched(operations: Sequence[Operation], hardware: Hardware, most: float) -> list[Operation]:
+    """The same, where each all-reduce's time is used to pull the beginning of the next weight, at most `most` bytes of
+    it, into L2."""
     found = list(operations)
     for place, operation in enumerate(found):
         if not isinstance(operation, Collective) or operation.name != "all_reduce":
@@ -88,7 +89,8 @@ def prefetched(operations: Sequence[Operation], hardware: Hardware) -> list[Oper
         if follower is not None:
             kernel = found[follower]
             assert isinstance(kernel, Kernel), "only kernels have weights"
-            room = min(hardware.l2_mb.value * 1e6, price(operation, hardware).seconds * _bandwidth(kernel, hardware))
+            in_time = price(operation, hardware).seconds * _bandwidth(kernel, hardware)
+            room = min(most, hardware.l2_mb.value * 1e6, in_time)
             moved = min(kernel.weight_bytes, room)
             found[follower] = replace(kernel, read=kernel.read - moved, weight_bytes=kernel.weight_bytes - moved)
     return found

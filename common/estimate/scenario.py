@@ -46,6 +46,8 @@ def setup_of(profile: DeviceProfile, run: RunConfig, model: ModelConfig, options
         tokens_per_step=options.tokens_per_step,
         is_block_causal=decode.window_attention == "block_causal",
         is_captured=profile.graph.mode != "eager" and not profile.enforce_eager,
+        hides_all_reduce=profile.weight_prefetch_mb > 0 and mesh.tensor_parallel_size > 1,
+        prefetch_bytes=profile.weight_prefetch_mb * 2.0**20 or float("inf"),
     )
 
 

@@ -67,6 +67,7 @@ class Setup:
     is_block_causal: bool
     is_captured: bool = True
     hides_all_reduce: bool = False  # the next linear's weight is prefetched into L2 under the all-reduce
+    prefetch_bytes: float = float("inf")  # at most, beside what fits into L2 and into the time
 
     @property
     def is_quantized(self) -> bool:

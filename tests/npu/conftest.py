@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,7 @@ def npu(torch_npu: Any) -> Iterator[Any]:
     import torch
     from sim.device import SimulatedNpu
 
+    gc.collect()  # graphs of earlier tests: a capture does not outlive another graph's end
     torch.npu.set_device(0)
     with SimulatedNpu(record=True) as device:
         yield device

@@ -84,6 +84,21 @@ def test_torch_npu_has_a_meta_kernel_to_compare_with(torch_npu: Any, op: str) ->
     assert contract.has_meta_kernel(op)
 
 
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize(("num_rows", "window"), list(itertools.product(NUM_ROWS, WINDOWS)))
+def test_the_operators_of_a_bf16_layer(npu: Any, num_rows: int, window: str, shift: bool) -> None:
+    """Those that 8 bits do not use; rotation, KV and attention are the same calls. A whole step: test_npu_engine.py."""
+    ops = npu_ops()
+    num_tokens = len(lay_out(rows_of(num_rows, window, shift)).position_T)
+    x, gamma = torch.zeros(num_tokens, 3584).bfloat16().npu(), torch.ones(3584).bfloat16().npu()
+    assert ops.rms_norm(x, gamma, 1e-6).shape == x.shape
+    assert ops.add_rms_norm(x, x, gamma, 1e-6).hidden.shape == x.shape
+    assert ops.swiglu(torch.zeros(num_tokens, 9472).bfloat16().npu()).shape == (num_tokens, 4736)
+    wanted = {f"npu::{name}" for name in ("npu_rms_norm", "npu_add_rms_norm", "npu_swiglu")}
+    assert {signature.op for signature in npu.signatures} == wanted
+    assert all(contract.has_meta_kernel(op) for op in wanted)
+
+
 def test_the_operators_of_the_other_paths(npu: Any) -> None:
     """bf16 layers, and static quantization."""
     ops = npu_ops()

@@ -151,7 +151,7 @@ def test_graphs_give_the_tokens_of_eager(npu: Any, mode: str, quantization: str 
 
 
 @pytest.mark.usefixtures("npu")
-def test_a_replay_behind_a_step_that_runs_as_it_is() -> None:
+def test_a_replay_behind_a_step_that_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompts are longer than the largest captured shape; the steps behind them are replayed."""
     decode = causal(shift_row="fresh")
     engine = engine_on("npu", decode, None, "npugraph", shapes={"window_buckets": [40, 80], "row_buckets": [8]})
@@ -161,7 +161,7 @@ def test_a_replay_behind_a_step_that_runs_as_it_is() -> None:
         kinds.append(layers_key(*given))
         return kinds[-1]
 
-    engine.passes.layers_key = noted  # type: ignore[method-assign]
+    monkeypatch.setattr(engine.passes, "layers_key", noted)
     assert decode_all(engine, decode) == decode_all(engine_on("npu", decode, None), decode)
     is_replayed = [key.is_captured for key in kinds]
     assert is_replayed[0] is False and any(is_replayed)
@@ -240,26 +240,47 @@ DREAM_7B_TP4 = {
 }  # fmt: skip
 
 
-# A layer in 8 bits: what LAYER says, and the copies of query, key and value out of the qkv product.
-KERNELS_A_LAYER = sum(LAYER["w8a8"].values()) + 3
+# A layer: what LAYER says, in bf16 four products besides, and the copies of query, key and value out of qkv's product.
+KERNELS_A_LAYER = {"w8a8": sum(LAYER["w8a8"].values()) + 3, None: sum(LAYER[None].values()) + 4 + 3}
+PRODUCTS = {"w8a8": ("npu::npu_quant_matmul",), None: ("aten::matmul", "aten::mm", "aten::addmm")}
 WEIGHTS = [(3584, 1152), (896, 3584), (3584, 9472), (4736, 3584)]
 # What these kernels must read and write of a token: 76 KB are the int32 of gate and up. One more copy of a hidden state
 # would be 14 KB.
-ACTIVATION_BYTES_A_TOKEN = 182_000
+ACTIVATION_BYTES_A_TOKEN = {"w8a8": 182_000, None: 164_000}
 
 
-@pytest.mark.parametrize(("mode", "num_layers"), [("eager", 1), ("npugraph", 2)])
+@pytest.fixture
+def without_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their factors are checked, their results are zeros."""
+    from sim.device import SimulatedNpu
+
+    run_on_host = SimulatedNpu._run_on_host
+
+    def run(device: Any, call: Any, args: Any, kwargs: Any) -> Any:
+        if call.name not in PRODUCTS[None]:
+            return run_on_host(device, call, args, kwargs)
+        left, right = args[-2:]
+        assert left.shape[1] == right.shape[0] and left.dtype == right.dtype == torch.bfloat16
+        return torch.zeros(left.shape[0], right.shape[1], dtype=left.dtype)
+
+    monkeypatch.setattr(SimulatedNpu, "_run_on_host", run)
+    monkeypatch.setattr(quant, "int8_matmul", lambda x1, x2: torch.zeros(len(x1), x2.shape[1], dtype=torch.int32))
+
+
+@pytest.mark.usefixtures("without_products")
+@pytest.mark.parametrize("quantization", [None, "w8a8"])
+@pytest.mark.parametrize(("mode", "num_layers"), [("eager", 1), ("npugraph", 2), ("torchair", 1)])
 def test_every_call_at_dream_7b_shapes_is_accepted_and_a_layer_keeps_its_budget(
-    npu: Any, mode: str, num_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    npu: Any, mode: str, num_layers: int, quantization: str | None, tmp_path: Path
 ) -> None:
     """torch_npu's schemas, its meta kernels and the documented rules hold for all of a request (products are not
     computed). A layer reads its weights once, the KV once for every virtual row, and copies nothing of that size."""
-    monkeypatch.setattr(quant, "int8_matmul", lambda x1, x2: torch.zeros(len(x1), x2.shape[1], dtype=torch.int32))
     (tmp_path / "config.json").write_text(json.dumps({**DREAM_7B_TP4, "num_hidden_layers": num_layers}))
     decode = causal(num_lookahead=1, block_size=32, max_new_tokens=96, shift_row="fresh", skip_threshold=0.0005)
     profile = DeviceProfile.model_validate(
         {
-            "name": "test", "engine": "lopa_ascend", "device": "npu", "quantization": "w8a8", "max_model_len": 1024,
+            "name": "test", "engine": "lopa_ascend", "device": "npu", "quantization": quantization,
+            "max_model_len": 1024,
             "graph": {"mode": mode, "window_buckets": [80, 160], "row_buckets": [4, 8]},
         }
     )  # fmt: skip
@@ -279,29 +300,32 @@ def test_every_call_at_dream_7b_shapes_is_accepted_and_a_layer_keeps_its_budget(
     scheduler = Scheduler(decode, mask_token_id=1000, eos_token_id=None)
     (completion,) = decode_requests(iter([GenerationRequest("0", (5,) * 500)]), scheduler, engine)
     last = streams[-1]  # a usual step: nothing is captured in it
-    weights = Counter(call.arguments[1] for call in last if call.op == "npu::npu_quant_matmul")
-    assert weights == Counter({f"int8[{k}, {n}]": num_layers for k, n in WEIGHTS})
+    dtype = "bfloat16" if quantization is None else "int8"
+    wanted = {f"{dtype}[{k}, {n}]": num_layers for k, n in WEIGHTS}
+    products = [call for call in last if call.op in PRODUCTS[quantization]]
+    assert Counter(part for call in products for part in call.arguments if part in wanted) == wanted
     assert cache_copies(npu, engine) == []
     num_distinct = len({call for stream in streams for call in stream if call.op.startswith("npu::")})
     print(f"{mode}: {completion.num_forwards} steps, {num_distinct} distinct npu calls")
     if num_layers == 2:
         first, second = (place for place, call in enumerate(traffic) if call.op == "npu::npu_scatter_pa_kv_cache")
-        check_budget(traffic[first:second], engine)
-        check_step_budget(traffic, num_layers, engine)
+        check_budget(traffic[first:second], engine, quantization)
+        check_step_budget(traffic, num_layers, engine, quantization)
 
 
+@pytest.mark.usefixtures("without_products")
+@pytest.mark.parametrize("quantization", [None, "w8a8"])
 def test_every_shape_that_may_be_captured_is_accepted(
-    npu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    npu: Any, quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All token counts at one number of virtual rows, all of those at one token count, and the heads: the default
     shapes of a profile, at Dream-7B's sizes."""
-    monkeypatch.setattr(quant, "int8_matmul", lambda x1, x2: torch.zeros(len(x1), x2.shape[1], dtype=torch.int32))
     monkeypatch.setattr("lopa_ascend.assemble.warm_up", lambda *_: None)
     (tmp_path / "config.json").write_text(json.dumps({**DREAM_7B_TP4, "num_hidden_layers": 1}))
     profile = DeviceProfile.model_validate(
         {
-            "name": "test", "engine": "lopa_ascend", "device": "npu", "quantization": "w8a8", "max_model_len": 256,
-            "graph": {"mode": "npugraph"},
+            "name": "test", "engine": "lopa_ascend", "device": "npu", "quantization": quantization,
+            "max_model_len": 256, "graph": {"mode": "npugraph"},
         }
     )  # fmt: skip
     decode = causal()
@@ -324,29 +348,34 @@ def test_every_shape_that_may_be_captured_is_accepted(
     print(f"{passes.layers.num_captured} shapes of layers, {passes.head.num_captured} of the head: {shapes}")
 
 
-def check_budget(layer: list[Any], engine: AscendEngine) -> None:
+def check_budget(layer: list[Any], engine: AscendEngine, quantization: str | None) -> None:
     """From one layer's KV write to the next."""
     layer = [call for call in layer if not call.op.endswith(("workspace", "infer_output"))]  # of a capture's host side
-    assert len(layer) == KERNELS_A_LAYER, [call.op for call in layer]
+    assert len(layer) == KERNELS_A_LAYER[quantization], [call.op for call in layer]
     (attention,) = (call for call in layer if call.kv)
     num_tokens, kv_lengths = engine.passes._rows.query_ends[-1], engine.passes._rows.kv_lengths
     assert attention.kv == sum(kv_lengths) * 2 * 128 * 2
-    weights, moved = sum(k * n for k, n in WEIGHTS), sum(call.total for call in layer)
+    weights, moved = weight_bytes(quantization), sum(call.total for call in layer)
     activations = (moved - weights - attention.kv) / num_tokens
     print(
-        f"a layer of {num_tokens} tokens, {len(kv_lengths)} virtual rows: {len(layer)} kernels, {moved / 1e6:.1f} MB: "
+        f"{quantization or 'bf16'}, a layer of {num_tokens} tokens, {len(kv_lengths)} virtual rows: "
+        f"{len(layer)} kernels, {moved / 1e6:.1f} MB: "
         f"weights {weights / 1e6:.1f}, KV {attention.kv / 1e6:.2f}, {activations / 1e3:.0f} KB of activations a token"
     )
-    assert activations <= ACTIVATION_BYTES_A_TOKEN
+    assert activations <= ACTIVATION_BYTES_A_TOKEN[quantization]
 
 
-def check_step_budget(step: list[Any], num_layers: int, engine: AscendEngine) -> None:
+def weight_bytes(quantization: str | None) -> int:
+    return sum(k * n for k, n in WEIGHTS) * (1 if quantization else 2)
+
+
+def check_step_budget(step: list[Any], num_layers: int, engine: AscendEngine, quantization: str | None) -> None:
     """Beside layers and the head's weight: 20 passes over hidden states (embedding, first and last norm, what the head
     reads) and 18 over float32 logits."""
     num_tokens, vocab, width = engine.passes._rows.query_ends[-1], 1024, 3584
-    weights = num_layers * sum(k * n for k, n in WEIGHTS) + vocab * width * 2
+    weights = num_layers * weight_bytes(quantization) + vocab * width * 2
     kv, moved = sum(call.kv for call in step), sum(call.total for call in step)
-    rest = moved - weights - kv - num_layers * num_tokens * ACTIVATION_BYTES_A_TOKEN
+    rest = moved - weights - kv - num_layers * num_tokens * ACTIVATION_BYTES_A_TOKEN[quantization]
     print(
         f"a step of {num_layers} layers: {len(step)} calls, {moved / 1e6:.1f} MB, {weights / 1e6:.1f} of them weights"
     )

@@ -13,7 +13,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from common.config import ConfigError, DecodeConfig, DeviceProfile, GraphConfig, MeshConfig, RunConfig
+from common.config import (
+    ConfigError,
+    DecodeConfig,
+    DeviceProfile,
+    GraphConfig,
+    MeshConfig,
+    RunConfig,
+    find_config,
+    load_profile,
+)
 from common.estimate.cost import estimate_step, price
 from common.estimate.hardware import Hardware, hardware_of, load_hardware
 from common.estimate.record import Collective, Kernel, record_step
@@ -226,6 +235,14 @@ def test_prefetching_hides_at_most_the_all_reduces(ascend: Hardware) -> None:
     all_reduce_ms = sum(part.seconds for part in plain.parts if part.part == "all-reduce") * 1e3
     assert 0 < plain.ms - hiding.ms <= all_reduce_ms
     assert hiding.weight_bytes == plain.weight_bytes
+    capped = estimate_step(on_ascend(hides_all_reduce=True, prefetch_bytes=2.0**18), ascend)
+    assert hiding.ms < capped.ms < plain.ms
+
+
+def test_a_profile_that_prefetches_is_estimated_so() -> None:
+    profile = load_profile(find_config("profiles", "ascend_910c_tp4_bp4"), ["weight_prefetch_mb=18"])
+    found = setup_of(profile, RunConfig(model="m"), DREAM_7B, Options())
+    assert (found.hides_all_reduce, found.prefetch_bytes) == (True, 18 * 2**20)
 
 
 def test_meshes_are_those_that_the_model_can_be_cut_for(h200: Hardware) -> None:
