@@ -16,7 +16,7 @@ def npu_swiglu(input: Tensor, dim: int = -1) -> Tensor:
     require(input.dtype in (torch.float16, torch.bfloat16, torch.float32), op, "input is a float", input)
     require(input.shape[dim] % 2 == 0, op, f"the size of dimension {dim} is even", input)
     left, right = input.float().chunk(2, dim)
-    return (silu(left) * right).to(input.dtype)
+    return silu(left).mul_(right).to(input.dtype)
 
 
 def npu_dequant_swiglu_quant(
@@ -41,8 +41,8 @@ def npu_dequant_swiglu_quant(
     require(fits, op, f"weight_scale is float32 with shape [1, {width}]", weight_scale)
     fits = activation_scale.dtype == torch.float32 and tuple(activation_scale.shape) == (num_tokens,)
     require(fits, op, f"activation_scale is float32 with shape [{num_tokens}]", activation_scale)
-    left, right = (x.float() * weight_scale * activation_scale[:, None]).chunk(2, 1)
-    gated = silu(left) * right if activate_left else silu(right) * left
+    left, right = x.float().mul_(weight_scale).mul_(activation_scale[:, None]).chunk(2, 1)
+    gated = silu(left).mul_(right) if activate_left else silu(right).mul_(left)
     if quant_scale is not None:
         half = (1, width // 2)
         require(tuple(quant_scale.shape) == half, op, f"quant_scale has shape {list(half)}", quant_scale)

@@ -46,7 +46,7 @@ def npu_quantize(
     if zero_points is not None:
         same = zero_points.shape == scales.shape and zero_points.dtype == scales.dtype
         require(same, op, "zero_points has the shape and dtype of scales with div_mode=False", (scales, zero_points))
-        total = total + zero_points.float()
+        total.add_(zero_points.float())
     return _to_int8(total)
 
 
@@ -79,11 +79,11 @@ def npu_quant_matmul(
     if output == torch.int32:
         require(pertoken_scale is None, op, "int32 output takes no pertoken_scale", pertoken_scale)
         return accumulator
-    product = accumulator.float() * scale.float()
+    product = accumulator.float().mul_(scale.float())
     if pertoken_scale is not None:
-        product = product * pertoken_scale[:, None]
+        product.mul_(pertoken_scale[:, None])
     if bias is not None and bias.dtype != torch.int32:
-        product = product + bias.float()
+        product.add_(bias.float())
     return product.to(output)
 
 
@@ -115,7 +115,8 @@ def _int_mm_is_exact() -> bool:
 
 
 def _to_int8(x: Tensor) -> Tensor:
-    return torch.round(x).clamp_(-128, 127).to(torch.int8)
+    """x is overwritten."""
+    return x.round_().clamp_(-128, 127).to(torch.int8)
 
 
 def _check_factors(op: str, x1: Tensor, x2: Tensor) -> None:

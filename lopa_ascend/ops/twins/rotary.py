@@ -39,5 +39,9 @@ def npu_apply_rotary_pos_emb(
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    left, right = x.float().chunk(2, -1)
-    return (x.float() * cos.float() + torch.cat((-right, left), -1) * sin.float()).to(x.dtype)
+    (left, right), out = x.float().chunk(2, -1), torch.empty_like(x)
+    (cos_left, cos_right), (sin_left, sin_right) = (part.float().chunk(2, -1) for part in (cos, sin))
+    out_left, out_right = out.chunk(2, -1)
+    out_left.copy_(left * cos_left - right * sin_left)
+    out_right.copy_(right * cos_right + left * sin_right)
+    return out
