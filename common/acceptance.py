@@ -9,6 +9,7 @@ request (`ReplayEngine`, from a file of `RecordingEngine`), or a fixed number of
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,9 +35,14 @@ class WrappedEngine:
         self.engine = engine
         self.capacity = engine.capacity
         self.mesh = engine.mesh
+        self.answer_seconds = 0.0  # of the last step
 
     def forward(self, plan: StepPlan) -> Predictions:
-        return self.answer(plan, self.engine.forward(plan))
+        predictions = self.engine.forward(plan)
+        began = time.perf_counter()
+        answer = self.answer(plan, predictions)
+        self.answer_seconds = time.perf_counter() - began
+        return answer
 
     def answer(self, plan: StepPlan, predictions: Predictions) -> Predictions:
         raise NotImplementedError

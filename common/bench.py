@@ -25,7 +25,7 @@ from common.bench_report import compare, publish
 from common.config import DecodeConfig, DeviceProfile, RunConfig, find_config, load_profile_and_run
 from common.engine import Engine, build_engine
 from common.models.config import ModelConfig, load_model_config
-from common.timed import KeepsTimes, TimedDecoding, request_times
+from common.timed import NotesBusyTime, TimedDecoding, request_times
 from common.workload import step_floors_ms, synthetic_plan
 
 SCRIPTED_TOKENS = (3, 6, 9)  # accepted a step in the decoding sections
@@ -46,14 +46,17 @@ class BenchOptions:
     output: str | None = None
 
 
-class Measurable(Engine, KeepsTimes, Protocol):
+class Measurable(Engine, NotesBusyTime, Protocol):
     """What an engine adds for this module."""
 
     def measure_floors(self) -> dict[str, float]:
         """bytes_per_s and flops_per_s of this device, measured now."""
 
-    def keep_times(self) -> None:
-        """Have the device note when each part of a pass begins and ends."""
+    def keep_times(self, wanted: bool) -> None:
+        """Have the device note when each part of a pass begins and ends, or stop it: noting costs some 50 us a pass."""
+
+    def last_times_ms(self) -> dict[str, float]:
+        """Device milliseconds of the last pass by part; empty where the device keeps no times."""
 
     def gather_ms(self, num_reads: int) -> float:
         """Device milliseconds of gathering this many predictions of each rank over bp."""
@@ -67,7 +70,6 @@ def run_bench(profile: DeviceProfile, run: RunConfig, options: BenchOptions) -> 
     engine = cast(Measurable, build_engine(profile, run))
     config = load_model_config(run.model)
     try:
-        engine.keep_times()
         bench = _Bench(engine, config, run.decode, options)
         result = bench.run()
         result["conditions"] |= {**engine.describe(), "profile": profile.name, "model": run.model}
@@ -99,18 +101,22 @@ class _Bench:
         }
 
     def shape(self, rows: int, width: int) -> dict[str, Any]:
-        """Medians of one shape: the device's time by part, the whole call of `forward`, and the floors."""
+        """Medians of one shape: the device's time by part, the call of `forward` without noting it, and the floors."""
         plan = synthetic_plan(
             self.config, num_rows=rows * self.engine.mesh.bp_size, width=width, num_cached=self.options.num_cached,
             read_share=self.options.read_share,
             block_size=self.decode.block_size if self.decode.window_attention == "block_causal" else None,
         )  # fmt: skip
         calls, parts = [], []
-        for _ in range(self.options.num_steps + 5):
-            began = time.perf_counter()
-            self.engine.forward(plan)
-            calls.append((time.perf_counter() - began) * 1e3)
-            parts.append(self.engine.last_times_ms())
+        for is_noted in (True, False):
+            self.engine.keep_times(is_noted)
+            for _ in range(self.options.num_steps + 5):
+                began = time.perf_counter()
+                self.engine.forward(plan)
+                if is_noted:
+                    parts.append(self.engine.last_times_ms())
+                else:
+                    calls.append((time.perf_counter() - began) * 1e3)
         part_ms = {name: median(part[name] for part in parts[5:]) for name in parts[-1]}
         device_ms = median(sum(part.values()) for part in parts[5:]) if part_ms else median(calls[5:])
         num_reads = int(plan.is_read_RW.sum()) // self.engine.mesh.bp_size

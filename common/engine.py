@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -24,6 +25,23 @@ class EngineError(RuntimeError):
 
 class MissingCapability(EngineError):
     """This machine or build cannot do what the profile asks; the message says what to change."""
+
+
+class Stopwatch:
+    """Seconds between `start` and `stop`, summed until `reset`; what an engine notes of a step's passes."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._started = 0.0
+
+    def start(self) -> None:
+        self._started = time.perf_counter()
+
+    def stop(self) -> None:
+        self.seconds += time.perf_counter() - self._started
+
+    def reset(self) -> None:
+        self.seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)

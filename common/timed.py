@@ -6,27 +6,27 @@ import time
 from statistics import fmean, median
 from typing import Any, Protocol
 
+from common.acceptance import WrappedEngine
 from common.config import DecodeConfig
-from common.engine import Engine
 from common.plan import StepPlan
 from common.request import Completion, GenerationRequest
 from common.scheduler import Scheduler
 
 
-class KeepsTimes(Protocol):
-    """The engine whose device is asked for its own times."""
+class NotesBusyTime(Protocol):
+    """An engine that notes on the host's clock how long its device had work."""
 
-    def last_times_ms(self) -> dict[str, float]:
-        """Device milliseconds of the last pass by part; empty where the device keeps no times."""
+    def last_busy_ms(self) -> float:
+        """Of the last step: from when a pass was queued to when the host saw its predictions, all passes together."""
 
 
 class TimedDecoding:
-    """common.generate.decode_requests, one request after another."""
+    """common.generate.decode_requests, one request after another, with predictions that `engine` makes up."""
 
     PARTS = ("schedule", "forward", "select", "commit", "advance")
 
     def __init__(
-        self, engine: Engine, inner: KeepsTimes, decode: DecodeConfig, mask_token_id: int, eos: int | None
+        self, engine: WrappedEngine, inner: NotesBusyTime, decode: DecodeConfig, mask_token_id: int, eos: int | None
     ) -> None:
         self._engine = engine
         self._inner = inner
@@ -70,9 +70,10 @@ class TimedDecoding:
 
     def _note(self, plan: StepPlan, times: list[float]) -> None:
         record = {name: (times[i + 1] - times[i]) * 1e3 for i, name in enumerate(self.PARTS)}
-        device = self._inner.last_times_ms()
-        record["step"] = (times[-1] - times[0]) * 1e3
-        record["device"] = sum(device.values()) if device else record["forward"]
+        answering_ms = self._engine.answer_seconds * 1e3  # making up the predictions is no part of a step
+        record["forward"] -= answering_ms
+        record["step"] = (times[-1] - times[0]) * 1e3 - answering_ms
+        record["device"] = self._inner.last_busy_ms()
         record["outside_device"] = record["step"] - record["device"]
         self._records.append(
             {

@@ -56,6 +56,7 @@ class AscendEngine:
         if self._under_way is not None:
             self.receive()  # somebody stopped asking in the middle of a step
         with self._explained():
+            self.passes.busy.reset()
             rows_of = rows_by_rank(plan, self.mesh.bp_size)
             reads = Reads(plan, rows_of)
             flat = lay_out(plan, rows_of[self.mesh.bp_rank], self.book)
@@ -92,11 +93,14 @@ class AscendEngine:
     def measure_floors(self) -> dict[str, float]:
         return measure_floors(self._ops, self.passes.device, self.cache.dtype)
 
-    def keep_times(self) -> None:
-        self.passes.keep_times()
+    def keep_times(self, wanted: bool) -> None:
+        self.passes.keep_times(wanted)
 
     def last_times_ms(self) -> dict[str, float]:
         return self.passes.last_times_ms()
+
+    def last_busy_ms(self) -> float:
+        return self.passes.busy.seconds * 1e3
 
     def gather_ms(self, num_reads: int) -> float:
         return self.passes.gather_ms(num_reads)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.engine import EngineError
+from common.engine import EngineError, Stopwatch
 from common.models.dream import Dream
 from common.plan import Sampling, StepPlan
 from common.sampling import NoiseKeys, sampled_statistics
@@ -103,6 +103,7 @@ class Forward:
         self._rows = VirtualRows(torch.zeros(0), [], [])
         self._received: ReadBuffers | None = None
         self._done = torch.Event(device) if device.type != "cpu" else None
+        self.busy = Stopwatch()
         self._marks: list[Any] = []
 
     def launch(self, plan: StepPlan, flat: FlatStep, reads: Reads) -> None:
@@ -115,7 +116,10 @@ class Forward:
             flat = pad(flat, key.sizes.num_tokens, key.sizes.num_rows, self._book)
         self._set(flat, layers.buffers, key)
         self._mark(0)
+        self.busy.start()
         layers.run()
+        if key.is_captured:
+            self.busy.start()  # the device begins once it has the whole graph
         self._mark(1)
         # A replay runs none of our code: what it leaves behind lies where it was captured.
         hidden_TD = self._captured_hidden_TD if key.is_captured else self._hidden_TD
@@ -142,14 +146,15 @@ class Forward:
                         f"the device has not answered for {self._timeout_s:g} s: a peer is gone or stuck, or the step "
                         "is longer than collective_timeout_s"
                     )
+        self.busy.stop()
         assert self._received is not None, "wait follows launch"
         predicted: np.ndarray = self._received.host_PM3.numpy()
         return predicted
 
-    def keep_times(self) -> None:
-        """From now on the device notes when each half of a pass begins and ends."""
-        if self.device.type != "cpu":
-            self._marks = [torch.npu.Event(enable_timing=True) for _ in range(3)]
+    def keep_times(self, wanted: bool) -> None:
+        """Whether the device is to note when each half of a pass begins and ends."""
+        is_noted = wanted and self.device.type != "cpu"
+        self._marks = [torch.npu.Event(enable_timing=True) for _ in range(3)] if is_noted else []
 
     def last_times_ms(self) -> dict[str, float]:
         """Device milliseconds of the last pass, if `keep_times` was called: layers, head with gather and read-back."""

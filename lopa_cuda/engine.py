@@ -80,6 +80,7 @@ class CudaEngine:
             self.receive()  # somebody stopped asking in the middle of a step
         with self._explained():
             self._parts = []
+            self.passes.busy.reset()
             groups = rows_by_width(plan.num_entries_R, self.passes.buckets.knee)
             together = None if len(groups) == 1 else _no_predictions(plan)
             # Captured passes share one window, which must last until the commit: only the last may be captured.
@@ -133,11 +134,14 @@ class CudaEngine:
     def measure_floors(self) -> dict[str, float]:
         return measure_floors(self.passes.device, self.cache.committed.dtype)
 
-    def keep_times(self) -> None:
-        self.passes.keep_times()
+    def keep_times(self, wanted: bool) -> None:
+        self.passes.keep_times(wanted)
 
     def last_times_ms(self) -> dict[str, float]:
         return self.passes.last_times_ms()
+
+    def last_busy_ms(self) -> float:
+        return self.passes.busy.seconds * 1e3
 
     def gather_ms(self, num_reads: int) -> float:
         return self.passes.gather_ms(num_reads)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.engine import EngineError
+from common.engine import EngineError, Stopwatch
 from common.models.dream import Dream
 from common.plan import Int, Predictions, StepPlan
 from common.sampling import sampled_statistics
@@ -58,6 +58,7 @@ class Passes:
         num_static = buckets.max_tokens if capture else 0
         self._captured_hidden_TD = torch.zeros((num_static, width), dtype=dtype, device=device)
         self._hidden_TD = self._captured_hidden_TD
+        self.busy = Stopwatch()
         self._marks: list[torch.cuda.Event] = []
         self._done = torch.cuda.Event() if device.type == "cuda" else None
         self.layers = GraphRunner("layers", self._row_buffers, self._run_layers, capture)
@@ -75,7 +76,10 @@ class Passes:
         if rows_key.is_captured:  # a pass that is not replayed does this itself
             self._cache.use_window(rows_key.num_tokens, is_captured=True)
         self._mark(0)
+        self.busy.start()
         layers.run()
+        if rows_key.is_captured:
+            self.busy.start()  # the device begins once it has the whole graph
         self._mark(1)
         reads = Reads(plan, row_of)
         num_reads = max(1, reads.most)
@@ -94,12 +98,13 @@ class Passes:
     def receive(self, launched: Pass) -> Predictions:
         """Wait for the pass launched last."""
         self._wait()
+        self.busy.stop()
         return launched.reads.predictions(launched.predicted_PM3)
 
-    def keep_times(self) -> None:
-        """From now on the device notes when each half of a pass begins and ends."""
-        if self.device.type == "cuda":
-            self._marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+    def keep_times(self, wanted: bool) -> None:
+        """Whether the device is to note when each half of a pass begins and ends."""
+        is_noted = wanted and self.device.type == "cuda"
+        self._marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)] if is_noted else []
 
     def last_times_ms(self) -> dict[str, float]:
         """Device milliseconds of the last pass, if `keep_times` was called: upload and layers, head with gather."""
