@@ -1,7 +1,8 @@
 """The decoder stages in fused kernels (lopa_cuda.kernels): what runs on a GPU in bf16, int8 or fp8.
 
-A linear hands its split-K parts to the stage behind it (a norm, the rotary stage), which adds them while it reads. A
-stage in front of a quantized linear writes its output quantized.
+A linear hands its split-K parts to the stage behind it (a norm, the rotary stage), which adds them while it reads. With
+tensor parallelism o and down write where all ranks can read, and the norm behind them adds the ranks' addends. A stage
+in front of a quantized linear writes its output quantized.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from common.models.config import ModelConfig
 from common.models.ops import Activation, RMSNorm
 from common.plan import Sampling
 from lopa_cuda import kernels
+from lopa_cuda.exchange import build_exchange
 from lopa_cuda.kv_cache import StaticKVCache
 from lopa_cuda.ops import rotary_of
 from lopa_cuda.parallel import Collectives
@@ -34,11 +36,14 @@ class FusedOps:
         self.cache = cache
         self.rotary = rotary_of(config, cache)
         self._collectives = collectives
+        self._exchange = build_exchange(collectives.mesh.tp_group, cache.committed.device, config.hidden_size)
         self._behind_attention: list[nn.Module] = []
+        self._row_parallel: set[nn.Module] = set()
 
     def adopt(self, model: nn.Module) -> None:
-        layers = model.get_submodule("layers")
-        self._behind_attention = [layer.get_submodule("o_proj") for layer in layers.children()]
+        layers = list(model.get_submodule("layers").children())
+        self._behind_attention = [layer.get_submodule("o_proj") for layer in layers]
+        self._row_parallel = {*self._behind_attention, *(layer.get_submodule("down_proj") for layer in layers)}
 
     def plan(self, step: DeviceStep) -> DeviceStep:
         return step
@@ -49,7 +54,13 @@ class FusedOps:
         return kernels.add_rms_norm(x_TD, residual_TD, norm.weight, norm.eps, quantize=quantize_for(consumer))
 
     def linear(self, x: Activation, linear: nn.Module) -> Any:
-        """[T, E], or its split-K parts."""
+        """[T, E], its split-K parts, or this rank's addend of it."""
+        if self._exchange is not None and linear in self._row_parallel:
+            values = _input(x, linear)
+            shared = self._exchange.next(len(values if isinstance(values, Tensor) else values.values))
+            if shared is not None:
+                kernels.linear(values, *_operands(linear), out_TC=shared.values)
+                return shared
         return kernels.linear_partials(_input(x, linear), *_operands(linear))
 
     def mlp(self, x: Activation, gate_up: nn.Module, down: nn.Module) -> Any:
@@ -58,7 +69,7 @@ class FusedOps:
         return self.linear(activated, down)
 
     def all_reduce(self, x_TD: Any) -> Any:
-        if self._collectives.mesh.tp_group is None:
+        if self._collectives.mesh.tp_group is None or isinstance(x_TD, kernels.Shared):
             return x_TD
         return self._collectives.tp_sum(kernels.sum_partials(x_TD))
 

@@ -15,7 +15,7 @@ V vocabulary, C a linear's output channels, Z split-K parts, P vocabulary shards
 
 from lopa_cuda.kernels.attention import window_attention
 from lopa_cuda.kernels.head_statistics import head_statistics, merge_statistics
-from lopa_cuda.kernels.launch import Partials, Quantize
+from lopa_cuda.kernels.launch import Partials, Quantize, Shared
 from lopa_cuda.kernels.linear import gate_up_swiglu, linear, linear_partials, sum_partials
 from lopa_cuda.kernels.norm import add_rms_norm
 from lopa_cuda.kernels.quantize import quantize_per_token, quantize_static
@@ -25,6 +25,7 @@ from lopa_cuda.kernels.swiglu import swiglu
 __all__ = [
     "Partials",
     "Quantize",
+    "Shared",
     "add_rms_norm",
     "gate_up_swiglu",
     "head_statistics",

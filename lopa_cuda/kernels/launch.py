@@ -40,6 +40,19 @@ class Partials(NamedTuple):
     bias: Tensor | None  # [E]; int32 is added before the scales
 
 
+class Shared(NamedTuple):
+    """This rank's addend of a row-parallel linear, where all tensor-parallel ranks can read it; `add_rms_norm` sums.
+
+    values: bf16 [T, E]. addends_P: int64 addresses of every rank's values. flags_P: of every rank's flags, int32
+    [at least T, P], zero between launches: [t, p] says that rank p's addend of token t is there. P is a power of two.
+    """
+
+    values: Tensor
+    addends_P: Tensor
+    flags_P: Tensor
+    rank: int
+
+
 @functools.cache
 def has_dependent_launch(index: int | None = None) -> bool:
     return not IS_INTERPRETED and torch.cuda.get_device_capability(index) >= (9, 0)
@@ -129,6 +142,33 @@ def load_sum(
         acc = dequantize(acc, weight_scale_ptr, x_scale, bias_ptr, column, mask, IS_BIAS_INT)
         acc = acc.to(tl.bfloat16).to(tl.float32)
     return acc
+
+
+@triton.jit
+def load_sum_of_ranks(
+    addends_ptr, flags_ptr, token, column, mask, num_columns, RANK: tl.constexpr, RANKS: tl.constexpr
+):
+    """fp32 sum of one token's addends over the ranks, in their order, rounded to bf16.
+
+    Tells every rank that this one's addend is there, waits for theirs, and leaves the flags as it found them. Sums take
+    two buffers and two sets of flags in turn: a peer that has come to the next sum is done with this one.
+    """
+    peers = tl.arange(0, RANKS)
+    theirs = tl.load(flags_ptr + peers).to(tl.pointer_type(tl.int32)) + token * RANKS + RANK
+    tl.atomic_add(theirs, 1, sem="release", scope="sys")
+    own = tl.load(flags_ptr + RANK).to(tl.pointer_type(tl.int32)) + token * RANKS + peers
+    arrived = tl.sum(tl.atomic_add(own, 0, sem="acquire", scope="sys"), axis=0)
+    while arrived < RANKS:
+        arrived = tl.sum(tl.atomic_add(own, 0, sem="acquire", scope="sys"), axis=0)
+    tl.store(own, tl.zeros_like(peers))
+    tl.debug_barrier()
+    offset = token.to(tl.int64) * num_columns + column
+    total = tl.zeros(column.shape, tl.float32)
+    for peer in tl.static_range(RANKS):
+        addend = tl.load(addends_ptr + peer).to(tl.pointer_type(tl.bfloat16))
+        addend = tl.multiple_of(addend, 16)
+        total += tl.load(addend + offset, mask=mask, other=0.0).to(tl.float32)
+    return total.to(tl.bfloat16).to(tl.float32)
 
 
 @triton.jit

@@ -163,13 +163,14 @@ def _sum_kernel(
     tl.store(out_ptr + token.to(tl.int64) * num_columns + column, y.to(tl.bfloat16), mask=mask)
 
 
-def sum_partials(partials: Tensor | Partials) -> Tensor:
-    """bf16 [T, C]; a Tensor passes through. For a consumer that needs the sum, such as an all_reduce."""
+def sum_partials(partials: Tensor | Partials, out_TC: Tensor | None = None) -> Tensor:
+    """bf16 [T, C], in `out_TC` if given; else a Tensor passes through. For a consumer that needs the sum."""
     if isinstance(partials, Tensor):
-        return partials
+        return partials if out_TC is None or partials is out_TC else out_TC.copy_(partials)
     pointers, constants = partial_arguments(partials)
     _, num_tokens, num_columns = partials.values.shape
-    out_TC = torch.empty((num_tokens, num_columns), dtype=torch.bfloat16, device=partials.values.device)
+    if out_TC is None:
+        out_TC = torch.empty((num_tokens, num_columns), dtype=torch.bfloat16, device=partials.values.device)
     _sum_kernel[(num_tokens, triton.cdiv(num_columns, SUM_BLOCK))](
         *pointers, out_TC, num_columns=num_columns, **constants, BLOCK=SUM_BLOCK, num_warps=4, **overlap()
     )
@@ -177,25 +178,28 @@ def sum_partials(partials: Tensor | Partials) -> Tensor:
 
 
 def linear(
-    x: Tensor | QuantizedActivation, weight: Tensor, bias: Tensor | None = None, weight_scale: Tensor | None = None
-) -> Tensor:
-    """x [T, K] @ weight [C, K].T + bias -> bf16 [T, C].
+    x: Tensor | QuantizedActivation, weight: Tensor, bias: Tensor | None = None, weight_scale: Tensor | None = None,
+    out_TC: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """x [T, K] @ weight [C, K].T + bias -> bf16 [T, C], in `out_TC` if given.
 
     bf16: a Tensor and a bf16 weight. int8 and fp8 (e4m3): a QuantizedActivation, the weight in that dtype and its
     weight_scale [C]; a static int8 linear passes QuantizedActivation(values, None), deq_scale and an int32 bias.
     """
-    return sum_partials(linear_partials(x, weight, bias, weight_scale))
+    return sum_partials(linear_partials(x, weight, bias, weight_scale, out_TC), out_TC)
 
 
 def linear_partials(
-    x: Tensor | QuantizedActivation, weight: Tensor, bias: Tensor | None = None, weight_scale: Tensor | None = None
-) -> Tensor | Partials:
-    """`linear` for a consumer that adds the split-K parts itself (norm, rope). A Tensor where that is faster."""
+    x: Tensor | QuantizedActivation, weight: Tensor, bias: Tensor | None = None, weight_scale: Tensor | None = None,
+    out_TC: Tensor | None = None,
+) -> Tensor | Partials:  # fmt: skip
+    """`linear` for a consumer that adds the split-K parts itself (norm, rope). A Tensor where that is faster, which is
+    `out_TC` where that costs nothing."""
     values, x_scale = (x, None) if isinstance(x, Tensor) else x
     config = find_config(KIND_OF[weight.dtype], *weight.shape, values.shape[0], "none")
     if config is None:
-        return _library_linear(values, x_scale, weight, bias, weight_scale)
-    return launch_linear(values, x_scale, weight, bias, weight_scale, config)
+        return _library_linear(values, x_scale, weight, bias, weight_scale, out_TC)
+    return launch_linear(values, x_scale, weight, bias, weight_scale, config, out_TC=out_TC)
 
 
 def gate_up_swiglu(
@@ -217,9 +221,10 @@ def gate_up_swiglu(
 
 def launch_linear(
     x_TK: Tensor, x_scale_T: Tensor | None, weight_CK: Tensor, bias_C: Tensor | None, weight_scale_C: Tensor | None,
-    config: LinearConfig, *, is_gated: bool = False,
+    config: LinearConfig, *, is_gated: bool = False, out_TC: Tensor | None = None,
 ) -> Tensor | Partials:  # fmt: skip
-    """Run the kernel with this configuration: bf16 [T, C] from one part, else Partials; gated bf16 [T, C / 2]."""
+    """Run the kernel with this configuration: bf16 [T, C] from one part, into `out_TC` if given, else Partials; gated
+    bf16 [T, C / 2]."""
     assert weight_CK.is_contiguous() and x_TK.is_contiguous() and weight_CK.shape[1] % config.block_k == 0
     assert not is_gated or config.splits == 1, "silu needs the whole sum"
     num_tokens, depth = x_TK.shape
@@ -227,7 +232,9 @@ def launch_linear(
     is_int, is_partial = weight_CK.dtype == torch.int8, config.splits > 1
     acc_dtype = torch.int32 if is_int else torch.float32
     shape = (config.splits, num_tokens, num_columns) if is_partial else (num_tokens, num_columns)
-    out = torch.empty(shape, dtype=acc_dtype if is_partial else torch.bfloat16, device=x_TK.device)
+    out = None if is_partial else out_TC
+    if out is None:
+        out = torch.empty(shape, dtype=acc_dtype if is_partial else torch.bfloat16, device=x_TK.device)
     # Few weight rows, or a tail, cannot take the matrix unit's first dimension: the tokens then fill it up to 64.
     least_t = 64 if config.tail or config.block_c < 64 else 16
     block_t = max(least_t, min(128, triton.next_power_of_2(num_tokens)))
@@ -252,8 +259,11 @@ def launch_linear(
 
 
 def _library_linear(
-    x_TK: Tensor, x_scale_T: Tensor | None, weight_CK: Tensor, bias_C: Tensor | None, weight_scale_C: Tensor | None
-) -> Tensor | Partials:
+    x_TK: Tensor, x_scale_T: Tensor | None, weight_CK: Tensor, bias_C: Tensor | None, weight_scale_C: Tensor | None,
+    out_TC: Tensor | None,
+) -> Tensor | Partials:  # fmt: skip
+    if weight_CK.dtype == torch.bfloat16 and out_TC is not None and bias_C is None:
+        return torch.mm(x_TK, weight_CK.t(), out=out_TC)
     if weight_CK.dtype == torch.bfloat16:
         return functional.linear(x_TK, weight_CK, bias_C)
     assert weight_scale_C is not None, "quantized weights have a scale per channel"

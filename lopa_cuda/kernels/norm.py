@@ -1,7 +1,8 @@
 """Residual add and RMSNorm in one launch, between every two linears of a layer.
 
-Reads the linear before it (bf16, or split-K parts whose sum is taken here), writes the new residual stream and its norm
-in the form the next linear reads: bf16, int8 or fp8 with a scale per token. One program computes one token.
+Reads the linear before it (bf16, split-K parts whose sum is taken here, or the addends of all tensor-parallel ranks,
+whose all_reduce is then part of this launch), writes the new residual stream and its norm in the form the next linear
+reads: bf16, int8 or fp8 with a scale per token. One program computes one token.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from lopa_cuda.kernels.launch import (
     QUANTIZED_MAX,
     Partials,
     Quantize,
+    Shared,
     load_sum,
+    load_sum_of_ranks,
     overlap,
     partial_arguments,
     quantize_row,
@@ -31,10 +34,10 @@ WARPS, QUANTIZED_WARPS = 8, 16
 
 @triton.jit
 def _add_rms_norm_kernel(
-    values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, residual_ptr, weight_ptr, out_ptr, out_scale_ptr, summed_ptr,
-    part_stride, num_columns, eps,
-    PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr, QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, addends_ptr, flags_ptr, residual_ptr, weight_ptr, out_ptr,
+    out_scale_ptr, summed_ptr, part_stride, num_columns, eps,
+    PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
+    QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     release_successor(PDL)
@@ -42,10 +45,13 @@ def _add_rms_norm_kernel(
     mask = column < num_columns
     weight = tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
     start_after_predecessor(PDL)
-    x = load_sum(
-        values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, mask, part_stride, num_columns,
-        PARTS, IS_BIAS_INT,
-    )  # fmt: skip
+    if RANKS > 0:
+        x = load_sum_of_ranks(addends_ptr, flags_ptr, token, column, mask, num_columns, RANK, RANKS)
+    else:
+        x = load_sum(
+            values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, mask, part_stride, num_columns,
+            PARTS, IS_BIAS_INT,
+        )  # fmt: skip
     offset = token.to(tl.int64) * num_columns + column
     if residual_ptr is not None:
         x += tl.load(residual_ptr + offset, mask=mask, other=0.0).to(tl.float32)
@@ -63,14 +69,22 @@ def _add_rms_norm_kernel(
 
 
 def add_rms_norm(
-    x: Tensor | Partials,
+    x: Tensor | Partials | Shared,
     residual_TD: Tensor | None,
     weight_D: Tensor,
     eps: float,
     *,
     quantize: Quantize | None = None,
 ) -> tuple[Tensor | QuantizedActivation, Tensor]:
-    """(RMS norm of x + residual, x + residual in bf16), [T, D] both; the norm optionally quantized per token."""
+    """(RMS norm of x + residual, x + residual in bf16), [T, D] both; the norm optionally quantized per token.
+
+    Shared: a collective of the ranks that hold the addends; all of them launch it for the same tokens.
+    """
+    addends_P = flags_P = None
+    rank = num_ranks = 0
+    if isinstance(x, Shared):
+        x, addends_P, flags_P, rank = x
+        num_ranks = len(addends_P)
     pointers, constants = partial_arguments(x)
     num_tokens, num_columns = pointers[0].shape[-2:]
     device = weight_D.device
@@ -78,8 +92,8 @@ def add_rms_norm(
     out_TD = torch.empty_like(summed_TD, dtype=QUANTIZED_DTYPE.get(quantize, torch.bfloat16))
     scale_T = None if quantize is None else torch.empty(num_tokens, dtype=torch.float32, device=device)
     _add_rms_norm_kernel[(num_tokens,)](
-        *pointers, residual_TD, weight_D, out_TD, scale_T, summed_TD,
-        num_columns=num_columns, eps=eps, **constants,
+        *pointers, addends_P, flags_P, residual_TD, weight_D, out_TD, scale_T, summed_TD,
+        num_columns=num_columns, eps=eps, **constants, RANK=rank, RANKS=num_ranks,
         QUANTIZED_MAX=QUANTIZED_MAX.get(quantize, 0.0), IS_INT=quantize == "int8",
         BLOCK=triton.next_power_of_2(num_columns),
         num_warps=WARPS if quantize is None else QUANTIZED_WARPS, **overlap(),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from common.config import DecodeConfig, DeviceProfile, GraphConfig, MeshConfig, RunConfig
 from common.engine import EngineError
@@ -57,6 +58,7 @@ def main(model: str, bp: int, tp: int, output: Path, *, is_stuck: bool) -> None:
     if is_stuck:
         result["error"] = end_with_a_stuck_peer(engine, model, rank)
     else:
+        result["sums_differ"] = differing_sums(engine)
         result["captured"] = decode(engine, model)
         for runner in (engine.passes.layers, engine.passes.head):
             for key, entry in runner._entries.items():
@@ -66,6 +68,31 @@ def main(model: str, bp: int, tp: int, output: Path, *, is_stuck: bool) -> None:
     engine.close()
     if is_stuck:
         sys.exit(1)  # as a job does after an EngineError; the launcher then ends the stuck one
+
+
+def differing_sums(engine: CudaEngine) -> int:
+    """Elements of the norm's own all_reduce that are not NCCL's sum, over many sums of new numbers in turn."""
+    from lopa_cuda import kernels
+    from lopa_cuda.fused_ops import FusedOps
+
+    ops, group = engine.passes._ops, engine.mesh.tp_group
+    if group is None:
+        return 0
+    assert isinstance(ops, FusedOps) and ops._exchange is not None, "the GPUs of one host share memory"
+    draw = torch.Generator("cuda").manual_seed(engine.mesh.tp_rank)
+    width, num_differing = engine.passes.model.norm.weight.shape[0], 0
+    for count in [1, 64, 128, 17] * 50:
+        addend = torch.randn((count, width), generator=draw, device="cuda").bfloat16()
+        shared = ops._exchange.next(count)
+        assert shared is not None
+        shared.values.copy_(addend)
+        _, summed = kernels.add_rms_norm(shared, torch.zeros_like(addend), engine.passes.model.norm.weight, 1e-6)
+        expected = addend.float()
+        dist.all_reduce(expected, group=group)
+        step = expected.abs().clamp(min=1e-3) * 2.0**-7  # of bf16; three or more ranks may be added in another order
+        num_differing += int(((summed.float() - expected).abs() > step).sum())
+    assert ops._exchange.next(129) is None
+    return num_differing
 
 
 def end_with_a_stuck_peer(engine: CudaEngine, model: str, rank: int) -> str | None:

@@ -41,6 +41,7 @@ def start(tmp_path: Path, bp: int, tp: int, *options: str) -> list[dict[str, Any
 def test_ranks_agree_and_replay_decodes_what_calling_does(tmp_path: Path, bp: int, tp: int) -> None:
     ranks = start(tmp_path, bp, tp)
     assert len(ranks) == bp * tp
+    assert all(rank["sums_differ"] == 0 for rank in ranks)
     assert all(rank["captured"]["tokens"] == ranks[0]["captured"]["tokens"] for rank in ranks)
     assert all(rank["called"]["tokens"] == rank["captured"]["tokens"] for rank in ranks)
     if tp == 1:
