@@ -1,14 +1,13 @@
-"""The shipped model on the Ascend engine's ref lane: the CUDA engine's tokens in float32, its decisions in bfloat16.
+"""The shipped model on the Ascend engine's ref lane: the CUDA engine's tokens, in float32 and in bfloat16.
 
-Free-running decodings in bfloat16 part ways at the first near tie, on any two implementations (the CUDA engine in
-bfloat16 against itself in float32 as well), so decisions are compared step by step: both engines see the same step, and
-the tokens that the first one's predictions fill are looked up in the other's.
+In 8 bits free-running decodings part ways at the first near tie, so decisions are compared step by step: both engines
+see the same step, and the tokens that the first one's predictions fill are looked up in the other's. A hundred problems
+on the simulated device: tests/npu/test_npu_accuracy.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from common.config import DecodeConfig, DeviceProfile, RunConfig, load_run
+from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.engine import Engine, build_engine
-from common.generate import build_generator, decode_requests
+from common.generate import decode_requests
 from common.layout import align
 from common.models.config import load_model_config
 from common.plan import Int, Predictions, StepPlan
 from common.request import Completion, GenerationRequest
 from common.scheduler import Scheduler
-from common.scoring import score
 from common.state import StepRecord
 from common.tokenizer import load_tokenizer
 
@@ -76,9 +74,11 @@ def tokens_of(engine: Engine) -> dict[str, tuple[int, ...]]:
     return {result.id: result.canvas_token_ids for result in results if isinstance(result, Completion)}
 
 
-def test_in_float32_the_tokens_are_those_of_the_cuda_engine() -> None:
-    found = tokens_of(engine_of("lopa_ascend", "float32"))
-    assert found == tokens_of(engine_of("lopa_cuda", "float32"))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_tokens_are_those_of_the_cuda_engine(dtype: str) -> None:
+    """In bfloat16 because both round at the same points; 99% of the positions would be enough."""
+    found = tokens_of(engine_of("lopa_ascend", dtype))
+    assert found == tokens_of(engine_of("lopa_cuda", dtype))
     assert len(found) == 3
 
 
@@ -108,38 +108,12 @@ class Decisions:
         self.num_equal += sum(token_of[position] == token for position, token in record.filled.items())
 
     def decode(self) -> float:
-        list(decode_requests(requests(4, 2), self.scheduler, self))  # type: ignore[arg-type]
+        list(decode_requests(requests(3, 1), self.scheduler, self))  # type: ignore[arg-type]
         assert self.num_filled > 200
         return self.num_equal / self.num_filled
-
-
-def test_in_bfloat16_the_tokens_of_a_step_are_those_of_the_cuda_engine() -> None:
-    share = Decisions(engine_of("lopa_cuda", "bfloat16"), engine_of("lopa_ascend", "bfloat16")).decode()
-    print(f"lopa_ascend bfloat16 fills {share:.2%} of the positions as lopa_cuda bfloat16 does")
-    assert share >= 0.99
 
 
 def test_in_8_bits_the_tokens_of_a_step_are_nearly_those_of_bfloat16() -> None:
     share = Decisions(engine_of("lopa_ascend", "bfloat16"), engine_of("lopa_ascend", "bfloat16", "w8a8")).decode()
     print(f"lopa_ascend W8A8 fills {share:.2%} of the positions as lopa_ascend bfloat16 does")
     assert share >= 0.97
-
-
-def accuracy_of(engine: str, quantization: str | None, num_problems: int = 100) -> float:
-    """Percent of the first held-out problems, decoded as configs/runs/demo_block_causal.yaml says, in bfloat16."""
-    run = load_run(DEMO.parents[1] / "configs/runs/demo_block_causal.yaml", [f"model={DEMO}", "max_num_requests=10"])
-    problems = [json.loads(line) for line in (DEMO / "heldout_math.jsonl").read_text().splitlines()[:num_problems]]
-    profile = DeviceProfile.model_validate(
-        {"name": "test", "engine": engine, "device": "cpu", "quantization": quantization, "max_model_len": 320}
-    )
-    with build_generator(profile, run) as generator:
-        texts = generator.complete(*(problem["question"] + "\n" for problem in problems))
-    return 100 * sum(score(problem, text) for problem, text in zip(problems, texts, strict=True)) / num_problems
-
-
-@pytest.mark.skipif("LOPA_SLOW" not in os.environ, reason="takes minutes: set LOPA_SLOW=1")
-def test_a_hundred_problems_are_solved_as_by_the_cuda_engine() -> None:
-    wanted = accuracy_of("lopa_cuda", None)
-    found, in_8_bits = accuracy_of("lopa_ascend", None), accuracy_of("lopa_ascend", "w8a8")
-    print(f"lopa_cuda {wanted} %, lopa_ascend {found} %, in 8 bits {in_8_bits} %")
-    assert abs(found - wanted) <= 1 and abs(in_8_bits - wanted) <= 2

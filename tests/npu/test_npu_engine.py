@@ -19,7 +19,6 @@ from common.models.config import load_model_config
 from common.plan import Sampling
 from common.request import Completion, GenerationRequest
 from common.scheduler import Scheduler
-from common.tokenizer import load_tokenizer
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.graph_cache import folder_of
@@ -106,22 +105,6 @@ def test_the_engine_gives_the_tokens_of_the_ref_lane(quantization: str | None, s
     decode = causal(**settings)
     found = decode_all(engine_on("npu", decode, quantization), decode)
     assert found == decode_all(engine_on("cpu", decode, quantization), decode)
-
-
-@pytest.mark.usefixtures("npu")
-def test_the_demo_model_gives_the_tokens_of_the_ref_lane() -> None:
-    """In bfloat16; in 8 bits: test_npu_scripts.py."""
-    quantization = None
-    decode = causal(shift_row="fresh", max_new_tokens=96, skip_threshold=0.95)
-    tokenizer = load_tokenizer(str(DEMO))
-    line = (DEMO / "heldout_math.jsonl").read_text().splitlines()[1]
-    prompts = [tokenizer.encode(json.loads(line)["question"] + "\n")]
-    found, wanted = (
-        decode_all(engine_on(device, decode, quantization, model=DEMO), decode, prompts, DEMO)
-        for device in ("npu", "cpu")
-    )
-    assert found == wanted
-    print(tokenizer.decode(list(found["0"])))
 
 
 def cache_copies(npu: Any, engine: AscendEngine) -> list[str]:
