@@ -130,7 +130,10 @@ class MeshConfig(Frozen):
 
 
 class GraphConfig(Frozen):
-    """Whether steps are captured and replayed, and for which padded shapes."""
+    """Whether steps are captured and replayed, and for which padded shapes.
+
+    Ascend: npugraph captures, npugraph_ex compiles before it does, torchair lowers a step to GE graphs.
+    """
 
     mode: Literal["eager", "cuda_graph", "npugraph", "npugraph_ex", "torchair"] = "eager"
     window_buckets: tuple[int, ...] = ()  # empty: chosen by graphs.buckets

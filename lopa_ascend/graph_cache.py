@@ -1,8 +1,8 @@
 """Where compiled graphs are kept across starts, so that a later one need not trace and compile every shape again.
 
 What torch_npu finds in its cache it runs without a check. So the folder's name is a digest of all that a graph was
-made from beside its shape: versions, the sources of the packages that are traced, the model's and the mesh's sizes, and
-how weights are stored. Weights are not in the graphs.
+made from beside its shape: versions, the sources of the packages that are traced, the model's and the mesh's sizes, how
+weights are stored and whether they are prefetched. Weights are not in the graphs.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def folder_of(profile: DeviceProfile, config: ModelConfig) -> Path | None:
         return None
     facts = {**_versions(), "sources": _digest_of_sources(), "model": repr(config), "mesh": repr(resolve_mesh(profile))}
     facts |= {"dtype": profile.dtype, "quantization": profile.quantization}
+    facts |= {"mode": profile.graph.mode, "weight_prefetch_mb": profile.weight_prefetch_mb}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     folder = Path(profile.graph.cache_dir).expanduser() / digest
     logger.info("compiled graphs are kept in %s", folder)

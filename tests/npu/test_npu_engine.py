@@ -178,7 +178,10 @@ def test_a_second_start_compiles_nothing(npu: Any, tmp_path: Path) -> None:
 def test_another_model_mesh_or_precision_has_another_cache(tmp_path: Path) -> None:
     config = load_model_config(MODEL)
     settings = {"name": "p", "engine": "lopa_ascend", "device": "npu", "graph": {"cache_dir": str(tmp_path)}}
-    others = [{}, {"quantization": "w8a8"}, {"dtype": "float16"}, {"mesh": {"tensor_parallel_size": 4}}]
+    others: list[dict[str, Any]] = [
+        {}, {"quantization": "w8a8"}, {"dtype": "float16"}, {"mesh": {"tensor_parallel_size": 4}},
+        {"weight_prefetch_mb": 18}, {"graph": {"mode": "torchair", "cache_dir": str(tmp_path)}},
+    ]  # fmt: skip
     profiles = [DeviceProfile.model_validate(settings | other) for other in others]
     folders = [folder_of(profile, config) for profile in profiles]
     folders.append(folder_of(profiles[0], replace(config, rms_norm_eps=1e-5)))

@@ -44,6 +44,19 @@ def test_torch_npu_must_be_of_torchs_release(monkeypatch: pytest.MonkeyPatch) ->
     assert judged["versions"].is_ok is True
 
 
+def test_torchair_needs_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"torch": "2.13.0+cpu", "torch-npu": "2.13.0"}
+    monkeypatch.setattr(doctor, "_package", versions.get)
+    profile = DeviceProfile.model_validate(
+        {"name": "p", "engine": "lopa_ascend", "device": "npu", "graph": {"mode": "torchair"}}
+    )
+    (missing,) = [finding for finding in doctor.requirements(profile) if finding.subject == "torchair"]
+    assert missing.is_ok is False and "pip install 'lopa[ascend]'" in missing.detail
+    versions["protobuf"] = "5.29.1"
+    (found,) = [finding for finding in doctor.requirements(profile) if finding.subject == "torchair"]
+    assert found.is_ok is True
+
+
 @pytest.mark.parametrize("is_right", [True, False])
 def test_the_self_test_is_a_table_and_an_exit_code(
     is_right: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
