@@ -58,6 +58,8 @@ for path, found in zip(sys.argv[2:], texts[1:]):
 step same_texts "$PYTHON" -c "$same" "${demos[@]}"
 for mode in $modes prefetch; do
   settings=(--set graph.mode=$mode)
+  # GE may compile a new shape for longer than a peer waits for a stuck one.
+  [ $mode = torchair ] && settings+=(--set collective_timeout_s=900)
   [ $mode = prefetch ] && settings=(--set graph.mode=npugraph_ex --set weight_prefetch_mb=18)
   step bench_$mode scripts/bench.sh "$profile" "${bench[@]}" "${settings[@]}" --output "$out/bench_$mode.json"
 done
