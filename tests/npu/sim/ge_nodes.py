@@ -25,7 +25,7 @@ DTYPES = {
 _BY_NUMBER = {0: torch.float32, 1: torch.float16, 2: torch.int8, 3: torch.int32, 9: torch.int64, 27: torch.bfloat16}
 _ROTARY_TND = 4
 # torch 2.13 renames the first to the second, and warns.
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_gather_ranks = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class Output(NamedTuple):
@@ -206,7 +206,7 @@ def _all_gather(node: Node, given: Given) -> list[Any]:
 
     x = given["x"].contiguous()
     gathered = torch.empty((node.attributes["rank_size"] * x.shape[0], *x.shape[1:]), dtype=x.dtype, device=x.device)
-    _gather(gathered, x, group=group_of(node.attributes["group"]))
+    _gather_ranks(gathered, x, group=group_of(node.attributes["group"]))
     return [gathered]
 
 
