@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -89,9 +90,9 @@ def attention(query: Tensor, key: Tensor, value: Tensor, is_visible: Tensor | No
     """softmax(scale * query @ key^T) @ value: [B, N, W, H] over [B, K, X, H]; is_visible broadcasts to [B, N, W, X].
 
     In half precision it rounds where the fused kernels of both platforms do: the weights exp(score - highest score)
-    before they meet the values, and the result. All else is in float64, so that the order of a sum, which follows from
-    where a cache keeps its keys, shows in no bit. A query that sees nothing gives 0. float32, and a GPU, go through
-    PyTorch's own kernels, where such a query is undefined.
+    before they meet the values, and the result; the scale is a float32, as kernels take it. All else is in float64, so
+    that the order of a sum, which follows from where a cache keeps its keys, shows in no bit. A query that sees nothing
+    gives 0. float32, and a GPU, go through PyTorch's own kernels, where such a query is undefined.
     """
     if query.dtype == torch.float32 or query.is_cuda:
         enable_gqa = query.shape[1] != key.shape[1]
@@ -102,7 +103,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, is_visible: Tensor | No
     num_kv_heads, num_keys = key.shape[1:3]
     # The heads of a KV head are more of its queries.
     query_BKQH = query.double().reshape(num_rows, num_kv_heads, -1, head_size)
-    score_BNWX = (query_BKQH @ key.double().transpose(-1, -2)).view(num_rows, num_heads, width, num_keys).mul_(scale)
+    score_BNWX = (query_BKQH @ key.double().transpose(-1, -2)).view(num_rows, num_heads, width, num_keys)
+    score_BNWX.mul_(float(np.float32(scale)))
     if is_visible is not None:
         score_BNWX.masked_fill_(~is_visible, -torch.inf)
     weight_BNWX = score_BNWX.sub_(score_BNWX.amax(dim=-1, keepdim=True).clamp(min=-1e300)).exp_()
