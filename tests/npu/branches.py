@@ -14,7 +14,7 @@ from lopa_ascend.ops import Ops, VirtualRows, group_queries
 
 PAGE = 128
 NUM_HEADS, HEAD_SIZE = 7, 128
-SCALE = HEAD_SIZE**-0.5
+SCALE = float(torch.tensor(HEAD_SIZE**-0.5))  # a float32, as operators take it
 _NUM_CONTENTS = 1021
 
 
