@@ -70,7 +70,7 @@ def test_it_runs_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.sim
 @pytest.mark.usefixtures("torch_npu")
 def test_every_all_reduce_has_the_next_weight_under_it(tmp_path: Path) -> None:
-    """TP2, with streams and in a GE graph: the same tokens, and before each of a step's all-reduces the weight behind it."""
+    """TP2, captured and as a GE graph: the same tokens, and before each all-reduce of a step the weight behind it."""
     model, mesh, settings = write_model(tmp_path), (1, 1, 2), ["k=3 fresh"]
     wanted = decoded(model, tmp_path / "ref", mesh, settings, dtype="bfloat16")
     for mode in ("npugraph_ex", "torchair"):
