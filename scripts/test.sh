@@ -3,5 +3,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh '[test]'
-# Three at a time: many tests wait for processes that they start. A file's tests share what the first of them started.
-exec .venv/bin/python -m pytest -n 3 --dist loadfile -m "not cuda and not npu and not sim" "$@"
+# Two files at a time, whose tests share what the first of them started; in their order, since the slowest come first.
+exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not cuda and not npu and not sim" "$@"

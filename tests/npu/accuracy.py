@@ -23,7 +23,7 @@ PROFILES = {
     "bf16": {"engine": "lopa_ascend", "device": "npu"},
     "w8a8": {"engine": "lopa_ascend", "device": "npu", "quantization": "w8a8"},
 }
-AT_ONCE = 50  # requests; the more, the smaller the share of the host and of the simulation
+AT_ONCE = 100  # requests; the more, the smaller the share of the host and of the simulation
 
 
 def decode(lane: str, num_problems: int, num_lookahead: int) -> dict[str, Any]:
