@@ -49,7 +49,7 @@ def test_held_out_problems_are_solved(num_lookahead: int) -> None:
 
 
 def test_questions_of_another_kind_go_through_all_the_same() -> None:
-    lines = (ROOT / "tests/data/gsm8k_sample.jsonl").read_text().splitlines()
+    lines = (ROOT / "tests/data/gsm8k_sample.jsonl").read_text().splitlines()[:4]
     decoded = completions_of(demo_run("max_num_requests=3"), [json.loads(line)["question"] for line in lines])
     assert len(decoded) == len(lines)
     assert all(completion.num_effective_tokens > 0 and text for completion, text in decoded.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from sim.ranks import run_ranks
 
@@ -12,6 +14,7 @@ def test_collectives_of_two_ranks() -> None:
     run_ranks("npu_ranks:collectives", world_size=2)
 
 
+@pytest.mark.skipif(not os.environ.get("LOPA_SLOW"), reason="takes a while: set LOPA_SLOW=1")
 def test_every_axis_of_the_mesh_has_its_groups() -> None:
     sums = run_ranks("npu_ranks:groups_per_axis", world_size=8)
     for rank, (dp, bp, tp) in enumerate(sums):
