@@ -11,8 +11,8 @@ wanted=$(cat pyproject.toml; echo "$extras"; pwd)
 if [ "$(cat ".venv/installed$extras" 2>/dev/null)" != "$wanted" ]; then
   echo "installing into .venv ..." >&2
   if ! .venv/bin/python -c 'import torch' 2>/dev/null && ! command -v nvidia-smi >/dev/null; then
-    .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check "torch==2.13.0"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
   fi
-  .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".$extras"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".$extras"
   echo "$wanted" >".venv/installed$extras"
 fi

@@ -118,6 +118,7 @@ def test_lengths_on_the_device_are_refused(graphs: Any) -> None:
         attend(query, keys, values, on_device, 0.1)
 
 
+@pytest.mark.skipif(not os.environ.get("LOPA_SLOW"), reason="takes a while: set LOPA_SLOW=1")
 def test_a_second_start_lowers_nothing(npu: Any, graphs: Any, tmp_path: Path) -> None:
     """graph.cache_dir: what the first start lowered is found, and only GE's own part is done again."""
     from torch._dynamo.utils import counters
