@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,14 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skips = {}
     if not torch.cuda.is_available():
-        skip = pytest.mark.skip(reason="needs a CUDA device, none is visible")
-        for item in items:
-            if "cuda" in item.keywords:
-                item.add_marker(skip)
+        skips["cuda"] = pytest.mark.skip(reason="needs a CUDA device, none is visible")
+    if not os.environ.get("LOPA_SLOW"):
+        skips["slow"] = pytest.mark.skip(reason="others show it in part, or it takes minutes: set LOPA_SLOW=1")
+    for item in items:
+        for name in skips.keys() & item.keywords.keys():
+            item.add_marker(skips[name])
 
 
 @pytest.fixture

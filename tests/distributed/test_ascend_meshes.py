@@ -10,7 +10,7 @@ import pytest
 
 from tests.distributed.ascend_launch import Decoded, Mesh, decoded, finish, merged, start, worker, write_model
 
-MESHES = [(1, 4, 4)]
+MESHES = [pytest.param((1, 2, 2), marks=pytest.mark.slow), (1, 4, 4)]
 
 
 @pytest.fixture(scope="module")

@@ -39,17 +39,17 @@ def test_the_shipped_folder_is_small_and_needs_no_code() -> None:
 @pytest.mark.parametrize("num_lookahead", [0, 7])
 def test_held_out_problems_are_solved(num_lookahead: int) -> None:
     with (DEMO / "heldout_math.jsonl").open() as lines:
-        problems = [json.loads(line) for line, _ in zip(lines, range(10), strict=False)]
+        problems = [json.loads(line) for line, _ in zip(lines, range(16), strict=False)]
     run = demo_run(f"decode.num_lookahead={num_lookahead}", "max_num_requests=4")
     decoded = completions_of(run, [problem["question"] for problem in problems])
     num_correct = sum(score(problem, decoded[str(n)][1]) for n, problem in enumerate(problems))
-    assert num_correct >= 7  # of 10; the measured accuracy is in the README, this notices a broken pipeline
+    assert num_correct >= 12  # of 16; the measured accuracy is in the README, this notices a broken pipeline
     mean_tpf = sum(completion.tokens_per_forward for completion, _ in decoded.values()) / len(decoded)
     assert mean_tpf > (8 if num_lookahead else 3)
 
 
 def test_questions_of_another_kind_go_through_all_the_same() -> None:
-    lines = (ROOT / "tests/data/gsm8k_sample.jsonl").read_text().splitlines()[:4]
+    lines = (ROOT / "tests/data/gsm8k_sample.jsonl").read_text().splitlines()
     decoded = completions_of(demo_run("max_num_requests=3"), [json.loads(line)["question"] for line in lines])
     assert len(decoded) == len(lines)
     assert all(completion.num_effective_tokens > 0 and text for completion, text in decoded.values())

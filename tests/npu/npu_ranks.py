@@ -48,6 +48,21 @@ def groups_per_axis() -> list[float]:
     return sums
 
 
+def captured_collective() -> None:
+    rank = dist.get_rank()
+    x = torch.full((4,), float(rank + 1), device="npu")
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        doubled = x * 2
+        dist.all_reduce(doubled)
+        y = doubled + 1
+    graph.replay()
+    assert y.tolist() == [7.0] * 4
+    x.fill_(1)
+    graph.replay()
+    assert y.tolist() == [5.0] * 4
+
+
 def tensor_parallel_layer() -> float:
     """How far the layer over all ranks is from the unsharded one."""
     rank, world = dist.get_rank(), dist.get_world_size()

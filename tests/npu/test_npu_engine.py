@@ -4,7 +4,6 @@ the ref lane, and what a step launches is counted."""
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -370,15 +369,17 @@ def check_step_budget(step: list[Any], num_layers: int, engine: AscendEngine, qu
 
 
 @pytest.mark.usefixtures("torch_npu")
-def test_graphs_hold_the_collectives_of_both_axes(tmp_path: Path) -> None:
-    """TP2 x BP2, compiled and captured: the sums over tp in the layers, the gathers over tp and bp in the head."""
+@pytest.mark.parametrize("mode", ["npugraph_ex", pytest.param("torchair", marks=pytest.mark.slow)])
+def test_graphs_hold_the_collectives_of_both_axes(tmp_path: Path, mode: str) -> None:
+    """TP2 x BP2: the sums over tp in the layers, the gathers over tp and bp in the head; compiled and captured, or as
+    HcomAllReduce and HcomAllGather by their groups' HCCL names."""
     model, mesh, settings = write_model(tmp_path), (1, 2, 2), ["k=3 fresh"]
-    graph = {"mode": "npugraph_ex", "window_buckets": [176], "row_buckets": [16]}
+    graph = {"mode": mode, "window_buckets": [176], "row_buckets": [16]}
     graphs = decoded(model, tmp_path / "graphs", mesh, settings, device="npu", dtype="bfloat16", graph=graph)
     assert graphs == decoded(model, tmp_path / "ref", mesh, settings, dtype="bfloat16")
 
 
-@pytest.mark.skipif(not os.environ.get("LOPA_SLOW"), reason="takes a minute: set LOPA_SLOW=1")
+@pytest.mark.slow
 @pytest.mark.usefixtures("torch_npu")
 def test_sixteen_devices_decode_what_the_ref_lane_does(tmp_path: Path) -> None:
     """TP4 x BP4 with HCCL groups per axis; in bfloat16, whose sums over tp are rounded on both alike."""

@@ -92,9 +92,6 @@ def test_a_release_without_the_attention_asked_for(monkeypatch: pytest.MonkeyPat
         npu_ops(attention_version=2)
 
 
-SLOW = pytest.mark.skipif(not os.environ.get("LOPA_SLOW"), reason="takes half a minute: set LOPA_SLOW=1")
-
-
 def as_user(tmp_path: Path, num_devices: str, *folders: Path) -> dict[str, tuple[int, str]]:
     """Exit code and output of each command, with these folders first on the path and no torch_npu behind them."""
     (tmp_path / "run.yaml").write_text("model: absent\ninput: {path: absent.jsonl}\noutput: {path: o.jsonl}\n")
@@ -139,12 +136,17 @@ def test_users_with_another_release_than_torch(tmp_path: Path) -> None:
     assert_one_sentence_each(as_user(tmp_path, "none", tmp_path), sentence)
 
 
+NO_DEVICE = "CANN is installed but no Ascend device is visible: check `npu-smi info`"
+
+
 @pytest.mark.sim
 @pytest.mark.parametrize(
     ("num_devices", "sentence"),
     [
         ("none", "torch-npu cannot load CANN (libhccl.so"),
-        pytest.param("0", "CANN is installed but no Ascend device is visible: check `npu-smi info`", marks=SLOW),
+        pytest.param(
+            "0", "CANN is installed but no Ascend device is visible: check `npu-smi info`", marks=pytest.mark.slow
+        ),
         ("8", "the profile needs 16 Ascend devices on this node and 8 are visible"),
     ],
     ids=["torch_npu without CANN", "CANN without a device", "too few devices"],

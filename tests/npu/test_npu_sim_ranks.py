@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from sim.ranks import run_ranks
 
 pytestmark = [pytest.mark.sim, pytest.mark.usefixtures("torch_npu")]
 
 
-def test_collectives_of_two_ranks() -> None:
-    run_ranks("npu_ranks:collectives", world_size=2)
+@pytest.mark.parametrize("target", ["collectives", pytest.param("captured_collective", marks=pytest.mark.slow)])
+def test_on_two_ranks(target: str) -> None:
+    run_ranks(f"npu_ranks:{target}", world_size=2)
 
 
-@pytest.mark.skipif(not os.environ.get("LOPA_SLOW"), reason="takes a while: set LOPA_SLOW=1")
+@pytest.mark.slow
 def test_every_axis_of_the_mesh_has_its_groups() -> None:
     sums = run_ranks("npu_ranks:groups_per_axis", world_size=8)
     for rank, (dp, bp, tp) in enumerate(sums):
@@ -27,6 +26,13 @@ def test_a_tensor_parallel_layer_equals_the_whole_one() -> None:
     assert differences[0] == differences[1] < 0.02
 
 
-def test_every_rank_has_its_device() -> None:
-    places = run_ranks("npu_ranks:place", world_size=4)
-    assert places == [[rank, rank, str(rank)] for rank in range(4)]
+@pytest.mark.slow
+def test_a_node_of_sixteen() -> None:
+    places = run_ranks("npu_ranks:place", world_size=16)
+    assert places == [[rank, rank, str(rank)] for rank in range(16)]
+
+
+@pytest.mark.slow
+def test_a_failing_rank_is_reported() -> None:
+    with pytest.raises(RuntimeError, match="captured_collective on 3 ranks failed"):
+        run_ranks("npu_ranks:captured_collective", world_size=3)

@@ -3,7 +3,6 @@ those graphs node by node (sim/ge.py)."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from test_npu_engine import MODEL, cache_copies, causal, decode_all, engine_on
 from common.models.config import load_model_config
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.ops import VirtualRows, npu_ops
-from tests.distributed.ascend_launch import decoded, write_model
 
 pytestmark = [pytest.mark.sim, pytest.mark.filterwarnings("ignore:When enable frozen_parameter")]
 SHAPES = {"window_buckets": [80, 176], "row_buckets": [8, 16]}
@@ -118,7 +116,7 @@ def test_lengths_on_the_device_are_refused(graphs: Any) -> None:
         attend(query, keys, values, on_device, 0.1)
 
 
-@pytest.mark.skipif(not os.environ.get("LOPA_SLOW"), reason="takes a while: set LOPA_SLOW=1")
+@pytest.mark.slow
 def test_a_second_start_lowers_nothing(npu: Any, graphs: Any, tmp_path: Path) -> None:
     """graph.cache_dir: what the first start lowered is found, and only GE's own part is done again."""
     from torch._dynamo.utils import counters
@@ -140,13 +138,3 @@ def test_a_second_start_lowers_nothing(npu: Any, graphs: Any, tmp_path: Path) ->
     assert (num_lowered, num_compiled) == ([num_shapes + 1, 1], [num_shapes] * 2)  # the self-test's is not kept
     (folder,) = tmp_path.iterdir()
     assert len(list(folder.glob("*/forward_*"))) == num_shapes
-
-
-@pytest.mark.skipif(not os.environ.get("LOPA_SLOW"), reason="takes a while: set LOPA_SLOW=1")
-@pytest.mark.usefixtures("torch_npu")
-def test_ge_graphs_hold_the_collectives_of_both_axes(tmp_path: Path) -> None:
-    """TP2 x BP2: HcomAllReduce in the layers, HcomAllGather over tp and bp in the head, by their groups' HCCL names."""
-    model, mesh, settings = write_model(tmp_path), (1, 2, 2), ["k=3 fresh"]
-    graph = {"mode": "torchair", "window_buckets": [176], "row_buckets": [16]}
-    found = decoded(model, tmp_path / "graphs", mesh, settings, device="npu", dtype="bfloat16", graph=graph)
-    assert found == decoded(model, tmp_path / "ref", mesh, settings, dtype="bfloat16")
