@@ -16,7 +16,7 @@ import typer
 
 from common.config import DeviceProfile, RunConfig, find_config, load_profile, load_profile_and_run
 from common.engine import EngineError
-from common.stop import Stopped, die_with_launcher, stop_on_signals
+from common.stop import Stopped, die_with_launcher, end_undisturbed, stop_on_signals
 from common.version import LOPA_VERSION
 
 app = typer.Typer(
@@ -238,10 +238,18 @@ def main() -> None:
     for package in ("common", "graphs", "quant", "lopa_cuda", "lopa_ascend"):
         logging.getLogger(package).setLevel(level)
     try:
+        _run_app()
+    finally:
+        end_undisturbed()
+
+
+def _run_app() -> None:
+    try:
         app()
     except Stopped as stopped:
         sys.exit(stopped.exit_code)
     except (ValueError, EngineError, OSError) as error:
+        end_undisturbed()
         if os.environ.get("LOPA_TRACEBACK"):
             raise
         sys.exit(fail(" ".join(str(error).split())))

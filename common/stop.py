@@ -37,6 +37,15 @@ def stop_on_signals(grace_s: float = GRACE_S) -> None:
         signal.signal(signal_number, _raise_stopped)
 
 
+def end_undisturbed() -> None:
+    """The work is over: a signal no longer raises, so that the last words and the exit code are those of the work.
+
+    A process that hangs on its way out is still ended after the grace period.
+    """
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, lambda *_: None)
+
+
 def _raise_stopped(signal_number: int, frame: FrameType | None) -> NoReturn:
     # A second signal while the first is being served must not cut the clean-up short.
     for other in (signal.SIGINT, signal.SIGTERM):
