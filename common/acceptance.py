@@ -72,7 +72,7 @@ class ScriptedEngine(WrappedEngine):
         probability_RW[:, :-1][is_accepted_RW] = ACCEPTED
         # Earlier positions are a little surer, so that ties do not all fall to one branch.
         confidence_RW = probability_RW - np.arange(plan.width, dtype=np.float32) * 1e-4
-        return Predictions(np.full(plan.token_RW.shape, self._token), probability_RW, confidence_RW)
+        return Predictions.of(np.full(plan.token_RW.shape, self._token), probability_RW, confidence_RW)
 
 
 @dataclass(slots=True)
@@ -123,14 +123,9 @@ class ReplayEngine(WrappedEngine):
     def answer(self, plan: StepPlan, predictions: Predictions) -> Predictions:
         recorded = self._steps.pop(0) if self._steps else None
         filler = self._filler if plan.start_R[0] == 0 else 0
-        if recorded is None or plan.token_RW.shape != (len(recorded.token_RW), recorded.token_RW.shape[1] + filler):
+        if recorded is None or (plan.num_rows, plan.width - filler) != recorded.values_3RW.shape[1:]:
             raise EngineError("the recorded request took other steps than this one: record it again with this version")
-        padding = ((0, 0), (filler, 0))
-        return Predictions(
-            np.pad(recorded.token_RW, padding),
-            np.pad(recorded.probability_RW, padding),
-            np.pad(recorded.confidence_RW, padding),
-        )
+        return Predictions(np.pad(recorded.values_3RW, ((0, 0), (0, 0), (filler, 0))))
 
 
 def save_trace(path: Path, trace: Trace) -> None:
@@ -166,8 +161,7 @@ def load_trace(path: Path) -> Trace:
 
 
 def _step(arrays: Any, name: str) -> Predictions:
-    token_RW = arrays[f"{name}.token"].astype(np.int64)
-    return Predictions(token_RW, arrays[f"{name}.probability"], arrays[f"{name}.confidence"])
+    return Predictions.of(arrays[f"{name}.token"], arrays[f"{name}.probability"], arrays[f"{name}.confidence"])
 
 
 def _numbered_steps(requests: Iterable[RecordedRequest]) -> Iterable[tuple[str, Predictions]]:

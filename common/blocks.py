@@ -7,9 +7,9 @@ LoPA's branches, scores and spawning are the same over all three and live in the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from common.config import DecodeConfig
 
@@ -35,8 +35,7 @@ class Block:
         return 1.0 - self.num_masked / (self.end - self.start)
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """What a step computes: positions [start, end) beside cached keys up to `cached`; the first `commit_length`
     become final.
 
@@ -50,7 +49,7 @@ class Window:
     next_start: int
 
     def until(self, end: int) -> Window:
-        return replace(self, end=end)
+        return self._replace(end=end)
 
 
 class BlockStrategy(Protocol):

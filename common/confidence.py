@@ -22,16 +22,17 @@ NO_MASK_LEFT = 1.0  # C of a branch without masks
 
 def mean_score(confidence_BW: Float, masked_BW: Bool, decode: DecodeConfig, rng: np.random.Generator) -> Score:
     """Mean confidence of the masked positions; with bottom_share < 1 of the lowest share of them, one at least."""
-    num_masked_B = masked_BW.sum(axis=1)
+    num_masked_B = np.add.reduce(masked_BW, axis=1, dtype=np.int64)
     if decode.bottom_share >= 1:
-        total_B = np.where(masked_BW, confidence_BW, 0.0).sum(axis=1, dtype=np.float64)
+        total_B = np.add.reduce(confidence_BW, axis=1, dtype=np.float64, where=masked_BW)
         mean_B: Score = total_B / np.maximum(num_masked_B, 1)
     else:
         lowest_BW = np.sort(np.where(masked_BW, confidence_BW, np.inf), axis=1)
         kept_B = np.maximum((num_masked_B * decode.bottom_share).astype(np.int64), 1)
         is_kept_BW = (np.arange(masked_BW.shape[1]) < kept_B[:, None]) & (num_masked_B > 0)[:, None]
         mean_B = np.where(is_kept_BW, lowest_BW, 0.0).sum(axis=1, dtype=np.float64) / kept_B
-    mean_B[num_masked_B == 0] = NO_MASK_LEFT
+    if not num_masked_B.all():
+        mean_B[num_masked_B == 0] = NO_MASK_LEFT
     return mean_B
 
 

@@ -10,9 +10,8 @@ Shapes: R rows, W entries (the widest row; shorter rows are padded).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +19,16 @@ import numpy.typing as npt
 Int = npt.NDArray[np.int64]
 Float = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
+Number = TypeVar("Number", bound=np.generic)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+def part(block: npt.NDArray[Number], place: int) -> npt.NDArray[Number]:
+    """One of the arrays that lie behind one another in a block."""
+    found: npt.NDArray[Number] = block[place]
+    return found
+
+
+class Sampling(NamedTuple):
     """How a token and its confidence come out of the logits; the same for every row of a run."""
 
     strategy: Literal["default", "margin", "neg_entropy"]
@@ -33,8 +38,7 @@ class Sampling:
     top_k: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CommitSpan:
+class CommitSpan(NamedTuple):
     """Positions of one request whose KV becomes final in this step; taken from the winner's row."""
 
     request: int  # index of the request in this step, as in StepPlan.request_R
@@ -43,34 +47,20 @@ class CommitSpan:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """One forward pass.
 
-    token_RW, position_RW: token id and absolute position of each entry.
-    horizon_RW: an entry attends to keys at positions below it (cached keys and the row's own window keys).
+    entries_3RW: token id, absolute position and horizon of each entry; an entry attends to keys at positions below its
+    horizon (cached keys and the row's own window keys).
     is_read_RW: entries whose next-token statistics the scheduler will read.
-    start_R: the window's first position; cached keys at positions in [0, start) are visible to the row.
-    num_keys_R: window positions (entries that provide keys); they come first in the row.
-    num_entries_R: num_keys plus shift entries; the rest of the row is padding.
-    cached_R: end of the row's cached keys. Above start + num_keys only in the dual cache, where the keys cached behind
-        the window, [start + num_keys, cached), are visible to every entry; otherwise equal to start.
-    slot_R: the request's KV slot. noise_key_R, step_R: what random numbers are keyed by (temperature > 0).
+    rows_7R: what the properties below name, one number a row.
     is_block_causal: a block's KV depends on nothing behind it, so every rank can commit its own copy.
     request_R: index of the row's request in this step; rows of one request are adjacent, lookaheads first, anchor last.
     """
 
-    token_RW: Int
-    position_RW: Int
-    horizon_RW: Int
+    entries_3RW: Int
     is_read_RW: Bool
-    start_R: Int
-    num_keys_R: Int
-    num_entries_R: Int
-    cached_R: Int
-    slot_R: Int
-    noise_key_R: Int
-    step_R: Int
+    rows_7R: Int
     request_R: Int
     commits: tuple[CommitSpan, ...]
     sampling: Sampling
@@ -78,25 +68,84 @@ class StepPlan:
 
     @property
     def num_rows(self) -> int:
-        return int(self.token_RW.shape[0])
+        return int(self.is_read_RW.shape[0])
 
     @property
     def width(self) -> int:
-        return int(self.token_RW.shape[1])
+        return int(self.is_read_RW.shape[1])
+
+    @property
+    def token_RW(self) -> Int:
+        return part(self.entries_3RW, 0)
+
+    @property
+    def position_RW(self) -> Int:
+        return part(self.entries_3RW, 1)
+
+    @property
+    def horizon_RW(self) -> Int:
+        return part(self.entries_3RW, 2)
+
+    @property
+    def start_R(self) -> Int:
+        """The window's first position; cached keys at positions in [0, start) are visible to the row."""
+        return part(self.rows_7R, 0)
+
+    @property
+    def num_keys_R(self) -> Int:
+        """Window positions (entries that provide keys); they come first in the row."""
+        return part(self.rows_7R, 1)
+
+    @property
+    def cached_R(self) -> Int:
+        """End of the row's cached keys. Above start + num_keys only in the dual cache, where the keys cached behind the
+        window, [start + num_keys, cached), are visible to every entry; otherwise equal to start."""
+        return part(self.rows_7R, 2)
+
+    @property
+    def slot_R(self) -> Int:
+        """The request's KV slot."""
+        return part(self.rows_7R, 3)
+
+    @property
+    def num_entries_R(self) -> Int:
+        """num_keys plus shift entries; the rest of the row is padding."""
+        return part(self.rows_7R, 4)
+
+    @property
+    def noise_key_R(self) -> Int:
+        """With step_R what random numbers are keyed by (temperature > 0)."""
+        return part(self.rows_7R, 5)
+
+    @property
+    def step_R(self) -> Int:
+        return part(self.rows_7R, 6)
 
 
-@dataclass(frozen=True, slots=True)
-class Predictions:
+class Predictions(NamedTuple):
     """Statistics of the next token after each entry that the plan marks as read; other values are undefined.
 
-    token_RW: predicted id (arg max, or the sample at temperature > 0), never the mask id.
-    probability_RW: its probability (the maximum at temperature 0), float32.
-    confidence_RW: its confidence under `sampling_strategy`, float32.
+    values_3RW: predicted id (arg max, or the sample at temperature > 0), never the mask id; its probability (the
+    maximum at temperature 0); its confidence under `sampling_strategy`. float32, which holds ids below 2^24 exactly.
     """
 
-    token_RW: Int
-    probability_RW: Float
-    confidence_RW: Float
+    values_3RW: Float
+
+    @classmethod
+    def of(cls, token_RW: Int, probability_RW: Float, confidence_RW: Float) -> Predictions:
+        return cls(np.stack((token_RW, probability_RW, confidence_RW), dtype=np.float32, casting="unsafe"))
+
+    @property
+    def token_RW(self) -> Int:
+        return part(self.values_3RW, 0).astype(np.int64)
+
+    @property
+    def probability_RW(self) -> Float:
+        return part(self.values_3RW, 1)
+
+    @property
+    def confidence_RW(self) -> Float:
+        return part(self.values_3RW, 2)
 
 
 def assign_rows(plan: StepPlan, num_ranks: int) -> Int:

@@ -19,10 +19,11 @@ from common.config import DecodeConfig
 from common.layout import align, lay_out, shift_entries
 from common.plan import Int, Predictions, Sampling, StepPlan
 from common.request import Completion, FinishReason, GenerationRequest
-from common.state import Aligned, Branch, Carry, DecodingRequest, RequestStep, StepRecord
+from common.state import Aligned, Branch, DecodingRequest, RequestStep, StepRecord
 
 FindStop = Callable[[Sequence[int]], "int | None"]  # generated ids so far -> how many of them to keep, or None
 _NO_RANDOMNESS = np.random.default_rng(0)
+_NOTHING = np.empty(0, dtype=np.int64)
 
 
 class Scheduler:
@@ -130,23 +131,25 @@ class Scheduler:
     def _plan_request(self, decoding: DecodingRequest, first_row: int) -> RequestStep:
         self._open_and_activate(decoding)
         window = self._strategy.window(decoding.blocks, decoding.is_refreshed)
-        opens_B = [branch.opens_block for branch in decoding.branches]
-        end_B = np.full(len(opens_B), window.end)
-        if any(opens_B):
-            window = window.until(self._strategy.new_block(decoding.blocks).end)
-            end_B[opens_B] = window.end
-        is_masked_BW = np.tile(decoding.is_masked_S[window.start : window.end], (len(opens_B), 1))
-        for index, branch in enumerate(decoding.branches):
+        ends = [window.end] * len(decoding.branches)
+        if any(branch.opens_block for branch in decoding.branches):
+            own_end, window = window.end, window.until(self._strategy.new_block(decoding.blocks).end)
+            ends = [window.end if branch.opens_block else own_end for branch in decoding.branches]
+        start = window.start
+        is_masked_BW = np.empty((len(ends), window.end - start), dtype=np.bool_)
+        is_masked_BW[:] = decoding.is_masked_S[start : window.end]
+        for index, (branch, end) in enumerate(zip(decoding.branches, ends, strict=True)):
             if branch.position is not None:
-                is_masked_BW[index, branch.position - window.start] = False
-            is_masked_BW[index, end_B[index] - window.start :] = False
-        starts = shift_entries(window.start, window.end, decoding.prompt_length, decoding.is_masked_S, self.decode)
-        places = {start: place for place, start in enumerate(starts)}
-        return RequestStep(decoding, first_row, first_row + len(end_B), window, end_B, is_masked_BW, places)
+                is_masked_BW[index, branch.position - start] = False
+            if end < window.end:
+                is_masked_BW[index, end - start :] = False
+        starts = shift_entries(start, window.end, decoding.prompt_length, decoding.is_masked_S, self.decode)
+        places = {block_start: place for place, block_start in enumerate(starts)}
+        return RequestStep(decoding, first_row, first_row + len(ends), window, ends, is_masked_BW, places)
 
     def _open_and_activate(self, decoding: DecodingRequest) -> None:
         """Each branch by its own filled shares, its lookahead token included."""
-        blocks = decoding.blocks
+        blocks, threshold = decoding.blocks, self.decode.decoded_token_threshold
         shares = [block.filled_share for block in blocks]
         waiting = [index for index in range(1, len(blocks)) if not blocks[index].is_fully_activated]
         for branch in decoding.branches:
@@ -155,11 +158,11 @@ class Scheduler:
                 place = decoding.block_index_at(branch.position)
                 block, own = blocks[place], shares.copy()
                 own[place] = 1.0 - (block.num_masked - 1) / (block.end - block.start)
-                has_eos = decoding.has_eos or branch.token == self._eos_token_id
+                has_eos = has_eos or branch.token == self._eos_token_id
             branch.opens_block = not has_eos and self._strategy.opens_block(blocks, own[-1])
-            candidates = [*waiting, len(blocks)] if branch.opens_block else waiting
-            threshold = self.decode.decoded_token_threshold
-            branch.activated = tuple(index for index in candidates if own[index - 1] >= threshold)
+            branch.activated = tuple([index for index in waiting if own[index - 1] >= threshold])
+            if branch.opens_block and own[-1] >= threshold:
+                branch.activated += (len(blocks),)
 
     def _score(self, step: RequestStep, aligned: Aligned) -> Score:
         decode, decoding = self.decode, step.decoding
@@ -175,18 +178,20 @@ class Scheduler:
         is_anchor = decoding.branches[winner].position is None
         self._adopt(decoding, decoding.branches[winner])
         fillable = self._strategy.fillable(decoding.blocks)
-        filled = self._fill(step, aligned, winner, fillable)
+        position_N, token_N = self._fill(step, aligned, winner, fillable)
         if step.window.commit_length and self.decode.shift_row == "stale":
-            decoding.carry = _carry(aligned, winner, step.window.next_start - step.window.start)
+            place = step.window.next_start - step.window.start
+            decoding.carry_31 = aligned.values_3BW[:, winner, place : place + 1].copy()
         decoding.is_refreshed = not self._strategy.settle(decoding.blocks)
         decoding.branches = self._spawn(step, aligned, winner, fillable)
         decoding.num_forwards += 1
         decoding.num_lookahead_wins += not is_anchor
-        decoding.tokens_per_step.append(len(filled) + (not is_anchor))
+        decoding.tokens_per_step.append(len(position_N) + (not is_anchor))
         if decoding.num_forwards == 1:
             decoding.first_step_s = now - decoding.admitted_at
         if self._observer is not None:
-            self._observer(_record(step, score_B, is_anchor, filled))
+            filled = zip(position_N.tolist(), token_N.tolist(), strict=True)
+            self._observer(_record(step, score_B, is_anchor, dict(filled)))
 
     def _adopt(self, decoding: DecodingRequest, branch: Branch) -> None:
         """The winner becomes the anchor: the block it opened, its activations and its token."""
@@ -196,34 +201,37 @@ class Scheduler:
             decoding.blocks[index].is_fully_activated = True
         if branch.position is not None:
             decoding.blocks[decoding.block_index_at(branch.position)].num_masked -= 1
-            self._write(decoding, np.array([branch.position]), np.array([branch.token]))
+            decoding.token_S[branch.position] = branch.token
+            decoding.is_masked_S[branch.position] = False
+            decoding.has_eos = decoding.has_eos or branch.token == self._eos_token_id
 
-    def _fill(self, step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> dict[int, int]:
-        """Fill every mask above tau_conf; a fully activated block without one fills its most confident mask."""
-        decoding, start = step.decoding, step.window.start
+    def _fill(self, step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> tuple[Int, Int]:
+        """Fill every mask above tau_conf; a fully activated block without one fills its most confident mask. The
+        positions filled, and their tokens."""
+        decoding = step.decoding
         if not fillable:
-            return {}
-        masked_C = _masked_positions(decoding, fillable)
-        chosen_C = aligned.probability_BW[winner, masked_C - start] > self.decode.skip_threshold
-        first = 0
+            return _NOTHING, _NOTHING
+        start, offset = fillable[0].start, fillable[0].start - step.window.start
+        is_masked_C = decoding.is_masked_S[start : fillable[-1].end]
+        columns = slice(offset, offset + len(is_masked_C))
+        is_chosen_C = aligned.probability_BW[winner, columns] > self.decode.skip_threshold
+        is_chosen_C &= is_masked_C
         for block in fillable:
-            own = slice(first, first + block.num_masked)
-            first = own.stop
-            if block.is_fully_activated and block.num_masked and not chosen_C[own].any():
-                confidence_N = aligned.confidence_BW[winner, masked_C[own] - start]
-                chosen_C[own.start + int(confidence_N.argmax())] = True
-            block.num_masked -= np.count_nonzero(chosen_C[own])
-        position_N = masked_C[chosen_C]
-        if not position_N.size:
-            return {}
-        token_N = aligned.token_BW[winner, position_N - start]
-        self._write(decoding, position_N, token_N)
-        return dict(zip(position_N.tolist(), token_N.tolist(), strict=True))
-
-    def _write(self, decoding: DecodingRequest, position_N: Int, token_N: Int) -> None:
+            if block.num_masked:
+                is_chosen_N = is_chosen_C[block.start - start : block.end - start]
+                num_chosen = int(np.count_nonzero(is_chosen_N))
+                if not num_chosen and block.is_fully_activated:
+                    masked_N = is_masked_C[block.start - start : block.end - start].nonzero()[0]
+                    confidence_N = aligned.confidence_BW[winner, masked_N + (block.start - step.window.start)]
+                    is_chosen_N[masked_N[confidence_N.argmax()]] = True
+                    num_chosen = 1
+                block.num_masked -= num_chosen
+        chosen_N = is_chosen_C.nonzero()[0]
+        position_N, token_N = chosen_N + start, aligned.tokens(winner, chosen_N + offset)
         decoding.token_S[position_N] = token_N
-        decoding.is_masked_S[position_N] = False
-        decoding.has_eos = decoding.has_eos or bool((token_N == self._eos_token_id).any())
+        is_masked_C[chosen_N] = False
+        decoding.has_eos = decoding.has_eos or self._eos_token_id in token_N.tolist()
+        return position_N, token_N
 
     def _spawn(self, step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> list[Branch]:
         """Up to k lookaheads, each the anchor plus one more of its remaining masks; then the anchor."""
@@ -233,14 +241,16 @@ class Scheduler:
             masked = masked[:1]
         if not masked or self.decode.num_lookahead == 0:
             return [Branch()]
-        candidate_C = _masked_positions(decoding, masked) - start
-        confidence_C = aligned.confidence_BW[winner, candidate_C]
+        offset = masked[0].start - start
+        # What lies between the first and the last of these blocks is full.
+        candidate_C = decoding.is_masked_S[masked[0].start : masked[-1].end].nonzero()[0] + offset
+        confidence_C = aligned.confidence_BW[winner].take(candidate_C)
         rng = self._rng(decoding, stream=1)
         order_K = spawn_order(self.decode.spawn_rule, confidence_C, self.decode.num_lookahead, rng)
         chosen_K = candidate_C[order_K]
         columns = (
             (chosen_K + start).tolist(),
-            aligned.token_BW[winner, chosen_K].tolist(),
+            aligned.tokens(winner, chosen_K).tolist(),
             confidence_C[order_K].tolist(),
         )
         return [Branch(*column) for column in zip(*columns, strict=True)] + [Branch()]
@@ -313,26 +323,12 @@ def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:
     return next((count for count, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def _masked_positions(decoding: DecodingRequest, blocks: list[Block]) -> Int:
-    """Masks from the first of these blocks to the last; what lies between them is full."""
-    start = blocks[0].start
-    return decoding.is_masked_S[start : blocks[-1].end].nonzero()[0] + start
-
-
-def _carry(aligned: Aligned, winner: int, place: int) -> Carry:
-    return Carry(
-        int(aligned.token_BW[winner, place]),
-        float(aligned.probability_BW[winner, place]),
-        float(aligned.confidence_BW[winner, place]),
-    )
-
-
 def _record(step: RequestStep, score_B: Score, is_anchor: bool, filled: dict[int, int]) -> StepRecord:
     decoding = step.decoding
     return StepRecord(
         request_id=decoding.request.id,
         commit_length=step.window.commit_length,
-        window_lengths=(step.end_B - step.window.start).tolist(),
+        window_lengths=[end - step.window.start for end in step.ends],
         branch_scores=score_B.tolist(),
         winner_is_anchor=is_anchor,
         filled=filled,

@@ -4,9 +4,12 @@ speak of."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
 
 from common.blocks import Block, Window
-from common.plan import Bool, Float, Int
+from common.plan import Bool, Float, Int, part
 from common.request import GenerationRequest
 
 
@@ -24,22 +27,14 @@ class Branch:
     activated: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Carry:
-    """The prediction for the first position behind the cache, kept from the step that committed the position before
-    it."""
-
-    token: int
-    probability: float
-    confidence: float
-
-
 @dataclass(slots=True)
 class DecodingRequest:
     """A request being decoded: the anchor's tokens and blocks, and the branches of the coming step.
 
     token_S, is_masked_S: prompt and whole canvas by absolute position; positions not opened yet are masks.
     branches: lookaheads in order of descending creation confidence, the anchor last.
+    carry_31: token, probability and confidence predicted for the first position behind the cache, kept from the step
+        that committed the position before it.
     """
 
     request: GenerationRequest
@@ -50,7 +45,7 @@ class DecodingRequest:
     blocks: list[Block]
     admitted_at: float
     branches: list[Branch] = field(default_factory=lambda: [Branch()])
-    carry: Carry | None = None
+    carry_31: Float = field(default_factory=lambda: np.array([[-1.0], [0.0], [0.0]], dtype=np.float32))
     is_refreshed: bool = False  # fast_dllm: the cache around the current block is up to date
     has_eos: bool = False
     num_forwards: int = 0
@@ -69,11 +64,10 @@ class DecodingRequest:
         return index
 
 
-@dataclass(frozen=True, slots=True)
-class RequestStep:
+class RequestStep(NamedTuple):
     """One request's part of a step: rows [first_row, last_row) and what they hold.
 
-    window: the widest branch's. end_B: each branch's own end.
+    window: the widest branch's. ends: each branch's own end.
     shift_entry_of: block start -> place of its shift entry behind the row's keys.
     """
 
@@ -81,18 +75,26 @@ class RequestStep:
     first_row: int
     last_row: int
     window: Window
-    end_B: Int
+    ends: list[int]
     is_masked_BW: Bool
     shift_entry_of: dict[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Aligned:
+class Aligned(NamedTuple):
     """A request's predictions aligned with its window: column j speaks of position window.start + j."""
 
-    token_BW: Int
-    probability_BW: Float
-    confidence_BW: Float
+    values_3BW: Float
+
+    def tokens(self, branch: int, column_N: Int) -> Int:
+        return part(part(self.values_3BW, 0), branch).take(column_N).astype(np.int64)
+
+    @property
+    def probability_BW(self) -> Float:
+        return part(self.values_3BW, 1)
+
+    @property
+    def confidence_BW(self) -> Float:
+        return part(self.values_3BW, 2)
 
 
 @dataclass(frozen=True, slots=True)

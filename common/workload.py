@@ -37,22 +37,17 @@ def synthetic_plan(
     end = num_cached + width
     is_read_W = np.zeros(width, dtype=np.bool_)
     is_read_W[rng.permutation(width)[: max(1, round(read_share * width))]] = True
-    rows = np.ones(num_rows, dtype=np.int64)
     length = block_size or width
     block_end_W = (np.arange(width) // length + 1) * length
+    token_RW = rng.integers(0, config.vocab_size, shape)
+    position_RW = np.broadcast_to(np.arange(num_cached, end), shape)
+    horizon_RW = np.broadcast_to(np.minimum(end, num_cached + block_end_W), shape)
+    per_row = num_cached, width, num_cached, 0, width, 0, 0
     return StepPlan(
-        token_RW=rng.integers(0, config.vocab_size, shape),
-        position_RW=np.tile(np.arange(num_cached, end), (num_rows, 1)),
-        horizon_RW=np.tile(np.minimum(end, num_cached + block_end_W), (num_rows, 1)),
+        entries_3RW=np.stack((token_RW, position_RW, horizon_RW)),
         is_read_RW=np.tile(is_read_W, (num_rows, 1)),
-        start_R=rows * num_cached,
-        num_keys_R=rows * width,
-        num_entries_R=rows * width,
-        cached_R=rows * num_cached,
-        slot_R=rows * 0,
-        noise_key_R=rows * 0,
-        step_R=rows * 0,
-        request_R=rows * 0,
+        rows_7R=np.tile(np.array(per_row)[:, None], (1, num_rows)),
+        request_R=np.zeros(num_rows, dtype=np.int64),
         commits=(),
         sampling=Sampling("neg_entropy", config.mask_token_id),
         is_block_causal=block_size is not None,

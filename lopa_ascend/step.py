@@ -114,17 +114,17 @@ class Reads:
 
     def __init__(self, plan: StepPlan, rows_of: list[Int]) -> None:
         found = [np.nonzero(plan.is_read_RW[rows]) for rows in rows_of]
-        self._shape = plan.token_RW.shape
+        self._shape = plan.is_read_RW.shape
         self._places = [(rows[place], entry) for rows, (place, entry) in zip(rows_of, found, strict=True)]
         self.most = max(1, *(len(entry) for _, entry in self._places))
 
     def predictions(self, predicted_PM3: np.ndarray) -> Predictions:
         """In the plan's order; a row computed on several ranks counts once, from the first."""
-        predicted = np.zeros((*self._shape, 3), dtype=np.float32)
+        values_3RW = np.zeros((3, *self._shape), dtype=np.float32)
         for rank in reversed(range(len(self._places))):
-            place = self._places[rank]
-            predicted[place] = predicted_PM3[rank, : len(place[0])]
-        return Predictions(predicted[..., 0].astype(np.int64), predicted[..., 1], predicted[..., 2])
+            row_M, entry_M = self._places[rank]
+            values_3RW[:, row_M, entry_M] = predicted_PM3[rank, : len(row_M)].T
+        return Predictions(values_3RW)
 
     def noise_keys(self, plan: StepPlan, rank: int, num_reads: int) -> Int:
         """[3, num_reads]: request, step and position of each prediction of this rank."""

@@ -116,6 +116,7 @@ class Committer:
     def _buffers(self, key: CommitKey) -> CommitBuffers:
         return CommitBuffers(key, self._cache.committed.device)
 
+    @torch.inference_mode()
     def _run(self, key: CommitKey, buffers: CommitBuffers) -> None:
         buffers.send()
         window = self._cache.captured if key.is_captured else self._window

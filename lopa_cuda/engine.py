@@ -9,9 +9,6 @@ owner broadcasts them first (Pre-Write, then Commit-Winner-Cache).
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,13 +69,12 @@ class CudaEngine:
         self.launch(plan)
         return self.receive()
 
-    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         """Queue the pass over all rows. Where rows are so different in width that padding would cost more than another
         pass, those of other widths are computed here and only the last pass is left to wait for."""
         if self._under_way is not None:
             self.receive()  # somebody stopped asking in the middle of a step
-        with self._explained():
+        try:
             self._parts = []
             self.passes.busy.reset()
             groups = rows_by_width(plan.num_entries_R, self.passes.buckets.knee)
@@ -91,23 +87,29 @@ class CudaEngine:
             rows = groups[-1]
             part = plan if together is None else _rows_of(plan, rows)
             self._under_way = UnderWay(self._launch(part, rows, may_replay=True), rows, part.width, together)
+        except RuntimeError as error:
+            raise self._explained(error) from error
 
     def receive(self) -> Predictions:
         under_way, self._under_way = self._under_way, None
         assert under_way is not None, "receive follows launch"
-        with self._explained():
+        try:
             predictions = self.passes.receive(under_way.launched)
-            self.num_steps += 1
+        except RuntimeError as error:
+            raise self._explained(error) from error
+        self.num_steps += 1
         if under_way.together is None:
             return predictions
         _put(under_way.together, under_way.rows, predictions, under_way.width)
         return under_way.together
 
-    @torch.inference_mode()
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
-        if plan.commits:
-            with self._explained():
-                self._committer.commit(plan, winner_row_of_request, self._parts)
+        if not plan.commits:
+            return
+        try:
+            self._committer.commit(plan, winner_row_of_request, self._parts)
+        except RuntimeError as error:
+            raise self._explained(error) from error
 
     def describe(self) -> dict[str, Any]:
         device = self.passes.device
@@ -125,10 +127,12 @@ class CudaEngine:
 
     def num_paying_lookaheads(self, decode: DecodeConfig) -> int:
         """What `num_lookahead: auto` stands for on this device and mesh; a collective of all ranks."""
-        with self._explained():
+        try:
             num_lookahead = count_paying_lookaheads(self.passes, self._config, decode, self.mesh.bp_size)
             decode = decode.model_copy(update={"num_lookahead": num_lookahead})
             warm_up(self.passes, self._committer, self._config, decode, self.capacity.num_slots, self.mesh.bp_size)
+        except RuntimeError as error:
+            raise self._explained(error) from error
         return num_lookahead
 
     def measure_floors(self) -> dict[str, float]:
@@ -163,32 +167,24 @@ class CudaEngine:
         self._parts.append(WindowPart(rows[row_of], launched.width, self.cache.window))
         return launched
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Device errors as EngineError that names rank and step; after one, the process has to end."""
-        try:
-            yield
-        except RuntimeError as error:
-            self._has_failed = True
-            where = f"rank {self.mesh.rank}, step {self.num_steps}"
-            if isinstance(error, torch.OutOfMemoryError):
-                fix = "lower max_num_requests, num_lookahead or max_model_len"
-                raise EngineError(f"{where}: out of device memory; {fix}") from error
-            reason = str(error).splitlines()[0]
-            if any(sign in reason for sign in _SIGNS_OF_A_LOST_PEER):
-                reason = f"a peer is gone or stuck ({reason})"
-            raise EngineError(f"{where}: {reason}") from error
+    def _explained(self, error: RuntimeError) -> EngineError:
+        """A device's error, naming rank and step; after one, the process has to end."""
+        self._has_failed = True
+        where = f"rank {self.mesh.rank}, step {self.num_steps}"
+        if isinstance(error, torch.OutOfMemoryError):
+            return EngineError(f"{where}: out of device memory; lower max_num_requests, num_lookahead or max_model_len")
+        reason = str(error).splitlines()[0]
+        if any(sign in reason for sign in _SIGNS_OF_A_LOST_PEER):
+            reason = f"a peer is gone or stuck ({reason})"
+        return EngineError(f"{where}: {reason}")
 
 
 def _no_predictions(plan: StepPlan) -> Predictions:
-    token_RW = np.zeros(plan.token_RW.shape, dtype=np.int64)
-    return Predictions(token_RW, token_RW.astype(np.float32), token_RW.astype(np.float32))
+    return Predictions(np.zeros(plan.entries_3RW.shape, dtype=np.float32))
 
 
 def _put(together: Predictions, rows: Int, found: Predictions, width: int) -> None:
-    together.token_RW[rows, :width] = found.token_RW
-    together.probability_RW[rows, :width] = found.probability_RW
-    together.confidence_RW[rows, :width] = found.confidence_RW
+    together.values_3RW[:, rows, :width] = found.values_3RW
 
 
 def rows_by_width(num_entries_R: Int, knee: float) -> list[Int]:
@@ -217,14 +213,13 @@ def _rows_of(plan: StepPlan, rows: Int) -> StepPlan:
     """The plan of some of its rows, as narrow as they allow; request numbers stay the step's."""
     width = int(plan.num_entries_R[rows].max())
     requests = set(plan.request_R[rows].tolist())
-    entries = {name: getattr(plan, name)[rows, :width] for name in _PER_ENTRY}
-    per_row = {name: getattr(plan, name)[rows] for name in _PER_ROW}
-    commits = tuple(span for span in plan.commits if span.request in requests)
-    return replace(plan, **entries, **per_row, commits=commits)
+    return plan._replace(
+        entries_3RW=plan.entries_3RW[:, rows, :width],
+        is_read_RW=plan.is_read_RW[rows, :width],
+        rows_7R=plan.rows_7R[:, rows],
+        request_R=plan.request_R[rows],
+        commits=tuple(span for span in plan.commits if span.request in requests),
+    )
 
 
 _SIGNS_OF_A_LOST_PEER = ("Timed out", "Connection closed", "Connection reset", "NCCL error", "Broken pipe")
-_PER_ENTRY = ("token_RW", "position_RW", "horizon_RW", "is_read_RW")
-_PER_ROW = (
-    "start_R", "num_keys_R", "num_entries_R", "cached_R", "slot_R", "noise_key_R", "step_R", "request_R"
-)  # fmt: skip

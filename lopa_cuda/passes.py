@@ -58,6 +58,7 @@ class Passes:
         num_static = buckets.max_tokens if capture else 0
         self._captured_hidden_TD = torch.zeros((num_static, width), dtype=dtype, device=device)
         self._hidden_TD = self._captured_hidden_TD
+        self._key_of: dict[tuple[int, int, bool], RowsKey] = {}
         self.busy = Stopwatch()
         self._marks: list[torch.cuda.Event] = []
         self._done = torch.cuda.Event() if device.type == "cuda" else None
@@ -151,16 +152,19 @@ class Passes:
 
     def rows_key(self, plan: StepPlan, row_of: Int, *, may_replay: bool = True) -> RowsKey:
         """Every rank comes to the same key, since it depends on the plan alone."""
-        num_rows, width = row_of.shape[1], plan.width
+        if not self._ops.reads_device_lengths:
+            return self._rows_key(row_of.shape[1], plan.width, may_replay, int(plan.cached_R[row_of].max()))
+        shape = row_of.shape[1], plan.width, may_replay
+        if shape not in self._key_of:
+            self._key_of[shape] = self._rows_key(*shape, self.max_cached)
+        return self._key_of[shape]
+
+    def _rows_key(self, num_rows: int, width: int, may_replay: bool, num_cached: int) -> RowsKey:
         shape = self.buckets.shape(num_rows, width) if self._capture and may_replay else None
         # Kernels are compiled for sizes that 16 divides: a prompt of any length then finds them compiled.
         padded_rows, padded_width = shape or (num_rows, round_up(width, 16) if self._capture else width)
-        if self._ops.reads_device_lengths:
-            num_cached = self.max_cached
-        else:
-            num_cached = int(plan.cached_R[row_of].max())
-            if shape is not None:
-                num_cached = cached_bucket(num_cached, self.max_cached)
+        if shape is not None and not self._ops.reads_device_lengths:
+            num_cached = cached_bucket(num_cached, self.max_cached)
         return RowsKey(padded_rows, padded_width, num_cached, shape is not None)
 
     def _row_buffers(self, key: RowsKey) -> RowBuffers:
@@ -169,6 +173,7 @@ class Passes:
     def _read_buffers(self, key: ReadsKey) -> ReadBuffers:
         return ReadBuffers(key, self.device, self._collectives.mesh.bp_size)
 
+    @torch.inference_mode()
     def _run_layers(self, key: RowsKey, rows: RowBuffers) -> None:
         rows.send()
         self._cache.use_window(key.num_tokens, is_captured=key.is_captured)
@@ -178,6 +183,7 @@ class Passes:
             hidden_TD = self._captured_hidden_TD
         self._hidden_TD = hidden_TD
 
+    @torch.inference_mode()
     def _run_head(self, key: ReadsKey, reads: ReadBuffers) -> None:
         reads.send()
         hidden_TD = self._captured_hidden_TD if key.is_captured else self._hidden_TD

@@ -9,6 +9,7 @@ Shapes: R rows of this rank, W entries a row, M reads of a rank, P branch-parall
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +19,10 @@ from common.layout import UNBOUNDED
 from common.plan import Int, Predictions, Sampling, StepPlan
 from common.sampling import NoiseKeys
 
+_COLUMNS_311 = np.arange(3)[:, None, None]  # token, probability, confidence
 
-@dataclass(frozen=True, slots=True)
-class RowsKey:
+
+class RowsKey(NamedTuple):
     """The shape of a pass through the layers. num_cached: cached keys that operators without device lengths look at."""
 
     num_rows: int
@@ -33,8 +35,7 @@ class RowsKey:
         return self.num_rows * self.width
 
 
-@dataclass(frozen=True, slots=True)
-class ReadsKey:
+class ReadsKey(NamedTuple):
     """The shape of a pass through the head, and what it does with the logits."""
 
     num_reads: int
@@ -82,10 +83,8 @@ class RowBuffers:
         """Write the plan's `rows` into the host block; what they leave free is padding."""
         if self._entries.shape[1:] != (len(rows), plan.width):
             self._flat[:] = self._padding
-        for place, source_RW in enumerate((plan.token_RW, plan.position_RW, plan.horizon_RW)):
-            self._entries[place, : len(rows), : plan.width] = source_RW[rows]
-        for place, source_R in enumerate((plan.start_R, plan.num_keys_R, plan.cached_R, plan.slot_R)):
-            self._lengths[place, : len(rows)] = source_R[rows]
+        self._entries[:, : len(rows), : plan.width] = plan.entries_3RW[:, rows]
+        self._lengths[:, : len(rows)] = plan.rows_7R[:4, rows]
 
     def send(self) -> None:
         if self._device is not self._host:
@@ -100,7 +99,7 @@ class Reads:
 
     def __init__(self, plan: StepPlan, row_of: Int) -> None:
         """row_of [P, R]: the plan's row computed at each rank's place."""
-        self._shape = plan.token_RW.shape
+        self._shape = plan.is_read_RW.shape
         self.rank_N, self.place_N, self.entry_N = np.nonzero(plan.is_read_RW[row_of])
         self.row_N = row_of[self.rank_N, self.place_N]
         count_P = np.bincount(self.rank_N, minlength=row_of.shape[0])
@@ -112,13 +111,13 @@ class Reads:
         """Ranks answer with `num_reads` predictions each. A row computed on several ranks counts once, from the first:
         of equal targets the last one written stays, so the first goes last."""
         source_N = self.rank_N * num_reads + self._column_N
-        self._source_of = np.zeros(self._shape, dtype=np.int64)  # whatever stands first, where nothing is read
-        self._source_of.reshape(-1)[self._target_N[::-1]] = source_N[::-1]
+        source_RW = np.zeros(self._shape, dtype=np.int64)  # whatever stands first, where nothing is read
+        source_RW.reshape(-1)[self._target_N[::-1]] = source_N[::-1]
+        self._source_3RW = 3 * source_RW + _COLUMNS_311
 
     def predictions(self, predicted_PM3: np.ndarray) -> Predictions:
         """In the plan's order."""
-        ordered_RW3 = predicted_PM3.reshape(-1, 3).take(self._source_of, axis=0)
-        return Predictions(ordered_RW3[..., 0].astype(np.int64), ordered_RW3[..., 1], ordered_RW3[..., 2])
+        return Predictions(predicted_PM3.reshape(-1).take(self._source_3RW))
 
 
 class ReadBuffers:

@@ -21,7 +21,9 @@ def random_predictions(plan: StepPlan, rng: np.random.Generator) -> Predictions:
     """Confidences low enough that windows stay wide."""
     shape = plan.token_RW.shape
     probability_RW = rng.random(shape, dtype=np.float32) * 0.95
-    return Predictions(rng.integers(10, 1000, shape), probability_RW, np.log(probability_RW + 1e-3, dtype=np.float32))
+    return Predictions.of(
+        rng.integers(10, 1000, shape), probability_RW, np.log(probability_RW + 1e-3, dtype=np.float32)
+    )
 
 
 def measure(num_lookahead: int, window: int, num_requests: int, num_steps: int) -> tuple[list[float], list[int]]:

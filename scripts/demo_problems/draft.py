@@ -25,7 +25,7 @@ class Person(NamedTuple):
     him: str
 
     @property
-    def He(self) -> str:  # noqa: N802 - the capitalised pronoun
+    def He(self) -> str:
         return self.he.capitalize()
 
 

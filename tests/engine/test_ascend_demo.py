@@ -97,7 +97,7 @@ class Decisions:
     def commit(self, plan: StepPlan, winners: Int) -> None:
         self.token_of = {}
         for step, winner in zip(self.scheduler._steps, winners.tolist(), strict=True):
-            token_W = align(step, self.found).token_BW[winner - step.first_row]
+            token_W = align(step, self.found).values_3BW[0, winner - step.first_row].astype(int)
             self.token_of[step.decoding.request.id] = dict(enumerate(token_W.tolist(), step.window.start))
         self.leader.commit(plan, winners)
         self.follower.commit(plan, winners)

@@ -116,7 +116,10 @@ def cache_copies(npu: Any, engine: AscendEngine) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore:.*output of this custom operator")  # an .out overload returns what it was given
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")
-@pytest.mark.parametrize(("mode", "quantization"), [("npugraph", None), ("npugraph", "w8a8"), ("npugraph_ex", None)])
+@pytest.mark.parametrize(
+    ("mode", "quantization"),
+    [pytest.param("npugraph", None, marks=pytest.mark.slow), ("npugraph", "w8a8"), ("npugraph_ex", None)],
+)
 def test_graphs_give_the_tokens_of_eager(npu: Any, mode: str, quantization: str | None) -> None:
     """npugraph_ex in 8 bits: test_a_second_start_compiles_nothing."""
     decode = causal(shift_row="fresh")
@@ -300,7 +303,7 @@ def test_every_call_at_dream_7b_shapes_is_accepted_and_a_layer_keeps_its_budget(
 
 
 @pytest.mark.usefixtures("without_products")
-@pytest.mark.parametrize("quantization", [None, "w8a8"])
+@pytest.mark.parametrize("quantization", [pytest.param(None, marks=pytest.mark.slow), "w8a8"])
 def test_every_shape_that_may_be_captured_is_accepted(
     npu: Any, quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

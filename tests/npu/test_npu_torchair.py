@@ -48,7 +48,7 @@ def start(quantization: str | None, cache_dir: Path | None = None) -> AscendEngi
     return engine
 
 
-@pytest.mark.parametrize("quantization", [None, "w8a8"])
+@pytest.mark.parametrize("quantization", [pytest.param(None, marks=pytest.mark.slow), "w8a8"])
 def test_ge_graphs_give_the_tokens_of_eager(npu: Any, graphs: Any, quantization: str | None) -> None:
     """A whole generation; the lengths change at every step, and a shape is compiled once."""
     decode = causal(shift_row="fresh")
@@ -89,7 +89,7 @@ def test_the_ge_graphs_of_a_step(graphs: Any, quantization: str | None) -> None:
     )
 
 
-@pytest.mark.parametrize("quantization", [None, "w8a8"])
+@pytest.mark.parametrize("quantization", [pytest.param(None, marks=pytest.mark.slow), "w8a8"])
 def test_weights_and_caches_are_frozen_inputs(graphs: Any, quantization: str | None) -> None:
     """A launch tells GE where the step's own inputs lie, of the layers six: tokens, positions, slots, the block table
     and the two lists of lengths; of the head the hidden states."""

@@ -34,7 +34,7 @@ class RandomEngine:
         probability_RW = self.rng.random(shape, dtype=np.float32)
         unread = ~plan.is_read_RW  # whoever reads what was not asked for is caught
         token_RW[unread], probability_RW[unread] = MASK, np.nan
-        return Predictions(token_RW, probability_RW, probability_RW - 1)
+        return Predictions.of(token_RW, probability_RW, probability_RW - 1)
 
     def commit(self, plan: StepPlan) -> None:
         self.commits += [(span.slot, span.start, span.length) for span in plan.commits]
@@ -202,7 +202,7 @@ def test_the_anchor_loses_ties() -> None:
         plan = scheduler.plan_step()
         assert plan.num_rows == expected_rows
         same = np.full(plan.token_RW.shape, 0.5, dtype=np.float32)
-        winners = scheduler.select_winners(Predictions(np.full(plan.token_RW.shape, 9), same, same))
+        winners = scheduler.select_winners(Predictions.of(np.full(plan.token_RW.shape, 9), same, same))
         assert winners[0] == expected_winner
         scheduler.advance(winners)
 
