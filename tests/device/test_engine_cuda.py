@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,5 +159,5 @@ def predict(model: Path, engine: CudaEngine, num_rows: int, num_cached: int) -> 
     if num_cached:
         prompt = synthetic_plan(config, num_rows=1, width=num_cached, num_cached=0, read_share=0.1)
         engine.forward(prompt)
-        engine.commit(replace(prompt, commits=(CommitSpan(0, 0, 0, num_cached),)), np.zeros(1, dtype=np.int64))
+        engine.commit(prompt._replace(commits=(CommitSpan(0, 0, 0, num_cached),)), np.zeros(1, dtype=np.int64))
     return engine.forward(synthetic_plan(config, num_rows=num_rows, width=40, num_cached=num_cached, read_share=1.0))
