@@ -71,8 +71,9 @@ def test_it_runs_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("torch_npu")
 @pytest.mark.parametrize("mode", ["npugraph_ex", pytest.param("torchair", marks=pytest.mark.slow)])
 def test_every_all_reduce_has_the_next_weight_under_it(tmp_path: Path, mode: str) -> None:
-    """TP2, captured or as a GE graph: the same tokens, and before each all-reduce of a step the weight behind it."""
-    model, mesh, settings = write_model(tmp_path), (1, 1, 2), ["k=3 fresh"]
+    """TP2 x BP2, captured or as a GE graph: the ref lane's tokens, and before each all-reduce of a step the weight
+    behind it."""
+    model, mesh, settings = write_model(tmp_path), (1, 2, 2), ["k=3 fresh"]
     wanted = decoded(model, tmp_path / "ref", mesh, settings, dtype="bfloat16")
     graph = {"mode": mode, **ONE_SHAPE}
     options = {"device": "npu", "dtype": "bfloat16", "graph": graph, "weight_prefetch_mb": 1}
