@@ -17,10 +17,12 @@ from lopa_cuda.kernels import Shared
 
 logger = logging.getLogger(__name__)
 
-MAX_TOKENS = 128  # every rank reads all addends: more tokens go through an all_reduce that moves fewer bytes
-_NUM_BUFFERS = (
-    2  # a peer may still read one while this rank fills the next; sums alternate, and a pass has an even number
-)
+# By number of ranks. Every rank reads all addends; among more than two, many tokens go through an all_reduce that moves
+# fewer bytes.
+MAX_TOKENS = {2: 1024}
+MAX_TOKENS_OF_MORE = 128
+# A peer may still read one while this rank fills the next; sums alternate, and a pass has an even number.
+_NUM_BUFFERS = 2
 
 
 class Exchange:
@@ -31,8 +33,9 @@ class Exchange:
         self._group, self._device = group, device
         self._rank = dist.get_rank(group)
         size = dist.get_world_size(group)
-        self._buffers = [self._share((MAX_TOKENS, width), torch.bfloat16) for _ in range(_NUM_BUFFERS)]
-        self._flags = [self._share((MAX_TOKENS, size), torch.int32) for _ in range(_NUM_BUFFERS)]
+        self.max_tokens = MAX_TOKENS.get(size, MAX_TOKENS_OF_MORE)
+        self._buffers = [self._share((self.max_tokens, width), torch.bfloat16) for _ in range(_NUM_BUFFERS)]
+        self._flags = [self._share((self.max_tokens, size), torch.int32) for _ in range(_NUM_BUFFERS)]
         for flags, _ in self._flags:
             flags.zero_()
         torch.cuda.synchronize(device)
@@ -42,7 +45,7 @@ class Exchange:
     def next(self, num_tokens: int) -> Shared | None:
         """Room for an addend of so many tokens, None if that is too many. Its content lasts until the sum after the
         next is written."""
-        if num_tokens > MAX_TOKENS:
+        if num_tokens > self.max_tokens:
             return None
         (buffer, addends_P), (_, flags_P) = self._buffers[self._next], self._flags[self._next]
         self._next = (self._next + 1) % _NUM_BUFFERS

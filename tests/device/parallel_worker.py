@@ -81,7 +81,8 @@ def differing_sums(engine: CudaEngine) -> int:
     assert isinstance(ops, FusedOps) and ops._exchange is not None, "the GPUs of one host share memory"
     draw = torch.Generator("cuda").manual_seed(engine.mesh.tp_rank)
     width, num_differing = engine.passes.model.norm.weight.shape[0], 0
-    for count in [1, 64, 128, 17] * 50:
+    most = ops._exchange.max_tokens
+    for count in [1, 64, most, 17] * 50:
         addend = torch.randn((count, width), generator=draw, device="cuda").bfloat16()
         shared = ops._exchange.next(count)
         assert shared is not None
@@ -91,7 +92,7 @@ def differing_sums(engine: CudaEngine) -> int:
         dist.all_reduce(expected, group=group)
         step = expected.abs().clamp(min=1e-3) * 2.0**-7  # of bf16; three or more ranks may be added in another order
         num_differing += int(((summed.float() - expected).abs() > step).sum())
-    assert ops._exchange.next(129) is None
+    assert ops._exchange.next(most + 1) is None
     return num_differing
 
 
