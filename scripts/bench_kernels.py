@@ -173,7 +173,7 @@ def candidates(name: str, kind: str, num_tokens: int) -> Iterator[LinearConfig]:
             yield LinearConfig(128, 128 // element, 1, 4, warps, tail=16)
 
 
-def share_candidates(name: str, kind: str, num_tokens: int, num_out: int) -> Iterator[LinearConfig]:
+def share_candidates(name: str, kind: str, num_tokens: int, num_out: int, num_in: int) -> Iterator[LinearConfig]:
     """Tiles for a rank's share of a linear: fewer and shorter rows, so smaller tiles and unsplit sums are in reach."""
     element, gates = (2 if kind == "bf16" else 1), (2 if name == "gate_up" else 1)
     block_t = max(16, triton.next_power_of_2(num_tokens))
@@ -184,7 +184,8 @@ def share_candidates(name: str, kind: str, num_tokens: int, num_out: int) -> Ite
         programs = triton.cdiv(num_out // gates, rows) * split
         resident = triton.cdiv(programs, 132)
         stages = min(8, (232_448 // min(resident, 3) - 1500) // ((block_t + gates * rows) * row_bytes))
-        if (name != "head" and not 70 <= programs <= 300) or stages < 3:
+        is_odd = num_in % (row_bytes // element) > 0
+        if (name != "head" and not 70 <= programs <= 300) or stages < 3 or is_odd:
             continue
         warps = 8 if block_t * rows * gates > 128 * 128 else 4
         yield LinearConfig(block_c, row_bytes // element, split, stages, warps, tail=tail)
@@ -200,7 +201,7 @@ def linears_of(kinds: list[str], tp: int = 1) -> Iterator[tuple[str, str, list[W
 def candidates_of(name: str, kind: str, num_tokens: int, tp: int) -> list[LinearConfig]:
     if tp == 1:
         return list(candidates(name, kind, num_tokens))
-    return list(share_candidates(name, kind, num_tokens, linear_shapes(tp)[name][0]))
+    return list(share_candidates(name, kind, num_tokens, *linear_shapes(tp)[name]))
 
 
 def compile_one(case: tuple[str, str, int, LinearConfig, int]) -> None:

@@ -27,6 +27,32 @@ class LinearConfig(NamedTuple):
 
 _QKV_8BIT = (64, LinearConfig(64, 128, 2, 7)), (128, LinearConfig(64, 128, 4, 3, swap=True))
 _O_8BIT = (64, LinearConfig(32, 256, 2, 4)), (128, LinearConfig(64, 128, 2, 8, swap=True))
+_SHARES_8BIT: dict[tuple[int, int, Fusion], tuple[tuple[int, LinearConfig], ...]] = {
+    (2304, 3584, "none"): (  # at tp 2
+        (32, LinearConfig(64, 128, 4, 8)),
+        (64, LinearConfig(32, 256, 2, 4)),
+        (128, LinearConfig(32, 128, 4, 3)),
+    ),
+    (3584, 1792, "none"): (
+        (32, LinearConfig(64, 128, 2, 8)),
+        (64, LinearConfig(32, 256, 2, 4)),
+        (128, LinearConfig(32, 128, 2, 5)),
+    ),
+    (18944, 3584, "swiglu"): ((32, LinearConfig(64, 128, 1, 5)), (64, LinearConfig(64, 128, 1, 4))),
+    (3584, 9472, "none"): (
+        (32, LinearConfig(64, 256, 4, 4)),
+        (64, LinearConfig(32, 128, 2, 8)),
+        (128, LinearConfig(64, 128, 4, 4)),
+    ),
+    (1152, 3584, "none"): ((128, LinearConfig(64, 128, 4, 8)),),  # at tp 4
+    (3584, 896, "none"): ((32, LinearConfig(64, 128, 2, 8)), (128, LinearConfig(32, 128, 1, 8))),
+    (9472, 3584, "swiglu"): ((32, LinearConfig(64, 128, 1, 8)), (64, LinearConfig(32, 128, 1, 7))),
+    (3584, 4736, "none"): (
+        (32, LinearConfig(64, 128, 2, 8)),
+        (64, LinearConfig(32, 128, 2, 8)),
+        (128, LinearConfig(64, 128, 4, 4)),
+    ),
+}
 _GATE_UP_8BIT = ((128, LinearConfig(128, 128, 1, 4, warps=8, tail=16)),)
 
 # (kind, output channels, input channels, fusion) -> (most tokens, configuration), ascending
@@ -47,16 +73,41 @@ TABLE: dict[tuple[str, int, int, Fusion], tuple[tuple[int, LinearConfig], ...]] 
         (128, LinearConfig(128, 64, 4, 7)),
     ),
     ("bf16", 152064, 3584, "none"): ((32, LinearConfig(64, 128, 1, 4)), (64, LinearConfig(64, 128, 1, 3))),
-    # A rank's share at tp 2. gate/up of more than 64 tokens is cuBLAS's.
-    ("bf16", 2304, 3584, "none"): ((64, LinearConfig(32, 128, 2, 4)), (128, LinearConfig(64, 64, 2, 8))),
-    ("bf16", 3584, 1792, "none"): ((64, LinearConfig(32, 128, 1, 8)), (128, LinearConfig(32, 128, 1, 5))),
-    ("bf16", 18944, 3584, "swiglu"): ((64, LinearConfig(64, 64, 1, 4)),),
-    ("bf16", 3584, 9472, "none"): ((64, LinearConfig(32, 128, 1, 8)), (128, LinearConfig(64, 64, 2, 8))),
+    # A rank's share at tp 2. gate/up of more than 64 tokens is the library's.
+    ("bf16", 2304, 3584, "none"): (
+        (32, LinearConfig(64, 128, 2, 8)),
+        (64, LinearConfig(32, 128, 2, 4)),
+        (128, LinearConfig(64, 64, 2, 8)),
+    ),
+    ("bf16", 3584, 1792, "none"): (
+        (32, LinearConfig(64, 64, 2, 8)),
+        (64, LinearConfig(32, 128, 1, 8)),
+        (128, LinearConfig(32, 128, 1, 5)),
+    ),
+    ("bf16", 18944, 3584, "swiglu"): ((32, LinearConfig(64, 64, 1, 5)), (64, LinearConfig(64, 64, 1, 4))),
+    ("bf16", 3584, 9472, "none"): (
+        (32, LinearConfig(128, 128, 4, 5)),
+        (64, LinearConfig(32, 128, 1, 8)),
+        (128, LinearConfig(64, 64, 2, 8)),
+    ),
+    ("bf16", 76032, 3584, "none"): ((32, LinearConfig(64, 128, 1, 3)),),
     # At tp 4; down of more than 64 tokens is cuBLAS's.
-    ("bf16", 1152, 3584, "none"): ((64, LinearConfig(32, 128, 2, 8)), (128, LinearConfig(64, 64, 4, 8))),
-    ("bf16", 3584, 896, "none"): ((64, LinearConfig(32, 128, 1, 8)), (128, LinearConfig(32, 128, 1, 5))),
-    ("bf16", 9472, 3584, "swiglu"): ((64, LinearConfig(64, 128, 1, 4)), (128, LinearConfig(64, 64, 1, 7))),
-    ("bf16", 3584, 4736, "none"): ((64, LinearConfig(32, 128, 1, 8)),),
+    ("bf16", 1152, 3584, "none"): (
+        (32, LinearConfig(64, 128, 4, 8)),
+        (64, LinearConfig(32, 128, 2, 8)),
+        (128, LinearConfig(64, 64, 4, 8)),
+    ),
+    ("bf16", 3584, 896, "none"): (
+        (32, LinearConfig(64, 128, 2, 8)),
+        (64, LinearConfig(32, 128, 1, 8)),
+        (128, LinearConfig(32, 128, 1, 5)),
+    ),
+    ("bf16", 9472, 3584, "swiglu"): (
+        (32, LinearConfig(64, 128, 1, 5)),
+        (64, LinearConfig(64, 128, 1, 4)),
+        (128, LinearConfig(64, 64, 1, 7)),
+    ),
+    ("bf16", 3584, 4736, "none"): ((32, LinearConfig(64, 128, 2, 8)), (64, LinearConfig(32, 128, 1, 8))),
     ("bf16", 38016, 3584, "none"): ((64, LinearConfig(128, 64, 1, 3)),),
     ("fp8", 4608, 3584, "none"): ((64, _QKV_8BIT[0][1]._replace(early=True)), _QKV_8BIT[1]),
     ("fp8", 3584, 3584, "none"): _O_8BIT,
@@ -67,6 +118,7 @@ TABLE: dict[tuple[str, int, int, Fusion], tuple[tuple[int, LinearConfig], ...]] 
     ("int8", 3584, 3584, "none"): _O_8BIT,
     ("int8", 37888, 3584, "swiglu"): _GATE_UP_8BIT,
     ("int8", 3584, 18944, "none"): ((64, LinearConfig(128, 256, 4, 4)), (128, LinearConfig(64, 128, 4, 4, swap=True))),
+    **{(kind, *share): tiles for kind in ("fp8", "int8") for share, tiles in _SHARES_8BIT.items()},
 }
 
 

@@ -7,6 +7,7 @@ Outputs are poisoned through the allocator's reuse: every check draws new random
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -266,17 +267,31 @@ def test_gate_up_of_the_model_from_table_or_library(kind: str, num_tokens: int) 
     assert relative_error(y, swiglu(gate_up)) < BF16_TOLERANCE
 
 
+@pytest.mark.parametrize("kind", ["bf16", "int8", "fp8"])
 @pytest.mark.parametrize("num_tokens", [5, 64, 65, 128])
 @pytest.mark.parametrize("tp", [2, 4])
-def test_a_ranks_share_of_the_linears(tp: int, num_tokens: int) -> None:
+def test_a_ranks_share_of_the_linears(kind: str, tp: int, num_tokens: int) -> None:
     shares = ((4608 // tp, 3584), (3584, 3584 // tp), (3584, 18944 // tp), (152064 // tp, 3584))
-    for num_out, num_in in shares:
+    assert find_config(kind, *shares[0], num_tokens, "none") is not None
+    for num_out, num_in in shares[: 4 if kind == "bf16" else 3]:
         x, weight = random(num_tokens, num_in), random(num_out, num_in, scale=0.02, seed=1)
-        assert relative_error(kernels.linear(x, weight), x.double() @ weight.double().T) < 5e-3
-    assert find_config("bf16", *shares[0], num_tokens, "none") is not None
+        y, expected = linear_and_twin(kind, x, weight, kernels.linear)
+        assert relative_error(y, expected) < 5e-3
     x, weight = random(num_tokens, 3584), random(2 * 18944 // tp, 3584, scale=0.02, seed=1)
-    y = kernels.gate_up_swiglu(x, weight)
-    assert relative_error(y, swiglu(x.float() @ weight.float().T)) < BF16_TOLERANCE
+    y, expected = linear_and_twin(kind, x, weight, lambda x, w, _, scale=None: kernels.gate_up_swiglu(x, w, scale))
+    assert relative_error(y, swiglu(expected.float())) < BF16_TOLERANCE
+
+
+def linear_and_twin(kind: str, x: torch.Tensor, weight: torch.Tensor, run: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """What run(x, weight, bias, scale) makes of the operands, and their product in fp32."""
+    if kind == "bf16":
+        return run(x, weight, None), x.float() @ weight.float().T
+    plain = w8a8 if kind == "int8" else fp8
+    quantized_x, quantized = plain.quantize_per_token(x), plain.quantize_weight(weight)
+    expected = plain.linear(
+        quantized_x.values, quantized.values, quantized.scale, quantized_x.scale, None, torch.float32
+    )
+    return run(quantized_x, quantized.values, None, quantized.scale), expected
 
 
 @pytest.mark.parametrize(("vocab_start", "vocab_size"), [(0, 152064), (38016, 38016), (0, 500)])
