@@ -1,9 +1,9 @@
 """Which skinny linears run on the Triton kernel, and with which tile: measured, not guessed.
 
-One NVIDIA H200, torch 2.11.0+cu130, Triton 3.6.0, Dream-7B's shapes whole and, in bf16, a rank's share of them at tp 2
-and 4: the fastest of up to 20 tiles for each entry (`scripts/bench_kernels.py --tune`), timed with the stage behind it
-in captured graphs over rotating weights, and only where it beat cuBLAS, `_int_mm` or `_scaled_mm`. Other shapes and
-more tokens go to the library.
+One NVIDIA H200, torch 2.11.0+cu130, Triton 3.6.0, Dream-7B's shapes whole and a rank's share of them at tp 2 and 4: the
+fastest of up to 20 tiles for each entry (`scripts/bench_kernels.py --tune`), timed with the stage behind it in captured
+graphs over rotating weights, and only where it beat cuBLAS, `_int_mm` or `_scaled_mm`. Other shapes and more tokens go
+to the library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ class LinearConfig(NamedTuple):
 
 _QKV_8BIT = (64, LinearConfig(64, 128, 2, 7)), (128, LinearConfig(64, 128, 4, 3, swap=True))
 _O_8BIT = (64, LinearConfig(32, 256, 2, 4)), (128, LinearConfig(64, 128, 2, 8, swap=True))
-_SHARES_8BIT: dict[tuple[int, int, Fusion], tuple[tuple[int, LinearConfig], ...]] = {
+_GATE_UP_8BIT = ((128, LinearConfig(128, 128, 1, 4, warps=8, tail=16)),)
+
+Tiles = tuple[tuple[int, LinearConfig], ...]  # most tokens and configuration, ascending
+
+# A rank's share, (output channels, input channels, fusion).
+_SHARES_FP8: dict[tuple[int, int, Fusion], Tiles] = {
     (2304, 3584, "none"): (  # at tp 2
         (32, LinearConfig(64, 128, 4, 8)),
         (64, LinearConfig(32, 256, 2, 4)),
@@ -53,10 +58,42 @@ _SHARES_8BIT: dict[tuple[int, int, Fusion], tuple[tuple[int, LinearConfig], ...]
         (128, LinearConfig(64, 128, 4, 4)),
     ),
 }
-_GATE_UP_8BIT = ((128, LinearConfig(128, 128, 1, 4, warps=8, tail=16)),)
+_SHARES_INT8: dict[tuple[int, int, Fusion], Tiles] = {
+    **_SHARES_FP8,
+    (2304, 3584, "none"): (
+        (32, LinearConfig(64, 128, 4, 8)),
+        (64, LinearConfig(32, 256, 2, 4)),
+        (128, LinearConfig(64, 256, 2, 4)),
+    ),
+    (3584, 1792, "none"): (
+        (32, LinearConfig(64, 128, 2, 8)),
+        (64, LinearConfig(32, 256, 1, 8)),
+        (128, LinearConfig(32, 256, 1, 5)),
+    ),
+    (18944, 3584, "swiglu"): (
+        (32, LinearConfig(64, 128, 1, 5)),
+        (64, LinearConfig(128, 128, 1, 5)),
+        (128, LinearConfig(64, 256, 1, 3, warps=8, tail=16)),
+    ),
+    (3584, 9472, "none"): (
+        (32, LinearConfig(64, 256, 4, 4)),
+        (64, LinearConfig(32, 256, 2, 4)),
+        (128, LinearConfig(64, 256, 2, 4)),
+    ),
+    (9472, 3584, "swiglu"): (
+        (32, LinearConfig(64, 256, 1, 5)),
+        (64, LinearConfig(64, 256, 1, 4)),
+        (128, LinearConfig(64, 256, 1, 3)),
+    ),
+    (3584, 4736, "none"): (
+        (32, LinearConfig(64, 128, 2, 8)),
+        (64, LinearConfig(32, 128, 2, 8)),
+        (128, LinearConfig(64, 128, 2, 8)),
+    ),
+}
 
-# (kind, output channels, input channels, fusion) -> (most tokens, configuration), ascending
-TABLE: dict[tuple[str, int, int, Fusion], tuple[tuple[int, LinearConfig], ...]] = {
+# (kind, output channels, input channels, fusion)
+TABLE: dict[tuple[str, int, int, Fusion], Tiles] = {
     ("bf16", 4608, 3584, "none"): (
         (32, LinearConfig(64, 128, 2, 4, early=True)),
         (64, LinearConfig(128, 128, 3, 4, early=True)),
@@ -118,7 +155,8 @@ TABLE: dict[tuple[str, int, int, Fusion], tuple[tuple[int, LinearConfig], ...]] 
     ("int8", 3584, 3584, "none"): _O_8BIT,
     ("int8", 37888, 3584, "swiglu"): _GATE_UP_8BIT,
     ("int8", 3584, 18944, "none"): ((64, LinearConfig(128, 256, 4, 4)), (128, LinearConfig(64, 128, 4, 4, swap=True))),
-    **{(kind, *share): tiles for kind in ("fp8", "int8") for share, tiles in _SHARES_8BIT.items()},
+    **{("fp8", *share): tiles for share, tiles in _SHARES_FP8.items()},
+    **{("int8", *share): tiles for share, tiles in _SHARES_INT8.items()},
 }
 
 
