@@ -25,9 +25,13 @@ class LinearConfig(NamedTuple):
     early: bool = False  # release the successor before the product instead of behind it
 
 
-_QKV_8BIT = (64, LinearConfig(64, 128, 2, 7)), (128, LinearConfig(64, 128, 4, 3, swap=True))
-_O_8BIT = (64, LinearConfig(32, 256, 2, 4)), (128, LinearConfig(64, 128, 2, 8, swap=True))
-_GATE_UP_8BIT = ((128, LinearConfig(128, 128, 1, 4, warps=8, tail=16)),)
+_QKV_8BIT = (64, LinearConfig(64, 256, 3, 3, early=True)), (128, LinearConfig(64, 128, 4, 3, swap=True))
+_O_8BIT = (
+    (32, LinearConfig(64, 256, 2, 5)),
+    (64, LinearConfig(32, 256, 2, 4)),
+    (128, LinearConfig(64, 128, 2, 8, swap=True)),
+)
+_GATE_UP_8BIT = (32, LinearConfig(64, 128, 1, 3)), (128, LinearConfig(128, 128, 1, 4, warps=8, tail=16))
 
 Tiles = tuple[tuple[int, LinearConfig], ...]  # most tokens and configuration, ascending
 
@@ -105,7 +109,7 @@ TABLE: dict[tuple[str, int, int, Fusion], Tiles] = {
         (128, LinearConfig(128, 64, 1, 4, warps=8, tail=16)),
     ),
     ("bf16", 3584, 18944, "none"): (
-        (32, LinearConfig(128, 128, 4, 5)),
+        (32, LinearConfig(64, 128, 2, 7)),
         (64, LinearConfig(128, 128, 4, 4)),
         (128, LinearConfig(128, 64, 4, 7)),
     ),
@@ -146,15 +150,23 @@ TABLE: dict[tuple[str, int, int, Fusion], Tiles] = {
     ),
     ("bf16", 3584, 4736, "none"): ((32, LinearConfig(64, 128, 2, 8)), (64, LinearConfig(32, 128, 1, 8))),
     ("bf16", 38016, 3584, "none"): ((64, LinearConfig(128, 64, 1, 3)),),
-    ("fp8", 4608, 3584, "none"): ((64, _QKV_8BIT[0][1]._replace(early=True)), _QKV_8BIT[1]),
+    ("fp8", 4608, 3584, "none"): ((32, LinearConfig(64, 128, 2, 7, early=True)), *_QKV_8BIT),
     ("fp8", 3584, 3584, "none"): _O_8BIT,
-    ("fp8", 37888, 3584, "swiglu"): ((64, LinearConfig(128, 128, 1, 4, tail=16)), *_GATE_UP_8BIT),
-    ("fp8", 3584, 18944, "none"): ((64, LinearConfig(64, 256, 4, 3)), (128, LinearConfig(64, 128, 4, 4, swap=True))),
+    ("fp8", 37888, 3584, "swiglu"): (
+        _GATE_UP_8BIT[0],
+        (64, LinearConfig(128, 128, 1, 4, tail=16)),
+        _GATE_UP_8BIT[1],
+    ),
+    ("fp8", 3584, 18944, "none"): (
+        (32, LinearConfig(64, 256, 2, 5)),
+        (64, LinearConfig(64, 256, 4, 3)),
+        (128, LinearConfig(64, 128, 4, 4, swap=True)),
+    ),
     # int8 was searched up to 64 tokens; between 65 and 128 it takes fp8's tiles, as both move the same bytes.
-    ("int8", 4608, 3584, "none"): _QKV_8BIT,
+    ("int8", 4608, 3584, "none"): ((32, LinearConfig(128, 256, 3, 4, early=True)), *_QKV_8BIT),
     ("int8", 3584, 3584, "none"): _O_8BIT,
     ("int8", 37888, 3584, "swiglu"): _GATE_UP_8BIT,
-    ("int8", 3584, 18944, "none"): ((64, LinearConfig(128, 256, 4, 4)), (128, LinearConfig(64, 128, 4, 4, swap=True))),
+    ("int8", 3584, 18944, "none"): ((64, LinearConfig(64, 256, 2, 5)), (128, LinearConfig(64, 128, 4, 4, swap=True))),
     **{("fp8", *share): tiles for share, tiles in _SHARES_FP8.items()},
     **{("int8", *share): tiles for share, tiles in _SHARES_INT8.items()},
 }
