@@ -249,7 +249,7 @@ def _run_app() -> None:
     except Stopped as stopped:
         sys.exit(stopped.exit_code)
     except (ValueError, EngineError, OSError) as error:
-        end_undisturbed()
+        end_undisturbed()  # before the sentence is written, and for good when whatever it was has ended
         if os.environ.get("LOPA_TRACEBACK"):
             raise
         sys.exit(fail(" ".join(str(error).split())))

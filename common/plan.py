@@ -53,7 +53,7 @@ class StepPlan(NamedTuple):
     entries_3RW: token id, absolute position and horizon of each entry; an entry attends to keys at positions below its
     horizon (cached keys and the row's own window keys).
     is_read_RW: entries whose next-token statistics the scheduler will read.
-    rows_7R: what the properties below name, one number a row.
+    rows_7R: what the properties below name, one number a row, in their order; the first four are uploaded as they are.
     is_block_causal: a block's KV depends on nothing behind it, so every rank can commit its own copy.
     request_R: index of the row's request in this step; rows of one request are adjacent, lookaheads first, anchor last.
     """
@@ -119,6 +119,7 @@ class StepPlan(NamedTuple):
 
     @property
     def step_R(self) -> Int:
+        """How many passes the request has had."""
         return part(self.rows_7R, 6)
 
 

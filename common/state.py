@@ -81,11 +81,13 @@ class RequestStep(NamedTuple):
 
 
 class Aligned(NamedTuple):
-    """A request's predictions aligned with its window: column j speaks of position window.start + j."""
+    """A request's predictions (token, probability, confidence, as in `Predictions`) aligned with its window: column j
+    speaks of position window.start + j."""
 
     values_3BW: Float
 
     def tokens(self, branch: int, column_N: Int) -> Int:
+        """Ids that this branch predicts in these columns."""
         return part(part(self.values_3BW, 0), branch).take(column_N).astype(np.int64)
 
     @property

@@ -38,9 +38,11 @@ def stop_on_signals(grace_s: float = GRACE_S) -> None:
 
 
 def end_undisturbed() -> None:
-    """The work is over: a signal no longer raises, so that the last words and the exit code are those of the work.
+    """Behind `stop_on_signals`: the work is over and a signal no longer raises, so that the last words and the exit
+    code are those of the work.
 
-    A process that hangs on its way out is still ended after the grace period.
+    The handler does nothing, where SIG_IGN would keep signals from the watching thread, which ends a process that hangs
+    on its way out.
     """
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, lambda *_: None)

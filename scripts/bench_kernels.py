@@ -184,8 +184,8 @@ def share_candidates(name: str, kind: str, num_tokens: int, num_out: int, num_in
         programs = triton.cdiv(num_out // gates, rows) * split
         resident = triton.cdiv(programs, 132)
         stages = min(8, (232_448 // min(resident, 3) - 1500) // ((block_t + gates * rows) * row_bytes))
-        is_odd = num_in % (row_bytes // element) > 0
-        if (name != "head" and not 70 <= programs <= 300) or stages < 3 or is_odd:
+        is_divisible = num_in % (row_bytes // element) == 0
+        if (name != "head" and not 70 <= programs <= 300) or stages < 3 or not is_divisible:
             continue
         warps = 8 if block_t * rows * gates > 128 * 128 else 4
         yield LinearConfig(block_c, row_bytes // element, split, stages, warps, tail=tail)

@@ -2,6 +2,6 @@
 # Install what the tests need into .venv and run those that need no accelerator: scripts/test.sh [pytest arguments]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/venv.sh "${EXTRAS:-[test]}"
+source scripts/venv.sh "${LOPA_EXTRAS:-[test]}"
 # Two files at a time, whose tests share what the first of them started; in their order, since the slowest come first.
 exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not cuda and not npu and not sim" "$@"

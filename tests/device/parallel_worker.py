@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,14 @@ def differing_sums(engine: CudaEngine) -> int:
     draw = torch.Generator("cuda").manual_seed(engine.mesh.tp_rank)
     width, num_differing = engine.passes.model.norm.weight.shape[0], 0
     most = ops._exchange.max_tokens
-    for count in [1, 64, most, 17] * 50:
+    for count, quantize in [*product([1, 64, most, 17], [None, "fp8"])] * 25:
         addend = torch.randn((count, width), generator=draw, device="cuda").bfloat16()
         shared = ops._exchange.next(count)
         assert shared is not None
         shared.values.copy_(addend)
-        _, summed = kernels.add_rms_norm(shared, torch.zeros_like(addend), engine.passes.model.norm.weight, 1e-6)
+        _, summed = kernels.add_rms_norm(
+            shared, torch.zeros_like(addend), engine.passes.model.norm.weight, 1e-6, quantize=quantize
+        )
         expected = addend.float()
         dist.all_reduce(expected, group=group)
         step = expected.abs().clamp(min=1e-3) * 2.0**-7  # of bf16; three or more ranks may be added in another order

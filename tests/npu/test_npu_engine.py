@@ -258,7 +258,9 @@ def without_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_products")
 @pytest.mark.parametrize("quantization", [None, "w8a8"])
-@pytest.mark.parametrize(("mode", "num_layers"), [("eager", 1), ("npugraph", 2), ("torchair", 1)])
+@pytest.mark.parametrize(
+    ("mode", "num_layers"), [pytest.param("eager", 1, marks=pytest.mark.slow), ("npugraph", 2), ("torchair", 1)]
+)
 def test_every_call_at_dream_7b_shapes_is_accepted_and_a_layer_keeps_its_budget(
     npu: Any, mode: str, num_layers: int, quantization: str | None, tmp_path: Path
 ) -> None:

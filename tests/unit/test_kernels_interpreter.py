@@ -198,3 +198,4 @@ def test_every_entry_of_the_linear_table_fits_the_device() -> None:
             stage_bytes = (most_tokens + weight_rows) * config.block_k * (2 if kind == "bf16" else 1)
             assert num_in % config.block_k == 0 and stage_bytes * config.stages <= 227 * 1024
             assert fusion == "none" or config.splits == 1
+            assert not config.tail or (fusion == "swiglu" and not config.swap)
