@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -104,12 +105,23 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
     if run.output is None:
         raise ConfigError("the run file has no output section: add output.path, the JSONL file for the results")
     target = Path(run.output.path)
+    _require_file("output.path", target)
+    _require_file("output.metrics_path", metrics_path(run.output))
     paths = [Path(run.input.path), target, metrics_path(run.output), sidecar_path(target)]
     if any(_is_same_file(one, other) for one, other in itertools.combinations(paths, 2)):
         raise ConfigError(
             "input.path, output.path, output.metrics_path and the .run.json beside output.path must be different files"
         )
     return run.input, run.output
+
+
+def _require_file(setting: str, path: Path) -> None:
+    """ConfigError unless this is, or can become, a file."""
+    folder = next((parent for parent in path.absolute().parents if parent.exists()), Path("/"))
+    if path.is_dir():
+        raise ConfigError(f"{setting} {path} is a folder: name a file in it")
+    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"{setting} {path} cannot be written: choose a place that is writable")
 
 
 def _is_same_file(one: Path, other: Path) -> bool:
@@ -165,6 +177,7 @@ def _decode(
         if progress is not None:
             progress.update()
             logger.warning("%s; %d of %d requests are done, start again to resume", stopped, progress.done, len(lines))
+            stopped.is_reported = True
         raise
     finally:
         if progress is not None:

@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 
 from common.acceptance import ReplayEngine, ScriptedEngine, load_trace
 from common.bench_report import compare, publish
-from common.config import DecodeConfig, DeviceProfile, RunConfig, find_config, load_profile_and_run
+from common.config import ConfigError, DecodeConfig, DeviceProfile, RunConfig, find_config, load_profile_and_run
 from common.engine import Engine, build_engine
 from common.models.config import ModelConfig, load_model_config
 from common.timed import NotesBusyTime, TimedDecoding, request_times
@@ -186,7 +186,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--cached", type=int, default=BenchOptions().num_cached, help="prompt length")
     known = parser.parse_args(arguments)
     if known.compare:
-        print(compare(*(Path(path) for path in known.compare)))
+        try:
+            print(compare(*(Path(path) for path in known.compare)))
+        except ConfigError as error:
+            print(f"lopa: {error}", file=sys.stderr)
+            return 2
         return 0
     if known.run is None:
         parser.error("give PROFILE and RUN, or --compare")

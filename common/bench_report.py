@@ -129,7 +129,7 @@ def _read(path: Path) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         result["shapes"]
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{path}: not a bench result ({error})") from None
+        raise ConfigError(f"{path}: not a result that scripts/bench.sh --output has written ({error})") from None
     return result
 
 

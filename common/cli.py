@@ -247,6 +247,9 @@ def _run_app() -> None:
     try:
         app()
     except Stopped as stopped:
+        end_undisturbed()
+        if not stopped.is_reported and os.environ.get("RANK", "0") == "0":
+            print(f"lopa: {stopped}", file=sys.stderr, flush=True)
         sys.exit(stopped.exit_code)
     except (ValueError, EngineError, OSError) as error:
         end_undisturbed()  # before the sentence is written, and for good when whatever it was has ended

@@ -73,8 +73,8 @@ class DecodeConfig(Frozen):
     @field_validator("num_lookahead", mode="before")
     @classmethod
     def _count_or_auto(cls, value: Any) -> Any:
-        if value == AUTO_LOOKAHEAD:
-            raise ValueError("set it to 0 or more")
+        if isinstance(value, int) and value < 0:
+            raise ValueError("set it to 0 or more, or to auto")
         return AUTO_LOOKAHEAD if value == "auto" else value
 
     @field_serializer("num_lookahead")
@@ -202,7 +202,7 @@ class InputConfig(Frozen):
 
 
 class OutputConfig(Frozen):
-    path: str
+    path: str = Field(min_length=1)
     metrics_path: str | None = None  # None: beside the output, `<stem>.metrics.json`
 
 
@@ -264,11 +264,22 @@ def load_yaml(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] = 
         raise ConfigError(explain(error, Path(path), kind)) from None
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML whose second value for a key does not silently replace the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice} stands there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; configs/ holds examples")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path}: not valid YAML ({reason})") from None

@@ -113,15 +113,15 @@ def _cuda_needs(profile: DeviceProfile) -> Iterator[Finding]:
     if resolve_mesh(profile).num_processes > 1:
         yield Finding("collectives", "nccl", dist.is_nccl_available())
     if profile.kernels == "triton":
-        yield Finding("triton", _package("triton") or "not installed: pip install 'lopa[cuda]'", _has("triton"))
+        yield Finding("triton", _package("triton") or "not installed: pip install -e '.[cuda]'", _has("triton"))
 
 
 def _npu_needs(profile: DeviceProfile) -> Iterator[Finding]:
     torch_version, npu_version = _package("torch") or "", _package("torch-npu")
-    yield Finding("torch_npu", npu_version or "not installed: pip install 'lopa[ascend]'", npu_version is not None)
+    yield Finding("torch_npu", npu_version or "not installed: pip install -e '.[ascend]'", npu_version is not None)
     if npu_version is not None:
         is_match = _release(torch_version) == _release(npu_version)
-        fix = "the same release" if is_match else "must be the same release: pip install 'lopa[ascend]'"
+        fix = "the same release" if is_match else "must be the same release: pip install -e '.[ascend]'"
         yield Finding("versions", f"torch {torch_version}, torch_npu {npu_version}: {fix}", is_match)
     cann, reason = _cann(), _why_no_devices(profile)
     fix = "not found: install the toolkit, or source /usr/local/Ascend/ascend-toolkit/set_env.sh"
@@ -131,7 +131,7 @@ def _npu_needs(profile: DeviceProfile) -> Iterator[Finding]:
     if profile.graph.mode == "torchair" and not profile.enforce_eager:
         protobuf = _package("protobuf")
         detail = "comes with torch_npu, and needs protobuf"
-        fix = f"{detail}, which is not installed: pip install 'lopa[ascend]'"
+        fix = f"{detail}, which is not installed: pip install -e '.[ascend]'"
         yield Finding("torchair", f"{detail}: {protobuf}" if protobuf else fix, protobuf is not None)
 
 
@@ -205,7 +205,7 @@ def _print(title: str, findings: list[Finding]) -> None:
     table = Table(title=title, title_justify="left", show_header=False)
     signs = {True: "[green]ok[/green]", False: "[red]missing[/red]", None: ""}
     for finding in findings:
-        # lopa[ascend] is no markup.
+        # .[ascend] is no markup.
         table.add_row(signs[finding.is_ok], finding.subject, escape(finding.detail))
     console = Console()
     (console if console.is_terminal else Console(width=140)).print(table)

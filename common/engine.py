@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from common.plan import Int, Predictions, StepPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from common.config import DecodeConfig, DeviceProfile, RunConfig
     from common.launch import Mesh
@@ -91,6 +92,18 @@ class QueuesForwards(Protocol):
 
     def receive(self) -> Predictions:
         """Of the pass launched last."""
+
+
+@contextmanager
+def allocating(what: str, num_bytes: int) -> Iterator[None]:
+    """EngineError where so much memory cannot be had, on a CPU too; `what` names the requests and their length."""
+    try:
+        yield
+    except (RuntimeError, TypeError, OverflowError) as error:  # of torch, by how much too large it is
+        raise EngineError(
+            f"{what} needs {num_bytes / 2**30:.1f} GiB, which cannot be allocated: lower max_num_requests or "
+            "max_model_len"
+        ) from error
 
 
 def start_forward(engine: Engine, plan: StepPlan) -> Callable[[], Predictions]:

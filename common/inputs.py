@@ -49,7 +49,8 @@ def read_lines(config: InputConfig) -> list[InputLine]:
     """All requests of the file, up to `limit`. Raises ConfigError for a missing file or two lines with one id."""
     path = Path(config.path)
     if not path.is_file():
-        raise ConfigError(f"{path}: no such input file; set input.path to a JSONL file with one request a line")
+        found = "a folder" if path.is_dir() else "no such input file"
+        raise ConfigError(f"{path}: {found}; set input.path to a JSONL file with one request a line")
     lines: list[InputLine] = []
     number_of: dict[str, int] = {}
     for number, raw in _numbered(path):
@@ -65,6 +66,13 @@ def read_lines(config: InputConfig) -> list[InputLine]:
             break
     if not lines:
         raise ConfigError(f"{path}: the input file is empty; put one JSON request on each line")
+    template = config.prompt_template
+    readable = [line.fields for line in lines if line.fields]
+    if template is not None and readable and not any(_fits(template, fields) for fields in readable):
+        raise ConfigError(
+            f"input.prompt_template {template!r} fits no line of {path}: name fields of its lines in braces, such as "
+            f"{{{sorted(readable[0])[0]}}}, or remove it"
+        )
     return lines
 
 

@@ -73,7 +73,7 @@ class Job:
 
 def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Job, DeviceProfile, RunConfig]:
     """What to start for `command PROFILE RUN ...` in this environment. Raises ConfigError."""
-    parser = argparse.ArgumentParser(prog="run_batch.sh", allow_abbrev=False)
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)  # --help is the worker's
     parser.add_argument("command", choices=("run", "evaluate", "bench"), help=argparse.SUPPRESS)
     parser.add_argument("profile", help="device profile: a YAML file, or the name of one in configs/profiles")
     parser.add_argument("run", help="run file: a YAML file, or the name of one in configs/runs")
@@ -149,6 +149,8 @@ def main(arguments: Sequence[str]) -> int:
         if os.environ.get("DRY_RUN", "").lower() in ("1", "true", "yes"):
             print(job.script())
             return 0
+        if {"-h", "--help"} & set(arguments):
+            os.execv(sys.executable, [sys.executable, *job.worker])
         check_before_start(profile, run, job.nodes, needs_input="common.cli" in job.worker)
     except (ConfigError, MissingCapability, OSError) as error:
         print(f"lopa: {error}", file=sys.stderr)

@@ -137,7 +137,8 @@ def check_started(profile: DeviceProfile) -> MeshConfig:
             f"profile {profile.name} wants {sizes.num_processes} processes "
             f"(dp {sizes.data_parallel_size} x bp {sizes.branch_parallel_size} x tp {sizes.tensor_parallel_size}) "
             f"but {num_started()} {'was' if num_started() == 1 else 'were'} started: "
-            "start it with scripts/run_batch.sh, which reads the number from the profile, or change mesh in the profile"
+            "start it with scripts/run_batch.sh (an evaluation: scripts/sweep.sh), which reads the number from "
+            "the profile, or change mesh in the profile"
         )
     return sizes
 

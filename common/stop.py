@@ -25,6 +25,7 @@ class Stopped(BaseException):
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}")
         self.exit_code = 128 + signal_number
+        self.is_reported = False  # whether the user has read of it
 
 
 def stop_on_signals(grace_s: float = GRACE_S) -> None:

@@ -8,7 +8,7 @@ import os
 import torch
 
 from common.config import AUTO_LOOKAHEAD, ConfigError, DeviceProfile, RunConfig
-from common.engine import MissingCapability
+from common.engine import MissingCapability, allocating
 from common.launch import Mesh, init_mesh, local_rank
 from common.models.config import ModelConfig, load_model_config
 from common.weights import check_tensor_parallel
@@ -77,10 +77,12 @@ def assemble(
     page_bytes = bytes_per_page(config.num_layers, num_kv_heads, HEAD_SIZE, dtype)
     num_pages = num_pages or _num_pages(profile, run, mesh, max_model_len, page_bytes, device)
     num_pages = collectives.least(num_pages)
-    cache = PagedKVCache(
-        num_layers=config.num_layers, num_pages=num_pages + reserved, num_kv_heads=num_kv_heads,
-        head_size=HEAD_SIZE, dtype=dtype, device=device,
-    )  # fmt: skip
+    requests = f"the KV cache of {run.max_num_requests} requests of {max_model_len} positions"
+    with allocating(requests, (num_pages + reserved) * page_bytes):
+        cache = PagedKVCache(
+            num_layers=config.num_layers, num_pages=num_pages + reserved, num_kv_heads=num_kv_heads,
+            head_size=HEAD_SIZE, dtype=dtype, device=device,
+        )  # fmt: skip
     book = PageBook(PagePool(cache.num_pages))
     rotary = RotaryTable(max_model_len, config.head_size, HEAD_SIZE, config.rope_theta, dtype, device)
     passes = Forward(

@@ -7,7 +7,7 @@ import logging
 import torch
 
 from common.config import ConfigError, DecodeConfig, DeviceProfile, RunConfig
-from common.engine import Capacity, MissingCapability
+from common.engine import Capacity, MissingCapability, allocating
 from common.launch import Mesh, init_mesh, local_rank, num_started, share_from_first
 from common.models.config import ModelConfig, load_model_config
 from graphs.buckets import Buckets
@@ -125,7 +125,9 @@ def _ops(profile: DeviceProfile, config: ModelConfig, cache: StaticKVCache, coll
     try:
         from lopa_cuda.fused_ops import FusedOps
     except ImportError as error:
-        raise MissingCapability(f"kernels {profile.kernels} need Triton ({error}): install lopa[cuda]") from None
+        raise MissingCapability(
+            f"kernels {profile.kernels} need Triton ({error}): run `pip install -e '.[cuda]'`"
+        ) from None
     return FusedOps(config, cache, collectives)
 
 
@@ -144,7 +146,8 @@ def _build_cache(
                 f"the KV cache of {num_slots} requests of {max_model_len} positions needs {wanted / 2**30:.1f} GiB, "
                 f"{free / 2**30:.1f} GiB are free on {device}: lower max_num_requests or max_model_len"
             )
-    return StaticKVCache(
-        num_layers=config.num_layers, num_slots=num_slots, max_model_len=max_model_len, num_kv_heads=num_kv_heads,
-        head_size=config.head_size, dtype=dtype, device=device, captured_tokens=captured_tokens,
-    )  # fmt: skip
+    with allocating(f"the KV cache of {num_slots} requests of {max_model_len} positions", wanted):
+        return StaticKVCache(
+            num_layers=config.num_layers, num_slots=num_slots, max_model_len=max_model_len, num_kv_heads=num_kv_heads,
+            head_size=config.head_size, dtype=dtype, device=device, captured_tokens=captured_tokens,
+        )  # fmt: skip

@@ -53,7 +53,7 @@ def lower_attention() -> None:
         torchair = import_module("torchair")
     except ImportError as error:
         raise MissingCapability(
-            f"torchair cannot be loaded ({error}): run `pip install 'lopa[ascend]'`, or set graph.mode to npugraph_ex"
+            f"torchair cannot be loaded ({error}): run `pip install -e '.[ascend]'`, or set graph.mode to npugraph_ex"
         ) from None
     try:
         import_module("torchair.ops._npu_fused_infer_attention_score_v2")

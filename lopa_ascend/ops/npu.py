@@ -25,7 +25,7 @@ def npu_ops(attention_version: AttentionVersion = 2) -> Ops:
     name = _V2 if attention_version == 2 else _V1
     if not hasattr(torch_npu, name):
         raise MissingCapability(
-            f"torch-npu {version('torch-npu')} has no {name}: install the release that lopa[ascend] pins"
+            f"torch-npu {version('torch-npu')} has no {name}: install the release that the extra `ascend` pins"
         )
     # Off by default, and then a cast to FRACTAL_NZ quietly gives the plain format.
     torch_npu.npu.config.allow_internal_format = True
@@ -38,7 +38,7 @@ def load_torch_npu() -> Any:
         installed = version("torch-npu")
     except PackageNotFoundError:
         raise MissingCapability(
-            "torch-npu is not installed: run `pip install 'lopa[ascend]'`, or pick a profile with device: cpu"
+            "torch-npu is not installed: run `pip install -e '.[ascend]'`, or pick a profile with device: cpu"
         ) from None
     if _release(installed) != _release(torch.__version__):
         raise MissingCapability(

@@ -85,7 +85,7 @@ def test_without_torch_npu(tmp_path: Path) -> None:
         version("torch-npu")
     except PackageNotFoundError:
         done = start(tmp_path, machine(tmp_path, torch_npu=None), "common.cli")
-        assert_one_sentence(done, "torch-npu is not installed: run `pip install 'lopa[ascend]'`")
+        assert_one_sentence(done, "torch-npu is not installed: run `pip install -e '.[ascend]'`")
     else:
         pytest.skip("torch-npu is installed here")
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.engine import EngineError
 from common.generate import decode_requests
 from common.models.config import load_model_config
 from common.plan import Predictions, StepPlan
@@ -31,6 +32,13 @@ class CallAgain:
 
     def allocated_bytes(self) -> int:
         return 0
+
+
+def test_more_memory_than_there_is_is_one_sentence() -> None:
+    with pytest.raises(
+        EngineError, match=r"the KV cache of 1000000000000 requests of 256 positions needs .* GiB, which"
+    ):
+        make_engine(is_static=False, num_slots=10**12)
 
 
 def make_engine(*, is_static: bool, num_slots: int = 1, profile: DeviceProfile = PROFILE) -> CudaEngine:

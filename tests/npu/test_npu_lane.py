@@ -44,7 +44,7 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PackageNotFoundError
 
     monkeypatch.setattr(npu, "version", version)
-    with pytest.raises(MissingCapability, match=r"not installed: run `pip install 'lopa\[ascend\]'`"):
+    with pytest.raises(MissingCapability, match=r"not installed: run `pip install -e '\.\[ascend\]'`"):
         npu_ops()
 
 
@@ -125,7 +125,7 @@ def has_torch_npu() -> bool:
 
 @pytest.mark.skipif(has_torch_npu(), reason="torch-npu is installed")
 def test_users_without_torch_npu(tmp_path: Path) -> None:
-    assert_one_sentence_each(as_user(tmp_path, "none"), "torch-npu is not installed: run `pip install 'lopa[ascend]'`")
+    assert_one_sentence_each(as_user(tmp_path, "none"), "torch-npu is not installed: run `pip install -e '.[ascend]'`")
 
 
 def test_users_with_another_release_than_torch(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -56,9 +57,33 @@ def execute(profile: DeviceProfile, run: RunConfig, **options: bool) -> dict[str
 # What is read
 
 
+@pytest.mark.parametrize("template", ["{quesion}", "no field", "{"])
+def test_a_template_that_fits_no_line_is_refused(tmp_path: Path, template: str) -> None:
+    (tmp_path / "in.jsonl").write_text('{"question": "hi"}\n{"question": "ho"}\n')
+    with pytest.raises(ConfigError, match=r"fits no line of .*in.jsonl: name fields .* such as \{question\}"):
+        read_lines(InputConfig(path=str(tmp_path / "in.jsonl"), prompt_template=template))
+
+
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        ({"path": "o.jsonl", "metrics_path": "."}, "output.metrics_path . is a folder: name a file in it"),
+        ({"path": "in.jsonl/o.jsonl"}, "output.path in.jsonl/o.jsonl cannot be written"),
+    ],
+)
+def test_a_place_that_cannot_hold_results_is_refused_before_anything_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu: DeviceProfile, output: dict[str, str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.jsonl").write_text('{"prompt": "hi"}\n')
+    run = RunConfig(model="m", input=InputConfig(path="in.jsonl"), output=OutputConfig(**output))
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        execute(cpu, run)
+
+
 def test_each_kind_of_line_becomes_its_prompt(tmp_path: Path) -> None:
     def prompt(line: dict[str, Any], template: str | None = None, chat: bool = True) -> str:
-        (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
+        (tmp_path / "in.jsonl").write_text(json.dumps(line) + '\n{"id": "other", "question": "?"}\n')
         config = InputConfig(path=str(tmp_path / "in.jsonl"), prompt_template=template)
         tokenizer = ScriptedTokenizer()
         tokenizer.has_chat_template = chat

@@ -37,7 +37,7 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
             "model: m\ndecode: {stop: ['']}",
             "FILE: decode.stop: an empty stop string stops before the first token: remove it",
         ),
-        ("model: m\ndecode: {num_lookahead: -1}", "FILE: decode.num_lookahead: set it to 0 or more (given -1)"),
+        ("model: m\ndecode: {num_lookahead: -1}", "FILE: decode.num_lookahead: set it to 0 or more, or to auto"),
         ("model: m\ndecode: {num_lookahead: x}", "FILE: decode.num_lookahead: set it to a whole number (given 'x')"),
         ("model: m\ndecode: {skip_threshold: 2}", "FILE: decode.skip_threshold: set it to 1.0 or less (given 2)"),
         ("model: m\ndecode: {strategy: d3f}", "FILE: decode.strategy: set it to 'd2f', 'fast_dllm' or 'vanilla'"),
@@ -58,6 +58,7 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
         ("model: m\ndecode: {branch_score: random, bottom_share: 0.5}", "bottom_share only acts with branch_score"),
         ("- a list", "FILE: expected a mapping of settings, found list"),
         ("a: [", "FILE: not valid YAML"),
+        ("model: m\nseed: 1\nmodel: n", "FILE: not valid YAML (the key model stands there twice"),
     ],
 )
 def test_a_wrong_run_file_is_refused_with_the_fix(tmp_path: Path, text: str, expected: str) -> None:

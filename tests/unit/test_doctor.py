@@ -51,7 +51,7 @@ def test_torchair_needs_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
         {"name": "p", "engine": "lopa_ascend", "device": "npu", "graph": {"mode": "torchair"}}
     )
     (missing,) = [finding for finding in doctor.requirements(profile) if finding.subject == "torchair"]
-    assert missing.is_ok is False and "pip install 'lopa[ascend]'" in missing.detail
+    assert missing.is_ok is False and "pip install -e '.[ascend]'" in missing.detail
     versions["protobuf"] = "5.29.1"
     (found,) = [finding for finding in doctor.requirements(profile) if finding.subject == "torchair"]
     assert found.is_ok is True
