@@ -378,7 +378,7 @@ def check_step_budget(step: list[Any], num_layers: int, engine: AscendEngine, qu
 @pytest.mark.parametrize("mode", ["npugraph_ex", "torchair"])
 def test_graphs_hold_the_collectives_of_both_axes(tmp_path: Path, mode: str) -> None:
     """TP2 x BP2: the sums over tp in the layers, the gathers over tp and bp in the head; compiled and captured, or as
-    HcomAllReduce and HcomAllGather by their groups' HCCL names. With prefetches beside them: test_npu_prefetch."""
+    HcomAllReduce and HcomAllGather by their groups' HCCL names. TP2 alone, with prefetches: test_npu_prefetch."""
     model, mesh, settings = write_model(tmp_path), (1, 2, 2), ["k=3 fresh"]
     graph = {"mode": mode, "window_buckets": [176], "row_buckets": [16]}
     graphs = decoded(model, tmp_path / "graphs", mesh, settings, device="npu", dtype="bfloat16", graph=graph)
