@@ -11,8 +11,10 @@ wanted=$(cat pyproject.toml; echo "$extras"; pwd)
 if [ "$(cat ".venv/installed$extras" 2>/dev/null)" != "$wanted" ]; then
   echo "installing into .venv ..." >&2
   if ! .venv/bin/python -c 'import torch' 2>/dev/null && ! command -v nvidia-smi >/dev/null; then
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+    .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check "torch==2.13.0"
   fi
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".$extras"
+  .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".$extras"
+  # On all cores, where pip compiles on one; some packages hold files for other Pythons, which do not compile.
+  .venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
   echo "$wanted" >".venv/installed$extras"
 fi

@@ -17,6 +17,7 @@ from lopa_ascend.stages import AscendStages
 from tests.distributed.ascend_launch import decoded, write_model
 
 ONE_SHAPE = {"window_buckets": [176], "row_buckets": [16]}
+MESH, SETTINGS = (1, 1, 2), ["k=3 fresh"]
 # Of a rank of TP2 of ascend_launch.write_model, as heads of 128: what the next linear reads, and its bytes.
 GATE_UP, QKV, HEAD = [96, 64], [1024, 64], [160, 64]
 
@@ -67,17 +68,26 @@ def test_it_runs_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert torch.npu.current_stream() == main
 
 
+@pytest.fixture(scope="module")
+def of_the_ref_lane(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A model, and what two ranks decode with it."""
+    folder = tmp_path_factory.mktemp("ref")
+    model = write_model(folder)
+    return model, decoded(model, folder / "ref", MESH, SETTINGS, dtype="bfloat16")
+
+
 @pytest.mark.sim
 @pytest.mark.usefixtures("torch_npu")
 @pytest.mark.parametrize("mode", ["npugraph_ex", "torchair"])
-def test_every_all_reduce_has_the_next_weight_under_it(tmp_path: Path, mode: str) -> None:
+def test_every_all_reduce_has_the_next_weight_under_it(
+    tmp_path: Path, of_the_ref_lane: tuple[Path, Any], mode: str
+) -> None:
     """TP2, captured or as a GE graph, collectives inside: the ref lane's tokens, and before each all-reduce of a step
     the weight behind it."""
-    model, mesh, settings = write_model(tmp_path), (1, 1, 2), ["k=3 fresh"]
-    wanted = decoded(model, tmp_path / "ref", mesh, settings, dtype="bfloat16")
+    model, wanted = of_the_ref_lane
     graph = {"mode": mode, **ONE_SHAPE}
     options = {"device": "npu", "dtype": "bfloat16", "graph": graph, "weight_prefetch_mb": 1}
-    assert decoded(model, tmp_path / mode, mesh, settings, **options) == wanted
+    assert decoded(model, tmp_path / mode, MESH, SETTINGS, **options) == wanted
     calls = json.loads((tmp_path / mode / "rank00.json").read_text())["calls"]
     step = calls[-8:]  # two layers
     assert ["prefetch" in op for op, *_ in step] == [True, False] * 4
