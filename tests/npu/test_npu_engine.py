@@ -99,8 +99,16 @@ def decode_all(
 
 
 @pytest.mark.usefixtures("npu")
-@pytest.mark.parametrize("quantization", [None, "w8a8"])
-@pytest.mark.parametrize("settings", [{"shift_row": "fresh"}, {"temperature": 0.7}], ids=["fresh", "sampled"])
+@pytest.mark.parametrize(
+    ("settings", "quantization"),
+    [
+        ({"shift_row": "fresh"}, "w8a8"),
+        ({"temperature": 0.7}, None),
+        pytest.param({"shift_row": "fresh"}, None, marks=pytest.mark.slow),
+        pytest.param({"temperature": 0.7}, "w8a8", marks=pytest.mark.slow),
+    ],
+    ids=["fresh-w8a8", "sampled", "fresh", "sampled-w8a8"],
+)
 def test_the_engine_gives_the_tokens_of_the_ref_lane(quantization: str | None, settings: dict[str, Any]) -> None:
     decode = causal(**settings)
     found = decode_all(engine_on("npu", decode, quantization), decode)
