@@ -140,12 +140,13 @@ NO_DEVICE = "CANN is installed but no Ascend device is visible: check `npu-smi i
 
 
 @pytest.mark.sim
+@pytest.mark.slow  # without the wheel: tests/engine/test_ascend_machines.py
 @pytest.mark.parametrize(
     ("num_devices", "sentence"),
     [
         ("none", "torch-npu cannot load CANN (libhccl.so"),
-        pytest.param("0", NO_DEVICE, marks=pytest.mark.slow),
-        pytest.param("8", "the profile needs 16 Ascend devices on this node and 8 are visible", marks=pytest.mark.slow),
+        ("0", NO_DEVICE),
+        ("8", "the profile needs 16 Ascend devices on this node and 8 are visible"),
     ],
     ids=["torch_npu without CANN", "CANN without a device", "too few devices"],
 )

@@ -33,6 +33,7 @@ def machine(torch_npu: Any) -> dict[str, str]:
 
 
 @pytest.mark.sim
+@pytest.mark.slow
 def test_a_batch_runs_from_the_script_to_the_results(torch_npu: Any, tmp_path: Path) -> None:
     """The profile's own environment, self-test, W8A8, captured graphs, paged KV: the demo model's answers are those of
     the ref lane."""
