@@ -238,24 +238,18 @@ def main() -> None:
     for package in ("common", "graphs", "quant", "lopa_cuda", "lopa_ascend"):
         logging.getLogger(package).setLevel(level)
     try:
-        _run_app()
-    finally:
-        end_undisturbed()
-
-
-def _run_app() -> None:
-    try:
         app()
-    except Stopped as stopped:
-        end_undisturbed()
+    except Stopped as stopped:  # which has silenced further signals
         if not stopped.is_reported and os.environ.get("RANK", "0") == "0":
             print(f"lopa: {stopped}", file=sys.stderr, flush=True)
         sys.exit(stopped.exit_code)
     except (ValueError, EngineError, OSError) as error:
-        end_undisturbed()  # before the sentence is written, and for good when whatever it was has ended
+        end_undisturbed()  # before the sentence is written
         if os.environ.get("LOPA_TRACEBACK"):
             raise
         sys.exit(fail(" ".join(str(error).split())))
+    finally:
+        end_undisturbed()
 
 
 if __name__ == "__main__":

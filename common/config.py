@@ -73,7 +73,7 @@ class DecodeConfig(Frozen):
     @field_validator("num_lookahead", mode="before")
     @classmethod
     def _count_or_auto(cls, value: Any) -> Any:
-        if isinstance(value, int) and value < 0:
+        if isinstance(value, (int, float)) and value < 0:
             raise ValueError("set it to 0 or more, or to auto")
         return AUTO_LOOKAHEAD if value == "auto" else value
 

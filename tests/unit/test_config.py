@@ -38,6 +38,7 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
             "FILE: decode.stop: an empty stop string stops before the first token: remove it",
         ),
         ("model: m\ndecode: {num_lookahead: -1}", "FILE: decode.num_lookahead: set it to 0 or more, or to auto"),
+        ("model: m\ndecode: {num_lookahead: -1.0}", "FILE: decode.num_lookahead: set it to 0 or more, or to auto"),
         ("model: m\ndecode: {num_lookahead: x}", "FILE: decode.num_lookahead: set it to a whole number (given 'x')"),
         ("model: m\ndecode: {skip_threshold: 2}", "FILE: decode.skip_threshold: set it to 1.0 or less (given 2)"),
         ("model: m\ndecode: {strategy: d3f}", "FILE: decode.strategy: set it to 'd2f', 'fast_dllm' or 'vanilla'"),
