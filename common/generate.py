@@ -1,71 +1,15 @@
-"""The main loop, and the object that users hold: a model behind an engine, ready to decode any number of requests."""
+"""The object that users hold: a model behind an engine, ready to decode any number of requests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from common.config import AUTO_LOOKAHEAD, ConfigError, DecodeConfig, DeviceProfile, RunConfig
-from common.engine import Capacity, Engine, build_engine, start_forward
-from common.models.config import ModelConfig, load_model_config
-from common.request import Completion, GenerationRequest, Rejection, RequestQueue
-from common.scheduler import FindStop, Scheduler
-from common.tokenizer import Tokenizer, load_tokenizer
-
-
-def decode_requests(
-    requests: Iterator[GenerationRequest], scheduler: Scheduler, engine: Engine
-) -> Iterator[Completion | Rejection]:
-    """Decode all requests, as many at once as the engine can hold; yield each as it ends.
-
-    What is yielded is detokenised and written, and the next request read, while the device computes the next step.
-    """
-    queue, ended = RequestQueue(requests), list[Completion | Rejection]()
-    while True:
-        ended += admit_requests(queue, scheduler, engine)
-        if not scheduler.active:
-            yield from ended
-            return
-        plan = scheduler.plan_step()
-        try:
-            receive = start_forward(engine, plan)
-        finally:
-            yield from ended
-        queue.first()
-        winners = scheduler.select_winners(receive())
-        engine.commit(plan, winners)
-        ended = [*scheduler.advance(winners)]
-
-
-def admit_requests(queue: RequestQueue, scheduler: Scheduler, engine: Engine) -> Iterator[Rejection]:
-    """Fill the free slots while the engine has room; reject what it could not decode if it were empty."""
-    while scheduler.has_free_slot and (request := queue.first()) is not None:
-        reason = _why_impossible(request, scheduler.decode, engine.capacity)
-        if reason is None:
-            prompt_lengths = [decoding.prompt_length for decoding in scheduler.active]
-            if not engine.capacity.can_hold([*prompt_lengths, len(request.prompt)], scheduler.decode):
-                return
-            scheduler.admit(request)
-        queue.take()
-        if reason is not None:
-            yield Rejection(request.id, reason)
-
-
-def _why_impossible(request: GenerationRequest, decode: DecodeConfig, capacity: Capacity) -> str | None:
-    num_tokens, room = len(request.prompt), capacity.max_model_len - decode.max_new_tokens
-    if not num_tokens:
-        return "the prompt is empty; give at least one token"
-    if num_tokens > room:
-        return (
-            f"the prompt has {num_tokens} tokens, {room} fit beside max_new_tokens {decode.max_new_tokens}; "
-            "shorten it, or raise max_model_len in the profile if the model has more positions"
-        )
-    if not capacity.can_hold([num_tokens], decode):
-        return (
-            f"the prompt of {num_tokens} tokens and max_new_tokens {decode.max_new_tokens} do not fit the engine's KV "
-            "memory; lower max_new_tokens or num_lookahead, or raise gpu_memory_utilization in the profile"
-        )
-    return None
+from common.checkpoint import ModelConfig, Tokenizer, load_model_config, load_tokenizer
+from common.config import AUTO_LOOKAHEAD, DecodeConfig, DeviceProfile, RunConfig
+from common.decoding import Completion, Engine, FindStop, GenerationRequest, Rejection, Scheduler, decode_requests
+from common.errors import ConfigError
+from common.platforms import build_engine
 
 
 class Generator:
@@ -120,7 +64,7 @@ class Generator:
         decode, model = self.run.decode, self.model_config
         return Scheduler(
             decode,
-            mask_token_id=model.mask_token_id if decode.mask_token_id is None else decode.mask_token_id,
+            mask_token_id=model.mask_token_id,
             eos_token_id=model.eos_token_id if decode.eos_token_id is None else decode.eos_token_id,
             num_slots=self.engine.capacity.num_slots,
             seed=self.run.seed,

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -89,3 +89,12 @@ class GraphRunner(Generic[KeyT, BuffersT]):
         self.capture_bytes += num_bytes
         logger.info("captured %s %s: %.2f s, %.1f MiB", self.name, key, seconds, num_bytes / 2**20)
         return entry
+
+
+def capture_costs(*runners: GraphRunner[Any, Any]) -> dict[str, float]:
+    """What these have captured: how many graphs, in how many seconds, holding how many bytes."""
+    return {
+        "graphs": sum(runner.num_captured for runner in runners),
+        "capture_seconds": sum(runner.capture_seconds for runner in runners),
+        "capture_bytes": sum(runner.capture_bytes for runner in runners),
+    }

@@ -7,16 +7,24 @@ import os
 
 import torch
 
-from common.config import AUTO_LOOKAHEAD, ConfigError, DeviceProfile, RunConfig
-from common.engine import MissingCapability, allocating
-from common.launch import Mesh, init_mesh, local_rank
-from common.models.config import ModelConfig, load_model_config
-from common.weights import check_tensor_parallel
-from lopa_ascend.checks import Sizes
+from common.checkpoint import ModelConfig, check_tensor_parallel, load_model_config
+from common.config import AUTO_LOOKAHEAD, DeviceProfile, RunConfig
+from common.errors import ConfigError, MissingCapability
+from common.platforms import platform_of
+from common.processes import Mesh, init_mesh, local_rank
+from common.runtime import allocating
 from lopa_ascend.engine import AscendEngine
-from lopa_ascend.forward import Forward, Graphs
-from lopa_ascend.graph_cache import folder_of
-from lopa_ascend.kv_cache import PagedKVCache, bytes_per_page
+from lopa_ascend.kv import (
+    PAGE_SIZE,
+    PageBook,
+    PagedCapacity,
+    PagedKVCache,
+    PagePool,
+    bytes_per_page,
+    most_pages,
+    most_shift_entries,
+    pages_for,
+)
 from lopa_ascend.load import HEAD_SIZE, load_model
 from lopa_ascend.ops import (
     Ops,
@@ -28,20 +36,10 @@ from lopa_ascend.ops import (
     reference_ops,
     require_devices,
 )
-from lopa_ascend.pages import (
-    PAGE_SIZE,
-    PageBook,
-    PagedCapacity,
-    PagePool,
-    most_pages,
-    most_shift_entries,
-    pages_for,
-)
 from lopa_ascend.parallel import Collectives
-from lopa_ascend.selftest import require_correct
-from lopa_ascend.shapes import Shapes
+from lopa_ascend.passes import Forward, Graphs, Shapes, folder_of, warm_up
+from lopa_ascend.selftest import Sizes, require_correct
 from lopa_ascend.stages import AscendStages, RotaryTable
-from lopa_ascend.warmup import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -60,29 +58,22 @@ def assemble(
     check_model(config)
     device, ops = _device_and_ops(profile)
     graphs = graphs or _graphs(profile, config)
-    # The axes' groups are of HCCL alone: of a group with a second backend torchair lowers no usable name.
-    backends = ("gloo", None) if device.type == "cpu" else ("cpu:gloo,npu:hccl", "hccl")
-    mesh = init_mesh(profile, *backends)
+    mesh = init_mesh(profile, platform_of(profile).group_backends())
     if device.type == "npu":
         check_tensor_parallel(config, mesh.tp_size)
         mode = "eager" if graphs is None else profile.graph.mode
         require_correct(ops, Sizes.of(config, mesh.tp_size), device, mesh, mode)
     dtype, collectives = getattr(torch, profile.dtype), Collectives(mesh)
-    num_heads, num_kv_heads = config.num_heads // mesh.tp_size, config.num_kv_heads // mesh.tp_size
+    num_heads = config.num_heads // mesh.tp_size
     max_model_len = min(profile.max_model_len, config.max_position_embeddings)
     stages = AscendStages(ops, collectives, num_heads, config.head_size**-0.5, profile.weight_prefetch_mb * 2**20)
     model = load_model(profile, run, config, stages, ops, mesh, device)
-    # A captured step is padded, and captured, on dummy pages: they are no request's.
-    reserved = pages_for(max(graphs.shapes.most_tokens, graphs.shapes.most_padding)) if graphs else 0
-    page_bytes = bytes_per_page(config.num_layers, num_kv_heads, HEAD_SIZE, dtype)
+    page_bytes = bytes_per_page(config.num_layers, config.num_kv_heads // mesh.tp_size, HEAD_SIZE, dtype)
     num_pages = num_pages or _num_pages(profile, run, mesh, max_model_len, page_bytes, device)
     num_pages = collectives.least(num_pages)
-    requests = f"the KV cache of {run.max_num_requests} requests of {max_model_len} positions"
-    with allocating(requests, (num_pages + reserved) * page_bytes):
-        cache = PagedKVCache(
-            num_layers=config.num_layers, num_pages=num_pages + reserved, num_kv_heads=num_kv_heads,
-            head_size=HEAD_SIZE, dtype=dtype, device=device,
-        )  # fmt: skip
+    # A captured step is padded, and captured, on dummy pages: they are no request's.
+    reserved = pages_for(max(graphs.shapes.most_tokens, graphs.shapes.most_padding)) if graphs else 0
+    cache = _build_cache(config, run, mesh, num_pages + reserved, page_bytes, max_model_len, dtype, device)
     book = PageBook(PagePool(cache.num_pages))
     rotary = RotaryTable(max_model_len, config.head_size, HEAD_SIZE, config.rope_theta, dtype, device)
     passes = Forward(
@@ -93,6 +84,18 @@ def assemble(
     capacity = PagedCapacity(run.max_num_requests, max_model_len, num_pages, mesh.bp_size)
     details = {"quantization": profile.quantization, "graph": profile.graph.mode if graphs else "eager"}
     return AscendEngine(passes, cache, book, mesh, capacity, ops, details)
+
+
+def _build_cache(
+    config: ModelConfig, run: RunConfig, mesh: Mesh, num_pages: int, page_bytes: int, max_model_len: int,
+    dtype: torch.dtype, device: torch.device,
+) -> PagedKVCache:  # fmt: skip
+    requests = f"the KV cache of {run.max_num_requests} requests of {max_model_len} positions"
+    with allocating(requests, num_pages * page_bytes):
+        return PagedKVCache(
+            num_layers=config.num_layers, num_pages=num_pages, num_kv_heads=config.num_kv_heads // mesh.tp_size,
+            head_size=HEAD_SIZE, dtype=dtype, device=device,
+        )  # fmt: skip
 
 
 def _graphs(profile: DeviceProfile, config: ModelConfig) -> Graphs | None:

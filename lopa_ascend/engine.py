@@ -15,20 +15,18 @@ from typing import Any
 
 import torch
 
-from common.config import ConfigError
-from common.engine import EngineError
-from common.launch import Mesh, close_mesh
-from common.plan import Int, Predictions, StepPlan
-from lopa_ascend.floors import measure_floors
-from lopa_ascend.forward import Forward
-from lopa_ascend.kv_cache import PagedKVCache
+from common.decoding import Int, Predictions, StepPlan
+from common.errors import ConfigError
+from common.processes import Mesh, close_mesh
+from common.runtime import MeasuredEngine, explained
+from lopa_ascend.floors import measure_npu_floors
+from lopa_ascend.kv import PageBook, PagedCapacity, PagedKVCache
 from lopa_ascend.ops import Ops
-from lopa_ascend.pages import PageBook, PagedCapacity
-from lopa_ascend.step import Reads, lay_out, rows_by_rank
+from lopa_ascend.passes import Forward, Reads, lay_out, rows_by_rank
 
 
-class AscendEngine:
-    """common.engine.Engine over one device a process."""
+class AscendEngine(MeasuredEngine):
+    """common.decoding.engine.Engine over one device a process."""
 
     def __init__(
         self, passes: Forward, cache: PagedKVCache, book: PageBook, mesh: Mesh, capacity: PagedCapacity,
@@ -51,7 +49,7 @@ class AscendEngine:
 
     @torch.no_grad()
     def launch(self, plan: StepPlan) -> None:
-        if not plan.is_block_causal:
+        if not plan.commits_locally:
             raise ConfigError("engine lopa_ascend: set decode.window_attention to block_causal")
         if self._under_way is not None:
             self.receive()  # somebody stopped asking in the middle of a step
@@ -91,22 +89,7 @@ class AscendEngine:
         }
 
     def measure_floors(self) -> dict[str, float]:
-        return measure_floors(self._ops, self.passes.device, self.cache.dtype)
-
-    def keep_times(self, wanted: bool) -> None:
-        self.passes.keep_times(wanted)
-
-    def last_times_ms(self) -> dict[str, float]:
-        return self.passes.last_times_ms()
-
-    def last_busy_ms(self) -> float:
-        return self.passes.busy.seconds * 1e3
-
-    def gather_ms(self, num_reads: int) -> float:
-        return self.passes.gather_ms(num_reads)
-
-    def memory(self) -> dict[str, float]:
-        return self.passes.memory()
+        return measure_npu_floors(self._ops, self.passes.device, self.cache.dtype)
 
     def close(self) -> None:
         if self._has_failed:
@@ -122,11 +105,7 @@ class AscendEngine:
             yield
         except RuntimeError as error:
             self._has_failed = True
-            where = f"rank {self.mesh.rank}, step {self.num_steps}"
-            if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
-                fix = "lower max_num_requests, num_lookahead or max_model_len"
-                raise EngineError(f"{where}: out of device memory; {fix}") from error
-            raise EngineError(f"{where}: {str(error).splitlines()[0]}") from error
+            raise explained(error, self.mesh.rank, self.num_steps) from error
 
 
 def _npu_name(device: torch.device) -> str:

@@ -1,4 +1,4 @@
-"""The model with its weights on this process's device: float, quantized at load, or from a quantized folder.
+"""The model of this engine: what `common.runtime.load` makes, laid out for Ascend's operators.
 
 Ascend's attention takes heads of 128 values. Smaller heads are padded with zeros here, in the weights, so that every
 model runs through the same operators: zeros change neither a score nor a sum, and no quantization scale.
@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from common.config import ConfigError, DeviceProfile, RunConfig
-from common.launch import Mesh
-from common.models.config import ModelConfig
-from common.models.dream import Dream, build_dream
-from common.weights import load_weights
+from common.checkpoint import ModelConfig
+from common.config import DeviceProfile, RunConfig
+from common.model import Dream
+from common.processes import Mesh
+from common.runtime import ModelLoader
 from lopa_ascend.ops import Ops
 from lopa_ascend.stages import (
     AscendStages,
@@ -27,8 +28,6 @@ from lopa_ascend.stages import (
     put_columns_last,
     quant_kernels,
 )
-from quant.checkpoint import float_tensors, is_quantized_folder, load_quantized
-from quant.linear import install_linears, swap_linears
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +45,11 @@ def load_model(
     device: torch.device,
 ) -> Dream:  # fmt: skip
     """Raises ConfigError, or QuantizationError naming file and tensor."""
-    if run.load_format == "auto" and is_quantized_folder(run.model):
-        model = _from_quantized_folder(profile, run, config, stages, ops, mesh, device)
-    else:
-        model = _from_float(profile, run, config, stages, ops, mesh, device)
+    padded = replace(config, head_size=HEAD_SIZE)
+    model = ModelLoader(
+        profile, run, config, padded, stages, mesh, device, adapt=partial(pad_heads, head_size=config.head_size),
+        quant_kernels=quant_kernels(ops),
+    ).load()  # fmt: skip
     num_quantized = prepare_linears(model, ops)
     if profile.graph.mode == "torchair" and not profile.enforce_eager:
         put_columns_last(model)
@@ -80,54 +80,3 @@ def _padded(name: str, tensor: Tensor, head_size: int) -> Tensor:
     shape[dimension] = num_heads * HEAD_SIZE
     padded = tensor.new_full(shape, 1 if leaf in _ONE_WHERE_PADDED else 0)
     return padded.index_copy_(dimension, place, tensor)
-
-
-def _from_float(
-    profile: DeviceProfile, run: RunConfig, config: ModelConfig, stages: AscendStages, ops: Ops, mesh: Mesh,
-    device: torch.device,
-) -> Dream:  # fmt: skip
-    weights = load_weights(
-        run.model, config, tp_rank=mesh.tp_rank, tp_size=mesh.tp_size, dtype=getattr(torch, profile.dtype),
-        lora_path=run.lora_path, load_format=run.load_format, device=device if run.load_format == "dummy" else "cpu",
-    )  # fmt: skip
-    model = _build(config, stages, weights, mesh, device)
-    if profile.quantization == "w8a8":
-        swap_linears(model, "w8a8_dynamic", kernels=quant_kernels(ops))
-    return model
-
-
-def _from_quantized_folder(
-    profile: DeviceProfile, run: RunConfig, config: ModelConfig, stages: AscendStages, ops: Ops, mesh: Mesh,
-    device: torch.device,
-) -> Dream:  # fmt: skip
-    if profile.quantization != "w8a8":
-        raise ConfigError(
-            f"{run.model} is quantized to 8-bit integers, profile {profile.name} says quantization "
-            f"{profile.quantization}: set it to w8a8, or use the float checkpoint"
-        )
-    if run.lora_path is not None:
-        raise ConfigError(f"{run.model} is quantized: merge {run.lora_path} first, by quantizing the float checkpoint")
-    dtype = getattr(torch, profile.dtype)
-    quantized = load_quantized(run.model, mesh.tp_rank, mesh.tp_size)
-    modules = {name.rpartition(".")[0] for name in quantized}
-    without = [f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias")]
-    weights = load_weights(
-        run.model, config, tp_rank=mesh.tp_rank, tp_size=mesh.tp_size, dtype=dtype,
-        source=float_tensors(run.model), without=without,
-    )  # fmt: skip
-    model = _build(config, stages, weights, mesh, device, without)
-    on_device = {name: tensor.to(device) for name, tensor in pad_heads(quantized, config.head_size).items()}
-    install_linears(model, on_device, dtype, quant_kernels(ops))
-    return model
-
-
-def _build(
-    config: ModelConfig, stages: AscendStages, weights: dict[str, Tensor], mesh: Mesh, device: torch.device,
-    without: list[str] | None = None,
-) -> Dream:  # fmt: skip
-    padded = pad_heads(weights, config.head_size)
-    weights.clear()
-    return build_dream(
-        replace(config, head_size=HEAD_SIZE), stages, padded, tp_rank=mesh.tp_rank, tp_size=mesh.tp_size,
-        device=device, without=without or (),
-    )  # fmt: skip

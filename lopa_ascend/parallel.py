@@ -3,35 +3,21 @@ they cost nothing. Under block-causal attention no KV is ever sent."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.launch import Mesh
-
-# torch 2.13 renames the first to the second, and warns.
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+from common.runtime import Gathers
 
 
-@dataclass(frozen=True, slots=True)
-class Collectives:
-    mesh: Mesh
+class Collectives(Gathers):
+    __slots__ = ()
 
     def tp_sum(self, x: Tensor) -> Tensor:
         """In place."""
         if self.mesh.tp_group is not None:
             dist.all_reduce(x, group=self.mesh.tp_group)
         return x
-
-    def tp_stack(self, x: Tensor) -> Tensor:
-        """[...] of every tensor-parallel rank -> [tp, ...]."""
-        return _stack(x, self.mesh.tp_size, self.mesh.tp_group)
-
-    def bp_stack(self, x: Tensor) -> Tensor:
-        """[...] of every branch-parallel rank -> [bp, ...]."""
-        return _stack(x, self.mesh.bp_size, self.mesh.bp_group)
 
     def least(self, value: int) -> int:
         """The smallest of all ranks' values: what every rank of a replica must agree on. Over the host's network."""
@@ -40,11 +26,3 @@ class Collectives:
         found = torch.tensor([value], dtype=torch.int64)
         dist.all_reduce(found, op=dist.ReduceOp.MIN)
         return int(found.item())
-
-
-def _stack(x: Tensor, size: int, group: dist.ProcessGroup | None) -> Tensor:
-    if group is None:
-        return x.unsqueeze(0)
-    stacked = torch.empty((size * x.shape[0], *x.shape[1:]), dtype=x.dtype, device=x.device)
-    _gather(stacked, x.contiguous(), group=group)
-    return stacked.view(size, *x.shape)

@@ -1,4 +1,4 @@
-"""The stages of a decoder layer on the Ascend operations (common.models.ops.Ops over lopa_ascend.ops).
+"""The stages of a decoder layer on the Ascend operations (common.model.ops.Ops over lopa_ascend.ops).
 
 A layer in W8A8 is: add + norm + quantize, qkv, rotate, write KV, attend, quantize, o, all-reduce, add + norm +
 quantize, gate and up as int32, dequantize + SwiGLU + quantize, down, all-reduce. In bfloat16 the quantizations fall
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from common.models.dream import Dream
-from common.models.ops import Activation, Linear, RMSNorm, rotary_table
-from lopa_ascend.kv_cache import PagedKVCache
+from common.model import Activation, Dream, Linear, RMSNorm, rotary_table
+from lopa_ascend.kv import PagedKVCache
 from lopa_ascend.ops import Ops, VirtualRows
 from lopa_ascend.parallel import Collectives
 from quant.linear import QuantizedLinear, QuantKernels

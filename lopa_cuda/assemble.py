@@ -6,22 +6,23 @@ import logging
 
 import torch
 
-from common.config import ConfigError, DecodeConfig, DeviceProfile, RunConfig
-from common.engine import Capacity, MissingCapability, allocating
-from common.launch import Mesh, init_mesh, local_rank, num_started, share_from_first
-from common.models.config import ModelConfig, load_model_config
+from common.checkpoint import ModelConfig, load_model_config
+from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.decoding import Capacity
+from common.errors import ConfigError, MissingCapability
+from common.platforms import platform_of
+from common.processes import Mesh, init_mesh, local_rank, num_started, share_from_first
+from common.runtime import allocating, measure_floors
 from graphs.buckets import Buckets
 from graphs.runner import Capture
-from lopa_cuda.all_reduce import choose_all_reduce
-from lopa_cuda.commit import Committer
 from lopa_cuda.engine import CudaEngine
-from lopa_cuda.floors import measure_floors
-from lopa_cuda.kv_cache import StaticKVCache
+from lopa_cuda.floors import median_seconds
 from lopa_cuda.load import load_model
 from lopa_cuda.mesh_choice import choose_mesh
 from lopa_cuda.ops import CudaOps, TorchOps
-from lopa_cuda.parallel import Collectives
+from lopa_cuda.parallel import Collectives, choose_all_reduce
 from lopa_cuda.passes import Passes
+from lopa_cuda.steps import Committer, StaticKVCache
 from lopa_cuda.warmup import warm_up
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def assemble(profile: DeviceProfile, run: RunConfig, capture: Capture | None = N
     config = load_model_config(run.model)
     device = _device(profile)
     profile = with_chosen_mesh(profile, run, config, device)
-    mesh = init_mesh(profile, "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    mesh = init_mesh(profile, platform_of(profile).group_backends())
     dtype = getattr(torch, profile.dtype)
     capture = capture or _capture(profile)
     buckets = _buckets(profile, run.decode)
@@ -67,7 +68,7 @@ def with_chosen_mesh(
     if profile.mesh != "auto" or num_started() == 1:
         return profile
     dtype = getattr(torch, profile.dtype)
-    floors = share_from_first(measure_floors(device, dtype))
+    floors = share_from_first(measure_floors(device, dtype, median_seconds))
     bytes_per_weight = 1 if profile.quantization else dtype.itemsize
     mesh = choose_mesh(num_started(), config, run.decode, bytes_per_weight, floors)
     return profile.model_copy(update={"mesh": mesh})
@@ -123,7 +124,7 @@ def _ops(profile: DeviceProfile, config: ModelConfig, cache: StaticKVCache, coll
             "bfloat16: set kernels to torch or auto"
         )
     try:
-        from lopa_cuda.fused_ops import FusedOps
+        from lopa_cuda.ops.fused import FusedOps
     except ImportError as error:
         raise MissingCapability(
             f"kernels {profile.kernels} need Triton ({error}): run `pip install -e '.[cuda]'`"

@@ -11,11 +11,11 @@ import logging
 
 import torch
 
+from common.checkpoint import ModelConfig
 from common.config import DecodeConfig
-from common.launch import share_from_first
-from common.models.config import ModelConfig
-from common.plan import assign_rows
-from common.workload import synthetic_plan
+from common.decoding import assign_rows
+from common.processes import share_from_first
+from common.runtime import synthetic_plan
 from lopa_cuda.floors import median_seconds
 from lopa_cuda.passes import Passes
 

@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from common.checkpoint import ModelConfig
 from common.config import DecodeConfig
-from common.engine import Capacity, EngineError
-from common.launch import close_mesh
-from common.models.config import ModelConfig
-from common.plan import Int, Predictions, StepPlan, assign_rows
+from common.decoding import Capacity, Int, Predictions, StepPlan, assign_rows
+from common.errors import EngineError
+from common.processes import close_mesh
+from common.runtime import MeasuredEngine, explained, measure_floors
 from lopa_cuda.budget import count_paying_lookaheads
-from lopa_cuda.commit import Committer, WindowPart
-from lopa_cuda.floors import measure_floors
-from lopa_cuda.kv_cache import StaticKVCache
+from lopa_cuda.floors import median_seconds
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.passes import Pass, Passes
+from lopa_cuda.steps import Committer, StagedPart, StaticKVCache
 from lopa_cuda.warmup import warm_up
 
 
@@ -37,8 +37,8 @@ class UnderWay(NamedTuple):
     together: Predictions | None
 
 
-class CudaEngine:
-    """common.engine.Engine over one device a process. keeps_slots: a slot's KV stays until another request's is
+class CudaEngine(MeasuredEngine):
+    """common.decoding.Engine over one device a process. keeps_slots: a slot's KV stays until another request's is
     written over it."""
 
     keeps_slots = True
@@ -61,7 +61,7 @@ class CudaEngine:
         self._config = config
         self._details = details
         self._committer = committer
-        self._parts: list[WindowPart] = []
+        self._parts: list[StagedPart] = []
         self._under_way: UnderWay | None = None
         self._has_failed = False
 
@@ -79,7 +79,7 @@ class CudaEngine:
             self.passes.busy.reset()
             groups = rows_by_width(plan.num_entries_R, self.passes.buckets.knee)
             together = None if len(groups) == 1 else _no_predictions(plan)
-            # Captured passes share one window, which must last until the commit: only the last may be captured.
+            # Captured passes share one staging memory, which must last until the commit: only the last may be captured.
             for rows in groups[:-1]:
                 assert together is not None
                 part = _rows_of(plan, rows)
@@ -88,7 +88,7 @@ class CudaEngine:
             part = plan if together is None else _rows_of(plan, rows)
             self._under_way = UnderWay(self._launch(part, rows, may_replay=True), rows, part.width, together)
         except RuntimeError as error:
-            raise self._explained(error) from error
+            raise self._failed(error) from error
 
     def receive(self) -> Predictions:
         under_way, self._under_way = self._under_way, None
@@ -96,7 +96,7 @@ class CudaEngine:
         try:
             predictions = self.passes.receive(under_way.launched)
         except RuntimeError as error:
-            raise self._explained(error) from error
+            raise self._failed(error) from error
         self.num_steps += 1
         if under_way.together is None:
             return predictions
@@ -109,7 +109,7 @@ class CudaEngine:
         try:
             self._committer.commit(plan, winner_row_of_request, self._parts)
         except RuntimeError as error:
-            raise self._explained(error) from error
+            raise self._failed(error) from error
 
     def describe(self) -> dict[str, Any]:
         device = self.passes.device
@@ -132,26 +132,11 @@ class CudaEngine:
             decode = decode.model_copy(update={"num_lookahead": num_lookahead})
             warm_up(self.passes, self._committer, self._config, decode, self.capacity.num_slots, self.mesh.bp_size)
         except RuntimeError as error:
-            raise self._explained(error) from error
+            raise self._failed(error) from error
         return num_lookahead
 
     def measure_floors(self) -> dict[str, float]:
-        return measure_floors(self.passes.device, self.cache.committed.dtype)
-
-    def keep_times(self, wanted: bool) -> None:
-        self.passes.keep_times(wanted)
-
-    def last_times_ms(self) -> dict[str, float]:
-        return self.passes.last_times_ms()
-
-    def last_busy_ms(self) -> float:
-        return self.passes.busy.seconds * 1e3
-
-    def gather_ms(self, num_reads: int) -> float:
-        return self.passes.gather_ms(num_reads)
-
-    def memory(self) -> dict[str, float]:
-        return self.passes.memory()
+        return measure_floors(self.passes.device, self.cache.committed.dtype, median_seconds)
 
     def close(self) -> None:
         if self._has_failed:
@@ -164,22 +149,13 @@ class CudaEngine:
         """Queue a plan whose rows have these numbers in the step's."""
         row_of = assign_rows(plan, self.mesh.bp_size)
         launched = self.passes.launch(plan, row_of, may_replay=may_replay)
-        self._parts.append(WindowPart(rows[row_of], launched.width, self.cache.window))
+        self._parts.append(StagedPart(rows[row_of], launched.width, self.cache.staging))
         return launched
 
-    def _explained(self, error: RuntimeError) -> EngineError:
-        """A device's error, naming rank and step; after it this engine has failed and the process has to end.
-
-        For `except` clauses, which cost a step nothing; a context manager around them took some microseconds.
-        """
+    def _failed(self, error: RuntimeError) -> EngineError:
+        """The error as users read it; after it the process has to end."""
         self._has_failed = True
-        where = f"rank {self.mesh.rank}, step {self.num_steps}"
-        if isinstance(error, torch.OutOfMemoryError):
-            return EngineError(f"{where}: out of device memory; lower max_num_requests, num_lookahead or max_model_len")
-        reason = str(error).splitlines()[0]
-        if any(sign in reason for sign in _SIGNS_OF_A_LOST_PEER):
-            reason = f"a peer is gone or stuck ({reason})"
-        return EngineError(f"{where}: {reason}")
+        return explained(error, self.mesh.rank, self.num_steps)
 
 
 def _no_predictions(plan: StepPlan) -> Predictions:
@@ -219,10 +195,7 @@ def _rows_of(plan: StepPlan, rows: Int) -> StepPlan:
     return plan._replace(
         entries_3RW=plan.entries_3RW[:, rows, :width],
         is_read_RW=plan.is_read_RW[rows, :width],
-        rows_7R=plan.rows_7R[:, rows],
+        row_fields_7R=plan.row_fields_7R[:, rows],
         request_R=plan.request_R[rows],
         commits=tuple(span for span in plan.commits if span.request in requests),
     )
-
-
-_SIGNS_OF_A_LOST_PEER = ("Timed out", "Connection closed", "Connection reset", "NCCL error", "Broken pipe")

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from common.checkpoint import ModelConfig
 from common.config import AUTO_LOOKAHEAD, DecodeConfig, MeshConfig
-from common.models.config import ModelConfig
-from common.workload import num_matrix_weights
+from common.runtime import num_matrix_weights
 
 logger = logging.getLogger(__name__)
 

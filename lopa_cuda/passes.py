@@ -7,24 +7,22 @@ second is queued while the first runs, and the host waits once, for the gathered
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from common.engine import EngineError, Stopwatch
-from common.models.dream import Dream
-from common.plan import Int, Predictions, StepPlan
-from common.sampling import sampled_statistics
+from common.decoding import Int, Predictions, StepPlan
+from common.model import Dream, sampled_statistics
+from common.runtime import PassTimes, Stopwatch, wait_until_done
 from graphs.buckets import Buckets, cached_bucket, round_up
-from graphs.runner import Capture, GraphRunner
+from graphs.runner import Capture, GraphRunner, capture_costs
 from lopa_cuda.floors import median_seconds
-from lopa_cuda.kv_cache import StaticKVCache
 from lopa_cuda.ops import CudaOps
 from lopa_cuda.parallel import Collectives
-from lopa_cuda.step import ReadBuffers, Reads, ReadsKey, RowBuffers, RowsKey
+from lopa_cuda.steps import ReadBuffers, Reads, ReadsKey, RowBuffers, RowsKey, StaticKVCache
 
 
 class Pass(NamedTuple):
@@ -60,7 +58,7 @@ class Passes:
         self._hidden_TD = self._captured_hidden_TD
         self._key_of: dict[tuple[int, int, bool], RowsKey] = {}
         self.busy = Stopwatch()
-        self._marks: list[torch.cuda.Event] = []
+        self.times = PassTimes(partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None)
         self._done = torch.cuda.Event() if device.type == "cuda" else None
         self.layers = GraphRunner("layers", self._row_buffers, self._run_layers, capture)
         self.head = GraphRunner("head", self._read_buffers, self._run_head, capture)
@@ -75,13 +73,13 @@ class Passes:
         layers = self.layers.entry(rows_key, is_captured=rows_key.is_captured)
         layers.buffers.fill(plan, row_of[self._bp_rank])
         if rows_key.is_captured:  # a pass that is not replayed does this itself
-            self._cache.use_window(rows_key.num_tokens, is_captured=True)
-        self._mark(0)
+            self._cache.use_staging(rows_key.num_tokens, is_captured=True)
+        self.times.mark(0)
         self.busy.start()
         layers.run()
         if rows_key.is_captured:
             self.busy.start()  # the device begins once it has the whole graph
-        self._mark(1)
+        self.times.mark(1)
         reads = Reads(plan, row_of)
         num_reads = max(1, reads.most)
         if self._capture is not None:
@@ -90,7 +88,7 @@ class Passes:
         head = self.head.entry(reads_key, is_captured=rows_key.is_captured)
         head.buffers.fill(plan, reads, self._bp_rank, rows_key.width)
         head.run()
-        self._mark(2)
+        self.times.mark(2)
         if self._done is not None:
             self._done.record()
         reads.order(num_reads)
@@ -98,21 +96,9 @@ class Passes:
 
     def receive(self, launched: Pass) -> Predictions:
         """Wait for the pass launched last."""
-        self._wait()
+        wait_until_done(self._done, self._timeout_s)
         self.busy.stop()
         return launched.reads.predictions(launched.predicted_PM3)
-
-    def keep_times(self, wanted: bool) -> None:
-        """Whether the device is to note when each half of a pass begins and ends."""
-        is_noted = wanted and self.device.type == "cuda"
-        self._marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)] if is_noted else []
-
-    def last_times_ms(self) -> dict[str, float]:
-        """Device milliseconds of the last pass, if `keep_times` was called: upload and layers, head with gather."""
-        if not self._marks:
-            return {}
-        start, middle, end = self._marks
-        return {"layers": start.elapsed_time(middle), "head": middle.elapsed_time(end)}
 
     def gather_ms(self, num_reads: int) -> float:
         """The gather over bp alone, captured where passes are."""
@@ -131,14 +117,8 @@ class Passes:
 
     def memory(self) -> dict[str, float]:
         """Peak bytes of this process on the device, and what capture cost."""
-        runners = self.layers, self.head
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
-        return {
-            "peak_bytes": float(peak),
-            "graphs": sum(runner.num_captured for runner in runners),
-            "capture_seconds": sum(runner.capture_seconds for runner in runners),
-            "capture_bytes": sum(runner.capture_bytes for runner in runners),
-        }
+        return {"peak_bytes": float(peak), **capture_costs(self.layers, self.head)}
 
     @property
     def max_cached(self) -> int:
@@ -176,7 +156,7 @@ class Passes:
     @torch.inference_mode()
     def _run_layers(self, key: RowsKey, rows: RowBuffers) -> None:
         rows.send()
-        self._cache.use_window(key.num_tokens, is_captured=key.is_captured)
+        self._cache.use_staging(key.num_tokens, is_captured=key.is_captured)
         hidden_TD = self.model(rows.token_T, self._ops.plan(rows.step))
         if key.is_captured:
             self._captured_hidden_TD[: key.num_tokens].copy_(hidden_TD)
@@ -201,19 +181,3 @@ class Passes:
         return sampled_statistics(
             logits_MV, vocab_start, key.sampling, reads.noise_keys, self._collectives.tp_sum, stack
         )
-
-    def _mark(self, place: int) -> None:
-        if self._marks:
-            self._marks[place].record()
-
-    def _wait(self) -> None:
-        """Until the predictions are on the host. Polls: a collective whose peer is gone would never end a wait."""
-        if self._done is None:
-            return
-        deadline = time.monotonic() + self._timeout_s
-        while not self._done.query():
-            if time.monotonic() > deadline:
-                raise EngineError(
-                    f"the device has not answered for {self._timeout_s:g} s: a peer is gone or stuck, or the step is "
-                    "longer than collective_timeout_s"
-                )

@@ -13,13 +13,12 @@ from collections.abc import Iterator
 
 import torch
 
+from common.checkpoint import ModelConfig
 from common.config import DecodeConfig
-from common.models.config import ModelConfig
-from common.plan import Sampling, assign_rows
-from common.workload import synthetic_plan
-from lopa_cuda.commit import Committer
+from common.decoding import Sampling, assign_rows
+from common.runtime import synthetic_plan
 from lopa_cuda.passes import Passes
-from lopa_cuda.step import ReadsKey, RowsKey
+from lopa_cuda.steps import Committer, ReadsKey, RowsKey
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ def warm_up(
         return
     started = time.perf_counter()
     _release_memory(passes)
-    sampling = sampling_of(decode, config)
+    sampling = Sampling.of(decode, config.mask_token_id)
     shapes = {passes.buckets.shape(*shape) for shape in usual_shapes(decode, num_requests, bp_size)} - {None}
     # The largest first: graphs share one pool of scratch memory, which then never has to grow.
     for rows, width in sorted(shapes, key=lambda shape: -shape[0] * shape[1]):
@@ -72,12 +71,6 @@ def usual_shapes(decode: DecodeConfig, num_requests: int, bp_size: int) -> Itera
         shift_entries = 0 if decode.shift_row == "stale" else 1 if decode.window_attention == "full" else blocks
         for num_rows in sorted(rows):
             yield num_rows, blocks * decode.block_size + shift_entries
-
-
-def sampling_of(decode: DecodeConfig, config: ModelConfig) -> Sampling:
-    """What the scheduler will ask for."""
-    mask_token_id = config.mask_token_id if decode.mask_token_id is None else decode.mask_token_id
-    return Sampling(decode.sampling_strategy, mask_token_id, decode.temperature, decode.top_p, decode.top_k)
 
 
 def _forward_a_prompt(passes: Passes, config: ModelConfig, bp_size: int) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quant import fp8, w8a8
-from quant.calibrate import Calibration
+from quant.calibration import Calibration
 from quant.errors import QuantizationError
 from quant.names import find_linears, unmatched
 from quant.scheme import Scheme, quantize_linear

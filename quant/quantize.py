@@ -22,16 +22,22 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from quant import w8a8
-from quant.calibrate import ActivationRange, Calibration
-from quant.description import FLOAT, is_quantized_folder, write_description
-from quant.description import Scheme as FileScheme
+from quant.calibration import ActivationRange, Calibration, smooth_layer
 from quant.errors import QuantizationError
-from quant.geometry import Geometry, read_geometry
+from quant.folder import (
+    FLOAT,
+    Geometry,
+    ShardWriter,
+    TensorFolder,
+    is_quantized_folder,
+    read_geometry,
+    read_json,
+    write_description,
+)
+from quant.folder import Scheme as FileScheme
 from quant.names import LINEARS, LinearName, excluded_linears, linear_of
 from quant.report import LinearReport, QuantReport, measure
 from quant.scheme import quantize_linear
-from quant.smooth import smooth_layer
-from quant.tensors import ShardWriter, TensorFolder, read_json
 
 FolderScheme = Literal["w8a8_dynamic", "w8a8"]
 MergeLora = Callable[[str, Tensor], Tensor]  # (checkpoint tensor name, tensor) -> the tensor with its adapter merged

@@ -13,5 +13,5 @@ if [ $# -lt 2 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
   exit 2
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-if [ "$1" = --compare ]; then exec "$PYTHON" -m common.bench "$@"; fi
-exec "$PYTHON" -m common.job bench "$@"
+if [ "$1" = --compare ]; then exec "$PYTHON" -m common.commands bench "$@"; fi
+exec "$PYTHON" -m common.commands.job bench "$@"

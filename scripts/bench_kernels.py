@@ -25,9 +25,10 @@ import triton
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from common.models.ops import rotary_table
+from common.model import rotary_table
+from common.runtime import measure_floors
 from lopa_cuda import kernels
-from lopa_cuda.floors import measure_floors
+from lopa_cuda.floors import median_seconds
 from lopa_cuda.kernels import linear_table
 from lopa_cuda.kernels.launch import Partials, Quantize
 from lopa_cuda.kernels.linear import launch_linear
@@ -318,7 +319,7 @@ def stages(cases: list[tuple[int, int]], prefix: int) -> list[dict[str, object]]
 
 
 class Step:
-    """All layers, head and statistics of one step, as lopa_cuda.ops strings the kernels together at tp = 1."""
+    """All layers, head and statistics of one step, as lopa_cuda.ops.plain strings the kernels together at tp = 1."""
 
     def __init__(self, kind: str, num_layers: int = LAYERS) -> None:
         self.kind, self.quantize = kind, as_quantize(kind)
@@ -398,7 +399,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cases = [(1, 32), (1, 64), (1, 128), (4, 32), (8, 64), (8, 128)]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
-    floors = measure_floors(torch.device("cuda"), torch.bfloat16)
+    floors = measure_floors(torch.device("cuda"), torch.bfloat16, median_seconds)
     result: dict[str, object] = {"floors": floors}
     print(floors, flush=True)
     if arguments.tune:

@@ -12,9 +12,7 @@ import time
 import numpy as np
 
 from common.config import DecodeConfig
-from common.plan import Predictions, StepPlan
-from common.request import GenerationRequest
-from common.scheduler import Scheduler
+from common.decoding import GenerationRequest, Predictions, Scheduler, StepPlan
 
 
 def random_predictions(plan: StepPlan, rng: np.random.Generator) -> Predictions:

@@ -39,7 +39,7 @@ step() { # NAME COMMAND...: what it prints goes to NAME.txt as well
 }
 
 [ -n "$dry" ] || mkdir -p "$out" || exit 2
-step doctor "$PYTHON" -m common.cli doctor --profile "$profile" --selftest || exit 2
+step doctor "$PYTHON" -m common.commands doctor --profile "$profile" --selftest || exit 2
 step machine bash -c 'npu-smi info; "$0" -m pip list; env | grep -E "^(HCCL|ASCEND|TASK_QUEUE|PYTORCH_NPU|CPU_AFF|OMP)"; true' "$PYTHON"
 one_device=(--set mesh.tensor_parallel_size=1 --set mesh.branch_parallel_size=1)
 demos=()

@@ -11,4 +11,4 @@ if [ $# -lt 2 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
   exit 2
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-exec "$PYTHON" -m common.cli quantize "$@"
+exec "$PYTHON" -m common.commands quantize "$@"

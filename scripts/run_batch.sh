@@ -12,4 +12,4 @@ if [ $# -lt 2 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
   exit 2
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-exec "$PYTHON" -m common.job run "$@"
+exec "$PYTHON" -m common.commands.job run "$@"

@@ -10,4 +10,4 @@ if [ $# -lt 3 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
   exit 2
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-exec "$PYTHON" -m common.job evaluate "$@"
+exec "$PYTHON" -m common.commands.job evaluate "$@"

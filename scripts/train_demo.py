@@ -44,7 +44,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
-from common.scoring import score, standard_error
+from common.metrics import score, standard_error
 
 EOS, MASK = "<|endoftext|>", "<|mask|>"
 SEQUENCE = MAX_PROMPT_TOKENS + CANVAS_TOKENS

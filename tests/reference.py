@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from common.checkpoint import ModelConfig
 from common.config import DecodeConfig
-from common.models.config import ModelConfig
-from common.models.ops import rms_norm, rotary_table, rotate
+from common.model import rotary_table, rotate
+from common.model.ops import rms_norm
 
 
 @dataclass

@@ -21,9 +21,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
-from common.engine import EngineError
-from common.launch import global_rank
-from common.request import Completion, GenerationRequest, Rejection
+from common.decoding import Completion, GenerationRequest, Rejection
+from common.errors import EngineError
+from common.processes import global_rank
 
 EOS = 0
 MAX_PROMPT = 200
@@ -112,6 +112,6 @@ if __name__ == "__main__":
     stand_in: Any = types.ModuleType("common.generate")
     stand_in.build_generator = ScriptedGenerator
     sys.modules["common.generate"] = stand_in
-    from common.cli import main
+    from common.commands.main import main
 
     main()

@@ -2,6 +2,14 @@
 
     profile + run -> Setup -> record (the model on meta tensors) -> operations -> cost (roofline) -> tables
 
-The model that is recorded is the one that runs (common.models.dream); the hardware is a file of configs/hardware, in
+The model that is recorded is the one that runs (common.model.dream); the hardware is a file of configs/hardware, in
 which every figure says where it comes from.
 """
+
+from common.estimate.scenario import Options
+from common.estimate.tables import estimate_tables
+
+__all__ = [
+    "Options",
+    "estimate_tables",
+]

@@ -8,7 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from common.config import ConfigError, DeviceProfile, Frozen, load_yaml
+from common.config import DeviceProfile, Frozen, load_yaml
+from common.errors import ConfigError
 
 Quality = Literal["measured", "derived", "secondary", "unverified", "assumed"]
 Dtype = Literal["bfloat16", "int8", "float8"]

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from common.estimate.setup import Setup
-from common.models.dream import Dream
-from common.models.ops import RMSNorm
-from common.sampling import NUM_STATISTICS
+from common.model import NUM_STATISTICS, Dream, RMSNorm
 
 PARTS = (
     "host", "embed", "norms", "qkv", "attention", "o", "all-reduce", "gate_up", "down", "head", "gather", "commit",
@@ -87,7 +85,7 @@ def record_step(setup: Setup) -> list[Operation]:
 
 
 class RecordingOps:
-    """common.models.ops.Ops that computes nothing: results are meta tensors of the right shape."""
+    """common.model.ops.Ops that computes nothing: results are meta tensors of the right shape."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from common.config import AUTO_LOOKAHEAD, ConfigError, DecodeConfig, DeviceProfile, MeshConfig, RunConfig
+from common.checkpoint import ModelConfig, check_tensor_parallel
+from common.config import AUTO_LOOKAHEAD, DecodeConfig, DeviceProfile, MeshConfig, RunConfig
+from common.errors import ConfigError
 from common.estimate.setup import LAUNCHES, Setup
-from common.models.config import ModelConfig
-from common.weights import check_tensor_parallel
 
 _LINEAR_DTYPE = {"w8a8": "int8", "fp8": "float8"}
 _BLOCKS_OPEN = 3  # of a d2f window; more where lookahead fills well, fewer at the end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.models.config import ModelConfig
+from common.checkpoint import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Launches:
     statistics_bytes: int = 2
 
 
-# As the engines are: lopa_cuda.fused_ops; lopa_ascend.stages over lopa_ascend.ops.facade, where query, key and value
-# are copied out of qkv before they are rotated, and the head's statistics are common.sampling's plain operators.
+# As the engines are: lopa_cuda.ops.fused; lopa_ascend.stages over lopa_ascend.ops.facade, where query, key and value
+# are copied out of qkv before they are rotated, and the head's statistics are common.model.sampling's plain operators.
 LAUNCHES = {
     "lopa_cuda": Launches("fused CUDA kernels"),
     "lopa_ascend": Launches(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.bench_report import markdown
+from common.checkpoint import load_model_config
 from common.config import DeviceProfile, RunConfig
 from common.estimate.cost import StepCost, estimate_step
 from common.estimate.hardware import Hardware, hardware_of, load_hardware
 from common.estimate.scenario import Options, changes, meshes, setup_of
 from common.estimate.setup import Setup
-from common.models.config import load_model_config
+from common.tables import markdown
 
 
 def estimate_tables(profile: DeviceProfile, run: RunConfig, options: Options, hardware_name: str | None) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.engine import MissingCapability
+from common.errors import MissingCapability
 
 _LIBRARY = torch.library.Library("lopa", "FRAGMENT")
 _LIBRARY.define(

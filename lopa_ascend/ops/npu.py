@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from common.engine import MissingCapability
+from common.errors import MissingCapability, first_line
 from lopa_ascend.ops.facade import AttentionVersion, Ops
 
 _V1, _V2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
@@ -55,7 +55,7 @@ def load_torch_npu() -> Any:
         return import_module("torch_npu")
     except (ImportError, OSError, RuntimeError) as error:
         raise MissingCapability(
-            f"torch-npu cannot load CANN ({_first_line(error)}): install CANN and source its set_env.sh"
+            f"torch-npu cannot load CANN ({first_line(error)}): install CANN and source its set_env.sh"
         ) from None
 
 
@@ -106,7 +106,3 @@ def _count(torch_npu: Any) -> int:
 def _release(full: str) -> str:
     """2.13.0 of 2.13.0+cpu, 2.13.0.post2 and 2.13.0rc1."""
     return ".".join(full.split("+")[0].split("rc")[0].split(".")[:3])
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

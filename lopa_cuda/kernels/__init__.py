@@ -1,4 +1,4 @@
-"""The CUDA engine's fused stages: the decoder layer's pieces as Triton kernels, called by lopa_cuda.ops.
+"""The CUDA engine's fused stages: the decoder layer's pieces as Triton kernels, called by lopa_cuda.ops.fused.
 
     embed -> [ norm -> qkv linear -> rope_prewrite -> attention -> o linear
                -> norm -> gate_up linear + SwiGLU -> down linear ] x layers
@@ -6,8 +6,8 @@
 
 Every function works on device tensors alone: no host synchronisation, grids from shapes only, so that it can be
 captured in a CUDA graph and replayed for any lengths and positions. Results are new tensors; activations are contiguous
-bf16. Each follows a plain version that stays its specification: common.models.ops, lopa_cuda.ops, common.sampling,
-quant.w8a8. Importing this package needs Triton.
+bf16. Each follows a plain version that stays its specification: common.model, lopa_cuda.ops.plain, quant.w8a8.
+Importing this package needs Triton.
 
 Shapes: T tokens (R rows of W entries, flattened), D model width, N query heads, K KV heads, H head size, I MLP width,
 V vocabulary, C a linear's output channels, Z split-K parts, P vocabulary shards.

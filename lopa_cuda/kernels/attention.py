@@ -70,6 +70,56 @@ def _prefetch_keys(
 
 
 @triton.jit
+def _attend_committed(
+    acc, best, total, q, committed_desc, slot, kv_head, num_slots, slot_positions, first, last, scale,
+    HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Over whole blocks of committed keys in front of the window: every query sees all of them."""
+    for block in tl.range(first, last, num_stages=STAGES):
+        at = slot * slot_positions + block * BLOCK_KEYS
+        k = committed_desc.load([at, kv_head * HEAD_SIZE])
+        v = committed_desc.load([num_slots * slot_positions + at, kv_head * HEAD_SIZE])
+        acc, best, total = _attend_block(acc, best, total, q, k, v, None, scale, False)
+    return acc, best, total
+
+
+@triton.jit
+def _attend_edge(
+    acc, best, total, q, key_ptr, own_ptr, horizon, start, num_keys, cached, prefix_blocks, first, last, scale,
+    committed_kv, committed_position, window_kv, window_entry, HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+):  # fmt: skip
+    """Over the rest: the edge of the prefix, keys cached behind the window, the window itself."""
+    channel = tl.arange(0, HEAD_SIZE)[None, :]
+    for block in tl.range(first, last, num_stages=2):
+        is_own = block >= prefix_blocks
+        key = (block - tl.where(is_own, prefix_blocks, 0)) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
+        is_key = (key < start) | ((key >= start + num_keys) & (key < cached))
+        is_key = tl.where(is_own, key < num_keys, is_key)
+        at = tl.where(is_own, own_ptr, key_ptr) + key[:, None] * tl.where(is_own, window_entry, committed_position)
+        k = tl.load(at + channel, mask=is_key[:, None], other=0.0)
+        v = tl.load(at + tl.where(is_own, window_kv, committed_kv) + channel, mask=is_key[:, None], other=0.0)
+        reach = tl.where(is_own, horizon - start, 2147483647)
+        visible = is_key[None, :] & (key[None, :] < reach[:, None])
+        acc, best, total = _attend_block(acc, best, total, q, k, v, visible, scale, True)
+    return acc, best, total
+
+
+@triton.jit
+def _store_part(
+    acc, best, total, out_ptr, part_ptr, log_sum_ptr, flat, log_sum_at, is_query, split, part_stride,
+    SPLITS: tl.constexpr,
+):  # fmt: skip
+    """This split's result: final where it is the only one, else with the logarithm of its weights' sum."""
+    acc *= (1.0 / tl.where(total > 0, total, 1.0))[:, None]
+    if SPLITS == 1:
+        tl.store(out_ptr + flat, acc.to(tl.bfloat16), mask=is_query[:, None])
+    else:
+        log_sum = tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
+        tl.store(part_ptr + split.to(tl.int64) * part_stride + flat, acc, mask=is_query[:, None], eviction_policy=KEEP)
+        tl.store(log_sum_ptr + log_sum_at, log_sum, mask=is_query, eviction_policy=KEEP)
+
+
+@triton.jit
 def _attention_kernel(
     q_ptr, committed_desc, committed_ptr, window_ptr, out_ptr, part_ptr, log_sum_ptr,
     slot_ptr, start_ptr, num_keys_ptr, cached_ptr, horizon_ptr,
@@ -106,32 +156,19 @@ def _attention_kernel(
     flat = (token * num_heads + head)[:, None] * HEAD_SIZE + channel
     start_after_predecessor(PDL)
     q = tl.load(q_ptr + flat, mask=is_query[:, None], other=0.0)
-    for block in tl.range(first, full_end, num_stages=STAGES):
-        at = slot * slot_positions + block * BLOCK_KEYS
-        k = committed_desc.load([at, kv_head * HEAD_SIZE])
-        v = committed_desc.load([num_slots * slot_positions + at, kv_head * HEAD_SIZE])
-        acc, best, total = _attend_block(acc, best, total, q, k, v, is_query, scale, False)
+    acc, best, total = _attend_committed(
+        acc, best, total, q, committed_desc, slot, kv_head, num_slots, slot_positions, first, full_end, scale,
+        HEAD_SIZE, BLOCK_KEYS, STAGES,
+    )  # fmt: skip
     own_ptr = window_ptr + row.to(tl.int64) * window_row + kv_head * HEAD_SIZE
-    for block in tl.range(full_end, last, num_stages=2):  # the edge of the prefix, keys behind the window, the window
-        is_own = block >= prefix_blocks
-        key = (block - tl.where(is_own, prefix_blocks, 0)) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
-        is_key = (key < start) | ((key >= start + num_keys) & (key < cached))
-        is_key = tl.where(is_own, key < num_keys, is_key)
-        at = tl.where(is_own, own_ptr, key_ptr) + key[:, None] * tl.where(is_own, window_entry, committed_position)
-        k = tl.load(at + channel, mask=is_key[:, None], other=0.0)
-        v = tl.load(at + tl.where(is_own, window_kv, committed_kv) + channel, mask=is_key[:, None], other=0.0)
-        reach = tl.where(is_own, horizon - start, 2147483647)
-        visible = is_key[None, :] & (key[None, :] < reach[:, None])
-        acc, best, total = _attend_block(acc, best, total, q, k, v, visible, scale, True)
-
-    acc *= (1.0 / tl.where(total > 0, total, 1.0))[:, None]
-    if SPLITS == 1:
-        tl.store(out_ptr + flat, acc.to(tl.bfloat16), mask=is_query[:, None])
-    else:
-        log_sum = tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
-        tl.store(part_ptr + split.to(tl.int64) * part_stride + flat, acc, mask=is_query[:, None], eviction_policy=KEEP)
-        log_sum_at = log_sum_ptr + split * log_sum_stride + token * num_heads + head
-        tl.store(log_sum_at, log_sum, mask=is_query, eviction_policy=KEEP)
+    acc, best, total = _attend_edge(
+        acc, best, total, q, key_ptr, own_ptr, horizon, start, num_keys, cached, prefix_blocks, full_end, last, scale,
+        committed_kv, committed_position, window_kv, window_entry, HEAD_SIZE, BLOCK_KEYS,
+    )  # fmt: skip
+    log_sum_at = split * log_sum_stride + token * num_heads + head
+    _store_part(
+        acc, best, total, out_ptr, part_ptr, log_sum_ptr, flat, log_sum_at, is_query, split, part_stride, SPLITS
+    )  # fmt: skip
 
 
 @triton.jit
@@ -190,44 +227,32 @@ def choose_config(num_rows: int, num_kv_heads: int, num_queries: int, is_quantiz
 
 
 def window_attention(
-    q_TNH: Tensor,
-    committed_2SPKH: Tensor,
-    window_2RWKH: Tensor,
-    *,
-    slot_R: Tensor,
-    start_R: Tensor,
-    num_keys_R: Tensor,
-    cached_R: Tensor,
-    horizon_RW: Tensor,
-    num_splits: int | None = None,
+    q_TNH: Tensor, committed_2SPKH: Tensor, window_2RWKH: Tensor, *, slot_R: Tensor, start_R: Tensor,
+    num_keys_R: Tensor, cached_R: Tensor, horizon_RW: Tensor, num_splits: int | None = None,
     quantize: Quantize | None = None,
-) -> Tensor | QuantizedActivation:
+) -> Tensor | QuantizedActivation:  # fmt: skip
     """Attention of every row's queries over [its slot's committed keys | its own window]; [T, N H], bf16 or quantized.
 
     Visible keys: committed positions below start or in [start + num_keys, cached); own window keys j < num_keys with
-    start + j < horizon (lopa_cuda.ops.visible_keys). A query that sees no key gives 0. The rows' tensors are int32 or
-    int64 on the device. num_splits: parts of the key range computed in parallel; None chooses by shape.
+    start + j < horizon (lopa_cuda.ops.plain.visible_keys). A query that sees no key gives 0. The rows' tensors are
+    int32 or int64 on the device. num_splits: parts of the key range computed in parallel; None chooses by shape.
     """
     num_tokens, num_heads, head_size = q_TNH.shape
     num_rows, width = horizon_RW.shape
     num_kv_heads = window_2RWKH.shape[-2]
     group = num_heads // num_kv_heads
+    lengths = slot_R, start_R, num_keys_R, cached_R, horizon_RW
     assert num_tokens == num_rows * width and q_TNH.is_contiguous() and q_TNH.dtype == torch.bfloat16
-    for lengths_R in (slot_R, start_R, num_keys_R, cached_R, horizon_RW):
-        assert lengths_R.is_contiguous(), "the rows' tensors must be contiguous"
+    assert all(lengths_R.is_contiguous() for lengths_R in lengths), "the rows' tensors must be contiguous"
     config = choose_config(num_rows, num_kv_heads, group * width, quantize is not None)
     committed = TensorDescriptor.from_tensor(
         committed_2SPKH.view(-1, num_kv_heads * head_size), [config.block_keys, head_size]
     )
     splits = config.splits if num_splits is None else num_splits
     out = torch.empty((num_tokens, num_heads * head_size), dtype=torch.bfloat16, device=q_TNH.device)
-    part = log_sum = None
-    if splits > 1:
-        part = torch.empty((splits, *q_TNH.shape), dtype=torch.float32, device=q_TNH.device)
-        log_sum = torch.empty((splits, num_tokens, num_heads), dtype=torch.float32, device=q_TNH.device)
+    part, log_sum = _parts(q_TNH, splits)
     _attention_kernel[(triton.cdiv(group * width, config.block_queries), num_rows * num_kv_heads, splits)](
-        q_TNH, committed, committed_2SPKH, window_2RWKH, out, part, log_sum,
-        slot_R, start_R, num_keys_R, cached_R, horizon_RW,
+        q_TNH, committed, committed_2SPKH, window_2RWKH, out, part, log_sum, *lengths,
         scale=head_size**-0.5 * LOG2_E, width=width, num_slots=committed_2SPKH.shape[1],
         slot_positions=committed_2SPKH.shape[2], num_heads=num_heads, num_kv_heads=num_kv_heads,
         part_stride=q_TNH.numel(), log_sum_stride=num_tokens * num_heads,
@@ -240,6 +265,14 @@ def window_attention(
     if part is None or log_sum is None:
         return out if quantize is None else quantize_per_token(out, quantize)
     return _merge(part, log_sum, out, quantize)
+
+
+def _parts(q_TNH: Tensor, splits: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Where splits leave their results, and the logarithms of their weights' sums."""
+    if splits == 1:
+        return None, None
+    part = torch.empty((splits, *q_TNH.shape), dtype=torch.float32, device=q_TNH.device)
+    return part, torch.empty((splits, *q_TNH.shape[:2]), dtype=torch.float32, device=q_TNH.device)
 
 
 def _merge(part: Tensor, log_sum: Tensor, out: Tensor, quantize: Quantize | None) -> Tensor | QuantizedActivation:

@@ -1,8 +1,8 @@
 """From bf16 logits to (token, probability, confidence): one pass over the vocabulary that writes no fp32 logits.
 
 Behind the head linear. `head_statistics` reduces this rank's shard to 6 numbers a position, as
-common.sampling.shard_statistics does, first per part of the vocabulary, then over the parts; `merge_statistics` merges
-the shards of all tensor-parallel ranks.
+common.model.sampling.shard_statistics does, first per part of the vocabulary, then over the parts; `merge_statistics`
+merges the shards of all tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.sampling import NUM_STATISTICS
+from common.model import NUM_STATISTICS
 from lopa_cuda.kernels.launch import overlap, release_successor, start_after_predecessor
 
 BLOCK_VOCAB = 8192
@@ -113,7 +113,7 @@ def _shard_merge_kernel(
 
 
 def head_statistics(logits_NV: Tensor, vocab_start: int, mask_token_id: int) -> Tensor:
-    """common.sampling.shard_statistics in one pass over bf16 logits: fp32 [N, 6]; ties go to the lower id.
+    """common.model.sampling.shard_statistics in one pass over bf16 logits: fp32 [N, 6]; ties go to the lower id.
 
     vocab_start: id of the shard's first column. The logits are not changed.
     """
@@ -134,7 +134,7 @@ def head_statistics(logits_NV: Tensor, vocab_start: int, mask_token_id: int) -> 
 
 
 def merge_statistics(statistics_PN6: Tensor, strategy: Literal["default", "margin", "neg_entropy"]) -> Tensor:
-    """common.sampling.merge_statistics in one launch: [P, N, 6] of P vocabulary shards -> fp32 [N, 3]."""
+    """common.model.sampling.merge_statistics in one launch: [P, N, 6] of P vocabulary shards -> fp32 [N, 3]."""
     assert statistics_PN6.is_contiguous() and statistics_PN6.dtype == torch.float32
     num_shards, num_positions, _ = statistics_PN6.shape
     out_N3 = torch.empty((num_positions, 3), dtype=torch.float32, device=statistics_PN6.device)

@@ -66,6 +66,58 @@ def _multiply(acc, x, w, IS_SWAPPED: tl.constexpr, ACCUMULATE: tl.constexpr):
 
 
 @triton.jit
+def _prefetch_tile(
+    weight_ptr, column0, num_columns, num_rows, first, last, row_bytes, prefetch_bytes,
+    IS_GATED: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_C: tl.constexpr, THREADS: tl.constexpr,
+):  # fmt: skip
+    """Pull the head of this program's weight rows into L2; of gate and of up where there are two."""
+    num_bytes = tl.minimum(prefetch_bytes, (last - first) * BLOCK_BYTES)
+    for half in tl.static_range(2 if IS_GATED else 1):
+        row = column0 + half * num_columns
+        _prefetch_rows(weight_ptr, row, num_rows, first * BLOCK_BYTES, row_bytes, num_bytes, BLOCK_C, THREADS)
+
+
+@triton.jit
+def _add_block(
+    acc, acc_up, x, weight_desc, column, num_columns, at,
+    IS_GATED: tl.constexpr, IS_SWAPPED: tl.constexpr, ACCUMULATE: tl.constexpr,
+):  # fmt: skip
+    """One block of input channels, from `at` on, into a tile's sums; into those of up as well where it is gated."""
+    acc = _multiply(acc, x, weight_desc.load([column, at]), IS_SWAPPED, ACCUMULATE)
+    if IS_GATED:
+        acc_up = _multiply(acc_up, x, weight_desc.load([num_columns + column, at]), IS_SWAPPED, ACCUMULATE)
+    return acc, acc_up
+
+
+@triton.jit
+def _sum_tile(
+    x_desc, weight_desc, tail_desc, token0, column0, num_columns, first, last,
+    ACC: tl.constexpr, IS_GATED: tl.constexpr, IS_SWAPPED: tl.constexpr, ACCUMULATE: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, TAIL: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """[tokens, columns] of gate (or of the one weight) and of up, then of the tail's columns (unused if TAIL is 0)."""
+    acc = tl.zeros([BLOCK_C, BLOCK_T] if IS_SWAPPED else [BLOCK_T, BLOCK_C], ACC)
+    acc_up = acc
+    acc_tail = tl.zeros([BLOCK_T, TAIL if TAIL > 0 else 16], ACC)
+    acc_up_tail = acc_tail
+    for block in tl.range(first, last, num_stages=STAGES):
+        at = block * BLOCK_K
+        x = x_desc.load([token0, at])
+        acc, acc_up = _add_block(
+            acc, acc_up, x, weight_desc, column0, num_columns, at, IS_GATED, IS_SWAPPED, ACCUMULATE
+        )  # fmt: skip
+        if TAIL > 0:
+            acc_tail, acc_up_tail = _add_block(
+                acc_tail, acc_up_tail, x, tail_desc, column0 + BLOCK_C, num_columns, at, True, False, ACCUMULATE
+            )  # fmt: skip
+    if IS_SWAPPED:
+        acc = tl.trans(acc)
+        if IS_GATED:
+            acc_up = tl.trans(acc_up)
+    return acc, acc_up, acc_tail, acc_up_tail
+
+
+@triton.jit
 def _finish_tile(
     acc, acc_up, out_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, num_tokens, num_columns,
     IS_GATED: tl.constexpr, IS_PARTIAL: tl.constexpr, IS_BIAS_INT: tl.constexpr,
@@ -104,33 +156,17 @@ def _linear_kernel(
     if EARLY:
         release_successor(PDL)
     if PDL:
-        num_bytes = tl.minimum(prefetch_bytes, (last - first) * BLOCK_BYTES)
-        for half in tl.static_range(2 if IS_GATED else 1):
-            row = column0 + half * num_columns
-            _prefetch_rows(weight_ptr, row, num_rows, first * BLOCK_BYTES, row_bytes, num_bytes, BLOCK_C, THREADS)
+        _prefetch_tile(
+            weight_ptr, column0, num_columns, num_rows, first, last, row_bytes, prefetch_bytes,
+            IS_GATED, BLOCK_BYTES, BLOCK_C, THREADS,
+        )  # fmt: skip
     start_after_predecessor(PDL)
-    acc = tl.zeros([BLOCK_C, BLOCK_T] if IS_SWAPPED else [BLOCK_T, BLOCK_C], ACC)
-    acc_up = acc
-    if TAIL > 0:
-        acc_tail = tl.zeros([BLOCK_T, TAIL], ACC)
-        acc_up_tail = acc_tail
-    for block in tl.range(first, last, num_stages=STAGES):
-        x = x_desc.load([token0, block * BLOCK_K])
-        acc = _multiply(acc, x, weight_desc.load([column0, block * BLOCK_K]), IS_SWAPPED, ACCUMULATE)
-        if IS_GATED:
-            w = weight_desc.load([num_columns + column0, block * BLOCK_K])
-            acc_up = _multiply(acc_up, x, w, IS_SWAPPED, ACCUMULATE)
-        if TAIL > 0:
-            w = tail_desc.load([column0 + BLOCK_C, block * BLOCK_K])
-            acc_tail = _multiply(acc_tail, x, w, False, ACCUMULATE)
-            w = tail_desc.load([num_columns + column0 + BLOCK_C, block * BLOCK_K])
-            acc_up_tail = _multiply(acc_up_tail, x, w, False, ACCUMULATE)
+    acc, acc_up, acc_tail, acc_up_tail = _sum_tile(
+        x_desc, weight_desc, tail_desc, token0, column0, num_columns, first, last,
+        ACC, IS_GATED, IS_SWAPPED, ACCUMULATE, BLOCK_T, BLOCK_C, TAIL, BLOCK_K, STAGES,
+    )  # fmt: skip
     if not EARLY:
         release_successor(PDL)
-    if IS_SWAPPED:
-        acc = tl.trans(acc)
-        if IS_GATED:
-            acc_up = tl.trans(acc_up)
     token = token0 + tl.arange(0, BLOCK_T)[:, None]
     column = column0 + tl.arange(0, BLOCK_C)[None, :]
     out_ptr += part * part_stride

@@ -78,7 +78,7 @@ def rope_prewrite(
 ) -> Tensor:
     """Rotate q and k, write k and v into the window cache, return q [T, N, H].
 
-    qkv: [T, (N + 2 K) H] with its bias added (or Partials that carry it). rotary: common.models.ops.rotary_table.
+    qkv: [T, (N + 2 K) H] with its bias added (or Partials that carry it). rotary: common.model.ops.rotary_table.
     window: one layer of the window cache; its rows and entries may exceed R and width. position: int32 or int64.
     """
     pointers, constants = partial_arguments(qkv)

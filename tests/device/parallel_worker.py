@@ -17,12 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from common.config import DecodeConfig, DeviceProfile, GraphConfig, MeshConfig, RunConfig
-from common.engine import EngineError
+from common.checkpoint import load_model_config
+from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
+from common.config.profile import GraphConfig
+from common.decoding import Completion, GenerationRequest, Scheduler
+from common.errors import EngineError
 from common.generate import decode_requests
-from common.models.config import load_model_config
-from common.request import Completion, GenerationRequest
-from common.scheduler import Scheduler
 from lopa_cuda.assemble import assemble
 from lopa_cuda.engine import CudaEngine
 
@@ -74,7 +74,7 @@ def main(model: str, bp: int, tp: int, output: Path, *, is_stuck: bool) -> None:
 def differing_sums(engine: CudaEngine) -> int:
     """Elements of the norm's own all_reduce that are not NCCL's sum, over many sums of new numbers in turn."""
     from lopa_cuda import kernels
-    from lopa_cuda.fused_ops import FusedOps
+    from lopa_cuda.ops.fused import FusedOps
 
     ops, group = engine.passes._ops, engine.mesh.tp_group
     if group is None:

@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from common.batch import run_batch
-from common.config import DecodeConfig, DeviceProfile, GraphConfig, InputConfig, OutputConfig, RunConfig
-from common.engine import EngineError
+from common.checkpoint import load_model_config
+from common.config import DecodeConfig, DeviceProfile, InputConfig, OutputConfig, RunConfig
+from common.config.profile import GraphConfig
+from common.decoding import CommitSpan, Completion, GenerationRequest, Int, Predictions, Scheduler, StepPlan
+from common.errors import EngineError
 from common.generate import Generator, build_generator, decode_requests
-from common.models.config import load_model_config
-from common.plan import CommitSpan, Int, Predictions, StepPlan
-from common.request import Completion, GenerationRequest
-from common.scheduler import Scheduler
-from common.scoring import score_math
-from common.workload import synthetic_plan
+from common.metrics.scoring import score_math
+from common.runtime import synthetic_plan
 from lopa_cuda.assemble import assemble
 from lopa_cuda.engine import CudaEngine
 from lopa_cuda.passes import Pass

@@ -68,8 +68,9 @@ def test_a_lost_peer_ends_the_job_and_finished_requests_are_kept(
         pytest.skip(f"needs 2 GPUs, {torch.cuda.device_count()} are visible")
     output = tmp_path / "o.jsonl"
     command = [
-        sys.executable, "-m", "common.job", "run", "h200_tp1_bp4", "demo", "--set", "mesh.branch_parallel_size=2",
-        "--set", "collective_timeout_s=8", "--set", "max_model_len=512", "--set", f"output.path={output}",
+        sys.executable, "-m", "common.commands.job", "run", "h200_tp1_bp4", "demo",
+        "--set", "mesh.branch_parallel_size=2", "--set", "collective_timeout_s=8", "--set", "max_model_len=512",
+        "--set", f"output.path={output}",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}

@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.models.ops import add_rms_norm, rotary_table, rotate, swiglu
-from common.plan import Sampling
-from common.sampling import merge_statistics, shard_statistics
-from lopa_cuda.ops import visible_keys
+from common.decoding import Sampling
+from common.model import add_rms_norm, merge_statistics, rotary_table, rotate, shard_statistics, swiglu
+from lopa_cuda.ops.plain import visible_keys
 from quant import fp8, w8a8
 
 pytestmark = pytest.mark.cuda

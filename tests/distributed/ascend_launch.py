@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from common.models.config import load_model_config
-from common.weights import checkpoint_shapes
+from common.checkpoint import load_model_config
+from common.checkpoint.rules import checkpoint_shapes
 
 WORKER = Path(__file__).with_name("ascend_worker.py")
 ROOT = WORKER.parents[2]

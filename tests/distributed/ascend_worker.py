@@ -20,12 +20,10 @@ import torch
 import torch.distributed as dist
 from ranks import fork_ranks
 
+from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
+from common.decoding import Completion, GenerationRequest, Int, Scheduler, StepPlan
 from common.generate import decode_requests
-from common.models.config import load_model_config
-from common.plan import Int, StepPlan
-from common.request import Completion, GenerationRequest
-from common.scheduler import Scheduler
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
 

@@ -16,10 +16,9 @@ import torch
 from ranks import fork_ranks
 
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
-from common.engine import build_engine
+from common.decoding import Completion, GenerationRequest, Scheduler
 from common.generate import decode_requests
-from common.request import Completion, GenerationRequest
-from common.scheduler import Scheduler
+from common.platforms import build_engine
 
 MODEL = Path(__file__).parents[1] / "golden" / "model_a"
 MASK, EOS = 310, 300

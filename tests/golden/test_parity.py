@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from common.config import ConfigError
-from common.parity import Trace, cpu_profile, first_difference, read_trace, replay_files
+from common.errors import ConfigError
+from common.evaluation import replay_files
+from common.evaluation.parity import cpu_profile, first_difference
+from common.evaluation.trace import Trace, read_trace
 
 HERE = Path(__file__).parent
 TRACES = sorted(HERE.glob("*.json"))

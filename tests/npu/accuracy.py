@@ -27,10 +27,11 @@ AT_ONCE = 100  # requests; the more, the smaller the share of the host and of th
 
 
 def decode(lane: str, num_problems: int, num_lookahead: int) -> dict[str, Any]:
-    from common.config import DeviceProfile, load_run
+    from common.config import DeviceProfile
+    from common.config.files import load_run
+    from common.decoding import Completion, GenerationRequest
     from common.generate import build_generator
-    from common.request import Completion, GenerationRequest
-    from common.scoring import score
+    from common.metrics import score
 
     overrides = [f"model={DEMO}", f"max_num_requests={AT_ONCE}", f"decode.num_lookahead={num_lookahead}"]
     run = load_run(ROOT / "configs" / "runs" / "demo_block_causal.yaml", overrides)

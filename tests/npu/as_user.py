@@ -20,11 +20,12 @@ PROFILE = "ascend_910c_tp4_bp4"
 
 
 def commands() -> dict[str, Callable[[], Any]]:
-    from common import cli, job
+    from common.commands import job
+    from common.commands.main import main as lopa_main
 
     def lopa(*arguments: str) -> None:
         sys.argv = ["lopa", *arguments]
-        cli.main()
+        lopa_main()
 
     return {
         "lopa run": lambda: lopa("run", "--profile", PROFILE, "run.yaml"),
@@ -56,7 +57,13 @@ def main() -> None:
         from sim import runtime
 
         runtime.load()
-    for name in ("torch.distributed", "common.evaluate", "common.doctor", "common.weights", "lopa_ascend.selftest"):
+    for name in (
+        "torch.distributed",
+        "common.evaluation.sweep",
+        "common.commands.doctor",
+        "common.checkpoint.weights",
+        "lopa_ascend.selftest.examine",
+    ):
         import_module(name)  # once, for all forks
     os.chdir(folder)
     print(json.dumps({name: result_of(command) for name, command in commands().items()}))

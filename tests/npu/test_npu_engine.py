@@ -13,17 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from common.config import DecodeConfig, DeviceProfile, GraphConfig, RunConfig
+from common.checkpoint import load_model_config
+from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.config.profile import GraphConfig
+from common.decoding import Completion, GenerationRequest, Sampling, Scheduler
 from common.generate import decode_requests
-from common.models.config import load_model_config
-from common.plan import Sampling
-from common.request import Completion, GenerationRequest
-from common.scheduler import Scheduler
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
-from lopa_ascend.graph_cache import folder_of
 from lopa_ascend.ops.twins import quant
-from lopa_ascend.shapes import Shapes
+from lopa_ascend.passes import Shapes, folder_of
 from tests.conftest import GOLDEN
 from tests.distributed.ascend_launch import decoded, write_model
 

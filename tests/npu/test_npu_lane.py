@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.engine import MissingCapability
+from common.errors import MissingCapability
 from lopa_ascend.ops import npu, npu_ops, reference_ops, require_devices
 
 ROOT = Path(__file__).parents[2]

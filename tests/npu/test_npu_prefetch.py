@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.launch import Mesh
+from common.processes import Mesh
 from lopa_ascend.ops import OpRuleError, npu_ops, reference_ops, twins
 from lopa_ascend.parallel import Collectives
 from lopa_ascend.stages import AscendStages

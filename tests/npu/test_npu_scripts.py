@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from common.config import DeviceProfile, load_run
+from common.config import DeviceProfile
+from common.config.files import load_run
 from common.generate import build_generator
 from tests.distributed.ascend_launch import write_model
 
@@ -64,7 +65,7 @@ def test_the_first_run_says_what_it_would_do() -> None:
     done = start("scripts/first_910c_run.sh", DRY_RUN="true")
     assert done.returncode == 0, done.stderr
     first, *_, last = done.stdout.splitlines()
-    assert "common.cli doctor --profile ascend_910c_tp4_bp4 --selftest" in first
+    assert "common.commands doctor --profile ascend_910c_tp4_bp4 --selftest" in first
     assert last.startswith("scripts/bench.sh ascend_910c_tp4_bp4 first_910c")
 
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from common.config import DeviceProfile
-from common.engine import MissingCapability
-from common.launch import Mesh
-from lopa_ascend import selftest
-from lopa_ascend.checks import CHECKS, GRAPH_CHECKS, Sizes
+from common.errors import MissingCapability
+from common.processes import Mesh
 from lopa_ascend.ops import npu_ops, reference_ops, twins
+from lopa_ascend.selftest import Sizes
+from lopa_ascend.selftest import examine as selftest
+from lopa_ascend.selftest.checks import CHECKS, GRAPH_CHECKS
 
 SMALL = Sizes(width=256, num_heads=2, num_kv_heads=1, inner=128)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_npu_engine import MODEL, cache_copies, causal, decode_all, engine_on
 
-from common.models.config import load_model_config
+from common.checkpoint import load_model_config
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.ops import VirtualRows, npu_ops
 

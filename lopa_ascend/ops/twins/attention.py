@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from common.models.ops import attention
+from common.model import attention
 from lopa_ascend.ops.rules import refuse, require
 
 V1 = "npu_fused_infer_attention_score"

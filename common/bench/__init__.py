@@ -1,0 +1,10 @@
+"""How fast is it: single shapes, whole decoding steps by part, tokens per second, beside the device's floors."""
+
+from common.bench.report import compare
+from common.bench.run import BenchOptions, run_bench
+
+__all__ = [
+    "BenchOptions",
+    "compare",
+    "run_bench",
+]

@@ -1,0 +1,151 @@
+"""Engines that answer for another model: step times are the wrapped engine's, predictions come from a record or a rule.
+
+A model of random weights accepts no tokens, so its tokens per second say nothing. Here a large model's passes are run
+and timed as they are, and the scheduler is then given what a trained model predicted in the same step of the same
+request (`ReplayEngine`, from a file of `RecordingEngine`), or a fixed number of confident tokens a step
+(`ScriptedEngine`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.checkpoint import ModelConfig
+from common.config import DecodeConfig
+from common.decoding import Engine, GenerationRequest, Predictions, Scheduler, StepPlan, WrappedEngine, decode_requests
+from common.errors import ConfigError, EngineError
+
+ACCEPTED, UNSURE = 0.99, 0.5
+
+
+class ScriptedEngine(WrappedEngine):
+    """In every row the first `num_accepted` masks are predicted with confidence, the others without."""
+
+    def __init__(self, engine: Engine, num_accepted: int, token: int = 1) -> None:
+        super().__init__(engine)
+        self._num_accepted = num_accepted
+        self._token = token
+
+    def answer(self, plan: StepPlan, predictions: Predictions) -> Predictions:
+        probability_RW = np.full(plan.token_RW.shape, UNSURE, dtype=np.float32)
+        is_masked_RW = plan.token_RW[:, 1:] == plan.sampling.mask_token_id
+        is_accepted_RW = is_masked_RW & (is_masked_RW.cumsum(axis=1) <= self._num_accepted)
+        probability_RW[:, :-1][is_accepted_RW] = ACCEPTED
+        # Earlier positions are a little surer, so that ties do not all fall to one branch.
+        confidence_RW = probability_RW - np.arange(plan.width, dtype=np.float32) * 1e-4
+        return Predictions.of(np.full(plan.token_RW.shape, self._token), probability_RW, confidence_RW)
+
+
+@dataclass(slots=True)
+class RecordedRequest:
+    """One request of a trained model: its prompt and every step's predictions."""
+
+    prompt: tuple[int, ...]
+    steps: list[Predictions] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Recorded requests, and the settings under which the scheduler makes the same plans again."""
+
+    decode: DecodeConfig
+    mask_token_id: int
+    eos_token_id: int | None
+    requests: list[RecordedRequest]
+
+
+class RecordingEngine(WrappedEngine):
+    """Keeps the predictions of one request after another (one slot)."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.requests: list[RecordedRequest] = []
+
+    def begin(self, prompt: tuple[int, ...]) -> None:
+        self.requests.append(RecordedRequest(prompt))
+
+    def answer(self, plan: StepPlan, predictions: Predictions) -> Predictions:
+        self.requests[-1].steps.append(predictions)
+        return predictions
+
+
+class ReplayEngine(WrappedEngine):
+    """Answers with a recorded request's predictions; the prompt may be longer by filler in front of it."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._steps: list[Predictions] = []
+        self._filler = 0
+
+    def begin(self, request: RecordedRequest, num_filler: int) -> None:
+        self._steps = list(request.steps)
+        self._filler = num_filler
+
+    def answer(self, plan: StepPlan, predictions: Predictions) -> Predictions:
+        recorded = self._steps.pop(0) if self._steps else None
+        filler = self._filler if plan.start_R[0] == 0 else 0
+        if recorded is None or (plan.num_rows, plan.width - filler) != recorded.values_3RW.shape[1:]:
+            raise EngineError("the recorded request took other steps than this one: record it again with this version")
+        return Predictions(np.pad(recorded.values_3RW, ((0, 0), (0, 0), (filler, 0))))
+
+
+def save_trace(path: Path, trace: Trace) -> None:
+    """A compressed npz: the settings as JSON, then every step's three arrays."""
+    settings = {
+        "decode": trace.decode.model_dump(mode="json"),
+        "mask_token_id": trace.mask_token_id,
+        "eos_token_id": trace.eos_token_id,
+        "prompts": [list(request.prompt) for request in trace.requests],
+        "num_steps": [len(request.steps) for request in trace.requests],
+    }
+    arrays: dict[str, Any] = {"settings": np.frombuffer(json.dumps(settings).encode(), dtype=np.uint8)}
+    for number, step in _numbered_steps(trace.requests):
+        arrays[f"{number}.token"] = step.token_RW.astype(np.int32)
+        arrays[f"{number}.probability"] = step.probability_RW
+        arrays[f"{number}.confidence"] = step.confidence_RW
+    np.savez_compressed(path, **arrays)
+
+
+def load_trace(path: Path) -> Trace:
+    """Raises ConfigError for a file that is no trace."""
+    try:
+        with np.load(path) as arrays:
+            settings = json.loads(arrays["settings"].tobytes())
+            requests = [RecordedRequest(tuple(prompt)) for prompt in settings["prompts"]]
+            for index, request in enumerate(requests):
+                names = [f"{index}.{step}" for step in range(settings["num_steps"][index])]
+                request.steps = [_step(arrays, name) for name in names]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path}: not a recorded trace ({error}); make one with bench --record") from None
+    decode = DecodeConfig.model_validate(settings["decode"])
+    return Trace(decode, settings["mask_token_id"], settings["eos_token_id"], requests)
+
+
+def _step(arrays: Any, name: str) -> Predictions:
+    return Predictions.of(arrays[f"{name}.token"], arrays[f"{name}.probability"], arrays[f"{name}.confidence"])
+
+
+def _numbered_steps(requests: Iterable[RecordedRequest]) -> Iterable[tuple[str, Predictions]]:
+    for index, request in enumerate(requests):
+        for number, step in enumerate(request.steps):
+            yield f"{index}.{number}", step
+
+
+def record_trace(
+    engine: Engine, decode: DecodeConfig, config: ModelConfig, prompts: Iterable[tuple[int, ...]], path: Path
+) -> Trace:
+    """Decode prompts one after another and write what the model predicted in every step."""
+    recording = RecordingEngine(engine)
+    for prompt in prompts:
+        recording.begin(prompt)
+        scheduler = Scheduler(decode, mask_token_id=config.mask_token_id, eos_token_id=config.eos_token_id)
+        list(decode_requests(iter([GenerationRequest("recorded", prompt)]), scheduler, recording))
+    trace = Trace(decode, config.mask_token_id, config.eos_token_id, recording.requests)
+    save_trace(path, trace)
+    return trace

@@ -1,0 +1,144 @@
+"""What a bench run leaves behind: tables in the terminal, a JSON file, Markdown, and a plot if matplotlib is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+from common.tables import markdown
+
+Result = Mapping[str, Any]
+# The published code on the same machines and shapes (see docs/performance.md): what a mix of windows is compared with.
+PUBLISHED_MS = {
+    (163, 4): ("published branch-parallel loop, 4 GPUs, k=3", 36.0),
+    (194, 1): ("published single-process loop, k=7", 154.0),
+}
+_PARTS = ("schedule", "forward", "select", "commit", "advance", "device", "outside_device", "step")
+
+
+def publish(result: Result, output: str | None) -> None:
+    """Print the tables; with `output` also write them, the JSON and a plot beside each other."""
+    text = tables(result)
+    print(text)
+    if output is None:
+        return
+    path = Path(output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    path.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
+    _plot(result, path.with_suffix(".png"))
+
+
+def tables(result: Result) -> str:
+    floors, memory = result["floors"], result["memory"]
+    sections = [
+        _conditions(result["conditions"]),
+        "floors: copy {:.2f} TB/s, matrix {:.0f} TFLOP/s (for half a second: {:.0f})".format(
+            *(floors[name] / 1e12 for name in ("bytes_per_s", "flops_per_s", "sustained_flops_per_s"))
+        ),
+        _shapes(result["shapes"]),
+        _mixes(result["mixes"], result["conditions"]),
+        *[_steps(f"scripted, {section['accepted']} accepted a step", section) for section in result["steps"]],
+    ]
+    if result["requests"]:
+        sections.append(_steps(f"replayed acceptance, {result['requests']['trace']}", result["requests"]))
+    sections.append("memory: " + ", ".join(f"{name} {value:.3g}" for name, value in memory.items()))
+    return "\n\n".join(sections)
+
+
+def compare(before: Path, after: Path) -> str:
+    """The shapes that two result files share, and how much faster the second is."""
+    first, second = (_read(path) for path in (before, after))
+    known = {(shape["rows"], shape["width"]): shape for shape in first["shapes"]}
+    rows = []
+    for shape in second["shapes"]:
+        old = known.get((shape["rows"], shape["width"]))
+        if old is not None:
+            pairs = [(old[name], shape[name]) for name in ("device_ms", "call_ms")]
+            cells = [cell for a, b in pairs for cell in (f"{a:.3f}", f"{b:.3f}", f"{a / b:.2f}x")]
+            rows.append([str(shape["rows"]), str(shape["width"]), *cells])
+    headings = ["rows", "window", "device ms A", "B", "A/B", "call ms A", "B", "A/B"]
+    return "\n\n".join(
+        [f"A: {before}", _conditions(first["conditions"]), f"B: {after}", _conditions(second["conditions"]),
+         markdown(headings, rows)]
+    )  # fmt: skip
+
+
+def _conditions(conditions: Result) -> str:
+    return ", ".join(f"{name} {value}" for name, value in conditions.items() if value is not None)
+
+
+def _shapes(shapes: Sequence[Result]) -> str:
+    headings = ["rows/rank", "window", "reads", "layers ms", "head ms", "gather ms", "device ms", "call ms",
+                "weight floor", "matrix floor", "device/floor"]  # fmt: skip
+    names = ("layers_ms", "head_ms", "gather_ms", "device_ms", "call_ms", "weight_floor_ms", "matrix_floor_ms")
+    rows = [
+        [str(shape["rows"]), str(shape["width"]), str(shape["reads"])]
+        + [_number(shape.get(name)) for name in names]
+        + [f"{shape['ratio']:.2f}"]
+        for shape in shapes
+    ]
+    return markdown(headings, rows)
+
+
+def _mixes(mixes: Sequence[Result], conditions: Result) -> str:
+    rows = []
+    for mix in mixes:
+        name, published = PUBLISHED_MS.get((mix["mean_width"], conditions["mesh"]["bp"]), ("-", None))
+        faster = f"{published / mix['call_ms']:.2f}x" if published else "-"
+        widths = " ".join(map(str, mix["widths"]))
+        rows.append([str(mix["mean_width"]), widths, str(mix["rows"]), _number(mix["device_ms"]),
+                     _number(mix["call_ms"]), name, _number(published, 0), faster])  # fmt: skip
+    headings = ["mean window", "windows", "rows/rank", "device ms", "call ms", "beside", "its ms", "faster"]
+    return markdown(headings, rows)
+
+
+def _steps(title: str, section: Result) -> str:
+    groups = {"all": section["median_ms"], "committing": section["committing_ms"], "not": section["other_ms"]}
+    groups |= {f"not, window {width}": parts for width, parts in section["by_width"].items()}
+    rows = [[name, *[_number(parts.get(part)) for part in _PARTS]] for name, parts in groups.items()]
+    facts = (
+        f"{title}: {section['num_steps']} steps behind the prompt, mean window {section['mean_width']:.0f}, "
+        f"TPF {section['tpf']:.2f} ({section['effective_tpf']:.2f} up to the end of the text), "
+        f"{section['tps']:.0f} tokens/s a request "
+        f"({section['tps_without_first_step']:.0f} without the first step, {section['first_step_ms']:.1f} ms); "
+        f"a commit costs {_number(section['commit_cost_ms'])} ms at the same window; median ms:"
+    )
+    return facts + "\n\n" + markdown(["steps", *_PARTS], rows)
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        result["shapes"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path}: not a result that scripts/bench.sh --output has written ({error})") from None
+    return result
+
+
+def _plot(result: Result, path: Path) -> None:
+    """Step time over tokens of a rank, beside the floors."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots()
+    shapes = sorted(result["shapes"], key=lambda shape: shape["rows"] * shape["width"])
+    tokens = [shape["rows"] * shape["width"] for shape in shapes]
+    axes.plot(tokens, [shape["device_ms"] for shape in shapes], "o-", label="device")
+    floor_ms = [max(shape["weight_floor_ms"], shape["matrix_floor_ms"]) for shape in shapes]
+    axes.plot(tokens, floor_ms, "--", label="floor")
+    axes.set_xlabel("tokens of a step on one device (rows x window)")
+    axes.set_ylabel("ms")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,168 @@
+"""How long a step takes and what bounds it: single shapes, whole decoding steps by part, and tokens per second.
+
+    floors (copy bandwidth, matrix rate) -> shapes (rows x window) -> mixes of windows -> decoding steps -> requests
+
+Every section is measured in one run on one machine, so that ratios are fair. Predictions of the decoding sections are
+scripted or replayed (common.bench.acceptance): with random weights nothing would be accepted.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Protocol, cast
+
+from common.bench.acceptance import ReplayEngine, ScriptedEngine, load_trace
+from common.bench.report import publish
+from common.bench.timed import NotesBusyTime, TimedDecoding, request_times
+from common.checkpoint import ModelConfig, load_model_config
+from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.decoding import Engine
+from common.platforms import build_engine
+from common.runtime import step_floors_ms, synthetic_plan
+
+SCRIPTED_TOKENS = (3, 6, 9)  # accepted a step in the decoding sections
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """cases: (rows on each rank, window). mixes: windows whose step times are averaged, by name. read_share: share of
+    a window's positions that go through the head. num_cached: prompt before the window."""
+
+    cases: tuple[tuple[int, int], ...] = ((1, 32), (1, 64), (1, 128), (2, 64), (4, 32), (4, 64), (8, 64), (8, 128))
+    mixes: tuple[tuple[int, tuple[int, ...]], ...] = ((163, (96, 128, 160, 192, 240)), (194, (128, 160, 192, 224, 264)))
+    num_cached: int = 1024
+    num_steps: int = 60
+    read_share: float = 0.6
+    num_requests: int = 4
+    trace: str | None = None
+    output: str | None = None
+
+
+class Measurable(Engine, NotesBusyTime, Protocol):
+    """What an engine adds for this module."""
+
+    def measure_floors(self) -> dict[str, float]:
+        """bytes_per_s and flops_per_s of this device, measured now."""
+
+    def keep_times(self, wanted: bool) -> None:
+        """Have the device note when each part of a pass begins and ends, or stop it: noting costs some 50 us a pass."""
+
+    def last_times_ms(self) -> dict[str, float]:
+        """Device milliseconds of the last pass by part; empty where the device keeps no times."""
+
+    def gather_ms(self, num_reads: int) -> float:
+        """Device milliseconds of gathering this many predictions of each rank over bp."""
+
+    def memory(self) -> dict[str, float]:
+        """Bytes: the peak, what captured graphs hold; and seconds spent capturing."""
+
+
+def run_bench(profile: DeviceProfile, run: RunConfig, options: BenchOptions) -> dict[str, Any]:
+    """Measure everything; the first rank also prints the tables and writes `options.output`."""
+    engine = cast(Measurable, build_engine(profile, run))
+    config = load_model_config(run.model)
+    try:
+        bench = _Bench(engine, config, run.decode, options)
+        result = bench.run()
+        result["conditions"] |= {**engine.describe(), "profile": profile.name, "model": run.model}
+        if engine.mesh.rank == 0:
+            publish(result, options.output)
+    finally:
+        engine.close()
+    return result
+
+
+class _Bench:
+    def __init__(self, engine: Measurable, config: ModelConfig, decode: DecodeConfig, options: BenchOptions) -> None:
+        self.engine = engine
+        self.config = config
+        self.decode = decode
+        self.options = options
+        self.floors = engine.measure_floors()
+
+    def run(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "conditions": {key: value for key, value in asdict(options).items() if key not in ("cases", "mixes")},
+            "floors": self.floors,
+            "shapes": [self.shape(rows, width) for rows, width in options.cases],
+            "mixes": [self.mix(mean, widths) for mean, widths in options.mixes],
+            "steps": [self.steps(count) for count in SCRIPTED_TOKENS],
+            "requests": self.requests(),
+            "memory": self.engine.memory(),
+        }
+
+    def shape(self, rows: int, width: int) -> dict[str, Any]:
+        """Medians of one shape: the device's time by part, the call of `forward` without noting it, and the floors."""
+        plan = synthetic_plan(
+            self.config, num_rows=rows * self.engine.mesh.bp_size, width=width, num_cached=self.options.num_cached,
+            read_share=self.options.read_share,
+            block_size=self.decode.block_size if self.decode.window_attention == "block_causal" else None,
+        )  # fmt: skip
+        calls, parts = [], []
+        for is_noted in (True, False):
+            self.engine.keep_times(is_noted)
+            for _ in range(self.options.num_steps + 5):
+                began = time.perf_counter()
+                self.engine.forward(plan)
+                if is_noted:
+                    parts.append(self.engine.last_times_ms())
+                else:
+                    calls.append((time.perf_counter() - began) * 1e3)
+        part_ms = {name: median(part[name] for part in parts[5:]) for name in parts[-1]}
+        device_ms = median(sum(part.values()) for part in parts[5:]) if part_ms else median(calls[5:])
+        num_reads = int(plan.is_read_RW.sum()) // self.engine.mesh.bp_size
+        floors = step_floors_ms(self.config, self.floors, rows * width, self.engine.mesh.tp_size)
+        return {
+            "rows": rows,
+            "width": width,
+            "reads": num_reads,
+            "device_ms": device_ms,
+            **{f"{name}_ms": value for name, value in part_ms.items()},
+            "gather_ms": self.engine.gather_ms(num_reads),
+            "call_ms": median(calls[5:]),
+            **floors,
+            "ratio": device_ms / max(floors.values()),
+        }
+
+    def mix(self, mean: int, widths: tuple[int, ...]) -> dict[str, Any]:
+        """The mean step over windows of several widths, with the rows that this run's branches put on a rank."""
+        rows = -(-(self.decode.num_lookahead + 1) // self.engine.mesh.bp_size)
+        shapes = [self.shape(rows, width) for width in widths]
+        return {
+            "mean_width": mean,
+            "widths": widths,
+            "rows": rows,
+            "device_ms_by_window": [shape["device_ms"] for shape in shapes],
+            **{name: fmean(shape[name] for shape in shapes) for name in ("device_ms", "call_ms")},
+        }
+
+    def steps(self, num_accepted: int) -> dict[str, Any]:
+        """Whole decoding steps by part, with a fixed number of accepted tokens; prompts' first steps are left out."""
+        scripted = ScriptedEngine(self.engine, num_accepted)
+        decode = self.decode.model_copy(update={"stop_at_eos": False, "skip_threshold": 0.9})
+        for num_requests in (1, self.options.num_requests):  # the first captures what has not been
+            timed = TimedDecoding(scripted, self.engine, decode, self.config.mask_token_id, None)
+            completions = [timed.decode(self._filler_prompt()) for _ in range(num_requests)]
+        return {"accepted": num_accepted, **request_times(completions), **timed.summary()}
+
+    def requests(self) -> dict[str, Any] | None:
+        """Tokens per second with a trained model's acceptance, if there is a recording of one."""
+        if self.options.trace is None:
+            return None
+        trace = load_trace(Path(self.options.trace))
+        replaying = ReplayEngine(self.engine)
+        for _ in range(2):  # the first time shapes that only this trace has are captured
+            timed = TimedDecoding(replaying, self.engine, trace.decode, trace.mask_token_id, trace.eos_token_id)
+            completions = []
+            for request in trace.requests:
+                filler = (0,) * max(0, self.options.num_cached - len(request.prompt))
+                replaying.begin(request, len(filler))
+                completions.append(timed.decode(filler + request.prompt))
+        return {"trace": self.options.trace, **request_times(completions), **timed.summary()}
+
+    def _filler_prompt(self) -> tuple[int, ...]:
+        return (0,) * self.options.num_cached

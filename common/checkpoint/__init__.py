@@ -1,0 +1,23 @@
+"""Checkpoint folders in, what the engine needs out: the model's numbers, this rank's weights, the tokenizer.
+
+Nothing in a folder is executed. `rules` knows both vocabularies of parameters; tensors are read from `sources`.
+"""
+
+from common.checkpoint.lora import LoraSource
+from common.checkpoint.model_config import ModelConfig, load_model_config
+from common.checkpoint.rules import check_tensor_parallel, shard_bounds
+from common.checkpoint.sources import SafetensorsFolder
+from common.checkpoint.tokenizer import Tokenizer, load_tokenizer
+from common.checkpoint.weights import load_weights
+
+__all__ = [
+    "LoraSource",
+    "ModelConfig",
+    "SafetensorsFolder",
+    "Tokenizer",
+    "check_tensor_parallel",
+    "load_model_config",
+    "load_tokenizer",
+    "load_weights",
+    "shard_bounds",
+]

@@ -1,0 +1,153 @@
+"""What tensors are read from: a safetensors folder, made-up numbers, or another source with something laid over it
+(LoRA in `common.checkpoint.lora`, quantized checkpoints in `quant`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Protocol
+from zlib import crc32
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from common.checkpoint.json_file import read_json_object
+from common.checkpoint.model_config import ModelConfig
+from common.checkpoint.rules import checkpoint_shapes
+from common.errors import ConfigError
+
+Slices = tuple[slice, ...]
+
+
+class TensorSource(Protocol):
+    """Named tensors that can be read in part."""
+
+    def names(self) -> Collection[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def read(self, name: str, slices: Slices = ()) -> torch.Tensor:
+        """The tensor, or the part that `slices` (one a dimension) cut out; may alias the file. Raises ConfigError."""
+
+    def where(self, name: str) -> str:
+        """The file that holds or should hold the tensor, for error messages."""
+
+
+class SafetensorsFolder:
+    """Tensors of `<stem>.safetensors`, or of the shards that `<stem>.safetensors.index.json` lists."""
+
+    def __init__(self, folder: str | Path, stem: str = "model") -> None:
+        self._folder = Path(folder)
+        self._index = self._folder / f"{stem}.safetensors.index.json"
+        self._single = self._folder / f"{stem}.safetensors"
+        self._open_files: dict[Path, Any] = {}
+        self._file_of = self._read_index() if self._index.is_file() else self._read_single()
+
+    def names(self) -> Collection[str]:
+        return self._file_of.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slice_of(name).get_shape())
+
+    def read(self, name: str, slices: Slices = ()) -> torch.Tensor:
+        part = self._slice_of(name)
+        try:
+            tensor: torch.Tensor = part[slices or (slice(None),) * len(part.get_shape())]
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise ConfigError(
+                f"{self.where(name)}: {name}: cannot be read ({error}); download the file again"
+            ) from None
+        return tensor
+
+    def where(self, name: str) -> str:
+        fallback = self._index if self._index.is_file() else self._single
+        return str(self._file_of.get(name, fallback))
+
+    def _slice_of(self, name: str) -> Any:
+        assert name in self._file_of, f"{name} is not among names()"
+        try:
+            return self._open(self._file_of[name]).get_slice(name)
+        except SafetensorError as error:
+            raise ConfigError(f"{self.where(name)}: {name}: not in this file ({error}); download it again") from None
+
+    def _read_index(self) -> dict[str, Path]:
+        weight_map = read_json_object(self._index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ConfigError(f"{self._index}: weight_map: missing; download the file again")
+        file_of = {}
+        for name, file in weight_map.items():
+            if not isinstance(file, str) or Path(file).name != file:
+                raise ConfigError(f"{self._index}: {name}: {file!r} is not a file of this folder; download it again")
+            file_of[name] = self._folder / file
+            if not file_of[name].is_file():
+                raise ConfigError(f"{file_of[name]}: missing, but {self._index.name} puts {name} there; download it")
+        return file_of
+
+    def _read_single(self) -> dict[str, Path]:
+        if not self._single.is_file():
+            raise ConfigError(
+                f"{self._folder}: neither {self._single.name} nor {self._index.name} found; download the checkpoint "
+                "in safetensors format (.bin files are not read)"
+            )
+        return dict.fromkeys(self._open(self._single).keys(), self._single)
+
+    def _open(self, path: Path) -> Any:
+        if path not in self._open_files:
+            try:
+                self._open_files[path] = safe_open(str(path), framework="pt")
+            except (SafetensorError, OSError, ValueError) as error:
+                raise ConfigError(f"{path}: {_why_unreadable(path, error)}") from None
+        return self._open_files[path]
+
+
+def _why_unreadable(path: Path, error: Exception) -> str:
+    with path.open("rb") as file:
+        if file.read(23) == b"version https://git-lfs":
+            return "a git-lfs pointer, not the weights; run `git lfs pull` in the folder"
+    return f"truncated or corrupt ({error}); download the file again"
+
+
+class DummySource:
+    """Made-up weights of the right shapes: norms 1, the rest normal with deviation 0.02, the same for every tp size.
+
+    Every tensor is a stretch of one repeated pool of random numbers, so that 7B parameters cost a copy, not 7B draws.
+    The pool's length is a prime, so no two rows of a matrix are equal.
+    """
+
+    _POOL_SIZE = 4_194_301
+    _STD = 0.02
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, seed: int, device: torch.device | str = "cpu") -> None:
+        self._shapes = checkpoint_shapes(config)
+        pool = torch.randn(self._POOL_SIZE, generator=torch.Generator().manual_seed(seed)) * self._STD
+        self._pool = pool.to(device, dtype)
+
+    def names(self) -> Collection[str]:
+        return self._shapes.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def where(self, name: str) -> str:
+        return "load_format dummy"
+
+    def read(self, name: str, slices: Slices = ()) -> torch.Tensor:
+        shape = self._shapes[name]
+        if "norm" in name:
+            return torch.ones(shape, dtype=self._pool.dtype, device=self._pool.device)[slices]
+        rows, *columns = slices or (slice(0, shape[0]),)
+        first_row, last_row, _ = rows.indices(shape[0])
+        row_size = shape[1] if len(shape) == 2 else 1
+        stretch = self._stretch(crc32(name.encode()) + first_row * row_size, (last_row - first_row) * row_size)
+        whole_rows = stretch.view(last_row - first_row, *shape[1:])
+        return whole_rows[:, columns[0]] if columns else whole_rows
+
+    def _stretch(self, start: int, count: int) -> torch.Tensor:
+        stretch = torch.empty(count, dtype=self._pool.dtype, device=self._pool.device)
+        filled, start = 0, start % self._POOL_SIZE
+        while filled < count:
+            step = min(count - filled, self._POOL_SIZE - start)
+            stretch[filled : filled + step] = self._pool[start : start + step]
+            filled, start = filled + step, 0
+        return stretch

@@ -1,0 +1,125 @@
+"""`lopa doctor`: what this machine has, and whether a profile can run on it, before anyone waits for a model."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from common.config import DeviceProfile, find_config, load_profile
+from common.errors import ConfigError
+from common.metrics import fingerprint
+from common.platforms import Finding, Platform, all_platforms, platform_of, platform_of_device
+from common.processes import Nodes, processes_here, resolve_mesh
+
+
+def doctor(
+    profile: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--profile", "-p", help="Also say whether this profile can run here; exit 2 if not."),
+    ] = None,
+    selftest: Annotated[
+        bool, typer.Option("--selftest", help="Also run each operation of an Ascend profile; exit 2 if one is wrong.")
+    ] = False,
+) -> None:
+    """Show what this machine has: devices, driver or CANN, torch, collectives, Triton."""
+    device_profile = None if profile is None else load_profile(find_config("profiles", profile))
+    exit_code = examine(device_profile)
+    if selftest:
+        exit_code = exit_code or run_selftest(device_profile)
+    raise typer.Exit(exit_code)
+
+
+def examine(profile: DeviceProfile | None) -> int:
+    """Print the report; 0 if the profile (if there is one) can run here, else 2."""
+    _print("this machine", list(machine()))
+    if profile is None:
+        return 0
+    needs = list(requirements(profile))
+    can_run = all(need.is_ok is not False for need in needs)
+    _print(f"profile {profile.name}: {'can run here' if can_run else 'cannot run here'}", needs)
+    return 0 if can_run else 2
+
+
+def run_selftest(profile: DeviceProfile | None) -> int:
+    """Compute every operation on the device beside its CPU twin; 0 if all agree, else 2. Raises ConfigError."""
+    if profile is None:
+        raise ConfigError("--selftest is for profiles of device npu: add --profile ascend_910c_tp4_bp4")
+    findings = platform_of(profile).selftest(profile)
+    is_right = all(finding.is_ok for finding in findings)
+    _print(f"self-test: {'every operation is right' if is_right else 'do not serve with this CANN'}", findings)
+    return 0 if is_right else 2
+
+
+def machine() -> Iterator[Finding]:
+    import torch
+    import torch.distributed as dist
+
+    about = fingerprint()
+    yield Finding("python", f"{about['python']} ({sys.executable})")
+    yield Finding("lopa", f"{about['lopa']}, commit {about['commit'] or 'unknown (not a git checkout)'}")
+    yield Finding("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'no'}")
+    yield Finding("cpu", f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores")
+    for own in all_platforms():
+        if own.visible_devices_variable is not None:
+            yield Finding(f"{own.device} devices", f"{own.num_visible_devices()} visible{_visibility(own)}")
+        yield from (Finding(name, version or "not found") for name, version in own.versions().items())
+    for package in ("triton", "transformers", "tokenizers", "safetensors", "numpy"):
+        yield Finding(package, _package(package) or "not installed")
+    here = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "hccl": _package("torch-npu")}
+    yield Finding("collectives", ", ".join(name for name, is_here in here.items() if is_here) or "none")
+
+
+def requirements(profile: DeviceProfile) -> Iterator[Finding]:
+    """What the profile needs, each judged."""
+    mesh, here = resolve_mesh(profile), _processes_here(profile)
+    sizes = f"dp {mesh.data_parallel_size} x bp {mesh.branch_parallel_size} x tp {mesh.tensor_parallel_size}"
+    yield Finding("processes", f"{mesh.num_processes} ({sizes}), {here} on each node")
+    own = platform_of_device(profile.device)
+    if own.visible_devices_variable is None:
+        yield Finding("device", profile.device, True)
+    else:
+        visible = own.num_visible_devices()
+        yield Finding("devices", f"{here} {profile.device} wanted on each node, {visible} visible", visible >= here)
+    yield from own.requirements(profile, mesh.num_processes, here)
+    for name, value in profile.environment.items():
+        if os.environ.get(name, value) != value:
+            yield Finding(
+                "environment", f"{name} is {os.environ[name]!r} here, the profile has {value!r}: yours is kept"
+            )
+
+
+def _processes_here(profile: DeviceProfile) -> int:
+    """On each of as many nodes as the profile's own numbers make."""
+    here = profile.processes_per_node or resolve_mesh(profile).num_processes
+    return processes_here(profile, Nodes(count=max(1, resolve_mesh(profile).num_processes // here)))
+
+
+def _visibility(own: Platform) -> str:
+    name = own.visible_devices_variable or ""
+    return f" ({name}={os.environ[name]})" if name in os.environ else ""
+
+
+def _package(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _print(title: str, findings: Sequence[Finding]) -> None:
+    table = Table(title=title, title_justify="left", show_header=False)
+    signs = {True: "[green]ok[/green]", False: "[red]missing[/red]", None: ""}
+    for finding in findings:
+        # .[ascend] is no markup.
+        table.add_row(signs[finding.is_ok], finding.subject, escape(finding.detail))
+    console = Console()
+    (console if console.is_terminal else Console(width=140)).print(table)

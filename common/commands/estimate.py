@@ -1,0 +1,35 @@
+"""`lopa estimate`: predict a step without running it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from common.commands.options import OptionalCount, OptionalText, RunArgument, SetOption, load_both
+
+
+def estimate(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A YAML file, or a name from configs/profiles.")],
+    run: RunArgument,
+    set: SetOption = None,
+    rows: Annotated[
+        OptionalCount, typer.Option(min=1, help="Rows of a step, of all bp ranks; k + 1 a request if unset.")
+    ] = None,
+    window: Annotated[
+        OptionalCount, typer.Option(min=1, help="Positions of a row; usual for the strategy if unset.")
+    ] = None,
+    prefix: Annotated[int, typer.Option(min=0, help="Cached positions in front of the window.")] = 1024,
+    tpf: Annotated[float, typer.Option(min=0.1, help="Tokens a step, for the tokens per second.")] = 10.0,
+    hardware: Annotated[OptionalText, typer.Option(help="YAML file, or name from configs/hardware.")] = None,
+) -> None:
+    """Predict the time of one step from its operations, by part; nothing is run and no weights are needed.
+
+    Says what bounds each part, what W8A8, merging, fusing and overlapping change, and which mesh of the same devices
+    would be fastest. Of the run's model only config.json is read.
+    """
+    from common.estimate import Options, estimate_tables
+
+    device_profile, run_config = load_both(profile, run, set)
+    options = Options(rows=rows, window=window, prefix=prefix, tokens_per_step=tpf)
+    typer.echo(estimate_tables(device_profile, run_config, options, hardware))

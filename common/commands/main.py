@@ -1,0 +1,88 @@
+"""The `lopa` command: one module a subcommand, each of which only reads its arguments and calls what does the work."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from common.commands.bench import RAW_ARGUMENTS, bench
+from common.commands.demo import demo
+from common.commands.doctor import doctor
+from common.commands.estimate import estimate
+from common.commands.evaluate import evaluate
+from common.commands.parity import parity
+from common.commands.quantize import quantize
+from common.commands.run import run
+from common.errors import EngineError
+from common.processes import (
+    Stopped,
+    die_with_launcher,
+    end_undisturbed,
+    global_rank,
+    num_started,
+    stop_on_signals,
+    write_error_file,
+)
+from common.version import LOPA_VERSION
+
+app = typer.Typer(
+    name="lopa",
+    help="Decode text with diffusion language models, several lookahead branches at a time (LoPA).",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+for _command in (demo, run, evaluate, parity, doctor, quantize, estimate):
+    app.command()(_command)
+app.command(**RAW_ARGUMENTS)(bench)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lopa {LOPA_VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    pass
+
+
+def fail(sentence: str) -> int:
+    """Say why this process ends, as one line, also to the launcher if there is one; the exit code."""
+    write_error_file(sentence)
+    where = f"rank {global_rank()}: " if num_started() > 1 else ""
+    print(f"lopa: {where}{sentence}", file=sys.stderr, flush=True)
+    return 2
+
+
+def main() -> None:
+    """The console script: errors of users and machines end in one sentence; only defects show a traceback."""
+    # With torch-npu installed but no CANN, importing torch would fail with torch-npu's traceback; engines import it.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    die_with_launcher()
+    stop_on_signals()
+    level = logging.WARNING if os.environ.get("RANK", "0") != "0" else logging.INFO
+    logging.basicConfig(format="lopa: %(message)s", level=logging.WARNING)
+    for package in ("common", "graphs", "quant", "lopa_cuda", "lopa_ascend"):
+        logging.getLogger(package).setLevel(level)
+    try:
+        app()
+    except Stopped as stopped:  # which has silenced further signals
+        if not stopped.is_reported and os.environ.get("RANK", "0") == "0":
+            print(f"lopa: {stopped}", file=sys.stderr, flush=True)
+        sys.exit(stopped.exit_code)
+    except (ValueError, EngineError, OSError) as error:
+        end_undisturbed()  # before the sentence is written
+        if os.environ.get("LOPA_TRACEBACK"):
+            raise
+        sys.exit(fail(" ".join(str(error).split())))
+    finally:
+        end_undisturbed()

@@ -1,0 +1,45 @@
+"""What several commands share: their options, and what is done before any of them loads torch."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Optional
+
+import typer
+
+from common.config import DeviceProfile, RunConfig, find_config, load_profile_and_run
+from common.platforms import platform_of_device
+from common.processes import check_started, num_started_here, resolve_mesh
+
+ProfileOption = Annotated[
+    str, typer.Option("--profile", "-p", help="What runs the model: a YAML file, or a name from configs/profiles.")
+]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="What is decoded: a YAML file, or a name from configs/runs.")
+]
+SetOption = Annotated[
+    Optional[list[str]],  # noqa: UP045  typer reads this at run time, on Python 3.10 too
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, e.g. decode.num_lookahead=7. Repeatable."),
+]
+OptionalText = Optional[str]  # noqa: UP045
+OptionalCount = Optional[int]  # noqa: UP045
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Drop earlier results instead of resuming them.")]
+
+
+def load_both(profile: str, run: str, overrides: list[str] | None) -> tuple[DeviceProfile, RunConfig]:
+    """Both files. Raises ConfigError."""
+    return load_profile_and_run(find_config("profiles", profile), find_config("runs", run), overrides or [])
+
+
+def load_to_run(profile: str, run: str, overrides: list[str] | None) -> tuple[DeviceProfile, RunConfig]:
+    """Both files, and this process made ready to run them. Raises ConfigError or MissingCapability."""
+    device_profile, run_config = load_both(profile, run, overrides)
+    # run_batch.sh has exported them already; torch, which reads some of them when it loads, is not loaded yet.
+    for name, value in device_profile.environment.items():
+        os.environ.setdefault(name, value)
+    platform = platform_of_device(device_profile.device)
+    if platform.needs_devices_at_start:
+        here = num_started_here() or device_profile.processes_per_node
+        platform.require_devices(device_profile, here or resolve_mesh(device_profile).num_processes)
+    check_started(device_profile)
+    return device_profile, run_config

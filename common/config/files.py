@@ -1,0 +1,119 @@
+"""From a YAML file and `--set key=value` to the checked object; where files that come with the package lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from common.config.explain import explain
+from common.config.frozen import Frozen
+from common.config.profile import DeviceProfile
+from common.config.run import RunConfig
+from common.errors import ConfigError
+
+# The folder beside `common`: in a checkout, and in an installed package.
+_CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+_REFUSED_KEYS = {
+    "branching_factor": "published scripts use it for both k and k+1; set decode.num_lookahead to k, the number of "
+    "lookahead branches beside the anchor",
+    "trust_remote_code": "code from a checkpoint folder is never run; remove the key",
+}
+
+ConfigT = TypeVar("ConfigT", bound=Frozen)
+
+
+def find_config(kind: Literal["profiles", "runs", "sweeps"], name: str | Path) -> Path:
+    """A path as it is; the bare name of a file in configs/`kind` as its path. Raises ConfigError naming those there."""
+    folder = _CONFIGS / kind
+    candidates = (Path(name), folder / name, folder / f"{name}.yaml")
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is None:
+        known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml"))) or "none"
+        raise ConfigError(f"{name}: no such file, and not one of the {kind} in {folder} ({known})")
+    return found
+
+
+def load_profile_and_run(
+    profile: str | Path, run: str | Path, overrides: Sequence[str] = ()
+) -> tuple[DeviceProfile, RunConfig]:
+    """Both files of a run. An override goes to the file that its first key belongs to. Raises ConfigError."""
+    of_profile = [item for item in overrides if item.partition("=")[0].split(".")[0] in DeviceProfile.model_fields]
+    of_run = [item for item in overrides if item not in of_profile]
+    return load_profile(profile, of_profile), load_run(run, of_run)
+
+
+def load_profile(path: str | Path, overrides: Sequence[str] = ()) -> DeviceProfile:
+    """Read a device profile. Raises ConfigError naming file, key and fix."""
+    return load_yaml(path, DeviceProfile, overrides)
+
+
+def load_run(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run file and apply `key=value` overrides (dotted keys, YAML values). Raises ConfigError."""
+    return load_yaml(path, RunConfig, overrides)
+
+
+def load_yaml(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
+    """Any file of settings as its checked object. Raises ConfigError."""
+    tree = _read_yaml(Path(path))
+    for override in overrides:
+        _apply_override(tree, override)
+    _refuse_keys(tree, Path(path))
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(explain(error, Path(path), kind)) from None
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML whose second value for a key does not silently replace the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice} stands there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; configs/ holds examples")
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path}: not valid YAML ({reason})") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected a mapping of settings, found {type(tree).__name__}")
+    return tree
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--set {override}: write key=value, for example --set decode.num_lookahead=7")
+    try:
+        value = yaml.safe_load(text) if text else None
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override}: the value is not valid YAML; quote it") from None
+    *parents, leaf = key.split(".")
+    node = tree
+    for parent in parents:
+        child = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {override}: {parent} is a single value, not a section")
+        node = child
+    node[leaf] = value
+
+
+def _refuse_keys(tree: Mapping[str, Any], path: Path, prefix: str = "") -> None:
+    for key, value in tree.items():
+        if key in _REFUSED_KEYS:
+            raise ConfigError(f"{path}: {prefix}{key}: {_REFUSED_KEYS[key]}")
+        if isinstance(value, Mapping):
+            _refuse_keys(value, path, f"{prefix}{key}.")

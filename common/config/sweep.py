@@ -1,0 +1,62 @@
+"""Settings to compare: `configs/sweeps/*.yaml`. A file names them one by one (`rows`), spans a `grid`, or both."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from common.config.decode import DecodeConfig
+from common.config.files import load_yaml
+from common.config.frozen import Frozen
+from common.errors import ConfigError
+
+
+class SweepRow(Frozen):
+    name: str
+    decode: dict[str, Any] = Field(default_factory=dict)
+
+
+class SweepConfig(Frozen):
+    """Settings to compare, over those of the run file; `configs/sweeps/*.yaml`."""
+
+    rows: tuple[SweepRow, ...] = ()
+    grid: dict[str, list[Any]] = Field(default_factory=dict)
+
+
+def load_sweep(path: Path, base: DecodeConfig) -> dict[str, DecodeConfig]:
+    """Name -> settings, in the file's order. Raises ConfigError naming file, row and fix."""
+    sweep = load_yaml(path, SweepConfig)
+    rows = [*sweep.rows, *_grid_rows(sweep.grid)]
+    if not rows:
+        raise ConfigError(f"{path}: no settings to compare; add rows or a grid")
+    names = [row.name for row in rows]
+    if len({slug(name) for name in names}) < len(names):
+        raise ConfigError(f"{path}: two settings have the same name; each one names an output file")
+    return {row.name: _settings(path, row, base) for row in rows}
+
+
+def _grid_rows(grid: Mapping[str, Sequence[Any]]) -> list[SweepRow]:
+    if not grid:
+        return []
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    return [
+        SweepRow(name=", ".join(f"{key}={value}" for key, value in point.items()), decode=point) for point in points
+    ]
+
+
+def _settings(path: Path, row: SweepRow, base: DecodeConfig) -> DecodeConfig:
+    try:
+        return DecodeConfig.model_validate({**base.model_dump(), **row.decode})
+    except ValidationError as error:
+        from common.config.explain import explain
+
+        raise ConfigError(f"{explain(error, path, DecodeConfig)} (row {row.name!r})") from None
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")

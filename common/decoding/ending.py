@@ -1,0 +1,76 @@
+"""When a request has ended, and what it ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.config import DecodeConfig
+from common.decoding.blocks import BlockStatus, BlockStrategy
+from common.decoding.plan import Int
+from common.decoding.request import Completion, FinishReason
+from common.decoding.state import DecodingRequest
+
+FindStop = Callable[[Sequence[int]], "int | None"]  # generated ids so far -> how many of them to keep, or None
+
+
+@dataclass(frozen=True, slots=True)
+class Ender:
+    """Of requests under one decoding rule."""
+
+    decode: DecodeConfig
+    strategy: BlockStrategy
+    eos_token_id: int | None
+    find_stop: FindStop | None
+
+    def completion(self, decoding: DecodingRequest, now: float) -> Completion | None:
+        """The finished request, or None while it goes on."""
+        may_end_early = decoding.has_eos or self.find_stop is not None
+        if not (may_end_early or self._is_done(decoding) or self._is_out_of_steps(decoding)):
+            return None
+        generated = decoding.token_S[decoding.prompt_length : decoding.blocks[-1].end]
+        is_masked = decoding.is_masked_S[decoding.prompt_length : decoding.blocks[-1].end]
+        num_filled_prefix = int(is_masked.argmax()) if is_masked.any() else len(generated)
+        num_kept, reason = self._find_end(decoding, generated[:num_filled_prefix])
+        if reason is None:
+            return None
+        return Completion(
+            id=decoding.request.id,
+            prompt_length=decoding.prompt_length,
+            token_ids=tuple(generated[:num_kept].tolist()),
+            canvas_token_ids=tuple(generated.tolist()),
+            num_canvas_tokens=int((~is_masked).sum()),
+            num_forwards=decoding.num_forwards,
+            num_lookahead_wins=decoding.num_lookahead_wins,
+            finish_reason=reason,
+            first_step_s=decoding.first_step_s,
+            total_s=now - decoding.admitted_at,
+            tokens_per_step=tuple(decoding.tokens_per_step),
+        )
+
+    def _find_end(self, decoding: DecodingRequest, prefix: Int) -> tuple[int, FinishReason | None]:
+        """How much of the filled prefix is the answer, and why the request ends, if it does."""
+        eos_at = np.flatnonzero(prefix == self.eos_token_id)[:1] if decoding.has_eos else prefix[:0]
+        num_kept = int(eos_at[0]) + 1 if eos_at.size else len(prefix)
+        if self.find_stop is not None:
+            stop_at = self.find_stop(prefix[:num_kept].tolist())
+            if stop_at is not None:
+                return stop_at, "stop"
+        if eos_at.size and self.decode.stop_at_eos:
+            return num_kept, "eos"
+        if self._is_done(decoding):
+            return num_kept, "eos" if eos_at.size else "length"
+        if self._is_out_of_steps(decoding):
+            return num_kept, "max_steps"
+        return num_kept, None
+
+    def _is_done(self, decoding: DecodingRequest) -> bool:
+        """No mask left, no block active, and none to open."""
+        if any(block.num_masked or block.status is BlockStatus.ACTIVE for block in decoding.blocks):
+            return False
+        return decoding.has_eos or not self.strategy.opens_block(decoding.blocks, last_filled_share=1.0)
+
+    def _is_out_of_steps(self, decoding: DecodingRequest) -> bool:
+        return decoding.num_forwards >= (self.decode.max_steps or 2 * self.decode.max_new_tokens + 16)

@@ -1,0 +1,92 @@
+"""The contract between the scheduler and the hardware. `common.platforms` picks what stands behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, cast
+
+from common.config import DecodeConfig
+from common.decoding.plan import Int, Predictions, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an engine can hold: requests at once, and positions a request (prompt and canvas together)."""
+
+    num_slots: int
+    max_model_len: int
+
+    def can_hold(self, prompt_lengths: Sequence[int], decode: DecodeConfig) -> bool:
+        """Whether requests with these prompts can be decoded at once. Every rank of a replica gets the same answer.
+
+        Slots always fit; an engine whose requests share memory of another kind overrides this.
+        """
+        return True
+
+
+class Place(Protocol):
+    """Where this process stands among those of the run; `common.processes.Mesh` says more."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def dp_rank(self) -> int: ...
+
+    @property
+    def dp_size(self) -> int: ...
+
+    @property
+    def bp_size(self) -> int: ...
+
+    @property
+    def tp_size(self) -> int: ...
+
+    @property
+    def is_leader(self) -> bool:
+        """The one rank of its replica that writes results."""
+
+
+class Engine(Protocol):
+    """Runs one forward pass a step for all rows of a plan. Every rank of a replica calls it with the same arguments."""
+
+    @property
+    def capacity(self) -> Capacity: ...
+
+    @property
+    def mesh(self) -> Place: ...
+
+    def forward(self, plan: StepPlan) -> Predictions:
+        """Compute every row once. Pre-writes the window's KV; the committed KV is unchanged.
+
+        Raises EngineError naming rank and step on out of memory, a dead peer or a collective's time-out.
+        """
+
+    def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
+        """Make the KV of `plan.commits` final, taken from the winner's row ([requests of the step], global rows)."""
+
+    def describe(self) -> dict[str, Any]:
+        """The environment fingerprint: device, driver or CANN, torch, mesh, memory."""
+
+    def close(self) -> None:
+        """Leave the process groups and free device memory."""
+
+
+class QueuesForwards(Protocol):
+    """An engine whose passes run while the host does something else: `forward` in two calls."""
+
+    def launch(self, plan: StepPlan) -> None: ...
+
+    def receive(self) -> Predictions:
+        """Of the pass launched last."""
+
+
+def start_forward(engine: Engine, plan: StepPlan) -> Callable[[], Predictions]:
+    """Begin the pass, and return what waits for it. Where an engine cannot queue, that is what computes it."""
+    if not hasattr(engine, "launch"):  # isinstance of a protocol would take some 5 us of every step
+        return partial(engine.forward, plan)
+    queueing = cast(QueuesForwards, engine)
+    queueing.launch(plan)
+    return queueing.receive

@@ -1,0 +1,191 @@
+"""What the scheduler asks of an engine, and what it gets back: plain numpy, no device.
+
+A step's *rows* are (request, branch) pairs of any number of requests. A row's *entries* are its window positions,
+followed by its shift entries where `shift_row: fresh` asks for them: queries that repeat the position before a block
+so that the block's first token is predicted from what the window holds now. Shift entries read keys and never provide
+any.
+
+Shapes: R rows, W entries (the widest row; shorter rows are padded).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from common.config import DecodeConfig
+
+Int = npt.NDArray[np.int64]
+Float = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
+Number = TypeVar("Number", bound=np.generic)
+
+NUM_UPLOADED_FIELDS = 4  # of StepPlan.row_fields_7R: start, num_keys, cached, slot
+
+
+def part(block: npt.NDArray[Number], index: int) -> npt.NDArray[Number]:
+    """One of the arrays that lie behind one another in a block."""
+    found: npt.NDArray[Number] = block[index]
+    return found
+
+
+class Sampling(NamedTuple):
+    """How a token and its confidence come out of the logits; the same for every row of a run."""
+
+    strategy: Literal["default", "margin", "neg_entropy"]
+    mask_token_id: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+
+    @classmethod
+    def of(cls, decode: DecodeConfig, mask_token_id: int) -> Sampling:
+        """What the scheduler will ask for under these settings. mask_token_id: the model's, unless they name one."""
+        own = mask_token_id if decode.mask_token_id is None else decode.mask_token_id
+        return cls(decode.sampling_strategy, own, decode.temperature, decode.top_p, decode.top_k)
+
+
+class CommitSpan(NamedTuple):
+    """Positions of one request whose KV becomes final in this step; taken from the winner's row."""
+
+    request: int  # index of the request in this step, as in StepPlan.request_R
+    slot: int
+    start: int  # absolute; equals the window's start
+    length: int
+
+
+class StepPlan(NamedTuple):
+    """One forward pass.
+
+    entries_3RW: token id, absolute position and horizon of each entry; an entry attends to keys at positions below its
+    horizon (cached keys and the row's own window keys).
+    is_read_RW: entries whose next-token statistics the scheduler will read.
+    row_fields_7R: what the properties below name, one number a row, in their order; the first NUM_UPLOADED_FIELDS go to
+        the device as they are.
+    commits_locally: attention is block-causal, so a block's KV depends on nothing behind it and every rank can commit
+        its own copy.
+    request_R: index of the row's request in this step; rows of one request are adjacent, lookaheads first, anchor last.
+    """
+
+    entries_3RW: Int
+    is_read_RW: Bool
+    row_fields_7R: Int
+    request_R: Int
+    commits: tuple[CommitSpan, ...]
+    sampling: Sampling
+    commits_locally: bool
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.is_read_RW.shape[0])
+
+    @property
+    def width(self) -> int:
+        return int(self.is_read_RW.shape[1])
+
+    @property
+    def token_RW(self) -> Int:
+        return part(self.entries_3RW, 0)
+
+    @property
+    def position_RW(self) -> Int:
+        return part(self.entries_3RW, 1)
+
+    @property
+    def horizon_RW(self) -> Int:
+        return part(self.entries_3RW, 2)
+
+    @property
+    def start_R(self) -> Int:
+        """The window's first position; cached keys at positions in [0, start) are visible to the row."""
+        return part(self.row_fields_7R, 0)
+
+    @property
+    def num_keys_R(self) -> Int:
+        """Window positions (entries that provide keys); they come first in the row."""
+        return part(self.row_fields_7R, 1)
+
+    @property
+    def cached_R(self) -> Int:
+        """End of the row's cached keys. Above start + num_keys only in the dual cache, where the keys cached behind the
+        window, [start + num_keys, cached), are visible to every entry; otherwise equal to start."""
+        return part(self.row_fields_7R, 2)
+
+    @property
+    def slot_R(self) -> Int:
+        """The request's KV slot."""
+        return part(self.row_fields_7R, 3)
+
+    @property
+    def num_entries_R(self) -> Int:
+        """num_keys plus shift entries; the rest of the row is padding."""
+        return part(self.row_fields_7R, 4)
+
+    @property
+    def noise_key_R(self) -> Int:
+        """With step_R what random numbers are keyed by (temperature > 0)."""
+        return part(self.row_fields_7R, 5)
+
+    @property
+    def step_R(self) -> Int:
+        """How many passes the request has had."""
+        return part(self.row_fields_7R, 6)
+
+
+class Predictions(NamedTuple):
+    """Statistics of the next token after each entry that the plan marks as read; other values are undefined.
+
+    values_3RW: predicted id (arg max, or the sample at temperature > 0), never the mask id; its probability (the
+    maximum at temperature 0); its confidence under `sampling_strategy`. float32, which holds ids below 2^24 exactly.
+    """
+
+    values_3RW: Float
+
+    @classmethod
+    def of(cls, token_RW: Int, probability_RW: Float, confidence_RW: Float) -> Predictions:
+        return cls(np.stack((token_RW, probability_RW, confidence_RW), dtype=np.float32, casting="unsafe"))
+
+    @property
+    def token_RW(self) -> Int:
+        return part(self.values_3RW, 0).astype(np.int64)
+
+    @property
+    def probability_RW(self) -> Float:
+        return part(self.values_3RW, 1)
+
+    @property
+    def confidence_RW(self) -> Float:
+        return part(self.values_3RW, 2)
+
+
+def assign_rows(plan: StepPlan, num_ranks: int) -> Int:
+    """Global row computed at [rank, local row]; every rank gets the same number of rows, repeats fill the gaps.
+
+    Rows are assigned round robin, so that a request's branches spread over the ranks. Under block-causal attention each
+    rank writes a committed block's KV itself, without traffic, so it also gets at least one row of every committing
+    request: the anchor if no other.
+    """
+    if not (plan.commits_locally and plan.commits and num_ranks > 1):
+        return _round_robin(plan.num_rows, num_ranks)
+    rows_of_rank = [list(range(rank, plan.num_rows, num_ranks)) for rank in range(num_ranks)]
+    committing = {span.request for span in plan.commits}
+    anchor_of = {int(request): row for row, request in enumerate(plan.request_R) if int(request) in committing}
+    for rows in rows_of_rank:
+        held = {int(plan.request_R[row]) for row in rows}
+        rows.extend(anchor for request, anchor in anchor_of.items() if request not in held)
+    return _pad_to_equal_length(rows_of_rank)
+
+
+@cache
+def _round_robin(num_rows: int, num_ranks: int) -> Int:
+    row_of = _pad_to_equal_length([list(range(rank, num_rows, num_ranks)) for rank in range(num_ranks)])
+    row_of.flags.writeable = False  # shared by every step of this many rows
+    return row_of
+
+
+def _pad_to_equal_length(rows_of_rank: list[list[int]]) -> Int:
+    most = max(len(rows) for rows in rows_of_rank)
+    return np.array([[*rows, *[rows[-1] if rows else 0] * (most - len(rows))] for rows in rows_of_rank], dtype=np.int64)

@@ -1,0 +1,113 @@
+"""What the scheduler remembers about a request, and what one step of it looked like. Typed values, no behaviour to
+speak of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from common.decoding.blocks import Block, Window
+from common.decoding.plan import Bool, Float, Int, part
+from common.decoding.request import GenerationRequest
+
+
+@dataclass(slots=True)
+class Branch:
+    """The anchor, or the anchor plus one token.
+
+    opens_block, activated: set by planning from the branch's own filled shares; the winner's become the request's.
+    """
+
+    position: int | None = None  # absolute; None for the anchor
+    token: int = -1
+    creation_confidence: float = 1.0
+    opens_block: bool = False
+    activated: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class DecodingRequest:
+    """A request being decoded: the anchor's tokens and blocks, and the branches of the coming step.
+
+    token_S, is_masked_S: prompt and whole canvas by absolute position; positions not opened yet are masks.
+    branches: lookaheads in order of descending creation confidence, the anchor last.
+    carry_31: token, probability and confidence predicted for the first position behind the cache, kept from the step
+        that committed the position before it.
+    """
+
+    request: GenerationRequest
+    slot: int
+    noise_key: int
+    token_S: Int
+    is_masked_S: Bool
+    blocks: list[Block]
+    admitted_at: float
+    branches: list[Branch] = field(default_factory=lambda: [Branch()])
+    carry_31: Float = field(default_factory=lambda: np.array([[-1.0], [0.0], [0.0]], dtype=np.float32))
+    is_refreshed: bool = False  # fast_dllm: the cache around the current block is up to date
+    has_eos: bool = False
+    num_forwards: int = 0
+    num_lookahead_wins: int = 0
+    first_step_s: float = 0.0
+    tokens_per_step: list[int] = field(default_factory=list)
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt)
+
+    def block_index_at(self, position: int) -> int:
+        index = len(self.blocks) - 1
+        while self.blocks[index].start > position:
+            index -= 1
+        return index
+
+
+class RequestStep(NamedTuple):
+    """One request's part of a step: rows [first_row, last_row) and what they hold.
+
+    window: the widest branch's. ends: each branch's own end.
+    shift_entry_of: block start -> column of its shift entry behind the row's keys.
+    """
+
+    decoding: DecodingRequest
+    first_row: int
+    last_row: int
+    window: Window
+    ends: list[int]
+    is_masked_BW: Bool
+    shift_entry_of: dict[int, int]
+
+
+class Aligned(NamedTuple):
+    """A request's predictions (token, probability, confidence, as in `Predictions`) aligned with its window: column j
+    speaks of position window.start + j."""
+
+    values_3BW: Float
+
+    def tokens(self, branch: int, column_N: Int) -> Int:
+        """Ids that this branch predicts in these columns."""
+        return part(part(self.values_3BW, 0), branch).take(column_N).astype(np.int64)
+
+    @property
+    def probability_BW(self) -> Float:
+        return part(self.values_3BW, 1)
+
+    @property
+    def confidence_BW(self) -> Float:
+        return part(self.values_3BW, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What happened to a request in one step, for traces: branches in row order, lookaheads first and the anchor
+    last."""
+
+    request_id: str
+    commit_length: int
+    window_lengths: list[int]
+    branch_scores: list[float]
+    winner_is_anchor: bool
+    filled: dict[int, int]  # position -> token, the winner's own fill
+    lookahead: list[tuple[int, int, float]]  # position, token, confidence: spawned for the next step

@@ -1,0 +1,37 @@
+"""An engine around another one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from common.decoding import Engine, Int, Predictions, StepPlan
+
+
+class WrappedEngine:
+    """Everything is the wrapped engine's; subclasses replace what forward returns."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.capacity = engine.capacity
+        self.mesh = engine.mesh
+        self.answer_seconds = 0.0  # of the last step
+
+    def forward(self, plan: StepPlan) -> Predictions:
+        predictions = self.engine.forward(plan)
+        began = time.perf_counter()
+        answer = self.answer(plan, predictions)
+        self.answer_seconds = time.perf_counter() - began
+        return answer
+
+    def answer(self, plan: StepPlan, predictions: Predictions) -> Predictions:
+        raise NotImplementedError
+
+    def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
+        self.engine.commit(plan, winner_row_of_request)
+
+    def describe(self) -> dict[str, Any]:
+        return self.engine.describe()
+
+    def close(self) -> None:
+        self.engine.close()

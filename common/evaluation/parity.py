@@ -1,0 +1,130 @@
+"""Replay golden traces through the real engine and name the first difference: the engine against its oracle.
+
+A trace is a JSON file with a `model` folder beside it, decode settings, a prompt, and every step's window lengths,
+branch scores, winner, fills and lookaheads. Replay runs in float32 on CPU, at temperature 0, without the early stop
+at EOS.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.checkpoint import load_model_config
+from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.decoding import Completion, Engine, GenerationRequest, Rejection, Scheduler, StepRecord, decode_requests
+from common.errors import ConfigError, EngineError
+from common.evaluation.trace import Trace, TraceStep, read_trace
+from common.platforms import build_engine
+
+logger = logging.getLogger(__name__)
+SCORE_TOLERANCE = 1e-3  # of branch scores and of lookaheads' confidences
+
+
+def replay_files(paths: Sequence[Path], profile: DeviceProfile | None = None) -> int:
+    """Replay every trace, print a line each; 0 if all agree, 1 if some differ, 2 if some could not be replayed."""
+    codes = [_replay_file(path, profile or cpu_profile()) for path in paths]
+    print(f"{codes.count(0)} passed, {codes.count(1)} failed, {codes.count(2)} not replayed")
+    return max(codes, default=0)
+
+
+def _replay_file(path: Path, profile: DeviceProfile) -> int:
+    """Print or log what became of one trace; its exit code."""
+    try:
+        trace = read_trace(path)
+        difference = first_difference(trace, path.parent / trace.model, profile)
+    except (ConfigError, EngineError, OSError) as error:
+        logger.error("%s: %s", path, " ".join(str(error).removeprefix(f"{path}: ").split()))
+        return 2
+    print(f"{path.name}: {difference or f'ok, {trace.num_forward_steps} steps'}")
+    return 0 if difference is None else 1
+
+
+def cpu_profile() -> DeviceProfile:
+    return DeviceProfile(name="parity", engine="lopa_cuda", device="cpu", dtype="float32")
+
+
+def replay(trace: Trace, model: Path, profile: DeviceProfile) -> tuple[list[StepRecord], Completion]:
+    """Decode the trace's prompt with its settings; every step's record, and the completion."""
+    _check_token_ids(trace, load_model_config(model).vocab_size)
+    decode = trace.decode.model_copy(update={"stop_at_eos": False})
+    engine = build_engine(profile, RunConfig(model=str(model), decode=decode))
+    try:
+        return _replay(engine, decode, trace.prompt)
+    finally:
+        engine.close()
+
+
+def _check_token_ids(trace: Trace, vocab_size: int) -> None:
+    for key, ids in (("prompt", trace.prompt), ("decode.mask_token_id", [trace.decode.mask_token_id])):
+        for token in ids:
+            if token not in range(vocab_size):
+                raise ConfigError(
+                    f"{key}: {token} is not one of the model's {vocab_size} token ids, 0 to {vocab_size - 1}"
+                )
+
+
+def _replay(engine: Engine, decode: DecodeConfig, prompt: list[int]) -> tuple[list[StepRecord], Completion]:
+    records: list[StepRecord] = []
+    assert decode.mask_token_id is not None, "a trace names its mask id"
+    scheduler = Scheduler(
+        decode, mask_token_id=decode.mask_token_id, eos_token_id=decode.eos_token_id, observer=records.append
+    )
+    request = GenerationRequest("parity", tuple(prompt))
+    (result,) = decode_requests(iter([request]), scheduler, engine)
+    if isinstance(result, Rejection):
+        raise ConfigError(f"prompt: {result.reason}")
+    return records, result
+
+
+def first_difference(trace: Trace, model: Path, profile: DeviceProfile) -> str | None:
+    """One sentence on the first step or token that disagrees with the trace; None if all agree."""
+    records, completion = replay(trace, model, profile)
+    for number, (expected, record) in enumerate(zip(trace.steps, records, strict=False), start=1):
+        difference = _step_difference(expected, record)
+        if difference:
+            return f"step {number}: {difference}"
+    if len(records) != len(trace.steps):
+        return f"{len(records)} steps, the trace holds {len(trace.steps)}"
+    if completion.num_forwards != trace.num_forward_steps:
+        return f"{completion.num_forwards} forward steps, the trace has {trace.num_forward_steps}"
+    for place, (token, expected_token) in enumerate(zip(completion.canvas_token_ids, trace.generated, strict=False)):
+        if token != expected_token:
+            return f"generated token {place} is {token}, the trace has {expected_token}"
+    if len(completion.canvas_token_ids) != len(trace.generated):
+        return f"{len(completion.canvas_token_ids)} tokens, the trace has {len(trace.generated)}"
+    return None
+
+
+def _step_difference(expected: TraceStep, record: StepRecord) -> str | None:
+    for what, wanted, found in _exact(expected, record):
+        if wanted != found:
+            return f"{what} {found}, the trace has {wanted}"
+    for what, wanted, found in _close(expected, record):
+        if not abs(wanted - found) <= SCORE_TOLERANCE:
+            return f"{what} is {found:.6f}, the trace has {wanted:.6f}"
+    return None
+
+
+def _exact(expected: TraceStep, record: StepRecord) -> Iterator[tuple[str, Any, Any]]:
+    """What must be the same: positions, tokens, counts. Lists that are the same here are of one length in `_close`."""
+    num_branches = len(record.branch_scores)
+    if expected.num_branches is not None:
+        yield "number of branches", expected.num_branches, num_branches
+    yield "window lengths", expected.window_lengths, record.window_lengths
+    yield "commit lengths", expected.committed, [record.commit_length] * num_branches
+    is_anchor = [False] * (num_branches - 1) + [True]
+    yield "branches that are the anchor", [is_it for _, is_it in expected.branch_scores], is_anchor
+    yield "winner is anchor", expected.winner_is_anchor, record.winner_is_anchor
+    yield "fills", expected.filled, record.filled
+    yield "lookaheads", [made[:2] for made in expected.lookahead], [made[:2] for made in record.lookahead]
+
+
+def _close(expected: TraceStep, record: StepRecord) -> Iterator[tuple[str, float, float]]:
+    """What must agree up to SCORE_TOLERANCE."""
+    for branch, ((wanted, _), found) in enumerate(zip(expected.branch_scores, record.branch_scores, strict=True)):
+        yield f"score of branch {branch}", wanted, found
+    for place, (made, spawned) in enumerate(zip(expected.lookahead, record.lookahead, strict=True)):
+        yield f"confidence of lookahead {place}", made[2], spawned[2]

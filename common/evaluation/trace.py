@@ -1,0 +1,55 @@
+"""A golden trace: what the published implementation did in every step, as a checked file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, ValidationError, field_validator
+
+from common.config import AUTO_LOOKAHEAD, DecodeConfig, Frozen, explain
+from common.errors import ConfigError
+
+
+class TraceStep(Frozen, extra="ignore"):
+    """What one step must do; branches in the order forwarded, lookaheads first and the anchor last."""
+
+    num_branches: int | None = None  # the lists below have its length
+    committed: list[int]
+    window_lengths: list[int]
+    branch_scores: list[tuple[float, bool]]  # C(B), is it the anchor
+    winner_is_anchor: bool
+    filled: dict[int, int]  # position -> token
+    lookahead: list[tuple[int, int, float]]  # position, token, confidence
+
+
+class Trace(Frozen, extra="ignore"):
+    """A trace file; tests/golden/README.md says what the keys mean. `model` is a folder beside the file.
+
+    Keys that are not listed are remarks of whoever made the trace.
+    """
+
+    model: str
+    decode: DecodeConfig
+    prompt: list[int] = Field(min_length=1)
+    generated: list[int]
+    num_forward_steps: int
+    steps: list[TraceStep]
+
+    @field_validator("decode")
+    @classmethod
+    def _names_its_numbers(cls, decode: DecodeConfig) -> DecodeConfig:
+        if decode.mask_token_id is None:
+            raise ValueError("mask_token_id is missing: add the id that the trace was made with")
+        if decode.num_lookahead == AUTO_LOOKAHEAD:
+            raise ValueError("num_lookahead auto differs between devices: set it to the trace's number")
+        return decode
+
+
+def read_trace(path: Path) -> Trace:
+    """The checked trace. Raises ConfigError naming file, key and fix."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such trace file")
+    try:
+        return Trace.model_validate_json(path.read_bytes(), strict=True)
+    except ValidationError as error:
+        raise ConfigError(explain(error, path, Trace)) from None

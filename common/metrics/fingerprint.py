@@ -1,0 +1,32 @@
+"""Where numbers come from: versions and commit, for every result file."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from common.version import LOPA_VERSION
+
+
+def fingerprint() -> dict[str, Any]:
+    """Where the numbers come from, beside what the engine says about its device."""
+    return {
+        "lopa": LOPA_VERSION,
+        "commit": _commit(Path(__file__).resolve().parent),
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+        "platform": platform.platform(),
+    }
+
+
+def _commit(folder: Path) -> str | None:
+    """The commit of the checkout that this package runs from, marked if files differ; None outside of a checkout."""
+    described = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        result = subprocess.run(described, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() or None

@@ -1,0 +1,53 @@
+"""The output line of a finished request, and what every number in it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from common.decoding import Completion
+
+Record = Mapping[str, Any]
+DEFINITIONS = {
+    "step": "one forward pass of a request, whatever the number of branches; the first step, with the prompt, included",
+    "canvas": "every generated position counts, behind the end of the text too (the published way of counting)",
+    "effective": "tokens up to and including the first EOS or stop string count",
+    "tpf": "tokens per forward pass: tokens / steps; per_request_mean is the mean of the requests' ratios, total is "
+    "all tokens / all steps",
+    "tps": "tokens per second of one request, from its admission to its end; mean, max and top10_mean over requests",
+    "without_first_step": "the first step's time is left out but its tokens are counted (the paper's way); requests of "
+    "one step are left out",
+    "latency_s": "seconds of a request from its admission to its end",
+    "this_start": "requests finished since this start; tps_aggregate is their tokens / wall time, loading excluded",
+    "area_under_accuracy": "AUP: area under accuracy (in %) over effective TPF, each accuracy weighted by "
+    "exp(-3 (1 - it / the best)), settings more than 5 points below the slowest left out",
+    "accuracy": "share of the scored requests that are right, with its binomial standard error",
+}
+
+
+def request_record(id: str | int, text: str, completion: Completion) -> dict[str, Any]:
+    """The output line of a finished request."""
+    canvas, effective, steps = completion.num_canvas_tokens, completion.num_effective_tokens, completion.num_forwards
+    later_s = completion.total_s - completion.first_step_s if steps > 1 else 0.0
+    return {
+        "id": id,
+        "text": text,
+        "finish_reason": completion.finish_reason,
+        "prompt_tokens": completion.prompt_length,
+        "canvas_tokens": canvas,
+        "effective_tokens": effective,
+        "steps": steps,
+        "lookahead_wins": completion.num_lookahead_wins,
+        "tpf_canvas": canvas / steps,
+        "tpf_effective": effective / steps,
+        "seconds": completion.total_s,
+        "first_step_seconds": completion.first_step_s,
+        "tps_canvas": per_second(canvas, completion.total_s),
+        "tps_effective": per_second(effective, completion.total_s),
+        "tps_canvas_without_first_step": per_second(canvas, later_s),
+        "tps_effective_without_first_step": per_second(effective, later_s),
+    }
+
+
+def per_second(tokens: int, seconds: float) -> float | None:
+    return tokens / seconds if seconds > 0 else None

@@ -1,0 +1,26 @@
+"""The model's maths, once: decoder layers over injected operators, the plain version of each operator, and what becomes
+of logits.
+"""
+
+from common.model.dream import Dream, build_dream
+from common.model.ops import Activation, Linear, Ops, RMSNorm, add_rms_norm, attention, rotary_table, rotate, swiglu
+from common.model.sampling import NUM_STATISTICS, NoiseKeys, merge_statistics, sampled_statistics, shard_statistics
+
+__all__ = [
+    "NUM_STATISTICS",
+    "Activation",
+    "Dream",
+    "Linear",
+    "NoiseKeys",
+    "Ops",
+    "RMSNorm",
+    "add_rms_norm",
+    "attention",
+    "build_dream",
+    "merge_statistics",
+    "rotary_table",
+    "rotate",
+    "sampled_statistics",
+    "shard_statistics",
+    "swiglu",
+]

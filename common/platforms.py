@@ -1,0 +1,108 @@
+"""The one table of platforms: what stands between the common rooms and a kind of hardware.
+
+A platform is an object of few functions that an engine package provides. Nothing in `common` knows an engine by another
+way. To add one: a package with a module `platforms` whose `PLATFORMS` lists its objects, and that module's name in
+`_PROVIDERS` (docs/architecture.md shows it whole).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+from common.errors import ConfigError, MissingCapability
+
+if TYPE_CHECKING:
+    from common.config import DeviceProfile, RunConfig
+    from common.decoding import Engine
+
+logger = logging.getLogger(__name__)
+
+# By name, since engines stand on this package. Of two platforms for one device the first is what `engine: auto` means.
+_PROVIDERS = ("lopa_cuda.platforms", "lopa_ascend.platforms")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of a report. `is_ok` None: nothing to judge, it is just said."""
+
+    subject: str
+    detail: str
+    is_ok: bool | None = None
+
+
+class GroupBackends(NamedTuple):
+    """torch.distributed back ends, such as `cpu:gloo,cuda:nccl`. axes: of the mesh axes' groups, if another."""
+
+    default: str
+    axes: str | None = None
+
+
+class Platform:
+    """One engine on one kind of device. What is not overridden holds for a CPU."""
+
+    engine: str
+    device: str
+    visible_devices_variable: str | None = None
+    auto_tensor_parallel_size = 1  # of `mesh: auto`, where it divides the devices
+    needs_devices_at_start = False  # a missing driver would show as a traceback wherever it is touched first
+
+    def num_visible_devices(self) -> int:
+        """Devices of this kind that this node can see; a CPU counts as one."""
+        return 1
+
+    def require_devices(self, profile: DeviceProfile, num_here: int) -> None:
+        """Raises ConfigError or MissingCapability unless this node can run that many processes of the profile."""
+
+    def group_backends(self) -> GroupBackends:
+        return GroupBackends("gloo")
+
+    def build_engine(self, profile: DeviceProfile, run: RunConfig) -> Engine:
+        """The engine with the run's model loaded. Raises MissingCapability, ConfigError or EngineError."""
+        raise NotImplementedError
+
+    def versions(self) -> dict[str, str | None]:
+        """Driver and libraries of this device, for `lopa doctor` and result files; None: not found."""
+        return {}
+
+    def requirements(self, profile: DeviceProfile, num_processes: int, num_here: int) -> Iterator[Finding]:
+        """What the profile needs beside its devices, each judged. num_here: processes on each node."""
+        yield from ()
+
+    def selftest(self, profile: DeviceProfile) -> Sequence[Finding]:
+        """Every operation on the device beside its plain version. Raises ConfigError where there is none."""
+        raise ConfigError("--selftest is for profiles of device npu: add --profile ascend_910c_tp4_bp4")
+
+
+@cache
+def all_platforms() -> tuple[Platform, ...]:
+    return tuple(platform for name in _PROVIDERS for platform in import_module(name).PLATFORMS)
+
+
+def platform_of_device(device: str) -> Platform:
+    """The first platform of this kind of device."""
+    return next(platform for platform in all_platforms() if platform.device == device)
+
+
+def platform_of(profile: DeviceProfile) -> Platform:
+    """What runs this profile; `engine: auto` is decided here, and logged. MissingCapability: no such device."""
+    if profile.engine != "auto":
+        wanted = (profile.engine, profile.device)
+        return next(platform for platform in all_platforms() if (platform.engine, platform.device) == wanted)
+    platform = platform_of_device(profile.device)
+    if platform.num_visible_devices() == 0:
+        raise MissingCapability(
+            f"profile {profile.name}: no {profile.device} device is visible on this machine; "
+            "pick another profile, or run `lopa doctor` to see what is here"
+        )
+    logger.info("profile %s: engine auto is %s, for device %s", profile.name, platform.engine, profile.device)
+    return platform
+
+
+def build_engine(profile: DeviceProfile, run: RunConfig) -> Engine:
+    """The engine that the profile names, with the run's model loaded. Raises MissingCapability or ConfigError."""
+    return platform_of(profile).build_engine(profile, run)

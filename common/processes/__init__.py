@@ -1,0 +1,33 @@
+"""The processes of a run: what a launcher has told this one, the mesh they form, how they are started on one node or
+several, and how each of them ends.
+"""
+
+from common.processes.mesh import Mesh, check_started, close_mesh, init_mesh, resolve_mesh
+from common.processes.nodes import Nodes, processes_here, torchrun_options
+from common.processes.ranks import global_rank, local_rank, num_started, num_started_here
+from common.processes.stop import Stopped, die_with_launcher, end_undisturbed, stop_on_signals
+from common.processes.store import share_from_first, wait_for_all
+from common.processes.supervise import supervise, write_error_file
+
+__all__ = [
+    "Mesh",
+    "Nodes",
+    "Stopped",
+    "check_started",
+    "close_mesh",
+    "die_with_launcher",
+    "end_undisturbed",
+    "global_rank",
+    "init_mesh",
+    "local_rank",
+    "num_started",
+    "num_started_here",
+    "processes_here",
+    "resolve_mesh",
+    "share_from_first",
+    "stop_on_signals",
+    "supervise",
+    "torchrun_options",
+    "wait_for_all",
+    "write_error_file",
+]

@@ -1,0 +1,55 @@
+"""Values that all processes of a run share without a collective: replicas may come hours apart, where one has the
+harder requests, and a collective would time out. These go through the launcher's key-value store, without a deadline:
+if a process dies, the launcher ends the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from functools import cache
+from itertools import count
+from typing import Any
+
+from common.processes.ranks import global_rank, num_started
+
+_POLL_S = 0.2
+_next = count()
+
+
+def share_from_first(value: Any) -> Any:
+    """Rank 0's value (plain JSON) on every rank; every rank calls it."""
+    if num_started() == 1:
+        return value
+    store, key = _store(), _next_key("value")
+    if global_rank() == 0:
+        store.set(key, json.dumps(value))
+        return value
+    while not store.check([key]):
+        time.sleep(_POLL_S)
+    return json.loads(store.get(key))
+
+
+def wait_for_all(while_waiting: Callable[[], None]) -> None:
+    """Rank 0 returns when every rank has come here, the others at once."""
+    if num_started() == 1:
+        return
+    store, key = _store(), _next_key("arrived")
+    num_arrived = store.add(key, 1)
+    while global_rank() == 0 and num_arrived < num_started():
+        time.sleep(_POLL_S)
+        while_waiting()
+        num_arrived = store.add(key, 0)
+
+
+def _next_key(kind: str) -> str:
+    """The same on every rank, since all make the same calls."""
+    return f"lopa/{kind}/{next(_next)}"
+
+
+@cache
+def _store() -> Any:
+    import torch.distributed as dist
+
+    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]

@@ -1,0 +1,29 @@
+"""What every engine needs around a forward pass, written once: loading the model, waiting for the device with a
+deadline, times, floors, gathers, synthetic steps.
+"""
+
+from common.runtime.collectives import Gathers
+from common.runtime.floors import REPEATS, matrix_size, measure_floors
+from common.runtime.load import ModelLoader
+from common.runtime.measured import MeasuredEngine
+from common.runtime.memory import allocating
+from common.runtime.times import PassTimes, Stopwatch
+from common.runtime.waiting import explained, wait_until_done
+from common.runtime.workload import num_matrix_weights, step_floors_ms, synthetic_plan
+
+__all__ = [
+    "REPEATS",
+    "Gathers",
+    "MeasuredEngine",
+    "ModelLoader",
+    "PassTimes",
+    "Stopwatch",
+    "allocating",
+    "explained",
+    "matrix_size",
+    "measure_floors",
+    "num_matrix_weights",
+    "step_floors_ms",
+    "synthetic_plan",
+    "wait_until_done",
+]

@@ -1,0 +1,36 @@
+"""Collectives of a step that every engine has: gathers over the mesh's axes. With one rank on an axis they cost
+nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.processes import Mesh
+
+# torch 2.13 renames the first to the second, and warns.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Gathers:
+    mesh: Mesh
+
+    def tp_stack(self, x: Tensor) -> Tensor:
+        """[...] of every tensor-parallel rank -> [tp, ...]."""
+        return _stack(x, self.mesh.tp_size, self.mesh.tp_group)
+
+    def bp_stack(self, x: Tensor) -> Tensor:
+        """[...] of every branch-parallel rank -> [bp, ...]."""
+        return _stack(x, self.mesh.bp_size, self.mesh.bp_group)
+
+
+def _stack(x: Tensor, size: int, group: dist.ProcessGroup | None) -> Tensor:
+    if group is None:
+        return x.unsqueeze(0)
+    stacked = torch.empty((size * x.shape[0], *x.shape[1:]), dtype=x.dtype, device=x.device)
+    _all_gather(stacked, x.contiguous(), group=group)
+    return stacked.view(size, *x.shape)

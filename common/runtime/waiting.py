@@ -1,0 +1,44 @@
+"""Where the host waits for the device, and what a device's error is called afterwards."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import torch
+
+from common.errors import EngineError, first_line
+
+_SIGNS_OF_A_LOST_PEER = ("Timed out", "Connection closed", "Connection reset", "NCCL error", "Broken pipe")
+
+
+class DeviceEvent(Protocol):
+    def query(self) -> bool:
+        """Whether the device has come past it."""
+
+
+def wait_until_done(event: DeviceEvent | None, timeout_s: float) -> None:
+    """Return once the device has come past the event (None: at once). Raises EngineError after the timeout.
+
+    Polls: a collective whose peer is gone would never end a wait, and sleeping in between costs every step.
+    """
+    if event is None:
+        return
+    deadline = time.monotonic() + timeout_s
+    while not event.query():
+        if time.monotonic() > deadline:
+            raise EngineError(
+                f"the device has not answered for {timeout_s:g} s: a peer is gone or stuck, or the step is "
+                "longer than collective_timeout_s"
+            )
+
+
+def explained(error: RuntimeError, rank: int, step: int) -> EngineError:
+    """A device's error, naming rank and step. For `except` clauses, which cost a step nothing."""
+    where = f"rank {rank}, step {step}"
+    if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+        return EngineError(f"{where}: out of device memory; lower max_num_requests, num_lookahead or max_model_len")
+    reason = first_line(error)
+    if any(sign in reason for sign in _SIGNS_OF_A_LOST_PEER):
+        reason = f"a peer is gone or stuck ({reason})"
+    return EngineError(f"{where}: {reason}")

@@ -1,0 +1,26 @@
+"""Paged KV memory: the tensors, and the book of which page is whose."""
+
+from lopa_ascend.kv.kv_cache import PagedKVCache, bytes_per_page
+from lopa_ascend.kv.pages import (
+    PAGE_SIZE,
+    PageBook,
+    PagedCapacity,
+    PagePool,
+    most_pages,
+    most_rows,
+    most_shift_entries,
+    pages_for,
+)
+
+__all__ = [
+    "PAGE_SIZE",
+    "PageBook",
+    "PagePool",
+    "PagedCapacity",
+    "PagedKVCache",
+    "bytes_per_page",
+    "most_pages",
+    "most_rows",
+    "most_shift_entries",
+    "pages_for",
+]

@@ -1,0 +1,197 @@
+"""Who holds which page of KV memory: host bookkeeping of one rank, no tensors.
+
+Under block-causal attention the KV of a finished block is the same in every branch. So the pages that a request has
+filled with committed positions are shared by all its rows; each row has a private *tail*: the partly committed page and
+the pages of its window. Every step writes the whole window into each row's tail. When a span commits, each row of that
+step already holds it: pages that are now full become shared by changing hands, and nothing is copied. Only a row that
+joins later gets a copy of the one partly committed page.
+
+Page 0 is the dummy page, and `PageBook.dummy_slots` takes more when one is not enough: what has to be written but must
+never be read goes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from common.config import DecodeConfig
+from common.decoding import Capacity, Int, StepPlan
+from common.errors import EngineError
+
+PAGE_SIZE = 128  # positions; the smallest that Ascend's paged attention takes
+
+
+def pages_for(num_positions: int) -> int:
+    return -(-num_positions // PAGE_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedCapacity(Capacity):
+    """Requests share the pages of one pool; each is admitted with the most it can come to need."""
+
+    num_pages: int = 0
+    num_branch_ranks: int = 1
+
+    def can_hold(self, prompt_lengths: Sequence[int], decode: DecodeConfig) -> bool:
+        needed = sum(most_pages(length, decode, self.num_branch_ranks) for length in prompt_lengths)
+        num_dummies = len(prompt_lengths) * most_shift_entries(decode, self.num_branch_ranks)
+        return needed + max(1, pages_for(num_dummies)) <= self.num_pages
+
+
+def most_rows(decode: DecodeConfig, num_branch_ranks: int) -> int:
+    """Rows of one request on one rank: branches are dealt round robin."""
+    return -(-(decode.num_lookahead + 1) // num_branch_ranks)
+
+
+def most_pages(prompt_length: int, decode: DecodeConfig, num_branch_ranks: int) -> int:
+    """Of one request at any time: the prompt's full pages once, all that lies behind them once a row."""
+    shared = prompt_length // PAGE_SIZE
+    private = pages_for(prompt_length + decode.max_new_tokens) - shared
+    return shared + most_rows(decode, num_branch_ranks) * private
+
+
+def most_shift_entries(decode: DecodeConfig, num_branch_ranks: int) -> int:
+    if decode.shift_row == "stale":
+        return 0
+    return most_rows(decode, num_branch_ranks) * (decode.max_new_tokens // decode.block_size)
+
+
+class PagePool:
+    """The free pages of this rank's KV memory."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.most_used = 0
+        self._free = list(range(num_pages - 1, -1, -1))
+
+    @property
+    def num_used(self) -> int:
+        return self.num_pages - len(self._free)
+
+    def take(self) -> int:
+        if not self._free:
+            raise EngineError(
+                f"all {self.num_pages} KV pages are in use: admit requests by Capacity.can_hold, or lower "
+                "max_num_requests"
+            )
+        page = self._free.pop()
+        self.most_used = max(self.most_used, self.num_used)
+        return page
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        self._free.extend(pages)
+        assert len(self._free) <= self.num_pages, "a page was given back twice"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPages:
+    """One request on this rank. Every tail holds the committed part of its first page.
+
+    num_rows: tails that the current step writes; the others are as good until something commits.
+    """
+
+    num_committed: int = 0
+    shared: tuple[int, ...] = ()
+    tails: tuple[tuple[int, ...], ...] = ()
+    num_rows: int = 0
+
+    def committed(self, length: int) -> RequestPages:
+        """Once `length` more positions are final: full pages are shared, rows that did not write them are gone."""
+        end = self.num_committed + length
+        num_full = end // PAGE_SIZE - len(self.shared)
+        written = self.tails[: self.num_rows]
+        assert written, "a rank computes at least one row of a request that commits"
+        tails = tuple(tail[num_full:] for tail in written)
+        return RequestPages(end, self.shared + written[0][:num_full], tails, self.num_rows)
+
+    @property
+    def pages(self) -> set[int]:
+        return set(self.shared).union(*self.tails)
+
+
+@dataclass(frozen=True, slots=True)
+class RowPages:
+    """Pages of this rank's rows in one step: [rows, P], unused columns 0. copies: (from, to), before the step."""
+
+    table_RP: Int
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+
+class PageBook:
+    """The pages of all requests of this rank, step by step."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+        self._requests: dict[int, RequestPages] = {}
+        self._prepared: dict[int, RequestPages] = {}
+        self._dummies = [pool.take()]
+        assert self._dummies == [0], "the dummy page is the first: block tables are padded with zeros"
+
+    def pages_of(self, slot: int) -> RequestPages:
+        return self._requests[slot]
+
+    def open_step(self, plan: StepPlan, rows: Int) -> RowPages:
+        """Give every one of `rows` (of the plan) pages up to its window's end, and forget requests that ended."""
+        self._forget_all_but(plan)
+        end_R = plan.start_R + plan.num_keys_R
+        row_pages: list[tuple[int, ...]] = [()] * len(rows)
+        copies: list[tuple[int, int]] = []
+        slots = plan.slot_R[rows]
+        for slot in dict.fromkeys(slots.tolist()):
+            places = np.flatnonzero(slots == slot)
+            start = int(plan.start_R[rows[places[0]]])
+            held = self._requests.get(slot) or self._begin(start)
+            assert held.num_committed == start, "a window starts where the committed KV ends"
+            held = self._with_tails(held, end_R[rows[places]].tolist(), copies)
+            self._requests[slot] = held
+            for place, tail in zip(places.tolist(), held.tails, strict=False):
+                row_pages[place] = held.shared + tail
+        table_RP = np.zeros((len(rows), max(map(len, row_pages), default=0)), dtype=np.int64)
+        for table_P, pages in zip(table_RP, row_pages, strict=True):
+            table_P[: len(pages)] = pages
+        return RowPages(table_RP, copies)
+
+    def prepare_commit(self, plan: StepPlan) -> None:
+        """Work out the state behind this step's commits; nothing changes until `commit`."""
+        self._prepared = {span.slot: self._requests[span.slot].committed(span.length) for span in plan.commits}
+
+    def commit(self) -> None:
+        for slot, after in self._prepared.items():
+            self.pool.give_back(sorted(self._requests[slot].pages - after.pages))
+            self._requests[slot] = after
+        self._prepared = {}
+
+    def dummy_slots(self, count: int) -> Int:
+        """`count` different slots that nobody reads, for this step."""
+        while count > len(self._dummies) * PAGE_SIZE:
+            self._dummies.append(self.pool.take())
+        slots = np.array(self._dummies)[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)
+        first: Int = slots.flatten()[:count]
+        return first
+
+    def _forget_all_but(self, plan: StepPlan) -> None:
+        self.pool.give_back(self._dummies[1:])
+        del self._dummies[1:]
+        going_on = set(plan.slot_R[plan.step_R > 0].tolist())
+        for slot in self._requests.keys() - going_on:
+            self.pool.give_back(sorted(self._requests.pop(slot).pages))
+
+    def _begin(self, start: int) -> RequestPages:
+        """A request comes with its whole prompt in the window; measurements on made-up steps start behind zeros."""
+        return RequestPages(start, tuple(self.pool.take() for _ in range(start // PAGE_SIZE)))
+
+    def _with_tails(self, held: RequestPages, ends: list[int], copies: list[tuple[int, int]]) -> RequestPages:
+        """A tail for each row, long enough for it."""
+        tails = list(held.tails)
+        for row, end in enumerate(ends):
+            if row == len(tails):
+                tails.append(())
+                if row and held.num_committed % PAGE_SIZE:
+                    tails[row] = (self.pool.take(),)
+                    copies.append((tails[0][0], tails[row][0]))
+            num_missing = pages_for(end) - len(held.shared) - len(tails[row])
+            tails[row] += tuple(self.pool.take() for _ in range(num_missing))
+        return replace(held, tails=tuple(tails), num_rows=len(ends))

@@ -1,0 +1,18 @@
+"""One forward pass over this rank's tokens: laid out flat, padded to a captured shape, run, read back."""
+
+from lopa_ascend.passes.forward import Forward, Graphs
+from lopa_ascend.passes.graph_cache import folder_of
+from lopa_ascend.passes.shapes import Shapes
+from lopa_ascend.passes.step import Reads, lay_out, rows_by_rank
+from lopa_ascend.passes.warmup import warm_up
+
+__all__ = [
+    "Forward",
+    "Graphs",
+    "Reads",
+    "Shapes",
+    "folder_of",
+    "lay_out",
+    "rows_by_rank",
+    "warm_up",
+]

@@ -1,0 +1,103 @@
+"""What a step reads on the device and what comes back: host memory that the engine fills, and its device copy.
+
+Captured graphs hold addresses, so their buffers are made once, for the largest shape; smaller shapes are prefixes of
+the same memory. A step that runs as it is gets buffers of its own size.
+
+Shapes: T tokens, V virtual rows, P pages of the longest row, M reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.decoding import Int
+from common.model import NoiseKeys
+from lopa_ascend.passes.step import FlatStep
+
+_ALIGNMENT = 128  # int32 values: every array starts at a multiple of 512 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """num_pages: columns of the block table."""
+
+    num_tokens: int
+    num_rows: int
+    num_pages: int
+    num_reads: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """int32, on the device."""
+
+    token_T: Tensor
+    position_T: Tensor
+    slot_T: Tensor
+    table_VP: Tensor
+
+
+class StepBuffers:
+    """One host block, one copy to the device."""
+
+    def __init__(self, largest: Sizes, device: torch.device) -> None:
+        counts = (*[largest.num_tokens] * 3, largest.num_rows * largest.num_pages, largest.num_reads)
+        starts = np.cumsum([0, *(-(-count // _ALIGNMENT) * _ALIGNMENT for count in counts)]).tolist()
+        self._host = torch.zeros(starts[-1], dtype=torch.int32, pin_memory=device.type != "cpu")
+        self._device = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
+        self._num_pages = largest.num_pages
+        spans = list(zip(starts, counts, strict=False))
+        self._host_parts = [self._host.numpy()[start : start + count] for start, count in spans]
+        self._device_parts = [self._device[start : start + count] for start, count in spans]
+
+    def fill(self, flat: FlatStep) -> None:
+        """What a step does not fill stays as it was: nothing looks at it, except padded reads, which are zeroed."""
+        token, position, slot, table, read = self._host_parts
+        num_tokens = len(flat.token_T)
+        token[:num_tokens] = flat.token_T
+        position[:num_tokens] = flat.position_T
+        slot[:num_tokens] = flat.slot_T
+        num_rows, num_pages = flat.table_VP.shape
+        rows = table[: num_rows * self._num_pages].reshape(num_rows, self._num_pages)
+        rows[:, :num_pages] = flat.table_VP
+        rows[:, num_pages:] = 0
+        read[: len(flat.read_M)] = flat.read_M
+        read[len(flat.read_M) :] = 0
+
+    def send(self) -> None:
+        if self._device is not self._host:
+            self._device.copy_(self._host, non_blocking=True)
+
+    def step(self, sizes: Sizes) -> DeviceStep:
+        *tokens, table, _ = self._device_parts
+        table_VP = table[: sizes.num_rows * self._num_pages].view(sizes.num_rows, self._num_pages)
+        return DeviceStep(*(part[: sizes.num_tokens] for part in tokens), table_VP)
+
+    def reads(self, num_reads: int) -> Tensor:
+        """int32 [M]: tokens whose state goes to the head."""
+        return self._device_parts[-1][:num_reads]
+
+
+class ReadBuffers:
+    """hidden_MD: the states that go through the head. predicted_PM3: what it says, of all branch ranks, on the host."""
+
+    def __init__(self, num_reads: int, num_ranks: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.hidden_MD = torch.zeros((num_reads, width), dtype=dtype, device=device)
+        shape = num_ranks, num_reads, 3
+        self.predicted_PM3 = torch.zeros(shape, device=device)
+        self.host_PM3 = self.predicted_PM3
+        if device.type != "cpu":
+            self.host_PM3 = torch.zeros(shape, pin_memory=True)
+        self.noise_keys: NoiseKeys | None = None
+
+    def send_noise_keys(self, keys_3M: Int, device: torch.device) -> None:
+        self.noise_keys = NoiseKeys(*torch.from_numpy(keys_3M).to(device).unbind())
+
+    def receive(self) -> None:
+        """Queue the copy to the host."""
+        if self.host_PM3 is not self.predicted_PM3:
+            self.host_PM3.copy_(self.predicted_PM3, non_blocking=True)

@@ -1,0 +1,249 @@
+"""One forward pass over this rank's tokens, as it is or captured: layers at one padded shape, head at another.
+
+fill buffers -> one copy to the device -> layers -> hidden states that are read -> head, statistics, gather over bp ->
+host. `launch` only queues work; `wait` is the one place where the host waits for the device, for a few KB in pinned
+memory. What the host can do in between is up to the engine.
+
+Branch ranks may run the layers at different shapes, since those hold collectives of their own tp group only; the head
+holds the gather over bp, so its shape and whether it is captured follow from what all ranks know.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from common.decoding import Sampling, StepPlan
+from common.model import Dream, NoiseKeys, sampled_statistics
+from common.runtime import PassTimes, Stopwatch, wait_until_done
+from graphs.runner import Capture, GraphRunner, capture_costs
+from lopa_ascend.floors import synchronize
+from lopa_ascend.kv import PageBook, PagedKVCache, pages_for
+from lopa_ascend.ops import VirtualRows
+from lopa_ascend.parallel import Collectives
+from lopa_ascend.passes.buffers import ReadBuffers, Sizes, StepBuffers
+from lopa_ascend.passes.halves import Head, Layers
+from lopa_ascend.passes.shapes import Shapes
+from lopa_ascend.passes.step import FlatStep, Reads, filler, pad
+from lopa_ascend.stages import RotaryTable
+
+
+class LengthsCapture(Capture, Protocol):
+    """A capture whose replays follow the attention's host lists."""
+
+    lengths: dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class LayersKey:
+    sizes: Sizes
+    is_captured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeadKey:
+    num_reads: int
+    sampling: Sampling
+    is_captured: bool
+
+
+Compile = Callable[[nn.Module, str], Callable[..., Tensor]]
+
+
+def as_it_is(half: nn.Module, name: str) -> Callable[..., Tensor]:
+    return half
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """How steps are captured. compile_layers, compile_head: a half's forward as a shape, known by this name, shall run
+    it. rows: the virtual rows of a captured step as its layers take them."""
+
+    shapes: Shapes
+    capture: LengthsCapture
+    compile_layers: Compile = as_it_is
+    compile_head: Compile = as_it_is
+    rows: Callable[[VirtualRows], VirtualRows] = lambda rows: rows
+
+
+class Forward:
+    """The model on its pages. Without `graphs` every pass runs at its own shape."""
+
+    def __init__(
+        self, model: Dream, rotary: RotaryTable, cache: PagedKVCache, book: PageBook, collectives: Collectives,
+        device: torch.device, max_model_len: int, timeout_s: float, graphs: Graphs | None = None,
+    ) -> None:  # fmt: skip
+        self.device = device
+        self._model = model
+        self._layers = Layers(model, rotary, cache)
+        self._compiled: dict[LayersKey | HeadKey, Callable[..., Tensor]] = {}
+        self._cache = cache
+        self._book = book
+        self._collectives = collectives
+        self._max_model_len = max_model_len
+        self._timeout_s = timeout_s
+        self._graphs = graphs
+        capture = graphs.capture if graphs else None
+        self.layers = GraphRunner("layers", self._step_buffers, self._run_layers, capture)
+        self.head = GraphRunner("head", self._read_buffers, self._run_head, capture)
+        self._width, self._dtype = model.norm.weight.shape[0], model.norm.weight.dtype
+        most = graphs.shapes.most_tokens if graphs else 0
+        largest = Sizes(most, graphs.shapes.most_rows if graphs else 0, pages_for(max_model_len), most)
+        self._captured_buffers = StepBuffers(largest, device)
+        self._captured_hidden_TD = torch.zeros((most, self._width), dtype=self._dtype, device=device)
+        self._hidden_TD = self._captured_hidden_TD
+        self._rows = VirtualRows(torch.zeros(0), [], [])
+        self._received: ReadBuffers | None = None
+        self._done = torch.Event(device) if device.type != "cpu" else None
+        self.busy = Stopwatch()
+        self.times = PassTimes(None if device.type == "cpu" else lambda: torch.npu.Event(enable_timing=True))
+
+    def launch(self, plan: StepPlan, flat: FlatStep, reads: Reads) -> None:
+        """Queue the pass."""
+        head_key = self.head_key(reads.most, plan.sampling)
+        head = self.head.entry(head_key, is_captured=head_key.is_captured)
+        key = self.layers_key(flat, head_key.num_reads)
+        layers = self.layers.entry(key, is_captured=key.is_captured)
+        if key.is_captured:
+            flat = pad(flat, key.sizes.num_tokens, key.sizes.num_rows, self._book)
+        self._set(flat, layers.buffers, key)
+        self.times.mark(0)
+        self.busy.start()
+        layers.run()
+        if key.is_captured:
+            self.busy.start()  # the device begins once it has the whole graph
+        self.times.mark(1)
+        # A replay runs none of our code: what it leaves behind lies where it was captured.
+        hidden_TD = self._captured_hidden_TD if key.is_captured else self._hidden_TD
+        read_M = layers.buffers.reads(head_key.num_reads)
+        torch.index_select(hidden_TD, 0, read_M, out=head.buffers.hidden_MD)
+        if plan.sampling.temperature > 0:
+            keys_3M = reads.noise_keys(plan, self._collectives.mesh.bp_rank, head_key.num_reads)
+            head.buffers.send_noise_keys(keys_3M, self.device)
+        head.run()
+        head.buffers.receive()
+        self.times.mark(2)
+        self._received = head.buffers
+        if self._done is not None:
+            self._done.record()
+
+    def wait(self) -> np.ndarray:
+        """[bp, M, 3] float32 of the last launch: token, probability, confidence."""
+        wait_until_done(self._done, self._timeout_s)
+        self.busy.stop()
+        assert self._received is not None, "wait follows launch"
+        predicted: np.ndarray = self._received.host_PM3.numpy()
+        return predicted
+
+    def gather_ms(self, num_reads: int) -> float:
+        """The gather over bp alone."""
+        if self._collectives.mesh.bp_group is None:
+            return 0.0
+        predicted_M3, repeats = torch.zeros((num_reads, 3), device=self.device), 50
+        for timed in (False, True):
+            synchronize(self.device)
+            began = time.perf_counter()
+            for _ in range(repeats if timed else 3):
+                self._collectives.bp_stack(predicted_M3)
+            synchronize(self.device)
+        return (time.perf_counter() - began) / repeats * 1e3
+
+    def memory(self) -> dict[str, float]:
+        """Peak bytes of this process on the device, and what capture cost."""
+        peak = 0.0 if self.device.type == "cpu" else float(torch.npu.max_memory_allocated(self.device))
+        return {"peak_bytes": peak, **capture_costs(self.layers, self.head)}
+
+    def capture_layers(self, num_tokens: int, num_rows: int) -> None:
+        """Ahead of the first step of this shape (a size of the graphs' shapes)."""
+        self.layers.entry(self._captured_key(num_tokens, num_rows))
+
+    def capture_head(self, num_reads: int, sampling: Sampling) -> None:
+        key = self.head_key(num_reads, sampling)
+        if key.is_captured:
+            self.head.entry(key)
+
+    def layers_key(self, flat: FlatStep, num_reads: int) -> LayersKey:
+        num_tokens, (num_rows, num_pages) = len(flat.token_T), flat.table_VP.shape
+        if self._graphs is not None and num_reads <= self._graphs.shapes.most_tokens:
+            shape = self._graphs.shapes.shape(num_tokens, num_rows)
+            if shape is not None:
+                return self._captured_key(*shape)
+        return LayersKey(Sizes(num_tokens, num_rows, num_pages, num_reads), is_captured=False)
+
+    def _captured_key(self, num_tokens: int, num_rows: int) -> LayersKey:
+        return LayersKey(Sizes(num_tokens, num_rows, pages_for(self._max_model_len), 0), is_captured=True)
+
+    def head_key(self, num_reads: int, sampling: Sampling) -> HeadKey:
+        """The same on every rank. Samples draw on keys that are sent for each step: those heads are not captured."""
+        padded = self._graphs.shapes.reads(num_reads) if self._graphs and sampling.temperature == 0 else None
+        return HeadKey(padded or num_reads, sampling, is_captured=padded is not None)
+
+    def _step_buffers(self, key: LayersKey) -> StepBuffers:
+        if not key.is_captured:
+            return StepBuffers(key.sizes, self.device)
+        sizes = key.sizes
+        flat = filler(sizes.num_tokens, sizes.num_rows, sizes.num_pages, self._max_model_len, self._book)
+        self._set(flat, self._captured_buffers, key)
+        return self._captured_buffers
+
+    def _set(self, flat: FlatStep, buffers: StepBuffers, key: LayersKey) -> None:
+        """What the coming pass computes: on the device, and in the attention's host lists."""
+        buffers.fill(flat)
+        buffers.send()
+        rows = VirtualRows(buffers.step(key.sizes).table_VP, flat.query_ends, flat.kv_lengths)
+        self._rows = rows
+        if self._graphs is not None and key.is_captured:
+            self._graphs.capture.lengths = self._model.ops.attention_lengths(rows)
+            self._rows = self._graphs.rows(rows)
+
+    def _read_buffers(self, key: HeadKey) -> ReadBuffers:
+        return ReadBuffers(key.num_reads, self._collectives.mesh.bp_size, self._width, self._dtype, self.device)
+
+    def _run_layers(self, key: LayersKey, buffers: StepBuffers) -> None:
+        hidden_TD = self._layers_of(key)(buffers.step(key.sizes), self._rows)
+        if key.is_captured:
+            self._captured_hidden_TD[: key.sizes.num_tokens].copy_(hidden_TD)
+        else:
+            self._hidden_TD = hidden_TD
+
+    def _run_head(self, key: HeadKey, buffers: ReadBuffers) -> None:
+        if buffers.noise_keys is None:
+            predicted_PM3 = self._head_of(key)(buffers.hidden_MD)
+        else:
+            predicted_PM3 = self._sampled(key.sampling, buffers.hidden_MD, buffers.noise_keys)
+        buffers.predicted_PM3.copy_(predicted_PM3)
+
+    def _sampled(self, sampling: Sampling, hidden_MD: Tensor, keys: NoiseKeys) -> Tensor:
+        """[bp, M, 3] float32."""
+        model, collectives = self._model, self._collectives
+        logits_MV = model.ops.linear(hidden_MD, model.lm_head)
+        predicted_M3 = sampled_statistics(
+            logits_MV, model.vocab_start, sampling, keys, collectives.tp_sum, collectives.tp_stack
+        )
+        return collectives.bp_stack(predicted_M3)
+
+    def _layers_of(self, key: LayersKey) -> Callable[..., Tensor]:
+        if not key.is_captured:
+            return self._layers
+        if key not in self._compiled:
+            assert self._graphs is not None, "only graphs capture"
+            sizes, cache = key.sizes, self._cache
+            name = (
+                f"t{sizes.num_tokens}_v{sizes.num_rows}_p{sizes.num_pages}_of{cache.num_pages}_s{self._max_model_len}"
+            )
+            self._compiled[key] = self._graphs.compile_layers(self._layers, name)
+        return self._compiled[key]
+
+    def _head_of(self, key: HeadKey) -> Callable[..., Tensor]:
+        if key not in self._compiled:
+            head = Head(self._model, self._collectives, key.sampling)
+            name = f"m{key.num_reads}_{key.sampling.strategy}_mask{key.sampling.mask_token_id}"
+            compile_head = self._graphs.compile_head if self._graphs and key.is_captured else as_it_is
+            self._compiled[key] = compile_head(head, name)
+        return self._compiled[key]

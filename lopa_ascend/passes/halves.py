@@ -1,0 +1,52 @@
+"""The two halves of a pass as modules: what a graph compiler is given, and what runs as it is without one.
+
+Between them lie only the hidden states that are read, so each half is compiled at its own shapes: branch ranks may run
+layers of different sizes, while the head, which gathers over bp, has one size on all of them.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from common.decoding import Sampling
+from common.model import Dream, merge_statistics, shard_statistics
+from lopa_ascend.kv import PagedKVCache
+from lopa_ascend.ops import VirtualRows
+from lopa_ascend.parallel import Collectives
+from lopa_ascend.passes.buffers import DeviceStep
+from lopa_ascend.stages import AttendStep, RotaryTable
+
+
+class Layers(nn.Module):
+    """Token ids to the hidden states behind the last norm; the window's KV is written on the way."""
+
+    def __init__(self, model: Dream, rotary: RotaryTable, cache: PagedKVCache) -> None:
+        super().__init__()
+        self.model = model
+        self.rotary = rotary
+        self.cache = cache
+
+    def forward(self, step: DeviceStep, rows: VirtualRows) -> Tensor:
+        """[T, D]."""
+        cos_T1H, sin_T1H = self.rotary.at(step.position_T)
+        hidden_TD: Tensor = self.model(step.token_T, AttendStep(cos_T1H, sin_T1H, step.slot_T, rows, self.cache))
+        return hidden_TD
+
+
+class Head(nn.Module):
+    """Hidden states to predictions, at temperature 0."""
+
+    def __init__(self, model: Dream, collectives: Collectives, sampling: Sampling) -> None:
+        super().__init__()
+        self.lm_head = model.lm_head
+        self.ops = model.ops
+        self.vocab_start = model.vocab_start
+        self.collectives = collectives
+        self.sampling = sampling
+
+    def forward(self, hidden_MD: Tensor) -> Tensor:
+        """[bp, M, 3] float32 of all branch ranks: token, probability, confidence."""
+        logits_MV = self.ops.linear(hidden_MD, self.lm_head)
+        statistics_M6 = shard_statistics(logits_MV, self.vocab_start, self.sampling)
+        stacked_PM6 = self.collectives.tp_stack(statistics_M6)
+        return self.collectives.bp_stack(merge_statistics(stacked_PM6, self.sampling.strategy))

@@ -1,0 +1,53 @@
+"""Before the first request: capture the shapes that decoding usually has, so that few steps wait for a capture.
+
+Other shapes are captured when they first occur. All ranks capture the same ones in the same order, since graphs hold
+collectives.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Iterator
+
+import torch
+
+from common.checkpoint import ModelConfig
+from common.config import DecodeConfig
+from common.decoding import Sampling
+from lopa_ascend.kv import most_rows
+from lopa_ascend.passes.forward import Forward
+from lopa_ascend.passes.shapes import Shapes
+
+logger = logging.getLogger(__name__)
+
+NUM_BLOCKS = 4  # windows of up to so many blocks are captured ahead
+
+
+@torch.no_grad()
+def warm_up(passes: Forward, shapes: Shapes, config: ModelConfig, decode: DecodeConfig, num_branch_ranks: int) -> None:
+    """Windows of whole blocks, of the anchor alone and of all branches of one request, and the heads that go with
+    them."""
+    started = time.perf_counter()
+    usual = set(usual_shapes(shapes, decode, num_branch_ranks))
+    # The largest first: graphs share one pool of scratch memory, which then never has to grow.
+    for num_tokens, num_rows in sorted(usual, reverse=True):
+        passes.capture_layers(num_tokens, num_rows)
+    most = max((num_tokens for num_tokens, _ in usual), default=0)
+    for num_reads in reversed([size for size in shapes.tokens if size <= most]):
+        passes.capture_head(num_reads, Sampling.of(decode, config.mask_token_id))
+    # A collector pause would fall into some step; what exists now lives as long as the process.
+    gc.collect()
+    gc.freeze()
+    count = passes.layers.num_captured + passes.head.num_captured
+    logger.info("captured %d shapes in %.1f s", count, time.perf_counter() - started)
+
+
+def usual_shapes(shapes: Shapes, decode: DecodeConfig, num_branch_ranks: int) -> Iterator[tuple[int, int]]:
+    for rows in {1, most_rows(decode, num_branch_ranks)}:
+        for blocks in range(1, min(NUM_BLOCKS, decode.max_new_tokens // decode.block_size) + 1):
+            shift_entries = blocks if decode.shift_row == "fresh" else 0
+            shape = shapes.shape(rows * (blocks * decode.block_size + shift_entries), rows * blocks)
+            if shape is not None:
+                yield shape

@@ -1,0 +1,122 @@
+"""What this engine runs on: Ascend NPUs, and any CPU with plain operators in their place."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import common.platforms
+from common.errors import MissingCapability
+from common.platforms import Finding, GroupBackends
+
+if TYPE_CHECKING:
+    from common.config import DeviceProfile, RunConfig
+    from common.decoding import Engine
+
+_CANN_FOLDERS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/latest")
+_CANN_VERSION_FILES = ("version.cfg", "aarch64-linux/ascend_toolkit_install.info", "opp/version.info")
+_NPU_DRIVER = Path("/usr/local/Ascend/driver/version.info")
+
+
+class ReferenceCpu(common.platforms.Platform):
+    engine = "lopa_ascend"
+    device = "cpu"
+
+    def build_engine(self, profile: DeviceProfile, run: RunConfig) -> Engine:
+        # Here: a launcher, and `lopa doctor`, look a platform up and have no reason to load operators.
+        from lopa_ascend.assemble import assemble
+
+        return assemble(profile, run)
+
+
+class Npu(ReferenceCpu):
+    """Modules that touch torch_npu are imported in the functions: most commands run without it."""
+
+    device = "npu"
+    visible_devices_variable = "ASCEND_RT_VISIBLE_DEVICES"
+    auto_tensor_parallel_size = 4  # two packages of two dies each
+    needs_devices_at_start = True
+
+    def num_visible_devices(self) -> int:
+        from lopa_ascend.ops import num_visible_devices
+
+        return num_visible_devices()
+
+    def require_devices(self, profile: DeviceProfile, num_here: int) -> None:
+        from lopa_ascend.ops import require_devices
+
+        require_devices(num_here)
+
+    def group_backends(self) -> GroupBackends:
+        # The axes' groups are of HCCL alone: of a group with a second backend torchair lowers no usable name.
+        return GroupBackends("cpu:gloo,npu:hccl", "hccl")
+
+    def versions(self) -> dict[str, str | None]:
+        return {"torch-npu": _package("torch-npu"), "CANN": _cann(), "NPU driver": _first_version(_NPU_DRIVER)}
+
+    def requirements(self, profile: DeviceProfile, num_processes: int, num_here: int) -> Iterator[Finding]:
+        torch_version, npu_version = _package("torch") or "", _package("torch-npu")
+        yield Finding("torch_npu", npu_version or "not installed: pip install -e '.[ascend]'", npu_version is not None)
+        if npu_version is not None:
+            is_match = _release(torch_version) == _release(npu_version)
+            fix = "the same release" if is_match else "must be the same release: pip install -e '.[ascend]'"
+            yield Finding("versions", f"torch {torch_version}, torch_npu {npu_version}: {fix}", is_match)
+        cann, reason = _cann(), self._why_no_devices(profile, num_here)
+        fix = "not found: install the toolkit, or source /usr/local/Ascend/ascend-toolkit/set_env.sh"
+        # Where torch-npu loads it, CANN is there, whatever folder holds its version.
+        yield Finding("CANN", cann or fix if reason else cann or "loaded", cann is not None or reason is None)
+        yield Finding("start", reason or "torch-npu loads, and its devices answer", reason is None)
+        if profile.graph.mode == "torchair" and not profile.enforce_eager:
+            yield _torchair_needs()
+
+    def selftest(self, profile: DeviceProfile) -> Sequence[Finding]:
+        from lopa_ascend.selftest import examine_alone
+
+        return [Finding(found.name, found.detail, found.is_right) for found in examine_alone(profile)]
+
+    def _why_no_devices(self, profile: DeviceProfile, num_here: int) -> str | None:
+        """What a run of this profile would end with."""
+        try:
+            self.require_devices(profile, num_here)
+        except MissingCapability as error:
+            return str(error)
+        return None
+
+
+def _torchair_needs() -> Finding:
+    protobuf = _package("protobuf")
+    detail = "comes with torch_npu, and needs protobuf"
+    fix = f"{detail}, which is not installed: pip install -e '.[ascend]'"
+    return Finding("torchair", f"{detail}: {protobuf}" if protobuf else fix, protobuf is not None)
+
+
+def _cann() -> str | None:
+    folders = [os.environ.get("ASCEND_TOOLKIT_HOME", ""), *_CANN_FOLDERS]
+    paths = [Path(folder) / name for folder in folders if folder for name in _CANN_VERSION_FILES]
+    return next((version for path in paths if (version := _first_version(path))), None)
+
+
+def _first_version(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = next((line for line in lines if "version" in line.lower()), None)
+    return f"{found.strip()} ({path})" if found else str(path)
+
+
+def _package(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> tuple[str, ...]:
+    """2.13.0.post4+cpu -> (2, 13, 0): torch_npu follows torch's releases with builds of its own."""
+    return tuple(version.split("+")[0].split(".")[:3])
+
+
+PLATFORMS = (ReferenceCpu(), Npu())

@@ -1,0 +1,116 @@
+"""The decoder stages in fused kernels (lopa_cuda.kernels): what runs on a GPU in bf16, int8 or fp8.
+
+A linear hands its split-K parts to the stage behind it (a norm, the rotary stage), which adds them while it reads. With
+tensor parallelism o and down write where all ranks can read, and the norm behind them adds the ranks' addends. A stage
+in front of a quantized linear writes its output quantized.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from common.checkpoint import ModelConfig
+from common.decoding import Sampling
+from common.model import Activation, RMSNorm
+from lopa_cuda import kernels
+from lopa_cuda.ops.plain import rotary_of
+from lopa_cuda.parallel import Collectives
+from lopa_cuda.parallel.exchange import build_exchange
+from lopa_cuda.steps import DeviceStep, StaticKVCache
+from quant.linear import QuantizedLinear
+from quant.w8a8 import QuantizedActivation
+
+
+class FusedOps:
+    """lopa_cuda.ops.plain.CudaOps on kernels that read every length from the device."""
+
+    reads_device_lengths = True
+
+    def __init__(self, config: ModelConfig, cache: StaticKVCache, collectives: Collectives) -> None:
+        tp_size = collectives.mesh.tp_size
+        self.head_size = config.head_size
+        self.num_heads, self.num_kv_heads = config.num_heads // tp_size, config.num_kv_heads // tp_size
+        self.cache = cache
+        self.rotary = rotary_of(config, cache)
+        self._collectives = collectives
+        self._exchange = build_exchange(collectives.mesh.tp_group, cache.committed.device, config.hidden_size)
+        self._behind_attention: list[nn.Module] = []
+        self._row_parallel: set[nn.Module] = set()
+
+    def adopt(self, model: nn.Module) -> None:
+        layers = list(model.get_submodule("layers").children())
+        self._behind_attention = [layer.get_submodule("o_proj") for layer in layers]
+        self._row_parallel = {*self._behind_attention, *(layer.get_submodule("down_proj") for layer in layers)}
+
+    def plan(self, step: DeviceStep) -> DeviceStep:
+        return step
+
+    def norm(
+        self, x_TD: Any, residual_TD: Tensor | None, norm: RMSNorm, consumer: nn.Module | None
+    ) -> tuple[Activation, Tensor]:
+        return kernels.add_rms_norm(x_TD, residual_TD, norm.weight, norm.eps, quantize=quantize_for(consumer))
+
+    def linear(self, x: Activation, linear: nn.Module) -> Any:
+        """[T, E], its split-K parts, or this rank's addend of it."""
+        if self._exchange is not None and linear in self._row_parallel:
+            values = _input(x, linear)
+            shared = self._exchange.next(len(values if isinstance(values, Tensor) else values.values))
+            if shared is not None:
+                kernels.linear(values, *_operands(linear), out_TC=shared.values)
+                return shared
+        return kernels.linear_partials(_input(x, linear), *_operands(linear))
+
+    def mlp(self, x: Activation, gate_up: nn.Module, down: nn.Module) -> Any:
+        weight, _, scale = _operands(gate_up)
+        activated = kernels.gate_up_swiglu(_input(x, gate_up), weight, scale, quantize=quantize_for(down))
+        return self.linear(activated, down)
+
+    def all_reduce(self, x_TD: Any) -> Any:
+        if self._collectives.mesh.tp_group is None or isinstance(x_TD, kernels.Shared):
+            return x_TD
+        return self._collectives.tp_sum(kernels.sum_partials(x_TD))
+
+    def attend(self, qkv_TE: Any, layer: int, step: DeviceStep) -> Activation:
+        num_rows, width = step.position_RW.shape
+        window = self.cache.staging[layer, :, : num_rows * width].unflatten(1, (num_rows, width))
+        position_T = step.position_RW.flatten()
+        q_TNH = kernels.rope_prewrite(qkv_TE, position_T, self.rotary, window, num_heads=self.num_heads, width=width)
+        behind = self._behind_attention[layer]
+        return kernels.window_attention(
+            q_TNH, self.cache.committed[layer], window,
+            slot_R=step.slot_R, start_R=step.start_R, num_keys_R=step.num_keys_R, cached_R=step.cached_R,
+            horizon_RW=step.horizon_RW, quantize=quantize_for(behind),
+        )  # fmt: skip
+
+    def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
+        return kernels.linear(hidden_MD, *_operands(head))
+
+    def statistics(self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
+        return kernels.head_statistics(self.logits(hidden_MD, head), vocab_start, sampling.mask_token_id)
+
+    def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
+        return kernels.merge_statistics(statistics_PM6, strategy)
+
+
+def quantize_for(consumer: nn.Module | None) -> kernels.Quantize | None:
+    """What a linear wants its input quantized to; a static one does that itself, with its own scale."""
+    if not isinstance(consumer, QuantizedLinear) or consumer.is_static:
+        return None
+    return "fp8" if consumer.weight.is_floating_point() else "int8"
+
+
+def _input(x: Activation, linear: nn.Module) -> Activation:
+    if isinstance(linear, QuantizedLinear) and linear.is_static:
+        return QuantizedActivation(kernels.quantize_static(x, linear.input_scale, linear.input_offset), None)
+    return x
+
+
+def _operands(linear: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """weight, bias and the scale of each output channel, as lopa_cuda.kernels.linear takes them."""
+    if not isinstance(linear, QuantizedLinear):
+        return linear.weight, linear.bias, None
+    if linear.is_static:
+        return linear.weight, linear.quant_bias, linear.deq_scale
+    return linear.weight, linear.bias, linear.weight_scale

@@ -1,0 +1,12 @@
+"""What ranks exchange: gathers and broadcasts over bp, sums over tp, alone or inside a norm.
+
+`exchange`, the sums inside norms, needs Triton and is imported by name.
+"""
+
+from lopa_cuda.parallel.all_reduce import choose_all_reduce
+from lopa_cuda.parallel.collectives import Collectives
+
+__all__ = [
+    "Collectives",
+    "choose_all_reduce",
+]

@@ -1,0 +1,74 @@
+"""Sums over the tensor-parallel ranks of one node, by size: one-shot and two-shot in symmetric memory, else NCCL.
+
+A layer has two of them, of a few hundred KB: latency decides. One-shot (every rank reads all peers) has one exchange
+less, two-shot (every rank sums its share and writes it to all) moves fewer bytes. NVLink multicast is not used.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.errors import first_line
+
+logger = logging.getLogger(__name__)
+
+# Upper limits in bytes, measured on 4 H200s (docs/performance.md).
+ONE_SHOT_BYTES = 128 * 1024
+TWO_SHOT_BYTES = 8 * 2**20
+_NUM_BUFFERS = 2  # a rank may still read one buffer of a peer that already fills the next
+
+
+class SymmetricAllReduce:
+    """Sums bf16 tensors over a process group whose ranks can map one another's memory."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        """Collective. Raises RuntimeError where the devices cannot map one another's memory."""
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        self._name = group.group_name
+        self._buffers = []
+        for _ in range(_NUM_BUFFERS):
+            buffer = symmetric_memory.empty(TWO_SHOT_BYTES // 2, dtype=torch.bfloat16, device=device)
+            symmetric_memory.rendezvous(buffer, group)
+            self._buffers.append(buffer)
+        self._next = 0
+
+    def can_sum(self, x: Tensor) -> bool:
+        return x.dtype == torch.bfloat16 and x.numel() * 2 <= TWO_SHOT_BYTES
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The sum: a new tensor, or the buffer, which stays as it is until the sum after the next."""
+        buffer = self._buffers[self._next][: x.numel()].view(x.shape)
+        self._next = (self._next + 1) % _NUM_BUFFERS
+        buffer.copy_(x)
+        if x.numel() * 2 <= ONE_SHOT_BYTES:
+            return torch.ops.symm_mem.one_shot_all_reduce(buffer, "sum", self._name)
+        return torch.ops.symm_mem.two_shot_all_reduce_(buffer, "sum", self._name)
+
+
+def choose_all_reduce(group: dist.ProcessGroup | None, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """How this group sums; says so where symmetric memory is not to be had."""
+    if group is None:
+        return lambda x: x
+    symmetric = _symmetric(group, device) if device.type == "cuda" else None
+
+    def all_reduce(x: Tensor) -> Tensor:
+        if symmetric is not None and symmetric.can_sum(x):
+            return symmetric(x)
+        dist.all_reduce(x, group=group)
+        return x
+
+    return all_reduce
+
+
+def _symmetric(group: dist.ProcessGroup, device: torch.device) -> SymmetricAllReduce | None:
+    try:
+        return SymmetricAllReduce(group, device)
+    except (RuntimeError, ImportError) as error:
+        logger.warning("tensor parallel sums go over NCCL, without symmetric memory: %s", first_line(error))
+        return None

@@ -1,0 +1,132 @@
+"""Commit-Winner-Cache: copy each winner's staged KV behind its request's committed prefix, on every rank.
+
+A rank that computed the winner (or, under block-causal attention, any row of the request) copies its own. Where
+some rank did not, the winner's owner broadcasts: all layers of all its spans in one contiguous buffer. Commits are
+captured ahead for a few lengths: the host then writes two lists of positions and launches once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.decoding import CommitSpan, Int, StepPlan
+from graphs.buckets import fit
+from graphs.runner import Capture, GraphRunner
+from lopa_cuda.parallel import Collectives
+from lopa_cuda.steps.kv_cache import StaticKVCache
+from lopa_cuda.steps.step import Upload
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedPart:
+    """Where a forward pass left the windows of some rows: row_of [bp rank, place] names rows of the plan."""
+
+    row_of: Int
+    width: int
+    staging: Tensor  # [L, 2, T, K, H]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitKey:
+    """owner: the branch rank that broadcasts; None where every rank has the KV itself."""
+
+    length: int
+    owner: int | None
+    is_captured: bool
+
+
+class CommitBuffers:
+    """From which tokens of the staging memory to which positions of the cache, counted through all slots."""
+
+    def __init__(self, key: CommitKey, device: torch.device) -> None:
+        host_2N = torch.zeros((2, key.length), dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._upload = Upload(host_2N, device)
+        self.token_N, self.position_N = self._upload.device.unbind()
+
+    def fill(self, sources: list[tuple[int, int]], positions: list[int]) -> None:
+        """sources: first token and length of each span."""
+        begin = 0
+        for (token, length), position in zip(sources, positions, strict=True):
+            entries = self._upload.host[:, begin : begin + length]
+            entries[0] = np.arange(token, token + length)
+            entries[1] = np.arange(position, position + length)
+            begin += length
+        self._upload.host[:, begin:] = self._upload.host[:, begin - 1 : begin]  # padding copies the last once more
+
+    def send(self) -> None:
+        self._upload.send()
+
+
+class Committer:
+    """Makes spans final on this rank; every rank of the bp axis calls it alike."""
+
+    def __init__(self, cache: StaticKVCache, collectives: Collectives, capture: Capture | None) -> None:
+        self.runner = GraphRunner("commit", self._buffers, self._run, capture)
+        self._cache = cache
+        self._collectives = collectives
+        self._rank = collectives.mesh.bp_rank
+        self._staging = cache.captured_staging
+        self._captured_lengths: tuple[int, ...] = ()
+
+    def commit(self, plan: StepPlan, winner_row_of_request: Int, parts: list[StagedPart]) -> None:
+        work: dict[tuple[StagedPart, int | None], list[tuple[CommitSpan, int]]] = defaultdict(list)
+        for span in plan.commits:
+            winner = int(winner_row_of_request[span.request])
+            part = next(part for part in parts if (part.row_of == winner).any())
+            owner, place = self._source(plan, span, winner, part)
+            work[part, owner].append((span, place))
+        for (part, owner), spans in work.items():
+            self._copy(part, owner, spans)
+
+    def warm_up(self, lengths: list[int]) -> None:
+        """Capture these commits, from every owner there may be. Collective over bp."""
+        owners = (None,) if self._collectives.mesh.bp_group is None else (None, *range(self._collectives.mesh.bp_size))
+        for length in lengths:
+            for owner in owners:
+                self.runner.entry(CommitKey(length, owner, is_captured=True))
+        # Not later: what runs before a capture would write to the cache, where by then a request may be.
+        self._captured_lengths = tuple(sorted(lengths))
+
+    def _source(self, plan: StepPlan, span: CommitSpan, winner: int, part: StagedPart) -> tuple[int | None, int]:
+        """(owner, place) of the row to copy from; owner None if every rank has such a row, each at its own place."""
+        row_of = part.row_of
+        is_source = plan.request_R[row_of] == span.request if plan.commits_locally else row_of == winner
+        if is_source.any(axis=1).all():
+            return None, int(is_source[self._rank].argmax())
+        owner, place = divmod(int((row_of == winner).argmax()), row_of.shape[1])
+        return owner, place
+
+    def _copy(self, part: StagedPart, owner: int | None, spans: list[tuple[CommitSpan, int]]) -> None:
+        length = sum(span.length for span, _ in spans)
+        padded = fit(length, self._captured_lengths) if part.staging is self._cache.captured_staging else None
+        is_captured = padded is not None
+        entry = self.runner.entry(CommitKey(padded or length, owner, is_captured), is_captured=is_captured)
+        entry.buffers.fill(
+            [(place * part.width, span.length) for span, place in spans],
+            [span.slot * self._cache.max_model_len + span.start for span, _ in spans],
+        )
+        self._staging = part.staging
+        entry.run()
+
+    def _buffers(self, key: CommitKey) -> CommitBuffers:
+        return CommitBuffers(key, self._cache.committed.device)
+
+    @torch.inference_mode()
+    def _run(self, key: CommitKey, buffers: CommitBuffers) -> None:
+        buffers.send()
+        window = self._cache.captured_staging if key.is_captured else self._staging
+        # Whoever is not the owner reads something of the same size, which the broadcast overwrites.
+        span_LNX = _as_words(window.flatten(0, 1)).index_select(1, buffers.token_N)
+        if key.owner is not None:
+            self._collectives.bp_broadcast(span_LNX, key.owner)
+        _as_words(self._cache.committed.flatten(0, 1).flatten(1, 2)).index_copy_(1, buffers.position_N, span_LNX)
+
+
+def _as_words(x_LNKH: Tensor) -> Tensor:
+    """[L, N, K, H] as [L, N, X] of 8-byte words: copies move a word a time."""
+    return x_LNKH.flatten(2).view(torch.int64)

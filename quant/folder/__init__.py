@@ -1,0 +1,20 @@
+"""Quantized folders in msmodelslim's layout, read and written; every name is checked before a tensor is read."""
+
+from quant.folder.checkpoint import float_tensors, load_quantized
+from quant.folder.description import FLOAT, Scheme, is_quantized_folder, write_description
+from quant.folder.geometry import Geometry, read_geometry
+from quant.folder.tensors import ShardWriter, TensorFolder, read_json
+
+__all__ = [
+    "FLOAT",
+    "Geometry",
+    "Scheme",
+    "ShardWriter",
+    "TensorFolder",
+    "float_tensors",
+    "is_quantized_folder",
+    "load_quantized",
+    "read_geometry",
+    "read_json",
+    "write_description",
+]

@@ -1,0 +1,79 @@
+"""The bench on the CPU: its sections, its files, its comparison, and acceptance replayed on another model's steps."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from common.bench import BenchOptions, compare, run_bench
+from common.bench.acceptance import ScriptedEngine, load_trace, record_trace
+from common.bench.timed import TimedDecoding
+from common.checkpoint import load_model_config
+from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.errors import ConfigError
+from common.platforms import build_engine
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+DECODE = DecodeConfig(num_lookahead=2, block_size=8, max_new_tokens=32, stop_at_eos=False)
+OPTIONS = BenchOptions(cases=((1, 8), (2, 16)), mixes=((163, (8, 16)),), num_cached=40, num_steps=2, num_requests=1)
+
+
+def run_of(model: str) -> RunConfig:
+    return RunConfig(model=str(GOLDEN / model), decode=DECODE)
+
+
+@pytest.fixture
+def trace(cpu: DeviceProfile, tmp_path: Path) -> Path:
+    engine = build_engine(cpu, run_of("model_a"))
+    config = load_model_config(GOLDEN / "model_a")
+    record_trace(engine, DECODE, config, [(5, 6, 7), tuple(range(10, 30))], tmp_path / "trace.npz")
+    return tmp_path / "trace.npz"
+
+
+def test_a_run_measures_every_section_and_writes_its_files(cpu: DeviceProfile, trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out" / "bench.json"
+    options = BenchOptions(**{**vars_of(OPTIONS), "trace": str(trace), "output": str(output)})
+    result = run_bench(cpu, run_of("model_b"), options)
+    assert [(shape["rows"], shape["width"]) for shape in result["shapes"]] == [(1, 8), (2, 16)]
+    assert all(shape["device_ms"] > 0 and shape["weight_floor_ms"] > 0 for shape in result["shapes"])
+    assert json.loads(output.read_text())["floors"] == result["floors"]
+    assert "replayed acceptance" in output.with_suffix(".md").read_text()
+    has_matplotlib = find_spec("matplotlib") is not None  # an extra
+    assert output.with_suffix(".png").is_file() == has_matplotlib
+    assert "1.00x" in compare(output, output)
+
+
+def test_a_larger_model_replays_the_acceptance_of_the_recorded_one(cpu: DeviceProfile, trace: Path) -> None:
+    recorded = load_trace(trace)
+    result = run_bench(cpu, run_of("model_b"), BenchOptions(**{**vars_of(OPTIONS), "trace": str(trace)}))
+    steps = [len(request.steps) for request in recorded.requests]
+    assert result["requests"]["tpf"] == pytest.approx(32 * len(steps) / sum(steps))
+
+
+def test_scripted_steps_accept_the_number_asked_for(cpu: DeviceProfile) -> None:
+    engine = build_engine(cpu, run_of("model_a"))
+    decode = DECODE.model_copy(update={"num_lookahead": 0, "block_add_threshold": 0.01})
+    timed = TimedDecoding(
+        ScriptedEngine(engine, 4), engine, decode, load_model_config(GOLDEN / "model_a").mask_token_id, None
+    )
+    completion = timed.decode((1, 2, 3))
+    assert completion.num_canvas_tokens == 32
+    assert 3 < completion.canvas_tokens_per_forward <= 5
+    summary = timed.summary()
+    assert summary["median_ms"]["step"] >= summary["median_ms"]["device"] > 0
+
+
+def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    with pytest.raises(ConfigError, match=r"not a result that scripts/bench\.sh"):
+        compare(other, other)
+    with pytest.raises(ConfigError, match="not a recorded trace"):
+        load_trace(other)
+
+
+def vars_of(options: BenchOptions) -> dict[str, object]:
+    return {name: getattr(options, name) for name in options.__dataclass_fields__}

@@ -1,0 +1,140 @@
+"""Static shapes on the CPU: padded rows, entries and reads, and passes split by width, change no prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from common.checkpoint import load_model_config
+from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.decoding import Completion, GenerationRequest, Predictions, Scheduler, StepPlan
+from common.errors import EngineError
+from common.generate import decode_requests
+from common.runtime import synthetic_plan
+from lopa_cuda.assemble import assemble
+from lopa_cuda.engine import CudaEngine, rows_by_width
+
+MODEL = Path(__file__).parents[2] / "golden" / "model_a"
+PROFILE = DeviceProfile(name="test", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256)
+
+
+class CallAgain:
+    """A capture for the CPU: replaying is calling, on the same static buffers."""
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        return work
+
+    def allocated_bytes(self) -> int:
+        return 0
+
+
+def test_more_memory_than_there_is_is_one_sentence() -> None:
+    with pytest.raises(
+        EngineError, match=r"the KV cache of 1000000000000 requests of 256 positions needs .* GiB, which"
+    ):
+        make_engine(is_static=False, num_slots=10**12)
+
+
+def make_engine(*, is_static: bool, num_slots: int = 1, profile: DeviceProfile = PROFILE) -> CudaEngine:
+    run = RunConfig(model=str(MODEL), max_num_requests=num_slots, decode=DecodeConfig(block_size=8, max_new_tokens=64))
+    engine = assemble(profile, run, CallAgain() if is_static else None)
+    if is_static:
+        engine._committer.warm_up([8, 16])  # which only operators that take lengths from the device do by themselves
+    return engine
+
+
+def decode(engine: CudaEngine, prompts: list[tuple[int, ...]], **settings: object) -> dict[str, tuple[int, ...]]:
+    config = load_model_config(MODEL)
+    decode = DecodeConfig(block_size=8, max_new_tokens=64, stop_at_eos=False, **settings)  # type: ignore[arg-type]
+    scheduler = Scheduler(
+        decode,
+        mask_token_id=config.mask_token_id,
+        eos_token_id=config.eos_token_id,
+        num_slots=engine.capacity.num_slots,
+    )
+    requests = iter(GenerationRequest(str(number), prompt) for number, prompt in enumerate(prompts))
+    ended = [result for result in decode_requests(requests, scheduler, engine) if isinstance(result, Completion)]
+    return {result.id: result.canvas_token_ids for result in ended}
+
+
+PROMPTS = [tuple(range(10, 10 + length)) for length in (5, 23, 60, 9)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_lookahead": 3},
+        {"num_lookahead": 3, "shift_row": "fresh"},
+        {"num_lookahead": 2, "window_attention": "block_causal"},
+        {"num_lookahead": 2, "strategy": "fast_dllm", "cache": "dual"},
+        {"num_lookahead": 1, "temperature": 0.8, "top_p": 0.9},
+    ],
+    ids=lambda settings: "-".join(str(value) for value in settings.values()),
+)
+def test_padded_passes_decode_the_same_tokens(settings: dict[str, object]) -> None:
+    plain = decode(make_engine(is_static=False), PROMPTS[:2], **settings)
+    padded = decode(make_engine(is_static=True), PROMPTS[:2], **settings)
+    assert padded == plain
+
+
+def test_requests_of_different_length_share_steps_without_touching_one_another() -> None:
+    alone = [decode(make_engine(is_static=False), [prompt], num_lookahead=2)["0"] for prompt in PROMPTS]
+    together = decode(make_engine(is_static=True, num_slots=3), PROMPTS, num_lookahead=2)
+    assert [together[str(number)] for number in range(len(PROMPTS))] == alone
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_a_reused_prefix_of_the_same_prompt_decodes_the_same_tokens(is_static: bool) -> None:
+    tokens = decode(make_engine(is_static=is_static), [PROMPTS[2]] * 2, num_lookahead=2, reuse_prefix=True)
+    assert tokens["1"] == tokens["0"]
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_a_split_step_equals_one_padded_pass(is_static: bool) -> None:
+    split, whole = make_engine(is_static=is_static, num_slots=4), make_engine(is_static=False, num_slots=4)
+    object.__setattr__(split.passes.buckets, "knee", 4.0)
+    object.__setattr__(whole.passes.buckets, "knee", 1e9)
+    num_passes: list[int] = []
+    receive = split.receive
+
+    def counting() -> Predictions:
+        num_passes.append(len(split._parts))
+        return receive()
+
+    split.receive = counting  # type: ignore[method-assign]
+    assert decode(split, PROMPTS, num_lookahead=2) == decode(whole, PROMPTS, num_lookahead=2)
+    assert max(num_passes) > 1
+    torch.testing.assert_close(split.cache.committed, whole.cache.committed, rtol=1e-4, atol=1e-4)
+
+
+def test_padding_never_reaches_what_is_read() -> None:
+    engine, plan = make_engine(is_static=True), a_plan(num_rows=3, width=19)
+    first = engine.forward(plan)
+    for entry in engine.passes.layers._entries.values():
+        entry.buffers._padding[: entry.buffers._entries[0].size] = 3  # other tokens where nobody looks
+    again = engine.forward(plan)
+    assert np.array_equal(first.token_RW[plan.is_read_RW], again.token_RW[plan.is_read_RW])
+    torch.testing.assert_close(first.confidence_RW[plan.is_read_RW], again.confidence_RW[plan.is_read_RW])
+
+
+@pytest.mark.parametrize(
+    ("widths", "groups"),
+    [
+        ([64, 64, 96], [[0, 1, 2]]),
+        ([64], [[0]]),
+        ([64, 1056, 64, 64], [[1], [0, 2, 3]]),
+        ([900, 1056, 32, 32], [[0, 1], [2, 3]]),
+        ([2000, 40, 900, 40], [[0], [2], [1, 3]]),
+    ],
+)
+def test_prompts_are_forwarded_apart_from_decoding_rows(widths: list[int], groups: list[list[int]]) -> None:
+    assert [rows.tolist() for rows in rows_by_width(np.array(widths), knee=184)] == groups
+
+
+def a_plan(num_rows: int, width: int) -> StepPlan:
+    config = load_model_config(MODEL)
+    return synthetic_plan(config, num_rows=num_rows, width=width, num_cached=0, read_share=0.5)

@@ -1,0 +1,106 @@
+"""The `lopa` command: help for newcomers, one sentence for a mistake, exit code 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPTED = ROOT / "tests/scripted.py"
+
+
+def lopa(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTED), *arguments]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+
+def write_run(tmp_path: Path, text: str = "model: m\ninput: {path: in.jsonl}\noutput: {path: o.jsonl}\n") -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    (tmp_path / "in.jsonl").write_text('{"prompt": "hello"}\n')
+
+
+@pytest.mark.parametrize("command", ["run", "evaluate", "parity", "doctor"])
+def test_every_command_explains_itself(tmp_path: Path, command: str) -> None:
+    assert command in lopa(tmp_path, "--help").stdout
+    help = lopa(tmp_path, command, "--help")
+    assert help.returncode == 0
+    assert "Usage" in help.stdout
+
+
+def test_a_run_writes_results_metrics_and_a_table(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    result = lopa(tmp_path, "run", "--profile", "cpu", "run.yaml", "--set", "decode.num_lookahead=1")
+    assert result.returncode == 0, result.stderr
+    assert "TPF, mean of requests" in result.stdout
+    assert "HELLO" in (tmp_path / "o.jsonl").read_text()
+    assert (tmp_path / "o.metrics.json").is_file()
+
+
+def test_a_run_of_bad_lines_only_says_so_at_its_end(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"prompt": 3}\n{"text": "a"}\n')
+    for _ in range(2):  # started again, nothing is left to do and nothing is better
+        result = lopa(tmp_path, "run", "--profile", "cpu", "run.yaml")
+        assert result.returncode == 2
+        assert "lopa: o.jsonl: none of 2 requests could be decoded; correct the input" in result.stderr
+        assert "Traceback" not in result.stderr
+    assert (tmp_path / "o.jsonl").read_text().count("error") == 2
+    assert (tmp_path / "o.metrics.json").is_file()
+
+
+def test_a_sweep_does_not_take_a_file_for_its_folder(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    (tmp_path / "sweep.yaml").write_text("rows: [{name: a}]\n")
+    (tmp_path / "results").write_text("")
+    result = lopa(tmp_path, "evaluate", "-p", "cpu", "run.yaml", "sweep.yaml", "--set", "output.path=results")
+    assert result.returncode == 2
+    assert "results go to the folder results, which is a file; change it" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "--profile", "nope", "run.yaml"], "lopa: nope: no such file, and not one of the profiles in"),
+        (["run", "--profile", "cpu", "nope.yaml"], "lopa: nope.yaml: no such file, and not one of the runs in"),
+        (["run", "-p", "cpu", "run.yaml", "--set", "decode.block_size=0"], "lopa: run.yaml: decode.block_size: set it"),
+        (["run", "-p", "cpu", "run.yaml", "--set", "input.path=q"], "lopa: q: no such input file; set input.path"),
+        (["run", "-p", "cpu_bp2", "run.yaml"], "lopa: profile cpu_bp2 wants 2 processes"),
+        (
+            ["run", "-p", "cpu", "run.yaml", "--set", "output.path=in.jsonl"],
+            "lopa: input.path, output.path, output.metrics_path",
+        ),
+        (["run", "-p", "cpu", "run.yaml", "--set", "output.path=/proc/x"], "lopa: "),
+        (["evaluate", "-p", "cpu", "run.yaml", "run.yaml"], "lopa: run.yaml: model: unknown key"),
+        (["doctor", "-p", "nope"], "lopa: nope: no such file, and not one of the profiles"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    write_run(tmp_path)
+    result = lopa(tmp_path, *arguments)
+    assert result.returncode == 2
+    assert result.stderr.startswith(sentence)
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_forgotten_argument_is_named(tmp_path: Path) -> None:
+    result = lopa(tmp_path, "run", "run.yaml")
+    assert result.returncode == 2
+    assert "--profile" in result.stderr
+
+
+def test_a_defect_still_shows_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    monkeypatch.setenv("SCRIPTED_FAIL", "0:defect")
+    result = lopa(tmp_path, "run", "-p", "cpu", "run.yaml")
+    assert result.returncode == 1
+    assert "KeyError: 'a defect'" in result.stderr
+
+
+def test_a_missing_trace_is_one_sentence_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "common.commands", "parity", str(tmp_path / "absent.json")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (2, f"lopa: {tmp_path}/absent.json: no such trace file\n")

@@ -1,0 +1,101 @@
+"""What a profile and a run start, on one node or several."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.commands.job import plan_job
+from common.config import DeviceProfile
+from common.errors import ConfigError
+from common.processes import Nodes, processes_here
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS", "NNODES", "NODE_RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def profile_of(**changes: Any) -> DeviceProfile:
+    return DeviceProfile.model_validate({"name": "p", "engine": "lopa_cuda", "device": "cpu", **changes})
+
+
+MESH_8 = {"data_parallel_size": 2, "branch_parallel_size": 2, "tensor_parallel_size": 2}
+
+
+def planned(*arguments: str, **environment: str) -> list[str]:
+    return plan_job(["run", *arguments], environment)[0].script().splitlines()
+
+
+def test_one_process_is_started_directly() -> None:
+    *exports, command = planned("cpu", "demo", "--set", "decode.num_lookahead=1", "--overwrite")
+    assert [export.partition("=")[0] for export in exports] == ["export OMP_NUM_THREADS"]
+    assert command == (
+        f"{sys.executable} -m common.commands run --profile {ROOT}/configs/profiles/cpu.yaml "
+        f"{ROOT}/configs/runs/demo.yaml --overwrite --set decode.num_lookahead=1"
+    )
+
+
+def test_several_processes_are_started_by_torchrun_with_the_profiles_environment() -> None:
+    *exports, command = planned("h200_tp1_bp8", "gsm8k")
+    assert "export NCCL_NVLS_ENABLE=0" in exports
+    assert " -m torch.distributed.run --standalone " in command
+    assert " --nproc-per-node=8 --max-restarts=0 " in command
+    assert "/configs/runs/gsm8k.yaml" in command
+
+
+def test_the_users_environment_goes_before_the_profiles() -> None:
+    exports = planned("h200_tp1_bp8", "gsm8k", NCCL_NVLS_ENABLE="1", OMP_NUM_THREADS="3")
+    assert not [line for line in exports if line.startswith(("export NCCL_NVLS", "export OMP"))]
+
+
+def test_the_profile_may_say_how_many_threads_a_process_has() -> None:
+    assert "export OMP_NUM_THREADS=3" in planned("cpu", "demo", "--set", "environment.OMP_NUM_THREADS=3")
+
+
+def test_several_nodes_share_the_processes() -> None:
+    command = planned("h200_tp1_bp8", "gsm8k", NNODES="2", NODE_RANK="1", MASTER_ADDR="10.0.0.1", MASTER_PORT="1234")[
+        -1
+    ]
+    wanted = "--nnodes=2 --node-rank=1 --master-addr=10.0.0.1 --master-port=1234 --nproc-per-node=4"
+    assert wanted in command
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"NNODES": "two"}, "NNODES is 'two': set it to a number"),
+        ({"NNODES": "2"}, "NNODES is 2 but MASTER_ADDR is not set"),
+        ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "NODE_RANK 2 of 2 nodes"),
+        ({"NNODES": "3", "MASTER_ADDR": "a"}, "wants 8 processes, the same number on each node, but NNODES is 3"),
+    ],
+)
+def test_nodes_that_do_not_fit_are_refused(environment: dict[str, str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        planned("h200_tp1_bp8", "gsm8k", **environment)
+
+
+def test_a_profile_may_say_how_many_processes_a_node_holds() -> None:
+    profile = profile_of(mesh=MESH_8, processes_per_node=4)
+    assert processes_here(profile, Nodes(count=2)) == 4
+    with pytest.raises(ConfigError, match="wants 8 processes, at 4 a node, but NNODES is 1: set NNODES to 2"):
+        processes_here(profile, Nodes())
+
+
+def test_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path) -> None:
+    environment = {**os.environ, "DRY_RUN": "true", "PYTHON": sys.executable}
+    script = [str(ROOT / "scripts/run_batch.sh"), "ascend_910c_tp4_bp4", "gsm8k", "--set", "input.prompt_template=a b"]
+    result = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert "export HCCL_OP_EXPANSION_MODE=AIV" in result.stdout
+    assert "--nproc-per-node=16" in result.stdout
+    assert "--set 'input.prompt_template=a b'" in result.stdout
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,137 @@
+"""What a wrong settings file says: the file, the key, the fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.config import find_config, load_profile, load_profile_and_run, load_sweep
+from common.config.files import load_run
+from common.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
+PROFILE = "name: p\nengine: lopa_cuda\ndevice: cpu\n"
+
+
+def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = False) -> str:
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        (load_profile if profile else load_run)(path, overrides)
+    message = str(caught.value)
+    assert str(path) in message or "--set" in message
+    return message.replace(str(path), "FILE")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("decode: {}", "FILE: model: this key is missing: add it"),
+        ("model: m\ndecod: {}", "FILE: decod: unknown key; did you mean decode?"),
+        ("model: m\nxyz: 1", "FILE: xyz: unknown key; known keys: model, lora_path, "),
+        ("model: m\nskip_treshold: 1", "FILE: skip_treshold: unknown key; did you mean decode.skip_threshold?"),
+        ("model: m\nblock_size: 16", "FILE: block_size: unknown key; write it as decode.block_size"),
+        ("model: m\ndecode: {tau: 1}", "FILE: decode.tau: unknown key; known keys of decode: strategy, num_lookahead"),
+        ("model: m\ndecode: {block_size: 0}", "FILE: decode.block_size: set it to 1 or more (given 0)"),
+        (
+            "model: m\ndecode: {stop: ['']}",
+            "FILE: decode.stop: an empty stop string stops before the first token: remove it",
+        ),
+        ("model: m\ndecode: {num_lookahead: -1}", "FILE: decode.num_lookahead: set it to 0 or more, or to auto"),
+        ("model: m\ndecode: {num_lookahead: -1.0}", "FILE: decode.num_lookahead: set it to 0 or more, or to auto"),
+        ("model: m\ndecode: {num_lookahead: x}", "FILE: decode.num_lookahead: set it to a whole number (given 'x')"),
+        ("model: m\ndecode: {skip_threshold: 2}", "FILE: decode.skip_threshold: set it to 1.0 or less (given 2)"),
+        ("model: m\ndecode: {strategy: d3f}", "FILE: decode.strategy: set it to 'd2f', 'fast_dllm' or 'vanilla'"),
+        ("model: m\ndecode: {stop: END}", "FILE: decode.stop: write it as a list (given 'END')"),
+        ("model: m\ndecode: [1]", "FILE: decode: write it as a section of settings"),
+        (
+            "model: m\ndecode: {branching_factor: 7}",
+            "FILE: decode.branching_factor: published scripts use it for both k",
+        ),
+        ("model: m\ntrust_remote_code: true", "FILE: trust_remote_code: code from a checkpoint folder is never run"),
+        ("model: m\ndecode: {sampling_strategy: none}", "ranked by token confidence: set it to default, margin or neg"),
+        (
+            "model: m\ndecode: {block_size: 64, max_new_tokens: 32}",
+            "FILE: decode: block_size 64 is larger than max_new",
+        ),
+        ("model: m\ndecode: {top_p: 0.5}", "top_p and top_k only act with temperature > 0"),
+        ("model: m\ndecode: {cache: dual}", "cache dual is the one of strategy fast_dllm, not of d2f"),
+        ("model: m\ndecode: {branch_score: random, bottom_share: 0.5}", "bottom_share only acts with branch_score"),
+        ("- a list", "FILE: expected a mapping of settings, found list"),
+        ("a: [", "FILE: not valid YAML"),
+        ("model: m\nseed: 1\nmodel: n", "FILE: not valid YAML (the key model stands there twice"),
+    ],
+)
+def test_a_wrong_run_file_is_refused_with_the_fix(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in message_for(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mesh: {tensor_parallel_size: 0}", "FILE: mesh.tensor_parallel_size: set it to 1 or more (given 0)"),
+        ("mesh: {tp: 2}", "FILE: mesh.tp: unknown key; known keys of mesh: data_parallel_size, branch_parallel_size"),
+        ("mesh: all", "FILE: mesh: write it as a section"),
+        ("graph: {mode: cuda_graph}", "FILE: graph.mode cuda_graph needs device cuda: set graph.mode to eager"),
+        ("weight_prefetch_mb: 18", "FILE: weight_prefetch_mb acts on npu only, and device is cpu: remove it"),
+        ("processes_per_node: 2\nmesh: {branch_parallel_size: 3}", "3 processes, which do not fill nodes of"),
+    ],
+)
+def test_a_wrong_profile_is_refused_with_the_fix(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in message_for(tmp_path, PROFILE + text, profile=True)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("decode.num_lookahead", "--set decode.num_lookahead: write key=value"),
+        ("model.x=1", "--set model.x=1: model is a single value, not a section"),
+        ("seed=[", "--set seed=[: the value is not valid YAML"),
+        ("decode.block_size=0", "decode.block_size: set it to 1 or more (given 0)"),
+    ],
+)
+def test_a_wrong_override_is_refused_with_the_fix(tmp_path: Path, override: str, expected: str) -> None:
+    assert expected in message_for(tmp_path, "model: m", override)
+
+
+def test_an_override_reaches_the_file_that_its_key_belongs_to(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(PROFILE)
+    (tmp_path / "r.yaml").write_text("model: m\ndecode: {num_lookahead: 1}")
+    overrides = ["decode.num_lookahead=7", "mesh.branch_parallel_size=2", "input.path=a.jsonl", "dtype=float32"]
+    profile, run = load_profile_and_run(tmp_path / "p.yaml", tmp_path / "r.yaml", overrides)
+    assert run.decode.num_lookahead == 7
+    assert run.input is not None and run.input.path == "a.jsonl"
+    assert profile.mesh != "auto" and profile.mesh.branch_parallel_size == 2
+    assert profile.dtype == "float32"
+
+
+def test_a_name_finds_its_file_and_an_unknown_one_lists_those_there_are(tmp_path: Path) -> None:
+    assert find_config("profiles", "cpu") == ROOT / "configs/profiles/cpu.yaml"
+    assert find_config("profiles", tmp_path / "../x" / ".." / __file__) == Path(__file__)
+    with pytest.raises(
+        ConfigError, match=r"nope: no such file, and not one of the profiles in .*configs/profiles \(.*cpu"
+    ):
+        find_config("profiles", "nope")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/profiles").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_profile_loads_under_its_own_name(path: Path) -> None:
+    assert load_profile(path).name == path.stem
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/runs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_run_loads(path: Path) -> None:
+    run = load_run(path)
+    assert run.input is not None and run.output is not None
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_sweep_fits_the_demo_run(path: Path) -> None:
+    assert load_sweep(path, load_run(ROOT / "configs/runs/demo.yaml").decode)
+
+
+def test_booleans_of_the_environment_become_the_words_that_programs_expect(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(PROFILE + "environment: {A: true, B: 0, C: AIV}")
+    assert load_profile(path).environment == {"A": "true", "B": "0", "C": "AIV"}

@@ -1,0 +1,239 @@
+"""Invariants of the scheduler under random predictions: it ends, only masks change, commits leave no gap, branches are
+the anchor plus one token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.config import DecodeConfig
+from common.decoding import Completion, GenerationRequest, Predictions, Scheduler, StepPlan, StepRecord, assign_rows
+from common.decoding.scheduler import noise_key
+
+MASK, EOS, VOCAB = 5, 6, 50
+
+
+class RandomEngine:
+    """Predicts random tokens with random confidences; remembers every plan and commit."""
+
+    def __init__(self, seed: int, eos_share: float = 0.02) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.eos_share = eos_share
+        self.plans: list[StepPlan] = []
+        self.commits: list[tuple[int, int, int]] = []
+
+    def forward(self, plan: StepPlan) -> Predictions:
+        self.plans.append(plan)
+        shape = plan.token_RW.shape
+        token_RW = self.rng.integers(EOS + 1, VOCAB, shape)
+        token_RW[self.rng.random(shape) < self.eos_share] = EOS
+        probability_RW = self.rng.random(shape, dtype=np.float32)
+        unread = ~plan.is_read_RW  # whoever reads what was not asked for is caught
+        token_RW[unread], probability_RW[unread] = MASK, np.nan
+        return Predictions.of(token_RW, probability_RW, probability_RW - 1)
+
+    def commit(self, plan: StepPlan) -> None:
+        self.commits += [(span.slot, span.start, span.length) for span in plan.commits]
+
+
+@st.composite
+def decode_configs(draw: st.DrawFn) -> DecodeConfig:
+    size = draw(st.sampled_from([1, 2, 4, 8]))
+    strategy = draw(st.sampled_from(["d2f", "d2f", "d2f", "fast_dllm", "vanilla"]))
+    branch_score = draw(st.sampled_from(["mean", "sliding_window", "random"]))
+    return DecodeConfig(
+        strategy=strategy,
+        num_lookahead=draw(st.integers(0, 9)),
+        block_size=size,
+        max_new_tokens=size * draw(st.integers(1, 6)) + draw(st.sampled_from([0, 0, size - 1])),
+        block_add_threshold=draw(st.floats(0, 1)),
+        decoded_token_threshold=draw(st.floats(0.01, 1)),
+        skip_threshold=draw(st.floats(0.05, 1)),
+        bottom_share=draw(st.sampled_from([1.0, 0.5, 0.1])) if branch_score == "mean" else 1.0,
+        creation_weight=draw(st.sampled_from([0.0, 0.5])),
+        branch_score=branch_score,
+        spawn_rule=draw(st.sampled_from(["confident", "uncertain", "random"])),
+        spawn_blocks=draw(st.sampled_from(["all", "first"])),
+        window_attention=draw(st.sampled_from(["full", "block_causal"])) if strategy == "d2f" else "full",
+        shift_row=draw(st.sampled_from(["stale", "fresh"])),
+        cache=draw(st.sampled_from(["prefix", "dual"])) if strategy == "fast_dllm" else "prefix",
+        stop_at_eos=draw(st.booleans()),
+    )
+
+
+def run(
+    decode: DecodeConfig, seed: int, num_requests: int = 1
+) -> tuple[RandomEngine, list[Completion], list[StepRecord]]:
+    engine, records = RandomEngine(seed), []
+    scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=num_requests, observer=records.append)
+    for number in range(num_requests):
+        scheduler.admit(GenerationRequest(str(number), tuple(range(10, 13 + number))))
+    completions: list[Completion] = []
+    while scheduler.active:
+        plan = scheduler.plan_step()
+        check_plan(plan, scheduler)
+        winners = scheduler.select_winners(engine.forward(plan))
+        engine.commit(plan)
+        completions += scheduler.advance(winners)
+    return engine, completions, records
+
+
+def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
+    """Every request's last row is its anchor; the others differ from it in exactly one position, filled there only."""
+    for number, decoding in enumerate(scheduler.active):
+        rows = np.flatnonzero(plan.request_R == number)
+        anchor = rows[-1]
+        start, end = int(plan.start_R[anchor]), int(plan.start_R[anchor] + plan.num_keys_R[anchor])
+        window = plan.token_RW[anchor, : end - start]
+        assert (window == decoding.token_S[start:end]).all()
+        assert ((window == MASK) == decoding.is_masked_S[start:end]).all()
+        for row in rows[:-1]:
+            keys = min(int(plan.num_keys_R[row]), len(window))
+            differs = np.flatnonzero(plan.token_RW[row, :keys] != window[:keys])
+            assert len(differs) == 1 and window[differs[0]] == MASK and plan.token_RW[row, differs[0]] != MASK
+            assert (plan.token_RW[row, keys : plan.num_keys_R[row]] == MASK).all()
+            if scheduler.decode.spawn_blocks == "first":
+                block = decoding.blocks[decoding.block_index_at(start + int(differs[0]))]
+                assert not decoding.is_masked_S[: block.start].any()
+
+
+@settings(max_examples=250, deadline=None)
+@given(decode=decode_configs(), seed=st.integers(0, 2**32))
+def test_decoding_ends_and_fills_only_masks(decode: DecodeConfig, seed: int) -> None:
+    engine, (completion,), records = run(decode, seed)
+    positions = [position for record in records for position in record.filled]
+    assert len(positions) == len(set(positions)), "a position was filled twice"
+    assert completion.num_forwards == len(records) == len(engine.plans)
+    assert completion.num_forwards <= decode.max_new_tokens + decode.max_new_tokens // decode.block_size + 1
+    assert sum(completion.tokens_per_step) == completion.num_canvas_tokens
+    assert completion.finish_reason in ("eos", "length")
+    if not decode.stop_at_eos:
+        assert MASK not in completion.canvas_token_ids
+    assert completion.token_ids == completion.canvas_token_ids[: len(completion.token_ids)]
+    assert EOS not in completion.token_ids[:-1] and MASK not in completion.token_ids
+
+
+@settings(max_examples=150, deadline=None)
+@given(decode=decode_configs(), seed=st.integers(0, 2**32))
+def test_committed_spans_leave_no_gap(decode: DecodeConfig, seed: int) -> None:
+    engine, _, _ = run(decode, seed)
+    if decode.strategy == "d2f":
+        ends = [0]
+        for _, start, length in engine.commits:
+            assert start == ends[-1]
+            ends.append(start + length)
+    for plan in engine.plans:
+        for span in plan.commits:
+            rows = plan.request_R == span.request
+            assert (plan.start_R[rows] == span.start).all(), "a commit span is the start of its rows' windows"
+            assert (plan.num_keys_R[rows] >= span.length).all()
+            tokens = plan.token_RW[rows, : span.length]
+            assert decode.strategy != "d2f" or not (tokens == MASK).any(), "a mask would be committed"
+            assert (tokens == tokens[0]).all() or decode.strategy != "d2f", "branches differ in what they commit"
+
+
+@settings(max_examples=100, deadline=None)
+@given(decode=decode_configs(), seed=st.integers(0, 2**32))
+def test_branches_number_at_most_k_plus_one(decode: DecodeConfig, seed: int) -> None:
+    _, _, records = run(decode, seed)
+    assert all(1 <= len(record.window_lengths) <= decode.num_lookahead + 1 for record in records)
+    confidences = [[made[2] for made in record.lookahead] for record in records]
+    if decode.spawn_rule == "confident":
+        assert all(row == sorted(row, reverse=True) for row in confidences)
+
+
+@settings(max_examples=50, deadline=None)
+@given(decode=decode_configs(), seed=st.integers(0, 2**32), num_requests=st.integers(2, 5))
+def test_several_requests_end_together_or_not(decode: DecodeConfig, seed: int, num_requests: int) -> None:
+    _, completions, _ = run(decode, seed, num_requests)
+    assert sorted(completion.id for completion in completions) == [str(n) for n in range(num_requests)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(decode=decode_configs(), seed=st.integers(0, 2**32), num_ranks=st.integers(1, 5))
+def test_every_row_has_a_rank_and_ranks_have_equal_shares(decode: DecodeConfig, seed: int, num_ranks: int) -> None:
+    engine, _, _ = run(decode, seed, num_requests=2)
+    for plan in engine.plans:
+        row_of = assign_rows(plan, num_ranks)
+        assert set(row_of.flatten()) == set(range(plan.num_rows))
+        if plan.commits_locally:
+            for span in plan.commits:
+                assert all((plan.request_R[hand] == span.request).any() for hand in row_of)
+
+
+@pytest.mark.parametrize(
+    ("second", "starts"),
+    [
+        ((*range(10, 22), 1, 2), [0, 12]),  # whole blocks of 4
+        ((*range(10, 21), 1, 2), [0, 8]),
+        (tuple(range(10, 30)), [0, 16]),  # never the whole prompt
+        ((1, *range(10, 30)), [0, 0]),
+    ],
+)
+def test_a_prompt_that_begins_like_an_earlier_one_is_forwarded_from_where_they_part(
+    second: tuple[int, ...], starts: list[int]
+) -> None:
+    decode = DecodeConfig(block_size=4, max_new_tokens=8, num_lookahead=2, reuse_prefix=True)
+    engine = RandomEngine(seed=1)
+    scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS)
+    for name, prompt in (("first", tuple(range(10, 30))), ("second", second)):
+        scheduler.admit(GenerationRequest(name, prompt))
+        done: list[Completion] = []
+        while not done:
+            plan = scheduler.plan_step()
+            winners = scheduler.select_winners(engine.forward(plan))
+            engine.commit(plan)
+            done = scheduler.advance(winners)
+        assert done[0].prompt_length == len(prompt)
+    first_spans = [span for span in engine.commits if span[1] < 20]
+    assert [start for _, start, _ in first_spans][:2] == starts
+    assert first_spans[1][2] == len(second) - starts[1]
+
+
+def test_the_anchor_loses_ties() -> None:
+    decode = DecodeConfig(num_lookahead=2, block_size=4, max_new_tokens=4)
+    scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS)
+    scheduler.admit(GenerationRequest("0", (1, 2)))
+    for expected_rows, expected_winner in ((1, 0), (3, 0)):
+        plan = scheduler.plan_step()
+        assert plan.num_rows == expected_rows
+        same = np.full(plan.token_RW.shape, 0.5, dtype=np.float32)
+        winners = scheduler.select_winners(Predictions.of(np.full(plan.token_RW.shape, 9), same, same))
+        assert winners[0] == expected_winner
+        scheduler.advance(winners)
+
+
+def test_a_step_cap_ends_a_request() -> None:
+    decode = DecodeConfig(num_lookahead=0, block_size=8, max_new_tokens=64, skip_threshold=1.0, max_steps=3)
+    _, (completion,), _ = run(decode, seed=1)
+    assert completion.finish_reason == "max_steps" and completion.num_forwards == 3
+
+
+def test_a_stop_string_cuts_the_tokens() -> None:
+    decode = DecodeConfig(num_lookahead=0, block_size=8, max_new_tokens=16, skip_threshold=1.0, stop=("x",))
+    scheduler = Scheduler(
+        decode, mask_token_id=MASK, eos_token_id=EOS, find_stop=lambda ids: 3 if len(ids) >= 4 else None
+    )
+    scheduler.admit(GenerationRequest("0", (1, 2)))
+    completions: list[Completion] = []
+    engine = RandomEngine(3, eos_share=0.0)
+    while scheduler.active:
+        completions += scheduler.advance(scheduler.select_winners(engine.forward(scheduler.plan_step())))
+    assert completions[0].finish_reason == "stop" and len(completions[0].token_ids) == 3
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    scheduler = Scheduler(DecodeConfig(), mask_token_id=MASK, eos_token_id=EOS)
+    with pytest.raises(ValueError, match="prompt is empty"):
+        scheduler.admit(GenerationRequest("7", ()))
+
+
+def test_noise_keys_depend_on_seed_and_request_alone() -> None:
+    assert noise_key(0, "a") == noise_key(0, "a")
+    assert len({noise_key(seed, name) for seed in range(4) for name in "abcd"}) == 16
+
+
+def test_every_id_has_a_key_half_a_surrogate_pair_too() -> None:
+    assert noise_key(0, "\ud800") != noise_key(0, "\ud801")

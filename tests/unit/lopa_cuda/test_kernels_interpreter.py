@@ -1,0 +1,200 @@
+"""The Triton kernels on tiny shapes through Triton's interpreter: indexing, masks and merges, where no GPU is at hand.
+
+Triton interprets or compiles for a whole process, decided when it is first imported, so the cases run in a process of
+their own that the last test starts. The interpreter truncates where a GPU rounds to bf16, hence the tolerance;
+tests/device checks the arithmetic.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.decoding import Sampling
+from common.model import add_rms_norm, merge_statistics, rotary_table, rotate, shard_statistics, swiglu
+from lopa_cuda.ops.plain import visible_keys
+from quant import fp8, w8a8
+from quant.w8a8 import QuantizedActivation
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+TOLERANCE = 2e-2
+NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE = 4, 2, 16
+interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="runs in test_in_the_interpreter's process")
+if IS_INTERPRETED:
+    from lopa_cuda import kernels
+    from lopa_cuda.kernels.linear import launch_linear
+    from lopa_cuda.kernels.linear_table import TABLE, LinearConfig
+
+
+def test_in_the_interpreter() -> None:
+    if IS_INTERPRETED:
+        pytest.skip("this is the interpreter's process")
+    triton = pytest.importorskip("triton", reason="the kernels need Triton")
+    import numpy as np
+
+    if np.lib.NumpyVersion(np.__version__) >= "2.4.0" and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
+        pytest.skip("Triton's interpreter before 3.7 cannot loop under numpy 2.4")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape).bfloat16()
+
+
+def relative_error(value: Tensor, reference: Tensor) -> float:
+    return float((value.double() - reference.double()).norm() / reference.double().norm())
+
+
+def dequantized(activation: QuantizedActivation) -> Tensor:
+    return activation.values.float() * activation.scale[:, None]
+
+
+@interpreted
+@pytest.mark.parametrize("quantize", [None, "int8", "fp8"])
+def test_norm_sums_parts_and_adds_the_residual(quantize: str | None) -> None:
+    parts, residual, weight = torch.randn(3, 5, 48), random(5, 48), random(48)
+    given = kernels.Partials(parts, None, None, None)
+    normed, summed = kernels.add_rms_norm(given, residual, weight, 1e-6, quantize=quantize)
+    expected, expected_sum = add_rms_norm(parts.sum(0).bfloat16(), residual, weight, 1e-6)
+    assert relative_error(summed, expected_sum) < TOLERANCE
+    value = normed if isinstance(normed, Tensor) else dequantized(normed)
+    assert relative_error(value, expected) < (TOLERANCE if quantize != "fp8" else 0.06)
+
+
+@interpreted
+@pytest.mark.parametrize("num_parts", [0, 2])
+def test_rope_rotates_and_prewrites(num_parts: int) -> None:
+    num_rows, width, kv = 3, 6, (NUM_KV_HEADS, HEAD_SIZE)
+    channels = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_SIZE
+    parts, bias = torch.randn(max(num_parts, 1), num_rows * width, channels), random(channels)
+    qkv = (parts.sum(0) + bias.float()).bfloat16() if num_parts else parts[0].bfloat16()
+    given = kernels.Partials(parts, None, None, bias) if num_parts else qkv
+    position, table = torch.randint(0, 50, (num_rows * width,)), rotary_table(50, HEAD_SIZE, 1e6, torch.device("cpu"))
+    window = torch.full((2, num_rows + 1, width + 2, *kv), 7.0).bfloat16()
+    query = kernels.rope_prewrite(given, position, table, window, num_heads=NUM_HEADS, width=width)
+    heads = qkv.view(num_rows * width, -1, HEAD_SIZE)
+    rotated = rotate(heads[:, : NUM_HEADS + NUM_KV_HEADS], table[position])
+    assert relative_error(query, rotated[:, :NUM_HEADS]) < TOLERANCE
+    key = rotated[:, NUM_HEADS:].reshape(num_rows, width, *kv)
+    assert relative_error(window[0, :num_rows, :width], key) < TOLERANCE
+    value = heads[:, NUM_HEADS + NUM_KV_HEADS :].reshape(num_rows, width, *kv)
+    assert relative_error(window[1, :num_rows, :width], value) < TOLERANCE
+    assert bool((window[:, num_rows:] == 7).all() and (window[:, :, width:] == 7).all())
+
+
+@interpreted
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("is_dual", [False, True])
+def test_attention_of_rows_of_many_lengths(num_splits: int, is_dual: bool) -> None:
+    num_rows, width, kv = 3, 6, (NUM_KV_HEADS, HEAD_SIZE)
+    start, num_keys = torch.tensor([130, 0, 70], dtype=torch.int32), torch.tensor([6, 4, 5])
+    cached = torch.tensor([180, 0, 100]) if is_dual else start.long()
+    reach = torch.tensor([[6, 6, 6, 3, 2, 1], [4, 4, 4, 4, 0, 0], [5, 5, 5, 5, 5, 5]])
+    rows = {
+        "slot_R": torch.tensor([2, 0, 3]), "start_R": start, "num_keys_R": num_keys, "cached_R": cached,
+        "horizon_RW": start[:, None].long() + reach,
+    }  # fmt: skip
+    query = random(num_rows * width, NUM_HEADS, HEAD_SIZE)
+    committed, window = random(2, 4, 200, *kv), random(2, 3, 8, *kv)
+    window[:, :, width:] = torch.nan
+    attended = kernels.window_attention(query, committed, window, **rows, num_splits=num_splits)
+    visible = visible_keys(rows["horizon_RW"], start, num_keys, cached, 180)
+    key, value = (torch.cat((committed[i][rows["slot_R"], :180], window[i, :, :width]), dim=1).float() for i in (0, 1))
+    group = NUM_HEADS // NUM_KV_HEADS
+    score = torch.einsum(
+        "rwnh,rxnh->rnwx",
+        query.view(num_rows, width, NUM_HEADS, HEAD_SIZE).float() * HEAD_SIZE**-0.5,
+        key.repeat_interleave(group, 2),
+    )
+    weight = score.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
+    expected = torch.einsum("rnwx,rxnh->rwnh", weight, value.repeat_interleave(group, 2)).reshape(attended.shape)
+    assert relative_error(attended, expected) < TOLERANCE
+
+
+@interpreted
+@pytest.mark.parametrize("kind", ["bf16", "int8", "fp8"])
+@pytest.mark.parametrize("num_tokens", [5, 64])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_skinny_linear(kind: str, num_tokens: int, splits: int) -> None:
+    x, weight, bias = random(num_tokens, 128), random(64, 128), random(64)
+    config = LinearConfig(block_c=32, block_k=32, splits=splits, stages=2)
+    if kind == "bf16":
+        y = kernels.sum_partials(launch_linear(x, None, weight, bias, None, config))
+        expected = x.float() @ weight.float().T + bias.float()
+    else:
+        plain = w8a8 if kind == "int8" else fp8
+        quantized_x, quantized_weight = plain.quantize_per_token(x), plain.quantize_weight(weight)
+        operands = quantized_weight.values, bias, quantized_weight.scale
+        y = kernels.sum_partials(launch_linear(*quantized_x, *operands, config))
+        expected = plain.linear(
+            quantized_x.values, quantized_weight.values, quantized_weight.scale, quantized_x.scale, bias, torch.float32
+        )
+    assert relative_error(y, expected) < TOLERANCE
+
+
+@interpreted
+@pytest.mark.parametrize("tail", [0, 16])
+def test_gate_up_fuses_swiglu_and_masks_its_last_tile(tail: int) -> None:
+    x, weight = random(64, 64), random(2 * 80, 64) * 0.1
+    y = launch_linear(x, None, weight, None, None, LinearConfig(32, 32, 1, 2, tail=tail), is_gated=True)
+    assert relative_error(y, swiglu(x.float() @ weight.float().T)) < TOLERANCE
+
+
+@interpreted
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_swiglu(quantize: str | None) -> None:
+    x = random(5, 2 * 100)
+    y = kernels.swiglu(x, quantize=quantize)
+    value = y if isinstance(y, Tensor) else dequantized(y)
+    assert relative_error(value, swiglu(x.float())) < TOLERANCE
+
+
+@interpreted
+def test_static_quantization() -> None:
+    x, scale, offset = random(5, 100), torch.tensor([0.02]), torch.tensor([3.0])
+    assert torch.equal(kernels.quantize_static(x, scale, offset), w8a8.quantize_static(x, scale, offset))
+
+
+@interpreted
+def test_head_statistics_ties_go_to_the_lower_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["lopa_cuda.kernels.head_statistics"], "BLOCK_VOCAB", 128)
+    logits = random(7, 500) * 4
+    logits[3, 400] = logits[3, 17] = logits[4, 20] = logits[4, 21] = 30.0
+    logits[5, 101] = 99.0  # the mask id
+    statistics = kernels.head_statistics(logits, 1000, 1101)
+    torch.testing.assert_close(statistics, shard_statistics(logits, 1000, Sampling("default", 1101)))
+    assert statistics[3, 1] == 1017 and statistics[4, 1] == 1020
+
+
+@interpreted
+@pytest.mark.parametrize("strategy", ["default", "margin", "neg_entropy"])
+def test_shards_merge(strategy: str) -> None:
+    logits = random(7, 400).float() * 4
+    parts = enumerate(logits.split(100, dim=1))
+    statistics = torch.stack([shard_statistics(part, 100 * i, Sampling("default", 17)) for i, part in parts])
+    torch.testing.assert_close(kernels.merge_statistics(statistics, strategy), merge_statistics(statistics, strategy))
+
+
+@interpreted
+def test_every_entry_of_the_linear_table_fits_the_device() -> None:
+    for (kind, _, num_in, fusion), entries in TABLE.items():
+        limits = [most_tokens for most_tokens, _ in entries]
+        assert limits == sorted(set(limits))
+        for most_tokens, config in entries:
+            weight_rows = (config.block_c + config.tail) * (2 if fusion == "swiglu" else 1)
+            stage_bytes = (most_tokens + weight_rows) * config.block_k * (2 if kind == "bf16" else 1)
+            assert num_in % config.block_k == 0 and stage_bytes * config.stages <= 227 * 1024
+            assert fusion == "none" or config.splits == 1
+            assert not config.tail or (fusion == "swiglu" and not config.swap)

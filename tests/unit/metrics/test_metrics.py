@@ -1,0 +1,120 @@
+"""The numbers of a run on examples small enough to compute by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from common.batch import print_summary
+from common.decoding import Completion
+from common.metrics import DEFINITIONS, area_under_accuracy, request_record, summarize, summarize_start
+
+
+def completion(effective: int, canvas: int, steps: int, total_s: float, first_s: float) -> Completion:
+    return Completion(
+        id="x",
+        prompt_length=5,
+        token_ids=tuple(range(effective)),
+        canvas_token_ids=tuple(range(canvas)),
+        num_canvas_tokens=canvas,
+        num_forwards=steps,
+        num_lookahead_wins=1,
+        finish_reason="eos",
+        first_step_s=first_s,
+        total_s=total_s,
+    )
+
+
+def record(*numbers: Any, **extra: Any) -> dict[str, Any]:
+    return {**request_record("x", "text", completion(*numbers)), **extra}
+
+
+def test_a_record_counts_canvas_and_effective_tokens_with_and_without_the_first_step() -> None:
+    found = record(30, 40, 10, 2.0, 0.5)
+    assert (found["tpf_effective"], found["tpf_canvas"]) == (3.0, 4.0)
+    assert (found["tps_effective"], found["tps_canvas"]) == (15.0, 20.0)
+    # The first step's time is left out, its tokens are not.
+    assert found["tps_effective_without_first_step"] == 30 / 1.5
+    assert found["tps_canvas_without_first_step"] == 40 / 1.5
+
+
+def test_a_request_of_one_step_has_no_speed_without_its_first_step() -> None:
+    found = record(8, 8, 1, 0.5, 0.5)
+    assert found["tps_effective_without_first_step"] is None
+    assert summarize([found])["tps"]["effective"]["without_first_step"] == {
+        "mean": None,
+        "max": None,
+        "top10_mean": None,
+    }
+
+
+def test_means_of_ratios_and_ratios_of_sums_are_told_apart() -> None:
+    metrics = summarize([record(10, 10, 10, 1.0, 0.1), record(90, 120, 10, 3.0, 0.1)])
+    assert metrics["tpf"]["effective"] == {"per_request_mean": (1 + 9) / 2, "total": 100 / 20}
+    assert metrics["tpf"]["canvas"] == {"per_request_mean": (1 + 12) / 2, "total": 130 / 20}
+    assert metrics["tps"]["effective"]["with_first_step"] == {"mean": 20.0, "max": 30.0, "top10_mean": 20.0}
+    assert metrics["latency_s"] == {"mean": 2.0, "max": 3.0}
+    assert metrics["steps"]["mean"] == 10
+    assert metrics["tokens"] == {"prompt": 10, "canvas": 130, "effective": 100}
+    assert metrics["lookahead_win_share"] == 2 / 20
+
+
+def test_the_top_ten_are_the_fastest_ten() -> None:
+    metrics = summarize([record(speed, speed, 2, 1.0, 0.1) for speed in range(1, 21)])
+    assert metrics["tps"]["effective"]["with_first_step"]["top10_mean"] == sum(range(11, 21)) / 10
+
+
+def test_errors_are_counted_and_enter_no_mean() -> None:
+    metrics = summarize([record(10, 10, 5, 1.0, 0.1), {"id": 7, "error": "too long"}])
+    assert metrics["requests"] == {"finished": 1, "errors": 1, "finish_reasons": {"eos": 1}}
+    assert metrics["tpf"]["effective"]["per_request_mean"] == 2.0
+
+
+def test_accuracy_comes_with_its_standard_error_and_by_kind() -> None:
+    scored = [record(1, 1, 1, 1.0, 1.0, correct=right, kind=kind) for right, kind in _ANSWERS]
+    accuracy = summarize([*scored, record(1, 1, 1, 1.0, 1.0)])["accuracy"]
+    assert (accuracy["correct"], accuracy["scored"], accuracy["share"]) == (3, 4, 0.75)
+    assert accuracy["standard_error"] == pytest.approx(math.sqrt(0.75 * 0.25 / 4))
+    assert accuracy["by_kind"]["code"]["share"] == 0.5
+    assert accuracy["by_kind"]["math"]["share"] == 1.0
+
+
+_ANSWERS = [(True, "math"), (True, "math"), (True, "code"), (False, "code")]
+
+
+def test_nothing_scored_is_no_accuracy_and_nothing_finished_no_numbers() -> None:
+    assert summarize([record(1, 1, 1, 1.0, 1.0)])["accuracy"] is None
+    metrics = summarize([{"id": 1, "error": "x"}])
+    assert metrics["tpf"]["canvas"] == {"per_request_mean": None, "total": None}
+    print_summary("a run without results", metrics)
+
+
+def test_the_aggregate_is_tokens_over_the_wall_time_of_this_start() -> None:
+    start = summarize_start([record(30, 40, 2, 9.0, 0.1), record(10, 20, 2, 9.0, 0.1), {"id": 1, "error": ""}], 4.0)
+    assert start["tps_aggregate"] == {"canvas": 15.0, "effective": 10.0}
+    assert (start["requests"], start["errors"], start["wall_s"]) == (2, 1, 4.0)
+
+
+def setting(tpf: float, share: float) -> dict[str, Any]:
+    return {"tpf": {"effective": {"per_request_mean": tpf}}, "accuracy": {"share": share}}
+
+
+def test_the_area_under_accuracy_weighs_losses_and_leaves_out_large_ones() -> None:
+    # One point: its own rectangle. Equal accuracies: weight 1, so the area is accuracy times TPF.
+    assert area_under_accuracy([setting(2.0, 0.8)]) == pytest.approx(160)
+    assert area_under_accuracy([setting(6.0, 0.8), setting(2.0, 0.8)]) == pytest.approx(480)
+    assert area_under_accuracy([setting(2.0, 0.8), setting(6.0, 0.7)]) == pytest.approx(160)  # 10 points lost
+    weight = math.exp(-3 * (1 - 0.78 / 0.8))
+    expected = 160 + (6 - 2) * (80 + 78 * weight) / 2
+    assert area_under_accuracy([setting(2.0, 0.8), setting(6.0, 0.78)]) == pytest.approx(expected)
+    assert area_under_accuracy([{**setting(2.0, 0.0), "accuracy": None}]) is None
+
+
+def test_every_printed_section_has_a_definition(capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary("title", summarize([record(30, 40, 10, 2.0, 0.5, correct=True)]))
+    printed = " ".join(capsys.readouterr().out.split())
+    for name in ("canvas", "effective", "tpf", "tps", "without_first_step"):
+        assert f"{name}: {' '.join(DEFINITIONS[name].split())}" in printed
+    assert "accuracy 100.0 ± 0.0 % (1 of 1)" in printed

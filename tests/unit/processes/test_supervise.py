@@ -1,0 +1,57 @@
+"""Whose message is shown when a process fails."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.processes.supervise import root_cause
+
+
+@dataclass
+class Failure:
+    """What torchrun knows of a failed worker."""
+
+    exitcode: int
+    error_file_data: dict[str, Any] = field(default_factory=dict)
+    timestamp: int = 100
+    pid: int = 4242
+
+    def signal_name(self) -> str:
+        return signal.Signals(-self.exitcode).name
+
+
+def told(sentence: str, at: float) -> dict[str, Any]:
+    return {"message": {"message": sentence, "extraInfo": {"timestamp": str(int(at)), "time": at}}}
+
+
+def test_the_first_failure_is_shown_not_those_it_took_along() -> None:
+    failures = {
+        0: Failure(143),
+        1: Failure(2, told("a peer is gone", 100.9)),
+        2: Failure(2, told("out of memory", 100.2)),
+        3: Failure(-signal.SIGTERM),
+    }
+    assert root_cause(failures) == ("rank 2 failed: out of memory", 2)
+
+
+def test_a_killed_rank_is_the_cause_of_what_its_peers_report() -> None:
+    failures = {0: Failure(2, told("a peer is gone", 99.0)), 1: Failure(-signal.SIGKILL)}
+    sentence, exit_code = root_cause(failures)
+    assert sentence.startswith("rank 1 (pid 4242) was killed by SIGKILL")
+    assert exit_code == 137
+
+
+def test_a_stopped_rank_that_had_to_be_killed_is_not_the_cause() -> None:
+    failures = {0: Failure(2, told("the device has not answered", 99.0)), 1: Failure(-signal.SIGKILL, timestamp=129)}
+    assert root_cause(failures) == ("rank 0 failed: the device has not answered", 2)
+
+
+def test_of_ranks_that_were_all_ended_the_first_is_the_cause() -> None:
+    failures = {0: Failure(-signal.SIGTERM, timestamp=101), 1: Failure(143, told("stopped by SIGTERM", 99.0))}
+    assert root_cause(failures) == ("rank 1 failed: stopped by SIGTERM", 143)
+
+
+def test_a_defect_points_to_its_own_traceback() -> None:
+    assert root_cause({5: Failure(1)}) == ("rank 5 failed with exit code 1; its own output is above", 1)

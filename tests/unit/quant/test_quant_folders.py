@@ -1,0 +1,195 @@
+"""The made-up models that the tests of `quant` share, and the reading and writing of tensor folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from quant.errors import QuantizationError
+from quant.folder import ShardWriter, TensorFolder
+from quant.folder.tensors import INDEX_FILE
+
+NUM_LAYERS, HIDDEN, INTERMEDIATE, VOCABULARY = 2, 32, 48, 20
+NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE = 4, 2, 8
+CONFIG = {
+    "model_type": "Dream",
+    "num_hidden_layers": NUM_LAYERS,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE,
+    "num_attention_heads": NUM_HEADS,
+    "num_key_value_heads": NUM_KV_HEADS,
+    "torch_dtype": "bfloat16",
+}
+Q, KV = NUM_HEADS * HEAD_SIZE, NUM_KV_HEADS * HEAD_SIZE
+SHAPES = {
+    "self_attn.q_proj.weight": (Q, HIDDEN),
+    "self_attn.q_proj.bias": (Q,),
+    "self_attn.k_proj.weight": (KV, HIDDEN),
+    "self_attn.k_proj.bias": (KV,),
+    "self_attn.v_proj.weight": (KV, HIDDEN),
+    "self_attn.v_proj.bias": (KV,),
+    "self_attn.o_proj.weight": (HIDDEN, Q),
+    "mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
+    "mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
+    "mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
+    "input_layernorm.weight": (HIDDEN,),
+    "post_attention_layernorm.weight": (HIDDEN,),
+}
+
+
+def float_tensors(seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
+    """A whole checkpoint; some channels of the norms are large, as outliers in real models are."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
+    for layer in range(NUM_LAYERS):
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in SHAPES.items()}
+    shapes |= {"model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCABULARY, HIDDEN)}
+    tensors = {name: torch.randn(shape, generator=generator) * 0.1 for name, shape in shapes.items()}
+    for name in tensors:
+        if name.endswith("norm.weight"):
+            tensors[name] = 1 + tensors[name]
+            tensors[name][3] *= 8
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+def write_model(folder: Path, tensors: dict[str, Tensor], **config: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "modeling_dream.py").write_text("raise SystemExit")
+    return folder
+
+
+class Linear(nn.Module):
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(weight), None if bias is None else nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+class Layer(nn.Module):
+    """A decoder layer of Qwen2 layout without positions, in the tensors' dtype; linears under their run-time names."""
+
+    def __init__(self, tensors: dict[str, Tensor], layer: int) -> None:
+        super().__init__()
+        own = {name.removeprefix(f"model.layers.{layer}."): tensor for name, tensor in tensors.items()}
+        qkv = [f"self_attn.{part}_proj" for part in "qkv"]
+        bias = torch.cat([own[f"{part}.bias"] for part in qkv]) if f"{qkv[0]}.bias" in own else None
+        self.qkv_proj = Linear(torch.cat([own[f"{part}.weight"] for part in qkv]), bias)
+        self.o_proj = Linear(own["self_attn.o_proj.weight"], None)
+        self.gate_up_proj = Linear(torch.cat([own["mlp.gate_proj.weight"], own["mlp.up_proj.weight"]]), None)
+        self.down_proj = Linear(own["mlp.down_proj.weight"], None)
+        self.input_norm = nn.Parameter(own["input_layernorm.weight"])
+        self.post_attention_norm = nn.Parameter(own["post_attention_layernorm.weight"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv_proj(normed(x) * self.input_norm).split((Q, KV, KV), dim=-1)
+        heads = [part.unflatten(-1, (-1, HEAD_SIZE)).transpose(0, 1) for part in (q, k, v)]
+        attended = nn.functional.scaled_dot_product_attention(*(head[None] for head in heads), enable_gqa=True)[0]
+        x = x + self.o_proj(attended.transpose(0, 1).flatten(1))
+        gate, up = self.gate_up_proj(normed(x) * self.post_attention_norm).chunk(2, dim=-1)
+        return x + self.down_proj(nn.functional.silu(gate) * up)
+
+
+def normed(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6)
+
+
+class Decoder(nn.Module):
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(tensors, layer) for layer in range(NUM_LAYERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def inputs(num_tokens: int = 12, seed: int = 7) -> Tensor:
+    return torch.randn(num_tokens, HIDDEN, generator=torch.Generator().manual_seed(seed))
+
+
+def edit_json(path: Path, change: Callable[[dict[str, object]], object]) -> None:
+    tree = json.loads(path.read_text())
+    change(tree)
+    path.write_text(json.dumps(tree))
+
+
+def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    """Rewrite the folder's tensors as one file without an index."""
+    tensors: dict[str, Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        tensors |= load_file(path)
+        path.unlink()
+    (folder / INDEX_FILE).unlink(missing_ok=True)
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_shards_hold_what_was_added_and_stay_below_their_limit(tmp_path: Path) -> None:
+    tensors = {f"t{i}": torch.full((10,), float(i)) for i in range(7)}
+    writer = ShardWriter(tmp_path, max_bytes=85)
+    for name, tensor in tensors.items():
+        writer.add(name, tensor)
+    writer.close()
+    shards = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert shards == [f"model-0000{i}-of-00004.safetensors" for i in range(1, 5)]
+    folder = TensorFolder(tmp_path)
+    assert {name: folder.read(name).tolist() for name in folder.names()} == {n: t.tolist() for n, t in tensors.items()}
+    assert json.loads((tmp_path / INDEX_FILE).read_text())["metadata"]["total_size"] == writer.total_bytes == 280
+
+
+def test_a_tensor_is_read_in_part(tmp_path: Path) -> None:
+    whole = torch.arange(24.0).reshape(6, 4)
+    save_file({"w": whole}, tmp_path / "model.safetensors")
+    folder = TensorFolder(tmp_path)
+    assert folder.shape("w") == (6, 4) and folder.where("w").endswith("model.safetensors")
+    assert torch.equal(folder.read("w", (slice(2, 4), slice(None))), whole[2:4])
+    assert torch.equal(folder.read("w", (slice(None), slice(1, 3))), whole[:, 1:3])
+
+
+def _truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _index(folder: Path, weight_map: object) -> None:
+    (folder / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), "no safetensors files"),
+        (_truncate, "model.safetensors: truncated"),
+        (lambda folder: save_file({"w": torch.ones(2)}, folder / "other.safetensors"), "'w' is also in"),
+        (lambda folder: _index(folder, {"w": "missing.safetensors"}), "missing.safetensors: the index names this file"),
+        (lambda folder: _index(folder, {"v": "model.safetensors"}), "'v' is not in model.safetensors"),
+        (lambda folder: _index(folder, {"w": "../model.safetensors"}), "in the model folder itself"),
+        (lambda folder: _index(folder, ["w"]), "no weight_map"),
+        (lambda folder: (folder / INDEX_FILE).write_text("{"), "not valid JSON"),
+        (lambda folder: (folder / INDEX_FILE).write_text("[]"), "expected an object"),
+        (lambda folder: [_index(folder, {}), (folder / "old.safetensors.index.json").touch()], "remove the index"),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_file(tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
+    save_file({"w": torch.ones(100)}, tmp_path / "model.safetensors")
+    damage(tmp_path)
+    with pytest.raises(QuantizationError, match=message):
+        TensorFolder(tmp_path)
+
+
+def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(QuantizationError, match="'v' is in no file"):
+        TensorFolder(tmp_path).read("v")
