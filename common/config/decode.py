@@ -19,33 +19,128 @@ AUTO_LOOKAHEAD = -1  # num_lookahead: as many as pay on this device
 
 
 class DecodeConfig(Frozen):
-    """How a request is decoded. Names are those of D2F and LoPA; the paper's symbols stand behind them."""
+    """How a request is decoded. Names are those of D2F and LoPA; descriptions give the paper's symbols."""
 
-    strategy: Strategy = "d2f"
-    num_lookahead: int = Field(default=3, ge=-1)  # k: branches beside the anchor; `auto` is -1
-    block_size: int = Field(default=32, ge=1)
-    max_new_tokens: int = Field(default=256, ge=1)  # the canvas holds the whole blocks that fit
-    block_add_threshold: float = Field(default=0.1, ge=0, le=1)  # tau_add
-    decoded_token_threshold: float = Field(default=0.95, gt=0, le=1)  # tau_act
-    skip_threshold: float = Field(default=0.9, gt=0, le=1)  # tau_conf
-    sampling_strategy: SamplingStrategy = "neg_entropy"
-    branch_score: BranchScore = "mean"
-    spawn_rule: SpawnRule = "confident"
-    spawn_blocks: SpawnBlocks = "all"  # lookaheads from every active block, or from the first that holds masks
-    bottom_share: float = Field(default=1.0, gt=0, le=1)
-    creation_weight: float = Field(default=0.0, ge=0, le=1)
-    window_attention: WindowAttention = "full"
-    shift_row: Literal["stale", "fresh"] = "stale"
-    cache: Literal["prefix", "dual"] = "prefix"
-    reuse_prefix: bool = False  # keep the KV of a prompt's start from an earlier prompt with the same: approximate
-    temperature: float = Field(default=0.0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=1)
-    stop_at_eos: bool = True
-    stop: tuple[str, ...] = ()
-    max_steps: int | None = Field(default=None, ge=1)
-    eos_token_id: int | None = None  # None: the checkpoint's own
-    mask_token_id: int | None = None  # None: the checkpoint's own
+    strategy: Strategy = Field(
+        default="d2f",
+        description="The rule under the lookahead branches: `d2f` pipelines blocks, `fast_dllm` fills one block after "
+        "another, `vanilla` fills the whole canvas and caches nothing.",
+    )
+    num_lookahead: int = Field(
+        default=3,
+        ge=-1,
+        description="k, the lookahead branches beside the anchor; 0 is the plain strategy, `auto` measures how many "
+        "pay on this device (`lopa_cuda`).",
+    )
+    block_size: int = Field(default=32, ge=1, description="Positions of a block.")
+    max_new_tokens: int = Field(
+        default=256,
+        ge=1,
+        description="Positions that a request may fill; its canvas holds the whole blocks that fit into them.",
+    )
+    block_add_threshold: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="tau_add: the next block opens once this share of the last one is filled (`d2f`).",
+    )
+    decoded_token_threshold: float = Field(
+        default=0.95,
+        gt=0,
+        le=1,
+        description="tau_act: a block has to fill at least one position a step once this share of its predecessor is "
+        "filled.",
+    )
+    skip_threshold: float = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="tau_conf: every mask whose token is more probable than this is filled.",
+    )
+    sampling_strategy: SamplingStrategy = Field(
+        default="neg_entropy",
+        description="Token confidence, which ranks masks and branches: the highest probability (`default`), its lead "
+        "over the second (`margin`), or the negative entropy (`neg_entropy`).",
+    )
+    branch_score: BranchScore = Field(
+        default="mean",
+        description="Branch confidence C(B): the mean over the remaining masks (`mean`), over the weakest run of a "
+        "block's length (`sliding_window`), or chance, as a control (`random`).",
+    )
+    spawn_rule: SpawnRule = Field(
+        default="confident",
+        description="Which masks the lookaheads fill: the most confident, or as controls the most uncertain or random "
+        "ones.",
+    )
+    spawn_blocks: SpawnBlocks = Field(
+        default="all",
+        description="Where lookaheads may go: into `all` active blocks, as published, or into the `first` that holds "
+        "masks, which suits `window_attention: block_causal`.",
+    )
+    bottom_share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="The share of the remaining masks, the least confident ones, that `branch_score: mean` counts.",
+    )
+    creation_weight: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="The weight, in a branch's score, of the confidence that its lookahead token had when it was "
+        "spawned.",
+    )
+    window_attention: WindowAttention = Field(
+        default="full",
+        description="What a position of the window sees: all of the window (`full`), or nothing behind its own block "
+        "(`block_causal`, the only kind of `lopa_ascend`).",
+    )
+    shift_row: Literal["stale", "fresh"] = Field(
+        default="stale",
+        description="What predicts the first token behind the cache: the step that committed the position before it "
+        "(`stale`, as published), or, as for every block's first token, what the window holds (`fresh`).",
+    )
+    cache: Literal["prefix", "dual"] = Field(
+        default="prefix",
+        description="What `strategy: fast_dllm` caches: the KV in front of the current block (`prefix`), or behind it "
+        "too (`dual`).",
+    )
+    reuse_prefix: bool = Field(
+        default=False,
+        description="Keep the KV of whole blocks that a prompt shares with an earlier one, which is approximate and "
+        "depends on the order of requests (`lopa_cuda` with `d2f`).",
+    )
+    temperature: float = Field(
+        default=0.0,
+        ge=0,
+        description="0 takes the most probable token; above 0 tokens are drawn, by noise that does not depend on the "
+        "number of processes.",
+    )
+    top_p: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Above temperature 0: draw from the most probable tokens that together reach this probability.",
+    )
+    top_k: int | None = Field(
+        default=None,
+        ge=1,
+        description="Above temperature 0: draw from this many of the most probable tokens.",
+    )
+    stop_at_eos: bool = Field(
+        default=True,
+        description="End a request at its first end token; without it the blocks that are open are filled first.",
+    )
+    stop: tuple[str, ...] = Field(default=(), description="An answer ends with the first of these texts.")
+    max_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="The most steps of a request; `null` is 2 x max_new_tokens + 16, which is more than any needs.",
+    )
+    eos_token_id: int | None = Field(default=None, description="The end token; `null` is the checkpoint's own.")
+    mask_token_id: int | None = Field(
+        default=None, description="The token of an unfilled position; `null` is the checkpoint's own."
+    )
 
     @field_validator("num_lookahead", mode="before")
     @classmethod

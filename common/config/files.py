@@ -16,7 +16,8 @@ from common.config.run import RunConfig
 from common.errors import ConfigError
 
 # The folder beside `common`: in a checkout, and in an installed package.
-_CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+_ROOT = Path(__file__).resolve().parents[2]
+_CONFIGS = _ROOT / "configs"
 
 _REFUSED_KEYS = {
     "branching_factor": "published scripts use it for both k and k+1; set decode.num_lookahead to k, the number of "
@@ -54,7 +55,15 @@ def load_profile(path: str | Path, overrides: Sequence[str] = ()) -> DeviceProfi
 
 def load_run(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run file and apply `key=value` overrides (dotted keys, YAML values). Raises ConfigError."""
-    return load_yaml(path, RunConfig, overrides)
+    run = load_yaml(path, RunConfig, overrides)
+    return run.model_copy(update={"model": _or_shipped(run.model)})
+
+
+def _or_shipped(folder: str) -> str:
+    """`configs/models/dream_7b` of a shipped run also where the command is started outside of a checkout."""
+    shipped = _ROOT / folder
+    is_shipped = shipped.is_relative_to(_CONFIGS) and shipped.is_dir() and not Path(folder).exists()
+    return str(shipped) if is_shipped else folder
 
 
 def load_yaml(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:

@@ -13,9 +13,15 @@ from common.config.frozen import Frozen
 class MeshConfig(Frozen):
     """Sizes of the device mesh (dp, bp, tp); their product is the number of processes."""
 
-    data_parallel_size: int = Field(default=1, ge=1)
-    branch_parallel_size: int = Field(default=1, ge=1)
-    tensor_parallel_size: int = Field(default=1, ge=1)
+    data_parallel_size: int = Field(
+        default=1, ge=1, description="Copies of the engine, each of which decodes its own share of the requests (dp)."
+    )
+    branch_parallel_size: int = Field(
+        default=1, ge=1, description="Processes over which the branches of a step are dealt (bp)."
+    )
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, description="Processes over which every layer's heads and widths are cut (tp)."
+    )
 
     @property
     def num_processes(self) -> int:
@@ -28,31 +34,82 @@ class GraphConfig(Frozen):
     Ascend: npugraph captures, npugraph_ex compiles before it does, torchair lowers a step to GE graphs.
     """
 
-    mode: Literal["eager", "cuda_graph", "npugraph", "npugraph_ex", "torchair"] = "eager"
-    window_buckets: tuple[int, ...] = ()  # empty: chosen by graphs.buckets
-    row_buckets: tuple[int, ...] = ()
-    cache_dir: str | None = None  # compiled graphs are kept here across starts
+    mode: Literal["eager", "cuda_graph", "npugraph", "npugraph_ex", "torchair"] = Field(
+        default="eager",
+        description="How steps are run: as they are (`eager`), or captured and replayed, by `cuda_graph` on a GPU and "
+        "one of the other three on an NPU.",
+    )
+    window_buckets: tuple[int, ...] = Field(
+        default=(),
+        description="The padded sizes that are captured: of a row's window on `lopa_cuda`, of all tokens of a rank on "
+        "`lopa_ascend`; an empty list leaves the choice to the engine.",
+    )
+    row_buckets: tuple[int, ...] = Field(
+        default=(),
+        description="The padded numbers of rows that are captured, on `lopa_ascend` of virtual rows; an empty list "
+        "leaves the choice to the engine.",
+    )
+    cache_dir: str | None = Field(
+        default=None,
+        description="Folder in which `npugraph_ex` and `torchair` keep compiled graphs from one start to the next.",
+    )
 
 
 class DeviceProfile(Frozen):
     """The hardware side of a run; `configs/profiles/*.yaml`."""
 
-    name: str
-    engine: Literal["lopa_cuda", "lopa_ascend", "auto"]
-    device: Literal["cpu", "cuda", "npu"]
-    mesh: MeshConfig | Literal["auto"] = MeshConfig()
-    processes_per_node: int | None = Field(default=None, ge=1)
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    kv_cache_dtype: Literal["auto"] = "auto"
-    graph: GraphConfig = GraphConfig()
-    enforce_eager: bool = False
-    quantization: Literal["w8a8", "fp8"] | None = None
-    kernels: Literal["torch", "triton", "npu", "auto"] = "auto"
-    weight_prefetch_mb: int = Field(default=0, ge=0)  # of the next linear's weight, into L2 under an all-reduce over tp
-    max_model_len: int = Field(default=4096, ge=1)
-    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    collective_timeout_s: float = Field(default=60.0, gt=0)
-    environment: dict[str, str] = Field(default_factory=dict)
+    name: str = Field(description="What logs, errors and result files call this profile.")
+    engine: Literal["lopa_cuda", "lopa_ascend", "auto"] = Field(
+        description="What runs the model: `lopa_cuda` on GPUs and CPUs, `lopa_ascend` on NPUs and CPUs, `auto` the "
+        "first of them that has the device."
+    )
+    device: Literal["cpu", "cuda", "npu"] = Field(description="The kind of device.")
+    mesh: MeshConfig | Literal["auto"] = Field(
+        default=MeshConfig(),
+        description="How the processes share the work; `auto` takes every visible device and chooses the split itself.",
+    )
+    processes_per_node: int | None = Field(
+        default=None,
+        ge=1,
+        description="Processes that each node starts; `null` deals the mesh evenly over the nodes (NNODES).",
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="bfloat16", description="Precision of weights, activations and KV, where they are not quantized."
+    )
+    graph: GraphConfig = Field(default=GraphConfig(), description="Whether and how steps are captured.")
+    enforce_eager: bool = Field(default=False, description="Capture nothing, whatever `graph.mode` says.")
+    quantization: Literal["w8a8", "fp8"] | None = Field(
+        default=None,
+        description="8-bit linears: `w8a8` from a quantized folder or made at load, `fp8` made at load (`lopa_cuda`).",
+    )
+    kernels: Literal["torch", "triton", "npu", "auto"] = Field(
+        default="auto",
+        description="Operators of the layers: plain PyTorch (`torch`), the fused kernels of `lopa_cuda` (`triton`), "
+        "those of `lopa_ascend` (`npu`), or the fastest that device and dtype allow (`auto`).",
+    )
+    weight_prefetch_mb: int = Field(
+        default=0,
+        ge=0,
+        description="MiB of the next linear's weight that are pulled into L2 under an all-reduce over tp (device npu).",
+    )
+    max_model_len: int = Field(
+        default=4096,
+        ge=1,
+        description="The most positions of a request, prompt and canvas together; the model's own limit holds too.",
+    )
+    gpu_memory_utilization: float = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="The most that may be taken: by the KV cache, of what is free before weights are loaded "
+        "(`lopa_cuda`), or by everything, of the whole device (`lopa_ascend`).",
+    )
+    collective_timeout_s: float = Field(
+        default=60.0, gt=0, description="Seconds after which a process that waits for the others gives up."
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="Variables that every process gets, unless they are set already."
+    )
 
     @field_validator("environment", mode="before")
     @classmethod

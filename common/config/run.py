@@ -17,25 +17,38 @@ class InputConfig(Frozen):
     `question` becomes the one message of a chat, or plain text where the model has no chat template.
     """
 
-    path: str
-    limit: int | None = Field(default=None, ge=1)
-    prompt_template: str | None = None
-    add_bos_token: bool = False
+    path: str = Field(description="The JSONL file.")
+    limit: int | None = Field(default=None, ge=1, description="Read the first so many requests only.")
+    prompt_template: str | None = Field(
+        default=None, description="The prompt of a line, with the line's fields in braces, such as `{question}`."
+    )
+    add_bos_token: bool = Field(
+        default=False, description="Put the tokenizer's begin token in front of prompts that no chat template made."
+    )
 
 
 class OutputConfig(Frozen):
-    path: str = Field(min_length=1)
-    metrics_path: str | None = None  # None: beside the output, `<stem>.metrics.json`
+    """Where results go."""
+
+    path: str = Field(
+        min_length=1, description="The JSONL file, one line a request; a run that was stopped goes on with it."
+    )
+    metrics_path: str | None = Field(
+        default=None, description="The file of the run's numbers; `null` is `<stem>.metrics.json` beside the output."
+    )
 
 
 class RunConfig(Frozen):
     """What is decoded; `configs/runs/*.yaml`. Relative paths are relative to the working directory."""
 
-    model: str
-    lora_path: str | None = None
-    load_format: Literal["auto", "dummy"] = "auto"
-    decode: DecodeConfig = DecodeConfig()
-    max_num_requests: int = Field(default=1, ge=1)
-    seed: int = Field(default=0, ge=0)
-    input: InputConfig | None = None
-    output: OutputConfig | None = None
+    model: str = Field(description="Folder of the checkpoint.")
+    lora_path: str | None = Field(default=None, description="PEFT LoRA folder that is merged into the weights at load.")
+    load_format: Literal["auto", "dummy"] = Field(
+        default="auto",
+        description="`auto` reads the folder's weights; `dummy` makes random ones, for which a config.json is enough.",
+    )
+    decode: DecodeConfig = Field(default=DecodeConfig(), description="How requests are decoded.")
+    max_num_requests: int = Field(default=1, ge=1, description="Requests that are decoded together.")
+    seed: int = Field(default=0, ge=0, description="What random tokens and random controls depend on.")
+    input: InputConfig | None = Field(default=None, description="Where requests come from.")
+    output: OutputConfig | None = Field(default=None, description="Where results go.")

@@ -17,15 +17,22 @@ from common.errors import ConfigError
 
 
 class SweepRow(Frozen):
-    name: str
-    decode: dict[str, Any] = Field(default_factory=dict)
+    """One setting."""
+
+    name: str = Field(description="What the table calls the setting; it also names its output file.")
+    decode: dict[str, Any] = Field(
+        default_factory=dict, description="Keys of `decode` that differ from the run file's."
+    )
 
 
 class SweepConfig(Frozen):
     """Settings to compare, over those of the run file; `configs/sweeps/*.yaml`."""
 
-    rows: tuple[SweepRow, ...] = ()
-    grid: dict[str, list[Any]] = Field(default_factory=dict)
+    rows: tuple[SweepRow, ...] = Field(default=(), description="Settings one by one.")
+    grid: dict[str, list[Any]] = Field(
+        default_factory=dict,
+        description="Keys of `decode` with lists of values, of which every combination is a setting.",
+    )
 
 
 def load_sweep(path: Path, base: DecodeConfig) -> dict[str, DecodeConfig]:

@@ -1,0 +1,127 @@
+"""Write docs/settings.md: every key of every settings file, from the models that check them.
+
+python scripts/write_settings.py
+"""
+
+from __future__ import annotations
+
+import json
+from inspect import cleandoc
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, MinLen
+from pydantic.fields import FieldInfo
+
+from common.config import (
+    AUTO_LOOKAHEAD,
+    DecodeConfig,
+    DeviceProfile,
+    Frozen,
+    GraphConfig,
+    InputConfig,
+    MeshConfig,
+    OutputConfig,
+    RunConfig,
+)
+from common.config.sweep import SweepConfig, SweepRow
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
+HEAD = """# Settings
+
+This page is written by `scripts/write_settings.py` from the models in `common/config/`, which check every file.
+
+* A **profile** (`configs/profiles`) says what runs the model.
+* A **run** (`configs/runs`) says what is decoded. Its settings may be compared by a **sweep** (`configs/sweeps`).
+* `--set key=value` overrides one setting, such as `--set decode.num_lookahead=7`. The value is YAML. The key's first
+  part decides whether the profile or the run is meant.
+* An unknown key is an error. Two keys of other projects are refused with their reason. `branching_factor` is used for
+  both k and k + 1 in published scripts. `trust_remote_code` is pointless, since nothing in a checkpoint is executed.
+"""
+SECTIONS: tuple[tuple[str, type[Frozen]], ...] = (
+    ("A run file", RunConfig),
+    ("`decode:` in a run file", DecodeConfig),
+    ("`input:` in a run file", InputConfig),
+    ("`output:` in a run file", OutputConfig),
+    ("A profile", DeviceProfile),
+    ("`mesh:` in a profile", MeshConfig),
+    ("`graph:` in a profile", GraphConfig),
+    ("A sweep", SweepConfig),
+    ("One of a sweep's `rows`", SweepRow),
+)
+_NAMES = {int: "whole number", float: "number", str: "text"}
+
+
+def page() -> str:
+    return "\n".join([HEAD, *(_section(title, model) for title, model in SECTIONS)])
+
+
+def _section(title: str, model: type[Frozen]) -> str:
+    head = ["| key | values | default | meaning |", "|---|---|---|---|"]
+    rows = [_row(name, field) for name, field in model.model_fields.items()]
+    return "\n".join([f"## {title}", "", cleandoc(model.__doc__ or ""), "", *head, *rows, ""])
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    cells = (f"`{name}`", _values(field), _default(field), field.description or "")
+    return f"| {' | '.join(cells)} |"
+
+
+def _values(field: FieldInfo) -> str:
+    parts = get_args(field.annotation) if NoneType in get_args(field.annotation) else (field.annotation,)
+    return " or ".join(_kind(part, field) for part in parts)
+
+
+def _kind(annotation: Any, field: FieldInfo) -> str:
+    """An annotation in words; numbers with the bounds that the field sets."""
+    inner = get_args(annotation)
+    if annotation is NoneType:
+        return "`null`"
+    if annotation is bool:
+        return "`true`, `false`"
+    if annotation in _NAMES:
+        return _NAMES[annotation] + _bounds(field)
+    if isinstance(annotation, type) and issubclass(annotation, Frozen):
+        return "a section"
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{value}`" for value in inner)
+    if get_origin(annotation) in (tuple, list):
+        return f"list of {_plural(inner[0])}"
+    if get_origin(annotation) is dict:
+        return f"keys with {_plural(inner[1])}"
+    return " or ".join(_kind(part, field) for part in inner)
+
+
+def _plural(annotation: Any) -> str:
+    if get_origin(annotation) is list:
+        return "lists of values"
+    return f"{_NAMES[annotation]}s" if annotation in _NAMES else "values" if annotation is Any else "sections"
+
+
+def _bounds(field: FieldInfo) -> str:
+    return "".join(_bound(limit) for limit in field.metadata)
+
+
+def _bound(limit: object) -> str:
+    if isinstance(limit, Ge):
+        return " from 0, or `auto`" if limit.ge == AUTO_LOOKAHEAD else f" from {limit.ge}"
+    if isinstance(limit, Gt):
+        return f" above {limit.gt}"
+    if isinstance(limit, Le):
+        return f", at most {limit.le}"
+    assert isinstance(limit, MinLen), f"say in words what {limit} demands"
+    return ""
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, Frozen):
+        return "its own"
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
