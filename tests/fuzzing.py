@@ -1,0 +1,79 @@
+"""Fuzz tests that are ordinary tests: by default a few examples, the same each time, so that they cost a second.
+
+With LOPA_FUZZ_SECONDS set, each test draws new ones until so many seconds are over. Write `@fuzzed` above
+`@given(...)`, and what has to end soon and stay small inside `with bounded():`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+SECONDS = float(os.environ.get("LOPA_FUZZ_SECONDS") or 0)
+_EXAMPLES_A_ROUND = 200
+
+
+def fuzz_settings(max_examples: int = 30) -> settings:
+    """One round of examples, from hypothesis: the same `max_examples` ones each time, or 200 new ones when fuzzing."""
+    suppressed = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(
+        max_examples=_EXAMPLES_A_ROUND if SECONDS else max_examples,
+        derandomize=not SECONDS,
+        deadline=None,
+        suppress_health_check=suppressed,
+        print_blob=True,
+    )
+
+
+def fuzzed(test: Callable[..., Any]) -> Callable[..., None]:
+    """A test of `given` under `fuzz_settings`, repeated until the time is over; says how many examples it took."""
+    inner, count = test.hypothesis.inner_test, 0  # type: ignore[attr-defined]
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        nonlocal count
+        count += 1
+        inner(*args, **kwargs)
+
+    test.hypothesis.inner_test = functools.wraps(inner)(counted)  # type: ignore[attr-defined]
+    one_round = fuzz_settings()(test)
+
+    @functools.wraps(test)
+    def rounds(*args: Any, **kwargs: Any) -> None:
+        end = time.monotonic() + SECONDS
+        one_round(*args, **kwargs)
+        while time.monotonic() < end:
+            one_round(*args, **kwargs)
+        print(f"{test.__name__}: {count} examples")
+
+    return rounds
+
+
+@contextmanager
+def bounded(seconds: float = 20, gibibytes: float = 2) -> Iterator[None]:
+    """Fails where the body takes longer, whatever it catches, or makes this process larger by more."""
+
+    def overdue(*_: object) -> None:
+        pytest.fail(f"took longer than {seconds} s")  # no Exception, which the body might catch
+
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the largest size begins anew, so that a failure repeats
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    previous = signal.signal(signal.SIGALRM, overdue)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+    assert grown < gibibytes, f"took {grown:.1f} GiB"
