@@ -15,6 +15,9 @@ class MissingCapability(EngineError):
     """This machine or build cannot do what the profile asks; the message says what to change."""
 
 
+LOST_PEER = "a peer is gone or stuck"  # in messages that follow from another process's end
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, in a line; an error without text by its name."""
     return (str(error).strip() or repr(error)).splitlines()[0]

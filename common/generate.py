@@ -7,17 +7,43 @@ from typing import Any
 
 from common.checkpoint import ModelConfig, Tokenizer, load_model_config, load_tokenizer
 from common.config import AUTO_LOOKAHEAD, DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Completion, Engine, FindStop, GenerationRequest, Rejection, Scheduler, decode_requests
-from common.errors import ConfigError
+from common.decoding import (
+    Completion,
+    Engine,
+    FindStop,
+    GenerationRequest,
+    Rejection,
+    Scheduler,
+    decode_requests,
+    without_stop,
+)
+from common.errors import ConfigError, EngineError
 from common.platforms import build_engine
+from common.processes import apply_environment
+
+
+class OneAtATime:
+    """An engine's state is that of one decoding: a second one in between would corrupt both."""
+
+    def __init__(self) -> None:
+        self._is_busy = False
+
+    def __enter__(self) -> None:
+        if self._is_busy:
+            raise EngineError("this engine is decoding already: finish or close the first generate() before the next")
+        self._is_busy = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_busy = False
 
 
 class Generator:
     """A loaded model and its decode settings. One in each process; all ranks of a run make the same calls."""
 
     def __init__(
-        self, profile: DeviceProfile, run: RunConfig, engine: Engine, tokenizer: Tokenizer, model_config: ModelConfig
-    ) -> None:
+        self, profile: DeviceProfile, run: RunConfig, engine: Engine, tokenizer: Tokenizer, model_config: ModelConfig,
+        one_at_a_time: OneAtATime | None = None,
+    ) -> None:  # fmt: skip
         if run.decode.reuse_prefix and not getattr(engine, "keeps_slots", False):
             raise ConfigError("reuse_prefix: this engine frees a request's KV when it ends; remove it")
         self.profile = profile
@@ -25,27 +51,41 @@ class Generator:
         self.engine = engine
         self.tokenizer = tokenizer
         self.model_config = model_config
+        self._one_at_a_time = one_at_a_time or OneAtATime()
         self.is_leader = engine.mesh.is_leader  # the one rank of its replica that writes
         self.replica, self.num_replicas = engine.mesh.dp_rank, engine.mesh.dp_size
 
     def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Completion | Rejection]:
-        """Decode requests as slots free up, pulling them lazily; completions come in the order in which they end."""
-        return decode_requests(iter(requests), self._scheduler(), self.engine)
+        """Decode requests as slots free up, pulling them lazily; completions come in the order in which they end.
+
+        Raises EngineError when it begins while another `generate` of this engine is not over.
+        """
+        with self._one_at_a_time:
+            yield from decode_requests(iter(requests), self._scheduler(), self.engine)
 
     def complete(self, *prompts: str) -> list[str]:
-        """The texts for some prompts, in their order. Raises ValueError for a prompt that cannot be decoded."""
+        """The texts for some prompts, in their order, each without the stop string that ended it.
+
+        Raises ValueError for a prompt that cannot be decoded.
+        """
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            raise ValueError("complete takes texts, one argument each: complete('first', 'second')")
         requests = [GenerationRequest(str(n), tuple(self.tokenizer.encode(text))) for n, text in enumerate(prompts)]
         text_of: dict[str, str] = {}
         for result in self.generate(requests):
             if isinstance(result, Rejection):
                 raise ValueError(f"prompt {result.id}: {result.reason}")
-            text_of[result.id] = self.tokenizer.decode(list(result.token_ids))
+            text = self.tokenizer.decode(list(result.token_ids))
+            text_of[result.id] = without_stop(text, self.run.decode.stop)
         return [text_of[request.id] for request in requests]
 
     def with_decode(self, decode: DecodeConfig) -> Generator:
         """The same loaded model under other decode settings."""
-        run = self.run.model_copy(update={"decode": decode})
-        return Generator(self.profile, run, self.engine, self.tokenizer, self.model_config)
+        check_decode(decode, self.profile, self.model_config)
+        run, tokenizer = self.run.model_copy(update={"decode": decode}), self.tokenizer
+        if decode.mask_token_id != self.run.decode.mask_token_id:
+            tokenizer = load_tokenizer(run.model, decode.mask_token_id)
+        return Generator(self.profile, run, self.engine, tokenizer, self.model_config, self._one_at_a_time)
 
     def describe(self) -> dict[str, Any]:
         """The environment fingerprint that goes into every result file."""
@@ -74,8 +114,9 @@ class Generator:
 
 def build_generator(profile: DeviceProfile, run: RunConfig) -> Generator:
     """Load the run's model on the profile's hardware. Raises ConfigError, MissingCapability or EngineError."""
+    apply_environment(profile.environment)
     model_config = load_model_config(run.model)
-    tokenizer = load_tokenizer(run.model)
+    tokenizer = load_tokenizer(run.model, run.decode.mask_token_id)
     check_decode(run.decode, profile, model_config)
     return Generator(profile, run, build_engine(profile, run), tokenizer, model_config)
 
@@ -85,6 +126,12 @@ def check_decode(decode: DecodeConfig, profile: DeviceProfile, model: ModelConfi
     for name, token_id in (("mask_token_id", decode.mask_token_id), ("eos_token_id", decode.eos_token_id)):
         if token_id is not None and not 0 <= token_id < model.vocab_size:
             raise ConfigError(f"decode.{name} {token_id} is no token: the model's vocabulary has {model.vocab_size}")
+    mask = model.mask_token_id if decode.mask_token_id is None else decode.mask_token_id
+    if mask == (model.eos_token_id if decode.eos_token_id is None else decode.eos_token_id):
+        raise ConfigError(
+            f"decode.mask_token_id and decode.eos_token_id are both {mask}: a text would end at its first mask; remove "
+            "one of them, the checkpoint has its own"
+        )
     if decode.max_new_tokens >= min(profile.max_model_len, model.max_position_embeddings):
         raise ConfigError(
             f"decode.max_new_tokens {decode.max_new_tokens} leaves no room for a prompt: the model has "

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.errors import ConfigError, MissingCapability
+from common.errors import ConfigError, EngineError, MissingCapability, first_line
 
 if TYPE_CHECKING:
     from common.config import DeviceProfile, RunConfig
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SIGNS_OF_LITTLE_MEMORY = ("out of memory", "can't allocate memory")
 # By name, since engines stand on this package. Of two platforms for one device the first is what `engine: auto` means.
 _PROVIDERS = ("lopa_cuda.platforms", "lopa_ascend.platforms")
 
@@ -104,5 +105,18 @@ def platform_of(profile: DeviceProfile) -> Platform:
 
 
 def build_engine(profile: DeviceProfile, run: RunConfig) -> Engine:
-    """The engine that the profile names, with the run's model loaded. Raises MissingCapability or ConfigError."""
-    return platform_of(profile).build_engine(profile, run)
+    """The engine that the profile names, with the run's model loaded.
+
+    Raises MissingCapability, ConfigError, or EngineError where memory does not suffice.
+    """
+    platform = platform_of(profile)
+    try:
+        return platform.build_engine(profile, run)
+    except RuntimeError as error:
+        if isinstance(error, EngineError) or not any(sign in str(error) for sign in _SIGNS_OF_LITTLE_MEMORY):
+            raise
+        raise EngineError(
+            f"{run.model} with max_num_requests {run.max_num_requests} and max_model_len {profile.max_model_len} does "
+            f"not fit the memory of {profile.device} ({first_line(error)}): lower one of them, or use a mesh with a larger "
+            "tensor_parallel_size"
+        ) from error

@@ -81,7 +81,7 @@ def assemble(
     )
     if graphs is not None:
         warm_up(passes, graphs.shapes, config, run.decode, mesh.bp_size)
-    capacity = PagedCapacity(run.max_num_requests, max_model_len, num_pages, mesh.bp_size)
+    capacity = PagedCapacity(run.max_num_requests, max_model_len, num_pages, mesh.bp_size, vocab_size=config.vocab_size)
     details = {"quantization": profile.quantization, "graph": profile.graph.mode if graphs else "eager"}
     return AscendEngine(passes, cache, book, mesh, capacity, ops, details)
 

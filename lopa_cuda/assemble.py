@@ -17,7 +17,7 @@ from graphs.buckets import Buckets
 from graphs.runner import Capture
 from lopa_cuda.engine import CudaEngine
 from lopa_cuda.floors import median_seconds
-from lopa_cuda.load import load_model
+from lopa_cuda.load import attach, load_model
 from lopa_cuda.mesh_choice import choose_mesh
 from lopa_cuda.ops import CudaOps, TorchOps
 from lopa_cuda.parallel import Collectives, choose_all_reduce
@@ -46,12 +46,15 @@ def assemble(profile: DeviceProfile, run: RunConfig, capture: Capture | None = N
     dtype = getattr(torch, profile.dtype)
     capture = capture or _capture(profile)
     buckets = _buckets(profile, run.decode)
-    capacity = Capacity(run.max_num_requests, min(profile.max_model_len, config.max_position_embeddings))
+    capacity = Capacity(
+        run.max_num_requests, min(profile.max_model_len, config.max_position_embeddings), vocab_size=config.vocab_size
+    )
     captured_tokens = buckets.max_tokens if capture else 0
+    model = load_model(profile, run, config, mesh, device)
     cache = _build_cache(config, mesh, capacity, captured_tokens, dtype, device, profile)
     collectives = Collectives(mesh, choose_all_reduce(mesh.tp_group, device))
     ops = _ops(profile, config, cache, collectives)
-    model = load_model(profile, run, config, ops, mesh, device)
+    attach(ops, model)
     # A little before NCCL's own watchdog, which would end the process without a word.
     timeout_s = 0.9 * profile.collective_timeout_s
     passes = Passes(model, ops, cache, collectives, device, buckets, capture, timeout_s)

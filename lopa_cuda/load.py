@@ -1,6 +1,11 @@
-"""The model of this engine: what `common.runtime.load` makes, and its linears handed to the operators."""
+"""The model of this engine: what `common.runtime.load` makes, before there are operators.
+
+Operators need the KV cache, and the cache is sized by the memory that the weights leave.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -12,10 +17,13 @@ from common.runtime import ModelLoader
 from lopa_cuda.ops import CudaOps
 
 
-def load_model(
-    profile: DeviceProfile, run: RunConfig, config: ModelConfig, ops: CudaOps, mesh: Mesh, device: torch.device
-) -> Dream:
+def load_model(profile: DeviceProfile, run: RunConfig, config: ModelConfig, mesh: Mesh, device: torch.device) -> Dream:
     """Raises ConfigError, or QuantizationError naming file and tensor."""
-    model = ModelLoader(profile, run, config, config, ops, mesh, device).load()
+    no_ops_yet: Any = None
+    return ModelLoader(profile, run, config, config, no_ops_yet, mesh, device).load()
+
+
+def attach(ops: CudaOps, model: Dream) -> None:
+    """From here on the model computes with these."""
+    model.ops = ops
     ops.adopt(model)
-    return model

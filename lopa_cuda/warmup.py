@@ -32,6 +32,8 @@ def warm_up(
     passes: Passes, committer: Committer, config: ModelConfig, decode: DecodeConfig, num_requests: int, bp_size: int
 ) -> None:
     """Capture windows of whole blocks for all branches of one request and of all, their heads and their commits."""
+    if passes.device.type == "cuda":
+        _forward_a_prompt(passes, config, bp_size, passes.max_cached)  # what does not fit is found out here
     if not passes.captures_ahead:
         return
     started = time.perf_counter()
@@ -44,7 +46,7 @@ def warm_up(
     for num_reads in reversed(passes.buckets.reads_up_to(max(rows * width for rows, width in shapes))):
         passes.head.entry(ReadsKey(num_reads, sampling, is_captured=True))
     committer.warm_up([blocks * decode.block_size for blocks in COMMITTED_BLOCKS])
-    _forward_a_prompt(passes, config, bp_size)
+    _forward_a_prompt(passes, config, bp_size, PROMPT_LENGTH)
     # A collector pause would fall into some step; what exists now lives as long as the process.
     gc.collect()
     gc.freeze()
@@ -73,7 +75,7 @@ def usual_shapes(decode: DecodeConfig, num_requests: int, bp_size: int) -> Itera
             yield num_rows, blocks * decode.block_size + shift_entries
 
 
-def _forward_a_prompt(passes: Passes, config: ModelConfig, bp_size: int) -> None:
-    width = min(PROMPT_LENGTH, passes.max_cached)
+def _forward_a_prompt(passes: Passes, config: ModelConfig, bp_size: int, length: int) -> None:
+    width = min(length, passes.max_cached)
     plan = synthetic_plan(config, num_rows=1, width=width, num_cached=0, read_share=0.1)
     passes.run(plan, assign_rows(plan, bp_size))

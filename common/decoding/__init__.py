@@ -4,7 +4,7 @@ Plain numpy on the host; no torch, no device. The hardware stands behind the con
 a `StepPlan` and comes back as `Predictions`.
 """
 
-from common.decoding.ending import FindStop
+from common.decoding.ending import FindStop, without_stop
 from common.decoding.engine import Capacity, Engine
 from common.decoding.layout import UNBOUNDED
 from common.decoding.loop import decode_requests
@@ -33,4 +33,5 @@ __all__ = [
     "WrappedEngine",
     "assign_rows",
     "decode_requests",
+    "without_stop",
 ]

@@ -16,6 +16,12 @@ from common.decoding.state import DecodingRequest
 FindStop = Callable[[Sequence[int]], "int | None"]  # generated ids so far -> how many of them to keep, or None
 
 
+def without_stop(text: str, stops: Sequence[str]) -> str:
+    """The text in front of the first of the stop strings."""
+    ends = [text.find(stop) for stop in stops if stop in text]
+    return text[: min(ends)] if ends else text
+
+
 @dataclass(frozen=True, slots=True)
 class Ender:
     """Of requests under one decoding rule."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -13,10 +13,14 @@ from common.decoding.plan import Int, Predictions, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an engine can hold: requests at once, and positions a request (prompt and canvas together)."""
+    """What an engine can hold: requests at once, and positions a request (prompt and canvas together).
+
+    vocab_size: token ids that the model's embedding has; None: not known.
+    """
 
     num_slots: int
     max_model_len: int
+    vocab_size: int | None = field(default=None, kw_only=True)
 
     def can_hold(self, prompt_lengths: Sequence[int], decode: DecodeConfig) -> bool:
         """Whether requests with these prompts can be decoded at once. Every rank of a replica gets the same answer.

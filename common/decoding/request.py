@@ -18,17 +18,28 @@ class GenerationRequest:
 
 
 class RequestQueue:
-    """Requests in order, pulled one ahead at most; the first stays until it is taken, so it can wait for room."""
+    """Requests in order, pulled one ahead at most; the first stays until it is taken, so it can wait for room.
+
+    An input that raises has ended: what was admitted before is decoded, then `raise_failure` hands the error on.
+    """
 
     def __init__(self, requests: Iterator[GenerationRequest]) -> None:
         self._requests = requests
         self._first: GenerationRequest | None = None
+        self._failure: Exception | None = None
 
     def first(self) -> GenerationRequest | None:
         """None: there are no more."""
-        if self._first is None:
-            self._first = next(self._requests, None)
+        if self._first is None and self._failure is None:
+            try:
+                self._first = next(self._requests, None)
+            except Exception as error:
+                self._failure = error
         return self._first
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def prefetch(self) -> None:
         """Read the next request now, while there is time."""
@@ -77,7 +88,16 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A request that cannot be decoded; the rest of the run goes on."""
+    """A request that cannot be decoded; the rest of the run goes on. It can be read as a completion of nothing."""
 
     id: str
     reason: str
+    finish_reason: Literal["rejected"] = "rejected"
+    token_ids: tuple[int, ...] = ()
+    canvas_token_ids: tuple[int, ...] = ()
+    num_canvas_tokens: int = 0
+    num_effective_tokens: int = 0
+    num_forwards: int = 0
+    num_lookahead_wins: int = 0
+    tokens_per_forward: float = 0.0
+    canvas_tokens_per_forward: float = 0.0

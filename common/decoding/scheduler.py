@@ -67,11 +67,11 @@ class Scheduler:
         """Give the request a slot; its prompt, or what no earlier one left there, is forwarded in the next step."""
         if not request.prompt:
             raise ValueError(f"request {request.id}: the prompt is empty; give at least one token")
-        slot, num_reused = self._take_slot(request.prompt)
         prompt_length = len(request.prompt)
         capacity = prompt_length + self.decode.max_new_tokens
         token_S = np.full(capacity, self.sampling.mask_token_id, dtype=np.int64)
         token_S[:prompt_length] = request.prompt
+        slot, num_reused = self._take_slot(request.prompt)  # behind what can raise
         self.active.append(
             DecodingRequest(
                 request=request,

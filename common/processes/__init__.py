@@ -2,6 +2,7 @@
 several, and how each of them ends.
 """
 
+from common.processes.environment import apply_environment
 from common.processes.mesh import Mesh, check_started, close_mesh, init_mesh, resolve_mesh
 from common.processes.nodes import Nodes, processes_here, torchrun_options
 from common.processes.ranks import global_rank, local_rank, num_started, num_started_here
@@ -13,6 +14,7 @@ __all__ = [
     "Mesh",
     "Nodes",
     "Stopped",
+    "apply_environment",
     "check_started",
     "close_mesh",
     "die_with_launcher",

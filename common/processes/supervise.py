@@ -36,11 +36,14 @@ def supervise(arguments: Sequence[str], node: int, num_nodes: int, address: str,
         torchrun.main(list(arguments))
         if watch is not None:
             watch.tell(None)
+            watch.linger()
         return 0
     except ChildFailedError as error:
         sentence, exit_code = root_cause(error.failures)
         if watch is not None:
             watch.tell(sentence)
+            sentence = watch.cause(sentence)
+            watch.linger()
     except SignalException as stopped:
         if watch is None or watch.reason is None:
             return 128 + int(stopped.sigval)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -9,9 +10,13 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from common.errors import LOST_PEER
+
 _FAILED_KEY = "lopa/failed"
 _DONE_KEY = "lopa/done"
 _BEAT_S = 1.0
+_CAUSE_S = 1.5  # within which every node that failed has told so
+_POLL_S = 0.1
 _SILENCE_S = 15.0  # a node that has not been heard of for so long is gone
 _LINGER_S = 2.5  # node 0 holds the store: it stays until the others have read why it ends
 
@@ -34,20 +39,49 @@ class NodeWatch(threading.Thread):
             self._stop("the first node has ended", patience_s=3.0)
 
     def tell(self, problem: str | None) -> None:
-        """Tell the others that this node has failed, or that it has finished and falls silent."""
+        """Tell the others that this node has failed, or that it has finished and falls silent.
+
+        From here on nothing that this watch sees may end its own process: that has its own end to tell of.
+        """
+        self._ended.set()
         try:
             store = self._connect(timeout_s=10.0)
             if problem is None:
                 store.set(f"{_DONE_KEY}/{self._node}", "")
             else:
-                store.set(_FAILED_KEY, f"node {self._node}: {problem}")
+                store.set(f"{_FAILED_KEY}/{self._node}", f"node {self._node}: {problem}")
+                store.set(_FAILED_KEY, "")
         except RuntimeError:
             return
+
+    def cause(self, sentence: str) -> str:
+        """What began it: this node's sentence, or if that only follows from a lost peer, what the peer's node tells."""
+        if LOST_PEER not in sentence:
+            return sentence
+        with contextlib.suppress(RuntimeError):
+            return self._first_cause(self._connect(timeout_s=10.0)) or sentence
+        return sentence
+
+    def linger(self) -> None:
+        """The first node holds the store: it stays until the others have read why it ends."""
         if self._node == 0:
             time.sleep(_LINGER_S)
 
     def end(self) -> None:
         self._ended.set()
+
+    def _first_cause(self, store: Any) -> str | None:
+        """Of what nodes have told, the first that does not follow from a lost peer; waits a moment for one."""
+        told: list[str] = []
+        deadline = time.monotonic() + _CAUSE_S
+        while time.monotonic() < deadline:
+            nodes = [node for node in range(self._num_nodes) if store.check([f"{_FAILED_KEY}/{node}"])]
+            told = [store.get(f"{_FAILED_KEY}/{node}").decode() for node in nodes]
+            cause = next((sentence for sentence in told if LOST_PEER not in sentence), None)
+            if cause is not None:
+                return cause
+            time.sleep(_POLL_S)
+        return told[0] if told else None
 
     def _connect(self, timeout_s: float) -> Any:
         import torch.distributed as dist
@@ -62,7 +96,7 @@ class NodeWatch(threading.Thread):
         while not self._ended.wait(_BEAT_S):
             store.add(f"lopa/beat/{self._node}", 1)
             if store.check([_FAILED_KEY]):
-                return self._stop(store.get(_FAILED_KEY).decode())
+                return self._stop(self._first_cause(store) or "another node has failed")
             for node in others:
                 beat = store.add(f"lopa/beat/{node}", 0)
                 # No beat yet: the rendezvous waits for this node.

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from common.errors import EngineError, first_line
+from common.errors import LOST_PEER, EngineError, first_line
 
 _SIGNS_OF_A_LOST_PEER = ("Timed out", "Connection closed", "Connection reset", "NCCL error", "Broken pipe")
 
@@ -28,7 +28,7 @@ def wait_until_done(event: DeviceEvent | None, timeout_s: float) -> None:
     while not event.query():
         if time.monotonic() > deadline:
             raise EngineError(
-                f"the device has not answered for {timeout_s:g} s: a peer is gone or stuck, or the step is "
+                f"the device has not answered for {timeout_s:g} s: {LOST_PEER}, or the step is "
                 "longer than collective_timeout_s"
             )
 
@@ -40,5 +40,5 @@ def explained(error: RuntimeError, rank: int, step: int) -> EngineError:
         return EngineError(f"{where}: out of device memory; lower max_num_requests, num_lookahead or max_model_len")
     reason = first_line(error)
     if any(sign in reason for sign in _SIGNS_OF_A_LOST_PEER):
-        reason = f"a peer is gone or stuck ({reason})"
+        reason = f"{LOST_PEER} ({reason})"
     return EngineError(f"{where}: {reason}")

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.errors import first_line
+from lopa_cuda.parallel.agreement import built_by_all
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +67,7 @@ def choose_all_reduce(group: dist.ProcessGroup | None, device: torch.device) -> 
 
 
 def _symmetric(group: dist.ProcessGroup, device: torch.device) -> SymmetricAllReduce | None:
-    try:
-        return SymmetricAllReduce(group, device)
-    except (RuntimeError, ImportError) as error:
-        logger.warning("tensor parallel sums go over NCCL, without symmetric memory: %s", first_line(error))
-        return None
+    symmetric, reason = built_by_all(group, lambda: SymmetricAllReduce(group, device))
+    if symmetric is None:
+        logger.warning("tensor parallel sums go over NCCL, without symmetric memory: %s", reason)
+    return symmetric

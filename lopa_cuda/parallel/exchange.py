@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.errors import first_line
 from lopa_cuda.kernels import Shared
+from lopa_cuda.parallel.agreement import built_by_all
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +70,7 @@ def build_exchange(group: dist.ProcessGroup | None, device: torch.device, width:
     which `all_reduce` has said."""
     if group is None or dist.get_world_size(group) & (dist.get_world_size(group) - 1):
         return None
-    try:
-        return Exchange(group, device, width)
-    except (RuntimeError, ImportError) as error:
-        logger.info("sums stay apart from norms: %s", first_line(error))
-        return None
+    exchange, reason = built_by_all(group, lambda: Exchange(group, device, width))
+    if exchange is None:
+        logger.info("sums stay apart from norms: %s", reason)
+    return exchange

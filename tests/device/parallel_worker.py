@@ -22,7 +22,7 @@ from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.config.profile import GraphConfig
 from common.decoding import Completion, GenerationRequest, Scheduler
 from common.errors import EngineError
-from common.generate import decode_requests
+from common.decoding import decode_requests
 from lopa_cuda.assemble import assemble
 from lopa_cuda.engine import CudaEngine
 

@@ -9,8 +9,7 @@ import torch
 
 from common.checkpoint import load_model_config, load_weights
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Completion, GenerationRequest, Scheduler
-from common.generate import decode_requests
+from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
 from common.platforms import build_engine
 from tests.conftest import GOLDEN
 from tests.reference import PlainModel, plain_d2f, plain_fast_dllm, plain_vanilla

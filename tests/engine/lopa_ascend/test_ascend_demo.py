@@ -17,9 +17,18 @@ import torch
 
 from common.checkpoint import load_model_config, load_tokenizer
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Completion, Engine, GenerationRequest, Int, Predictions, Scheduler, StepPlan, StepRecord
+from common.decoding import (
+    Completion,
+    Engine,
+    GenerationRequest,
+    Int,
+    Predictions,
+    Scheduler,
+    StepPlan,
+    StepRecord,
+    decode_requests,
+)
 from common.decoding.layout import align
-from common.generate import decode_requests
 from common.platforms import build_engine
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"

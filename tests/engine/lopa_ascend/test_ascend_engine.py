@@ -11,11 +11,19 @@ import torch
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Completion, Engine, GenerationRequest, Int, Predictions, Scheduler, StepPlan
+from common.decoding import (
+    Completion,
+    Engine,
+    GenerationRequest,
+    Int,
+    Predictions,
+    Scheduler,
+    StepPlan,
+    decode_requests,
+)
 from common.errors import ConfigError, EngineError, MissingCapability
 from common.evaluation.parity import first_difference
 from common.evaluation.trace import read_trace
-from common.generate import decode_requests
 from common.platforms import build_engine
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine

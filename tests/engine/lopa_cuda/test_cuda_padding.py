@@ -11,9 +11,8 @@ import torch
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Completion, GenerationRequest, Predictions, Scheduler, StepPlan
+from common.decoding import Completion, GenerationRequest, Predictions, Scheduler, StepPlan, decode_requests
 from common.errors import EngineError
-from common.generate import decode_requests
 from common.runtime import synthetic_plan
 from lopa_cuda.assemble import assemble
 from lopa_cuda.engine import CudaEngine, rows_by_width

@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 
 from common.config import DecodeConfig
-from common.decoding import Capacity, Completion, GenerationRequest, Predictions, Rejection, Scheduler, StepPlan
-from common.generate import decode_requests
+from common.decoding import (
+    Capacity,
+    Completion,
+    GenerationRequest,
+    Predictions,
+    Rejection,
+    Scheduler,
+    StepPlan,
+    decode_requests,
+)
 
 DECODE = DecodeConfig(num_lookahead=0, block_size=4, max_new_tokens=8)
 

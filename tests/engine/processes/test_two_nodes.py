@@ -1,0 +1,54 @@
+"""Two launchers on one machine as two nodes: whichever loses a worker first, both say why, and nothing done is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engine.batch.test_run_batch import (  # noqa: F401  model is a fixture
+    finish,
+    model,
+    start,
+    texts,
+    wait_for_lines,
+    workers_of,
+    write_files,
+)
+
+
+@pytest.mark.parametrize("axis", ["data_parallel_size", "branch_parallel_size"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_both_nodes_name_the_worker_that_was_killed(
+    victim: int,
+    axis: str,
+    tmp_path: Path,
+    model: Path,  # noqa: F811
+) -> None:
+    write_files(tmp_path, model, num_requests=400, mesh={axis: 2})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    nodes = [
+        start(tmp_path, NNODES="2", NODE_RANK=str(node), MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for node in (0, 1)
+    ]
+    wait_for_lines(tmp_path / "o.jsonl", 4)
+    os.kill(workers_of(nodes[victim])[0], signal.SIGKILL)
+    killed_at = time.monotonic()
+    said = {node: process.communicate(timeout=60)[1].splitlines()[-1] for node, process in enumerate(nodes)}
+    assert time.monotonic() - killed_at < 30
+    reason = f"rank {victim} (pid "
+    for node, sentence in said.items():
+        assert "lopa: " in sentence and reason in sentence and "SIGKILL" in sentence, said
+        assert nodes[node].returncode != 0
+    assert nodes[victim].returncode == 137
+    kept = texts(tmp_path)
+    assert len(kept) >= 4
+    limit = max(kept) + 2
+    finish(start(tmp_path, "--set", f"input.limit={limit}", "--set", f"mesh.{axis}=1"))
+    resumed = texts(tmp_path)
+    assert len(resumed) == limit and kept.items() <= resumed.items()
