@@ -1,6 +1,9 @@
-"""The training script end to end at toy size, and the attention rule it trains under."""
+"""The training script end to end at toy size, and the folder it leaves."""
+
+from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,8 @@ torch = pytest.importorskip("torch")
 import train_demo as demo  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
+
+from common.checkpoint import load_tokenizer  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -72,74 +77,16 @@ def test_the_chat_template_renders_the_prompt_of_training(checkpoint: Path) -> N
     assert tokenizer(text)["input_ids"] == own.encode(text).ids
 
 
-BLOCK = demo.block_ids(torch.arange(demo.SEQUENCE)[None] - 20, torch.tensor([[16]]))
-
-
-def test_the_prompt_is_block_zero_and_padding_lies_behind() -> None:
-    assert BLOCK[0, :20].eq(0).all() and BLOCK[0, 20:36].eq(1).all() and BLOCK[0, 211] == 12
-    assert BLOCK[0, 212:].eq(demo.BEHIND_CANVAS).all()
-
-
-def test_block_causal_rows_see_up_to_their_own_block() -> None:
-    assert torch.equal(demo.causal_horizon(BLOCK, torch.tensor([[False]])), BLOCK)
-
-
-def test_shifted_boundary_lets_only_last_rows_see_the_next_block() -> None:
-    ahead = demo.causal_horizon(BLOCK, torch.tensor([[True]])) - BLOCK
-    assert ahead[0].nonzero().flatten().tolist() == [19 + 16 * i for i in range(12)]
-    assert ahead.max() == 1
-
-
-def noisy(rows: int = 512) -> tuple[demo.Batch, torch.Tensor, torch.Tensor]:
-    torch.manual_seed(0)
-    prompt = torch.randint(20, 97, (rows, 1))
-    answer = torch.randint(20, 190, (rows, 1))
-    return demo.add_noise(torch.zeros(rows, demo.SEQUENCE).long(), prompt, answer, mask_id=1), prompt, answer
-
-
-def test_noise_leaves_the_prompt_and_weighs_only_visible_masks() -> None:
-    batch, prompt, answer = noisy()
-    offset = torch.arange(demo.SEQUENCE) - prompt
-    assert not batch.inputs_BS[(offset < 0) | (offset >= demo.CANVAS_TOKENS)].any()
-    assert batch.inputs_BS[batch.weight_BS > 0].eq(1).all()
-    assert batch.weight_BS[offset > answer].max() <= 0.1
-    predicting = batch.horizon_BS[:, :-1][batch.weight_BS[:, 1:] > 0]
-    assert (predicting >= 0).all() and (batch.weight_BS.sum(dim=1) > 0).float().mean() > 0.95
-
-
-def test_mask_ratios_rise_over_the_blocks() -> None:
-    batch, prompt, _ = noisy(4096)
-    offset = torch.arange(demo.SEQUENCE) - prompt
-    early = batch.inputs_BS[(offset >= 0) & (offset < 32)].float().mean()
-    late = batch.inputs_BS[(offset >= 96) & (offset < 128)].float().mean()
-    assert early < 0.5 < late
-
-
-def test_no_row_sees_padding_and_every_row_sees_the_prompt() -> None:
-    batch, _, _ = noisy()
-    assert batch.horizon_BS.max() < demo.BEHIND_CANVAS
-    assert batch.horizon_BS.min() >= 0
-
-
-def test_both_attention_kernels_apply_one_rule() -> None:
-    batch, _, _ = noisy(3)
-    model = demo.Dream(demo.TINY)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    with torch.no_grad():
-        plain, flex = (model(batch.inputs_BS, batch.block_BS, batch.horizon_BS, is_flex) for is_flex in (False, True))
-    torch.testing.assert_close(plain, flex, rtol=1e-3, atol=1e-3)
-
-
-def test_the_time_budget_ends_the_learning_rate_at_zero() -> None:
-    recipe = demo.Recipe()
-    late = 10 * recipe.warmup_steps
-    assert demo.learning_rate_factor(0.0, 0, recipe) == pytest.approx(1 / recipe.warmup_steps)
-    assert demo.learning_rate_factor(recipe.constant_share, late, recipe) == 1.0
-    assert demo.learning_rate_factor(1.0, late, recipe) == 0.0
-
-
-def test_muon_makes_a_step_of_unit_singular_values() -> None:
-    torch.manual_seed(0)
-    values = torch.linalg.svdvals(demo.orthogonalize(torch.randn(3, 32, 64)).float())
-    assert values.min() > 0.5 and values.max() < 1.4
+def test_the_engine_builds_the_same_tokenizer_from_the_vocabulary_and_merges_alone(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    for name in ("config.json", "tokenizer_config.json", "vocab.json", "merges.txt"):
+        shutil.copy(checkpoint / name, tmp_path)
+    trained, built = Tokenizer.from_file(str(checkpoint / "tokenizer.json")), load_tokenizer(tmp_path)
+    assert (built.eos_id, built.mask_id) == (trained.token_to_id("<|endoftext|>"), trained.token_to_id("<|mask|>"))
+    for text in (
+        "Zoë buys 12 pens at $3.\n",
+        "def f(xs):\n    return [x*2 for x in xs]",
+        "They'll  pay 105?\n\n#### 7\n",
+    ):
+        assert built.encode(text) == trained.encode(text).ids

@@ -1,0 +1,115 @@
+"""Training by the clock: the loss, the choice of the attention kernel, the loop that ends with the time."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+from demo_problems import CANVAS_TOKENS, MAX_PROMPT_TOKENS
+
+from .log import Log
+from .model import Dream
+from .noise import Batch, add_noise
+from .optimizers import learning_rate_factor, make_optimizers
+from .recipe import SEQUENCE, Recipe
+
+
+def masked_loss(model: Dream, batch: Batch, is_flex: bool) -> torch.Tensor:
+    logits = model(batch.inputs_BS, batch.block_BS, batch.horizon_BS, is_flex)[:, :-1]
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), batch.targets_BS[:, 1:].flatten(), reduction="none")
+    weight = batch.weight_BS[:, 1:].flatten()
+    return (loss * weight).sum() / weight.sum()
+
+
+class Trial(NamedTuple):
+    milliseconds: float
+    loss: float
+    norm: float
+
+
+class Trainer:
+    def __init__(self, recipe: Recipe, model: Dream, attention: str, log: Log) -> None:
+        self.recipe, self.model, self.log = recipe, model, log
+        self.device = model.lm_head.weight.device
+        self.parameters = list(model.parameters())
+        self.optimizers = make_optimizers(model, recipe)
+        self.loss = torch.compile(masked_loss, dynamic=False) if self.device.type == "cuda" else masked_loss
+        self.is_flex = self._choose_flex() if attention == "auto" else attention == "flex"
+        self.is_stopped = False
+
+    def gradients(self, batch: Batch, is_flex: bool) -> torch.Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            loss = self.loss(self.model, batch, is_flex)
+        loss.backward()
+        return loss
+
+    def _time(self, batch: Batch, is_flex: bool) -> Trial:
+        """One compiled forward and backward pass."""
+        for _ in range(3):
+            self.gradients(batch, is_flex)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(10):
+            self.model.zero_grad()
+            loss = self.gradients(batch, is_flex)
+        torch.cuda.synchronize()
+        milliseconds = (time.perf_counter() - began) * 100
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, math.inf)
+        self.model.zero_grad()
+        return Trial(milliseconds, loss.item(), norm.item())
+
+    def _choose_flex(self) -> bool:
+        """The faster of two kernels for the same rule, if both agree. Runs while the samples are being generated."""
+        if self.device.type != "cuda":
+            return False
+        tokens_BS = torch.randint(self.recipe.vocabulary - 2, (self.recipe.batch, SEQUENCE), device=self.device)
+        prompt = torch.randint(20, MAX_PROMPT_TOKENS, (self.recipe.batch, 1), device=self.device)
+        batch = add_noise(tokens_BS, prompt, torch.randint_like(prompt, 30, CANVAS_TOKENS), self.recipe.vocabulary - 1)
+        sdpa = self._time(batch, False)
+        self.log(f"sdpa: {sdpa}")
+        try:
+            flex = self._time(batch, True)
+        except Exception as error:  # an optional kernel: the choice is logged and the other one is complete
+            self.log(f"flex attention does not work here, using sdpa: {error!r:.300}")
+            self.model.zero_grad()
+            return False
+        self.log(f"flex: {flex}")
+        agrees = abs(flex.loss - sdpa.loss) < 0.01 and abs(flex.norm - sdpa.norm) < 0.03 * sdpa.norm
+        return agrees and flex.milliseconds < sdpa.milliseconds
+
+    def step(self, batch: Batch, factor: float) -> torch.Tensor:
+        loss = self.gradients(batch, self.is_flex)
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * factor
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+    def _stop(self, *_: Any) -> None:
+        self.is_stopped = True
+
+    def run(self, data: Iterator[Batch], seconds: float, save: Callable[[], None]) -> None:
+        """Train for `seconds` or until SIGTERM; save every four minutes and at the end."""
+        signal.signal(signal.SIGTERM, self._stop)
+        began = saved = reported = time.perf_counter()
+        step = last_step = 0
+        while not self.is_stopped and (elapsed := (time.perf_counter() - began) / seconds) < 1:
+            loss = self.step(next(data), learning_rate_factor(elapsed, step, self.recipe))
+            step += 1
+            now = time.perf_counter()
+            if now - reported > 10:
+                rate = (step - last_step) * self.recipe.batch * SEQUENCE / (now - reported)
+                self.log(f"step {step} loss {loss.item():.4f} {rate / 1e6:.2f} M positions/s {elapsed:.1%}")
+                reported, last_step = now, step
+            if now - saved > 240:
+                save()
+                saved = now
+        save()
+        self.log(f"trained {step} steps, last loss {loss.item():.4f}")

@@ -1,0 +1,4 @@
+"""What scripts/bench_kernels.py times: linears, stages, steps, one module each, and the search for tiles.
+
+Importing its modules needs Triton; running them needs a CUDA device.
+"""
