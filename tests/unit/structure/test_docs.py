@@ -82,6 +82,13 @@ def test_files_named_without_a_folder_exist(page: Path) -> None:
 
 
 @every_page
+def test_tests_that_a_page_rests_on_exist(page: Path) -> None:
+    named = {code for code in code_in(page) if re.fullmatch(r"test_\w+", code)}
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")) if named else ""
+    assert all(f"def {name}(" in tests for name in named), f"{page.name} names {sorted(named)}"
+
+
+@every_page
 def test_what_a_file_is_said_to_hold_is_in_it(page: Path) -> None:
     """`common/decoding/loop.py: decode_requests`"""
     for path, name in re.findall(rf"`((?:{FOLDERS})/[\w./-]+\.py): (\w+)`", text_of(page)):
@@ -147,6 +154,15 @@ def test_the_curve_is_that_of_its_files() -> None:
             cells += f"{row['tpf_effective']:.2f} | {row['steps']:.1f} |"
             line = next(line for line in page.splitlines() if re.match(rf"\| {row['num_lookahead']} \|", line))
             assert cells in line, f"{kind}, k = {row['num_lookahead']}"
+
+
+def test_the_steps_of_one_row_are_those_of_their_file() -> None:
+    page = text_of(DOCS / "performance.md")
+    for shape in json.loads((DOCS / "results" / "steps_h200.json").read_text())["shapes"]:
+        step, floors = shape["device_ms"], (shape["weight_floor_ms"], shape["matrix_floor_ms"])
+        cells = (step, shape["call_ms"], *floors)
+        line = f"| {shape['width']} | {' | '.join(f'{cell:.3f}' for cell in cells)} | {step / max(floors):.2f} |"
+        assert line in page, f"window {shape['width']}: {line}"
 
 
 def test_the_third_platform_of_the_architecture_page_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
