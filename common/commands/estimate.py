@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Annotated
 
 import typer
@@ -9,18 +10,27 @@ import typer
 from common.commands.options import OptionalCount, OptionalText, RunArgument, SetOption, load_both
 
 
+def _finite(value: float) -> float:
+    """nan is neither below a bound nor above one."""
+    if not isfinite(value):
+        raise typer.BadParameter("give a number")
+    return value
+
+
 def estimate(
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A YAML file, or a name from configs/profiles.")],
     run: RunArgument,
     set: SetOption = None,
     rows: Annotated[
-        OptionalCount, typer.Option(min=1, help="Rows of a step, of all bp ranks; k + 1 a request if unset.")
+        OptionalCount, typer.Option(min=1, max=10**6, help="Rows of a step, of all bp ranks; k + 1 a request if unset.")
     ] = None,
     window: Annotated[
-        OptionalCount, typer.Option(min=1, help="Positions of a row; usual for the strategy if unset.")
+        OptionalCount, typer.Option(min=1, max=10**7, help="Positions of a row; usual for the strategy if unset.")
     ] = None,
-    prefix: Annotated[int, typer.Option(min=0, help="Cached positions in front of the window.")] = 1024,
-    tpf: Annotated[float, typer.Option(min=0.1, help="Tokens a step, for the tokens per second.")] = 10.0,
+    prefix: Annotated[int, typer.Option(min=0, max=10**7, help="Cached positions in front of the window.")] = 1024,
+    tpf: Annotated[
+        float, typer.Option(min=0.1, max=10**4, callback=_finite, help="Tokens a step, for the tokens per second.")
+    ] = 10.0,
     hardware: Annotated[OptionalText, typer.Option(help="YAML file, or name from configs/hardware.")] = None,
 ) -> None:
     """Predict the time of one step from its operations, by part; nothing is run and no weights are needed.

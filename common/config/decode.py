@@ -113,6 +113,7 @@ class DecodeConfig(Frozen):
     temperature: float = Field(
         default=0.0,
         ge=0,
+        le=100,
         description="0 takes the most probable token; above 0 tokens are drawn, by noise that does not depend on the "
         "number of processes.",
     )
@@ -145,7 +146,8 @@ class DecodeConfig(Frozen):
     @field_validator("num_lookahead", mode="before")
     @classmethod
     def _count_or_auto(cls, value: Any) -> Any:
-        if isinstance(value, (int, float)) and value < 0:
+        number = int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else value
+        if isinstance(number, (int, float)) and number < 0:
             raise ValueError("set it to 0 or more, or to auto")
         return AUTO_LOOKAHEAD if value == "auto" else value
 
@@ -184,6 +186,8 @@ class DecodeConfig(Frozen):
             raise ValueError(f"cache dual is the one of strategy fast_dllm, not of {self.strategy}: change one of them")
         if self.branch_score != "mean" and self.bottom_share < 1:
             raise ValueError(f"bottom_share only acts with branch_score mean, not {self.branch_score}: remove it")
+        if self.mask_token_id is not None and self.mask_token_id == self.eos_token_id:
+            raise ValueError(f"mask_token_id and eos_token_id are both {self.mask_token_id}: change one of them")
         if self.temperature == 0 and (self.top_p < 1 or self.top_k is not None):
             raise ValueError("top_p and top_k only act with temperature > 0: set temperature or remove them")
         return self

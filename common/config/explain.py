@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+_MAX_GIVEN = 200  # characters of a value that is repeated in a sentence
 # What to do, where pydantic says what is wrong.
 _FIXES = {
     "greater_than_equal": "set it to {ge} or more",
@@ -19,6 +21,8 @@ _FIXES = {
     "int_parsing": "set it to a whole number",
     "int_type": "set it to a whole number",
     "int_from_float": "set it to a whole number",
+    "finite_number": "set it to a finite number",
+    "string_too_short": "write at least {min_length} character",
     "float_parsing": "set it to a number",
     "float_type": "set it to a number",
     "bool_parsing": "set it to true or false",
@@ -43,8 +47,25 @@ def explain(error: ValidationError, path: Path, kind: type[BaseModel]) -> str:
     fix = _FIXES.get(first["type"])
     message = fix.format(**first.get("ctx", {})) if fix else first["msg"].removeprefix("Value error, ")
     is_whole = isinstance(first["input"], (dict, bytes, BaseModel))  # bytes: the file itself
-    given = "" if is_whole else f" (given {first['input']!r})"
+    given = "" if is_whole else f" (given {_short(first['input'])})"
     return f"{path}: {where + ': ' if where else ''}{message}{given}"
+
+
+def wants_text(kind: type[BaseModel], keys: Sequence[str]) -> bool:
+    """Whether this key of these settings is a text."""
+    section: type[BaseModel] | None = kind
+    for key in keys[:-1]:
+        field = section.model_fields.get(key) if section is not None else None
+        section = _section(field.annotation) if field is not None else None
+    field = section.model_fields.get(keys[-1]) if section is not None else None
+    if field is None:
+        return False
+    return str in getattr(field.annotation, "__args__", (field.annotation,))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_GIVEN else f"{text[:_MAX_GIVEN]} ..."
 
 
 def _keys(location: tuple[int | str, ...]) -> list[str]:

@@ -9,10 +9,11 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from common.config.explain import explain
+from common.config.explain import explain, wants_text
 from common.config.frozen import Frozen
 from common.config.profile import DeviceProfile
 from common.config.run import RunConfig
+from common.config.yaml_file import parse_yaml, read_yaml
 from common.errors import ConfigError
 
 # The folder beside `common`: in a checkout, and in an installed package.
@@ -68,9 +69,9 @@ def _or_shipped(folder: str) -> str:
 
 def load_yaml(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
     """Any file of settings as its checked object. Raises ConfigError."""
-    tree = _read_yaml(Path(path))
+    tree = read_yaml(Path(path))
     for override in overrides:
-        _apply_override(tree, override)
+        _apply_override(tree, override, kind)
     _refuse_keys(tree, Path(path))
     try:
         return kind.model_validate(tree)
@@ -78,39 +79,12 @@ def load_yaml(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] = 
         raise ConfigError(explain(error, Path(path), kind)) from None
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML whose second value for a key does not silently replace the first."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice} stands there twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file; configs/ holds examples")
-    try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path}: not valid YAML ({reason})") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: expected a mapping of settings, found {type(tree).__name__}")
-    return tree
-
-
-def _apply_override(tree: dict[str, Any], override: str) -> None:
+def _apply_override(tree: dict[str, Any], override: str, kind: type[Frozen]) -> None:
     key, separator, text = override.partition("=")
-    if not separator or not key:
-        raise ConfigError(f"--set {override}: write key=value, for example --set decode.num_lookahead=7")
-    try:
-        value = yaml.safe_load(text) if text else None
-    except yaml.YAMLError:
-        raise ConfigError(f"--set {override}: the value is not valid YAML; quote it") from None
     *parents, leaf = key.split(".")
+    if not separator or not all((*parents, leaf)):
+        raise ConfigError(f"--set {override}: write key=value, for example --set decode.num_lookahead=7")
+    value = _value(override, text, wants_text(kind, key.split(".")))
     node = tree
     for parent in parents:
         child = node.setdefault(parent, {})
@@ -118,6 +92,19 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
             raise ConfigError(f"--set {override}: {parent} is a single value, not a section")
         node = child
     node[leaf] = value
+
+
+def _value(override: str, text: str, is_text: bool) -> Any:
+    """YAML; but what is a text is taken as it stands, so that `-`, `{question}` and 1.0 need no quotes in quotes."""
+    if not text:
+        return None
+    try:
+        value = parse_yaml(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        value = text if is_text else ...
+    if value is ...:
+        raise ConfigError(f"--set {override}: the value is not valid YAML; quote it")
+    return text if is_text and value is not None and not isinstance(value, str) else value
 
 
 def _refuse_keys(tree: Mapping[str, Any], path: Path, prefix: str = "") -> None:

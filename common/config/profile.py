@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from common.config.frozen import Frozen
+from common.config.frozen import Count, Frozen
 
 
 class MeshConfig(Frozen):
@@ -39,12 +39,12 @@ class GraphConfig(Frozen):
         description="How steps are run: as they are (`eager`), or captured and replayed, by `cuda_graph` on a GPU and "
         "one of the other three on an NPU.",
     )
-    window_buckets: tuple[int, ...] = Field(
+    window_buckets: tuple[Count, ...] = Field(
         default=(),
         description="The padded sizes that are captured: of a row's window on `lopa_cuda`, of all tokens of a rank on "
         "`lopa_ascend`; an empty list leaves the choice to the engine.",
     )
-    row_buckets: tuple[int, ...] = Field(
+    row_buckets: tuple[Count, ...] = Field(
         default=(),
         description="The padded numbers of rows that are captured, on `lopa_ascend` of virtual rows; an empty list "
         "leaves the choice to the engine.",
@@ -58,7 +58,7 @@ class GraphConfig(Frozen):
 class DeviceProfile(Frozen):
     """The hardware side of a run; `configs/profiles/*.yaml`."""
 
-    name: str = Field(description="What logs, errors and result files call this profile.")
+    name: str = Field(min_length=1, description="What logs, errors and result files call this profile.")
     engine: Literal["lopa_cuda", "lopa_ascend", "auto"] = Field(
         description="What runs the model: `lopa_cuda` on GPUs and CPUs, `lopa_ascend` on NPUs and CPUs, `auto` the "
         "first of them that has the device."
@@ -101,11 +101,11 @@ class DeviceProfile(Frozen):
         default=0.9,
         gt=0,
         le=1,
-        description="The most that may be taken: by the KV cache, of what is free before weights are loaded "
+        description="The most that may be taken: by the KV cache, of what the weights leave free "
         "(`lopa_cuda`), or by everything, of the whole device (`lopa_ascend`).",
     )
     collective_timeout_s: float = Field(
-        default=60.0, gt=0, description="Seconds after which a process that waits for the others gives up."
+        default=60.0, gt=0, le=1e6, description="Seconds after which a process that waits for the others gives up."
     )
     environment: dict[str, str] = Field(
         default_factory=dict, description="Variables that every process gets, unless they are set already."
@@ -117,6 +117,16 @@ class DeviceProfile(Frozen):
         if not isinstance(value, Mapping):
             return value
         return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in value.items()}
+
+    @field_validator("environment")
+    @classmethod
+    def _can_be_exported(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not name or "=" in name or "\0" in name + text:
+                raise ValueError(f"{name!r} cannot be a variable: write it as NAME: value")
+            if name.endswith("_NUM_THREADS") and not (text.isdigit() and int(text) > 0):
+                raise ValueError(f"{name} is {text!r}: set it to a number of threads, 1 or more")
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> DeviceProfile:

@@ -17,7 +17,7 @@ class InputConfig(Frozen):
     `question` becomes the one message of a chat, or plain text where the model has no chat template.
     """
 
-    path: str = Field(description="The JSONL file.")
+    path: str = Field(min_length=1, description="The JSONL file.")
     limit: int | None = Field(default=None, ge=1, description="Read the first so many requests only.")
     prompt_template: str | None = Field(
         default=None, description="The prompt of a line, with the line's fields in braces, such as `{question}`."
@@ -41,8 +41,10 @@ class OutputConfig(Frozen):
 class RunConfig(Frozen):
     """What is decoded; `configs/runs/*.yaml`. Relative paths are relative to the working directory."""
 
-    model: str = Field(description="Folder of the checkpoint.")
-    lora_path: str | None = Field(default=None, description="PEFT LoRA folder that is merged into the weights at load.")
+    model: str = Field(min_length=1, description="Folder of the checkpoint.")
+    lora_path: str | None = Field(
+        default=None, min_length=1, description="PEFT LoRA folder that is merged into the weights at load."
+    )
     load_format: Literal["auto", "dummy"] = Field(
         default="auto",
         description="`auto` reads the folder's weights; `dummy` makes random ones, for which a config.json is enough.",

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from common.config.decode import DecodeConfig
+from common.config.explain import explain
 from common.config.files import load_yaml
 from common.config.frozen import Frozen
 from common.errors import ConfigError
@@ -19,7 +20,7 @@ from common.errors import ConfigError
 class SweepRow(Frozen):
     """One setting."""
 
-    name: str = Field(description="What the table calls the setting; it also names its output file.")
+    name: str = Field(min_length=1, description="What the table calls the setting; it also names its output file.")
     decode: dict[str, Any] = Field(
         default_factory=dict, description="Keys of `decode` that differ from the run file's."
     )
@@ -42,6 +43,9 @@ def load_sweep(path: Path, base: DecodeConfig) -> dict[str, DecodeConfig]:
     if not rows:
         raise ConfigError(f"{path}: no settings to compare; add rows or a grid")
     names = [row.name for row in rows]
+    nameless = next((name for name in names if not slug(name)), None)
+    if nameless is not None:
+        raise ConfigError(f"{path}: a row is called {nameless!r}: give it a name with a letter or a digit in it")
     if len({slug(name) for name in names}) < len(names):
         raise ConfigError(f"{path}: two settings have the same name; each one names an output file")
     return {row.name: _settings(path, row, base) for row in rows}
@@ -60,9 +64,8 @@ def _settings(path: Path, row: SweepRow, base: DecodeConfig) -> DecodeConfig:
     try:
         return DecodeConfig.model_validate({**base.model_dump(), **row.decode})
     except ValidationError as error:
-        from common.config.explain import explain
-
-        raise ConfigError(f"{explain(error, path, DecodeConfig)} (row {row.name!r})") from None
+        sentence = explain(error, path, DecodeConfig).removeprefix(f"{path}: ")
+        raise ConfigError(f"{path}: row {row.name!r}: decode.{sentence}") from None
 
 
 def slug(name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,39 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("model: m\ndecode: {block_size: true}", "FILE: decode.block_size: set it to a number, not to true or false"),
+        (
+            "model: m\ndecode: {temperature: false}",
+            "FILE: decode.temperature: set it to a number, not to true or false",
+        ),
+        ("model: m\ndecode: {top_k: true, temperature: 1}", "FILE: decode.top_k: set it to a number, not to true"),
+        ("model: m\nseed: true", "FILE: seed: set it to a number, not to true or false"),
+        ("model: m\ndecode: {temperature: .inf}", "FILE: decode.temperature: set it to a finite number"),
+        ("model: m\ndecode: {temperature: .nan}", "FILE: decode.temperature: set it to a finite number"),
+        ("model: m\ndecode: {temperature: 1e300}", "FILE: decode.temperature: set it to 100.0 or less"),
+        ('model: m\ndecode: {num_lookahead: "-1"}', "FILE: decode.num_lookahead: set it to 0 or more, or to auto"),
+        ('model: m\ndecode: {num_lookahead: "-3"}', "FILE: decode.num_lookahead: set it to 0 or more, or to auto"),
+        (
+            "model: m\ndecode: {mask_token_id: 3, eos_token_id: 3}",
+            "FILE: decode: mask_token_id and eos_token_id are both 3",
+        ),
+        ("model: ''", "FILE: model: write at least 1 character"),
+        ("model: m\ninput: {path: ''}", "FILE: input.path: write at least 1 character"),
+        ("a: 2024-13-99\nmodel: m", "FILE: not valid YAML (month must be in 1..12)"),
+        ("model: &m [*m]", "FILE: not valid YAML ("),
+        (
+            "model: m\ndecode: &m {x: *m}",
+            "FILE: not valid YAML (nested more than 20 deep, or an alias that holds itself",
+        ),
+        ("model: " + "[" * 3000 + "]" * 3000, "FILE: not valid YAML (nested too deeply)"),
+        ("model: " + "[" * 40 + "]" * 40, "FILE: not valid YAML (nested more than 20 deep"),
+        (
+            "a: &a [1,1,1,1,1,1,1,1,1]\n"
+            + "".join(f"{y}: &{y} [{','.join([f'*{x}'] * 9)}]\n" for x, y in pairwise("abcdefghi")),
+            "FILE: not valid YAML (more than 10000 values: settings have fewer)",
+        ),
+        ("model: m # " + "x" * 2**20, "FILE: larger than a settings file can be (1 MiB)"),
+        ("model: m\nmodel: n", "FILE: not valid YAML (the key model stands there twice"),
         ("decode: {}", "FILE: model: this key is missing: add it"),
         ("model: m\ndecod: {}", "FILE: decod: unknown key; did you mean decode?"),
         ("model: m\nxyz: 1", "FILE: xyz: unknown key; known keys: model, lora_path, "),
@@ -135,3 +170,53 @@ def test_booleans_of_the_environment_become_the_words_that_programs_expect(tmp_p
     path = tmp_path / "p.yaml"
     path.write_text(PROFILE + "environment: {A: true, B: 0, C: AIV}")
     assert load_profile(path).environment == {"A": "true", "B": "0", "C": "AIV"}
+
+
+def test_merge_keys_work_and_may_be_overridden(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: m\ndecode:\n  <<: {block_size: 8, skip_threshold: 0.5}\n  block_size: 16\n")
+    decode = load_run(path).decode
+    assert (decode.block_size, decode.skip_threshold) == (16, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [("input.path=-", "-"), ("input.path={a}", "{a}"), ("input.path=1.0", "1.0"), ("input.path='quoted'", "quoted")],
+)
+def test_what_is_a_text_needs_no_quotes_in_quotes(tmp_path: Path, override: str, expected: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: m\n")
+    run = load_run(path, [override])
+    assert run.input is not None and run.input.path == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("graph: {window_buckets: [-5]}", "FILE: graph.window_buckets.0: set it to 1 or more"),
+        ("graph: {row_buckets: [0]}", "FILE: graph.row_buckets.0: set it to 1 or more"),
+        ("graph: {window_buckets: [true]}", "FILE: graph.window_buckets.0: set it to a number, not to true or false"),
+        ("collective_timeout_s: .inf", "FILE: collective_timeout_s: set it to a finite number"),
+        ("environment: {'': x}", "FILE: environment: '' cannot be a variable"),
+        ("environment: {OMP_NUM_THREADS: abc}", "FILE: environment: OMP_NUM_THREADS is 'abc': set it to a number of"),
+        ("max_model_len: true", "FILE: max_model_len: set it to a number, not to true or false"),
+    ],
+)
+def test_nonsense_in_a_profile_is_refused_by_key(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in message_for(tmp_path, PROFILE + text, profile=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rows: [{name: ''}]", "rows.0.name: write at least 1 character"),
+        ("rows: [{name: '...'}]", "a row is called '...': give it a name"),
+        ("rows: [{name: a, decode: {foo: 1}}]", "row 'a': decode.foo: unknown key"),
+        ("rows: [{name: a, decode: {block_size: true}}]", "row 'a': decode.block_size: set it to a number"),
+    ],
+)
+def test_a_sweep_names_row_and_key(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        load_sweep(path, load_run(ROOT / "configs/runs/demo.yaml").decode)

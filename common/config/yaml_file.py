@@ -1,0 +1,79 @@
+"""YAML as a tree of plain values, bounded before anything walks it. Raises ConfigError naming the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common.errors import ConfigError
+
+_MAX_BYTES = 2**20
+_MAX_DEPTH = 20
+_MAX_VALUES = 10_000  # aliases counted as often as they stand for something
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A file of settings: a mapping."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; configs/ holds examples")
+    if path.stat().st_size > _MAX_BYTES:
+        raise ConfigError(f"{path}: larger than a settings file can be (1 MiB): give the right file")
+    try:
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid YAML ({_reason(error)})") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected a mapping of settings, found {type(tree).__name__}")
+    return tree
+
+
+def parse_yaml(text: str) -> Any:
+    """One document. Raises YAMLError, ValueError or RecursionError."""
+    loader = _UniqueKeys(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _measure(node, {}, depth=1)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML whose second value for a key does not silently replace the first; `<<` may be overridden, as it is for."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        own = [key for key, _ in node.value if key.tag != _MERGE]
+        if len({id(key) for key in own}) == len(own):  # not merged yet
+            keys = [self.construct_object(key, deep=True) for key in own]
+            twice = next((key for index, key in enumerate(keys) if key in keys[:index]), None)
+            if twice is not None:
+                problem = f"the key {twice} stands there twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _measure(node: yaml.Node, counted: dict[int, int], depth: int) -> int:
+    """Values below a node, with what aliases stand for. Raises ValueError beyond the bounds, also for a circle."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"nested more than {_MAX_DEPTH} deep, or an alias that holds itself: write it flat")
+    if id(node) in counted:
+        return counted[id(node)]
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [child for pair in node.value for child in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    count = 1 + sum(_measure(child, counted, depth + 1) for child in children)
+    if count > _MAX_VALUES:
+        raise ValueError(f"more than {_MAX_VALUES} values: settings have fewer")
+    counted[id(node)] = count
+    return count
+
+
+def _reason(error: Exception) -> str:
+    return "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
