@@ -4,7 +4,10 @@ from __future__ import annotations
 
 
 class ConfigError(ValueError):
-    """A setting is wrong; the message names the file, the key and the fix."""
+    """A setting is wrong; the message names the file, the key and the fix, in one line whatever they are called."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))
 
 
 class EngineError(RuntimeError):

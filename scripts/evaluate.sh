@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The README's table: baselines and lookahead on the demo model's held-out problems, the same ones for every row.
+# The tables of docs/results.md: baselines and lookahead on the demo model's held-out problems, the same ones for every row.
 #
 #   scripts/evaluate.sh PROFILE [RUN] [--set key=value ...]        RUN: demo unless given
 #
-# 500 problems (the README's have --set input.limit=700); on two CPU cores this takes hours, on a GPU with
+# 500 problems (the page's have --set input.limit=700); on two CPU cores this takes hours, on a GPU with
 # --set max_num_requests=350 minutes. Start it again to go on.
 set -euo pipefail
 if [ $# -lt 1 ] || [ "${1#-}" != "$1" ]; then

@@ -1,4 +1,4 @@
-"""A plain decoder written from the design alone: no branches, no scheduler, no batching, no cache reuse tricks.
+"""A plain decoder written from the papers alone: no branches, no scheduler, no batching, no cache reuse tricks.
 
 It keeps an explicit list of keys and values a layer and recomputes everything else; slow, short, and the thing that k
 = 0 must agree with.
@@ -89,7 +89,7 @@ def confidences(logits: Tensor, strategy: str) -> Tensor:
 
 
 def plain_d2f(model: PlainModel, prompt: list[int], decode: DecodeConfig, eos: int) -> tuple[list[int], int]:
-    """D2F of design 1.2 with one branch: (canvas, forward steps)."""
+    """D2F with one branch (docs/architecture.md): (canvas, forward steps)."""
     size, mask = decode.block_size, model.config.mask_token_id
     tokens, bounds, status, activated = list(prompt), [(0, len(prompt))], ["to_cache"], [True]
     committed, steps, carry = 0, 0, None

@@ -61,6 +61,7 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
             "FILE: not valid YAML (more than 10000 values: settings have fewer)",
         ),
         ("model: m # " + "x" * 2**20, "FILE: larger than a settings file can be (1 MiB)"),
+        ('model: m\n"a\\nb": 1', "FILE: a b: unknown key"),
         ("model: m\nmodel: n", "FILE: not valid YAML (the key model stands there twice"),
         ("decode: {}", "FILE: model: this key is missing: add it"),
         ("model: m\ndecod: {}", "FILE: decod: unknown key; did you mean decode?"),
