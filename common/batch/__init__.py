@@ -1,8 +1,9 @@
 """A batch run: a JSONL file of requests in, a JSONL file of results out, resumable at any moment."""
 
 from common.batch.files import input_and_output, metrics_path
-from common.batch.inputs import prompt_or_reason, read_lines
+from common.batch.inputs import check_input, read_lines
 from common.batch.output import read_records
+from common.batch.prompts import prompt_or_reason
 from common.batch.records import TextGenerator
 from common.batch.report import accuracy, markdown, number, print_summary, print_table, sweep_table
 from common.batch.run import require_some_finished, run_batch
@@ -10,6 +11,7 @@ from common.batch.run import require_some_finished, run_batch
 __all__ = [
     "TextGenerator",
     "accuracy",
+    "check_input",
     "input_and_output",
     "markdown",
     "metrics_path",

@@ -1,16 +1,21 @@
-"""The files of a run: where requests come from, where results go, and what a run is known by."""
+"""The files of a run: what they are called, and whether they can be read, written and told apart.
+
+A link and the file that it leads to are one output: what stands beside an output stands beside the file itself.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from common.batch.inputs import digest_prefix
-from common.batch.sidecar import decode_identity, recorded_identity, sidecar_path
-from common.config import DeviceProfile, InputConfig, OutputConfig, RunConfig
+from common.config import InputConfig, OutputConfig, RunConfig
 from common.errors import ConfigError
+
+STANDARD_INPUT = "-"
 
 
 def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
@@ -19,51 +24,148 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
         raise ConfigError("the run file has no input section: add input.path, a JSONL file with one request a line")
     if run.output is None:
         raise ConfigError("the run file has no output section: add output.path, the JSONL file for the results")
-    target = Path(run.output.path)
-    _require_file("output.path", target)
-    _require_file("output.metrics_path", metrics_path(run.output))
-    paths = [Path(run.input.path), target, metrics_path(run.output), sidecar_path(target)]
+    if run.output.path == STANDARD_INPUT:
+        raise ConfigError("output.path -: results go to a file, which the next start resumes; name one")
+    require_speakable("input.path", run.input.path)
+    target = real_file(Path(run.output.path))
+    _require_file("output.path", target, ".run.json")
+    metrics = metrics_path(run.output)
+    _require_file("output.metrics_path", metrics, ".tmp")
+    paths = [Path(run.input.path), target, metrics, sidecar_path(target)]
     if any(_is_same_file(one, other) for one, other in itertools.combinations(paths, 2)):
         raise ConfigError(
             "input.path, output.path, output.metrics_path and the .run.json beside output.path must be different files"
         )
+    _require_one_name(target)
+    require_own_metrics(metrics, target)
     return run.input, run.output
 
 
-def _require_file(setting: str, path: Path) -> None:
-    """ConfigError unless this is, or can become, a file."""
-    folder = next((parent for parent in path.absolute().parents if parent.exists()), Path("/"))
-    if path.is_dir():
-        raise ConfigError(f"{setting} {path} is a folder: name a file in it")
-    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise ConfigError(f"{setting} {path} cannot be written: choose a place that is writable")
+def real_file(path: Path) -> Path:
+    """Where a link leads, whether or not a file is there yet; any other path as it is. Raises ConfigError."""
+    require_speakable("output", str(path))
+    try:
+        return path.resolve() if path.is_symlink() else path
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "the link leads back to itself"
+        raise ConfigError(f"{path}: {reason}; choose another name") from None
 
 
-def _is_same_file(one: Path, other: Path) -> bool:
-    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
+def require_speakable(setting: str, path: str) -> None:
+    """ConfigError for a name that the system cannot be asked about."""
+    if "\0" in path or not _is_text(path):
+        raise ConfigError(f"{setting} {path!r} is no name of a file: choose another")
+
+
+def sidecar_path(path: Path) -> Path:
+    path = real_file(path)
+    return path.with_name(path.name + ".run.json")
 
 
 def metrics_path(output: OutputConfig) -> Path:
-    return Path(output.metrics_path) if output.metrics_path else Path(output.path).with_suffix(".metrics.json")
+    """Of outputs that differ in more than `.jsonl`, no two have the same."""
+    if output.metrics_path:
+        return real_file(Path(output.metrics_path))
+    path = real_file(Path(output.path))
+    return real_file(path.with_name(path.name.removesuffix(".jsonl") + ".metrics.json"))
 
 
-def identity(profile: DeviceProfile, run: RunConfig) -> dict[str, Any]:
-    """What the results depend on. Mesh and batch size are not in it: they change the speed, not the tokens."""
-    source, target = input_and_output(run)
-    before = recorded_identity(Path(target.path)) or {}
-    # Only what was there at the first start is compared: lines may be added to the input between two starts.
-    num_bytes = before.get("input_bytes")
-    length, digest = digest_prefix(Path(source.path), num_bytes if isinstance(num_bytes, int) else None)
-    return {
-        "model": run.model,
-        "lora_path": run.lora_path,
-        "load_format": run.load_format,
-        "seed": run.seed,
-        **decode_identity(run.decode),
-        "input.prompt_template": source.prompt_template,
-        "input.add_bos_token": source.add_bos_token,
-        "input_bytes": length,
-        "input_sha256": digest,
-        "dtype": profile.dtype,
-        "quantization": profile.quantization,
-    }
+def write_whole(path: Path, text: str) -> None:
+    """A file that is there with all of its text or as it was before. Raises ConfigError naming it."""
+    temporary = _temporary(path)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def naming(path: Path | str, fix: str = "choose a place that is writable and has room") -> Iterator[None]:
+    """OSErrors become ConfigErrors that name the file: the system's own sentence often does not."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; {fix}") from error
+
+
+def _is_text(path: str) -> bool:
+    try:
+        return bool(os.fsencode(path)) or not path
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(path.name + ".tmp")
+
+
+def _require_file(setting: str, path: Path, longest_suffix: str) -> None:
+    """ConfigError unless this is, or can become, a file, with one beside it whose name is longer by the suffix."""
+    with naming(path, f"choose another {setting}"):
+        if path.is_dir():
+            raise ConfigError(f"{setting} {path} is a folder: name a file in it")
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: {setting} is no regular file; name a file")
+        folder = next((parent for parent in path.absolute().parents if parent.exists()), Path("/"))
+        if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+            raise ConfigError(f"{setting} {path} cannot be written: choose a place that is writable")
+        if path.parent.exists():
+            _require_name(path.with_name(path.name + longest_suffix))
+
+
+def _require_name(path: Path) -> None:
+    """OSError if no file can have this name, which Path.exists does not say on every Python."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    if str(one) == STANDARD_INPUT:
+        return _is_standard_input(other)
+    # Not Path.resolve, which fails at a link that leads back to itself.
+    if os.path.realpath(one) == os.path.realpath(other):
+        return True
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there
+        return False
+
+
+def _is_standard_input(path: Path) -> bool:
+    try:
+        return path.exists() and os.path.samestat(os.fstat(0), path.stat())
+    except OSError:  # it is closed
+        return False
+
+
+def _require_one_name(target: Path) -> None:
+    """A hard link would have a lock of its own: two runs could write to one file."""
+    if target.exists() and target.stat().st_nlink > 1:
+        raise ConfigError(
+            f"output.path {target} has a second name (a hard link), under which another run could write to it: "
+            "give it a copy of its own (cp), or choose another output.path"
+        )
+
+
+def require_own_metrics(metrics: Path, target: Path) -> None:
+    """ConfigError if the metrics would replace those of another output, or another output itself."""
+    other = _output_described_by(metrics)
+    if other is not None and other.exists() and not _is_same_file(other, target):
+        raise ConfigError(f"{metrics} holds the metrics of {other}: set output.metrics_path to a file of its own")
+    if metrics.exists() and sidecar_path(metrics).exists():
+        raise ConfigError(f"output.metrics_path {metrics} is the output of another run: choose another file")
+
+
+def _output_described_by(metrics: Path) -> Path | None:
+    """The output whose numbers these are, if its metrics still go here; None for a copy that was taken elsewhere."""
+    try:
+        output = OutputConfig.model_validate(json.loads(metrics.read_bytes())["run"]["output"])
+        return real_file(Path(output.path)) if _is_same_file(metrics_path(output), metrics) else None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None

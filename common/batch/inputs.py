@@ -1,35 +1,27 @@
-"""The input of a batch run: a JSONL file in, one `InputLine` a request out, and its prompt as token ids on demand.
+"""The input of a batch run: JSON lines in, one `InputLine` a request out.
 
 A line that cannot be decoded keeps its place and carries its error, so that it ends as an error record while the rest
-of the run goes on. Only what would make the whole output ambiguous, two lines with one id, is refused.
+of the run goes on. Only what would make the whole output ambiguous, two lines with one id, is refused. The input may
+grow between two starts: a last line that is only half there is left for the next one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO
 
+from common.batch.source import is_read_once, open_input, shown
+from common.batch.template import fits, require_fit
 from common.config import InputConfig
 from common.errors import ConfigError
+from common.processes import global_rank
 
+logger = logging.getLogger(__name__)
 _CONTENTS = ("prompt", "messages", "question")
-_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
-
-
-class TokenizerLike(Protocol):
-    @property
-    def has_chat_template(self) -> bool: ...
-
-    def encode(self, text: str, add_bos: bool = False) -> list[int]: ...
-
-    def chat(self, messages: list[dict[str, str]]) -> list[int]: ...
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,99 +38,105 @@ class InputLine:
         return str(self.id)
 
 
+@dataclass(frozen=True, slots=True)
+class Input:
+    """All requests, with the length and SHA-256 of the bytes that hold them or of their beginning."""
+
+    lines: list[InputLine]
+    num_bytes: int
+    sha256: str
+
+
+class _Digest:
+    """Of the first `num_bytes` that come; of all whole lines by default."""
+
+    def __init__(self, num_bytes: int | None) -> None:
+        self._most = num_bytes
+        self._hash = hashlib.sha256()
+        self.num_bytes = 0
+
+    def add(self, raw: bytes, *, is_whole: bool) -> None:
+        if self._most is not None:
+            raw = raw[: self._most - self.num_bytes]
+        elif not is_whole:
+            return
+        self._hash.update(raw)
+        self.num_bytes += len(raw)
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
 def read_lines(config: InputConfig) -> list[InputLine]:
-    """All requests of the file, up to `limit`. Raises ConfigError for a missing file or two lines with one id."""
-    path = Path(config.path)
-    if not path.is_file():
-        found = "a folder" if path.is_dir() else "no such input file"
-        raise ConfigError(f"{path}: {found}; set input.path to a JSONL file with one request a line")
-    lines: list[InputLine] = []
+    """All requests of the input, up to `limit`. Raises ConfigError for a missing file or two lines with one id."""
+    return read_input(config).lines
+
+
+def read_input(config: InputConfig, num_bytes: int | None = None) -> Input:
+    """`read_lines`, and what the lines are known by. num_bytes: how many of the first bytes, all of them by default."""
+    name, digest = shown(config.path), _Digest(num_bytes)
+    with open_input(config.path) as stream:
+        lines = list(_lines(stream, config, name, digest))
+    if not lines:
+        raise ConfigError(f"{name}: the input file is empty; put one JSON request on each line")
+    _require_own_ids(lines, name)
+    readable = [line.fields for line in lines if line.fields]
+    if config.prompt_template is not None and readable:
+        require_fit(config.prompt_template, readable, name)
+    return Input(lines, digest.num_bytes, digest.hexdigest())
+
+
+def check_input(config: InputConfig, num_processes: int = 1) -> None:
+    """What is known before any process starts; what can be read only once is left to the run. Raises ConfigError."""
+    require_shareable(config, num_processes)
+    if not is_read_once(config.path):
+        read_lines(config)
+
+
+def require_shareable(config: InputConfig, num_processes: int) -> None:
+    """ConfigError if every one of these processes would have to read what can be read only once."""
+    if num_processes > 1 and is_read_once(config.path):
+        raise ConfigError(
+            f"{shown(config.path)} can be read only once, and {num_processes} processes read the input: write it to a "
+            "file first, and set input.path to that"
+        )
+
+
+def _lines(stream: BinaryIO, config: InputConfig, name: str, digest: _Digest) -> Iterator[InputLine]:
+    num_found = 0
+    for number, raw in enumerate(stream, start=1):
+        is_whole = raw.endswith(b"\n") or _is_json(raw)
+        digest.add(raw, is_whole=is_whole)
+        if not raw.strip() or num_found == config.limit:
+            continue  # lines beyond the limit are only digested
+        if is_whole:
+            num_found += 1
+            yield _parse(number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, config.prompt_template)
+        elif global_rank() == 0:
+            logger.warning(
+                "%s: line %d, the last, is not whole yet: it has no line end and is not valid JSON. The next start "
+                "takes it; if nobody is writing to the file, correct the line",
+                name,
+                number,
+            )
+
+
+def _is_json(raw: bytes) -> bool:
+    try:
+        json.loads(raw.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _require_own_ids(lines: Sequence[InputLine], name: str) -> None:
     number_of: dict[str, int] = {}
-    for number, raw in _numbered(path):
-        line = _parse(number, raw, config.prompt_template)
-        if line.key in number_of:
+    for line in lines:
+        if number_of.setdefault(line.key, line.number) != line.number:
             raise ConfigError(
-                f"{path}: lines {number_of[line.key]} and {number} have the same id {line.key!r}: "
+                f"{name}: lines {number_of[line.key]} and {line.number} have the same id {line.key!r}: "
                 "results are kept by id, so give each line its own"
             )
-        number_of[line.key] = number
-        lines.append(line)
-        if len(lines) == config.limit:
-            break
-    if not lines:
-        raise ConfigError(f"{path}: the input file is empty; put one JSON request on each line")
-    template = config.prompt_template
-    readable = [line.fields for line in lines if line.fields]
-    if template is not None and readable and not any(_fits(template, fields) for fields in readable):
-        raise ConfigError(
-            f"input.prompt_template {template!r} fits no line of {path}: name fields of its lines in braces, such as "
-            f"{{{sorted(readable[0])[0]}}}, or remove it"
-        )
-    return lines
-
-
-def digest_prefix(path: Path, num_bytes: int | None = None) -> tuple[int, str]:
-    """Length and SHA-256 of the file's first `num_bytes`; of all of it by default."""
-    digest, length = hashlib.sha256(), 0
-    with path.open("rb") as stream:
-        while num_bytes is None or length < num_bytes:
-            chunk = stream.read(2**20 if num_bytes is None else min(2**20, num_bytes - length))
-            if not chunk:
-                break
-            digest.update(chunk)
-            length += len(chunk)
-    return length, digest.hexdigest()
-
-
-def prompt_or_reason(line: InputLine, config: InputConfig, tokenizer: TokenizerLike) -> tuple[int, ...] | str:
-    """The line's prompt as token ids, or why there is none: the text of an error record."""
-    if line.error is not None:
-        return line.error
-    try:
-        return _encode(line, config, tokenizer)
-    except (ValueError, TypeError) as error:
-        return str(error)
-
-
-def _encode(line: InputLine, config: InputConfig, tokenizer: TokenizerLike) -> tuple[int, ...]:
-    if "messages" in line.fields:
-        return tuple(_chat(line.fields["messages"], tokenizer))
-    if config.prompt_template is not None and _fits(config.prompt_template, line.fields):
-        text = _fill(config.prompt_template, line.fields)
-    elif "question" in line.fields and tokenizer.has_chat_template:
-        return tuple(_chat([{"role": "user", "content": line.fields["question"]}], tokenizer))
-    else:
-        text = line.fields["prompt"] if "prompt" in line.fields else line.fields["question"]
-    return tuple(tokenizer.encode(text, add_bos=config.add_bos_token))
-
-
-def _fits(template: str, fields: Mapping[str, Any]) -> bool:
-    """Whether the line has every field that the template names, as text or a list of lines."""
-    names = _PLACEHOLDER.findall(template)
-    return bool(names) and all(isinstance(fields.get(name), (str, list)) for name in names)
-
-
-def _fill(template: str, fields: Mapping[str, Any]) -> str:
-    """Not str.format: what is filled in, and code in the template, is full of braces."""
-
-    def text(match: re.Match[str]) -> str:
-        value = fields[match[1]]
-        return value if isinstance(value, str) else "\n".join(map(str, value))
-
-    return _PLACEHOLDER.sub(text, template)
-
-
-def _chat(messages: list[dict[str, str]], tokenizer: TokenizerLike) -> list[int]:
-    if not tokenizer.has_chat_template:
-        raise ValueError("the line has messages but the model has no chat template; give a prompt instead")
-    return tokenizer.chat(messages)
-
-
-def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
-    with path.open("rb") as stream:
-        for number, raw in enumerate(stream, start=1):
-            if raw.strip():
-                yield number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
 
 
 def _parse(number: int, raw: bytes, template: str | None) -> InputLine:
@@ -159,7 +157,7 @@ def _parse(number: int, raw: bytes, template: str | None) -> InputLine:
 
 def _problem(fields: Mapping[str, Any], template: str | None) -> str | None:
     contents = [name for name in _CONTENTS if name in fields]
-    if not contents and template is not None and _fits(template, fields):
+    if not contents and template is not None and fits(template, fields):
         return None
     if len(contents) != 1:
         return f"give exactly one of prompt, messages, question (found {', '.join(contents) or 'none'})"

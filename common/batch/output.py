@@ -6,21 +6,27 @@ follows it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import json
+import logging
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from common.batch.sidecar import FIX, check_identity, lock_alone, lock_shared, sidecar_path, write_identity
+from common.batch.files import naming, real_file, sidecar_path
+from common.batch.identity import FIX, check_identity
+from common.batch.sidecar import adopt_sidecar, lock_alone, lock_shared, write_identity, writing_alone
 from common.errors import ConfigError
 
+logger = logging.getLogger(__name__)
 Record = dict[str, Any]
 _FSYNC_EVERY_S = 5.0
+# Line ends to str.splitlines, which readers of the file may use; JSON writes them as they are, all others escaped.
+_LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
 class OutputFile:
@@ -36,44 +42,50 @@ class OutputFile:
     def begin(self) -> None:
         """Drop what an overwritten output held: when nothing can be refused any more, before the first record."""
         if self._overwrite_as is not None:
-            os.ftruncate(self._descriptor, 0)
-            write_identity(self._lock, self._overwrite_as)
+            with naming(self.path):
+                os.ftruncate(self._descriptor, 0)
+                write_identity(self._lock, self._overwrite_as)
             self._overwrite_as = None
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one record, all or nothing: a write that stops short (disk full) is taken back and raises OSError."""
         line = _to_line(record)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        try:
-            size = cut_half_line(self._descriptor)
-            try:
-                if os.write(self._descriptor, line) != len(line):
-                    raise OSError(errno.ENOSPC, "the record was not written whole", str(self.path))
-            except OSError:
-                os.ftruncate(self._descriptor, size)
-                raise
-        finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        with _naming_in_error(self.path), writing_alone(self._descriptor) as is_alone:
+            if is_alone:  # else it may be a line that another process is writing right now
+                cut_half_line(self._descriptor)
+            num_written = os.write(self._descriptor, line)
+            if num_written != len(line):
+                self._take_back(line[:num_written])
+                raise OSError(errno.ENOSPC, "the record was not written whole")
         if time.monotonic() - self._synced_at > _FSYNC_EVERY_S:
             self.sync()
 
+    def _take_back(self, part: bytes) -> None:
+        size = os.fstat(self._descriptor).st_size - len(part)
+        if os.pread(self._descriptor, len(part), size) == part:
+            os.ftruncate(self._descriptor, size)
+
     def sync(self) -> None:
         """A killed process loses nothing that was written; this is for a machine that loses power."""
-        os.fsync(self._descriptor)
+        with _naming_in_error(self.path):
+            os.fsync(self._descriptor)
         self._synced_at = time.monotonic()
 
     def close(self) -> None:
-        self.sync()
-        os.close(self._descriptor)
-        os.close(self._lock)
+        try:
+            self.sync()
+        finally:
+            os.close(self._descriptor)
+            os.close(self._lock)
 
 
 class Tail:
-    """Reads the whole lines that were added since the last look, by whichever process."""
+    """Reads the whole lines that were added since the last look, by whichever process; an id's second one is none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
+        self._known: set[str] = set()
 
     def read_new(self) -> list[Record]:
         with self._path.open("rb") as stream:
@@ -81,61 +93,80 @@ class Tail:
             data = stream.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [json.loads(line) for line in whole.split(b"\n") if line]
+        added = [_to_record(line, f"{self._path}: a line") for line in whole.split(b"\n") if line]
+        return [record for record in added if _is_first(record, self._known)]
 
 
 def start_output(path: Path, identity: Mapping[str, Any], *, overwrite: bool, retry_errors: bool) -> OutputFile:
     """Open the run's output, new or resumed. Raises ConfigError if it belongs to another run or one is writing to it.
 
-    identity: what the records depend on; a resume under another identity is refused with the keys that differ.
+    identity: what the records depend on; a resume under another identity is refused with what differs.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.is_file():
-        kind = "a folder" if path.is_dir() else "no regular file"
-        raise ConfigError(f"{path}: output.path is {kind}; name a file")
-    if path.exists() and path.stat().st_size and not sidecar_path(path).exists() and not overwrite:
-        raise ConfigError(f"{path} exists and is not the output of a batch run: {FIX}")
-    lock = lock_alone(path)
-    try:
-        if overwrite:
-            pass  # the earlier records stay until `begin`
-        elif path.exists() and path.stat().st_size:
-            check_identity(path, identity)
-            _repair(path, retry_errors)
-        else:
-            write_identity(lock, identity)
-        lock_shared(lock, path)
-        return OutputFile(path, lock, identity if overwrite else None)
-    except BaseException:
-        os.close(lock)
-        raise
+    with naming(path):
+        real_file(path).parent.mkdir(parents=True, exist_ok=True)
+        adopt_sidecar(path)
+        path = real_file(path)
+        has_records = path.exists() and path.stat().st_size > 0
+        if has_records and not sidecar_path(path).exists() and not overwrite:
+            raise ConfigError(f"{path} exists and is not the output of a batch run: {FIX}")
+        lock = lock_alone(path)
+        try:
+            if overwrite:
+                pass  # the earlier records stay until `begin`
+            elif path.exists() and path.stat().st_size:
+                check_identity(path, identity)
+                _repair(path, retry_errors)
+            else:
+                write_identity(lock, identity)
+            lock_shared(lock, path)
+            return OutputFile(path, lock, identity if overwrite else None)
+        except BaseException:
+            os.close(lock)
+            raise
 
 
 def join_output(path: Path) -> OutputFile:
     """Open the output that another process of this run has started."""
-    try:
-        lock = os.open(sidecar_path(path), os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path}: another process of this run has started this output but it is not visible here: "
-            "put output.path on a file system that all nodes share"
-        ) from None
-    lock_shared(lock, path)
-    return OutputFile(path, lock)
+    path = real_file(path)
+    with naming(path):
+        try:
+            lock = os.open(sidecar_path(path), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{path}: another process of this run has started this output but it is not visible here: "
+                "put output.path on a file system that all nodes share"
+            ) from None
+        lock_shared(lock, path)
+        return OutputFile(path, lock)
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """All records. Raises ConfigError for a line that is none, which no run of ours leaves behind."""
+    """All records, the first of each id: what a second writer has added is left out, with a warning.
+
+    Raises ConfigError for a line that is none, which no run of ours leaves behind.
+    """
+    known: set[str] = set()
+    num_doubled = 0
+    for record in every_record(path):
+        if _is_first(record, known):
+            yield record
+        else:
+            num_doubled += 1
+    if num_doubled:
+        logger.warning(
+            "%s: %d records have the id of an earlier one and are not counted: were two runs writing to it?",
+            path,
+            num_doubled,
+        )
+
+
+def every_record(path: Path) -> Iterator[Record]:
+    """`read_records` with those that are there twice."""
     with path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.endswith(b"\n"):
                 return
-            try:
-                record = json.loads(line)
-                record["id"]
-            except (ValueError, TypeError, KeyError):
-                raise ConfigError(f"{path}: line {number} is not a result of a batch run: {FIX}") from None
-            yield record
+            yield _to_record(line, f"{path}: line {number}")
 
 
 def cut_half_line(descriptor: int) -> int:
@@ -155,9 +186,36 @@ def cut_half_line(descriptor: int) -> int:
 
 def _to_line(record: Mapping[str, Any]) -> bytes:
     try:
-        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        return json.dumps(record, ensure_ascii=False).translate(_LINE_ENDS).encode() + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair in an id
         return json.dumps(record).encode() + b"\n"
+
+
+def _to_record(line: bytes, where: str) -> Record:
+    try:
+        record: Record = json.loads(line)
+        record["id"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ConfigError(f"{where} is not a result of a batch run: {FIX}") from None
+    return record
+
+
+def _is_first(record: Record, known: set[str]) -> bool:
+    """Whether the id has not been seen; now it has."""
+    key = str(record["id"])
+    is_first = key not in known
+    known.add(key)
+    return is_first
+
+
+@contextmanager
+def _naming_in_error(path: Path) -> Iterator[None]:
+    """OSErrors keep their kind and say the file; those of calls on a descriptor do not know it."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _repair(path: Path, retry_errors: bool) -> None:
@@ -165,9 +223,13 @@ def _repair(path: Path, retry_errors: bool) -> None:
         cut_half_line(stream.fileno())
     if not retry_errors:
         return
-    kept = [_to_line(record) for record in read_records(path) if "error" not in record]
+    known: set[str] = set()
+    finished = (record for record in every_record(path) if "error" not in record)
+    kept = [_to_line(record) for record in finished if _is_first(record, known)]
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(b"".join(kept))
-    with contextlib.closing(temporary.open("rb")) as stream:
+    with temporary.open("wb") as stream:
+        stream.writelines(kept)
+        stream.flush()
         os.fsync(stream.fileno())
+    shutil.copymode(path, temporary)
     temporary.replace(path)

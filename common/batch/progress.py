@@ -1,8 +1,14 @@
-"""The bar that rank 0 shows: it reads the shared output file, so it counts what every replica has finished."""
+"""How far a run is, as rank 0 shows it: a bar on a terminal, a line now and then elsewhere.
+
+It reads the shared output file, so it counts what every replica has finished.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +16,24 @@ from tqdm import tqdm
 
 from common.batch.output import Record, Tail
 
-_LOG_EVERY_S = 10.0  # where stderr is a log file
+logger = logging.getLogger(__name__)
+LINE_EVERY_S = 10.0
 
 
 class Progress:
-    """`records` are those of this start, whoever wrote them; `done` counts earlier ones as well."""
+    """`records` are those of this start, whoever wrote them; `done` and `total` count earlier ones as well."""
 
     def __init__(self, path: Path, num_pending: int) -> None:
+        self._path = path
         self._tail = Tail(path)
         self._num_before = len(self._tail.read_new())
-        self.records: list[Record] = []
-        self._bar: tqdm[Any] | None = None
-        if num_pending:
-            self._bar = tqdm(
-                total=self._num_before + num_pending,
-                initial=self._num_before,
-                unit="req",
-                dynamic_ncols=True,
-                mininterval=0.1 if sys.stderr.isatty() else _LOG_EVERY_S,
-            )
+        self.total = self._num_before + num_pending
+        self._started_at = time.monotonic()
         self._tokens = self._steps = 0
         self._seconds = 0.0
+        self.records: list[Record] = []
+        self._view = _view(self._num_before, self.total) if num_pending else None
+        self._show()
 
     @property
     def done(self) -> int:
@@ -38,7 +41,7 @@ class Progress:
 
     def update(self) -> None:
         added = self._tail.read_new()
-        if not added or self._bar is None:
+        if not added or self._view is None:
             return
         self.records += added
         for record in added:
@@ -46,11 +49,49 @@ class Progress:
                 self._tokens += record["effective_tokens"]
                 self._steps += record["steps"]
                 self._seconds += record["seconds"]
-        if self._steps and self._seconds:
-            speed = f"TPF {self._tokens / self._steps:.2f}, TPS {self._tokens / self._seconds:.1f}"
-            self._bar.set_postfix_str(speed, refresh=False)
-        self._bar.update(len(added))
+        self._show()
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        if self._view is not None:
+            self._show(is_last=True)
+
+    def _show(self, *, is_last: bool = False) -> None:
+        if isinstance(self._view, _Lines):
+            self._view.show(f"{self._path}: {self.done} of {self.total} requests{self._speed()}{self._left()}", is_last)
+        elif self._view is not None:
+            self._view.set_postfix_str(self._speed().removeprefix(", "), refresh=False)
+            self._view.update(self.done - self._view.n)
+            if is_last:
+                self._view.close()
+
+    def _speed(self) -> str:
+        if not (self._steps and self._seconds):
+            return ""
+        return f", TPF {self._tokens / self._steps:.2f}, TPS {self._tokens / self._seconds:.1f}"
+
+    def _left(self) -> str:
+        left = self.total - self.done
+        if not self.records or not left:
+            return ""
+        seconds = (time.monotonic() - self._started_at) / len(self.records) * left
+        return f", ETA {timedelta(seconds=round(seconds))}"
+
+
+class _Lines:
+    """For a log: a line at the start, one every `LINE_EVERY_S` at most, and one at the end."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+        self._next_at = time.monotonic()
+
+    def show(self, line: str, is_last: bool) -> None:
+        if line != self._shown and (is_last or time.monotonic() >= self._next_at):
+            logger.info("%s", line)
+            self._shown = line
+            self._next_at = time.monotonic() + LINE_EVERY_S
+
+
+def _view(num_done: int, total: int) -> tqdm[Any] | _Lines:
+    if not sys.stderr.isatty():
+        return _Lines()
+    return tqdm(total=total, initial=num_done, unit="req", dynamic_ncols=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from common.batch.inputs import InputLine, TokenizerLike, prompt_or_reason
+from common.batch.inputs import InputLine
+from common.batch.prompts import LengthLimit, TokenizerLike, prompt_or_reason
 from common.config import InputConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.metrics import request_record
@@ -27,12 +28,17 @@ class TextGenerator(Protocol):
 
 
 def records(
-    generator: TextGenerator, lines: Sequence[InputLine], source: InputConfig, stops: Sequence[str]
+    generator: TextGenerator,
+    lines: Sequence[InputLine],
+    source: InputConfig,
+    stops: Sequence[str],
+    max_model_len: int,
 ) -> Iterator[dict[str, Any]]:
     """The output lines of these requests, as they end."""
     line_of = {line.key: line for line in lines}
     refused: list[dict[str, Any]] = []
-    for result in generator.generate(_requests(lines, source, generator.tokenizer, refused)):
+    limit = LengthLimit(generator.tokenizer, max_model_len)
+    for result in generator.generate(_requests(lines, source, generator.tokenizer, limit, refused)):
         line = line_of[result.id]
         if isinstance(result, Rejection):
             yield {"id": line.id, "error": result.reason}
@@ -43,10 +49,14 @@ def records(
 
 
 def _requests(
-    lines: Iterable[InputLine], source: InputConfig, tokenizer: TokenizerLike, refused: list[dict[str, Any]]
+    lines: Iterable[InputLine],
+    source: InputConfig,
+    tokenizer: TokenizerLike,
+    limit: LengthLimit,
+    refused: list[dict[str, Any]],
 ) -> Iterator[GenerationRequest]:
     for line in lines:
-        prompt = prompt_or_reason(line, source, tokenizer)
+        prompt = prompt_or_reason(line, source, tokenizer, limit)
         if isinstance(prompt, str):
             refused.append({"id": line.id, "error": prompt})
         else:

@@ -13,7 +13,31 @@ from common.metrics import DEFINITIONS
 _MIN_WIDTH = 140  # for logs: a table that wraps at 80 columns cannot be read
 
 
-def print_summary(title: str, metrics: Mapping[str, Any]) -> None:
+def print_summary(title: str, metrics: Mapping[str, Any], *, details: bool = False) -> None:
+    """A few lines; with `details` every number and what it means."""
+    if details:
+        _print_details(title, metrics)
+    else:
+        print("\n".join([*_summary(metrics), f"{title} (--details prints every number and what it means)"]))
+
+
+def _summary(metrics: Mapping[str, Any]) -> list[str]:
+    tpf, tps, latency = metrics["tpf"], metrics["tps"]["effective"]["with_first_step"], metrics["latency_s"]
+    start = metrics.get("this_start")
+    lines = [
+        "; ".join(_outcome(metrics)),
+        f"TPF {number(tpf['effective']['per_request_mean'])} effective, {number(tpf['canvas']['per_request_mean'])} "
+        f"canvas; {number(metrics['steps']['mean'])} steps a request",
+        f"{number(tps['mean'], 1)} tokens/s a request",
+        f"latency {number(latency['mean'], 3)} s a request, {number(latency['max'], 3)} s at most",
+    ]
+    if start is not None:
+        together = number(start["tps_aggregate"]["effective"], 1)
+        lines[2] += f", {together} together (this start: {start['requests']} requests in {start['wall_s']:.1f} s)"
+    return lines
+
+
+def _print_details(title: str, metrics: Mapping[str, Any]) -> None:
     table = Table(title=title, title_justify="left")
     for heading in ("", "canvas", "effective"):
         table.add_column(heading, justify="left" if not heading else "right")
@@ -53,15 +77,19 @@ _TPS_ROWS = (("mean", "mean of requests"), ("max", "max"), ("top10_mean", "mean 
 
 
 def _facts(metrics: Mapping[str, Any]) -> str:
-    requests, start = metrics["requests"], metrics.get("this_start")
-    facts = [f"{requests['finished']} requests finished, {requests['errors']} errors"]
-    if metrics["accuracy"] is not None:
-        found = metrics["accuracy"]
-        facts.append(f"accuracy {accuracy(metrics)} ({found['correct']} of {found['scored']})")
+    facts, start = _outcome(metrics), metrics.get("this_start")
     facts.append(f"{number(metrics['steps']['mean'])} steps and {number(metrics['latency_s']['mean'], 3)} s a request")
     if start is not None:
         facts.append(f"this start: {start['requests']} requests in {start['wall_s']:.1f} s")
     return "; ".join(facts)
+
+
+def _outcome(metrics: Mapping[str, Any]) -> list[str]:
+    requests, found = metrics["requests"], metrics["accuracy"]
+    facts = [f"{requests['finished']} requests finished, {requests['errors']} errors"]
+    if found is not None:
+        facts.append(f"accuracy {accuracy(metrics)} ({found['correct']} of {found['scored']})")
+    return facts
 
 
 def _caption(names: Sequence[str]) -> str:

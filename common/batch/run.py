@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.batch.files import identity, input_and_output, metrics_path
-from common.batch.inputs import InputLine, read_lines
-from common.batch.output import OutputFile, join_output, read_records, start_output
+from common.batch.files import input_and_output, metrics_path, real_file, require_own_metrics, write_whole
+from common.batch.identity import identity, recorded_input_bytes
+from common.batch.inputs import InputLine, read_input, read_lines, require_shareable
+from common.batch.output import OutputFile, Record, every_record, join_output, read_records, start_output
 from common.batch.progress import Progress
 from common.batch.records import TextGenerator, records
 from common.config import DeviceProfile, RunConfig
 from common.errors import ConfigError
-from common.metrics import DEFINITIONS, fingerprint, summarize, summarize_start
+from common.metrics import DEFINITIONS, code_isolation, fingerprint, summarize, summarize_start
 from common.processes import Stopped, global_rank, num_started, share_from_first, wait_for_all
 
 logger = logging.getLogger(__name__)
@@ -40,24 +41,28 @@ def run_batch(
     Raises ConfigError for files that do not fit the run, Stopped on SIGINT and SIGTERM; finished requests are kept.
     """
     source, target = input_and_output(run)
-    lines = read_lines(source)
+    path = Path(target.path)
+    require_shareable(source, num_started())
     output: OutputFile | None = None
     pending: list[int] = []
+    found = read_input(source, None if overwrite else recorded_input_bytes(path))
+    lines = found.lines
     if global_rank() == 0:
-        output = start_output(Path(target.path), identity(profile, run), overwrite=overwrite, retry_errors=retry_errors)
-        done = set() if overwrite else {str(record["id"]) for record in read_records(output.path)}
-        pending = [place for place, line in enumerate(lines) if line.key not in done]
-        _log_start(lines, pending, output.path)
+        output = start_output(path, identity(profile, run, found), overwrite=overwrite, retry_errors=retry_errors)
     try:
+        if output is not None:
+            pending = _pending(lines, [] if overwrite else every_record(path), path)
         generator = build() if pending or num_started() > 1 else None
         if output is not None:
             output.begin()
         if generator is None:
-            return _finish(profile, run, None, Progress(Path(target.path), 0), 0.0)
+            return _finish(profile, run, None, Progress(path, 0), 0.0)
         pending = share_from_first(pending)
+        if pending and pending[-1] >= len(lines):
+            lines = read_lines(source)  # it grew between this rank's look at it and the first one's
         if output is None and generator.is_leader:
-            output = join_output(Path(target.path))
-        return _decode(profile, run, generator, lines, pending, output)
+            output = join_output(path)
+        return _decode(profile, run, generator, [lines[place] for place in pending], output)
     finally:
         if output is not None:
             output.close()
@@ -65,12 +70,14 @@ def run_batch(
 
 def require_some_finished(run: RunConfig, metrics: dict[str, Any]) -> None:
     """ConfigError if every request of the whole output was refused: no user wants to find that out later."""
-    _, target = input_and_output(run)
+    assert run.output is not None, "a run without an output has no metrics"
+    path = Path(run.output.path)
     if metrics["requests"]["errors"] and not metrics["requests"]["finished"]:
-        first = next(record for record in read_records(Path(target.path)) if "error" in record)
+        first = next(record for record in every_record(path) if "error" in record)
         raise ConfigError(
-            f"{target.path}: none of {metrics['requests']['errors']} requests could be decoded; correct the input and "
-            f"start again with --overwrite (id {first['id']}: {first['error']})"
+            f"{path}: none of {metrics['requests']['errors']} requests could be decoded; correct the input and start "
+            "again with --overwrite, or where a setting of the profile is too small, such as max_model_len, change it "
+            f"and start again with --retry-errors (id {first['id']}: {first['error']})"
         )
 
 
@@ -78,16 +85,15 @@ def _decode(
     profile: DeviceProfile,
     run: RunConfig,
     generator: TextGenerator,
-    lines: Sequence[InputLine],
-    pending: Sequence[int],
+    pending: Sequence[InputLine],
     output: OutputFile | None,
 ) -> dict[str, Any] | None:
-    source, target = input_and_output(run)
-    mine = [lines[place] for place in pending[generator.replica :: generator.num_replicas]]
-    progress = Progress(Path(target.path), len(pending)) if global_rank() == 0 else None
+    assert run.input is not None and run.output is not None, "input_and_output has checked it"
+    mine = pending[generator.replica :: generator.num_replicas]
+    progress = Progress(Path(run.output.path), len(pending)) if global_rank() == 0 else None
     started = time.perf_counter()
     try:
-        for record in records(generator, mine, source, run.decode.stop):
+        for record in records(generator, mine, run.input, run.decode.stop, profile.max_model_len):
             if output is not None:
                 output.append(record)
             if progress is not None:
@@ -96,7 +102,8 @@ def _decode(
     except Stopped as stopped:
         if progress is not None:
             progress.update()
-            logger.warning("%s; %d of %d requests are done, start again to resume", stopped, progress.done, len(lines))
+            counts = progress.done, progress.total
+            logger.warning("%s; %d of %d requests are done, start again to resume", stopped, *counts)
             stopped.is_reported = True
         raise
     finally:
@@ -105,19 +112,24 @@ def _decode(
     return None if progress is None else _finish(profile, run, generator, progress, time.perf_counter() - started)
 
 
-def _log_start(lines: Sequence[InputLine], pending: Sequence[int], path: Path) -> None:
+def _pending(lines: Sequence[InputLine], earlier: Iterable[Record], path: Path) -> list[int]:
+    """Places of the lines that have no record yet."""
+    done = {str(record["id"]) for record in earlier}
+    pending = [place for place, line in enumerate(lines) if line.key not in done]
     if len(pending) < len(lines):
         logger.info("%s: resuming, %d of %d requests are done", path, len(lines) - len(pending), len(lines))
+    return pending
 
 
 def _finish(
     profile: DeviceProfile, run: RunConfig, generator: TextGenerator | None, progress: Progress, wall_s: float
 ) -> dict[str, Any]:
-    _, target = input_and_output(run)
-    path = metrics_path(target)
-    summary = summarize(read_records(Path(target.path)))
+    assert run.output is not None, "input_and_output has checked it"
+    path, output = metrics_path(run.output), real_file(Path(run.output.path))
+    summary = summarize(read_records(output))
+    require_own_metrics(path, output)  # once more: another run may have ended meanwhile
     if generator is None:
-        logger.info("%s: every request is done already", target.path)
+        logger.info("%s: every request is done already", run.output.path)
         metrics = _metrics_of(path, summary)
         if metrics is not None:
             return metrics
@@ -129,14 +141,12 @@ def _finish(
             **(generator.describe() if generator is not None else {}),
             "profile": profile.name,
             "seed": run.seed,
+            "code_isolation": code_isolation(summary),
         },
         "run": run.model_dump(mode="json"),
         "definitions": DEFINITIONS,
     }
-    temporary = path.with_name(path.name + ".tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary.write_text(json.dumps(metrics, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, json.dumps(metrics, indent=2, ensure_ascii=False) + "\n")
     return metrics
 
 

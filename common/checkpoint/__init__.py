@@ -7,14 +7,18 @@ from common.checkpoint.lora import LoraSource
 from common.checkpoint.model_config import ModelConfig, load_model_config
 from common.checkpoint.rules import check_tensor_parallel, shard_bounds
 from common.checkpoint.sources import SafetensorsFolder
+from common.checkpoint.text_length import CharacterBound, character_bound, chat_text
 from common.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from common.checkpoint.weights import load_weights
 
 __all__ = [
+    "CharacterBound",
     "LoraSource",
     "ModelConfig",
     "SafetensorsFolder",
     "Tokenizer",
+    "character_bound",
+    "chat_text",
     "check_tensor_parallel",
     "load_model_config",
     "load_tokenizer",

@@ -19,6 +19,7 @@ def run(
     set: SetOption = None,
     overwrite: OverwriteOption = False,
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Try failed requests once more.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Print every number, with what it means.")] = False,
 ) -> None:
     """Decode a JSONL file of requests; start it again to resume.
 
@@ -31,5 +32,6 @@ def run(
     with GeneratorOnDemand(device_profile, run_config) as build:
         metrics = run_batch(device_profile, run_config, build, overwrite=overwrite, retry_errors=retry_errors)
     if metrics is not None and run_config.output is not None:
-        print_summary(f"{run_config.output.path} (metrics: {metrics_path(run_config.output)})", metrics)
+        title = f"results in {run_config.output.path}, metrics in {metrics_path(run_config.output)}"
+        print_summary(title, metrics, details=details)
         require_some_finished(run_config, metrics)

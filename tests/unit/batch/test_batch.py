@@ -11,58 +11,24 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_files import Interrupted, Lines, StopsAfter, execute, output_path, records, write_input
 from scripted import ScriptedGenerator, ScriptedTokenizer
 
 from common.batch import prompt_or_reason, read_lines, read_records, run_batch
+from common.batch.files import sidecar_path
 from common.batch.output import OutputFile, join_output, start_output
-from common.batch.sidecar import sidecar_path
 from common.config import DecodeConfig, DeviceProfile, InputConfig, OutputConfig, RunConfig
-from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import ConfigError
 from common.evaluation import evaluate_sweep
 
 SCRIPTED = Path(__file__).parents[2] / "scripted.py"
-Lines = list[dict[str, Any] | str]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunConfig:
-    source, target = InputConfig(path=str(tmp_path / "in.jsonl")), OutputConfig(path=str(tmp_path / "out" / "o.jsonl"))
-    return RunConfig(model="m", input=source, output=target)
-
-
-def write_input(run: RunConfig, lines: Iterable[dict[str, Any] | str]) -> None:
-    assert run.input is not None
-    text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
-    Path(run.input.path).write_text(text)
-
-
-def output_path(run: RunConfig) -> Path:
-    assert run.output is not None
-    return Path(run.output.path)
-
-
-def records(run: RunConfig) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in output_path(run).read_text().splitlines()]
-
-
-def execute(profile: DeviceProfile, run: RunConfig, **options: bool) -> dict[str, Any] | None:
-    return run_batch(profile, run, lambda: ScriptedGenerator(profile, run), **options)
 
 
 # What is read
-
-
-@pytest.mark.parametrize("template", ["{quesion}", "no field", "{"])
-def test_a_template_that_fits_no_line_is_refused(tmp_path: Path, template: str) -> None:
-    (tmp_path / "in.jsonl").write_text('{"question": "hi"}\n{"question": "ho"}\n')
-    with pytest.raises(ConfigError, match=r"fits no line of .*in.jsonl: name fields .* such as \{question\}"):
-        read_lines(InputConfig(path=str(tmp_path / "in.jsonl"), prompt_template=template))
 
 
 @pytest.mark.parametrize(
@@ -228,22 +194,6 @@ def test_the_metrics_file_says_what_ran_and_what_its_numbers_mean(cpu: DevicePro
 
 
 # Resuming
-
-
-class Interrupted(Exception):
-    pass
-
-
-class StopsAfter(ScriptedGenerator):
-    """Fails like a dying process once it has finished some requests."""
-
-    num_requests = 2
-
-    def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Completion | Rejection]:
-        for number, result in enumerate(super().generate(requests)):
-            if number == self.num_requests:
-                raise Interrupted
-            yield result
 
 
 def test_a_resumed_run_does_what_is_left_and_reports_all(cpu: DeviceProfile, run: RunConfig) -> None:

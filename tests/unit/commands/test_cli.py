@@ -30,11 +30,13 @@ def test_every_command_explains_itself(tmp_path: Path, command: str) -> None:
     assert "Usage" in help.stdout
 
 
-def test_a_run_writes_results_metrics_and_a_table(tmp_path: Path) -> None:
+def test_a_run_writes_results_metrics_and_on_request_a_table(tmp_path: Path) -> None:
     write_run(tmp_path)
-    result = lopa(tmp_path, "run", "--profile", "cpu", "run.yaml", "--set", "decode.num_lookahead=1")
+    arguments = ("run", "--profile", "cpu", "run.yaml", "--set", "decode.num_lookahead=1")
+    result = lopa(tmp_path, *arguments)
     assert result.returncode == 0, result.stderr
-    assert "TPF, mean of requests" in result.stdout
+    assert "1 requests finished, 0 errors" in result.stdout and "TPF, mean of requests" not in result.stdout
+    assert "TPF, mean of requests" in lopa(tmp_path, *arguments, "--details").stdout
     assert "HELLO" in (tmp_path / "o.jsonl").read_text()
     assert (tmp_path / "o.metrics.json").is_file()
 

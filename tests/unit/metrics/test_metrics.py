@@ -88,7 +88,8 @@ def test_nothing_scored_is_no_accuracy_and_nothing_finished_no_numbers() -> None
     assert summarize([record(1, 1, 1, 1.0, 1.0)])["accuracy"] is None
     metrics = summarize([{"id": 1, "error": "x"}])
     assert metrics["tpf"]["canvas"] == {"per_request_mean": None, "total": None}
-    print_summary("a run without results", metrics)
+    for details in (False, True):
+        print_summary("a run without results", metrics, details=details)
 
 
 def test_the_aggregate_is_tokens_over_the_wall_time_of_this_start() -> None:
@@ -113,7 +114,7 @@ def test_the_area_under_accuracy_weighs_losses_and_leaves_out_large_ones() -> No
 
 
 def test_every_printed_section_has_a_definition(capsys: pytest.CaptureFixture[str]) -> None:
-    print_summary("title", summarize([record(30, 40, 10, 2.0, 0.5, correct=True)]))
+    print_summary("title", summarize([record(30, 40, 10, 2.0, 0.5, correct=True)]), details=True)
     printed = " ".join(capsys.readouterr().out.split())
     for name in ("canvas", "effective", "tpf", "tps", "without_first_step"):
         assert f"{name}: {' '.join(DEFINITIONS[name].split())}" in printed

@@ -1,0 +1,119 @@
+"""What a run is known by: everything that its records depend on, and whether two runs are one.
+
+Mesh and batch size are not in it: they change the speed, not the tokens. Paths are compared by where they lead, and
+the model and the LoRA by what their folders hold.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common.batch.files import real_file, sidecar_path
+from common.batch.inputs import Input
+from common.batch.model_files import digests, last_change
+from common.batch.sidecar import recorded_identity
+from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+FIX = "choose another output.path, or pass --overwrite to start anew"
+_FOLDERS = {"model": "the model", "lora_path": "the LoRA"}
+_PLACE, _FILES, _CHANGED = "{}.real_path", "{}.files", "{}.last_change"
+
+
+def identity(profile: DeviceProfile, run: RunConfig, found: Input) -> dict[str, Any]:
+    """What the records depend on. Raises ConfigError for a model folder that cannot be read."""
+    assert run.input is not None, "input_and_output has checked it"
+    return {
+        **_folder("model", run.model, with_weights=run.load_format != "dummy"),
+        **_folder("lora_path", run.lora_path, with_weights=True),
+        "load_format": run.load_format,
+        "seed": run.seed,
+        **_decode_identity(run.decode),
+        "input.prompt_template": run.input.prompt_template,
+        "input.add_bos_token": run.input.add_bos_token,
+        "input_bytes": found.num_bytes,
+        "input_sha256": found.sha256,
+        "dtype": profile.dtype,
+        "quantization": profile.quantization,
+    }
+
+
+def recorded_input_bytes(path: Path) -> int | None:
+    """As much of the input is compared as there was at the first start: lines may be added to it. None: there are no
+    records yet."""
+    path = real_file(path)
+    if not path.is_file() or not path.stat().st_size:
+        return None
+    num_bytes = (recorded_identity(path) or {}).get("input_bytes")
+    return num_bytes if isinstance(num_bytes, int) else None
+
+
+def check_identity(path: Path, identity: Mapping[str, Any]) -> None:
+    """ConfigError if the records depend on anything else, naming what. What an earlier version did not record is not
+    compared; a decode setting that it did not know had its default."""
+    recorded = recorded_identity(path)
+    if recorded is None:
+        raise ConfigError(f"{path} exists but {sidecar_path(path).name} does not say which run wrote it: {FIX}")
+    before = {**_decode_identity(DecodeConfig()), **recorded}
+    wanted = json.loads(json.dumps(identity))
+    changed = [_change(key, before, wanted) for key in sorted(before) if not _is_same(key, before, wanted)]
+    if changed:
+        raise ConfigError(f"{path} holds results of another run ({'; '.join(changed)}): {FIX}")
+    for key, name in _FOLDERS.items():
+        if before.get(_CHANGED.format(key), wanted[_CHANGED.format(key)]) != wanted[_CHANGED.format(key)]:
+            logger.warning(
+                "%s: the files of %s were written again since the first start (%s); they look the same. If they are "
+                "not, start anew with --overwrite",
+                path,
+                name,
+                wanted[key],
+            )
+
+
+def _folder(key: str, path: str | None, *, with_weights: bool) -> dict[str, Any]:
+    folder = None if path is None else Path(path)
+    return {
+        key: path,
+        _PLACE.format(key): None if path is None else os.path.realpath(path),
+        _FILES.format(key): None if folder is None else digests(folder, with_weights=with_weights),
+        _CHANGED.format(key): None if folder is None else last_change(folder, with_weights=with_weights),
+    }
+
+
+def _decode_identity(decode: DecodeConfig) -> dict[str, Any]:
+    return {f"decode.{key}": value for key, value in decode.model_dump(mode="json").items()}
+
+
+def _is_same(key: str, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    if key in (template.format(folder) for folder in _FOLDERS for template in (_PLACE, _CHANGED)):
+        return True  # compared with the path, and only reported
+    if key in (_FILES.format(folder) for folder in _FOLDERS):
+        return not _changed_files(before[key], wanted.get(key))
+    return before[key] == wanted.get(key) or (key in _FOLDERS and _leads_to_one(key, before, wanted))
+
+
+def _leads_to_one(key: str, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    if before[key] is None or wanted[key] is None:
+        return False
+    place = before.get(_PLACE.format(key)) or os.path.realpath(str(before[key]))
+    return bool(place == wanted[_PLACE.format(key)])
+
+
+def _changed_files(before: Any, now: Any) -> list[str]:
+    """Names of the files that differ. A folder that is gone is no other content: loading it would say so."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return []
+    return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+
+
+def _change(key: str, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    for folder, name in _FOLDERS.items():
+        if key == _FILES.format(folder):
+            return f"{name}'s content changed: {', '.join(_changed_files(before[key], wanted[key]))}"
+    return f"{key} was {before[key]!r}, is {wanted.get(key)!r}"

@@ -1,0 +1,100 @@
+"""From a line of the input to its prompt as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from common.batch.inputs import InputLine
+from common.batch.template import fill, fits
+from common.config import InputConfig
+from common.errors import first_line
+
+if TYPE_CHECKING:
+    from common.checkpoint import CharacterBound
+
+_LONG = 100_000  # characters: shorter texts are tokenised faster than their bound is found
+
+
+class TokenizerLike(Protocol):
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    def encode(self, text: str, add_bos: bool = False) -> list[int]: ...
+
+    def chat(self, messages: list[dict[str, str]]) -> list[int]: ...
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
+
+
+class LengthLimit:
+    """Refuses texts that are too long whatever their tokens are, before hours are spent on tokenising them.
+
+    max_tokens: positions of the longest request that can be decoded.
+    """
+
+    def __init__(self, tokenizer: TokenizerLike, max_tokens: int) -> None:
+        self._tokenizer: Any = tokenizer
+        self._max_tokens = max_tokens
+
+    def check(self, text: str) -> None:
+        """ValueError saying how much too long the text is."""
+        if len(text) <= _LONG or self._bound is None:
+            return
+        most = self._bound.of(text, self._max_tokens)
+        if len(text) > most:
+            raise ValueError(
+                f"the prompt has {len(text)} characters, at most {most} fit into max_model_len "
+                f"{self._max_tokens}; shorten it, or raise max_model_len in the profile if the model has more positions"
+            )
+
+    def check_chat(self, messages: Sequence[dict[str, str]]) -> None:
+        """A template may leave messages out: what counts is the text that it makes of them."""
+        if sum(len(message["content"]) for message in messages) > _LONG and self._bound is not None:
+            from common.checkpoint import chat_text
+
+            self.check(chat_text(self._tokenizer, messages))
+
+    @cached_property
+    def _bound(self) -> CharacterBound | None:
+        # Here: torch comes with it, which a run without a long line may do without.
+        from common.checkpoint import Tokenizer, character_bound
+
+        return character_bound(self._tokenizer) if isinstance(self._tokenizer, Tokenizer) else None
+
+
+def prompt_or_reason(
+    line: InputLine, config: InputConfig, tokenizer: TokenizerLike, limit: LengthLimit | None = None
+) -> tuple[int, ...] | str:
+    """The line's prompt as token ids, or why there is none: the text of an error record."""
+    if line.error is not None:
+        return line.error
+    try:
+        return tuple(_encode(line, config, tokenizer, limit))
+    except (ValueError, TypeError) as error:
+        return first_line(error)
+    except Exception as error:  # of a chat template, which is a program of the checkpoint's
+        return f"the prompt cannot be made: {type(error).__name__}: {first_line(error)}"
+
+
+def _encode(line: InputLine, config: InputConfig, tokenizer: TokenizerLike, limit: LengthLimit | None) -> Sequence[int]:
+    if "messages" in line.fields:
+        return _chat(line.fields["messages"], tokenizer, limit)
+    if config.prompt_template is not None and fits(config.prompt_template, line.fields):
+        text = fill(config.prompt_template, line.fields)
+    elif "question" in line.fields and tokenizer.has_chat_template:
+        return _chat([{"role": "user", "content": line.fields["question"]}], tokenizer, limit)
+    else:
+        text = line.fields["prompt"] if "prompt" in line.fields else line.fields["question"]
+    if limit is not None:
+        limit.check(text)
+    return tokenizer.encode(text, add_bos=config.add_bos_token)
+
+
+def _chat(messages: list[dict[str, str]], tokenizer: TokenizerLike, limit: LengthLimit | None) -> Sequence[int]:
+    if not tokenizer.has_chat_template:
+        raise ValueError("the line has messages but the model has no chat template; give a prompt instead")
+    if limit is not None:
+        limit.check_chat(messages)
+    return tokenizer.chat(messages)

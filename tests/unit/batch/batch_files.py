@@ -1,0 +1,51 @@
+"""What tests of batch runs share: files in, a scripted run, records out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from scripted import ScriptedGenerator
+
+from common.batch import run_batch
+from common.config import DeviceProfile, RunConfig
+from common.decoding import Completion, GenerationRequest, Rejection
+
+Lines = list[dict[str, Any] | str]
+
+
+def write_input(run: RunConfig, lines: Iterable[dict[str, Any] | str]) -> None:
+    assert run.input is not None
+    text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    Path(run.input.path).write_text(text)
+
+
+def output_path(run: RunConfig) -> Path:
+    assert run.output is not None
+    return Path(run.output.path)
+
+
+def records(run: RunConfig) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output_path(run).read_text().splitlines()]
+
+
+def execute(profile: DeviceProfile, run: RunConfig, **options: bool) -> dict[str, Any] | None:
+    return run_batch(profile, run, lambda: ScriptedGenerator(profile, run), **options)
+
+
+class Interrupted(Exception):
+    pass
+
+
+class StopsAfter(ScriptedGenerator):
+    """Fails like a dying process once it has finished some requests."""
+
+    num_requests = 2
+
+    def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Completion | Rejection]:
+        for number, result in enumerate(super().generate(requests)):
+            if number == self.num_requests:
+                raise Interrupted
+            yield result

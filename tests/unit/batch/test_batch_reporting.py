@@ -1,0 +1,176 @@
+"""What a run shows: lines in a log, a bar on a terminal, a short summary; and records that any reader can split."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import logging
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batch_files import execute, output_path, records, write_input
+
+from common.batch import print_summary, progress, require_some_finished
+from common.batch.output import start_output
+from common.batch.progress import Progress
+from common.config import DeviceProfile, RunConfig
+from common.errors import ConfigError
+
+SCRIPTED = Path(__file__).parents[2] / "scripted.py"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    return now
+
+
+def finished(id: int) -> dict[str, Any]:
+    return {"id": id, "effective_tokens": 30, "steps": 10, "seconds": 2.0}
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "common.batch.progress"]
+
+
+def test_a_log_has_a_line_at_the_start_one_every_ten_seconds_and_one_at_the_end(
+    tmp_path: Path, clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    output = start_output(tmp_path / "o.jsonl", {}, overwrite=False, retry_errors=False)
+    output.append({"id": "earlier", "error": "x"})
+    shown = Progress(output.path, 100)
+    name = str(output.path)
+    assert lines_of(caplog) == [f"{name}: 1 of 101 requests"]
+    for number in range(21):
+        clock[0] += 1
+        output.append(finished(number))
+        shown.update()
+    assert lines_of(caplog)[1:] == [
+        f"{name}: 11 of 101 requests, TPF 3.00, TPS 15.0, ETA 0:01:30",
+        f"{name}: 21 of 101 requests, TPF 3.00, TPS 15.0, ETA 0:01:20",
+    ]
+    shown.close()
+    shown.close()
+    assert lines_of(caplog)[3:] == [f"{name}: 22 of 101 requests, TPF 3.00, TPS 15.0, ETA 0:01:19"]
+    assert (shown.done, shown.total) == (22, 101)
+
+
+def test_a_record_that_another_writer_doubles_is_no_progress(tmp_path: Path, clock: list[float]) -> None:
+    output = start_output(tmp_path / "o.jsonl", {}, overwrite=False, retry_errors=False)
+    output.append(finished(1))
+    shown = Progress(output.path, 2)
+    for number in (1, 2, 2):
+        output.append(finished(number))
+    shown.update()
+    assert (shown.done, shown.total, len(shown.records)) == (2, 3, 1)
+
+
+def test_a_foreign_line_in_the_output_is_named(tmp_path: Path, clock: list[float]) -> None:
+    output = start_output(tmp_path / "o.jsonl", {}, overwrite=False, retry_errors=False)
+    shown = Progress(output.path, 2)
+    output.path.write_text("a diary\n")
+    with pytest.raises(ConfigError, match=r"o\.jsonl: a line is not a result of a batch run"):
+        shown.update()
+
+
+def start_run(tmp_path: Path, count: int = 3) -> list[str]:
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"id": {n}, "prompt": "abc"}}\n' for n in range(count)))
+    (tmp_path / "run.yaml").write_text("model: m\ninput: {path: in.jsonl}\noutput: {path: o.jsonl}\n")
+    return [sys.executable, str(SCRIPTED), "run", "-p", "cpu", "run.yaml"]
+
+
+def test_where_there_is_no_terminal_progress_is_plain_lines(tmp_path: Path) -> None:
+    result = subprocess.run(start_run(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.stderr.splitlines() == [
+        "lopa: o.jsonl: 0 of 3 requests",
+        "lopa: o.jsonl: 3 of 3 requests, TPF 2.00, TPS 80.0",
+    ]
+
+
+def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
+    main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    process = subprocess.Popen(start_run(tmp_path), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            part = os.read(main, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    assert process.wait(60) == 0
+    os.close(main)
+    assert b"3/3" in shown and b"TPF 2.00, TPS 80.0" in shown
+    assert b"3 of 3 requests" not in shown
+
+
+# The summary
+
+
+@pytest.mark.parametrize("scored", [True, False])
+def test_the_summary_is_short_and_the_table_comes_on_request(
+    cpu: DeviceProfile, run: RunConfig, capsys: pytest.CaptureFixture[str], scored: bool
+) -> None:
+    lines = [{"question": "#### 4", **({"final": 4} if scored else {})}, {"prompt": "x" * 201}]
+    write_input(run, lines)
+    metrics = execute(cpu, run)
+    assert metrics is not None
+    print_summary("results in o.jsonl, metrics in o.metrics.json", metrics)
+    short = capsys.readouterr().out
+    assert 3 <= short.count("\n") <= 6
+    expected = ["1 requests finished, 1 errors", "TPF", "tokens/s", "latency", "results in o.jsonl", "o.metrics.json"]
+    assert all(part in short for part in expected)
+    assert ("accuracy 100.0 ± 0.0 % (1 of 1)" in short) == scored
+    assert "--details" in short and "canvas:" not in short
+    print_summary("title", metrics, details=True)
+    long = capsys.readouterr().out
+    assert "TPF, mean of requests" in long and "canvas: every generated position counts" in long
+
+
+def test_details_are_an_option_of_the_command(tmp_path: Path) -> None:
+    command = start_run(tmp_path)
+    short = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert short.stdout.splitlines()[0] == "3 requests finished, 0 errors"
+    assert short.stdout.splitlines()[-1].startswith("results in o.jsonl, metrics in o.metrics.json")
+    long = subprocess.run([*command, "--details"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert "TPS, mean of the 10 best, without first step" in long.stdout
+
+
+def test_where_all_requests_are_refused_both_ways_on_are_named(cpu: DeviceProfile, run: RunConfig) -> None:
+    write_input(run, [{"id": "long", "prompt": "x" * 201}])
+    metrics = execute(cpu, run)
+    assert metrics is not None
+    with pytest.raises(
+        ConfigError, match=r"--overwrite, or .* such as max_model_len, .* --retry-errors \(id long: the"
+    ):
+        require_some_finished(run, metrics)
+
+
+# Records
+
+
+def test_a_record_is_one_line_to_every_reader(cpu: DeviceProfile, run: RunConfig) -> None:
+    ends = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\r\n"
+    write_input(run, [{"id": f"a{ends}b", "prompt": f"x{ends}y é 你"}])
+    execute(cpu, run)
+    text = output_path(run).read_text(encoding="utf-8")
+    assert len(text.splitlines()) == 1
+    assert "É 你" in text  # all else stays readable
+    (record,) = records(run)
+    assert record["id"] == f"a{ends}b" and record["text"] == f"X{ends}Y É 你"
+    assert json.loads(re.sub(r"\s+$", "", text)) == record
