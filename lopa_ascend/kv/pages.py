@@ -66,6 +66,8 @@ class PagePool:
         self.num_pages = num_pages
         self.most_used = 0
         self._free = list(range(num_pages - 1, -1, -1))
+        self._is_free = [True] * num_pages
+        self._taken: list[int] = []  # since `undo_from_here`
 
     @property
     def num_used(self) -> int:
@@ -78,12 +80,24 @@ class PagePool:
                 "max_num_requests"
             )
         page = self._free.pop()
+        self._is_free[page] = False
+        self._taken.append(page)
         self.most_used = max(self.most_used, self.num_used)
         return page
 
     def give_back(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            assert not self._is_free[page], f"page {page} was given back twice"
+            self._is_free[page] = True
         self._free.extend(pages)
-        assert len(self._free) <= self.num_pages, "a page was given back twice"
+
+    def undo_from_here(self) -> None:
+        self._taken = []
+
+    def undo(self) -> None:
+        """Give back what was taken since."""
+        self.give_back(self._taken)
+        self._taken = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +148,21 @@ class PageBook:
         return self._requests[slot]
 
     def open_step(self, plan: StepPlan, rows: Int) -> RowPages:
-        """Give every one of `rows` (of the plan) pages up to its window's end, and forget requests that ended."""
+        """Give every one of `rows` (of the plan) pages up to its window's end, and forget requests that ended.
+
+        Raises EngineError where the pool runs dry; no page is lost then, and the requests are as they were.
+        """
         self._forget_all_but(plan)
+        before = dict(self._requests)
+        self.pool.undo_from_here()
+        try:
+            return self._open_step(plan, rows)
+        except EngineError:
+            self._requests = before
+            self.pool.undo()
+            raise
+
+    def _open_step(self, plan: StepPlan, rows: Int) -> RowPages:
         end_R = plan.start_R + plan.num_keys_R
         row_pages: list[tuple[int, ...]] = [()] * len(rows)
         copies: list[tuple[int, int]] = []

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import DecodeConfig
-from common.decoding import GenerationRequest, Predictions, Scheduler, StepPlan
+from common.decoding import GenerationRequest, Int, Predictions, Scheduler, StepPlan
 from common.errors import EngineError
 from lopa_ascend.kv import PAGE_SIZE, PageBook, PagedCapacity, PagePool, most_pages
 from lopa_ascend.passes import Reads, lay_out, rows_by_rank
@@ -193,8 +193,37 @@ def test_an_empty_pool_names_the_way_out() -> None:
 
 def test_a_page_given_back_twice_is_a_defect() -> None:
     pool = PagePool(2)
-    with pytest.raises(AssertionError, match="twice"):
+    with pytest.raises(AssertionError, match="page 0 was given back twice"):
         pool.give_back([0])
+    page = pool.take()
+    pool.take()
+    pool.give_back([page])
+    with pytest.raises(AssertionError, match=f"page {page} was given back twice"):
+        pool.give_back([page])
+
+
+def test_a_pool_that_runs_dry_in_the_middle_of_a_step_loses_no_page() -> None:
+    decode = DecodeConfig(num_lookahead=0, block_size=32, max_new_tokens=32, window_attention="block_causal")
+    scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=3)
+    book = PageBook(PagePool(8))
+    scheduler.admit(GenerationRequest("0", (9,) * 200))
+    plan = scheduler.plan_step()
+    book.open_step(plan, np.arange(plan.num_rows))
+    held, used = book.pages_of(0), book.pool.num_used
+    for name in "12":
+        scheduler.admit(GenerationRequest(name, (9,) * 300))
+    plan = scheduler.plan_step()._replace(row_fields_7R=_going_on(scheduler.plan_step().row_fields_7R))
+    with pytest.raises(EngineError, match="all 8 KV pages are in use"):
+        book.open_step(plan, np.arange(plan.num_rows))
+    assert (book.pages_of(0), book.pool.num_used) == (held, used)
+    assert set(book._requests) == {0}
+
+
+def _going_on(row_fields_7R: Int) -> Int:
+    """The first request is in its second step."""
+    fields = row_fields_7R.copy()
+    fields[6, 0] = 1
+    return fields
 
 
 @pytest.mark.parametrize(("num_ranks", "needed"), [(1, 7 + 8 * 3), (4, 7 + 2 * 3), (16, 7 + 3)])
