@@ -117,6 +117,6 @@ def build_engine(profile: DeviceProfile, run: RunConfig) -> Engine:
             raise
         raise EngineError(
             f"{run.model} with max_num_requests {run.max_num_requests} and max_model_len {profile.max_model_len} does "
-            f"not fit the memory of {profile.device} ({first_line(error)}): lower one of them, or use a mesh with a larger "
-            "tensor_parallel_size"
+            f"not fit the memory of {profile.device} ({first_line(error)}): lower one of them, or use a "
+            "mesh with a larger tensor_parallel_size"
         ) from error

@@ -1,7 +1,7 @@
 """A batch run: a JSONL file of requests in, a JSONL file of results out, resumable at any moment."""
 
 from common.batch.files import input_and_output, metrics_path
-from common.batch.inputs import check_input, read_lines
+from common.batch.inputs import check_input, read_lines, require_shareable
 from common.batch.output import read_records
 from common.batch.prompts import prompt_or_reason
 from common.batch.records import TextGenerator
@@ -21,6 +21,7 @@ __all__ = [
     "prompt_or_reason",
     "read_lines",
     "read_records",
+    "require_shareable",
     "require_some_finished",
     "run_batch",
     "sweep_table",

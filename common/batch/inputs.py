@@ -97,7 +97,7 @@ def require_shareable(config: InputConfig, num_processes: int) -> None:
     """ConfigError if every one of these processes would have to read what can be read only once."""
     if num_processes > 1 and is_read_once(config.path):
         raise ConfigError(
-            f"{shown(config.path)} can be read only once, and {num_processes} processes read the input: write it to a "
+            f"{shown(config.path)} can be read only once, and {num_processes} are to read it: write it to a "
             "file first, and set input.path to that"
         )
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from common.batch import input_and_output, read_lines
+from common.batch import check_input, input_and_output
 from common.config import DeviceProfile, RunConfig, find_config, load_profile_and_run
 from common.errors import ConfigError, MissingCapability
 from common.platforms import platform_of_device
@@ -75,7 +75,7 @@ def check_before_start(profile: DeviceProfile, run: RunConfig, nodes: Nodes, *, 
         platform.require_devices(profile, wanted)
     if needs_input:
         source, _ = input_and_output(run)
-        read_lines(source)
+        check_input(source, wanted * nodes.count)
     check_tensor_parallel(load_model_config(run.model), resolve_mesh(profile).tensor_parallel_size)
     platform.require_devices(profile, wanted)
 

@@ -17,7 +17,7 @@ class InputConfig(Frozen):
     `question` becomes the one message of a chat, or plain text where the model has no chat template.
     """
 
-    path: str = Field(min_length=1, description="The JSONL file.")
+    path: str = Field(min_length=1, description="The JSONL file, plain or gzipped; `-` is standard input.")
     limit: int | None = Field(default=None, ge=1, description="Read the first so many requests only.")
     prompt_template: str | None = Field(
         default=None, description="The prompt of a line, with the line's fields in braces, such as `{question}`."

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from common.batch import prompt_or_reason, read_lines
+from common.batch import prompt_or_reason, read_lines, require_shareable
 from common.checkpoint import LoraSource, SafetensorsFolder, load_model_config
 from common.config import DecodeConfig, DeviceProfile, InputConfig, RunConfig
 from common.decoding import GenerationRequest, Rejection
@@ -83,6 +83,7 @@ def _check(request: QuantizeRequest) -> None:
     if request.run is not None:
         if request.run.input is None:
             raise ConfigError("the run file of --report has no input section: add input.path, a JSONL file of problems")
+        require_shareable(request.run.input, 2)  # both models read it
         read_lines(request.run.input)
     if request.calibration is None and request.run is None:
         return

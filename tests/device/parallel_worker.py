@@ -20,9 +20,8 @@ import torch.distributed as dist
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.config.profile import GraphConfig
-from common.decoding import Completion, GenerationRequest, Scheduler
+from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
 from common.errors import EngineError
-from common.decoding import decode_requests
 from lopa_cuda.assemble import assemble
 from lopa_cuda.engine import CudaEngine
 

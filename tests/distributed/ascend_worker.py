@@ -22,8 +22,7 @@ from ranks import fork_ranks
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
-from common.decoding import Completion, GenerationRequest, Int, Scheduler, StepPlan
-from common.decoding import decode_requests
+from common.decoding import Completion, GenerationRequest, Int, Scheduler, StepPlan, decode_requests
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
 

@@ -16,8 +16,7 @@ import torch
 from ranks import fork_ranks
 
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
-from common.decoding import Completion, GenerationRequest, Scheduler
-from common.decoding import decode_requests
+from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
 from common.platforms import build_engine
 
 MODEL = Path(__file__).parents[1] / "golden" / "model_a"

@@ -31,7 +31,7 @@ def lanes(torch_npu: Any) -> Lanes:
         for lane in ("w8a8", "bf16", "cuda")
     }
     try:
-        printed = {lane: process.communicate(timeout=580)[0] for lane, process in running.items()}
+        printed = {lane: process.communicate(timeout=1500)[0] for lane, process in running.items()}
     finally:
         for process in running.values():
             process.kill()

@@ -16,8 +16,7 @@ import torch
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.config.profile import GraphConfig
-from common.decoding import Completion, GenerationRequest, Sampling, Scheduler
-from common.decoding import decode_requests
+from common.decoding import Completion, GenerationRequest, Sampling, Scheduler, decode_requests
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.ops.twins import quant

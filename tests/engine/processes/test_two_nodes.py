@@ -21,8 +21,13 @@ from tests.engine.batch.test_run_batch import (  # noqa: F401  model is a fixtur
 )
 
 
-@pytest.mark.parametrize("axis", ["data_parallel_size", "branch_parallel_size"])
-@pytest.mark.parametrize("victim", [0, 1])
+DP, BP = "data_parallel_size", "branch_parallel_size"
+
+
+@pytest.mark.parametrize(
+    ("victim", "axis"),
+    [(0, DP), *[pytest.param(*case, marks=pytest.mark.slow) for case in ((0, BP), (1, DP), (1, BP))]],
+)
 def test_both_nodes_name_the_worker_that_was_killed(
     victim: int,
     axis: str,

@@ -217,7 +217,7 @@ def test_several_processes_cannot_share_what_is_read_once(
     os.mkfifo(tmp_path / "pipe")
     for path in ("-", str(tmp_path / "pipe")):
         check_input(InputConfig(path=path))  # one process: nothing is read, and nothing is wrong
-        with pytest.raises(ConfigError, match="can be read only once, and 2 processes read the input"):
+        with pytest.raises(ConfigError, match="can be read only once, and 2 are to read it"):
             check_input(InputConfig(path=path), num_processes=2)
         for rank in ("0", "1"):
             monkeypatch.setenv("WORLD_SIZE", "2")
