@@ -12,12 +12,15 @@ from zlib import crc32
 import torch
 from safetensors import SafetensorError, safe_open
 
+from common.checkpoint.folder import is_file, plain, shown
 from common.checkpoint.json_file import read_json_object
 from common.checkpoint.model_config import ModelConfig
 from common.checkpoint.rules import checkpoint_shapes
-from common.errors import ConfigError
+from common.checkpoint.sanity import allocated
+from common.errors import ConfigError, first_line
 
 Slices = tuple[slice, ...]
+_LONGEST_HEADER = 16 * 2**20  # bytes: shards of the largest models have a hundredth of it
 
 
 class TensorSource(Protocol):
@@ -42,7 +45,7 @@ class SafetensorsFolder:
         self._index = self._folder / f"{stem}.safetensors.index.json"
         self._single = self._folder / f"{stem}.safetensors"
         self._open_files: dict[Path, Any] = {}
-        self._file_of = self._read_index() if self._index.is_file() else self._read_single()
+        self._file_of = self._read_index() if is_file(self._index) else self._read_single()
 
     def names(self) -> Collection[str]:
         return self._file_of.keys()
@@ -54,22 +57,26 @@ class SafetensorsFolder:
         part = self._slice_of(name)
         try:
             tensor: torch.Tensor = part[slices or (slice(None),) * len(part.get_shape())]
-        except (SafetensorError, OSError, RuntimeError) as error:
+        except (SafetensorError, OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:
+            # the last three where torch has no such type
             raise ConfigError(
-                f"{self.where(name)}: {name}: cannot be read ({error}); download the file again"
+                f"{self.where(name)}: {plain(name)}: cannot be read ({first_line(error)}); download the file again"
             ) from None
         return tensor
 
     def where(self, name: str) -> str:
-        fallback = self._index if self._index.is_file() else self._single
-        return str(self._file_of.get(name, fallback))
+        if name in self._file_of:
+            return str(self._file_of[name])
+        return str(self._index if is_file(self._index) else self._single)
 
     def _slice_of(self, name: str) -> Any:
         assert name in self._file_of, f"{name} is not among names()"
         try:
             return self._open(self._file_of[name]).get_slice(name)
         except SafetensorError as error:
-            raise ConfigError(f"{self.where(name)}: {name}: not in this file ({error}); download it again") from None
+            raise ConfigError(
+                f"{self.where(name)}: {plain(name)}: not in this file ({first_line(error)}); download it again"
+            ) from None
 
     def _read_index(self) -> dict[str, Path]:
         weight_map = read_json_object(self._index).get("weight_map")
@@ -78,14 +85,21 @@ class SafetensorsFolder:
         file_of = {}
         for name, file in weight_map.items():
             if not isinstance(file, str) or Path(file).name != file:
-                raise ConfigError(f"{self._index}: {name}: {file!r} is not a file of this folder; download it again")
+                raise ConfigError(
+                    f"{self._index}: {plain(name)}: {shown(file)} is not a file of this folder; download it again"
+                )
             file_of[name] = self._folder / file
-            if not file_of[name].is_file():
-                raise ConfigError(f"{file_of[name]}: missing, but {self._index.name} puts {name} there; download it")
+        for file in set(weight_map.values()):
+            if not is_file(self._folder / file):
+                name = next(name for name, own in weight_map.items() if own == file)
+                raise ConfigError(
+                    f"{self._folder / plain(file)}: missing, but {self._index.name} puts {plain(name)} there; "
+                    "download it"
+                )
         return file_of
 
     def _read_single(self) -> dict[str, Path]:
-        if not self._single.is_file():
+        if not is_file(self._single):
             raise ConfigError(
                 f"{self._folder}: neither {self._single.name} nor {self._index.name} found; download the checkpoint "
                 "in safetensors format (.bin files are not read)"
@@ -94,18 +108,28 @@ class SafetensorsFolder:
 
     def _open(self, path: Path) -> Any:
         if path not in self._open_files:
+            _check_beginning(path)
             try:
                 self._open_files[path] = safe_open(str(path), framework="pt")
             except (SafetensorError, OSError, ValueError) as error:
-                raise ConfigError(f"{path}: {_why_unreadable(path, error)}") from None
+                raise ConfigError(
+                    f"{path}: truncated or corrupt ({plain(first_line(error))}); download the file again"
+                ) from None
         return self._open_files[path]
 
 
-def _why_unreadable(path: Path, error: Exception) -> str:
-    with path.open("rb") as file:
-        if file.read(23) == b"version https://git-lfs":
-            return "a git-lfs pointer, not the weights; run `git lfs pull` in the folder"
-    return f"truncated or corrupt ({error}); download the file again"
+def _check_beginning(path: Path) -> None:
+    """The first bytes say how long the header is, which is read whole. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(23)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); correct its permissions") from None
+    if beginning == b"version https://git-lfs":
+        raise ConfigError(f"{path}: a git-lfs pointer, not the weights; run `git lfs pull` in the folder")
+    header_size = int.from_bytes(beginning[:8], "little")
+    if header_size > _LONGEST_HEADER:
+        raise ConfigError(f"{path}: truncated or corrupt (a header of {header_size} bytes); download the file again")
 
 
 class DummySource:
@@ -135,11 +159,13 @@ class DummySource:
     def read(self, name: str, slices: Slices = ()) -> torch.Tensor:
         shape = self._shapes[name]
         if "norm" in name:
-            return torch.ones(shape, dtype=self._pool.dtype, device=self._pool.device)[slices]
+            with allocated(name):
+                return torch.ones(shape, dtype=self._pool.dtype, device=self._pool.device)[slices]
         rows, *columns = slices or (slice(0, shape[0]),)
         first_row, last_row, _ = rows.indices(shape[0])
         row_size = shape[1] if len(shape) == 2 else 1
-        stretch = self._stretch(crc32(name.encode()) + first_row * row_size, (last_row - first_row) * row_size)
+        with allocated(name):
+            stretch = self._stretch(crc32(name.encode()) + first_row * row_size, (last_row - first_row) * row_size)
         whole_rows = stretch.view(last_row - first_row, *shape[1:])
         return whole_rows[:, columns[0]] if columns else whole_rows
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from common.checkpoint.folder import plain, shown
 from common.checkpoint.model_config import ModelConfig
-from common.checkpoint.rules import check_tensor_parallel, checkpoint_shapes, rules_of, shard_bounds
+from common.checkpoint.rules import Rule, check_tensor_parallel, checkpoint_shapes, rules_of, shard_bounds
+from common.checkpoint.sanity import allocated, check_finite, check_memory, look_finite
 from common.checkpoint.sources import DummySource, SafetensorsFolder, TensorSource
 from common.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 _FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_MOST_NAMED = 20
 
 
 def load_weights(
@@ -35,67 +40,94 @@ def load_weights(
     """This rank's parameters by our names (see RULES); dummy weights read no file of `folder`.
 
     source: where tensors come from instead. without: parameters, by our names, that come from elsewhere.
-    Raises ConfigError naming file, tensor and fix.
+    Raises ConfigError naming file, tensor and fix, EngineError where they do not fit into memory.
     """
     check_tensor_parallel(config, tp_size)
     if source is None:
         source = DummySource(config, dtype, seed, device) if load_format == "dummy" else SafetensorsFolder(folder)
     if tp_rank == 0:
         _warn_of_unused(source, config)
+    rules = [rule for rule in rules_of(config) if rule.name not in without]
+    shares = _Shares(source, checkpoint_shapes(config), tp_rank, tp_size, dtype)
+    shares.check(rules, device)
     if lora_path is not None:
         from common.checkpoint.lora import LoraSource  # here because common.checkpoint.lora stands on this module
 
-        source = LoraSource(source, lora_path, config)
-    shapes = checkpoint_shapes(config)
-    weights = {}
-    for rule in rules_of(config):
-        if rule.name in without:
-            continue
-        parts = [
-            _read_share(source, piece.name, shapes[piece.name], rule.split, tp_rank, tp_size) for piece in rule.pieces
-        ]
-        weights[rule.name] = _stacked(parts, dtype, device)
+        shares = replace(shares, source=LoraSource(source, lora_path, config))
+    weights = {rule.name: shares.parameter(rule, device) for rule in rules}
+    if load_format != "dummy" and not look_finite(weights.values()):
+        shares.check_finite(rules)
     return weights
 
 
-def _read_share(
-    source: TensorSource, name: str, shape: tuple[int, ...], split: int | None, tp_rank: int, tp_size: int
-) -> torch.Tensor:
-    _check_tensor(source, name, shape)
-    slices = [slice(0, size) for size in shape]
-    if split is not None:
-        slices[split] = slice(*shard_bounds(shape[split], tp_rank, tp_size))
-    share = source.read(name, tuple(slices))
-    if share.dtype not in _FLOAT_DTYPES:
-        raise ConfigError(
-            f"{source.where(name)}: {name}: holds {share.dtype}, not plain weights; set quantization in the profile "
-            "or use the unquantized checkpoint"
-        )
-    return share
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """What one rank reads of a source's tensors. Errors name file and tensor."""
 
+    source: TensorSource
+    shapes: Mapping[str, tuple[int, ...]]
+    tp_rank: int
+    tp_size: int
+    dtype: torch.dtype
 
-def _stacked(parts: list[torch.Tensor], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    # Copied even where nothing changes: a part read from a file may still be backed by it.
-    stacked = torch.empty((sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=dtype, device=device)
-    row = 0
-    for part in parts:
-        stacked[row : row + len(part)].copy_(part)
-        row += len(part)
-    return stacked
+    def check(self, rules: Sequence[Rule], device: torch.device | str) -> None:
+        """Before gigabytes are read: every tensor is there, with the shape that config.json says, and all fit."""
+        num_bytes = 0
+        for rule in rules:
+            for piece in rule.pieces:
+                _check_tensor(self.source, piece.name, self.shapes[piece.name])
+                size = prod(self.shapes[piece.name])
+                num_bytes += self.dtype.itemsize * (size if rule.split is None else size // self.tp_size)
+        check_memory(num_bytes, device)
+
+    def parameter(self, rule: Rule, device: torch.device | str) -> torch.Tensor:
+        parts = [self._read(piece.name, rule.split) for piece in rule.pieces]
+        # Copied even where nothing changes: a part read from a file may still be backed by it.
+        with allocated(rule.name):
+            shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+            stacked = torch.empty(shape, dtype=self.dtype, device=device)
+        row = 0
+        for part in parts:
+            stacked[row : row + len(part)].copy_(part)
+            row += len(part)
+        return stacked
+
+    def check_finite(self, rules: Sequence[Rule]) -> None:
+        """Reads all again, every value of it, to name the tensor that is not."""
+        for rule in rules:
+            for piece in rule.pieces:
+                check_finite(
+                    self._read(piece.name, rule.split), self.dtype, f"{self.source.where(piece.name)}: {piece.name}"
+                )
+
+    def _read(self, name: str, split: int | None) -> torch.Tensor:
+        """This rank's slice of dimension `split`."""
+        shape = self.shapes[name]
+        slices = [slice(0, size) for size in shape]
+        if split is not None:
+            slices[split] = slice(*shard_bounds(shape[split], self.tp_rank, self.tp_size))
+        share = self.source.read(name, tuple(slices))
+        if share.dtype not in _FLOAT_DTYPES:
+            raise ConfigError(
+                f"{self.source.where(name)}: {name}: holds {share.dtype}, not plain weights; set quantization in the "
+                "profile or use the unquantized checkpoint"
+            )
+        return share
 
 
 def _check_tensor(source: TensorSource, name: str, shape: tuple[int, ...]) -> None:
-    where = source.where(name)
     if name not in source.names():
-        raise ConfigError(f"{where}: {name}: missing; the checkpoint is incomplete or of another family")
+        raise ConfigError(f"{source.where(name)}: {name}: missing; the checkpoint is incomplete or of another family")
     found = source.shape(name)
     if found != shape:
         raise ConfigError(
-            f"{where}: {name}: shape {list(found)}, but config.json says {list(shape)}; use files that match"
+            f"{source.where(name)}: {name}: shape {shown(list(found))}, but config.json says {list(shape)}; use files "
+            "that match"
         )
 
 
 def _warn_of_unused(source: TensorSource, config: ModelConfig) -> None:
     unused = sorted(set(source.names()) - checkpoint_shapes(config).keys())
     if unused:
-        logger.warning("%d tensors of the checkpoint are not used: %s", len(unused), ", ".join(unused))
+        named = [plain(name) for name in unused[:_MOST_NAMED]] + ["..."] * (len(unused) > _MOST_NAMED)
+        logger.warning("%d tensors of the checkpoint are not used: %s", len(unused), ", ".join(named))

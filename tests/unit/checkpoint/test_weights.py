@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fuzzing import bounded
 from safetensors.torch import save_file
 
 from common.checkpoint import ModelConfig, load_model_config, load_weights, shard_bounds
@@ -161,6 +162,12 @@ def test_unused_tensors_are_named_once(tmp_path: Path, config: ModelConfig, capl
     assert [record.getMessage() for record in caplog.records] == [
         "1 tensors of the checkpoint are not used: model.extra"
     ]
+    many = {f"extra\n{number}": torch.ones(1) for number in range(1000)}
+    save_file({**random_tensors(config), **many}, tmp_path / "model.safetensors")
+    caplog.clear()
+    load(tmp_path, config)
+    message = caplog.records[0].getMessage()
+    assert message.startswith("1000 tensors") and message.isprintable() and len(message) < 1000
 
 
 def test_missing_tensor_and_wrong_shape_are_named(tmp_path: Path, config: ModelConfig) -> None:
@@ -208,6 +215,35 @@ def test_truncated_file_is_named(tmp_path: Path, config: ModelConfig, rank: int)
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ConfigError, match=r"model\.safetensors: truncated or corrupt"):
         load(tmp_path, config, rank, 2)
+
+
+@pytest.mark.parametrize(
+    ("header_size", "header"),
+    [
+        (2**63, b"{}"),
+        (16 * 2**20 + 1, b"{}"),
+        (200_000, b'{"a":' * 40_000),
+        (200_000, b"[" * 200_000),
+        (0, b""),
+        (60, b'{"a":{"dtype":"F32","shape":[9999999999999999999],"data_offse'),
+    ],
+)
+def test_a_header_of_nonsense_is_refused_at_once(
+    tmp_path: Path, config: ModelConfig, header_size: int, header: bytes
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(header_size.to_bytes(8, "little") + header + bytes(8))
+    with bounded(5, 0.5), pytest.raises(ConfigError, match=r"model\.safetensors: truncated or corrupt") as caught:
+        load(tmp_path, config)
+    assert "\n" not in str(caught.value)
+
+
+def test_names_of_an_index_cannot_garble_the_sentence(tmp_path: Path, config: ModelConfig) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    for file in ("a" * 300, "a\0b", "a\nb", "\ud800", "..", "", "/etc/passwd", 5, None, ["a"]):
+        index.write_text(json.dumps({"weight_map": {"x\ny" * 1000: file}}))
+        with pytest.raises(ConfigError, match=r"is not a file of this folder|missing, but .* puts") as caught:
+            load(tmp_path, config)
+        assert str(caught.value).isprintable() and len(str(caught.value)) < 800
 
 
 def test_git_lfs_pointer_and_empty_folder_say_what_to_do(tmp_path: Path, config: ModelConfig) -> None:

@@ -1,0 +1,75 @@
+"""The door of a checkpoint folder: whether it and its files are there, texts of a sane size, and names in one line."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from pathlib import Path
+
+from common.errors import ConfigError
+
+MOST_TEXT_BYTES = 16 * 2**20
+MOST_VOCABULARY_BYTES = 64 * 2**20  # the largest published tokenizer.json have half of it
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
+_LONGEST_NAME = 200
+_FOUND = reprlib.Repr()
+_FOUND.maxstring = _FOUND.maxother = 80
+
+
+def existing_folder(folder: str | Path, setting: str = "model") -> Path:
+    """The folder as a path. ConfigError where there is none, with the command that downloads a name of the hub.
+
+    setting: of the run file, which names the folder.
+    """
+    path = Path(folder)
+    try:
+        is_there = path.is_dir()
+    except OSError:  # a name too long, a folder that may not be entered
+        is_there = False
+    if not is_there:
+        raise ConfigError(f"{plain(str(folder))}: no such folder; {_how_to_get(path, setting)}")
+    return path
+
+
+def is_file(path: Path) -> bool:
+    """Also False for names that no file can have."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def read_text(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
+    """ConfigError for a file that is larger, unreadable or not UTF-8."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); correct its permissions") from None
+    if len(data) > most_bytes:
+        raise ConfigError(f"{path}: larger than {most_bytes >> 20} MiB, which no model needs; download the file again")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8, or download it again"
+        ) from None
+
+
+def shown(value: object) -> str:
+    """A value out of a file as part of a sentence: one short line whatever it holds."""
+    return _FOUND.repr(value)
+
+
+def plain(name: str) -> str:
+    """A name out of a file as part of a sentence: as it is where it is short and printable."""
+    return name if name.isprintable() and len(name) <= _LONGEST_NAME else shown(name)
+
+
+def _how_to_get(path: Path, setting: str) -> str:
+    name = str(path)
+    if not _HUB_NAME.fullmatch(name) or path.parent.exists():
+        return f"download the checkpoint and set `{setting}` to its folder"
+    target = name.replace("/", "_")
+    return f"download it with `hf download {name} --local-dir {target}` and set `{setting}` to {target}"

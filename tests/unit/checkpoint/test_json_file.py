@@ -1,0 +1,73 @@
+"""JSON and texts of a folder: whatever they hold, an object comes out or one sentence that names the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fuzzing import bounded
+
+from common.checkpoint.folder import existing_folder, plain, read_text, shown
+from common.checkpoint.json_file import read_json_object
+from common.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[" * 1_000_000, "nested deeper than 100"),
+        (b'{"a": ' * 1_000_000, "nested deeper than 100"),
+        (b'{"a":' + b"[" * 101 + b"]" * 101 + b"}", "nested deeper than 100"),
+        (b'{"a": [' + b"[]," * 4_000_000 + b"[]]}", "holds more than 4000000 values"),
+        (b'{"a": ' + b"9" * 10_000_000 + b"}", "not valid JSON .an integer of 10000000 digits"),
+        (b'{"a": "' + b"x" * 17 * 2**20 + b'"}', "larger than 16 MiB"),
+        (b'{"a": "\xe9"}', "not UTF-8 text .* at byte 7"),
+        (b"\xff\xfe{\x00}\x00", "not UTF-8 text"),
+        (b'\xef\xbb\xbf{"a": 1}', "not valid JSON .*BOM"),
+        (b"{\n\n}\n}", "not valid JSON"),
+        (b"[]", "expected a JSON object, found list"),
+        (b"", "not valid JSON"),
+    ],
+)
+def test_what_no_model_needs_is_refused_by_file(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with bounded(seconds=10, gibibytes=1), pytest.raises(ConfigError, match=rf"config\.json: {message}") as caught:
+        read_json_object(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_some_models_have_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_max_length": 1000000000000000019884624838656, "deep": ' + "[" * 98 + "]" * 98 + "}")
+    assert read_json_object(path)["model_max_length"] == int(1e30)
+    path.write_text('{"time_step_limit": [0.0, Infinity]}')
+    assert read_json_object(path)["time_step_limit"] == [0.0, float("inf")]
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a: no such file"):
+        read_json_object(tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"no such file"):
+        read_json_object(tmp_path / ("a" * 300))
+    with pytest.raises(ConfigError, match=r"cannot be read .Is a directory"):
+        read_text(tmp_path)
+
+
+def test_a_name_of_the_hub_comes_with_its_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = r"`hf download Dream-org/Dream-v0-Instruct-7B --local-dir Dream-org_Dream-v0-Instruct-7B`"
+    with pytest.raises(ConfigError, match=f"{command} and set `model` to Dream-org_Dream-v0-Instruct-7B"):
+        existing_folder("Dream-org/Dream-v0-Instruct-7B")
+    (tmp_path / "models").mkdir()
+    for name in ("models/dmeo", "nowhere", "/nowhere/model", "a/b/c", "../a", "~/a", "a" * 300):
+        with pytest.raises(ConfigError, match=r"no such folder; download the checkpoint and set `model`"):
+            existing_folder(name)
+
+
+def test_values_and_names_are_shown_in_one_short_line() -> None:
+    for value in ("x\ny" * 1000, ["a"] * 1000, 10**4000, {"a": {"b": [1] * 99}}, "\ud800", float("nan")):
+        assert shown(value).isprintable() and len(shown(value)) < 200
+    assert plain("model.layers.0.weight") == "model.layers.0.weight"
+    for name in ("a\nb", "\ud800", "x" * 10_000):
+        assert plain(name).isprintable() and len(plain(name)) < 100
