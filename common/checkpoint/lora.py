@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 
+from common.checkpoint.folder import existing_folder, plain, shown
 from common.checkpoint.json_file import read_json_object
 from common.checkpoint.model_config import ModelConfig
 from common.checkpoint.rules import checkpoint_shapes
+from common.checkpoint.sanity import check_finite
 from common.checkpoint.sources import SafetensorsFolder, Slices, TensorSource
-from common.errors import ConfigError
+from common.errors import ConfigError, first_line
 
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
 
@@ -37,6 +39,17 @@ _REFUSED = (
 )
 # These start training from a changed base weight, which the adapter alone does not hold.
 _REFUSED_STARTS = ("pissa", "olora", "corda", "loftq", "lora_ga")
+_LARGEST_RANK = 2**16
+_LARGEST_ALPHA = 1e6
+_FIX = "restore the file"
+
+# A pattern is a program too. Of this kind none takes long on a name: letters, classes and lists of words, few repeats.
+_WORDS = r"\((?:\?:)?(?:\w|\\\.|\|)+\)"
+_PLAIN_PATTERN = re.compile(rf"\^?(?:(?:\w|\\[.dw]|\.|\[[\w-]+\])[*+]?|{_WORDS})*\$?")
+_LONGEST_PATTERN = 200
+_MOST_CHOICES = 3  # repeats and lists of words in a pattern
+_MOST_PATTERNS = 10_000
+_MOST_WITH_CHOICES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +65,14 @@ class LoraSource:
     """`base` with the adapter of `folder` merged in. Merged weights are read as fp32, all others as `base` has them."""
 
     def __init__(self, base: TensorSource, folder: str | Path, config: ModelConfig) -> None:
+        path = existing_folder(folder, setting="lora_path")
         self._base = base
-        self._adapter = SafetensorsFolder(folder, stem="adapter_model")
-        self._settings = _Settings(Path(folder) / "adapter_config.json")
+        self._adapter = SafetensorsFolder(path, stem="adapter_model")
+        self._settings = _Settings(path / "adapter_config.json")
         shapes = {name: shape for name, shape in checkpoint_shapes(config).items() if len(shape) == 2}
         self._deltas = {weight: self._delta(weight, sides, shapes) for weight, sides in self._pairs(shapes).items()}
+        if not self._deltas:
+            raise ConfigError(f"{self._adapter.where('')}: holds no tensors; train or download the adapter again")
         self._settings.check_targets(_modules(self._deltas), _modules(shapes))
 
     def names(self) -> Collection[str]:
@@ -74,9 +90,17 @@ class LoraSource:
             return weight
         delta = self._deltas[name]
         rows, columns = slices or (slice(None), slice(None))
-        b = self._adapter.read(delta.b_name, (rows, slice(None))).to(weight.device, torch.float32)
-        a = self._adapter.read(delta.a_name, (slice(None), columns)).to(weight.device, torch.float32)
+        b = self._factor(delta.b_name, (rows, slice(None))).to(weight.device)
+        a = self._factor(delta.a_name, (slice(None), columns)).to(weight.device)
         return torch.addmm(weight.float(), b, a, alpha=delta.scale)
+
+    def _factor(self, name: str, slices: Slices) -> torch.Tensor:
+        tensor = self._adapter.read(name, slices)
+        where = f"{self._adapter.where(name)}: {name}"
+        if not tensor.is_floating_point():
+            raise ConfigError(f"{where}: holds {tensor.dtype}, not weights; merge the adapter with the tool it is of")
+        check_finite(tensor, torch.float32, where)
+        return tensor.float()
 
     def _pairs(self, weights: Collection[str]) -> dict[str, dict[str, str]]:
         """Weight -> its tensors by side, A and B. A tensor that no weight takes is an error that names it."""
@@ -86,8 +110,8 @@ class LoraSource:
             weight = f"{match['module']}.weight" if match else ""
             if match is None or weight not in weights:
                 raise ConfigError(
-                    f"{self._adapter.where(name)}: {name}: the model has no weight for it; use a LoRA of the linear "
-                    "layers of this base model"
+                    f"{self._adapter.where(name)}: {plain(name)}: the model has no weight for it; use a LoRA of the "
+                    "linear layers of this base model"
                 )
             pairs.setdefault(weight, {})[match["side"]] = name
         return pairs
@@ -103,7 +127,7 @@ class LoraSource:
             found = self._adapter.shape(sides[side])
             if found != expected:
                 raise ConfigError(
-                    f"{self._adapter.where(sides[side])}: {sides[side]}: shape {list(found)}, but r in "
+                    f"{self._adapter.where(sides[side])}: {sides[side]}: shape {shown(list(found))}, but r in "
                     f"adapter_config.json and the base model ask for {list(expected)}; use the base model that the "
                     "LoRA was trained on"
                 )
@@ -116,8 +140,9 @@ class _Settings:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._tree = read_json_object(path)
-        if str(self._tree.get("peft_type", "LORA")).upper() != "LORA":
-            raise self._error("peft_type", f"{self._tree['peft_type']!r} is not LORA; only LoRA adapters can be merged")
+        kind = self._tree.get("peft_type", "LORA")
+        if not isinstance(kind, str) or kind.upper() != "LORA":
+            raise self._error("peft_type", f"{shown(kind)} is not LORA; only LoRA adapters can be merged")
         for key in _REFUSED:
             if self._tree.get(key):
                 raise self._error(key, "not supported; merge the adapter with PEFT and load the merged checkpoint")
@@ -126,16 +151,27 @@ class _Settings:
         start = self._tree.get("init_lora_weights")
         if isinstance(start, str) and start.startswith(_REFUSED_STARTS):
             raise self._error(
-                "init_lora_weights", f"{start} changes the base weights; merge the adapter with PEFT first"
+                "init_lora_weights", f"{plain(start)} changes the base weights; merge the adapter with PEFT first"
             )
+        self._use_rslora = self._tree.get("use_rslora") or False
+        if not isinstance(self._use_rslora, bool):
+            raise self._error("use_rslora", f"expected true or false, found {shown(self._use_rslora)}; {_FIX}")
+        self._patterns_of = {key: self._patterns(key) for key in ("rank_pattern", "alpha_pattern")}
 
     def rank(self, module: str) -> int:
-        return int(self._positive("r", self._pattern("rank_pattern", module, self._tree.get("r"))))
+        value = self._pattern("rank_pattern", module, self._tree.get("r"))
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _LARGEST_RANK:
+            raise self._error("r", f"expected an integer in 1..{_LARGEST_RANK}, found {shown(value)}; {_FIX}")
+        return value
 
     def scale(self, module: str) -> float:
-        alpha = self._positive("lora_alpha", self._pattern("alpha_pattern", module, self._tree.get("lora_alpha")))
+        alpha = self._pattern("alpha_pattern", module, self._tree.get("lora_alpha"))
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha <= _LARGEST_ALPHA:
+            raise self._error(
+                "lora_alpha", f"expected a number above 0, at most {_LARGEST_ALPHA:g}, found {shown(alpha)}; {_FIX}"
+            )
         rank = self.rank(module)
-        return alpha / (math.sqrt(rank) if self._tree.get("use_rslora") else rank)
+        return alpha / (math.sqrt(rank) if self._use_rslora else rank)
 
     def check_targets(self, modules: Collection[str], model_modules: Collection[str]) -> None:
         """The adapter's modules must be those of `target_modules` (a list; a pattern is not compared).
@@ -145,32 +181,37 @@ class _Settings:
         targets = self._tree.get("target_modules")
         if not isinstance(targets, list):
             return
+        if len(targets) > _MOST_PATTERNS or not all(isinstance(target, str) for target in targets):
+            raise self._error("target_modules", f"expected names of modules, found {shown(targets)}; {_FIX}")
         for target in targets:
             is_of_model = any(_is_target(module, target) for module in model_modules)
             if is_of_model and not any(_is_target(module, target) for module in modules):
-                raise self._error("target_modules", f"{target!r} has no tensors in the adapter; download it again")
+                raise self._error("target_modules", f"{shown(target)} has no tensors in the adapter; download it again")
         for module in modules:
             if not any(_is_target(module, target) for target in targets):
-                raise self._error("target_modules", f"{module} has tensors but is not listed; restore the file")
+                raise self._error("target_modules", f"{module} has tensors but is not listed; {_FIX}")
+
+    def _patterns(self, key: str) -> list[tuple[re.Pattern[str], Any]]:
+        """PEFT's rule: a pattern matches the end of the module's name, from a dot on."""
+        tree = self._tree.get(key) or {}
+        if not isinstance(tree, dict) or len(tree) > _MOST_PATTERNS:
+            raise self._error(key, f"expected patterns with their values, found {shown(tree)}; {_FIX}")
+        patterns, num_with_choices = [], 0
+        for pattern, value in tree.items():
+            try:
+                compiled = re.compile(rf"(.*\.)?({pattern})")
+            except (re.error, OverflowError, RecursionError) as error:
+                raise self._error(key, f"{shown(pattern)} is no pattern ({first_line(error)}); {_FIX}") from None
+            num_choices = sum(map(pattern.count, "*+("))
+            num_with_choices += num_choices > 0
+            is_plain = len(pattern) <= _LONGEST_PATTERN and _PLAIN_PATTERN.fullmatch(pattern)
+            if not is_plain or num_choices > _MOST_CHOICES or num_with_choices > _MOST_WITH_CHOICES:
+                raise self._error(key, f"{shown(pattern)} is too much of a pattern; write the names of the modules")
+            patterns.append((compiled, value))
+        return patterns
 
     def _pattern(self, key: str, module: str, default: Any) -> Any:
-        """PEFT's rule: a pattern matches the end of the module's name, from a dot on."""
-        patterns = self._tree.get(key) or {}
-        if not isinstance(patterns, dict):
-            raise self._error(key, f"expected patterns with their values, found {patterns!r}; restore the file")
-        for pattern, value in patterns.items():
-            try:
-                is_match = re.fullmatch(rf"(.*\.)?({pattern})", module)
-            except re.error as error:
-                raise self._error(key, f"{pattern!r} is no pattern ({error}); restore the file") from None
-            if is_match:
-                return value
-        return default
-
-    def _positive(self, key: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise self._error(key, f"expected a number above 0, found {value!r}; restore the file")
-        return value
+        return next((value for pattern, value in self._patterns_of[key] if pattern.fullmatch(module)), default)
 
     def _error(self, key: str, problem: str) -> ConfigError:
         return ConfigError(f"{self._path}: {key}: {problem}")

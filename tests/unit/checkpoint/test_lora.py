@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fuzzing import bounded
 from safetensors.torch import save_file
 
 from common.checkpoint import LoraSource, ModelConfig, load_weights
@@ -136,8 +137,30 @@ def test_adapter_may_be_sharded_and_name_its_default_adapter(tmp_path: Path) -> 
         ({"bias": "all"}, "bias: trained biases"),
         ({"peft_type": "IA3"}, "'IA3' is not LORA"),
         ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4 changes the base weights"),
-        ({"r": None}, "r: expected a number above 0"),
+        ({"r": None}, r"r: expected an integer in 1\.\.65536, found None"),
+        ({"r": 4.5}, "r: expected an integer .* found 4.5"),
+        ({"r": 3.0}, "r: expected an integer .* found 3.0"),
+        ({"r": True}, "r: expected an integer .* found True"),
+        ({"r": 10**30}, "r: expected an integer .* found 1000"),
+        ({"rank_pattern": {"q_proj": 0.5}}, "r: expected an integer .* found 0.5"),
         ({"lora_alpha": "32"}, "lora_alpha: expected a number above 0"),
+        ({"lora_alpha": True}, "lora_alpha: expected a number above 0.* found True"),
+        ({"lora_alpha": float("inf")}, "lora_alpha: expected a number above 0.* found inf"),
+        ({"lora_alpha": float("nan")}, "lora_alpha: expected a number above 0.* found nan"),
+        ({"lora_alpha": 10**400}, "lora_alpha: expected a number above 0.* at most 1e[+]06"),
+        ({"lora_alpha": -1e-3}, "lora_alpha: expected a number above 0"),
+        ({"alpha_pattern": {"q_proj": 1e300}}, "lora_alpha: expected a number above 0"),
+        ({"use_rslora": "false"}, "use_rslora: expected true or false, found 'false'"),
+        ({"peft_type": 5}, "peft_type: 5 is not LORA"),
+        ({"peft_type": None}, "peft_type: None is not LORA"),
+        ({"target_modules": [1]}, r"target_modules: expected names of modules, found \[1\]"),
+        ({"target_modules": ["q_proj"] * 10_001}, "target_modules: expected names of modules"),
+        ({"rank_pattern": {f"{n}": 4 for n in range(10_001)}}, "rank_pattern: expected patterns with their values"),
+        ({"rank_pattern": {f".*{n}": 4 for n in range(51)}}, "rank_pattern: '.*50' is too much of a pattern"),
+        ({"rank_pattern": {"a?" * 40 + "a" * 40: 4}}, "rank_pattern: .* is too much of a pattern"),
+        ({"rank_pattern": {"(a|a)" * 30: 4}}, "rank_pattern: .* is too much of a pattern"),
+        ({"alpha_pattern": {"(.*)*x": 4}}, "alpha_pattern: .* is too much of a pattern"),
+        ({"alpha_pattern": {"(\n": 4}}, r"alpha_pattern: '\(.n' is no pattern"),
         ({"rank_pattern": [1]}, "rank_pattern: expected patterns with their values"),
         ({"rank_pattern": {"(": 4}}, "rank_pattern: .* is no pattern"),
         ({"r": 4}, r"_proj\.lora_A\.weight: shape \[3, \d+\], but r .* ask for \[4, \d+\]"),
@@ -146,8 +169,36 @@ def test_adapter_may_be_sharded_and_name_its_default_adapter(tmp_path: Path) -> 
     ],
 )
 def test_what_is_not_supported_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with bounded(5), pytest.raises(ConfigError, match=message) as caught:
         load(write_lora(tmp_path, **settings))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+def test_patterns_that_write_out_names_are_read(tmp_path: Path) -> None:
+    base = load(None)["layers.0.qkv_proj.weight"][:16]
+    for pattern in (r"model\.layers\.(0|1)\.self_attn\..*", r"^.*layers.\d+.self_attn.[qv]_proj$", "q_proj"):
+        merged = load(write_lora(tmp_path, alpha_pattern={pattern: 30}))["layers.0.qkv_proj.weight"][:16]
+        torch.testing.assert_close(merged, base + delta(Q0, 30 / RANK))
+
+
+def test_an_adapter_without_tensors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"adapter_model\.safetensors: holds no tensors"):
+        load(write_lora(tmp_path, {}))
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_one_value_of_an_adapter_that_is_no_number_is_named(tmp_path: Path, side: str, value: float) -> None:
+    tensors = adapter()
+    tensors[f"base_model.model.{Q0}.lora_{side}.weight"][1, 2] = value
+    with pytest.raises(ConfigError, match=rf"adapter_model\.safetensors: .*{Q0}.lora_{side}.weight: holds NaN"):
+        load(write_lora(tmp_path, tensors))
+
+
+def test_an_adapter_of_integers_is_refused(tmp_path: Path) -> None:
+    tensors = {name: tensor.to(torch.int8) for name, tensor in adapter().items()}
+    with pytest.raises(ConfigError, match=r"lora_[AB]\.weight: holds torch\.int8, not weights"):
+        load(write_lora(tmp_path, tensors))
 
 
 @pytest.mark.parametrize(
@@ -167,5 +218,5 @@ def test_missing_half_and_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").unlink()
     with pytest.raises(ConfigError, match=r"adapter_config\.json: no such file"):
         load(str(tmp_path))
-    with pytest.raises(ConfigError, match="adapter_model"):
+    with pytest.raises(ConfigError, match=r"nowhere: no such folder; .* set `lora_path`"):
         load(str(tmp_path / "nowhere"))
