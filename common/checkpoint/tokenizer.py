@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
+from common.checkpoint.chat import ChatRenderer
+from common.checkpoint.folder import existing_folder
 from common.checkpoint.tokenizer_files import (
     build,
+    failing,
     read_chat_template,
     read_optional,
     read_spec,
@@ -38,7 +40,7 @@ class Tokenizer:
     _folder: Path
     _encoder: tokenizers.Tokenizer = field(repr=False)
     _decoder: tokenizers.Tokenizer = field(repr=False)
-    _special_tokens: Mapping[str, str]
+    _renderer: ChatRenderer = field(repr=False)
     _chat_template: str | None = field(repr=False)
 
     @property
@@ -50,14 +52,20 @@ class Tokenizer:
         if add_bos and self.bos_id is None:
             raise ConfigError(f"{self._folder}: tokenizer_config.json names no bos_token: set add_bos_token to false")
         try:
-            ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+            with failing(f"{self._folder}: the tokenizer fails on the prompt"):
+                ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         except TypeError:
             raise ConfigError("the prompt is not valid text (half a surrogate pair?): repair the input line") from None
-        return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
+        if add_bos and self.bos_id is not None:
+            ids = [self.bos_id, *ids]
+        if self.mask_id in ids:
+            raise ConfigError(f"{self._folder}: the prompt holds the mask token {self.mask_id}; leave it out")
+        return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids. Ids that only the model's padded vocabulary has are left out: they have no text."""
-        text: str = self._decoder.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        with failing(f"{self._folder}: the tokenizer fails on the answer"):
+            text: str = self._decoder.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -70,33 +78,12 @@ class Tokenizer:
         return self.encode(self._render(self._chat_template, messages))
 
     def _render(self, template: str, messages: Sequence[Mapping[str, str]]) -> str:
-        # Imported here: it takes seconds, and only chat needs it. It renders the template in jinja's sandbox.
-        import transformers
-        from jinja2 import TemplateError
-
-        fast_tokenizer: Any = transformers.PreTrainedTokenizerFast
-        no_vocabulary = tokenizers.Tokenizer(tokenizers.models.BPE())
-        renderer = fast_tokenizer(tokenizer_object=no_vocabulary, **self._special_tokens)
-        try:
-            text: str = renderer.apply_chat_template(
-                [dict(message) for message in messages],
-                chat_template=template,
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{self._folder}: the chat template rejects the messages ({error}); "
-                "send a list of {role, content} that begins with the system or user"
-            ) from None
-        return text
+        return self._renderer.render(template, messages)
 
 
 def load_tokenizer(folder: str | Path, mask_token_id: int | None = None) -> Tokenizer:
     """Read the tokenizer files of `folder`. `mask_token_id`: other than the checkpoint's. Raises ConfigError."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder; download the checkpoint and set `model` to its folder")
+    folder = existing_folder(folder)
     settings = read_optional(folder / "tokenizer_config.json")
     roles = special_tokens(settings, read_optional(folder / "special_tokens_map.json"))
     spec = read_spec(folder, settings, roles)
@@ -104,16 +91,16 @@ def load_tokenizer(folder: str | Path, mask_token_id: int | None = None) -> Toke
     ids = {role: decoder.token_to_id(token) for role, token in roles.items()}
     if mask_token_id is None:
         own = read_optional(folder / "config.json").get("mask_token_id")
-        mask_token_id = own if isinstance(own, int) and own >= 0 else ids.get("mask_token")
-    mask_token = None if mask_token_id is None else decoder.id_to_token(mask_token_id)
+        is_id = isinstance(own, int) and not isinstance(own, bool) and own >= 0
+        mask_token_id = own if is_id else ids.get("mask_token")
     return Tokenizer(
         bos_id=ids.get("bos_token"),
         eos_id=ids.get("eos_token"),
         pad_id=ids.get("pad_token"),
         mask_id=mask_token_id,
         _folder=folder,
-        _encoder=build(folder, without(spec, mask_token)),
+        _encoder=build(folder, without(folder, spec, mask_token_id)),
         _decoder=decoder,
-        _special_tokens=roles,
+        _renderer=ChatRenderer(folder, roles),
         _chat_template=read_chat_template(folder, settings),
     )

@@ -6,25 +6,33 @@ that class is Qwen2's byte-level BPE, so the same pipeline is written down here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from json import dumps
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from common.checkpoint.folder import MOST_VOCABULARY_BYTES, is_file, plain, read_text, shown
 from common.checkpoint.json_file import read_json_object
-from common.errors import ConfigError
+from common.errors import ConfigError, first_line
 
 # The pattern of Qwen2 and Dream: contractions, words, single digits, punctuation, line breaks, spaces.
 _PRETOKENIZE = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+_MOST_IDS = 2**31
+_MOST_STEPS = 64
+_MOST_GROWTH = 64
 _SPECIAL_ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "mask_token")
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    return read_json_object(path) if path.is_file() else {}
+    return read_json_object(path) if is_file(path) else {}
 
 
 def special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
@@ -42,18 +50,19 @@ def special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
 def read_spec(folder: Path, settings: Mapping[str, Any], roles: Mapping[str, str]) -> dict[str, Any]:
     """The tokenizer in the terms of tokenizer.json, added tokens of the other files included."""
     path = folder / "tokenizer.json"
-    spec = read_json_object(path) if path.is_file() else _byte_level_bpe(folder)
+    spec = read_json_object(path, MOST_VOCABULARY_BYTES) if is_file(path) else _byte_level_bpe(folder)
     model = spec.get("model")
     if not isinstance(model, dict) or "vocab" not in model:
         raise ConfigError(f"{path}: model.vocab: missing; download the file again")
     try:
         tokens = [*(spec.get("added_tokens") or []), *_added_tokens(folder, settings, roles)]
         first = {token["content"]: token for token in reversed(tokens)}
-        spec["added_tokens"] = sorted(first.values(), key=lambda token: int(token["id"]))
+        spec["added_tokens"] = sorted(first.values(), key=_id_of)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{folder}: the added tokens are not readable ({error!r}); download its files again"
+            f"{folder}: the added tokens are not readable ({brief(error)}); download its files again"
         ) from None
+    _check_growth(path, spec)
     if isinstance(model["vocab"], dict):
         # `tokenizers` numbers added tokens by their order unless the vocabulary has them: put their ids there.
         model["vocab"] = model["vocab"] | {token["content"]: token["id"] for token in spec["added_tokens"]}
@@ -63,10 +72,8 @@ def read_spec(folder: Path, settings: Mapping[str, Any], roles: Mapping[str, str
 def _byte_level_bpe(folder: Path) -> dict[str, Any]:
     """Qwen2's and Dream's tokenizer from vocab.json and merges.txt."""
     merges_path = folder / "merges.txt"
-    if not merges_path.is_file():
+    if not is_file(merges_path):
         raise ConfigError(f"{folder}: neither tokenizer.json nor vocab.json with merges.txt found; download them")
-    lines = merges_path.read_text(encoding="utf-8").split("\n")
-    merges = [line.strip() for line in lines if line.strip() and not line.startswith("#version:")]
     split = {"type": "Split", "pattern": {"Regex": _PRETOKENIZE}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {
@@ -86,10 +93,29 @@ def _byte_level_bpe(folder: Path) -> dict[str, Any]:
             "end_of_word_suffix": "",
             "fuse_unk": False,
             "byte_fallback": False,
-            "vocab": read_json_object(folder / "vocab.json"),
-            "merges": merges,
+            "vocab": read_json_object(folder / "vocab.json", MOST_VOCABULARY_BYTES),
+            "merges": _merges(merges_path),
         },
     }
+
+
+def _merges(path: Path) -> list[str]:
+    merges = []
+    for number, line in enumerate(read_text(path, MOST_VOCABULARY_BYTES).split("\n"), start=1):
+        merge = line.strip()
+        if not merge or line.startswith("#version:"):
+            continue
+        if merge.count(" ") != 1:
+            raise ConfigError(f"{path}: line {number}: {shown(merge)} is not two parts and a space; download it again")
+        merges.append(merge)
+    return merges
+
+
+def _id_of(token: Mapping[str, Any]) -> int:
+    id_ = token["id"]
+    if isinstance(id_, bool) or not isinstance(id_, int) or not 0 <= id_ < _MOST_IDS:
+        raise ValueError(f"id {shown(id_)} of {shown(token['content'])}")
+    return id_
 
 
 def _added_tokens(folder: Path, settings: Mapping[str, Any], roles: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -103,31 +129,102 @@ def _added_tokens(folder: Path, settings: Mapping[str, Any], roles: Mapping[str,
     return [{**flags, "content": text, "special": text in special, "id": id_} for text, id_ in added.items()]
 
 
-def without(spec: dict[str, Any], token: str | None) -> dict[str, Any]:
-    """The same tokenizer, to which `token` is ordinary text."""
-    if token is None:
+def without(folder: Path, spec: dict[str, Any], token_id: int | None) -> dict[str, Any]:
+    """The same tokenizer, to which the token's text is ordinary. ConfigError where all texts are made of that token."""
+    if token_id is None:
         return spec
     model, vocab = spec["model"], spec["model"]["vocab"]
+    added = [entry for entry in spec["added_tokens"] if entry["id"] != token_id]
     if isinstance(vocab, dict):
-        model = model | {"vocab": {text: id_ for text, id_ in vocab.items() if text != token}}
-    added = [entry for entry in spec["added_tokens"] if entry["content"] != token]
+        texts = {text for text, id_ in vocab.items() if id_ == token_id}
+        named = {entry["content"] for entry in spec["added_tokens"]}
+        letters = [text for text in texts - named if len(text) == 1 or _BYTE.fullmatch(text)]
+        if letters and model.get("type", "BPE") == "BPE":
+            raise ConfigError(
+                f"{folder}: mask_token_id {token_id} is {shown(letters[0])}, a letter of texts; set the mask token's id"
+            )
+        model = model | {"vocab": {text: id_ for text, id_ in vocab.items() if id_ != token_id}}
+        if isinstance(model.get("merges"), list):
+            model["merges"] = _merges_without(texts, model)
+    elif isinstance(vocab, list) and token_id < len(vocab):
+        model = model | {"vocab": _pieces_without(vocab, token_id)}
     return spec | {"model": model, "added_tokens": added}
 
 
+def _merges_without(texts: Set[str], model: Mapping[str, Any]) -> list[Any]:
+    """Those that neither make one of these tokens nor go on from it."""
+    prefix = model.get("continuing_subword_prefix") or ""
+    kept = []
+    for merge in model["merges"]:
+        first, _, second = merge.partition(" ") if isinstance(merge, str) else (merge[0], "", merge[-1])
+        if texts.isdisjoint((first, second, first + second.removeprefix(prefix))):
+            kept.append(merge)
+    return kept
+
+
+def _pieces_without(pieces: list[Any], token_id: int) -> list[Any]:
+    """Places are ids here. A piece that is there twice counts as the later one, so the token becomes a copy of that."""
+    return pieces[:token_id] + [pieces[-1]] * (token_id < len(pieces) - 1) + pieces[token_id + 1 :]
+
+
+def _check_growth(path: Path, spec: Mapping[str, Any]) -> None:
+    """Replacements that follow each other can make gigabytes of a letter. Raises ConfigError."""
+    for keys in (("normalizer", "pre_tokenizer"), ("decoder",)):
+        steps = [step for key in keys for step in _steps(spec.get(key))]
+        if len(steps) > _MOST_STEPS or prod(map(_growth, steps)) > _MOST_GROWTH:
+            raise ConfigError(
+                f"{path}: {' and '.join(keys)}: more than {_MOST_STEPS} steps, or a text becomes {_MOST_GROWTH} times "
+                "longer; download the file again"
+            )
+
+
+def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(part, Mapping):
+        yield part
+        for key in ("normalizers", "pretokenizers", "decoders"):
+            for inner in part.get(key) or ():
+                yield from _steps(inner)
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """How many times longer a text may become."""
+    if step.get("type") == "ByteLevel":
+        return 2
+    content = step.get("content") if step.get("type") == "Replace" else step.get("prepend")
+    if not isinstance(content, str):
+        return 1
+    pattern = step.get("pattern")
+    replaced = pattern.get("String") if isinstance(pattern, Mapping) else None
+    return max(1, len(content) / len(replaced) if isinstance(replaced, str) and replaced else len(content) + 1)
+
+
 def build(folder: Path, spec: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    try:
+    with failing(f"{folder}: the tokenizer files are not valid"):
         tokenizer = tokenizers.Tokenizer.from_str(dumps(spec))
-    except Exception as error:  # `tokenizers` raises plain Exception whatever is wrong
-        raise ConfigError(f"{folder}: the tokenizer files are not valid ({error}); download them again") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
+@contextmanager
+def failing(sentence: str) -> Iterator[None]:
+    """ConfigError where `tokenizers` fails: it raises plain Exception, or panics with what is none at all."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(f"{sentence} ({brief(error)}); download its files again") from None
+
+
+def brief(error: BaseException) -> str:
+    return plain(first_line(error))
+
+
 def read_chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
+    if is_file(path):
+        return read_text(path)
     template = settings.get("chat_template")
     if isinstance(template, list):  # several named ones
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from fuzzing import bounded
 from tokenizers import models, pre_tokenizers, trainers
 
 from common.checkpoint import Tokenizer, load_tokenizer
@@ -194,6 +195,111 @@ def test_word_level_vocabulary_with_the_mask_inside(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path).encode("a <mask> b") == [2, 0, 3]
 
 
+def test_the_text_of_any_mask_is_ordinary(folder: Path) -> None:
+    """Also of a mask that the run names, which the vocabulary may know as a word."""
+    every = load_tokenizer(folder)
+    words = [id_ for id_ in every.encode(TEXT) if len(every.decode([id_])) > 1]
+    assert words
+    for mask in sorted(set(words)):
+        tokenizer = load_tokenizer(folder, mask_token_id=mask)
+        assert tokenizer.mask_id == mask
+        ids = tokenizer.encode(TEXT)
+        assert mask not in ids and tokenizer.decode(ids, skip_special_tokens=False) == TEXT
+
+
+def test_a_letter_is_no_mask(folder: Path) -> None:
+    letter = load_tokenizer(folder).encode("d")
+    with pytest.raises(ConfigError, match=rf"mask_token_id {letter[0]} is 'd', a letter of texts"):
+        load_tokenizer(folder, mask_token_id=letter[0])
+
+
+def test_pieces_keep_their_places_without_the_mask(tmp_path: Path) -> None:
+    pieces = [("<unk>", 0.0), ("a", -1.0), ("mask", -1.0), ("b", -1.0), ("m", -2.0), ("s", -2.0), ("k", -2.0)]
+    tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path).encode("amaskb") == [1, 2, 3]
+    assert load_tokenizer(tmp_path, mask_token_id=2).encode("amaskb") == [1, 4, 1, 5, 6, 3]
+    assert load_tokenizer(tmp_path, mask_token_id=6).encode("amaskb") == [1, 2, 3]
+    assert load_tokenizer(tmp_path, mask_token_id=6).encode("k") == [0]
+    assert load_tokenizer(tmp_path, mask_token_id=7).encode("amaskb") == [1, 2, 3]
+
+
+def test_a_beginning_that_is_the_mask_is_refused(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder, mask_token_id=ID["<|beginoftext|>"])
+    with pytest.raises(ConfigError, match="the prompt holds the mask token"):
+        tokenizer.encode("hi", add_bos=True)
+
+
+def test_an_added_token_beyond_the_vocabulary_keeps_its_id(folder: Path) -> None:
+    tokens = {**SETTINGS["added_tokens_decoder"], "4000": added_token("<far>")}
+    write_settings(folder, added_tokens_decoder=tokens)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.encode("<far>") == [4000] and tokenizer.decode([4000], skip_special_tokens=False) == "<far>"
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aaaa"}
+TOKENIZER_JSON: dict[str, Any] = {
+    "version": "1.0",
+    "added_tokens": [],
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 4}}, "normalizer .*64 times"),
+        ({"decoder": {"type": "Sequence", "decoders": [REPLACE] * 40}}, "decoder: .*64 times"),
+        ({"normalizer": {**REPLACE, "pattern": {"Regex": ""}, "content": "x" * 99}}, "normalizer .*64 times"),
+        ({"normalizer": {"type": "Prepend", "prepend": "x" * 99}}, "normalizer .*64 times"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}] * 7}}, "pre_tokenizer: "),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 100}}, "more than 64 steps"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "tokenizer files are not valid"),
+        ({"model": {**TOKENIZER_JSON["model"], "continuing_subword_prefix": "####"}}, "files are not valid"),
+        ({"model": {**TOKENIZER_JSON["model"], "merges": [["a"]]}}, "files are not valid"),
+        ({"model": {**TOKENIZER_JSON["model"], "merges": ["a b c"]}}, "files are not valid"),
+        ({"model": {**TOKENIZER_JSON["model"], "vocab": {"a": -1}}}, "files are not valid"),
+        ({"model": {**TOKENIZER_JSON["model"], "vocab": 5}}, "files are not valid"),
+        ({"model": {"vocab": {}, "type": "x\n" * 10**5}}, "files are not valid"),
+        ({"model": []}, "model.vocab: missing"),
+        ({"added_tokens": [{"id": 1e400, "content": "x"}]}, "added tokens are not readable .id inf of 'x'"),
+        ({"added_tokens": [{"id": True, "content": "x"}]}, "added tokens are not readable .id True"),
+        ({"added_tokens": [{"id": 2**31, "content": "x"}]}, "added tokens are not readable .id 2147483648"),
+        ({"added_tokens": [{"id": -1, "content": "x\n" * 10**5}]}, "added tokens are not readable .id -1"),
+        ({"added_tokens": [{"id": 1, "content": ["x"]}]}, "added tokens are not readable"),
+        ({"added_tokens": {"x": 1}}, "added tokens are not readable"),
+    ],
+)
+def test_a_tokenizer_of_nonsense_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**TOKENIZER_JSON, **changes}))
+    with bounded(10), pytest.raises(ConfigError, match=message) as caught:
+        load_tokenizer(tmp_path)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 800
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "the tokenizer fails on the prompt .chunk size"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}, r"fails on the prompt .*\[UNK\]"),
+    ],
+)
+def test_a_tokenizer_that_fails_on_a_text_is_an_error_of_its_request(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**TOKENIZER_JSON, **changes}))
+    tokenizer = load_tokenizer(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        tokenizer.encode("zz zz")
+
+
+def test_the_normalizers_of_published_models_may_replace(tmp_path: Path) -> None:
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    steps = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, space]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**TOKENIZER_JSON, "normalizer": steps}))
+    assert load_tokenizer(tmp_path).encode("ab ab") == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -201,6 +307,8 @@ def test_word_level_vocabulary_with_the_mask_inside(tmp_path: Path) -> None:
         ("merges.txt", None, "neither tokenizer.json nor vocab.json with merges.txt"),
         ("vocab.json", "{", r"vocab\.json: not valid JSON"),
         ("merges.txt", "never seen", "tokenizer files are not valid"),
+        ("merges.txt", "#version: 0.2\na b\na b c\n", r"merges\.txt: line 3: 'a b c' is not two parts and a space"),
+        ("merges.txt", "x" * 10**6, r"merges\.txt: line 1: 'x+\.\.\.x+' is not two parts"),
         ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {}}}', "added tokens are not readable"),
     ],
 )
@@ -209,6 +317,17 @@ def test_broken_folders_say_which_file(folder: Path, name: str, content: str | N
     if content is not None:
         (folder / name).write_text(content)
     with pytest.raises(ConfigError, match=message):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "chat_template.jinja", "vocab.json", "tokenizer_config.json"])
+def test_files_that_are_no_text_or_far_too_large_are_named(folder: Path, name: str) -> None:
+    (folder / name).write_bytes("é".encode("latin-1"))
+    with pytest.raises(ConfigError, match=rf"{name}: not UTF-8 text .* at byte 0.; save it as UTF-8"):
+        load_tokenizer(folder)
+    with (folder / name).open("wb") as file:
+        file.truncate(2**33)  # takes no room
+    with bounded(5, 0.5), pytest.raises(ConfigError, match=rf"{name}: larger than (16|64) MiB"):
         load_tokenizer(folder)
 
 
