@@ -32,10 +32,11 @@ LINEARS = {
     "gate_up_proj": LinearKind(("mlp.gate_proj", "mlp.up_proj"), "column"),
     "down_proj": LinearKind(("mlp.down_proj",), "row"),
 }
+NUMBER = "0|[1-9][0-9]{0,8}"  # as a checkpoint writes a layer's; other digits would name the same one twice
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 _KIND_OF_PART = {part: kind for kind, linear in LINEARS.items() for part in linear.parts}
-_CHECKPOINT = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_CHECKPOINT = re.compile(rf"model\.layers\.({NUMBER})\.(.+)")
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -2,17 +2,15 @@
 
     model folder -> LoRA merge -> smoothing -> quantize_linear -> shards + description + copied config and tokenizer
 
-The folder is written under a temporary name beside its own and renamed at the end: what bears the name is whole.
+The folder is written under a temporary name beside its own (`partial`): what bears its name is whole.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -35,7 +33,8 @@ from quant.folder import (
     write_description,
 )
 from quant.folder import Scheme as FileScheme
-from quant.names import LINEARS, LinearName, excluded_linears, linear_of
+from quant.names import LINEARS, NUMBER, LinearName, excluded_linears, linear_of
+from quant.partial import whole_or_nothing
 from quant.report import LinearReport, QuantReport, measure
 from quant.scheme import quantize_linear
 
@@ -45,7 +44,7 @@ MergeLora = Callable[[str, Tensor], Tensor]  # (checkpoint tensor name, tensor) 
 logger = logging.getLogger(__name__)
 
 _FILE_SCHEME: dict[str, FileScheme] = {"w8a8_dynamic": "W8A8_DYNAMIC", "w8a8": "W8A8"}
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_LAYER = re.compile(rf"model\.layers\.({NUMBER})\.")
 _COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")  # config and tokenizer; never code
 
 
@@ -68,6 +67,10 @@ class _Request:
     def read(self, name: str) -> Tensor:
         """The tensor with LoRA merged; in its own dtype if it stays float."""
         tensor = self.source.read(name)
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise QuantizationError(
+                f"{self.source.where(name)}: {name}: holds NaN or infinite values; download or train the model again"
+            )
         if self.lora is None:
             return tensor
         merged = self.lora(name, tensor)
@@ -99,11 +102,14 @@ def quantize_folder(
     if not chosen:
         raise QuantizationError("exclude leaves no linear to quantize: exclude fewer, or use the float model")
     request = _Request(scheme, TensorFolder(source), geometry, chosen, calibration, smooth_alpha, lora)
-    with _whole_or_nothing(out) as partial:
-        report = _write(request, partial, max_shard_bytes)
-        for path in source.iterdir():
-            if path.is_file() and path.suffix in _COPIED and not path.name.endswith(".index.json"):
-                shutil.copyfile(path, partial / path.name)
+    try:
+        with whole_or_nothing(out) as partial:
+            report = _write(request, partial, max_shard_bytes)
+            for path in source.iterdir():
+                if path.is_file() and path.suffix in _COPIED and not path.name.endswith(".index.json"):
+                    shutil.copyfile(path, partial / path.name)
+    except (OSError, SafetensorError) as error:
+        raise QuantizationError(f"{out}: could not be written ({error}); free space or write elsewhere") from None
     return report
 
 
@@ -213,17 +219,3 @@ def _check_shape(request: _Request, module: str, tensors: Mapping[str, Tensor]) 
     if tuple(tensors[key].shape) != shape:
         found = list(tensors[key].shape)
         raise QuantizationError(f"{request.source.folder}: {key!r} is {found}, but config.json makes it {list(shape)}")
-
-
-@contextmanager
-def _whole_or_nothing(out: Path) -> Iterator[Path]:
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
-        partial.replace(out)
-    except (OSError, SafetensorError) as error:
-        raise QuantizationError(f"{out}: could not be written ({error}); free space or write elsewhere") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from quant.errors import QuantizationError
 from quant.folder.description import is_quantized_folder, read_description
 from quant.folder.opened import FloatTensors, QuantizedFolder, open_folder
-from quant.folder.tensors import Slices
+from quant.folder.tensors import Slices, shown
 from quant.names import FLOATS, LINEARS, LinearName
 
 __all__ = ["float_tensors", "is_quantized_folder", "load_quantized", "read_description"]
@@ -102,7 +102,7 @@ def _dynamic(part: _Part) -> dict[str, Tensor]:
     part.check_symmetric()
     tensors = {"weight_scale": part.scales("weight_scale")}
     if part.has("bias"):
-        tensors["bias"] = part.channels("bias", FLOATS).float()
+        tensors["bias"] = part.finite("bias", part.channels("bias", FLOATS).float())
     return tensors
 
 
@@ -148,7 +148,7 @@ class _Part:
         shape = self.opened.tensors.shape(f"{self.module}.{suffix}")
         if shape not in allowed:
             wanted = " or ".join(str(list(each)) for each in allowed)
-            self.refuse(suffix, f"shape {list(shape)}, but config.json makes it {wanted}")
+            self.refuse(suffix, f"shape {shown(list(shape))}, but config.json makes it {wanted}")
 
     def check_symmetric(self) -> None:
         if self.has("weight_offset") and self.channels("weight_offset", (*FLOATS, torch.int8)).any():
@@ -180,6 +180,11 @@ class _Part:
                 self.refuse("deq_scale", "its int64 values are not the bits of positive fp32 numbers")
             stored = stored.to(torch.int32).view(torch.float32)
         return self._positive("deq_scale", stored)
+
+    def finite(self, suffix: str, tensor: Tensor) -> Tensor:
+        if not bool(torch.isfinite(tensor).all()):
+            self.refuse(suffix, "holds NaN or infinite values")
+        return tensor
 
     def _positive(self, suffix: str, scale: Tensor) -> Tensor:
         if not bool((torch.isfinite(scale) & (scale >= 0)).all()):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from quant.errors import QuantizationError
-from quant.folder.tensors import read_json
+from quant.folder.tensors import check_name, read_json, shown
 
 DESCRIPTION_FILE = "quant_model_description.json"
 FLOAT = "FLOAT"
@@ -47,8 +47,9 @@ def read_description(folder: str | Path) -> Description:
     _check_whole_model(tree, path)
     entries = {name: value for name, value in tree.items() if "." in name}
     for name, value in entries.items():
+        check_name(path, name)
         if value != FLOAT and value not in SCHEMES:
-            raise QuantizationError(f"{path}: {name}: scheme {value!r} is not supported; {_SCHEME_FIX}")
+            raise QuantizationError(f"{path}: {name}: scheme {shown(value)} is not supported; {_SCHEME_FIX}")
     if not entries:
         raise QuantizationError(f"{path}: names no tensor; copy the file again")
     return Description(path, entries)
@@ -69,7 +70,7 @@ def write_description(folder: Path, scheme_of: Mapping[str, str], model_quant_ty
 def _check_whole_model(tree: Mapping[str, Any], path: Path) -> None:
     kind = tree.get("model_quant_type", "W8A8")
     if kind not in SCHEMES:
-        raise QuantizationError(f"{path}: model_quant_type: scheme {kind!r} is not supported; {_SCHEME_FIX}")
+        raise QuantizationError(f"{path}: model_quant_type: scheme {shown(kind)} is not supported; {_SCHEME_FIX}")
     metadata = tree.get("metadata")
     if isinstance(metadata, dict) and "quarot" in metadata:
         raise QuantizationError(f"{path}: metadata.quarot: rotated activations are not supported; {_SCHEME_FIX}")

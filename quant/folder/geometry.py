@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from quant.errors import QuantizationError
-from quant.folder.tensors import read_json
+from quant.folder.tensors import read_json, shown
+
+_LARGEST = 2**31
+_MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def read_geometry(folder: str | Path) -> Geometry:
     hidden = _positive(tree, "hidden_size", path)
     num_heads = _positive(tree, "num_attention_heads", path)
     return Geometry(
-        num_layers=_positive(tree, "num_hidden_layers", path),
+        num_layers=_positive(tree, "num_hidden_layers", path, at_most=_MOST_LAYERS),
         hidden=hidden,
         intermediate=_positive(tree, "intermediate_size", path),
         num_heads=num_heads,
@@ -66,9 +69,11 @@ def read_geometry(folder: str | Path) -> Geometry:
     )
 
 
-def _positive(tree: dict[str, Any], key: str, path: Path, default: int | None = None) -> int:
+def _positive(tree: dict[str, Any], key: str, path: Path, default: int | None = None, at_most: int = _LARGEST) -> int:
     value = tree.get(key)
     value = default if value is None else value
-    if not isinstance(value, int) or value <= 0:
-        raise QuantizationError(f"{path}: {key}: expected a positive number, found {value!r}; correct config.json")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= at_most:
+        raise QuantizationError(
+            f"{path}: {key}: expected a positive number up to {at_most}, found {shown(value)}; correct config.json"
+        )
     return value

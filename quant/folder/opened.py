@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from quant.errors import QuantizationError
@@ -83,7 +84,7 @@ def open_folder(folder: str | Path) -> QuantizedFolder:
     for linear in opened.quantized_linears():
         _check_complete(opened, linear)
     for name in opened.tensors.names():
-        if _NORM_BIAS.fullmatch(name) and opened.tensors.read(name).any():
+        if _NORM_BIAS.fullmatch(name) and opened.tensors.read(name).to(torch.float64).any():
             raise QuantizationError(
                 f"{opened.tensors.where(name)}: {name}: the model's norms have no bias; "
                 "quantize again without outlier suppression that shifts activations"

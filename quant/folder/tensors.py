@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,56 @@ from torch import Tensor
 from quant.errors import QuantizationError
 
 INDEX_FILE = "model.safetensors.index.json"
-
+_MOST_JSON_BYTES = 16 * 2**20
+_MOST_JSON_VALUES = 2_000_000
+_DEEPEST_JSON = 100
+_LONGEST_NAME = 300
+_FOUND = reprlib.Repr()
+_FOUND.maxstring = _FOUND.maxother = 80
+_LONGEST_HEADER = 16 * 2**20
 
 Slices = tuple[slice, ...]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises QuantizationError for a missing, unreadable or other file."""
+    """A JSON object. Raises QuantizationError for a missing, unreadable, huge, deeply nested or other file."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(_MOST_JSON_BYTES + 1)
+        is_large = len(data) > _MOST_JSON_BYTES or sum(map(data.count, (b",", b"[", b"{"))) > _MOST_JSON_VALUES
+        tree = None if is_large else json.loads(data.decode("utf-8"))
     except FileNotFoundError:
         raise QuantizationError(f"{path}: no such file; the folder is not a complete checkpoint") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise QuantizationError(f"{path}: cannot be read ({error.strerror}); correct its permissions") from None
+    except ValueError as error:
         raise QuantizationError(f"{path}: not valid JSON ({error}); copy the file again") from None
+    except RecursionError:
+        is_large = True
+    if is_large or _is_deep(tree):
+        raise QuantizationError(f"{path}: larger or nested deeper than any that a model needs; copy the file again")
     if not isinstance(tree, dict):
         raise QuantizationError(f"{path}: expected an object, found {type(tree).__name__}; copy the file again")
     return tree
+
+
+def _is_deep(tree: Any) -> bool:
+    level = [tree]
+    for _ in range(_DEEPEST_JSON):
+        nodes = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, (dict, list))]
+        level = [value for node in nodes for value in node]
+    return any(isinstance(node, (dict, list)) for node in level)
+
+
+def check_name(path: Path, name: str) -> None:
+    """Of a tensor, as it stands in later sentences. Raises QuantizationError."""
+    if len(name) > _LONGEST_NAME or not name.isprintable():
+        raise QuantizationError(f"{path}: a tensor has no proper name, {shown(name)}; copy the file again")
+
+
+def shown(value: object) -> str:
+    """A value out of a file as part of a sentence: one short line whatever it holds."""
+    return _FOUND.repr(value)
 
 
 class TensorFolder:
@@ -67,7 +102,10 @@ class TensorFolder:
     def read(self, name: str, slices: Slices = ()) -> Tensor:
         """The tensor, or the part that `slices` (one a dimension) cut out."""
         file = self._file(name)
-        tensor: Tensor = file.get_slice(name)[slices] if slices else file.get_tensor(name)
+        try:
+            tensor: Tensor = file.get_slice(name)[slices] if slices else file.get_tensor(name)
+        except (SafetensorError, OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:
+            raise QuantizationError(f"{self.where(name)}: {name}: cannot be read ({error}); copy it again") from None
         return tensor.contiguous()
 
     def _file(self, name: str) -> Any:
@@ -80,6 +118,7 @@ class TensorFolder:
             raise QuantizationError(f"{self.folder}: no safetensors files; give a Hugging Face model folder")
         for path in paths:
             for name in self._open(path):
+                check_name(path, name)
                 if name in self._file_of:
                     other = self._file_of[name].name
                     raise QuantizationError(f"{path}: tensor {name!r} is also in {other}; remove the file that is old")
@@ -91,19 +130,26 @@ class TensorFolder:
             raise QuantizationError(f"{index}: no weight_map from tensors to files; copy the file again")
         held = {file: set(self._open(self.folder / file)) for file in sorted(set(weight_map.values()))}
         for name, file in weight_map.items():
+            check_name(index, name)
             if name not in held[file]:
                 raise QuantizationError(f"{index}: tensor {name!r} is not in {file}; copy both files again")
             self._file_of[name] = self.folder / file
 
     def _open(self, path: Path) -> Iterator[str]:
+        check_name(self.folder, path.name)
         if path.parent != self.folder:
             raise QuantizationError(f"{path}: shards must lie in the model folder itself; correct the index")
-        if not path.is_file():
-            raise QuantizationError(f"{path}: the index names this file, but it is missing; copy it")
         try:
+            if not path.is_file():
+                raise QuantizationError(f"{path}: the index names this file, but it is missing; copy it")
+            with path.open("rb") as file:
+                header_size = int.from_bytes(file.read(8), "little")
+            if header_size > _LONGEST_HEADER:
+                raise SafetensorError(f"a header of {header_size} bytes")
             self._files[path] = safe_open(path, framework="pt")
         except (SafetensorError, OSError) as error:
-            raise QuantizationError(f"{path}: truncated or not safetensors ({error}); copy it again") from None
+            reason = str(error) if str(error).isprintable() and len(str(error)) < _LONGEST_NAME else shown(str(error))
+            raise QuantizationError(f"{path}: truncated or not safetensors ({reason}); copy it again") from None
         return iter(self._files[path].keys())
 
 

@@ -21,6 +21,7 @@ from quant.folder import float_tensors as float_source
 from quant.folder import is_quantized_folder, load_quantized
 from quant.folder.checkpoint import read_description
 from quant.linear import install_linears, swap_linears
+from quant.names import LinearName, linear_of
 from quant.quantize import FolderScheme, quantize_folder
 
 DESCRIPTION = "quant_model_description.json"
@@ -245,6 +246,13 @@ REFUSED_DESCRIPTIONS = [
     ("W8A8", config(num_hidden_layers=1), "config.json has 1 layers"),
     ("W8A8", config(num_hidden_layers=3), "'model.layers.2.self_attn.q_proj.weight' is missing"),
     ("W8A8", config(hidden_size=None), "config.json: hidden_size: expected a positive number"),
+    ("W8A8", config(hidden_size=2**31 + 1), "hidden_size: expected a positive number up to 2147483648"),
+    ("W8A8", config(num_hidden_layers=10**9), "num_hidden_layers: expected a positive number up to 1000, found 1000"),
+    ("W8A8", config(num_attention_heads=True), "num_attention_heads: expected a positive number"),
+    ("W8A8", config(head_dim=["x\n"] * 10**4), "head_dim: expected a positive number"),
+    ("W8A8", describe(**{"model.layers.0.x\ny" * 99: "FLOAT"}), "a tensor has no proper name"),
+    ("W8A8", describe(**{f"{Q0}.weight": ["x\n"] * 10**4}), f"{Q0}.weight: scheme .* is not supported"),
+    ("W8A8", describe(model_quant_type="x\n" * 10**4), "model_quant_type: scheme 'x.n.*' is not supported"),
 ]
 REFUSED_TENSORS = [
     ("W8A8", tensor(f"{K0}.deq_scale", lambda _: None), f"'{K0}.deq_scale' is described but in no file"),
@@ -258,6 +266,9 @@ REFUSED_TENSORS = [
     ("W8A8", tensor(f"{Q0}.input_scale", lambda t: t.expand(3)), r"input_scale: shape \[3\]"),
     ("W8A8_DYNAMIC", tensor(f"{Q0}.weight_offset", lambda t: t + 1), f"{Q0}.weight_offset: weights with an offset"),
     ("W8A8_DYNAMIC", tensor(f"{Q0}.weight_scale", lambda t: t * torch.inf), "holds negative or infinite scales"),
+    ("W8A8_DYNAMIC", tensor(f"{Q0}.bias", lambda t: t * torch.nan), f"{Q0}.bias: holds NaN or infinite values"),
+    ("W8A8_DYNAMIC", tensor(f"{Q0}.weight_scale", lambda t: t * torch.nan), "holds negative or infinite scales"),
+    ("W8A8", tensor(f"{Q0}.input_scale", lambda t: t * torch.inf), f"{Q0}.deq_scale: it is not input_scale"),
     ("W8A8", tensor(f"{Q0}.deq_scale", lambda t: t.long() - 1), "not the bits of positive fp32 numbers"),
     ("W8A8", tensor(f"{Q0}.deq_scale", lambda t: t * 2), "is not input_scale [*] weight_scale"),
     ("W8A8", tensor(f"{Q0}.input_offset", lambda t: t + 0.5), "make no int8"),
@@ -275,4 +286,10 @@ def test_a_corrupt_folder_is_refused_by_key(
     damage(folder)
     with pytest.raises(QuantizationError, match=message) as caught:
         load_quantized(folder)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 600
+
+
+def test_layers_have_one_name_each() -> None:
+    assert linear_of("model.layers.0.mlp.up_proj") == LinearName(0, "gate_up_proj")
+    for number in ("00", "٣", "-1", "9" * 5000, ""):
+        assert linear_of(f"model.layers.{number}.mlp.up_proj") is None

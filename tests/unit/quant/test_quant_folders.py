@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fuzzing import bounded
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -167,6 +168,10 @@ def _index(folder: Path, weight_map: object) -> None:
     (folder / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
 
 
+def _header(folder: Path, size: int, header: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(size.to_bytes(8, "little") + header)
+
+
 @pytest.mark.parametrize(
     "damage, message",
     [
@@ -178,6 +183,19 @@ def _index(folder: Path, weight_map: object) -> None:
         (lambda folder: _index(folder, {"w": "../model.safetensors"}), "in the model folder itself"),
         (lambda folder: _index(folder, ["w"]), "no weight_map"),
         (lambda folder: (folder / INDEX_FILE).write_text("{"), "not valid JSON"),
+        (lambda folder: (folder / INDEX_FILE).write_text("{" + '"a":{' * 10**6), "larger or nested deeper"),
+        (lambda folder: (folder / INDEX_FILE).write_text('{"a":' + "[" * 200 + "]" * 200 + "}"), "nested deeper"),
+        (lambda folder: (folder / INDEX_FILE).write_text('{"a":[' + "[]," * 10**6 + "[]]}"), "larger or nested"),
+        (lambda folder: (folder / INDEX_FILE).write_bytes(b"{}" + b" " * 2**24), "larger or nested deeper"),
+        (lambda folder: (folder / INDEX_FILE).write_bytes(b'{"\xe9": 1}'), "not valid JSON .'utf-8' codec"),
+        (lambda folder: (folder / INDEX_FILE).mkdir(), "cannot be read .Is a directory"),
+        (lambda folder: _index(folder, {"w": "a" * 300}), "truncated or not safetensors .*File name too long"),
+        (lambda folder: _index(folder, {"w": "a\nb"}), "a tensor has no proper name"),
+        (lambda folder: _index(folder, {"w": "a\0b"}), "a tensor has no proper name"),
+        (lambda folder: _index(folder, {"w\n" * 999: "model.safetensors"}), "a tensor has no proper name, 'w.nw"),
+        (lambda folder: save_file({"a\nb": torch.ones(2)}, folder / "b.safetensors"), "a tensor has no proper name"),
+        (lambda folder: _header(folder, 2**63, b"{}"), "truncated or not safetensors .a header of 9223"),
+        (lambda folder: _header(folder, 2**20, b"[" * 2**20), "truncated or not safetensors"),
         (lambda folder: (folder / INDEX_FILE).write_text("[]"), "expected an object"),
         (lambda folder: [_index(folder, {}), (folder / "old.safetensors.index.json").touch()], "remove the index"),
     ],
@@ -185,8 +203,9 @@ def _index(folder: Path, weight_map: object) -> None:
 def test_a_damaged_folder_is_refused_by_file(tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
     save_file({"w": torch.ones(100)}, tmp_path / "model.safetensors")
     damage(tmp_path)
-    with pytest.raises(QuantizationError, match=message):
+    with bounded(5, 1), pytest.raises(QuantizationError, match=message) as caught:
         TensorFolder(tmp_path)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 600
 
 
 def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:

@@ -169,6 +169,8 @@ def test_a_killed_run_leaves_no_folder_of_that_name(tmp_path: Path, model: Path)
     assert len(left) == 1 and left[0].startswith(".out.partial-")
     assert not is_quantized_folder(tmp_path / left[0])
     quantize_folder(model, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+    assert not any(path.name.startswith(".") for path in (tmp_path / "out").iterdir())
 
 
 def test_an_error_while_writing_names_the_folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,6 +221,17 @@ def test_folders_that_do_not_fit_are_refused(tmp_path: Path, model: Path) -> Non
     edit_tensors(model, lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight": torch.ones(3, 3)}))
     with pytest.raises(QuantizationError, match=r"up_proj\.weight' is \[3, 3\], but config\.json makes it \[48, 32\]"):
         quantize_folder(model, tmp_path / "again")
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.self_attn.k_proj.weight", "model.norm.weight"])
+def test_a_model_of_no_numbers_is_refused_by_tensor(tmp_path: Path, model: Path, name: str) -> None:
+    def damage(tensors: dict[str, Tensor]) -> None:
+        tensors[name].view(-1)[5] = torch.nan
+
+    edit_tensors(model, damage)
+    with pytest.raises(QuantizationError, match=rf"model\.safetensors: {name}: holds NaN or infinite values"):
+        quantize_folder(model, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_an_empty_folder_may_be_filled(tmp_path: Path, model: Path) -> None:
