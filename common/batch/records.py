@@ -88,8 +88,9 @@ def _mark(line: InputLine, text: str) -> dict[str, Any]:
 
     try:
         return {"correct": score(line.fields, text)}
-    except (ValueError, ArithmeticError, LookupError, TypeError) as error:
-        # The answer in the input is not one that can be compared with; the completion is as good as any other.
+    except Exception as error:
+        # The answer in the input cannot be compared with, or its program not be run: the completion is as good as any
+        # other. Only Stopped goes on, which is no Exception.
         return {"unscored": f"{type(error).__name__}: {error}"}
 
 

@@ -1,49 +1,35 @@
 """Is an answer right? Math by its final number, code by running it on fixed inputs. Plain Python, no torch.
 
-Generated code runs in a fresh interpreter (`python -I`) in an empty temporary folder, with limits on wall and CPU time,
-memory, file size, open files and, for users other than root, processes. It is NOT a sandbox: the network and whatever
-files the user may read or delete stay within reach. Score the output of models you do not trust in a container.
+Generated code runs in a fresh interpreter in an empty folder, without the run's environment, open files or terminal,
+with limits on wall and CPU time, memory, file size, open files, processes and threads. Promised, whatever it does: the
+run goes on; a program that fails or exceeds a limit is wrong; the verdict comes soon after the time limit, at worst, on
+a machine that stalls, in some 20 s; the run reads at most 64 KiB of it; and no process and no folder of it stays, also
+if the run is killed meanwhile.
+
+The machine decides how much a program can do to break that on purpose, and `isolation()` says which level it allows:
+- `namespaces`: nothing but reading the interpreter's and the system's libraries, and writing 16 MiB that vanish.
+- `seccomp`: it reads, writes and deletes what the user may, so also the run's files, or makes folders elsewhere. It
+  can start, signal or trace no process, use no network and leave nothing in memory.
+- `subreaper`: it can also signal the user's processes, the run among them, use the network, and leave queues and
+  shared memory behind. Root can start any number of processes, which are ended with it.
+- `limits`: what root starts in a session of its own is not found.
+
+All of them share the kernel with the run. Score the output of models that you do not trust in a virtual machine.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
 import re
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
-TIME_LIMIT_S = 2
-MEMORY_LIMIT_BYTES = 512 * 2**20
-FILE_LIMIT_BYTES = 64 * 2**10
-RESULT_LIMIT_BYTES = 64 * 2**10
+from common.metrics.isolation import isolation
+from common.metrics.programs import Level, run_program
 
 _FINAL = re.compile(r"####\s*\$?\s*(-?\d[\d,]*(?:\.\d+)?)")
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-
-# Sets the limits on itself first; what the code prints is dropped, the results leave through a descriptor of their own.
-_RUNNER = """
-import json, os, resource, sys
-job = json.loads(sys.stdin.buffer.read())
-results = os.dup(1)
-silence = os.open(os.devnull, os.O_RDWR)
-for descriptor in (0, 1, 2):
-    os.dup2(silence, descriptor)
-for name, limit in job["limits"].items():
-    resource.setrlimit(getattr(resource, name), (limit, limit))
-names = {"__name__": "answer"}
-exec(compile(job["source"], "answer", "exec"), names)
-values = [names[job["entry_point"]](*arguments) for arguments in job["inputs"]]
-with open(results, "w") as stream:
-    stream.write(json.dumps(values)[:job["result_limit"]])
-"""
 
 
 def extract_final(text: str) -> Decimal | None:
@@ -52,25 +38,34 @@ def extract_final(text: str) -> Decimal | None:
     return Decimal(matches[-1].replace(",", "")) if matches else None
 
 
-def score_math(text: str, final: str | int | float) -> bool:
-    found = extract_final(text)
-    return found is not None and found == Decimal(str(final).replace(",", ""))
+def score_math(text: str, final: object) -> bool:
+    """Raises ValueError for a `final` that is no number, whatever the text is."""
+    expected = _number(final)
+    return extract_final(text) == expected
 
 
-def score_code(text: str, problem: Mapping[str, Any]) -> bool:
-    """Whether `entry_point` yields `expected` on every one of `inputs` (lists of positional arguments)."""
-    values = _run(_source(text), problem["entry_point"], problem["inputs"])
-    return values is not None and _same(values, list(problem["expected"]))
+def score_code(text: str, problem: Mapping[str, Any], level: Level | None = None) -> bool:
+    """Whether `entry_point` yields `expected` on every one of `inputs` (lists of positional arguments).
+
+    Raises ValueError for a problem that no program could solve, NotStarted where no program can be run. `level`: as in
+    `isolation()`, the machine's strongest unless given.
+    """
+    _check_code(problem)
+    values = run_program(_source(text), problem["entry_point"], problem["inputs"], level or isolation().level)
+    return values is not None and _same(values, problem["expected"])
 
 
 def score(problem: Mapping[str, Any], text: str) -> bool:
-    """By `kind`; a problem without one is math, its result in `final` or behind the `####` of its `answer`."""
+    """By `kind`; a problem without one is math, its result in `final` or behind the `####` of its `answer`.
+
+    Raises ValueError, with the reason, for a problem that answers cannot be compared with.
+    """
     if problem.get("kind", "math") == "code":
         return score_code(text, problem)
     final = problem["final"] if "final" in problem else extract_final(problem["answer"])
-    if final is None:
-        raise ValueError(f"no '#### N' in the answer of {problem.get('id', problem['question'])!r}")
-    return score_math(text, str(final))
+    if final is None and "final" not in problem:
+        raise ValueError(f"no '#### N' in the answer of {problem.get('id', problem.get('question'))!r}")
+    return score_math(text, final)
 
 
 def standard_error(num_correct: int, num_problems: int) -> float:
@@ -79,58 +74,46 @@ def standard_error(num_correct: int, num_problems: int) -> float:
     return math.sqrt(share * (1 - share) / num_problems)
 
 
+def _number(final: object) -> Decimal:
+    try:
+        number = Decimal(str(final).replace(",", ""))
+    except InvalidOperation:
+        number = Decimal("NaN")
+    if not number.is_finite():
+        raise ValueError(f"`final` is no number: {final!r:.100}")
+    return number
+
+
+def _check_code(problem: Mapping[str, Any]) -> None:
+    inputs, expected = problem["inputs"], problem["expected"]
+    if not isinstance(problem["entry_point"], str):
+        raise ValueError(f"`entry_point` is no name: {problem['entry_point']!r:.100}")
+    if not isinstance(inputs, list) or not all(isinstance(arguments, list) for arguments in inputs):
+        raise ValueError(f"`inputs` is no list of lists of arguments: {inputs!r:.100}")
+    if not isinstance(expected, list) or len(expected) != len(inputs) or not inputs:
+        raise ValueError(f"`expected` is no list with a result for each of {len(inputs)} inputs: {expected!r:.100}")
+
+
 def _source(text: str) -> str:
     fenced = _FENCE.search(text)
     return fenced.group(1) if fenced else text
 
 
 def _same(left: object, right: object) -> bool:
-    """Equal in value and type: True is not 1, but 2.0 is not 2 either."""
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(_same, left, right))
-    return type(left) is type(right) and left == right
-
-
-def _limits() -> dict[str, int]:
-    return {
-        "RLIMIT_AS": MEMORY_LIMIT_BYTES,
-        "RLIMIT_CPU": TIME_LIMIT_S,
-        "RLIMIT_FSIZE": FILE_LIMIT_BYTES,
-        "RLIMIT_NOFILE": 32,
-        "RLIMIT_NPROC": 0,
-        "RLIMIT_CORE": 0,
-    }
-
-
-def _run(source: str, entry_point: str, inputs: object) -> list[object] | None:
-    """The results in order; None where the code fails, exceeds a limit or yields what JSON cannot hold."""
-    job = {"source": source, "entry_point": entry_point, "inputs": inputs, "limits": _limits()}
-    job["result_limit"] = RESULT_LIMIT_BYTES
-    with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _RUNNER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            env={},
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(json.dumps(job).encode(), timeout=TIME_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            output = b""
-        finally:
-            _end(process)
-    try:
-        values = json.loads(output) if process.returncode == 0 else None
-    except ValueError:
-        return None
-    return values if isinstance(values, list) else None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and what it started in its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    """Equal in value and type, all the way down: True is not 1, and 2.0 is not 2 either."""
+    pairs = [(left, right)]
+    while pairs:
+        one, other = pairs.pop()
+        if type(one) is not type(other):
+            return False
+        if isinstance(one, list) and isinstance(other, list):
+            if len(one) != len(other):
+                return False
+            pairs += zip(one, other, strict=True)
+        elif isinstance(one, dict) and isinstance(other, dict):
+            if one.keys() != other.keys():
+                return False
+            pairs += [(one[key], other[key]) for key in one]
+        elif one != other:
+            return False
+    return True
