@@ -99,8 +99,9 @@ class LoraSource:
         where = f"{self._adapter.where(name)}: {name}"
         if not tensor.is_floating_point():
             raise ConfigError(f"{where}: holds {tensor.dtype}, not weights; merge the adapter with the tool it is of")
+        tensor = tensor.float()
         check_finite(tensor, torch.float32, where)
-        return tensor.float()
+        return tensor
 
     def _pairs(self, weights: Collection[str]) -> dict[str, dict[str, str]]:
         """Weight -> its tensors by side, A and B. A tensor that no weight takes is an error that names it."""

@@ -85,7 +85,7 @@ def load_tokenizer(folder: str | Path, mask_token_id: int | None = None) -> Toke
     """Read the tokenizer files of `folder`. `mask_token_id`: other than the checkpoint's. Raises ConfigError."""
     folder = existing_folder(folder)
     settings = read_optional(folder / "tokenizer_config.json")
-    roles = special_tokens(settings, read_optional(folder / "special_tokens_map.json"))
+    roles = special_tokens(folder, settings, read_optional(folder / "special_tokens_map.json"))
     spec = read_spec(folder, settings, roles)
     decoder = build(folder, spec)
     ids = {role: decoder.token_to_id(token) for role, token in roles.items()}

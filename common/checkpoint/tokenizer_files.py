@@ -35,7 +35,7 @@ def read_optional(path: Path) -> dict[str, Any]:
     return read_json_object(path) if is_file(path) else {}
 
 
-def special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
+def special_tokens(folder: Path, *sources: Mapping[str, Any]) -> dict[str, str]:
     """Role -> token text; a token is written as its text or as an object with `content`. The first source wins."""
     roles: dict[str, str] = {}
     for role in _SPECIAL_ROLES:
@@ -44,6 +44,9 @@ def special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
             token = token.get("content") if isinstance(token, Mapping) else token
             if isinstance(token, str):
                 roles.setdefault(role, token)
+    for role, token in roles.items():
+        if any("\ud800" <= letter <= "\udfff" for letter in token):
+            raise ConfigError(f"{folder}: {role}: {shown(token)} holds half a surrogate pair; download its files again")
     return roles
 
 
@@ -182,8 +185,9 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(part, Mapping):
         yield part
         for key in ("normalizers", "pretokenizers", "decoders"):
-            for inner in part.get(key) or ():
-                yield from _steps(inner)
+            inner = part.get(key)
+            for one in inner if isinstance(inner, list) else ():
+                yield from _steps(one)
 
 
 def _growth(step: Mapping[str, Any]) -> float:
