@@ -9,7 +9,7 @@ import json
 from inspect import cleandoc
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, MinLen
 from pydantic.fields import FieldInfo
@@ -94,6 +94,8 @@ def _kind(annotation: Any, field: FieldInfo) -> str:
 
 
 def _plural(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     if get_origin(annotation) is list:
         return "lists of values"
     return f"{_NAMES[annotation]}s" if annotation in _NAMES else "values" if annotation is Any else "sections"

@@ -5,10 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# oneDNN's AVX-512 kernels add a bf16 product's terms in an order that follows from its depth, so that zeros behind a
-# head change the last bit. Tests compare the bits of two engines, of which one pads heads. Before torch loads.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
-
 import pytest
 import torch
 

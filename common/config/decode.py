@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from common.config.frozen import Frozen
+from common.config.frozen import Settings
 
 Strategy = Literal["d2f", "fast_dllm", "vanilla"]
 SamplingStrategy = Literal["default", "margin", "neg_entropy"]
@@ -18,7 +18,7 @@ SpawnBlocks = Literal["all", "first"]
 AUTO_LOOKAHEAD = -1  # num_lookahead: as many as pay on this device
 
 
-class DecodeConfig(Frozen):
+class DecodeConfig(Settings):
     """How a request is decoded. Names are those of D2F and LoPA; descriptions give the paper's symbols."""
 
     strategy: Strategy = Field(

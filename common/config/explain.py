@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -60,7 +61,8 @@ def wants_text(kind: type[BaseModel], keys: Sequence[str]) -> bool:
     field = section.model_fields.get(keys[-1]) if section is not None else None
     if field is None:
         return False
-    return str in getattr(field.annotation, "__args__", (field.annotation,))
+    annotation = field.annotation
+    return annotation is str or (get_origin(annotation) in (Union, UnionType) and str in get_args(annotation))
 
 
 def _short(value: object) -> str:

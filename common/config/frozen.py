@@ -21,6 +21,10 @@ Count = Annotated[int, BeforeValidator(_no_boolean), Field(ge=1)]
 class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
+
+class Settings(Frozen):
+    """What is read from YAML. A trace is not: its JSON is read strictly, where a validator in front would get in."""
+
     @field_validator("*", mode="before")
     @classmethod
     def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:

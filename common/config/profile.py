@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from common.config.frozen import Count, Frozen
+from common.config.frozen import Count, Settings
 
 
-class MeshConfig(Frozen):
+class MeshConfig(Settings):
     """Sizes of the device mesh (dp, bp, tp); their product is the number of processes."""
 
     data_parallel_size: int = Field(
@@ -28,7 +28,7 @@ class MeshConfig(Frozen):
         return self.data_parallel_size * self.branch_parallel_size * self.tensor_parallel_size
 
 
-class GraphConfig(Frozen):
+class GraphConfig(Settings):
     """Whether steps are captured and replayed, and for which padded shapes.
 
     Ascend: npugraph captures, npugraph_ex compiles before it does, torchair lowers a step to GE graphs.
@@ -55,7 +55,7 @@ class GraphConfig(Frozen):
     )
 
 
-class DeviceProfile(Frozen):
+class DeviceProfile(Settings):
     """The hardware side of a run; `configs/profiles/*.yaml`."""
 
     name: str = Field(min_length=1, description="What logs, errors and result files call this profile.")

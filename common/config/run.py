@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import Field
 
 from common.config.decode import DecodeConfig
-from common.config.frozen import Frozen
+from common.config.frozen import Settings
 
 
-class InputConfig(Frozen):
+class InputConfig(Settings):
     """JSONL with one request a line: `id` (else the line number) and `prompt`, `messages` or `question`.
 
     prompt_template is applied to lines that have all the fields it names, e.g. "Q: {question}\\nA:". Without it a
@@ -27,7 +27,7 @@ class InputConfig(Frozen):
     )
 
 
-class OutputConfig(Frozen):
+class OutputConfig(Settings):
     """Where results go."""
 
     path: str = Field(
@@ -38,7 +38,7 @@ class OutputConfig(Frozen):
     )
 
 
-class RunConfig(Frozen):
+class RunConfig(Settings):
     """What is decoded; `configs/runs/*.yaml`. Relative paths are relative to the working directory."""
 
     model: str = Field(min_length=1, description="Folder of the checkpoint.")

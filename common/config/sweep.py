@@ -13,11 +13,11 @@ from pydantic import Field, ValidationError
 from common.config.decode import DecodeConfig
 from common.config.explain import explain
 from common.config.files import load_yaml
-from common.config.frozen import Frozen
+from common.config.frozen import Settings
 from common.errors import ConfigError
 
 
-class SweepRow(Frozen):
+class SweepRow(Settings):
     """One setting."""
 
     name: str = Field(min_length=1, description="What the table calls the setting; it also names its output file.")
@@ -26,7 +26,7 @@ class SweepRow(Frozen):
     )
 
 
-class SweepConfig(Frozen):
+class SweepConfig(Settings):
     """Settings to compare, over those of the run file; `configs/sweeps/*.yaml`."""
 
     rows: tuple[SweepRow, ...] = Field(default=(), description="Settings one by one.")

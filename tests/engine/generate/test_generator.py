@@ -85,9 +85,12 @@ def test_other_settings_are_checked_as_the_first_were(
 
 
 def test_a_mask_set_by_the_run_is_plain_text_to_the_tokenizer(generator: Generator) -> None:
-    some_token = generator.tokenizer.encode("apples")[0]
+    some_token = max(generator.tokenizer.encode("(seq"))
+    text = generator.tokenizer.decode([some_token])
+    assert len(text) > 1
     other = generator.with_decode(DECODE.model_copy(update={"mask_token_id": some_token}))
-    assert some_token not in other.tokenizer.encode(generator.tokenizer.decode([some_token]) + " apples")
+    assert some_token not in other.tokenizer.encode(text + " apples")
+    assert other.tokenizer.decode(other.tokenizer.encode(text)) == text
 
 
 def test_the_python_api_applies_the_profiles_environment() -> None:

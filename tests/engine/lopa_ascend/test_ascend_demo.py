@@ -8,6 +8,9 @@ on the simulated device: tests/npu/test_npu_accuracy.py.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from common.decoding import (
 from common.decoding.layout import align
 from common.platforms import build_engine
 
+ISA = "ONEDNN_MAX_CPU_ISA"
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 DECODE = DecodeConfig(
     num_lookahead=3, block_size=16, max_new_tokens=192, skip_threshold=0.95, window_attention="block_causal",
@@ -81,7 +85,16 @@ def tokens_of(engine: Engine) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_tokens_are_those_of_the_cuda_engine(dtype: str) -> None:
-    """In bfloat16 because both round at the same points; 99% of the positions would be enough."""
+    """In bfloat16 because both round at the same points; 99% of the positions would be enough.
+
+    oneDNN's AVX-512 kernels add a bf16 product's terms in an order that follows from its depth, so that the zeros with
+    which one engine pads heads change the last bit. Which kernels it takes is decided when torch loads.
+    """
+    if dtype == "bfloat16" and os.environ.get(ISA) != "AVX2":
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "cuda and bfloat16"]
+        done = subprocess.run(command, env={**os.environ, ISA: "AVX2"}, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-2000:]
+        return
     found = tokens_of(engine_of("lopa_ascend", dtype))
     assert found == tokens_of(engine_of("lopa_cuda", dtype))
     assert len(found) == 3
