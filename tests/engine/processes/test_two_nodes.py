@@ -20,7 +20,6 @@ from tests.engine.batch.test_run_batch import (  # noqa: F401  model is a fixtur
     write_files,
 )
 
-
 DP, BP = "data_parallel_size", "branch_parallel_size"
 
 
