@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from common.batch.inputs import InputLine
 from common.batch.prompts import LengthLimit, TokenizerLike, prompt_or_reason
 from common.config import InputConfig
-from common.decoding import Completion, GenerationRequest, Rejection
+from common.decoding import Completion, GenerationRequest, Rejection, without_stop
 from common.metrics import request_record
 
 
@@ -69,9 +69,7 @@ def _drain(refused: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _text(completion: Completion, tokenizer: TokenizerLike, stops: Sequence[str]) -> str:
-    text = tokenizer.decode(list(completion.token_ids))
-    ends = [text.find(stop) for stop in stops if stop in text]
-    return text[: min(ends)] if ends else text
+    return without_stop(tokenizer.decode(list(completion.token_ids)), stops)
 
 
 def _scored(line: InputLine, completion: Completion, text: str) -> dict[str, Any]:

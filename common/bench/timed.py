@@ -18,7 +18,7 @@ class NotesBusyTime(Protocol):
 
 
 class TimedDecoding:
-    """common.generate.decode_requests, one request after another, with predictions that `engine` makes up."""
+    """common.decoding.decode_requests, one request after another, with predictions that `engine` makes up."""
 
     PARTS = ("schedule", "forward", "select", "commit", "advance")
 

@@ -28,6 +28,7 @@ def bench(context: typer.Context) -> None:
     if known.run is None:
         raise ConfigError("bench: give PROFILE and RUN, or --compare A.json B.json")
     profile, run = load_to_run(known.profile, known.run, known.set)
+    _check(known, profile.max_model_len, run.model)
     from common.bench import BenchOptions, run_bench
 
     given = {"cases": known.shapes and tuple(known.shapes), "num_steps": known.steps, "num_cached": known.cached}
@@ -44,11 +45,34 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trace", help="recorded acceptance (common.bench.acceptance) for tokens per second")
     parser.add_argument("--shapes", nargs="+", type=_shape, metavar="ROWSxWINDOW", help="single steps to time")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--steps", type=int, help="timed steps of each shape")
-    parser.add_argument("--cached", type=int, help="prompt length")
+    parser.add_argument("--steps", type=_count, help="timed steps of each shape")
+    parser.add_argument("--cached", type=_count, help="prompt length")
     return parser
 
 
 def _shape(text: str) -> tuple[int, int]:
-    rows, width = text.split("x")
-    return int(rows), int(width)
+    rows, _, width = text.partition("x")
+    return _count(rows), _count(width)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) <= 10**6:
+        raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers from 1 on, shapes as 4x64")
+    return int(text)
+
+
+def _check(known: argparse.Namespace, max_model_len: int, model: str) -> None:
+    """ConfigError where the longest window does not fit behind the prompt."""
+    from common.bench import BenchOptions
+    from common.checkpoint import load_model_config
+
+    options = BenchOptions()
+    cached = known.cached or options.num_cached
+    widths = [width for _, width in known.shapes or options.cases]
+    widest = max(*widths, *[width for _, mixed in options.mixes for width in mixed])
+    most = min(max_model_len, load_model_config(model).max_position_embeddings)
+    if cached + widest > most:
+        raise ConfigError(
+            f"bench: {cached} cached positions and windows of up to {widest} do not fit into {most}, the least of "
+            "max_model_len and the model's positions: lower --cached, or use a model with more positions"
+        )

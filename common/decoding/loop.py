@@ -30,7 +30,8 @@ def decode_requests(
             plan = scheduler.plan_step() if scheduler.active else None
             receive = start_forward(engine, plan) if plan else None
         finally:
-            yield from ended  # while the device computes
+            # While the device computes. Results of the last step are handed over even if this step cannot start.
+            yield from ended
         if plan is None or receive is None:
             return queue.raise_failure()
         queue.prefetch()

@@ -26,6 +26,10 @@ class Nodes:
             raise ConfigError(f"NODE_RANK {rank} of {count} nodes: set it to 0 on the first node, 1 on the second, ...")
         if count == 1:
             return cls()
+        if not environment.get("NODE_RANK"):
+            raise ConfigError(
+                f"NNODES is {count} but NODE_RANK is not set: set it to 0 on the first node, 1 on the next"
+            )
         if not environment.get("MASTER_ADDR"):
             raise ConfigError(f"NNODES is {count} but MASTER_ADDR is not set: set it to the first node's address")
         return cls(count, rank, environment["MASTER_ADDR"], _integer(environment, "MASTER_PORT", cls().port))
