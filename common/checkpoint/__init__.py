@@ -1,6 +1,7 @@
 """Checkpoint folders in, what the engine needs out: the model's numbers, this rank's weights, the tokenizer.
 
-Nothing in a folder is executed. `rules` knows both vocabularies of parameters; tensors are read from `sources`.
+Nothing in a folder is executed, but for its chat template in a process of its own. What no model can have is refused by
+file and key. `rules` knows both vocabularies of parameters; tensors are read from `sources`.
 """
 
 from common.checkpoint.lora import LoraSource

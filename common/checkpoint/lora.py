@@ -45,7 +45,7 @@ _FIX = "restore the file"
 
 # A pattern is a program too. Of this kind none takes long on a name: letters, classes and lists of words, few repeats.
 _WORDS = r"\((?:\?:)?(?:\w|\\\.|\|)+\)"
-_PLAIN_PATTERN = re.compile(rf"\^?(?:(?:\w|\\[.dw]|\.|\[[\w-]+\])[*+]?|{_WORDS})*\$?")
+_PLAIN_PATTERN = re.compile(rf"\^?(?:(?:\w|\\[.dw]|\.|\[(?:\w-\w|\w)+\])[*+]?|{_WORDS})*\$?")
 _LONGEST_PATTERN = 200
 _MOST_CHOICES = 3  # repeats and lists of words in a pattern
 _MOST_PATTERNS = 10_000
@@ -199,16 +199,15 @@ class _Settings:
             raise self._error(key, f"expected patterns with their values, found {shown(tree)}; {_FIX}")
         patterns, num_with_choices = [], 0
         for pattern, value in tree.items():
-            try:
-                compiled = re.compile(rf"(.*\.)?({pattern})")
-            except (re.error, OverflowError, RecursionError) as error:
-                raise self._error(key, f"{shown(pattern)} is no pattern ({first_line(error)}); {_FIX}") from None
             num_choices = sum(map(pattern.count, "*+("))
             num_with_choices += num_choices > 0
             is_plain = len(pattern) <= _LONGEST_PATTERN and _PLAIN_PATTERN.fullmatch(pattern)
             if not is_plain or num_choices > _MOST_CHOICES or num_with_choices > _MOST_WITH_CHOICES:
-                raise self._error(key, f"{shown(pattern)} is too much of a pattern; write the names of the modules")
-            patterns.append((compiled, value))
+                raise self._error(key, f"{shown(pattern)} is no pattern of plain names; write the modules out")
+            try:
+                patterns.append((re.compile(rf"(.*\.)?({pattern})"), value))
+            except re.error as error:
+                raise self._error(key, f"{shown(pattern)} is no pattern ({first_line(error)}); {_FIX}") from None
         return patterns
 
     def _pattern(self, key: str, module: str, default: Any) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from common.errors import ConfigError, EngineError
+from common.errors import ConfigError, EngineError, first_line
 
 _NUM_ROWS = 8
 _FIX = "restore config.json, or spread the model over more devices with tensor_parallel_size"
@@ -49,7 +49,7 @@ def allocated(name: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
-        raise EngineError(f"{name}: the memory for this weight cannot be had: {_FIX}") from error
+        raise EngineError(f"{name}: no memory for this weight ({first_line(error)[:200]}): {_FIX}") from error
 
 
 def _memory() -> int | None:
