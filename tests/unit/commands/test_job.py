@@ -76,7 +76,10 @@ def test_several_nodes_share_the_processes() -> None:
         ({"NNODES": "2", "MASTER_ADDR": "a"}, "NNODES is 2 but NODE_RANK is not set"),
         ({"NNODES": "2", "NODE_RANK": "0"}, "NNODES is 2 but MASTER_ADDR is not set"),
         ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "NODE_RANK 2 of 2 nodes"),
-        ({"NNODES": "3", "NODE_RANK": "0", "MASTER_ADDR": "a"}, "wants 8 processes, the same number on each node, but NNODES is 3"),
+        (
+            {"NNODES": "3", "NODE_RANK": "0", "MASTER_ADDR": "a"},
+            "wants 8 processes, the same number on each node, but NNODES is 3",
+        ),
     ],
 )
 def test_nodes_that_do_not_fit_are_refused(environment: dict[str, str], expected: str) -> None:
