@@ -88,7 +88,9 @@ def test_swiglu() -> None:
     assert relative_error(kernels.swiglu(x), swiglu(x.float())) < BF16_TOLERANCE
 
 
-@pytest.mark.parametrize(("heads", "num_parts", "dtype"), product((DREAM, DEMO), (0, 4), (torch.int32, torch.int64)))
+@pytest.mark.parametrize(
+    ("heads", "num_parts", "dtype"), list(product((DREAM, DEMO), (0, 4), (torch.int32, torch.int64)))
+)
 def test_rope_rotates_and_prewrites(heads: tuple[int, int, int], num_parts: int, dtype: torch.dtype) -> None:
     num_heads, num_kv_heads, size = heads
     num_rows, width = 3, 24
