@@ -88,6 +88,7 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
     return sorted(int(child) for child in children)
 
 
+@pytest.mark.slow
 def test_branches_and_replicas_over_processes_give_what_one_process_gives(tmp_path: Path, model: Path) -> None:
     results = []
     for name, mesh in (("one", {}), ("four", {"data_parallel_size": 2, "branch_parallel_size": 2})):
@@ -122,6 +123,7 @@ def test_a_killed_worker_ends_the_job_and_a_restart_finishes_it(tmp_path: Path, 
     assert sorted(texts(tmp_path)) == list(range(num_done + 2))
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_no_worker_that_goes_on_writing(tmp_path: Path, model: Path) -> None:
     write_files(tmp_path, model, num_requests=400, mesh={"data_parallel_size": 2})
     process = start(tmp_path)
@@ -132,6 +134,7 @@ def test_a_killed_launcher_leaves_no_worker_that_goes_on_writing(tmp_path: Path,
     assert len(texts(tmp_path)) >= 22
 
 
+@pytest.mark.slow
 def test_an_interrupted_launcher_stops_all_workers(tmp_path: Path, model: Path) -> None:
     write_files(tmp_path, model, num_requests=400, mesh={"branch_parallel_size": 2})
     process = start(tmp_path)
@@ -143,6 +146,7 @@ def test_an_interrupted_launcher_stops_all_workers(tmp_path: Path, model: Path) 
     assert len(texts(tmp_path)) >= 2
 
 
+@pytest.mark.slow
 def test_two_nodes_end_together_when_a_worker_of_one_is_killed(tmp_path: Path, model: Path) -> None:
     write_files(tmp_path, model, num_requests=400, mesh={"data_parallel_size": 2})
     with socket.socket() as free:

@@ -37,7 +37,7 @@ def test_the_shipped_folder_is_small_and_needs_no_code() -> None:
     assert not [path for path in files if path.suffix == ".py"]
 
 
-@pytest.mark.parametrize("num_lookahead", [0, 7])
+@pytest.mark.parametrize("num_lookahead", [pytest.param(0, marks=pytest.mark.slow), 7])
 def test_held_out_problems_are_solved(num_lookahead: int) -> None:
     with (DEMO / "heldout_math.jsonl").open() as lines:
         problems = [json.loads(line) for line, _ in zip(lines, range(16), strict=False)]
@@ -49,6 +49,7 @@ def test_held_out_problems_are_solved(num_lookahead: int) -> None:
     assert mean_tpf > (8 if num_lookahead else 3)
 
 
+@pytest.mark.slow
 def test_questions_of_another_kind_go_through_all_the_same() -> None:
     lines = (ROOT / "tests/data/gsm8k_sample.jsonl").read_text().splitlines()
     decoded = completions_of(demo_run("max_num_requests=3"), [json.loads(line)["question"] for line in lines])

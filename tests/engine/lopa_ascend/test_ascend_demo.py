@@ -83,7 +83,7 @@ def tokens_of(engine: Engine) -> dict[str, tuple[int, ...]]:
     return {result.id: result.canvas_token_ids for result in results if isinstance(result, Completion)}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_the_tokens_are_those_of_the_cuda_engine(dtype: str) -> None:
     """In bfloat16 because both round at the same points; 99% of the positions would be enough.
 
@@ -131,6 +131,7 @@ class Decisions:
         return self.num_equal / self.num_filled
 
 
+@pytest.mark.slow
 def test_in_8_bits_the_tokens_of_a_step_are_nearly_those_of_bfloat16() -> None:
     share = Decisions(engine_of("lopa_ascend", "bfloat16"), engine_of("lopa_ascend", "bfloat16", "w8a8")).decode()
     print(f"lopa_ascend W8A8 fills {share:.2%} of the positions as lopa_ascend bfloat16 does")

@@ -23,9 +23,10 @@ from tests.engine.batch.test_run_batch import (  # noqa: F401  model is a fixtur
 DP, BP = "data_parallel_size", "branch_parallel_size"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "axis"),
-    [(0, DP), *[pytest.param(*case, marks=pytest.mark.slow) for case in ((0, BP), (1, DP), (1, BP))]],
+    [(0, DP), (0, BP), (1, DP), (1, BP)],
 )
 def test_both_nodes_name_the_worker_that_was_killed(
     victim: int,

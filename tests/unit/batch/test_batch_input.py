@@ -296,8 +296,23 @@ PRETTY = json.dumps({"id": "a", "prompt": "x"}, indent=1).encode()
         (b'[\n{"prompt": "x"},\n{"prompt": "y"}\n]\n', "one JSON list;"),
         (PRETTY + b"\n", "JSON over several lines"),
     ],
-    ids="zstd zip xz bzip2 gzip-twice utf-16 utf-16-le utf-16-be utf-32 "
-    "utf-32-be utf-16-in-gzip carriage-returns one-list list-over-lines pretty".split(),
+    ids=[
+        "zstd",
+        "zip",
+        "xz",
+        "bzip2",
+        "gzip-twice",
+        "utf-16",
+        "utf-16-le",
+        "utf-16-be",
+        "utf-32",
+        "utf-32-be",
+        "utf-16-in-gzip",
+        "carriage-returns",
+        "one-list",
+        "list-over-lines",
+        "pretty",
+    ],
 )
 def test_what_is_no_json_lines_is_refused_before_a_model_is_loaded(
     cpu: DeviceProfile, run: RunConfig, monkeypatch: pytest.MonkeyPatch, content: bytes, sentence: str
