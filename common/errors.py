@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+_BEGIN, _END = 1000, 500  # characters of a message that names something endless: the fix stands at its end
+
 
 class ConfigError(ValueError):
-    """A setting is wrong; the message names the file, the key and the fix, in one line whatever they are called."""
+    """A setting is wrong; the message names the file, the key and the fix, in one printable line of bounded length
+    whatever they are called."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.splitlines()))
+        super().__init__(_one_line(message))
 
 
 class EngineError(RuntimeError):
@@ -24,3 +27,8 @@ LOST_PEER = "a peer is gone or stuck"  # in messages that follow from another pr
 def first_line(error: BaseException) -> str:
     """What an error says, in a line; an error without text by its name."""
     return (str(error).strip() or repr(error)).splitlines()[0]
+
+
+def _one_line(message: str) -> str:
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.splitlines()))
+    return line if len(line) <= _BEGIN + _END else f"{line[:_BEGIN]} ... {line[-_END:]}"

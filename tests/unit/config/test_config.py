@@ -221,3 +221,10 @@ def test_a_sweep_names_row_and_key(tmp_path: Path, text: str, expected: str) -> 
     path.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(expected)):
         load_sweep(path, load_run(ROOT / "configs/runs/demo.yaml").decode)
+
+
+def test_a_sentence_is_one_printable_line_of_bounded_length_whatever_it_names() -> None:
+    odd = "a\nb\u2028c\x1b[2J\u200b\ud800\x00é 🙂"
+    assert str(ConfigError(f"{odd}: correct it")) == r"a b c\x1b[2J\u200b\ud800\x00é 🙂: correct it"
+    endless = str(ConfigError(f"in.jsonl: {'x' * 10**6}: correct it"))
+    assert endless.startswith("in.jsonl: xxx") and endless.endswith("xxx: correct it") and len(endless) < 2000
