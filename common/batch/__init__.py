@@ -1,6 +1,6 @@
 """A batch run: a JSONL file of requests in, a JSONL file of results out, resumable at any moment."""
 
-from common.batch.files import input_and_output, metrics_path
+from common.batch.files import input_and_output, metrics_path, write_whole
 from common.batch.inputs import check_input, read_lines, require_shareable
 from common.batch.output import read_records
 from common.batch.prompts import prompt_or_reason
@@ -25,4 +25,5 @@ __all__ = [
     "require_some_finished",
     "run_batch",
     "sweep_table",
+    "write_whole",
 ]

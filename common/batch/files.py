@@ -71,12 +71,15 @@ def metrics_path(output: OutputConfig) -> Path:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A file that is there with all of its text or as it was before. Raises ConfigError naming it."""
+    """A file that is there with all of its text or as it was before. Raises ConfigError naming it.
+
+    Half a surrogate pair, which UTF-8 cannot hold, is written as JSON escapes it.
+    """
     temporary = _temporary(path)
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
             temporary.replace(path)
         except OSError:
             temporary.unlink(missing_ok=True)

@@ -185,10 +185,8 @@ def cut_half_line(descriptor: int) -> int:
 
 
 def _to_line(record: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(record, ensure_ascii=False).translate(_LINE_ENDS).encode() + b"\n"
-    except UnicodeEncodeError:  # half a surrogate pair in an id
-        return json.dumps(record).encode() + b"\n"
+    text = json.dumps(record, ensure_ascii=False).translate(_LINE_ENDS)
+    return text.encode(errors="backslashreplace") + b"\n"  # half a surrogate pair in an id, as JSON escapes it
 
 
 def _to_record(line: bytes, where: str) -> Record:

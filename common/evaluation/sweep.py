@@ -17,6 +17,7 @@ from common.batch import (
     read_records,
     run_batch,
     sweep_table,
+    write_whole,
 )
 from common.config import DecodeConfig, DeviceProfile, RunConfig, slug
 from common.errors import ConfigError
@@ -65,8 +66,8 @@ def _publish(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     headings, cells = sweep_table("setting", rows)
     area = area_under_accuracy([row["metrics"] for row in rows])
     result = {"rows": rows, "area_under_accuracy": area, "definitions": DEFINITIONS}
-    (folder / "sweep.json").write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    (folder / "sweep.md").write_text(markdown(headings, cells), encoding="utf-8")
+    write_whole(folder / "sweep.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    write_whole(folder / "sweep.md", markdown(headings, cells))
     remarks = [] if area is None else [f"AUP {area:.1f}: {DEFINITIONS['area_under_accuracy'].removeprefix('AUP: ')}"]
     print_table(headings, cells, [*remarks, f"written to {folder}/sweep.md and {folder}/sweep.json"])
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from batch_files import execute, output_path, records, write_input
 
-from common.batch import print_summary, progress, require_some_finished
+from common.batch import metrics_path, print_summary, progress, require_some_finished
 from common.batch.output import start_output
 from common.batch.progress import Progress
 from common.config import DeviceProfile, RunConfig
@@ -174,3 +174,12 @@ def test_a_record_is_one_line_to_every_reader(cpu: DeviceProfile, run: RunConfig
     (record,) = records(run)
     assert record["id"] == f"a{ends}b" and record["text"] == f"X{ends}Y É 你"
     assert json.loads(re.sub(r"\s+$", "", text)) == record
+
+
+def test_half_a_surrogate_pair_in_a_kind_ends_in_the_metrics(cpu: DeviceProfile, run: RunConfig) -> None:
+    write_input(run, [{"id": "\ud800", "prompt": "#### 5", "final": 5, "kind": "\ud83d"}])
+    metrics = execute(cpu, run)
+    assert metrics is not None and list(metrics["accuracy"]["by_kind"]) == ["\ud83d"]
+    assert run.output is not None
+    assert json.loads(metrics_path(run.output).read_text(encoding="utf-8")) == json.loads(json.dumps(metrics))
+    assert [record["id"] for record in records(run)] == ["\ud800"]

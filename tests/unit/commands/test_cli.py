@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +107,13 @@ def test_a_missing_trace_is_one_sentence_too(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "common.commands", "parity", str(tmp_path / "absent.json")]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stderr) == (2, f"lopa: {tmp_path}/absent.json: no such trace file\n")
+
+
+def test_a_terminal_without_the_letters_of_a_run_gets_their_numbers(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model: m\ninput: {path: ü.jsonl}\noutput: {path: ü.out}\n", encoding="utf-8")
+    (tmp_path / "ü.jsonl").write_text('{"prompt": "#### 5", "final": 5}\n')
+    command = [sys.executable, str(SCRIPTED), "run", "--profile", "cpu", "run.yaml"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "1"}
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert r"results in \xfc.out" in result.stdout
