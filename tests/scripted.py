@@ -76,7 +76,7 @@ class ScriptedGenerator:
 
 
 def answer(request: GenerationRequest, decode: DecodeConfig) -> Completion:
-    tokens = (*(ord(chr(token).upper()) for token in request.prompt), EOS)
+    tokens = (*(ord(chr(token).upper()[0]) for token in request.prompt), EOS)
     return Completion(
         id=request.id,
         prompt_length=len(request.prompt),
