@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from common.batch.inputs import InputLine
 from common.batch.template import fill, fits
 from common.config import InputConfig
-from common.errors import first_line
+from common.errors import EngineError, first_line
 
 if TYPE_CHECKING:
     from common.checkpoint import CharacterBound
@@ -49,12 +49,18 @@ class LengthLimit:
                 f"{self._max_tokens}; shorten it, or raise max_model_len in the profile if the model has more positions"
             )
 
-    def check_chat(self, messages: Sequence[dict[str, str]]) -> None:
-        """A template may leave messages out: what counts is the text that it makes of them."""
-        if sum(len(message["content"]) for message in messages) > _LONG and self._bound is not None:
-            from common.checkpoint import chat_text
+    def checked_chat(self, messages: Sequence[dict[str, str]]) -> str | None:
+        """The text of a conversation that may be too long; None for others, whose text nobody needs to see.
 
-            self.check(chat_text(self._tokenizer, messages))
+        A template may leave messages out: what counts is the text that it makes of them. Raises as `check`.
+        """
+        if sum(len(message["content"]) for message in messages) <= _LONG or self._bound is None:
+            return None
+        from common.checkpoint import chat_text
+
+        text = chat_text(self._tokenizer, messages)
+        self.check(text)
+        return text
 
     @cached_property
     def _bound(self) -> CharacterBound | None:
@@ -67,13 +73,18 @@ class LengthLimit:
 def prompt_or_reason(
     line: InputLine, config: InputConfig, tokenizer: TokenizerLike, limit: LengthLimit | None = None
 ) -> tuple[int, ...] | str:
-    """The line's prompt as token ids, or why there is none: the text of an error record."""
+    """The line's prompt as token ids, or why there is none: the text of an error record.
+
+    Raises EngineError where no line's prompt could be made on this machine.
+    """
     if line.error is not None:
         return line.error
     try:
         return tuple(_encode(line, config, tokenizer, limit))
     except (ValueError, TypeError) as error:
         return first_line(error)
+    except EngineError:
+        raise
     except Exception as error:  # of a chat template, which is a program of the checkpoint's
         return f"the prompt cannot be made: {type(error).__name__}: {first_line(error)}"
 
@@ -95,6 +106,5 @@ def _encode(line: InputLine, config: InputConfig, tokenizer: TokenizerLike, limi
 def _chat(messages: list[dict[str, str]], tokenizer: TokenizerLike, limit: LengthLimit | None) -> Sequence[int]:
     if not tokenizer.has_chat_template:
         raise ValueError("the line has messages but the model has no chat template; give a prompt instead")
-    if limit is not None:
-        limit.check_chat(messages)
-    return tokenizer.chat(messages)
+    text = limit.checked_chat(messages) if limit is not None else None
+    return tokenizer.chat(messages) if text is None else tokenizer.encode(text)

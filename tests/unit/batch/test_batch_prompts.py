@@ -17,7 +17,7 @@ from common.batch.inputs import InputLine
 from common.batch.prompts import LengthLimit
 from common.checkpoint import load_tokenizer
 from common.config import DeviceProfile, InputConfig, RunConfig
-from common.errors import ConfigError
+from common.errors import ConfigError, EngineError
 
 
 def prompts(tmp_path: Path, template: str, *lines: dict[str, Any]) -> list[str]:
@@ -145,6 +145,27 @@ def test_what_a_chat_template_leaves_out_does_not_count(tmp_path: Path, monkeypa
     assert prompt_or_reason(line, InputConfig(path="p"), tokenizer, limit) == tuple(tokenizer.encode("b"))
 
 
+def test_a_long_chat_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from common.checkpoint.chat import ChatRenderer
+
+    write_tokenizer(tmp_path)
+    tokenizer, _ = counting(monkeypatch, tmp_path)
+    lengths: list[int] = []
+    render = ChatRenderer.render
+
+    def count(self: ChatRenderer, template: str, messages: Any) -> str:
+        lengths.append(len(messages[0]["content"]))
+        return render(self, template, messages)
+
+    monkeypatch.setattr(ChatRenderer, "render", count)
+    limit = LengthLimit(tokenizer, max_tokens=50_000)
+    for length in (4, 150_000, 200_001):
+        line = InputLine("x", 1, {"messages": [{"role": "user", "content": "a" * length}]})
+        found = prompt_or_reason(line, InputConfig(path="p"), tokenizer, limit)
+        assert isinstance(found, str) == (length > 200_000)
+    assert lengths == [4, 150_000, 200_001]
+
+
 def test_a_tokenizer_of_another_kind_has_no_bound() -> None:
     line = InputLine("x", 1, {"prompt": "a" * 150_000})
     found = prompt_or_reason(line, InputConfig(path="p"), ScriptedTokenizer(), LengthLimit(ScriptedTokenizer(), 10))
@@ -190,3 +211,15 @@ def test_a_chat_template_that_fails_costs_its_line_and_no_other(
     monkeypatch.setattr(ScriptedTokenizer, "chat", chat)
     execute(cpu, run)
     assert {record["id"]: record.get("error") for record in records(run)} == {1: None, 2: reason, 3: None}
+
+
+def test_chats_that_cannot_be_rendered_on_this_machine_end_the_run(
+    cpu: DeviceProfile, run: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_input(run, [{"id": 1, "prompt": "a"}, {"id": 2, "question": "q"}, {"id": 3, "question": "r"}])
+    error = EngineError("chat templates cannot be rendered (exit code 1): install transformers and jinja2 anew")
+    chat: Callable[..., Any] = lambda *_: (_ for _ in ()).throw(error)  # noqa: E731
+    monkeypatch.setattr(ScriptedTokenizer, "chat", chat)
+    with pytest.raises(EngineError, match="cannot be rendered"):
+        execute(cpu, run)
+    assert [record["id"] for record in records(run)] == [1]
