@@ -21,7 +21,23 @@ class MissingCapability(EngineError):
     """This machine or build cannot do what the profile asks; the message says what to change."""
 
 
+_OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")  # by name: torch is not loaded for it
+_SIGNS_OF_LITTLE_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "Storage size calculation overflowed",  # more than an address can name
+    "Overflow when unpacking long",
+)
+
 LOST_PEER = "a peer is gone or stuck"  # in messages that follow from another process's end
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory, of the host or of a device, could not be had; torch says so in several ways."""
+    if any(kind.__name__ in _OUT_OF_MEMORY for kind in type(error).__mro__):
+        return True
+    return any(sign in str(error) for sign in _SIGNS_OF_LITTLE_MEMORY)
 
 
 def first_line(error: BaseException) -> str:

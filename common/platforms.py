@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.errors import ConfigError, EngineError, MissingCapability, first_line
+from common.errors import ConfigError, EngineError, MissingCapability, first_line, is_out_of_memory
 
 if TYPE_CHECKING:
     from common.config import DeviceProfile, RunConfig
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SIGNS_OF_LITTLE_MEMORY = ("out of memory", "can't allocate memory")
 # By name, since engines stand on this package. Of two platforms for one device the first is what `engine: auto` means.
 _PROVIDERS = ("lopa_cuda.platforms", "lopa_ascend.platforms")
 
@@ -72,7 +71,11 @@ class Platform:
 
     def requirements(self, profile: DeviceProfile, num_processes: int, num_here: int) -> Iterator[Finding]:
         """What the profile needs beside its devices, each judged. num_here: processes on each node."""
-        yield from ()
+        if num_processes > 1:
+            # Here: a launcher looks a platform up and has no reason to load torch.
+            import torch.distributed as dist
+
+            yield Finding("collectives", "gloo", dist.is_gloo_available())
 
     def selftest(self, profile: DeviceProfile) -> Sequence[Finding]:
         """Every operation on the device beside its plain version. Raises ConfigError where there is none."""
@@ -90,18 +93,11 @@ def platform_of_device(device: str) -> Platform:
 
 
 def platform_of(profile: DeviceProfile) -> Platform:
-    """What runs this profile; `engine: auto` is decided here, and logged. MissingCapability: no such device."""
-    if profile.engine != "auto":
-        wanted = (profile.engine, profile.device)
-        return next(platform for platform in all_platforms() if (platform.engine, platform.device) == wanted)
-    platform = platform_of_device(profile.device)
-    if platform.num_visible_devices() == 0:
-        raise MissingCapability(
-            f"profile {profile.name}: no {profile.device} device is visible on this machine; "
-            "pick another profile, or run `lopa doctor` to see what is here"
-        )
-    logger.info("profile %s: engine auto is %s, for device %s", profile.name, platform.engine, profile.device)
-    return platform
+    """What runs this profile, whether or not its devices are here; `engine: auto` is the first of its device."""
+    if profile.engine == "auto":
+        return platform_of_device(profile.device)
+    wanted = (profile.engine, profile.device)
+    return next(platform for platform in all_platforms() if (platform.engine, platform.device) == wanted)
 
 
 def build_engine(profile: DeviceProfile, run: RunConfig) -> Engine:
@@ -110,10 +106,17 @@ def build_engine(profile: DeviceProfile, run: RunConfig) -> Engine:
     Raises MissingCapability, ConfigError, or EngineError where memory does not suffice.
     """
     platform = platform_of(profile)
+    if profile.engine == "auto":
+        if platform.num_visible_devices() == 0:
+            raise MissingCapability(
+                f"profile {profile.name}: no {profile.device} device is visible on this machine; "
+                "pick another profile, or run `lopa doctor` to see what is here"
+            )
+        logger.info("profile %s: engine auto is %s, for device %s", profile.name, platform.engine, profile.device)
     try:
         return platform.build_engine(profile, run)
     except RuntimeError as error:
-        if isinstance(error, EngineError) or not any(sign in str(error) for sign in _SIGNS_OF_LITTLE_MEMORY):
+        if isinstance(error, EngineError) or not is_out_of_memory(error):
             raise
         raise EngineError(
             f"{run.model} with max_num_requests {run.max_num_requests} and max_model_len {profile.max_model_len} does "

@@ -27,12 +27,6 @@ class Cpu(common.platforms.Platform):
 
         return assemble(profile, run)
 
-    def requirements(self, profile: DeviceProfile, num_processes: int, num_here: int) -> Iterator[Finding]:
-        import torch.distributed as dist
-
-        if num_processes > 1:
-            yield Finding("collectives", "gloo", dist.is_gloo_available())
-
 
 class Cuda(Cpu):
     device = "cuda"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from common.errors import ConfigError, EngineError, first_line
+from common.errors import ConfigError, EngineError, first_line, is_out_of_memory
 
 _NUM_ROWS = 8
 _FIX = "restore config.json, or spread the model over more devices with tensor_parallel_size"
@@ -45,10 +45,12 @@ def check_memory(num_bytes: int, device: torch.device | str) -> None:
 
 @contextmanager
 def allocated(name: str) -> Iterator[None]:
-    """EngineError where the memory of a parameter cannot be had; torch says so in three ways."""
+    """EngineError where the memory of a parameter cannot be had."""
     try:
         yield
-    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # of torch, by how much too large it is
+        if not is_out_of_memory(error):
+            raise
         raise EngineError(f"{name}: no memory for this weight ({first_line(error)[:200]}): {_FIX}") from error
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from common.config import DeviceProfile, find_config, load_profile
 from common.errors import ConfigError
 from common.metrics import fingerprint
-from common.platforms import Finding, Platform, all_platforms, platform_of, platform_of_device
+from common.platforms import Finding, Platform, all_platforms, platform_of
 from common.processes import Nodes, processes_here, resolve_mesh
 
 
@@ -32,8 +32,10 @@ def doctor(
 ) -> None:
     """Show what this machine has: devices, driver or CANN, torch, collectives, Triton."""
     device_profile = None if profile is None else load_profile(find_config("profiles", profile))
+    if selftest and device_profile is None:  # before a report that does not answer the question
+        raise ConfigError("--selftest is for profiles of device npu: add --profile ascend_910c_tp4_bp4")
     exit_code = examine(device_profile)
-    if selftest:
+    if selftest and device_profile is not None:
         exit_code = exit_code or run_selftest(device_profile)
     raise typer.Exit(exit_code)
 
@@ -49,10 +51,8 @@ def examine(profile: DeviceProfile | None) -> int:
     return 0 if can_run else 2
 
 
-def run_selftest(profile: DeviceProfile | None) -> int:
+def run_selftest(profile: DeviceProfile) -> int:
     """Compute every operation on the device beside its CPU twin; 0 if all agree, else 2. Raises ConfigError."""
-    if profile is None:
-        raise ConfigError("--selftest is for profiles of device npu: add --profile ascend_910c_tp4_bp4")
     findings = platform_of(profile).selftest(profile)
     is_right = all(finding.is_ok for finding in findings)
     _print(f"self-test: {'every operation is right' if is_right else 'do not serve with this CANN'}", findings)
@@ -83,7 +83,7 @@ def requirements(profile: DeviceProfile) -> Iterator[Finding]:
     mesh, here = resolve_mesh(profile), _processes_here(profile)
     sizes = f"dp {mesh.data_parallel_size} x bp {mesh.branch_parallel_size} x tp {mesh.tensor_parallel_size}"
     yield Finding("processes", f"{mesh.num_processes} ({sizes}), {here} on each node")
-    own = platform_of_device(profile.device)
+    own = platform_of(profile)
     if own.visible_devices_variable is None:
         yield Finding("device", profile.device, True)
     else:

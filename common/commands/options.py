@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Optional
 
 import typer
 
 from common.config import DeviceProfile, RunConfig, find_config, load_profile_and_run
-from common.platforms import platform_of_device
-from common.processes import check_started, num_started_here, resolve_mesh
+from common.platforms import platform_of
+from common.processes import apply_environment, check_started, num_started_here, resolve_mesh
 
 ProfileOption = Annotated[
     str, typer.Option("--profile", "-p", help="What runs the model: a YAML file, or a name from configs/profiles.")
@@ -35,9 +34,8 @@ def load_to_run(profile: str, run: str, overrides: list[str] | None) -> tuple[De
     """Both files, and this process made ready to run them. Raises ConfigError or MissingCapability."""
     device_profile, run_config = load_both(profile, run, overrides)
     # run_batch.sh has exported them already; torch, which reads some of them when it loads, is not loaded yet.
-    for name, value in device_profile.environment.items():
-        os.environ.setdefault(name, value)
-    platform = platform_of_device(device_profile.device)
+    apply_environment(device_profile.environment)
+    platform = platform_of(device_profile)
     if platform.needs_devices_at_start:
         here = num_started_here() or device_profile.processes_per_node
         platform.require_devices(device_profile, here or resolve_mesh(device_profile).num_processes)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.config import DeviceProfile, MeshConfig
 from common.errors import ConfigError, EngineError, first_line
-from common.platforms import GroupBackends, platform_of_device
+from common.platforms import GroupBackends, platform_of
 from common.processes.ranks import global_rank, local_rank, num_started
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def resolve_mesh(profile: DeviceProfile) -> MeshConfig:
     """The profile's mesh. `auto` takes every started process, or before a launch every device this node can see."""
     if isinstance(profile.mesh, MeshConfig):
         return profile.mesh
-    platform = platform_of_device(profile.device)
+    platform = platform_of(profile)
     num_processes = num_started() if "WORLD_SIZE" in os.environ else max(1, platform.num_visible_devices())
     tensor_parallel = platform.auto_tensor_parallel_size
     if num_processes % tensor_parallel:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-import torch
-
-from common.errors import LOST_PEER, EngineError, first_line
+from common.errors import LOST_PEER, EngineError, first_line, is_out_of_memory
 
 _SIGNS_OF_A_LOST_PEER = ("Timed out", "Connection closed", "Connection reset", "NCCL error", "Broken pipe")
 
@@ -36,7 +34,7 @@ def wait_until_done(event: DeviceEvent | None, timeout_s: float) -> None:
 def explained(error: RuntimeError, rank: int, step: int) -> EngineError:
     """A device's error, naming rank and step. For `except` clauses, which cost a step nothing."""
     where = f"rank {rank}, step {step}"
-    if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+    if is_out_of_memory(error):
         return EngineError(f"{where}: out of device memory; lower max_num_requests, num_lookahead or max_model_len")
     reason = first_line(error)
     if any(sign in reason for sign in _SIGNS_OF_A_LOST_PEER):

@@ -72,6 +72,18 @@ def test_the_self_test_is_a_table_and_an_exit_code(
 
 
 def test_the_self_test_needs_an_ascend_profile(cpu: DeviceProfile) -> None:
-    for profile in (None, cpu):
-        with pytest.raises(ConfigError, match="--selftest is for profiles of device npu"):
-            doctor.run_selftest(profile)
+    with pytest.raises(ConfigError, match="--selftest is for profiles of device npu"):
+        doctor.run_selftest(cpu)
+
+
+def test_a_self_test_without_a_profile_is_refused_before_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="--selftest is for profiles of device npu"):
+        doctor.doctor(None, selftest=True)
+    assert not capsys.readouterr().out
+
+
+def test_the_platform_that_is_looked_at_is_the_profiles_own(capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = MeshConfig(branch_parallel_size=2)
+    profile = DeviceProfile(name="two", engine="lopa_ascend", device="cpu", mesh=mesh)
+    assert doctor.examine(profile) == 0
+    assert "gloo" in capsys.readouterr().out

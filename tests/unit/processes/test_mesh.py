@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from common.config import DeviceProfile, MeshConfig
+from common.config import DeviceProfile, MeshConfig, RunConfig
 from common.errors import ConfigError, MissingCapability
-from common.platforms import GroupBackends, platform_of, platform_of_device
+from common.platforms import GroupBackends, build_engine, platform_of, platform_of_device
 from common.processes import mesh as launch
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,7 +66,7 @@ def test_auto_picks_the_engine_of_the_device_that_is_there(monkeypatch: pytest.M
     assert platform_of(profile_of(engine="auto", device="npu")).engine == "lopa_ascend"
     monkeypatch.setattr(npu, "num_visible_devices", lambda: 0)
     with pytest.raises(MissingCapability, match="no npu device is visible"):
-        platform_of(profile_of(engine="auto", device="npu"))
+        build_engine(profile_of(engine="auto", device="npu"), RunConfig(model="m"))
 
 
 _WORKER = """
