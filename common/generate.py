@@ -44,7 +44,7 @@ class Generator:
         self, profile: DeviceProfile, run: RunConfig, engine: Engine, tokenizer: Tokenizer, model_config: ModelConfig,
         one_at_a_time: OneAtATime | None = None,
     ) -> None:  # fmt: skip
-        if run.decode.reuse_prefix and not getattr(engine, "keeps_slots", False):
+        if run.decode.reuse_prefix and not engine.capacity.keeps_slots:
             raise ConfigError("reuse_prefix: this engine frees a request's KV when it ends; remove it")
         self.profile = profile
         self.run = run.model_copy(update={"decode": with_branch_budget(run.decode, engine)})
@@ -143,10 +143,10 @@ def with_branch_budget(decode: DecodeConfig, engine: Engine) -> DecodeConfig:
     """`num_lookahead: auto` as the number that pays on this engine. ConfigError if it cannot tell."""
     if decode.num_lookahead != AUTO_LOOKAHEAD:
         return decode
-    count_paying = getattr(engine, "num_paying_lookaheads", None)
-    if count_paying is None:
+    num_lookahead = engine.num_paying_lookaheads(decode)
+    if num_lookahead is None:
         raise ConfigError("num_lookahead auto: this engine does not measure how many pay; set a number")
-    return decode.model_copy(update={"num_lookahead": count_paying(decode)})
+    return decode.model_copy(update={"num_lookahead": num_lookahead})
 
 
 def stop_finder(stops: Sequence[str], tokenizer: Tokenizer) -> FindStop | None:

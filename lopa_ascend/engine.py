@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from common.config import DecodeConfig
 from common.decoding import Int, Predictions, StepPlan
 from common.errors import ConfigError
 from common.processes import Mesh, close_mesh
@@ -26,7 +27,9 @@ from lopa_ascend.passes import Forward, Reads, lay_out, rows_by_rank
 
 
 class AscendEngine(MeasuredEngine):
-    """common.decoding.engine.Engine over one device a process."""
+    """common.decoding.Engine over one device a process."""
+
+    passes: Forward
 
     def __init__(
         self, passes: Forward, cache: PagedKVCache, book: PageBook, mesh: Mesh, capacity: PagedCapacity,
@@ -73,6 +76,9 @@ class AscendEngine(MeasuredEngine):
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
         self.book.commit()
+
+    def num_paying_lookaheads(self, decode: DecodeConfig) -> int | None:
+        return None
 
     def describe(self) -> dict[str, Any]:
         device, pool = self.passes.device, self.book.pool

@@ -47,8 +47,9 @@ def assemble(profile: DeviceProfile, run: RunConfig, capture: Capture | None = N
     capture = capture or _capture(profile)
     buckets = _buckets(profile, run.decode)
     capacity = Capacity(
-        run.max_num_requests, min(profile.max_model_len, config.max_position_embeddings), vocab_size=config.vocab_size
-    )
+        run.max_num_requests, min(profile.max_model_len, config.max_position_embeddings),
+        vocab_size=config.vocab_size, keeps_slots=True,
+    )  # fmt: skip
     captured_tokens = buckets.max_tokens if capture else 0
     model = load_model(profile, run, config, mesh, device)
     cache = _build_cache(config, mesh, capacity, captured_tokens, dtype, device, profile)

@@ -38,10 +38,9 @@ class UnderWay(NamedTuple):
 
 
 class CudaEngine(MeasuredEngine):
-    """common.decoding.Engine over one device a process. keeps_slots: a slot's KV stays until another request's is
-    written over it."""
+    """common.decoding.Engine over one device a process."""
 
-    keeps_slots = True
+    passes: Passes
 
     def __init__(
         self,

@@ -16,11 +16,14 @@ class Capacity:
     """What an engine can hold: requests at once, and positions a request (prompt and canvas together).
 
     vocab_size: token ids that the model's embedding has; None: not known.
+    keeps_slots: a slot's KV stays until another request's is written over it, so that the next may use it again
+        (reuse_prefix).
     """
 
     num_slots: int
     max_model_len: int
     vocab_size: int | None = field(default=None, kw_only=True)
+    keeps_slots: bool = field(default=False, kw_only=True)
 
     def can_hold(self, prompt_lengths: Sequence[int], decode: DecodeConfig) -> bool:
         """Whether requests with these prompts can be decoded at once. Every rank of a replica gets the same answer.
@@ -70,6 +73,12 @@ class Engine(Protocol):
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
         """Make the KV of `plan.commits` final, taken from the winner's row ([requests of the step], global rows)."""
+
+    def num_paying_lookaheads(self, decode: DecodeConfig) -> int | None:
+        """What `num_lookahead: auto` stands for on this device and mesh; None: this engine does not measure it.
+
+        Every rank of a replica calls it, before the first step.
+        """
 
     def describe(self) -> dict[str, Any]:
         """The environment fingerprint: device, driver or CANN, torch, mesh, memory."""

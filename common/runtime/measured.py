@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from common.runtime.times import PassTimes, Stopwatch
 
 
 class MeasurablePasses(Protocol):
+    """What `MeasuredEngine` reads of an engine's passes."""
+
     busy: Stopwatch
     times: PassTimes
 
@@ -17,25 +19,21 @@ class MeasurablePasses(Protocol):
 
 
 class MeasuredEngine:
-    """Answers of `common.bench.run.Measurable` that are the passes'."""
+    """Answers of `common.bench.run.Measurable` that are the passes'; an engine narrows `passes` to its own."""
 
-    passes: Any  # MeasurablePasses
+    passes: MeasurablePasses
 
     def keep_times(self, wanted: bool) -> None:
         self.passes.times.keep(wanted)
 
     def last_times_ms(self) -> dict[str, float]:
-        times: dict[str, float] = self.passes.times.last_ms()
-        return times
+        return self.passes.times.last_ms()
 
     def last_busy_ms(self) -> float:
-        seconds: float = self.passes.busy.seconds
-        return seconds * 1e3
+        return self.passes.busy.seconds * 1e3
 
     def gather_ms(self, num_reads: int) -> float:
-        milliseconds: float = self.passes.gather_ms(num_reads)
-        return milliseconds
+        return self.passes.gather_ms(num_reads)
 
     def memory(self) -> dict[str, float]:
-        numbers: dict[str, float] = self.passes.memory()
-        return numbers
+        return self.passes.memory()
