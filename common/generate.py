@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from common.checkpoint import ModelConfig, Tokenizer, load_model_config, load_tokenizer
+from common.checkpoint import ModelConfig, Tokenizer, load_model_config, load_tokenizer, stop_finder
 from common.config import AUTO_LOOKAHEAD, DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import (
     Completion,
     Engine,
-    FindStop,
     GenerationRequest,
     Rejection,
     Scheduler,
@@ -147,17 +146,3 @@ def with_branch_budget(decode: DecodeConfig, engine: Engine) -> DecodeConfig:
     if num_lookahead is None:
         raise ConfigError("num_lookahead auto: this engine does not measure how many pay; set a number")
     return decode.model_copy(update={"num_lookahead": num_lookahead})
-
-
-def stop_finder(stops: Sequence[str], tokenizer: Tokenizer) -> FindStop | None:
-    """How many generated ids to keep so that the text ends with the first stop string; None without stop strings."""
-    if not stops:
-        return None
-
-    def find(ids: Sequence[int]) -> int | None:
-        text = tokenizer.decode(list(ids))
-        if not any(stop in text for stop in stops):
-            return None
-        return next(n for n in range(1, len(ids) + 1) if any(stop in tokenizer.decode(list(ids[:n])) for stop in stops))
-
-    return find

@@ -8,6 +8,7 @@ from common.checkpoint.lora import LoraSource
 from common.checkpoint.model_config import ModelConfig, load_model_config
 from common.checkpoint.rules import check_tensor_parallel, shard_bounds
 from common.checkpoint.sources import SafetensorsFolder
+from common.checkpoint.stop_strings import StopFinder, stop_finder
 from common.checkpoint.text_length import CharacterBound, character_bound, chat_text
 from common.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from common.checkpoint.weights import load_weights
@@ -17,6 +18,7 @@ __all__ = [
     "LoraSource",
     "ModelConfig",
     "SafetensorsFolder",
+    "StopFinder",
     "Tokenizer",
     "character_bound",
     "chat_text",
@@ -25,4 +27,5 @@ __all__ = [
     "load_tokenizer",
     "load_weights",
     "shard_bounds",
+    "stop_finder",
 ]

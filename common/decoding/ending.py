@@ -13,7 +13,8 @@ from common.decoding.plan import Int
 from common.decoding.request import Completion, FinishReason
 from common.decoding.state import DecodingRequest
 
-FindStop = Callable[[Sequence[int]], "int | None"]  # generated ids so far -> how many of them to keep, or None
+# Generated ids so far, and how many of them are known to hold no stop string -> how many of them to keep, or None.
+FindStop = Callable[[Sequence[int], int], "int | None"]
 
 
 def without_stop(text: str, stops: Sequence[str]) -> str:
@@ -61,9 +62,10 @@ class Ender:
         eos_at = np.flatnonzero(prefix == self.eos_token_id)[:1] if decoding.has_eos else prefix[:0]
         num_kept = int(eos_at[0]) + 1 if eos_at.size else len(prefix)
         if self.find_stop is not None:
-            stop_at = self.find_stop(prefix[:num_kept].tolist())
+            stop_at = self.find_stop(prefix[:num_kept].tolist(), decoding.num_searched)
             if stop_at is not None:
                 return stop_at, "stop"
+            decoding.num_searched = num_kept  # what is filled stays as it is
         if eos_at.size and self.decode.stop_at_eos:
             return num_kept, "eos"
         if self._is_done(decoding):

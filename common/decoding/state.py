@@ -48,6 +48,7 @@ class DecodingRequest:
     carry_31: Float = field(default_factory=lambda: np.array([[-1.0], [0.0], [0.0]], dtype=np.float32))
     is_refreshed: bool = False  # fast_dllm: the cache around the current block is up to date
     has_eos: bool = False
+    num_searched: int = 0  # generated tokens in which no stop string was found
     num_forwards: int = 0
     num_lookahead_wins: int = 0
     first_step_s: float = 0.0
