@@ -8,7 +8,16 @@ from common.decoding.ending import FindStop, without_stop
 from common.decoding.engine import Capacity, Engine
 from common.decoding.layout import UNBOUNDED
 from common.decoding.loop import decode_requests
-from common.decoding.plan import NUM_UPLOADED_FIELDS, CommitSpan, Int, Predictions, Sampling, StepPlan, assign_rows
+from common.decoding.plan import (
+    NUM_UPLOADED_FIELDS,
+    CommitSpan,
+    Int,
+    Predictions,
+    RowField,
+    Sampling,
+    StepPlan,
+    assign_rows,
+)
 from common.decoding.request import Completion, GenerationRequest, Rejection
 from common.decoding.scheduler import Scheduler
 from common.decoding.state import StepRecord
@@ -26,6 +35,7 @@ __all__ = [
     "Int",
     "Predictions",
     "Rejection",
+    "RowField",
     "Sampling",
     "Scheduler",
     "StepPlan",

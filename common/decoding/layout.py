@@ -18,8 +18,8 @@ UNBOUNDED = int(np.iinfo(np.int32).max)  # padding may look at everything in its
 
 def lay_out(steps: list[RequestStep], decode: DecodeConfig, sampling: Sampling) -> StepPlan:
     """Rows of every request below one another, padded to the widest."""
-    num_rows = steps[-1].last_row
-    width = max(step.window.end - step.window.start + len(step.shift_entry_of) for step in steps)
+    num_rows = steps[-1].end_row
+    width = max(step.window.end - step.window.start + len(step.shift_column_of) for step in steps)
     entries_3RW = np.zeros((3, num_rows, width), dtype=np.int64)
     entries_3RW[2] = UNBOUNDED
     is_read_RW = np.zeros((num_rows, width), dtype=np.bool_)
@@ -27,11 +27,11 @@ def lay_out(steps: list[RequestStep], decode: DecodeConfig, sampling: Sampling) 
     request_R = np.zeros(num_rows, dtype=np.int64)
     commits = []
     for index, step in enumerate(steps):
-        rows, window = slice(step.first_row, step.last_row), step.window
+        rows, window = slice(step.first_row, step.end_row), step.window
         request_R[rows] = index
         row_fields_7R[:, rows] = _per_row(step)
         _fill_window(step, decode, entries_3RW[:, rows], is_read_RW[rows])
-        if step.shift_entry_of:
+        if step.shift_column_of:
             _fill_shift_entries(step, decode, entries_3RW[:, rows], is_read_RW[rows])
         if window.commit_length:
             commits.append(CommitSpan(index, step.decoding.slot, window.start, window.commit_length))
@@ -40,9 +40,9 @@ def lay_out(steps: list[RequestStep], decode: DecodeConfig, sampling: Sampling) 
 
 
 def _per_row(step: RequestStep) -> Int:
-    """What StepPlan.row_fields_7R says of each branch."""
+    """What StepPlan.row_fields_7R says of each branch, in the order of RowField."""
     decoding, start = step.decoding, step.window.start
-    cached, num_shifts = max(step.window.cached, start), len(step.shift_entry_of)
+    cached, num_shifts = max(step.window.cached, start), len(step.shift_column_of)
     columns = [
         (start, end - start, cached, decoding.slot, end - start + num_shifts, decoding.noise_key, decoding.num_forwards)
         for end in step.ends
@@ -101,7 +101,7 @@ def shift_entries(
 
 def _fill_shift_entries(step: RequestStep, decode: DecodeConfig, entries_3BW: Int, is_read_BW: Bool) -> None:
     decoding, start = step.decoding, step.window.start
-    for block_start, shift_column in step.shift_entry_of.items():
+    for block_start, shift_column in step.shift_column_of.items():
         before = block_start - 1
         for index, (branch, end) in enumerate(zip(decoding.branches, step.ends, strict=True)):
             entry = end - start + shift_column
@@ -117,11 +117,11 @@ def _fill_shift_entries(step: RequestStep, decode: DecodeConfig, entries_3BW: In
 def align(step: RequestStep, predictions: Predictions) -> Aligned:
     """Move every prediction to the position it speaks of (docs/architecture.md, 'Positions own their predictors')."""
     start, width = step.window.start, step.window.end - step.window.start
-    values_3BW = predictions.values_3RW[:, step.first_row : step.last_row]
+    values_3BW = predictions.values_3RW[:, step.first_row : step.end_row]
     aligned_3BW = np.empty((3, len(step.ends), width), dtype=np.float32)
     aligned_3BW[:, :, 1:] = values_3BW[:, :, : width - 1]
     aligned_3BW[:, :, 0] = step.decoding.carry_31
-    for block_start, shift_column in step.shift_entry_of.items():
+    for block_start, shift_column in step.shift_column_of.items():
         entry_B = np.array(step.ends) - start + shift_column
         aligned_3BW[:, :, block_start - start] = values_3BW[:, np.arange(len(entry_B)), entry_B]
     return Aligned(aligned_3BW)

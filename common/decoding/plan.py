@@ -10,6 +10,7 @@ Shapes: R rows, W entries (the widest row; shorter rows are padded).
 
 from __future__ import annotations
 
+from enum import IntEnum
 from functools import cache
 from typing import Literal, NamedTuple, TypeVar
 
@@ -23,7 +24,20 @@ Float = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
 Number = TypeVar("Number", bound=np.generic)
 
-NUM_UPLOADED_FIELDS = 4  # of StepPlan.row_fields_7R: start, num_keys, cached, slot
+
+class RowField(IntEnum):
+    """Numbers of a row, in the order in which StepPlan.row_fields_7R holds them; its properties say what they are."""
+
+    START = 0
+    NUM_KEYS = 1
+    CACHED = 2
+    SLOT = 3
+    NUM_ENTRIES = 4
+    NOISE_KEY = 5
+    STEP = 6
+
+
+NUM_UPLOADED_FIELDS = RowField.SLOT + 1  # the first of them go to the device as they are
 
 
 def part(block: npt.NDArray[Number], index: int) -> npt.NDArray[Number]:
@@ -63,8 +77,7 @@ class StepPlan(NamedTuple):
     entries_3RW: token id, absolute position and horizon of each entry; an entry attends to keys at positions below its
     horizon (cached keys and the row's own window keys).
     is_read_RW: entries whose next-token statistics the scheduler will read.
-    row_fields_7R: what the properties below name, one number a row, in their order; the first NUM_UPLOADED_FIELDS go to
-        the device as they are.
+    row_fields_7R: what `RowField` names, one number a row.
     commits_locally: attention is block-causal, so a block's KV depends on nothing behind it and every rank can commit
         its own copy.
     request_R: index of the row's request in this step; rows of one request are adjacent, lookaheads first, anchor last.
@@ -101,38 +114,38 @@ class StepPlan(NamedTuple):
     @property
     def start_R(self) -> Int:
         """The window's first position; cached keys at positions in [0, start) are visible to the row."""
-        return part(self.row_fields_7R, 0)
+        return part(self.row_fields_7R, RowField.START)
 
     @property
     def num_keys_R(self) -> Int:
         """Window positions (entries that provide keys); they come first in the row."""
-        return part(self.row_fields_7R, 1)
+        return part(self.row_fields_7R, RowField.NUM_KEYS)
 
     @property
     def cached_R(self) -> Int:
         """End of the row's cached keys. Above start + num_keys only in the dual cache, where the keys cached behind the
         window, [start + num_keys, cached), are visible to every entry; otherwise equal to start."""
-        return part(self.row_fields_7R, 2)
+        return part(self.row_fields_7R, RowField.CACHED)
 
     @property
     def slot_R(self) -> Int:
         """The request's KV slot."""
-        return part(self.row_fields_7R, 3)
+        return part(self.row_fields_7R, RowField.SLOT)
 
     @property
     def num_entries_R(self) -> Int:
         """num_keys plus shift entries; the rest of the row is padding."""
-        return part(self.row_fields_7R, 4)
+        return part(self.row_fields_7R, RowField.NUM_ENTRIES)
 
     @property
     def noise_key_R(self) -> Int:
         """With step_R what random numbers are keyed by (temperature > 0)."""
-        return part(self.row_fields_7R, 5)
+        return part(self.row_fields_7R, RowField.NOISE_KEY)
 
     @property
     def step_R(self) -> Int:
         """How many passes the request has had."""
-        return part(self.row_fields_7R, 6)
+        return part(self.row_fields_7R, RowField.STEP)
 
 
 class Predictions(NamedTuple):

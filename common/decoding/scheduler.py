@@ -90,7 +90,7 @@ class Scheduler:
         for decoding in self.active:
             step = self._planner.plan_request(decoding, first_row)
             self._steps.append(step)
-            first_row = step.last_row
+            first_row = step.end_row
         return lay_out(self._steps, self.decode, self.sampling)
 
     def select_winners(self, predictions: Predictions) -> Int:

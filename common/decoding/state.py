@@ -66,19 +66,19 @@ class DecodingRequest:
 
 
 class RequestStep(NamedTuple):
-    """One request's part of a step: rows [first_row, last_row) and what they hold.
+    """One request's part of a step: rows [first_row, end_row) and what they hold.
 
     window: the widest branch's. ends: each branch's own end.
-    shift_entry_of: block start -> column of its shift entry behind the row's keys.
+    shift_column_of: block start -> column of its shift entry behind the row's keys.
     """
 
     decoding: DecodingRequest
     first_row: int
-    last_row: int
+    end_row: int
     window: Window
     ends: list[int]
     is_masked_BW: Bool
-    shift_entry_of: dict[int, int]
+    shift_column_of: dict[int, int]
 
 
 class Aligned(NamedTuple):

@@ -42,7 +42,7 @@ def synthetic_plan(
     token_RW = rng.integers(0, config.vocab_size, shape)
     position_RW = np.broadcast_to(np.arange(num_cached, end), shape)
     horizon_RW = np.broadcast_to(np.minimum(end, num_cached + block_end_W), shape)
-    per_row = num_cached, width, num_cached, 0, width, 0, 0
+    per_row = num_cached, width, num_cached, 0, width, 0, 0  # in the order of RowField
     return StepPlan(
         entries_3RW=np.stack((token_RW, position_RW, horizon_RW)),
         is_read_RW=np.tile(is_read_W, (num_rows, 1)),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import DecodeConfig
-from common.decoding import GenerationRequest, Int, Predictions, Scheduler, StepPlan
+from common.decoding import GenerationRequest, Int, Predictions, RowField, Scheduler, StepPlan
 from common.errors import EngineError
 from lopa_ascend.kv import PAGE_SIZE, PageBook, PagedCapacity, PagePool, most_pages
 from lopa_ascend.passes import Reads, lay_out, rows_by_rank
@@ -222,7 +222,7 @@ def test_a_pool_that_runs_dry_in_the_middle_of_a_step_loses_no_page() -> None:
 def _going_on(row_fields_7R: Int) -> Int:
     """The first request is in its second step."""
     fields = row_fields_7R.copy()
-    fields[6, 0] = 1
+    fields[RowField.STEP, 0] = 1
     return fields
 
 
