@@ -2,8 +2,8 @@
 
 `python tests/scripted.py ARGUMENTS` is `lopa ARGUMENTS` with it in the model's place, without loading torch, so that a
 test can start and kill it many times. SCRIPTED_DELAY: seconds a request. SCRIPTED_FAIL, such as `1:kill,2:hang`: ranks
-that fail in their second request, by an error (EngineError), a defect (KeyError), a kill (SIGKILL) or a hang in C, in
-which no signal handler of Python runs.
+that fail in their second request, by an error (EngineError), a defect (KeyError, with `value` ValueError), a kill
+(SIGKILL) or a hang in C, in which no signal handler of Python runs.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ def fail_as_told() -> None:
         raise EngineError(f"step 7: out of memory on rank {global_rank()}; lower max_num_requests")
     if how == "defect":
         raise KeyError("a defect")
+    if how == "value":
+        raise ValueError("a defect")
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "hang":

@@ -26,7 +26,8 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
         raise ConfigError("the run file has no output section: add output.path, the JSONL file for the results")
     if run.output.path == STANDARD_INPUT:
         raise ConfigError("output.path -: results go to a file, which the next start resumes; name one")
-    require_speakable("input.path", run.input.path)
+    for setting, path in (("input.path", run.input.path), ("model", run.model), ("lora_path", run.lora_path or "")):
+        require_speakable(setting, path)
     target = real_file(Path(run.output.path))
     _require_file("output.path", target, ".run.json")
     metrics = metrics_path(run.output)

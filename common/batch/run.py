@@ -132,7 +132,7 @@ def _finish(
         logger.info("%s: every request is done already", run.output.path)
         metrics = _metrics_of(path, summary)
         if metrics is not None:
-            return metrics
+            return {key: value for key, value in metrics.items() if key != "this_start"}  # an earlier start's
     metrics = {
         **summary,
         "this_start": summarize_start(progress.records, wall_s),

@@ -13,13 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from common.checkpoint import ModelConfig
 from common.config import DecodeConfig
 from common.decoding import Engine, GenerationRequest, Predictions, Scheduler, StepPlan, WrappedEngine, decode_requests
-from common.errors import ConfigError, EngineError
+from common.errors import ConfigError, EngineError, first_line
 
 ACCEPTED, UNSURE = 0.99, 0.5
 
@@ -117,14 +118,16 @@ def load_trace(path: Path) -> Trace:
     try:
         with np.load(path) as arrays:
             settings = json.loads(arrays["settings"].tobytes())
-            requests = [RecordedRequest(tuple(prompt)) for prompt in settings["prompts"]]
+            requests = [RecordedRequest(tuple(map(int, prompt))) for prompt in settings["prompts"]]
             for index, request in enumerate(requests):
                 names = [f"{index}.{step}" for step in range(settings["num_steps"][index])]
                 request.steps = [_step(arrays, name) for name in names]
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{path}: not a recorded trace ({error}); make one with bench --record") from None
-    decode = DecodeConfig.model_validate(settings["decode"])
-    return Trace(decode, settings["mask_token_id"], settings["eos_token_id"], requests)
+        decode = DecodeConfig.model_validate(settings["decode"])
+        return Trace(decode, settings["mask_token_id"], settings["eos_token_id"], requests)
+    except (OSError, EOFError, ValueError, LookupError, TypeError, BadZipFile) as error:
+        raise ConfigError(
+            f"{path}: not a recorded trace ({first_line(error)}); `record_trace` of common.bench.acceptance makes one"
+        ) from None
 
 
 def _step(arrays: Any, name: str) -> Predictions:

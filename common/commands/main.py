@@ -18,17 +18,16 @@ from common.commands.evaluate import evaluate
 from common.commands.parity import parity
 from common.commands.quantize import quantize
 from common.commands.run import run
-from common.errors import EngineError
+from common.errors import ConfigError, EngineError
 from common.processes import (
     Stopped,
     die_with_launcher,
     end_undisturbed,
-    global_rank,
-    num_started,
     stop_on_signals,
     write_error_file,
 )
 from common.version import LOPA_VERSION
+from quant.errors import QuantizationError
 
 app = typer.Typer(
     name="lopa",
@@ -59,7 +58,7 @@ def _options(
 def fail(sentence: str) -> int:
     """Say why this process ends, as one line, also to the launcher if there is one; the exit code."""
     write_error_file(sentence)
-    where = f"rank {global_rank()}: " if num_started() > 1 else ""
+    where = f"rank {os.environ.get('RANK', '0')}: " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
     print(f"lopa: {where}{sentence}", file=sys.stderr, flush=True)
     return 2
 
@@ -72,6 +71,8 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal may lack letters of an answer
     die_with_launcher()
     stop_on_signals()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a text or a name that the terminal cannot show is no reason to end
+        sys.stdout.reconfigure(errors="backslashreplace")
     level = logging.WARNING if os.environ.get("RANK", "0") != "0" else logging.INFO
     logging.basicConfig(format="lopa: %(message)s", level=logging.WARNING)
     for package in ("common", "graphs", "quant", "lopa_cuda", "lopa_ascend"):
@@ -82,7 +83,7 @@ def main() -> None:
         if not stopped.is_reported and os.environ.get("RANK", "0") == "0":
             print(f"lopa: {stopped}", file=sys.stderr, flush=True)
         sys.exit(stopped.exit_code)
-    except (ValueError, EngineError, OSError) as error:
+    except (ConfigError, QuantizationError, EngineError, OSError) as error:
         end_undisturbed()  # before the sentence is written
         if os.environ.get("LOPA_TRACEBACK"):
             raise

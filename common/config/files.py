@@ -73,6 +73,7 @@ def load_yaml(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] = 
     for override in overrides:
         _apply_override(tree, override, kind)
     _refuse_keys(tree, Path(path))
+    _refuse_broken_text(tree, Path(path))
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
@@ -105,6 +106,20 @@ def _value(override: str, text: str, is_text: bool) -> Any:
     if value is ...:
         raise ConfigError(f"--set {override}: the value is not valid YAML; quote it")
     return text if is_text and value is not None and not isinstance(value, str) else value
+
+
+def _refuse_broken_text(node: Any, path: Path, key: str = "") -> None:
+    """Half a surrogate pair, which no file and no variable can hold."""
+    if isinstance(node, str):
+        if any("\ud800" <= letter <= "\udfff" for letter in node):
+            raise ConfigError(f"{path}: {key}: {node!a:.100} holds half a surrogate pair, which is no text: correct it")
+    elif isinstance(node, Mapping):
+        for name, value in node.items():
+            _refuse_broken_text(name, path, key or "a key")
+            _refuse_broken_text(value, path, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, (list, tuple)):
+        for value in node:
+            _refuse_broken_text(value, path, key)
 
 
 def _refuse_keys(tree: Mapping[str, Any], path: Path, prefix: str = "") -> None:

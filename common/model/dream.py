@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.checkpoint import ModelConfig, shard_bounds
+from common.errors import ConfigError
 from common.model.ops import Linear, Ops, RMSNorm
 
 
@@ -77,7 +78,7 @@ def build_dream(
         parent, _, leaf = name.rpartition(".")
         weight = weights.pop(name)
         if weight.shape != parameter.shape:
-            raise ValueError(f"{name}: shape {tuple(weight.shape)}, the model needs {tuple(parameter.shape)}")
+            raise ConfigError(f"{name}: shape {tuple(weight.shape)}, the model needs {tuple(parameter.shape)}")
         module = model.get_submodule(parent)
         setattr(module, leaf, nn.Parameter(weight.to(device), requires_grad=False))
     return model.eval()

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 
+from common.errors import ConfigError
+
 
 def global_rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+    return _number("RANK", 0)
 
 
 def local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return _number("LOCAL_RANK", 0)
 
 
 def num_started() -> int:
     """Processes that the launcher started; 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return _number("WORLD_SIZE", 1)
 
 
 def num_started_here() -> int | None:
     """Of them on this node; None without a launcher."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or None
+    return _number("LOCAL_WORLD_SIZE", 0) or None
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name} is {text!r}, which a launcher sets to a number: unset it") from None

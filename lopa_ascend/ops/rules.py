@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import torch
 
+from common.errors import ConfigError
 
-class OpRuleError(ValueError):
-    """A call breaks a documented rule of an Ascend operator."""
+
+class OpRuleError(ConfigError):
+    """A call breaks a documented rule of an Ascend operator: the model or a setting asks for what it cannot compute."""
 
     def __init__(self, op: str, rule: str, value: object) -> None:
         super().__init__(f"{op}: {rule}; given {_describe(value)}")

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.errors import ConfigError
 from lopa_cuda.kernels.launch import (
     KEEP,
     QUANTIZED_DTYPE,
@@ -89,7 +90,7 @@ def quantize_rows(x: Tensor, num_columns: int, kind: Quantize) -> QuantizedActiv
     """Rows of num_columns, or of gate and up of num_columns each, whose SwiGLU is then what is quantized."""
     assert x.dtype == torch.bfloat16 and x.is_contiguous()
     if num_columns > MAX_ROW:
-        raise ValueError(f"quantizing a row of {num_columns} > {MAX_ROW}: raise tensor_parallel_size")
+        raise ConfigError(f"quantizing a row of {num_columns} > {MAX_ROW}: raise tensor_parallel_size")
     num_tokens = x.shape[0]
     values = torch.empty((num_tokens, num_columns), dtype=QUANTIZED_DTYPE[kind], device=x.device)
     scale_T = torch.empty(num_tokens, dtype=torch.float32, device=x.device)

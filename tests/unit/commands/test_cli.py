@@ -76,6 +76,16 @@ def test_a_sweep_does_not_take_a_file_for_its_folder(tmp_path: Path) -> None:
             "lopa: input.path, output.path, output.metrics_path",
         ),
         (["run", "-p", "cpu", "run.yaml", "--set", "output.path=/proc/x"], "lopa: "),
+        (["run", "-p", "cpu", "run.yaml", "--set", 'model="a\\0b"'], "lopa: model 'a\\x00b' is no name of a file"),
+        (["run", "-p", "cpu", "run.yaml", "--set", 'lora_path="a\\0b"'], "lopa: lora_path 'a\\x00b' is no name"),
+        (
+            ["run", "-p", "cpu", "run.yaml", "--set", 'decode.stop=["a\\uD800"]'],
+            "lopa: run.yaml: decode.stop: 'a\\ud800' holds half a surrogate pair",
+        ),
+        (
+            ["run", "-p", "cpu", "run.yaml", "--set", 'environment={A: "\\uD800"}'],
+            "environment.A: '\\ud800' holds half a surrogate pair",
+        ),
         (["evaluate", "-p", "cpu", "run.yaml", "run.yaml"], "lopa: run.yaml: model: unknown key"),
         (["doctor", "-p", "nope"], "lopa: nope: no such file, and not one of the profiles"),
     ],
@@ -101,6 +111,38 @@ def test_a_defect_still_shows_where_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     result = lopa(tmp_path, "run", "-p", "cpu", "run.yaml")
     assert result.returncode == 1
     assert "KeyError: 'a defect'" in result.stderr
+
+
+def test_a_run_that_is_done_says_nothing_of_an_earlier_start(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    arguments = ("run", "--profile", "cpu", "run.yaml")
+    assert "this start: 1 requests in" in lopa(tmp_path, *arguments).stdout
+    for details in ((), ("--details",)):
+        again = lopa(tmp_path, *arguments, *details)
+        assert again.returncode == 0
+        assert "this start" not in again.stdout and "1 requests finished" in again.stdout
+    assert '"this_start"' in (tmp_path / "o.metrics.json").read_text()  # as the start that decoded measured it
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"])
+def test_a_launchers_variable_that_is_no_number_is_one_sentence(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path)
+    monkeypatch.setenv(name, "two")
+    result = lopa(tmp_path, "run", "-p", "cpu", "run.yaml")
+    assert result.returncode == 2, result.stderr
+    assert f"{name} is 'two', which a launcher sets to a number: unset it" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_value_error_that_nobody_named_is_a_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    monkeypatch.setenv("SCRIPTED_FAIL", "0:value")
+    result = lopa(tmp_path, "run", "-p", "cpu", "run.yaml")
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr and "ValueError: a defect" in result.stderr
 
 
 def test_a_missing_trace_is_one_sentence_too(tmp_path: Path) -> None:
