@@ -19,7 +19,7 @@ RAW_ARGUMENTS: dict[str, Any] = {
 
 def bench(context: typer.Context) -> None:
     """Measure step times by shape and part, beside the device's floors (scripts/bench.sh starts several processes)."""
-    known = _parser().parse_args(context.args)
+    known = parse(context.args)
     if known.compare:
         from common.bench import compare
 
@@ -34,6 +34,11 @@ def bench(context: typer.Context) -> None:
     given = {"cases": known.shapes and tuple(known.shapes), "num_steps": known.steps, "num_cached": known.cached}
     chosen = {name: value for name, value in given.items() if value is not None}
     run_bench(profile, run, BenchOptions(**chosen, trace=known.trace, output=known.output))
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Ends the process with a usage message where they are wrong."""
+    return _parser().parse_args(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,20 +15,33 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import typer
+from typer.main import get_command
 
 from common.batch import check_input, input_and_output
-from common.config import DeviceProfile, RunConfig, find_config, load_profile_and_run
+from common.commands import bench
+from common.commands.main import app
+from common.config import DeviceProfile, RunConfig, find_config, load_profile_and_run, load_sweep
 from common.errors import ConfigError, MissingCapability
-from common.platforms import platform_of_device
+from common.platforms import platform_of
 from common.processes import Nodes, processes_here, resolve_mesh, supervise, torchrun_options
+
+_HELP = {"-h", "--help"}
+_USAGE_ERROR: Any = typer.BadParameter.__base__  # click's, which late versions of typer bring along
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What this node starts: `worker` is the Python command line of one process, `torchrun` how several are started."""
+    """What this node starts: `worker` is the Python command line of one process, `torchrun` how several are started.
+
+    needs_input: whether the command decodes the run's input.
+    """
 
     environment: dict[str, str]
     worker: list[str]
+    needs_input: bool
     torchrun: list[str] = field(default_factory=list)
     nodes: Nodes = field(default_factory=Nodes)
 
@@ -55,14 +68,31 @@ def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[
     settings = [item for override in known.set for item in ("--set", override)]
     profile_option = [] if known.command == "bench" else ["--profile"]
     files = [*profile_option, str(profile_path), str(run_path)]
+    if not _HELP & set(others):
+        _check_options(known.command, [*files, *others, *settings], run)
     worker = ["-m", "common.commands", known.command, *files, *others, *settings]
     nodes = Nodes.from_environment(environment)
     num_here = processes_here(profile, nodes)
     variables = {"OMP_NUM_THREADS": str(max(1, _num_cpus() // num_here)), **profile.environment}
     added = {name: value for name, value in variables.items() if name not in environment}
+    needs_input = known.command != "bench"
     if num_here * nodes.count == 1:
-        return Job(added, worker), profile, run
-    return Job(added, worker, torchrun_options(nodes, num_here), nodes), profile, run
+        return Job(added, worker, needs_input), profile, run
+    return Job(added, worker, needs_input, torchrun_options(nodes, num_here), nodes), profile, run
+
+
+def _check_options(command: str, arguments: list[str], run: RunConfig) -> None:
+    """Once, what every process would find wrong with its own command line. Raises ConfigError; argparse's own end."""
+    if command == "bench":
+        bench.parse(arguments)
+        return
+    parser: Any = get_command(app)
+    try:
+        parsed = parser.commands[command].make_context(command, list(arguments)).params
+    except _USAGE_ERROR as error:
+        raise ConfigError(f"{command}: {error.format_message()}") from None
+    if "sweep" in parsed:
+        load_sweep(find_config("sweeps", parsed["sweep"]), run.decode)
 
 
 def check_before_start(profile: DeviceProfile, run: RunConfig, nodes: Nodes, *, needs_input: bool) -> None:
@@ -70,7 +100,7 @@ def check_before_start(profile: DeviceProfile, run: RunConfig, nodes: Nodes, *, 
     # Here: what is only printed under DRY_RUN has no reason to load torch.
     from common.checkpoint import check_tensor_parallel, load_model_config
 
-    wanted, platform = processes_here(profile, nodes), platform_of_device(profile.device)
+    wanted, platform = processes_here(profile, nodes), platform_of(profile)
     if platform.needs_devices_at_start:
         platform.require_devices(profile, wanted)
     if needs_input:
@@ -88,9 +118,9 @@ def main(arguments: Sequence[str]) -> int:
         if os.environ.get("DRY_RUN", "").lower() in ("1", "true", "yes"):
             print(job.script())
             return 0
-        if {"-h", "--help"} & set(arguments):
+        if _HELP & set(arguments):
             os.execv(sys.executable, [sys.executable, *job.worker])
-        check_before_start(profile, run, job.nodes, needs_input="bench" not in job.worker)
+        check_before_start(profile, run, job.nodes, needs_input=job.needs_input)
     except (ConfigError, MissingCapability, OSError) as error:
         print(f"lopa: {error}", file=sys.stderr)
         return 2

@@ -87,6 +87,29 @@ def test_nodes_that_do_not_fit_are_refused(environment: dict[str, str], expected
         planned("h200_tp1_bp8", "gsm8k", **environment)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["evaluate", "cpu", "demo", "nope"], "nope: no such file, and not one of the sweeps"),
+        (["evaluate", "cpu", "demo"], "evaluate: Missing argument"),
+        (["evaluate", "cpu", "demo", "demo", "--retry-errors"], "evaluate: No such option: --retry-errors"),
+        (["run", "cpu", "demo", "--overwritten"], "run: No such option: --overwritten"),
+        (["run", "cpu", "demo", "other"], "run: Got unexpected extra argument"),
+    ],
+)
+def test_what_every_process_would_refuse_is_refused_before_one_is_started(arguments: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        plan_job(arguments, {})
+
+
+def test_options_of_the_bench_are_checked_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        plan_job(["bench", "cpu", "demo", "--shape", "1x64", "--bogus"], {})
+    assert "unrecognized arguments: --bogus" in capsys.readouterr().err
+    job, _, _ = plan_job(["bench", "cpu", "demo", "--shapes", "1x64"], {})
+    assert not job.needs_input
+
+
 def test_a_profile_may_say_how_many_processes_a_node_holds() -> None:
     profile = profile_of(mesh=MESH_8, processes_per_node=4)
     assert processes_here(profile, Nodes(count=2)) == 4
