@@ -10,6 +10,8 @@ from rich.table import Table
 
 from common.metrics import DEFINITIONS
 
+# What the tables call what result files have under these keys.
+_WORDS = {"tpf": "TPF", "tps": "TPS", "without_first_step": "without first step", "latency_s": "latency"}
 _MIN_WIDTH = 140  # for logs: a table that wraps at 80 columns cannot be read
 
 
@@ -93,7 +95,7 @@ def _outcome(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _caption(names: Sequence[str]) -> str:
-    return "\n".join(f"{name}: {DEFINITIONS[name]}" for name in names)
+    return "\n".join(f"{_WORDS.get(name, name)}: {DEFINITIONS[name]}" for name in names)
 
 
 def _console() -> Console:

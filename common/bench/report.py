@@ -45,7 +45,7 @@ def tables(result: Result) -> str:
     ]
     if result["requests"]:
         sections.append(_steps(f"replayed acceptance, {result['requests']['trace']}", result["requests"]))
-    sections.append("memory: " + ", ".join(f"{name} {value:.3g}" for name, value in memory.items()))
+    sections.append("memory: " + ", ".join(f"{_words(name)} {value:.3g}" for name, value in memory.items()))
     return "\n\n".join(sections)
 
 
@@ -68,7 +68,12 @@ def compare(before: Path, after: Path) -> str:
 
 
 def _conditions(conditions: Result) -> str:
-    return ", ".join(f"{name} {value}" for name, value in conditions.items() if value is not None)
+    return ", ".join(f"{_words(name)} {value}" for name, value in conditions.items() if value is not None)
+
+
+def _words(key: str) -> str:
+    """A key of the result file as the tables say it."""
+    return key.replace("_", " ")
 
 
 def _shapes(shapes: Sequence[Result]) -> str:
@@ -107,7 +112,7 @@ def _steps(title: str, section: Result) -> str:
         f"({section['tps_without_first_step']:.0f} without the first step, {section['first_step_ms']:.1f} ms); "
         f"a commit costs {_number(section['commit_cost_ms'])} ms at the same window; median ms:"
     )
-    return facts + "\n\n" + markdown(["steps", *_PARTS], rows)
+    return facts + "\n\n" + markdown(["steps", *map(_words, _PARTS)], rows)
 
 
 def _number(value: float | None, digits: int = 3) -> str:

@@ -12,13 +12,12 @@ DEFINITIONS = {
     "step": "one forward pass of a request, whatever the number of branches; the first step, with the prompt, included",
     "canvas": "every generated position counts, behind the end of the text too (the published way of counting)",
     "effective": "tokens up to and including the first EOS or stop string count",
-    "tpf": "tokens per forward pass: tokens / steps; per_request_mean is the mean of the requests' ratios, total is "
-    "all tokens / all steps",
-    "tps": "tokens per second of one request, from its admission to its end; mean, max and top10_mean over requests",
+    "tpf": "tokens per forward pass: tokens / steps, as the mean of the requests' ratios and as all tokens / all steps",
+    "tps": "tokens per second of one request, from its admission to its end; mean, max and mean of the 10 best",
     "without_first_step": "the first step's time is left out but its tokens are counted (the paper's way); requests of "
     "one step are left out",
     "latency_s": "seconds of a request from its admission to its end",
-    "this_start": "requests finished since this start; tps_aggregate is their tokens / wall time, loading excluded",
+    "this_start": "requests finished since this start; aggregate: all their tokens / wall time, loading excluded",
     "area_under_accuracy": "AUP: area under accuracy (in %) over effective TPF, each accuracy weighted by "
     "exp(-3 (1 - it / the best)), settings more than 5 points below the slowest left out",
     "accuracy": "share of the scored requests that are right, with its binomial standard error",

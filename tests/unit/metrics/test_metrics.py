@@ -116,6 +116,8 @@ def test_the_area_under_accuracy_weighs_losses_and_leaves_out_large_ones() -> No
 def test_every_printed_section_has_a_definition(capsys: pytest.CaptureFixture[str]) -> None:
     print_summary("title", summarize([record(30, 40, 10, 2.0, 0.5, correct=True)]), details=True)
     printed = " ".join(capsys.readouterr().out.split())
-    for name in ("canvas", "effective", "tpf", "tps", "without_first_step"):
-        assert f"{name}: {' '.join(DEFINITIONS[name].split())}" in printed
+    names = {"canvas": "canvas", "effective": "effective", "tpf": "TPF", "tps": "TPS"}
+    for key, name in {**names, "without_first_step": "without first step", "latency_s": "latency"}.items():
+        assert f"{name}: {' '.join(DEFINITIONS[key].split())}" in printed
+    assert "_" not in printed
     assert "accuracy 100.0 ± 0.0 % (1 of 1)" in printed
