@@ -57,6 +57,12 @@ MEASURED_TUNED_MS = {
     "float8": {(1, 64): 2.93, (1, 128): 3.55, (4, 32): 3.59, (8, 64): 9.38, (8, 128): 17.90},
     "int8": {(1, 64): 2.95, (1, 128): 3.39, (4, 32): 3.46},
 }
+# bp, tp, rows of a rank, window: two H200s, bf16 (docs/performance.md).
+MEASURED_MESHES_MS = {
+    (2, 1, 1, 32): 4.080, (2, 1, 1, 64): 4.263, (2, 1, 2, 32): 4.455, (2, 1, 2, 64): 5.364,
+    (1, 2, 1, 32): 2.705, (1, 2, 1, 64): 2.804, (1, 2, 1, 128): 3.338, (1, 2, 4, 32): 3.301, (1, 2, 4, 64): 4.542,
+    (1, 2, 8, 64): 7.405,
+}  # fmt: skip
 # The best kernel at 64 tokens in us.
 MEASURED_LINEARS_US = {
     "bfloat16": {"qkv": 11.0, "o": 9.6, "gate_up": 70.9, "down": 38.3, "head": 261.8},
@@ -100,6 +106,15 @@ def test_the_engines_steps_are_predicted_within_a_quarter(h200: Hardware, rows: 
     launches = replace(LAUNCHES["lopa_cuda"], fuses_swiglu=False)
     step = estimate_step(setup(num_rows=rows, window=window, read_share=0.6, launches=launches), h200)
     assert step.without("host", "commit") == pytest.approx(MEASURED_ENGINE_MS[rows, window], rel=0.25)
+
+
+@pytest.mark.parametrize(("bp", "tp", "rows", "window"), MEASURED_MESHES_MS)
+def test_steps_over_two_gpus_are_predicted_within_a_quarter(
+    h200: Hardware, bp: int, tp: int, rows: int, window: int
+) -> None:
+    step = estimate_step(setup(bp=bp, tp=tp, num_rows=rows * bp, window=window, read_share=0.6), h200)
+    measured = MEASURED_MESHES_MS[bp, tp, rows, window]
+    assert step.without("host", "commit") == pytest.approx(measured, rel=0.25)
 
 
 TUNED_STEPS = [(dtype, *shape) for dtype, measured in MEASURED_TUNED_MS.items() for shape in measured]
