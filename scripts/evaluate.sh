@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# The tables of docs/results.md: baselines and lookahead on the demo model's held-out problems, the same ones for every row.
+# Baselines and lookahead on the demo model's held-out problems, the same ones for every row: scripts/sweep.sh with the
+# sweep `table`, as in the tables of docs/results.md.
 #
-#   scripts/evaluate.sh PROFILE [RUN] [--set key=value ...]        RUN: demo unless given
+#   scripts/evaluate.sh PROFILE [RUN] [--set key=value ...]        RUN: demo (math) unless given; demo_code
 #
-# 500 problems (the page's have --set input.limit=700); on two CPU cores this takes hours, on a GPU with
-# --set max_num_requests=350 minutes. Start it again to go on.
+# The first 500 problems of math, or all 300 of code. The page has all 700 of math: --set input.limit=700. On two CPU cores
+# this takes hours, on a GPU with --set max_num_requests=350 minutes. Start it again to go on.
 set -euo pipefail
 if [ $# -lt 1 ] || [ "${1#-}" != "$1" ]; then
   sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2

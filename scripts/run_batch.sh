@@ -5,7 +5,8 @@
 #
 # PROFILE and RUN are YAML files, or the names of files in configs/profiles and configs/runs. For several nodes start it
 # on each of them with NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT. DRY_RUN=true prints the command. Devices are those of
-# CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES. PYTHON names the interpreter.
+# CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES. PYTHON names the interpreter. This is `lopa run RUN --profile PROFILE`
+# in as many processes as the profile asks for.
 set -euo pipefail
 if [ $# -lt 2 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
   sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2

@@ -31,7 +31,9 @@ from quant.errors import QuantizationError
 
 app = typer.Typer(
     name="lopa",
-    help="Decode text with diffusion language models, several lookahead branches at a time (LoPA).",
+    help="Decode text with diffusion language models, several lookahead branches at a time (LoPA).\n\n"
+    "A profile says what runs the model, a run what is decoded. `run` and `evaluate` take the profile as --profile, "
+    "`estimate` and `bench` as the argument before RUN, as all scripts do.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
