@@ -84,7 +84,7 @@ def test_a_sweep_does_not_take_a_file_for_its_folder(tmp_path: Path) -> None:
         ),
         (
             ["run", "-p", "cpu", "run.yaml", "--set", 'environment={A: "\\uD800"}'],
-            "environment.A: '\\ud800' holds half a surrogate pair",
+            f"lopa: {ROOT}/configs/profiles/cpu.yaml: environment.A: '\\ud800' holds half a surrogate pair",
         ),
         (["evaluate", "-p", "cpu", "run.yaml", "run.yaml"], "lopa: run.yaml: model: unknown key"),
         (["doctor", "-p", "nope"], "lopa: nope: no such file, and not one of the profiles"),
