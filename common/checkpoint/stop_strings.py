@@ -1,7 +1,7 @@
 """Where a stop string ends a text, looked for in token ids while they are being decoded.
 
-Looking is a part of every step, so only the text of new tokens is made, with a little in front of it. What a stop string
-is found in is the whole text, as `StopFinder.in_whole` says it.
+Looking is a part of every step, so only the text of new tokens is made, with a little in front of it. Where that may
+hold a stop string, the whole text decides (`StopFinder.in_whole`).
 """
 
 from __future__ import annotations
