@@ -10,7 +10,7 @@ class ConfigError(ValueError):
     whatever they are called."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(_one_line(message))
+        super().__init__(one_line(message))
 
 
 class EngineError(RuntimeError):
@@ -45,6 +45,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or repr(error)).splitlines()[0]
 
 
-def _one_line(message: str) -> str:
+def one_line(message: str) -> str:
+    """Printable, and with its middle left out where it is endless."""
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.splitlines()))
     return line if len(line) <= _BEGIN + _END else f"{line[:_BEGIN]} ... {line[-_END:]}"

@@ -24,7 +24,7 @@ from common.batch import check_input, input_and_output
 from common.commands import bench
 from common.commands.main import app
 from common.config import DeviceProfile, RunConfig, find_config, load_profile_and_run, load_sweep
-from common.errors import ConfigError, MissingCapability
+from common.errors import ConfigError, MissingCapability, one_line
 from common.platforms import platform_of
 from common.processes import Nodes, processes_here, resolve_mesh, supervise, torchrun_options
 
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> int:
             os.execv(sys.executable, [sys.executable, *job.worker])
         check_before_start(profile, run, job.nodes, needs_input=job.needs_input)
     except (ConfigError, MissingCapability, OSError) as error:
-        print(f"lopa: {error}", file=sys.stderr)
+        print(f"lopa: {one_line(str(error))}", file=sys.stderr)
         return 2
     os.environ.update(job.environment)
     if not job.torchrun:

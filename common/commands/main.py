@@ -18,7 +18,7 @@ from common.commands.evaluate import evaluate
 from common.commands.parity import parity
 from common.commands.quantize import quantize
 from common.commands.run import run
-from common.errors import ConfigError, EngineError
+from common.errors import ConfigError, EngineError, one_line
 from common.processes import (
     Stopped,
     die_with_launcher,
@@ -89,6 +89,6 @@ def main() -> None:
         end_undisturbed()  # before the sentence is written
         if os.environ.get("LOPA_TRACEBACK"):
             raise
-        sys.exit(fail(" ".join(str(error).split())))
+        sys.exit(fail(one_line(" ".join(str(error).split()))))
     finally:
         end_undisturbed()

@@ -29,6 +29,7 @@ _FIXES = {
     "bool_parsing": "set it to true or false",
     "bool_type": "set it to true or false",
     "string_type": "write it as text, in quotes if need be",
+    "string_unicode": "write it without half a surrogate pair",
     "tuple_type": "write it as a list",
     "list_type": "write it as a list",
     "too_short": "write at least {min_length} of them",

@@ -33,11 +33,18 @@ def find_config(kind: Literal["profiles", "runs", "sweeps"], name: str | Path) -
     """A path as it is; the bare name of a file in configs/`kind` as its path. Raises ConfigError naming those there."""
     folder = _CONFIGS / kind
     candidates = (Path(name), folder / name, folder / f"{name}.yaml")
-    found = next((path for path in candidates if path.is_file()), None)
+    found = next((path for path in candidates if _is_file(path)), None)
     if found is None:
         known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml"))) or "none"
         raise ConfigError(f"{name}: no such file, and not one of the {kind} in {folder} ({known})")
     return found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def load_profile_and_run(

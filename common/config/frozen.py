@@ -35,3 +35,11 @@ class Settings(Frozen):
             if bool not in kinds and any(number in kinds for number in _NUMBERS):
                 return _no_boolean(value)
         return value
+
+    @field_validator("*")
+    @classmethod
+    def _fits_a_tensor(cls, value: Any) -> Any:
+        """An integer beyond 64 bits is a typing error, and fails wherever it meets a tensor."""
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError("set it to less than 2^63")
+        return value

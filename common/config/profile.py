@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -122,7 +123,7 @@ class DeviceProfile(Settings):
     @classmethod
     def _can_be_exported(cls, value: dict[str, str]) -> dict[str, str]:
         for name, text in value.items():
-            if not name or "=" in name or "\0" in name + text:
+            if not name or "=" in name or re.search(r"[\0\ud800-\udfff]", name + text):
                 raise ValueError(f"{name!r} cannot be a variable: write it as NAME: value")
             if name.endswith("_NUM_THREADS") and not (text.isdigit() and int(text) > 0):
                 raise ValueError(f"{name} is {text!r}: set it to a number of threads, 1 or more")

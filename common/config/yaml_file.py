@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from common.errors import ConfigError
+from common.errors import ConfigError, first_line
 
 _MAX_BYTES = 2**20
 _MAX_DEPTH = 20
@@ -39,12 +39,22 @@ def parse_yaml(text: str) -> Any:
             return None
         _measure(node, {}, depth=1)
         return loader.construct_document(node)
+    except (KeyError, AttributeError, TypeError) as error:  # yaml's own constructors, of a tag over a value of another
+        raise ValueError(f"a value does not fit its tag ({first_line(error)}): remove the tag") from None
     finally:
         loader.dispose()
 
 
 class _UniqueKeys(yaml.SafeLoader):
     """YAML whose second value for a key does not silently replace the first; `<<` may be overridden, as it is for."""
+
+    num_nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.num_nodes += 1
+        if self.num_nodes > _MAX_VALUES:  # before the rest of a long file is read
+            raise _too_many()
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         own = [key for key, _ in node.value if key.tag != _MERGE]
@@ -70,9 +80,13 @@ def _measure(node: yaml.Node, counted: dict[int, int], depth: int) -> int:
         children = node.value
     count = 1 + sum(_measure(child, counted, depth + 1) for child in children)
     if count > _MAX_VALUES:
-        raise ValueError(f"more than {_MAX_VALUES} values: settings have fewer")
+        raise _too_many()
     counted[id(node)] = count
     return count
+
+
+def _too_many() -> ValueError:
+    return ValueError(f"more than {_MAX_VALUES} values: settings have fewer")
 
 
 def _reason(error: Exception) -> str:

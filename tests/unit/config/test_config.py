@@ -60,6 +60,10 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
             + "".join(f"{y}: &{y} [{','.join([f'*{x}'] * 9)}]\n" for x, y in pairwise("abcdefghi")),
             "FILE: not valid YAML (more than 10000 values: settings have fewer)",
         ),
+        ("model: [" + "1," * 10**5 + "]", "FILE: not valid YAML (more than 10000 values: settings have fewer)"),
+        ("model: m\ndecode: {temperature: 1, top_k: 9223372036854775808}", "FILE: decode.top_k: set it to less than 2^63"),
+        ("seed: !!bool x", "FILE: not valid YAML (a value does not fit its tag ('x'): remove the tag)"),
+        ("seed: !!timestamp x", "FILE: not valid YAML (a value does not fit its tag ("),
         ("model: m # " + "x" * 2**20, "FILE: larger than a settings file can be (1 MiB)"),
         ('model: m\n"a\\nb": 1', "FILE: a b: unknown key"),
         ("model: m\nmodel: n", "FILE: not valid YAML (the key model stands there twice"),
@@ -149,6 +153,9 @@ def test_a_name_finds_its_file_and_an_unknown_one_lists_those_there_are(tmp_path
         ConfigError, match=r"nope: no such file, and not one of the profiles in .*configs/profiles \(.*cpu"
     ):
         find_config("profiles", "nope")
+    for impossible in ("x" * 5000, "a\0b", "\ud800"):
+        with pytest.raises(ConfigError, match="no such file, and not one of the profiles"):
+            find_config("profiles", impossible)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/profiles").glob("*.yaml")), ids=lambda path: path.stem)
@@ -199,6 +206,7 @@ def test_what_is_a_text_needs_no_quotes_in_quotes(tmp_path: Path, override: str,
         ("graph: {window_buckets: [true]}", "FILE: graph.window_buckets.0: set it to a number, not to true or false"),
         ("collective_timeout_s: .inf", "FILE: collective_timeout_s: set it to a finite number"),
         ("environment: {'': x}", "FILE: environment: '' cannot be a variable"),
+        ('environment: {A: "\\ud800"}', "FILE: environment: 'A' cannot be a variable"),
         ("environment: {OMP_NUM_THREADS: abc}", "FILE: environment: OMP_NUM_THREADS is 'abc': set it to a number of"),
         ("max_model_len: true", "FILE: max_model_len: set it to a number, not to true or false"),
     ],
