@@ -56,6 +56,13 @@ class GraphConfig(Settings):
     )
 
 
+def _as_variable(item: Any) -> Any:
+    """What is no text, number or boolean is left to be refused."""
+    if isinstance(item, bool):
+        return str(item).lower()
+    return str(item) if isinstance(item, (int, float)) else item
+
+
 class DeviceProfile(Settings):
     """The hardware side of a run; `configs/profiles/*.yaml`."""
 
@@ -117,7 +124,7 @@ class DeviceProfile(Settings):
     def _strings(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in value.items()}
+        return {key: _as_variable(item) for key, item in value.items()}
 
     @field_validator("environment")
     @classmethod
