@@ -61,7 +61,10 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
             "FILE: not valid YAML (more than 10000 values: settings have fewer)",
         ),
         ("model: [" + "1," * 10**5 + "]", "FILE: not valid YAML (more than 10000 values: settings have fewer)"),
-        ("model: m\ndecode: {temperature: 1, top_k: 9223372036854775808}", "FILE: decode.top_k: set it to less than 2^63"),
+        (
+            "model: m\ndecode: {temperature: 1, top_k: 9223372036854775808}",
+            "FILE: decode.top_k: set it to less than 2^63",
+        ),
         ("seed: !!bool x", "FILE: not valid YAML (a value does not fit its tag ('x'): remove the tag)"),
         ("seed: !!timestamp x", "FILE: not valid YAML (a value does not fit its tag ("),
         ("model: m # " + "x" * 2**20, "FILE: larger than a settings file can be (1 MiB)"),
