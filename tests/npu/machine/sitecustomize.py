@@ -12,8 +12,8 @@ if os.environ.get("LOPA_SIM_MACHINE") == "1" and "pip" not in sys.orig_argv:
     runtime.load()
     from sim.device import SimulatedNpu
 
+    from common.runtime import floors
     from graphs import npu
-    from lopa_ascend import floors
 
     _make = npu.Torchair.__init__
 
