@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from common.checkpoint import ModelConfig, Tokenizer, load_model_config, load_tokenizer, stop_finder
@@ -107,7 +108,7 @@ class Generator:
             eos_token_id=model.eos_token_id if decode.eos_token_id is None else decode.eos_token_id,
             num_slots=self.engine.capacity.num_slots,
             seed=self.run.seed,
-            find_stop=stop_finder(decode.stop, self.tokenizer),
+            stop_finder=partial(stop_finder, tokenizer=self.tokenizer),
         )
 
 

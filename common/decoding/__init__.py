@@ -1,12 +1,11 @@
-"""How text is decoded: requests, blocks, branches, the scheduler over them, and the main loop (`loop.decode_requests`).
+"""How text is decoded: requests, blocks, branches, the scheduler over them, and the main loop (`core.EngineCore`).
 
 Plain numpy on the host; no torch, no device. The hardware stands behind the contract in `engine`; a step goes there as
 a `StepPlan` and comes back as `Predictions`.
 """
 
-from common.decoding.ending import FindStop, without_stop
-from common.decoding.engine import Capacity, Engine
-from common.decoding.layout import UNBOUNDED
+from common.decoding.core import EngineCore
+from common.decoding.engine import Capacity, Engine, Room
 from common.decoding.loop import decode_requests
 from common.decoding.plan import (
     NUM_UPLOADED_FIELDS,
@@ -18,23 +17,28 @@ from common.decoding.plan import (
     StepPlan,
     assign_rows,
 )
-from common.decoding.request import Completion, GenerationRequest, Rejection
-from common.decoding.scheduler import Scheduler
-from common.decoding.state import StepRecord
+from common.decoding.relay import Command, Relay
+from common.decoding.request import Completion, GenerationRequest, Rejection, RequestOutput
+from common.decoding.scheduling import UNBOUNDED, FindStop, Scheduler, StepRecord, without_stop
 from common.decoding.wrapped import WrappedEngine
 
 __all__ = [
     "NUM_UPLOADED_FIELDS",
     "UNBOUNDED",
     "Capacity",
+    "Command",
     "CommitSpan",
     "Completion",
     "Engine",
+    "EngineCore",
     "FindStop",
     "GenerationRequest",
     "Int",
     "Predictions",
     "Rejection",
+    "Relay",
+    "RequestOutput",
+    "Room",
     "RowField",
     "Sampling",
     "Scheduler",

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from common.config import DecodeConfig
 from common.decoding.plan import Int, Predictions, StepPlan
+from common.decoding.relay import Relay
+
+
+class Room(NamedTuple):
+    """What a request takes up."""
+
+    prompt_length: int
+    decode: DecodeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +33,8 @@ class Capacity:
     vocab_size: int | None = field(default=None, kw_only=True)
     keeps_slots: bool = field(default=False, kw_only=True)
 
-    def can_hold(self, prompt_lengths: Sequence[int], decode: DecodeConfig) -> bool:
-        """Whether requests with these prompts can be decoded at once. Every rank of a replica gets the same answer.
+    def can_hold(self, rooms: Sequence[Room]) -> bool:
+        """Whether such requests can be decoded at once. Every rank of a replica gets the same answer.
 
         Slots always fit; an engine whose requests share memory of another kind overrides this.
         """
@@ -54,6 +62,10 @@ class Place(Protocol):
     @property
     def is_leader(self) -> bool:
         """The one rank of its replica that writes results."""
+
+    @property
+    def relay(self) -> Relay | None:
+        """To the other ranks of the replica; None where there are none."""
 
 
 class Engine(Protocol):

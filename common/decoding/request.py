@@ -2,51 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["eos", "stop", "length", "max_steps"]
+from common.config import DecodeConfig
+
+FinishReason = Literal["eos", "stop", "length", "max_steps", "abort"]
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """`id` is unique in a run and keys the request's random numbers, together with the run's seed."""
+    """`id` is unique in a run and keys the request's random numbers, together with the seed.
+
+    decode, seed: the request's own; None: the run's.
+    """
 
     id: str
     prompt: tuple[int, ...]
+    decode: DecodeConfig | None = None
+    seed: int | None = None
 
 
 class RequestQueue:
-    """Requests in order, pulled one ahead at most; the first stays until it is taken, so it can wait for room.
+    """Requests that wait, in their order: those added, and behind them those of an input, read as they are wanted.
 
-    An input that raises has ended: what was admitted before is decoded, then `raise_failure` hands the error on.
+    requests: the input; it may give None for "nothing now". One that raises has ended: what was read before is decoded,
+    then `raise_failure` hands the error on.
     """
 
-    def __init__(self, requests: Iterator[GenerationRequest]) -> None:
-        self._requests = requests
-        self._first: GenerationRequest | None = None
+    def __init__(self, requests: Iterable[GenerationRequest | None] | None = None) -> None:
+        self._requests = iter(() if requests is None else requests)
+        self._is_exhausted = requests is None
+        self._read: deque[GenerationRequest] = deque()
         self._failure: Exception | None = None
 
-    def first(self) -> GenerationRequest | None:
-        """None: there are no more."""
-        if self._first is None and self._failure is None:
-            try:
-                self._first = next(self._requests, None)
-            except Exception as error:
-                self._failure = error
-        return self._first
+    def add(self, request: GenerationRequest) -> None:
+        self._read.append(request)
 
-    def raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+    def first(self) -> GenerationRequest | None:
+        """The one to come next, which stays until it is taken. None: nobody waits now."""
+        if not self._read:
+            self._pull()
+        return self._read[0] if self._read else None
 
     def prefetch(self) -> None:
         """Read the next request now, while there is time."""
         self.first()
 
-    def take(self) -> None:
-        self._first = None
+    def take(self) -> GenerationRequest:
+        """The first, which no longer waits."""
+        return self._read.popleft()
+
+    def take_up_to(self, count: int) -> tuple[GenerationRequest, ...]:
+        """As many as wait now."""
+        return tuple(self.take() for _ in range(count) if self.first() is not None)
+
+    def remove(self, request_id: str) -> GenerationRequest | None:
+        """The request, if it has been read and waits."""
+        found = next((request for request in self._read if request.id == request_id), None)
+        if found is not None:
+            self._read.remove(found)
+        return found
+
+    @property
+    def read(self) -> Sequence[GenerationRequest]:
+        """Those that wait, without the input's rest."""
+        return self._read
+
+    @property
+    def is_over(self) -> bool:
+        return not self._read and self._is_exhausted
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _pull(self) -> None:
+        if self._is_exhausted:
+            return
+        try:
+            request = next(self._requests)
+        except StopIteration:
+            self._is_exhausted = True
+        except Exception as error:
+            self._is_exhausted, self._failure = True, error
+        else:
+            if request is not None:
+                self._read.append(request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +116,11 @@ class Completion:
     total_s: float
     tokens_per_step: tuple[int, ...] = field(default=())
 
+    @classmethod
+    def of_nothing(cls, request: GenerationRequest, reason: FinishReason) -> Completion:
+        """Of a request that ends before it began."""
+        return cls(request.id, len(request.prompt), (), (), 0, 0, 0, reason, 0.0, 0.0)
+
     @property
     def num_effective_tokens(self) -> int:
         return len(self.token_ids)
@@ -79,11 +128,11 @@ class Completion:
     @property
     def tokens_per_forward(self) -> float:
         """Effective TPF: tokens up to and including the first EOS or stop string, over forward steps."""
-        return self.num_effective_tokens / self.num_forwards
+        return self.num_effective_tokens / max(1, self.num_forwards)
 
     @property
     def canvas_tokens_per_forward(self) -> float:
-        return self.num_canvas_tokens / self.num_forwards
+        return self.num_canvas_tokens / max(1, self.num_forwards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +150,16 @@ class Rejection:
     num_lookahead_wins: int = 0
     tokens_per_forward: float = 0.0
     canvas_tokens_per_forward: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What a step brought to a request.
+
+    token_ids: of the answer, those that became final in this step, in order: all steps' together are the answer.
+    result: what the request has ended with; None while it goes on.
+    """
+
+    id: str
+    token_ids: tuple[int, ...]
+    result: Completion | Rejection | None = None

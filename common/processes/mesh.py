@@ -14,9 +14,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from common.config import DeviceProfile, MeshConfig
+from common.decoding import Relay
 from common.errors import ConfigError, EngineError, first_line
 from common.platforms import GroupBackends, platform_of
 from common.processes.ranks import global_rank, local_rank, num_started
+from common.processes.relay import ReplicaRelay
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -28,7 +30,8 @@ AXES = ("dp", "bp", "tp")
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """This process's place. A group is None where its axis has one rank: there is nobody to talk to."""
+    """This process's place. A group is None where its axis has one rank, and the relay where the replica has: there is
+    nobody to talk to."""
 
     dp_rank: int = 0
     dp_size: int = 1
@@ -40,6 +43,7 @@ class Mesh:
     local_rank: int = 0
     bp_group: ProcessGroup | None = None
     tp_group: ProcessGroup | None = None
+    relay: Relay | None = None
 
     @property
     def world_size(self) -> int:
@@ -102,10 +106,24 @@ def init_mesh(profile: DeviceProfile, backends: GroupBackends) -> Mesh:
     except (RuntimeError, ValueError) as error:
         problem = f"rank {global_rank()}: could not join the other processes over {backends.default}"
         raise EngineError(f"{problem}: {first_line(error)}") from error
-    return _place(device_mesh, sizes)
+    return _place(device_mesh, sizes, _relay(sizes, timeout))
 
 
-def _place(device_mesh: Any, sizes: MeshConfig) -> Mesh:
+def _relay(sizes: MeshConfig, timeout: timedelta) -> Relay | None:
+    """Of this rank's replica. Every rank makes the groups of all replicas, in one order."""
+    import torch.distributed as dist
+
+    num_ranks, own = sizes.branch_parallel_size * sizes.tensor_parallel_size, None
+    if num_ranks == 1:
+        return None
+    for first in range(0, sizes.num_processes, num_ranks):
+        group = dist.new_group(list(range(first, first + num_ranks)), timeout=timeout, backend="gloo")
+        if first <= global_rank() < first + num_ranks:
+            own = ReplicaRelay(group, global_rank(), is_first=global_rank() == first)
+    return own
+
+
+def _place(device_mesh: Any, sizes: MeshConfig, relay: Relay | None) -> Mesh:
     dp_rank, bp_rank, tp_rank = device_mesh.get_coordinate()
     return Mesh(
         dp_rank=dp_rank,
@@ -118,6 +136,7 @@ def _place(device_mesh: Any, sizes: MeshConfig) -> Mesh:
         local_rank=local_rank(),
         bp_group=device_mesh.get_group("bp") if sizes.branch_parallel_size > 1 else None,
         tp_group=device_mesh.get_group("tp") if sizes.tensor_parallel_size > 1 else None,
+        relay=relay,
     )
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from common.config import DecodeConfig
-from common.decoding import Capacity, Int, StepPlan
+from common.decoding import Capacity, Int, Room, StepPlan
 from common.errors import EngineError
 
 PAGE_SIZE = 128  # positions; the smallest that Ascend's paged attention takes
@@ -35,9 +35,9 @@ class PagedCapacity(Capacity):
     num_pages: int = 0
     num_branch_ranks: int = 1
 
-    def can_hold(self, prompt_lengths: Sequence[int], decode: DecodeConfig) -> bool:
-        needed = sum(most_pages(length, decode, self.num_branch_ranks) for length in prompt_lengths)
-        num_dummies = len(prompt_lengths) * most_shift_entries(decode, self.num_branch_ranks)
+    def can_hold(self, rooms: Sequence[Room]) -> bool:
+        needed = sum(most_pages(length, decode, self.num_branch_ranks) for length, decode in rooms)
+        num_dummies = sum(most_shift_entries(room.decode, self.num_branch_ranks) for room in rooms)
         return needed + max(1, pages_for(num_dummies)) <= self.num_pages
 
 

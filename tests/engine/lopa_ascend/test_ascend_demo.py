@@ -31,7 +31,7 @@ from common.decoding import (
     StepRecord,
     decode_requests,
 )
-from common.decoding.layout import align
+from common.decoding.scheduling.layout import align
 from common.platforms import build_engine
 
 ISA = "ONEDNN_MAX_CPU_ISA"
@@ -104,7 +104,8 @@ class Decisions:
     """An engine, and beside it another one that is asked the same: how many filled tokens would have been the same."""
 
     def __init__(self, leader: Engine, follower: Engine) -> None:
-        self.leader, self.follower, self.capacity = leader, follower, leader.capacity
+        self.leader, self.follower = leader, follower
+        self.capacity, self.mesh = leader.capacity, leader.mesh
         self.scheduler = scheduler_of(observer=self.observe)
         self.num_filled = self.num_equal = 0
 

@@ -163,7 +163,7 @@ class WatchingEngine:
     """The engine, and before every commit a look at the spans that are about to become final."""
 
     def __init__(self, engine: AscendEngine) -> None:
-        self.engine, self.capacity = engine, engine.capacity
+        self.engine, self.capacity, self.mesh = engine, engine.capacity, engine.mesh
         self.num_compared = 0
 
     def forward(self, plan: StepPlan) -> Predictions:

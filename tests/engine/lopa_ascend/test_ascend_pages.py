@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import DecodeConfig
-from common.decoding import GenerationRequest, Int, Predictions, RowField, Scheduler, StepPlan
+from common.decoding import GenerationRequest, Int, Predictions, Room, RowField, Scheduler, StepPlan
 from common.errors import EngineError
 from lopa_ascend.kv import PAGE_SIZE, PageBook, PagedCapacity, PagePool, most_pages
 from lopa_ascend.passes import Reads, lay_out, rows_by_rank
@@ -134,15 +134,14 @@ def test_every_row_reads_what_was_committed_and_no_page_leaks(case: tuple[Decode
     decode, prompt_lengths, num_ranks, seed = case
     num_slots = 3
     pools = (PagedCapacity(num_slots, 999, count, num_ranks) for count in range(1, 999))
-    capacity = next(pool for pool in pools if all(pool.can_hold([length], decode) for length in prompt_lengths))
+    capacity = next(pool for pool in pools if all(pool.can_hold([Room(length, decode)]) for length in prompt_lengths))
     model = RandomModel(num_ranks, capacity.num_pages, seed)
     scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=num_slots)
     waiting = [GenerationRequest(str(n), (n + 10,) * length) for n, length in enumerate(prompt_lengths)]
     num_finished = 0
     while scheduler.active or waiting:
         while waiting and scheduler.has_free_slot:
-            lengths = [active.prompt_length for active in scheduler.active]
-            if not capacity.can_hold([*lengths, len(waiting[0].prompt)], decode):
+            if not capacity.can_hold([*scheduler.rooms(), scheduler.room_of(waiting[0])]):
                 break
             scheduler.admit(waiting.pop(0))
         plan = scheduler.plan_step()
@@ -232,5 +231,5 @@ def test_what_a_request_needs_at_most(num_ranks: int, needed: int) -> None:
     decode = DecodeConfig(num_lookahead=7, max_new_tokens=256, window_attention="block_causal")
     assert most_pages(1000, decode, num_ranks) == needed
     capacity = PagedCapacity(4, 4096, 2 * needed + 1, num_ranks)
-    assert capacity.can_hold([1000, 1000], decode)
-    assert not capacity.can_hold([1000, 1000, 1000], decode)
+    assert capacity.can_hold([Room(1000, decode)] * 2)
+    assert not capacity.can_hold([Room(1000, decode)] * 3)

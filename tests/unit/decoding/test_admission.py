@@ -16,10 +16,12 @@ from common.decoding import (
     GenerationRequest,
     Predictions,
     Rejection,
+    Room,
     Scheduler,
     StepPlan,
     decode_requests,
 )
+from common.processes import Mesh
 
 DECODE = DecodeConfig(num_lookahead=0, block_size=4, max_new_tokens=8)
 
@@ -28,12 +30,14 @@ DECODE = DecodeConfig(num_lookahead=0, block_size=4, max_new_tokens=8)
 class SmallMemory(Capacity):
     num_positions: int = 0
 
-    def can_hold(self, prompt_lengths: Sequence[int], decode: DecodeConfig) -> bool:
-        return sum(prompt_lengths) + decode.max_new_tokens * len(prompt_lengths) <= self.num_positions
+    def can_hold(self, rooms: Sequence[Room]) -> bool:
+        return sum(room.prompt_length + room.decode.max_new_tokens for room in rooms) <= self.num_positions
 
 
 class ConfidentEngine:
     """Fills everything at once; notes how many requests were in each step."""
+
+    mesh = Mesh()
 
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity

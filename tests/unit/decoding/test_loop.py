@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from common.decoding import (
     decode_requests,
 )
 from common.errors import EngineError
+from common.processes import Mesh
 
 DECODE = DecodeConfig(num_lookahead=1, block_size=4, max_new_tokens=8)
 VOCABULARY = 50
@@ -29,7 +29,7 @@ VOCABULARY = 50
 class StubEngine:
     """Fills everything at once. spoil: changes a step's predictions before they are handed over."""
 
-    mesh = SimpleNamespace(rank=3)
+    mesh = Mesh(rank=3)
     capacity = Capacity(num_slots=2, max_model_len=100, vocab_size=VOCABULARY)
 
     def __init__(self, spoil: Any = None) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common.config import DecodeConfig
 from common.decoding import Completion, GenerationRequest, Predictions, Scheduler, StepPlan, StepRecord, assign_rows
-from common.decoding.scheduler import noise_key
+from common.decoding.scheduling.scheduler import noise_key
 
 MASK, EOS, VOCAB = 5, 6, 50
 
@@ -214,7 +214,10 @@ def test_a_step_cap_ends_a_request() -> None:
 def test_a_stop_string_cuts_the_tokens() -> None:
     decode = DecodeConfig(num_lookahead=0, block_size=8, max_new_tokens=16, skip_threshold=1.0, stop=("x",))
     scheduler = Scheduler(
-        decode, mask_token_id=MASK, eos_token_id=EOS, find_stop=lambda ids, num_searched: 3 if len(ids) >= 4 else None
+        decode,
+        mask_token_id=MASK,
+        eos_token_id=EOS,
+        stop_finder=lambda stops: lambda ids, num_searched: 3 if len(ids) >= 4 else None,
     )
     scheduler.admit(GenerationRequest("0", (1, 2)))
     completions: list[Completion] = []

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.decoding.blocks import Block, Window
 from common.decoding.plan import Bool, Float, Int, part
 from common.decoding.request import GenerationRequest
+from common.decoding.scheduling.blocks import Block, Window
+from common.decoding.scheduling.rules import Rules
 
 
 @dataclass(slots=True)
@@ -38,6 +39,7 @@ class DecodingRequest:
     """
 
     request: GenerationRequest
+    rules: Rules
     slot: int
     noise_key: int
     token_S: Int
@@ -57,6 +59,22 @@ class DecodingRequest:
     @property
     def prompt_length(self) -> int:
         return len(self.request.prompt)
+
+    def final_tokens(self, num_given: int) -> tuple[int, ...]:
+        """Of the answer, what follows its first num_given tokens and can no longer change: no mask lies before it, and
+        no end."""
+        begin = self.prompt_length + num_given
+        is_masked = self.is_masked_S[begin : self.blocks[-1].end]
+        if not is_masked.size or is_masked[0]:
+            return ()
+        num_final = int(is_masked.argmax()) or is_masked.size
+        token_ids = tuple(self.token_S[begin : begin + num_final].tolist())
+        if not self.has_eos:
+            return token_ids
+        eos = self.rules.eos_token_id
+        if num_given and self.token_S[begin - 1] == eos:
+            return ()
+        return token_ids[: token_ids.index(eos) + 1] if eos in token_ids else token_ids
 
     def block_index_at(self, position: int) -> int:
         index = len(self.blocks) - 1

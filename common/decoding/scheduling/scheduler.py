@@ -2,6 +2,7 @@
 
 One step of one request: open and activate blocks per branch, plan the window (`planning`) -> [forward] -> score the
 branches (`confidence`) -> [commit the winner] -> fill it, spawn lookaheads from it (`filling`) -> end it (`ending`).
+Each request is decoded by its own settings (`rules`).
 Every rank of a replica runs this on the same gathered predictions, so all decide alike and no rank has to tell another.
 """
 
@@ -14,21 +15,26 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from common.config import DecodeConfig
-from common.decoding.blocks import BlockStrategy, block_strategy
-from common.decoding.confidence import BRANCH_SCORES, Score
-from common.decoding.ending import Ender, FindStop
-from common.decoding.filling import Filler, random_numbers
-from common.decoding.layout import align, lay_out
+from common.decoding.engine import Room
 from common.decoding.plan import Int, Predictions, Sampling, StepPlan
-from common.decoding.planning import Planner
 from common.decoding.request import Completion, GenerationRequest
-from common.decoding.state import Aligned, DecodingRequest, RequestStep, StepRecord
+from common.decoding.scheduling.confidence import BRANCH_SCORES, Score
+from common.decoding.scheduling.ending import completion_of
+from common.decoding.scheduling.filling import adopt, fill, random_numbers, spawn
+from common.decoding.scheduling.layout import align, lay_out
+from common.decoding.scheduling.planning import plan_request
+from common.decoding.scheduling.rules import Rules, StopFinder, no_stop_strings
+from common.decoding.scheduling.state import Aligned, DecodingRequest, RequestStep, StepRecord
+
+# Of a whole pass, which requests share: what attends to what, and how a token comes out of the logits.
+SHARED_SETTINGS = ("window_attention", "sampling_strategy", "temperature", "top_p", "top_k", "mask_token_id")
 
 
 class Scheduler:
     """Decodes up to `num_slots` requests at once, all of them in every forward pass.
 
-    find_stop: looks for a stop string in the generated ids. observer: sees a StepRecord of every request and step.
+    decode, seed: of requests without their own. stop_finder: what looks for stop strings in the generated ids.
+    observer: sees a StepRecord of every request and step.
     """
 
     def __init__(
@@ -39,17 +45,17 @@ class Scheduler:
         eos_token_id: int | None,
         num_slots: int = 1,
         seed: int = 0,
-        find_stop: FindStop | None = None,
+        stop_finder: StopFinder = no_stop_strings,
         observer: Callable[[StepRecord], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.decode = decode
+        self.num_slots = num_slots
         self.sampling = Sampling.of(decode, mask_token_id)
         self.active: list[DecodingRequest] = []
-        self._strategy: BlockStrategy = block_strategy(decode)
-        self._planner = Planner(decode, self._strategy, eos_token_id)
-        self._filler = Filler(decode, self._strategy, eos_token_id)
-        self._ender = Ender(decode, self._strategy, eos_token_id, find_stop)
+        self._eos_token_id = eos_token_id
+        self._stop_finder = stop_finder
+        self._rules: dict[DecodeConfig, Rules] = {decode: Rules.of(decode, eos_token_id, stop_finder)}
         self._seed = seed
         self._free_slots = list(range(num_slots))
         self._prompt_of_slot: list[tuple[int, ...]] = [()] * num_slots  # whose KV a slot still holds
@@ -63,35 +69,67 @@ class Scheduler:
     def has_free_slot(self) -> bool:
         return bool(self._free_slots)
 
+    def decode_of(self, request: GenerationRequest) -> DecodeConfig:
+        """The settings that the request is decoded by."""
+        return self.decode if request.decode is None else request.decode
+
     def admit(self, request: GenerationRequest) -> None:
-        """Give the request a slot; its prompt, or what no earlier one left there, is forwarded in the next step."""
+        """Give the request a slot; its prompt, or what no earlier one left there, is forwarded in the next step.
+
+        Raises ValueError for an empty prompt, and for settings that cannot share a pass with the run's.
+        """
         if not request.prompt:
             raise ValueError(f"request {request.id}: the prompt is empty; give at least one token")
+        rules = self._rules_of(request)
         prompt_length = len(request.prompt)
-        capacity = prompt_length + self.decode.max_new_tokens
+        capacity = prompt_length + rules.decode.max_new_tokens
         token_S = np.full(capacity, self.sampling.mask_token_id, dtype=np.int64)
         token_S[:prompt_length] = request.prompt
-        slot, num_reused = self._take_slot(request.prompt)  # behind what can raise
+        slot, num_reused = self._take_slot(request.prompt, rules.decode)  # behind what can raise
         self.active.append(
             DecodingRequest(
                 request=request,
+                rules=rules,
                 slot=slot,
-                noise_key=noise_key(self._seed, request.id),
+                noise_key=noise_key(self._seed if request.seed is None else request.seed, request.id),
                 token_S=token_S,
                 is_masked_S=np.arange(capacity) >= prompt_length,
-                blocks=self._strategy.initial_blocks(prompt_length, num_reused),
+                blocks=rules.strategy.initial_blocks(prompt_length, num_reused),
                 admitted_at=self._clock(),
             )
         )
+
+    def drop(self, request_id: str) -> Completion | None:
+        """End a request between two steps with what it has; None: it is not being decoded."""
+        decoding = next((decoding for decoding in self.active if decoding.request.id == request_id), None)
+        if decoding is None:
+            return None
+        self._remove(decoding)
+        return completion_of(decoding, self._clock(), "abort")
+
+    def room_of(self, request: GenerationRequest) -> Room:
+        return Room(len(request.prompt), self.decode_of(request))
+
+    def rooms(self) -> list[Room]:
+        """Of the requests being decoded."""
+        return [Room(decoding.prompt_length, decoding.rules.decode) for decoding in self.active]
+
+    def why_apart(self, decode: DecodeConfig) -> str | None:
+        """Why requests of these settings cannot share a pass with the run's; None: they can."""
+        for name in SHARED_SETTINGS:
+            own, shared = getattr(decode, name), getattr(self.decode, name)
+            if own != shared:
+                return f"its {name} {own} cannot share a pass with the run's {shared}; decode it in a run of its own"
+        return None
 
     def plan_step(self) -> StepPlan:
         """Open and activate blocks in every branch, then lay all branches of all requests out as rows."""
         self._steps, first_row = [], 0
         for decoding in self.active:
-            step = self._planner.plan_request(decoding, first_row)
+            step = plan_request(decoding, first_row)
             self._steps.append(step)
             first_row = step.end_row
-        return lay_out(self._steps, self.decode, self.sampling)
+        return lay_out(self._steps, self.sampling)
 
     def select_winners(self, predictions: Predictions) -> Int:
         """The winning row of every request: arg max of its branch scores; the anchor comes last, so it loses ties."""
@@ -107,18 +145,30 @@ class Scheduler:
         for index, step in enumerate(self._steps):
             winner = int(winner_row_of_request[index]) - step.first_row
             self._advance_request(step, self._aligned[index], self._scores[index], winner, now)
-            completion = self._ender.completion(step.decoding, now)
+            completion = completion_of(step.decoding, now)
             if completion is not None:
                 finished.append(completion)
-                self.active.remove(step.decoding)
-                self._free_slots.append(step.decoding.slot)
+                self._remove(step.decoding)
         return finished
 
-    def _take_slot(self, prompt: tuple[int, ...]) -> tuple[int, int]:
+    def _rules_of(self, request: GenerationRequest) -> Rules:
+        decode = self.decode_of(request)
+        rules = self._rules.get(decode)
+        if rules is None:
+            if (reason := self.why_apart(decode)) is not None:
+                raise ValueError(f"request {request.id}: {reason}")
+            rules = self._rules[decode] = Rules.of(decode, self._eos_token_id, self._stop_finder)
+        return rules
+
+    def _remove(self, decoding: DecodingRequest) -> None:
+        self.active.remove(decoding)
+        self._free_slots.append(decoding.slot)
+
+    def _take_slot(self, prompt: tuple[int, ...], decode: DecodeConfig) -> tuple[int, int]:
         """A free slot, and how many positions of the prompt it holds already: whole blocks, never the whole prompt,
         since its last position predicts the first of the canvas."""
-        size, choice, num_reused = self.decode.block_size, 0, 0
-        if self.decode.reuse_prefix:
+        size, choice, num_reused = decode.block_size, 0, 0
+        if decode.reuse_prefix:
             shared = [_num_shared(self._prompt_of_slot[slot], prompt[:-1]) // size * size for slot in self._free_slots]
             num_reused = max(shared)
             choice = shared.index(num_reused)
@@ -127,8 +177,8 @@ class Scheduler:
         return slot, num_reused
 
     def _score(self, step: RequestStep, aligned: Aligned) -> Score:
-        decode, decoding = self.decode, step.decoding
-        rng = random_numbers(self.decode, decoding, stream=0)
+        decoding = step.decoding
+        decode, rng = decoding.rules.decode, random_numbers(decoding, stream=0)
         score_B = BRANCH_SCORES[decode.branch_score](aligned.confidence_BW, step.is_masked_BW, decode, rng)
         if decode.creation_weight == 0:
             return score_B
@@ -138,14 +188,15 @@ class Scheduler:
     def _advance_request(self, step: RequestStep, aligned: Aligned, score_B: Score, winner: int, now: float) -> None:
         decoding = step.decoding
         is_anchor = decoding.branches[winner].position is None
-        self._filler.adopt(decoding, decoding.branches[winner])
-        fillable = self._strategy.fillable(decoding.blocks)
-        position_N, token_N = self._filler.fill(step, aligned, winner, fillable)
-        if step.window.commit_length and self.decode.shift_row == "stale":
+        adopt(decoding, decoding.branches[winner])
+        strategy = decoding.rules.strategy
+        fillable = strategy.fillable(decoding.blocks)
+        position_N, token_N = fill(step, aligned, winner, fillable)
+        if step.window.commit_length and decoding.rules.decode.shift_row == "stale":
             column = step.window.next_start - step.window.start
             decoding.carry_31 = aligned.values_3BW[:, winner, column : column + 1].copy()
-        decoding.is_refreshed = not self._strategy.settle(decoding.blocks)
-        decoding.branches = self._filler.spawn(step, aligned, winner, fillable)
+        decoding.is_refreshed = not strategy.settle(decoding.blocks)
+        decoding.branches = spawn(step, aligned, winner, fillable)
         decoding.num_forwards += 1
         decoding.num_lookahead_wins += not is_anchor
         decoding.tokens_per_step.append(len(position_N) + (not is_anchor))

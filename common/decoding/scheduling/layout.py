@@ -11,12 +11,12 @@ import numpy as np
 
 from common.config import DecodeConfig
 from common.decoding.plan import Bool, CommitSpan, Int, Predictions, Sampling, StepPlan
-from common.decoding.state import Aligned, RequestStep
+from common.decoding.scheduling.state import Aligned, RequestStep
 
 UNBOUNDED = int(np.iinfo(np.int32).max)  # padding may look at everything in its row, so that it stays finite
 
 
-def lay_out(steps: list[RequestStep], decode: DecodeConfig, sampling: Sampling) -> StepPlan:
+def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
     """Rows of every request below one another, padded to the widest."""
     num_rows = steps[-1].end_row
     width = max(step.window.end - step.window.start + len(step.shift_column_of) for step in steps)
@@ -27,7 +27,7 @@ def lay_out(steps: list[RequestStep], decode: DecodeConfig, sampling: Sampling) 
     request_R = np.zeros(num_rows, dtype=np.int64)
     commits = []
     for index, step in enumerate(steps):
-        rows, window = slice(step.first_row, step.end_row), step.window
+        rows, window, decode = slice(step.first_row, step.end_row), step.window, step.decoding.rules.decode
         request_R[rows] = index
         row_fields_7R[:, rows] = _per_row(step)
         _fill_window(step, decode, entries_3RW[:, rows], is_read_RW[rows])
@@ -35,7 +35,8 @@ def lay_out(steps: list[RequestStep], decode: DecodeConfig, sampling: Sampling) 
             _fill_shift_entries(step, decode, entries_3RW[:, rows], is_read_RW[rows])
         if window.commit_length:
             commits.append(CommitSpan(index, step.decoding.slot, window.start, window.commit_length))
-    commits_locally = decode.window_attention == "block_causal"
+    # The same for all: SHARED_SETTINGS of the scheduler.
+    commits_locally = steps[0].decoding.rules.decode.window_attention == "block_causal"
     return StepPlan(entries_3RW, is_read_RW, row_fields_7R, request_R, tuple(commits), sampling, commits_locally)
 
 

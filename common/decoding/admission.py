@@ -1,0 +1,65 @@
+"""What is not decoded, and why: requests that the engine could never hold, and predictions that are no numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+import numpy as np
+
+from common.decoding.engine import Capacity
+from common.decoding.plan import Predictions, StepPlan
+from common.decoding.request import GenerationRequest
+from common.decoding.scheduling import DecodingRequest, Scheduler
+from common.errors import EngineError
+
+
+def finite(predictions: Predictions, plan: StepPlan, active: Sequence[DecodingRequest], rank: int) -> Predictions:
+    """The predictions, if every number that the scheduler will read is one. NaN would win every comparison unseen.
+
+    Raises EngineError naming rank, step and request.
+    """
+    if isfinite(predictions.values_3RW.sum()):  # of values that nobody reads too: a sum costs a step the least
+        return predictions
+    is_bad_RW = ~np.isfinite(predictions.values_3RW).all(axis=0) & plan.is_read_RW
+    if not is_bad_RW.any():
+        return predictions
+    row = int(is_bad_RW.any(axis=1).argmax())
+    request = active[int(plan.request_R[row])].request
+    raise EngineError(
+        f"rank {rank}, step {plan.step_R[row]} of request {request.id}: the model's output is not finite: "
+        "its weights hold NaN or infinity, or overflow in this dtype or quantization"
+    )
+
+
+def why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: Capacity) -> str | None:
+    """Why this engine could not decode the request even if it were empty; None: it could."""
+    decode = scheduler.decode_of(request)
+    num_tokens, room = len(request.prompt), capacity.max_model_len - decode.max_new_tokens
+    if not num_tokens:
+        return "the prompt is empty; give at least one token"
+    strangers = [token for token in request.prompt if not _is_token(token, capacity.vocab_size)]
+    if strangers:
+        return (
+            f"the prompt holds {strangers[0]!r}, which is no token: the model's vocabulary has {capacity.vocab_size}; "
+            "use the tokenizer of this checkpoint"
+        )
+    if (reason := scheduler.why_apart(decode)) is not None:
+        return reason
+    if num_tokens > room:
+        return (
+            f"the prompt has {num_tokens} tokens, {room} fit beside max_new_tokens {decode.max_new_tokens}; "
+            "shorten it, or raise max_model_len in the profile if the model has more positions"
+        )
+    if not capacity.can_hold([scheduler.room_of(request)]):
+        return (
+            f"the prompt of {num_tokens} tokens and max_new_tokens {decode.max_new_tokens} do not fit the engine's KV "
+            "memory; lower max_new_tokens or num_lookahead, or raise gpu_memory_utilization in the profile"
+        )
+    return None
+
+
+def _is_token(token: object, vocab_size: int | None) -> bool:
+    if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
+        return False
+    return int(token) >= 0 and (vocab_size is None or int(token) < vocab_size)

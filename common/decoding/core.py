@@ -1,0 +1,180 @@
+"""The main loop as an object: requests come and go between the steps, and a step is one forward pass for all of them.
+
+One step: finish the pass under way (winners, commit, fill, spawn), let in who waits, start the next pass. What the
+finished pass brought is handed over while the device computes the next. Every rank of a replica runs this on the same
+plans and the same predictions; who comes and goes is rank 0's to say (`Relay`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from common.decoding.admission import finite, why_impossible
+from common.decoding.engine import Engine, start_forward
+from common.decoding.plan import Predictions, StepPlan
+from common.decoding.relay import Command, digest_of
+from common.decoding.request import Completion, GenerationRequest, Rejection, RequestOutput, RequestQueue
+from common.decoding.scheduling import Scheduler
+from common.errors import EngineError
+
+_IDLE_S = 0.001  # of a step that finds nothing to do
+
+
+class EngineCore:
+    """One replica's requests, decoded step by step.
+
+    source: where waiting requests come from beside `add_request`; it is read when there is room for them, and may give
+    None for "nothing now". On several ranks, rank 0's counts.
+    """
+
+    def __init__(self, scheduler: Scheduler, engine: Engine, source: RequestQueue | None = None) -> None:
+        self.scheduler = scheduler
+        self.engine = engine
+        self._source = source or RequestQueue()
+        self._relay = engine.mesh.relay
+        self._is_leader = self._relay is None or engine.mesh.is_leader
+        # With others to tell, what rank 0 has told of; else whatever comes.
+        self._waiting = self._source if self._relay is None else RequestQueue()
+        self._aborted: list[str] = []
+        self._under_way: tuple[StepPlan, Callable[[], Predictions]] | None = None
+        self._failure: Exception | None = None
+        self._num_given: dict[str, int] = {}
+        self._is_over = False
+        self._num_steps = 0
+
+    def add_request(self, request: GenerationRequest) -> None:
+        """Let the request wait for room; the next steps tell how it fares. On rank 0.
+
+        Raises ValueError if a request of this id waits or is being decoded.
+        """
+        if any(request.id == other for other in self._ids()):
+            raise ValueError(f"request {request.id} is being decoded already: give each request an id of its own")
+        self._source.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request at the next step, with what it has by then. One that has ended is none of this step's concern:
+        nothing happens. On rank 0."""
+        self._aborted.append(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step has something to do: requests wait or are being decoded, or results have not been told."""
+        if not self._is_leader:
+            return not self._is_over
+        is_decoding = bool(self.scheduler.active) or self._under_way is not None or self._failure is not None
+        return is_decoding or not (self._source.is_over and self._waiting.is_over)
+
+    def step(self) -> list[RequestOutput]:
+        """Finish a pass and start the next; what the finished one brought to each request.
+
+        Raises EngineError where the device or a peer fails; results of the pass before are told first.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._source.prefetch()  # while the device computes
+        command = self._agree()
+        has_finished = self._under_way is not None
+        outputs = [self._ended(completion) for completion in (*self._finish_pass(), *self._abort(command.aborted))]
+        if has_finished:
+            outputs += self._progress()
+        outputs += self._admit()
+        try:
+            self._start_pass()
+        except Exception as error:
+            if not outputs:
+                raise
+            self._failure = error
+        if self._under_way is None and not outputs and self._is_leader and self.has_work:
+            time.sleep(_IDLE_S)
+        return outputs
+
+    def end(self) -> None:
+        """Tell the other ranks that nothing more will come. Rank 0 calls it when has_work is False."""
+        if self._relay is not None and self._is_leader:
+            self._relay.exchange(Command(is_over=True))
+
+    def _ids(self) -> list[str]:
+        waiting = (*self._waiting.read, *self._source.read)
+        return [request.id for request in (*(decoding.request for decoding in self.scheduler.active), *waiting)]
+
+    def _agree(self) -> Command:
+        """What comes and goes in this step, as rank 0 says."""
+        aborted, self._aborted = tuple(self._aborted), []
+        if self._relay is None:
+            return Command(aborted=aborted)
+        plan = self._under_way[0] if self._under_way else None
+        digest = digest_of(plan)
+        if self._is_leader:
+            num_wanted = self.scheduler.num_slots - len(self._waiting.read)
+            command = Command(self._source.take_up_to(num_wanted), aborted, digest)
+        else:
+            command = Command()
+        command = self._relay.exchange(command)
+        if command.is_over:
+            self._is_over = True
+        elif command.digest != digest:
+            raise EngineError(
+                f"rank {self.engine.mesh.rank}, step {self._num_steps}: this rank and the first of its replica have "
+                "planned different passes; start all ranks with the same version, settings and input"
+            )
+        for request in command.added:
+            self._waiting.add(request)
+        return command
+
+    def _finish_pass(self) -> list[Completion]:
+        if self._under_way is None:
+            return []
+        (plan, receive), self._under_way = self._under_way, None
+        scheduler = self.scheduler
+        winners = scheduler.select_winners(finite(receive(), plan, scheduler.active, self.engine.mesh.rank))
+        self.engine.commit(plan, winners)
+        self._num_steps += 1
+        return scheduler.advance(winners)
+
+    def _progress(self) -> list[RequestOutput]:
+        """Of requests that go on: tokens that can no longer change and have not been told."""
+        outputs = []
+        for decoding in self.scheduler.active:
+            request_id = decoding.request.id
+            num_given = self._num_given.get(request_id, 0)
+            token_ids = decoding.final_tokens(num_given)
+            if token_ids:
+                self._num_given[request_id] = num_given + len(token_ids)
+                outputs.append(RequestOutput(request_id, token_ids))
+        return outputs
+
+    def _ended(self, completion: Completion) -> RequestOutput:
+        num_given = self._num_given.pop(completion.id, 0)
+        return RequestOutput(completion.id, completion.token_ids[num_given:], completion)
+
+    def _abort(self, request_ids: tuple[str, ...]) -> list[Completion]:
+        ended = []
+        for request_id in request_ids:
+            waiting = self._waiting.remove(request_id)
+            completion = self.scheduler.drop(request_id)
+            if waiting is not None:
+                completion = Completion.of_nothing(waiting, "abort")
+            if completion is not None:
+                ended.append(completion)
+        return ended
+
+    def _admit(self) -> list[RequestOutput]:
+        """Fill the free slots while the engine has room; reject what it could not decode if it were empty."""
+        rejected = []
+        scheduler, capacity = self.scheduler, self.engine.capacity
+        while scheduler.has_free_slot and (request := self._waiting.first()) is not None:
+            reason = why_impossible(request, scheduler, capacity)
+            if reason is None:
+                if not capacity.can_hold([*scheduler.rooms(), scheduler.room_of(request)]):
+                    break
+                scheduler.admit(request)
+            else:
+                rejected.append(RequestOutput(request.id, (), Rejection(request.id, reason)))
+            self._waiting.take()
+        return rejected
+
+    def _start_pass(self) -> None:
+        if self.scheduler.active:
+            plan = self.scheduler.plan_step()
+            self._under_way = plan, start_forward(self.engine, plan)

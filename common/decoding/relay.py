@@ -1,0 +1,35 @@
+"""What rank 0 tells the other ranks of its replica at every step: who comes, who goes, and what it has planned."""
+
+from __future__ import annotations
+
+import zlib
+from typing import NamedTuple, Protocol
+
+from common.decoding.plan import StepPlan
+from common.decoding.request import GenerationRequest
+
+
+class Command(NamedTuple):
+    """added: in the order in which they wait. aborted: ids. digest: of the pass under way. is_over: no step follows."""
+
+    added: tuple[GenerationRequest, ...] = ()
+    aborted: tuple[str, ...] = ()
+    digest: int = 0
+    is_over: bool = False
+
+
+class Relay(Protocol):
+    """Between the ranks of a replica."""
+
+    def exchange(self, command: Command) -> Command:
+        """Rank 0's command, on every rank; all call it at every step, while the device computes.
+
+        Raises EngineError where a rank is gone.
+        """
+
+
+def digest_of(plan: StepPlan | None) -> int:
+    """Differs, all but surely, for plans that differ; 0: no pass is under way."""
+    if plan is None:
+        return 0
+    return zlib.crc32(plan.row_fields_7R.tobytes(), zlib.crc32(plan.entries_3RW.tobytes())) or 1

@@ -1,0 +1,18 @@
+"""What a step does with each request's branches: blocks and windows, rows of a pass, scores and winners, fills, new
+lookaheads, ends. Pure host code; `scheduler` is where to begin.
+"""
+
+from common.decoding.scheduling.ending import without_stop
+from common.decoding.scheduling.layout import UNBOUNDED
+from common.decoding.scheduling.rules import FindStop
+from common.decoding.scheduling.scheduler import Scheduler
+from common.decoding.scheduling.state import DecodingRequest, StepRecord
+
+__all__ = [
+    "UNBOUNDED",
+    "DecodingRequest",
+    "FindStop",
+    "Scheduler",
+    "StepRecord",
+    "without_stop",
+]
