@@ -111,6 +111,11 @@ class SafetensorsFolder:
             _check_beginning(path)
             try:
                 self._open_files[path] = safe_open(str(path), framework="pt")
+            except MemoryError:  # of addresses, which a file takes as long as it is
+                raise ConfigError(
+                    f"{path}: its {path.stat().st_size / 2**30:.1f} GiB are more than this process may map; raise "
+                    "`ulimit -v`, or download the file again"
+                ) from None
             except (SafetensorError, OSError, ValueError) as error:
                 raise ConfigError(
                     f"{path}: truncated or corrupt ({plain(first_line(error))}); download the file again"

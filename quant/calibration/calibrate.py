@@ -80,7 +80,7 @@ def load_calibration(path: str | Path) -> Calibration:
         with safe_open(path, framework="pt") as file:
             is_ours = (file.metadata() or {}).get("format") == _FORMAT
             tensors = {name: file.get_tensor(name) for name in file.keys()} if is_ours else {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, MemoryError) as error:
         raise QuantizationError(f"{path}: not a readable calibration file ({error}); calibrate again") from None
     if not tensors:
         raise QuantizationError(f"{path}: not a calibration file: write one with a calibration run")

@@ -147,7 +147,7 @@ class TensorFolder:
             if header_size > _LONGEST_HEADER:
                 raise SafetensorError(f"a header of {header_size} bytes")
             self._files[path] = safe_open(path, framework="pt")
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, MemoryError) as error:
             reason = str(error) if str(error).isprintable() and len(str(error)) < _LONGEST_NAME else shown(str(error))
             raise QuantizationError(f"{path}: truncated or not safetensors ({reason}); copy it again") from None
         return iter(self._files[path].keys())

@@ -311,3 +311,19 @@ def test_missing_folder_and_corrupt_config_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ConfigError, match="expected a JSON object"):
         load_model_config(tmp_path)
+
+
+def test_a_file_that_is_larger_than_the_process_may_map_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_config(tmp_path)
+    save_file(random_tensors(config), tmp_path / "model.safetensors")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise MemoryError("Cannot allocate memory (os error 12)")
+
+    monkeypatch.setattr("common.checkpoint.sources.safe_open", refuse)
+    with pytest.raises(
+        ConfigError, match=r"model\.safetensors: its 0\.0 GiB are more than this process may map; raise"
+    ):
+        load_weights(tmp_path, config, tp_rank=0, tp_size=1, dtype=torch.float32)
