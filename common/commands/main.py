@@ -69,8 +69,6 @@ def main() -> None:
     """The console script: errors of users and machines end in one sentence; only defects show a traceback."""
     # With torch-npu installed but no CANN, importing torch would fail with torch-npu's traceback; engines import it.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal may lack letters of an answer
     die_with_launcher()
     stop_on_signals()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a text or a name that the terminal cannot show is no reason to end
