@@ -180,9 +180,10 @@ class _Settings:
         As in PEFT, a target that the model does not have is no error.
         """
         targets = self._tree.get("target_modules")
-        if not isinstance(targets, list):
+        if targets is None or isinstance(targets, str):
             return
-        if len(targets) > _MOST_PATTERNS or not all(isinstance(target, str) for target in targets):
+        is_list = isinstance(targets, list) and len(targets) <= _MOST_PATTERNS
+        if not is_list or not all(isinstance(target, str) for target in targets):
             raise self._error("target_modules", f"expected names of modules, found {shown(targets)}; {_FIX}")
         for target in targets:
             is_of_model = any(_is_target(module, target) for module in model_modules)

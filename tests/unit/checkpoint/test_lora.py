@@ -154,6 +154,8 @@ def test_adapter_may_be_sharded_and_name_its_default_adapter(tmp_path: Path) -> 
         ({"peft_type": 5}, "peft_type: 5 is not LORA"),
         ({"peft_type": None}, "peft_type: None is not LORA"),
         ({"target_modules": [1]}, r"target_modules: expected names of modules, found \[1\]"),
+        ({"target_modules": 5}, "target_modules: expected names of modules, found 5"),
+        ({"target_modules": {"a": 1}}, "target_modules: expected names of modules"),
         ({"target_modules": ["q_proj"] * 10_001}, "target_modules: expected names of modules"),
         ({"rank_pattern": {f"{n}": 4 for n in range(10_001)}}, "rank_pattern: expected patterns with their values"),
         ({"rank_pattern": {f".*{n}": 4 for n in range(51)}}, "rank_pattern: '.*50' is no pattern of plain names"),
