@@ -17,10 +17,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.errors import first_line
+from common.errors import LOST_PEER, first_line
 from common.processes.watch import NodeWatch
 
 _KILLED_HEAD_START_S = 15.0  # between a poll of the agent's and its patience with a rank that it ends
+_ABORTED_HEAD_START_S = 7.5  # a rank that another's death has aborted is not the cause
+_HINTS = {
+    "SIGKILL": "; the system does that when memory runs out",
+    "SIGABRT": f"; torch does that where a check of its own fails, or {LOST_PEER}",
+}
 
 
 def supervise(arguments: Sequence[str], node: int, num_nodes: int, address: str, port: int) -> int:
@@ -74,8 +79,7 @@ def root_cause(failures: Mapping[int, Any]) -> tuple[str, int]:
     rank, failure = min(failures.items(), key=lambda item: _order(item[1]))
     if failure.exitcode < 0:
         name = failure.signal_name()
-        hint = "; the system does that when memory runs out" if name == "SIGKILL" else ""
-        return f"rank {rank} (pid {failure.pid}) was killed by {name}{hint}", 128 - failure.exitcode
+        return f"rank {rank} (pid {failure.pid}) was killed by {name}{_HINTS.get(name, '')}", 128 - failure.exitcode
     message = failure.error_file_data.get("message", {})
     if isinstance(message, dict) and message.get("message"):
         return f"rank {rank} failed: {message['message']}", failure.exitcode
@@ -93,7 +97,8 @@ def _order(failure: Any) -> tuple[bool, float]:
     noticed_at = float(extra.get("time", failure.timestamp))
     was_ended = failure.exitcode in (-signal.SIGTERM, 128 + signal.SIGTERM)
     if failure.exitcode < 0 and not was_ended:
-        noticed_at -= _KILLED_HEAD_START_S
+        is_abort = failure.exitcode == -signal.SIGABRT
+        noticed_at -= _ABORTED_HEAD_START_S if is_abort else _KILLED_HEAD_START_S
     return was_ended, noticed_at
 
 

@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
+from common.errors import LOST_PEER
 from common.processes.supervise import root_cause
 
 
@@ -41,6 +42,16 @@ def test_a_killed_rank_is_the_cause_of_what_its_peers_report() -> None:
     sentence, exit_code = root_cause(failures)
     assert sentence.startswith("rank 1 (pid 4242) was killed by SIGKILL")
     assert exit_code == 137
+
+
+def test_a_rank_that_aborts_when_its_peer_is_killed_is_not_the_cause() -> None:
+    """torch's own threads abort a process whose peers are gone, before the agent has noticed either."""
+    failures = {0: Failure(-signal.SIGABRT), 1: Failure(-signal.SIGKILL), 2: Failure(2, told("a peer is gone", 99.0))}
+    assert root_cause(failures)[0].startswith("rank 1 (pid 4242) was killed by SIGKILL")
+    del failures[1]
+    sentence, exit_code = root_cause(failures)
+    assert sentence.startswith("rank 0 (pid 4242) was killed by SIGABRT") and exit_code == 134
+    assert LOST_PEER in sentence  # so that its node repeats what another one tells
 
 
 def test_a_stopped_rank_that_had_to_be_killed_is_not_the_cause() -> None:
