@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from common.config import AUTO_LOOKAHEAD, DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import (
     Completion,
     Engine,
+    EngineCore,
     GenerationRequest,
     Rejection,
     Scheduler,
@@ -62,6 +64,17 @@ class Generator:
         """
         with self._one_at_a_time:
             yield from decode_requests(iter(requests), self._scheduler(), self.engine)
+
+    @contextmanager
+    def decoding(self) -> Iterator[EngineCore]:
+        """For callers that drive the steps: requests are added and aborted between them, and each step tells what it
+        brought. What is unfinished at the end is dropped. Raises EngineError as `generate` does.
+
+        On several ranks all run the same loop, `while core.has_work: core.step()`; the first of a replica adds, aborts
+        and calls `core.end()` behind it.
+        """
+        with self._one_at_a_time:
+            yield EngineCore(self._scheduler(), self.engine)
 
     def complete(self, *prompts: str) -> list[str]:
         """The texts for some prompts, in their order, each without the stop string that ended it.

@@ -60,6 +60,24 @@ def test_a_generate_that_was_given_up_or_failed_leaves_the_engine_free(generator
     assert generator.complete(QUESTION) == wanted
 
 
+def test_steps_driven_from_outside_give_what_generate_gives(generator: Generator) -> None:
+    wanted = {result.id: result.token_ids for result in generator.generate(requests(3))}
+    told: dict[str, tuple[int, ...]] = {}
+    with generator.decoding() as core:
+        for one in requests(3):
+            core.add_request(one)
+        with pytest.raises(EngineError, match="decoding already"):
+            generator.complete(QUESTION)
+        while core.has_work:
+            for output in core.step():
+                told[output.id] = told.get(output.id, ()) + output.token_ids
+    assert told == wanted
+    with generator.decoding() as core:
+        core.add_request(requests(1)[0])
+        core.step()
+    assert {result.id: result.token_ids for result in generator.generate(requests(3))} == wanted
+
+
 def test_complete_takes_texts_and_leaves_the_stop_string_out(generator: Generator) -> None:
     with pytest.raises(ValueError, match="takes texts, one argument each"):
         generator.complete([QUESTION])  # type: ignore[arg-type]
