@@ -124,7 +124,7 @@ def test_a_run_that_is_done_says_nothing_of_an_earlier_start(tmp_path: Path) -> 
     assert '"this_start"' in (tmp_path / "o.metrics.json").read_text()  # as the start that decoded measured it
 
 
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"])
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
 def test_a_launchers_variable_that_is_no_number_is_one_sentence(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
