@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from common.decoding import Engine, Int, Predictions, StepPlan
+from common.config import DecodeConfig
+from common.decoding.engine import Engine
+from common.decoding.plan import Int, Predictions, StepPlan
 
 
 class WrappedEngine:
@@ -29,6 +31,9 @@ class WrappedEngine:
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
         self.engine.commit(plan, winner_row_of_request)
+
+    def num_paying_lookaheads(self, decode: DecodeConfig) -> int | None:
+        return self.engine.num_paying_lookaheads(decode)
 
     def describe(self) -> dict[str, Any]:
         return self.engine.describe()
