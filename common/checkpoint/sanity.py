@@ -15,7 +15,10 @@ import torch
 from common.errors import ConfigError, EngineError, first_line, is_out_of_memory
 
 _NUM_ROWS = 8
-_FIX = "restore config.json, or spread the model over more devices with tensor_parallel_size"
+_FIX = (
+    "free what other processes hold, spread the model over more devices with tensor_parallel_size, or restore "
+    "config.json if it was changed"
+)
 
 
 def look_finite(parameters: Collection[torch.Tensor]) -> bool:
