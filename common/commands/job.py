@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,6 +112,15 @@ def check_before_start(profile: DeviceProfile, run: RunConfig, nodes: Nodes, *, 
 
 
 def main(arguments: Sequence[str]) -> int:
+    """The exit code. Checks and torchrun's own imports take seconds, in which Ctrl-C is an end like any other."""
+    try:
+        return _check_and_start(arguments)
+    except KeyboardInterrupt:
+        print("lopa: stopped by SIGINT", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _check_and_start(arguments: Sequence[str]) -> int:
     # With torch-npu installed but no CANN, importing torch would fail with torch-npu's traceback.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from common.commands import job
 from common.commands.job import plan_job
 from common.config import DeviceProfile
 from common.errors import ConfigError
@@ -126,3 +127,14 @@ def test_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path) -> None:
     assert "--nproc-per-node=16" in result.stdout
     assert "--set 'input.prompt_template=a b'" in result.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_before_anything_is_started_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "plan_job", interrupt)
+    assert job.main(["run", "cpu", "demo"]) == 130
+    assert capsys.readouterr().err == "lopa: stopped by SIGINT\n"
