@@ -99,13 +99,20 @@ def whole_lines(data: bytes) -> list[bytes]:
     return [line for line in (*ended, last) if line.strip()]
 
 
+def of_all_starts(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {name: part for name, part in metrics.items() if name != "this_start"}
+
+
 def run_like_the_command(profile: DeviceProfile, run: RunConfig) -> None:
     """`lopa run`, but for the model; then again, which has nothing left to do."""
     assert run.input is not None and run.output is not None
     check_input(run.input)
     metrics = execute(profile, run)
-    assert metrics is not None and metrics == run_batch(profile, run, fail_to_build)
-    assert json.loads(metrics_path(run.output).read_text(encoding="utf-8")) == json.loads(json.dumps(metrics))
+    again = run_batch(profile, run, fail_to_build)
+    assert metrics is not None and again is not None
+    written = json.loads(metrics_path(run.output).read_text(encoding="utf-8"))
+    assert of_all_starts(metrics) == of_all_starts(again)
+    assert of_all_starts(written) == json.loads(json.dumps(of_all_starts(metrics)))
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with contextlib.redirect_stdout(terminal):
         print_summary("results", metrics, details=True)
