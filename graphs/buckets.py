@@ -1,4 +1,5 @@
-"""Which padded (rows, width) a step runs at: few enough to capture each once, close enough that padding stays cheap.
+"""Which padded numbers of tokens a step runs at: few enough to capture each before the first request, close enough that
+padding stays cheap.
 
 The cost of a step is taken as 1 + tokens / knee: reading the weights costs the same whatever the step holds, and at
 `knee` tokens the arithmetic costs as much again. Sizes are then as far apart as the tolerated padding allows, wide
@@ -8,13 +9,12 @@ where a step is bound by its weights and narrow where every token counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 Cost = Callable[[int], float]
 
-_MULTIPLE = 8  # widths: what tensor cores and 16-byte loads like; read counts likewise
-_EXACT_ROWS = 16  # up to here every number of rows is a bucket
+_MULTIPLE = 8  # what tensor cores and 16-byte loads like
 
 
 def covering_sizes(
@@ -45,71 +45,40 @@ def fit(size: int, sizes: Sequence[int]) -> int | None:
     return next((candidate for candidate in sizes if candidate >= size), None)
 
 
-def pad_rows(num_rows: int) -> int:
-    """Exact up to 16 rows, then at most one in 16 more."""
-    multiple = 1 << max(0, (num_rows - 1).bit_length() - _EXACT_ROWS.bit_length() + 1)
-    return round_up(num_rows, multiple)
-
-
 @dataclass(frozen=True)
 class Buckets:
-    """The padded shapes of one engine.
+    """The padded sizes of one engine.
 
-    knee: tokens at which arithmetic costs as much as reading the weights. max_width, max_tokens: steps beyond them
-    are not bucketed (a prompt's first pass is compute-bound, comes once, and needs no replay). wanted_widths: sizes
-    that steps usually have, such as whole blocks, so that those are not padded at all. widths, rows: fixed by the
-    user instead.
+    knee: tokens at which arithmetic costs as much as reading the weights. max_tokens: larger steps are not padded, and
+    run as they are. max_reads: likewise of the positions that go through the head. wanted: sizes that steps usually
+    have, such as whole blocks of all branches, so that those are not padded at all. fixed: chosen by the user instead.
     """
 
     knee: float
-    max_width: int
     max_tokens: int
+    max_reads: int
     tolerance: float = 0.1
-    wanted_widths: tuple[int, ...] = ()
-    widths: tuple[int, ...] = ()
-    rows: tuple[int, ...] = ()
+    wanted: tuple[int, ...] = ()
+    fixed: tuple[int, ...] = ()
 
-    @cache  # noqa: B019  # asked between two steps, by one engine with one of these
-    def shape(self, num_rows: int, width: int) -> tuple[int, int] | None:
-        """Padded (rows, width), or None where the step should run as it is."""
-        padded_rows = fit(num_rows, self.rows) if self.rows else pad_rows(num_rows)
-        if padded_rows is None:
-            return None
-        padded_width = fit(width, self.widths or self._widths(padded_rows))
-        if padded_width is None or padded_rows * padded_width > self.max_tokens:
-            return None
-        return padded_rows, padded_width
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Ascending."""
+        return self.fixed or _sizes(self.max_tokens, self.knee, self.tolerance, self.wanted)
 
-    def reads(self, count: int) -> int:
-        """Padded number of positions that go through the head."""
-        limit = max(count, self.max_tokens)
-        padded = fit(count, _sizes(limit, self.knee, self.tolerance, 1, ()))
-        assert padded is not None, "the limit is at least the count"
-        return padded
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Ascending numbers of positions that go through the head."""
+        return _sizes(self.max_reads, self.knee, self.tolerance, ())
 
-    def reads_up_to(self, count: int) -> tuple[int, ...]:
-        """Every padded number of reads up to the one that holds `count`, ascending."""
-        padded = self.reads(count)
-        sizes = _sizes(max(count, self.max_tokens), self.knee, self.tolerance, 1, ())
-        return tuple(size for size in sizes if size <= padded)
-
-    def _widths(self, num_rows: int) -> tuple[int, ...]:
-        return _sizes(self.max_width, self.knee, self.tolerance, num_rows, self.wanted_widths)
+    def wanting(self, tokens: Sequence[int]) -> Buckets:
+        """With these sizes as well."""
+        more = {round_up(size, _MULTIPLE) for size in tokens if size <= self.max_tokens}
+        return replace(self, wanted=tuple(sorted(more.union(self.wanted))))
 
 
 @cache
-def _sizes(limit: int, knee: float, tolerance: float, num_rows: int, wanted: tuple[int, ...]) -> tuple[int, ...]:
+def _sizes(limit: int, knee: float, tolerance: float, wanted: tuple[int, ...]) -> tuple[int, ...]:
     return covering_sizes(
-        limit,
-        lambda size: 1 + num_rows * size / knee,
-        multiple=_MULTIPLE,
-        tolerance=tolerance,
-        wanted=wanted,
-    )
-
-
-def cached_bucket(num_cached: int, max_cached: int) -> int:
-    """Keys that attention looks at where it cannot read lengths on the device: the next power of two, at least 64."""
-    if num_cached == 0:
-        return 0
-    return min(max_cached, max(64, 1 << (num_cached - 1).bit_length()))
+        limit, lambda size: 1 + size / knee, multiple=_MULTIPLE, tolerance=tolerance, wanted=wanted
+    )  # fmt: skip

@@ -23,15 +23,15 @@ from lopa_cuda.ops import CudaOps, TorchOps
 from lopa_cuda.parallel import Collectives, choose_all_reduce
 from lopa_cuda.passes import Passes
 from lopa_cuda.steps import Committer, StaticKVCache
-from lopa_cuda.warmup import warm_up
+from lopa_cuda.warmup import most_reads, warm_up
 
 logger = logging.getLogger(__name__)
 
 # Tokens at which arithmetic takes as long as reading 2-byte weights on an H200 (790 TFLOP/s over 4.3 TB/s): what
 # buckets are spaced by. It need not be exact, but every rank must use the same.
 KNEE_TOKENS = 184.0
-MAX_CAPTURED_WIDTH = 512
 MAX_CAPTURED_TOKENS = 4096
+LEAST_CAPTURED_READS = 512
 
 
 def assemble(profile: DeviceProfile, run: RunConfig, capture: Capture | None = None) -> CudaEngine:
@@ -44,13 +44,13 @@ def assemble(profile: DeviceProfile, run: RunConfig, capture: Capture | None = N
     profile = with_chosen_mesh(profile, run, config, device)
     mesh = init_mesh(profile, platform_of(profile).group_backends())
     dtype = getattr(torch, profile.dtype)
-    capture = capture or _capture(profile)
-    buckets = _buckets(profile, run.decode)
+    capture = capture or _capture(profile, dtype)
     capacity = Capacity(
         run.max_num_requests, min(profile.max_model_len, config.max_position_embeddings),
         vocab_size=config.vocab_size, keeps_slots=True,
     )  # fmt: skip
-    captured_tokens = buckets.max_tokens if capture else 0
+    buckets = _buckets(profile, run.decode, capacity, mesh)
+    captured_tokens = buckets.tokens[-1] if capture else 0
     model = load_model(profile, run, config, mesh, device)
     cache = _build_cache(config, mesh, capacity, captured_tokens, dtype, device, profile)
     collectives = Collectives(mesh, choose_all_reduce(mesh.tp_group, device))
@@ -94,35 +94,33 @@ def _device(profile: DeviceProfile) -> torch.device:
     return torch.device("cuda", local_rank())
 
 
-def _capture(profile: DeviceProfile) -> Capture | None:
+def _capture(profile: DeviceProfile, dtype: torch.dtype) -> Capture | None:
     if profile.enforce_eager or profile.graph.mode == "eager":
         return None
     if profile.graph.mode != "cuda_graph":
         raise MissingCapability(f"engine lopa_cuda has no graph.mode {profile.graph.mode}: set cuda_graph or eager")
+    if not _wants_kernels(profile, dtype):
+        logger.info("plain operators take rows' lengths from the host: passes are not captured")
+        return None
     from graphs.cuda import CudaCapture
 
     return CudaCapture()
 
 
-def _buckets(profile: DeviceProfile, decode: DecodeConfig) -> Buckets:
-    """Whole blocks are what windows usually are: those widths are not padded."""
-    size = decode.block_size
-    return Buckets(
-        knee=KNEE_TOKENS,
-        max_width=max(MAX_CAPTURED_WIDTH, *profile.graph.window_buckets, 0),
-        max_tokens=MAX_CAPTURED_TOKENS,
-        wanted_widths=tuple(range(size, MAX_CAPTURED_WIDTH + 1, size)),
-        widths=tuple(sorted(profile.graph.window_buckets)),
-        rows=tuple(sorted(profile.graph.row_buckets)),
-    )
+def _buckets(profile: DeviceProfile, decode: DecodeConfig, capacity: Capacity, mesh: Mesh) -> Buckets:
+    """Of any step up to the largest that is captured; warm_up adds what steps usually have."""
+    rows = capacity.num_slots * -(-(max(0, decode.num_lookahead) + 1) // mesh.bp_size)
+    fixed = tuple(sorted(profile.graph.window_buckets))
+    max_tokens = fixed[-1] if fixed else min(MAX_CAPTURED_TOKENS, rows * capacity.max_model_len)
+    reads = max(LEAST_CAPTURED_READS, most_reads(decode, capacity.num_slots, mesh.bp_size))
+    return Buckets(knee=KNEE_TOKENS, max_tokens=max_tokens, max_reads=min(max_tokens, reads), fixed=fixed)
 
 
 def _ops(profile: DeviceProfile, config: ModelConfig, cache: StaticKVCache, collectives: Collectives) -> CudaOps:
     """The operators that the profile asks for. `auto` is Triton where the device and dtype allow it, and says so."""
-    can_fuse = cache.committed.device.type == "cuda" and cache.committed.dtype == torch.bfloat16
-    if profile.kernels == "torch" or (profile.kernels == "auto" and not can_fuse):
+    if not _wants_kernels(profile, cache.committed.dtype):
         return TorchOps(config, cache, collectives)
-    if profile.kernels not in ("triton", "auto") or not can_fuse:
+    if profile.kernels not in ("triton", "auto") or not _can_fuse(profile, cache.committed.dtype):
         raise MissingCapability(
             f"profile {profile.name}: kernels {profile.kernels} of engine lopa_cuda need device cuda and dtype "
             "bfloat16: set kernels to torch or auto"
@@ -134,6 +132,14 @@ def _ops(profile: DeviceProfile, config: ModelConfig, cache: StaticKVCache, coll
             f"kernels {profile.kernels} need Triton ({error}): run `pip install -e '.[cuda]'`"
         ) from None
     return FusedOps(config, cache, collectives)
+
+
+def _can_fuse(profile: DeviceProfile, dtype: torch.dtype) -> bool:
+    return profile.device == "cuda" and dtype == torch.bfloat16
+
+
+def _wants_kernels(profile: DeviceProfile, dtype: torch.dtype) -> bool:
+    return profile.kernels != "torch" and (profile.kernels != "auto" or _can_fuse(profile, dtype))
 
 
 def _build_cache(

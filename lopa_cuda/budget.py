@@ -48,9 +48,9 @@ def count_paying_lookaheads(passes: Passes, config: ModelConfig, decode: DecodeC
 
 
 def _step_ms(passes: Passes, config: ModelConfig, decode: DecodeConfig, num_rows: int, bp_size: int) -> float:
-    width = min(NUM_BLOCKS * decode.block_size, passes.max_cached)
+    width = min(NUM_BLOCKS * decode.block_size, passes.max_model_len)
     plan = synthetic_plan(
-        config, num_rows=num_rows * bp_size, width=width, num_cached=min(NUM_CACHED, passes.max_cached - width),
+        config, num_rows=num_rows * bp_size, width=width, num_cached=min(NUM_CACHED, passes.max_model_len - width),
         read_share=0.6,
     )  # fmt: skip
     row_of = assign_rows(plan, bp_size)

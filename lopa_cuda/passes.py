@@ -1,12 +1,13 @@
-"""One forward pass over rows of this rank: through the layers at one padded shape, through the head at another.
+"""One forward pass over rows of this rank: through the layers at one padded size, through the head at another.
 
-fill row buffers -> layers (each pre-writes its window's KV), norm -> hidden states -> fill read buffers -> head where
-the scheduler reads -> statistics -> gather over bp -> host. Each half is captured once a shape and replayed; the
+fill step buffers -> layers (each pre-writes its window's KV), norm -> hidden states -> fill read buffers -> head where
+the scheduler reads -> statistics -> gather over bp -> host. Each half is captured once a size and replayed; the
 second is queued while the first runs, and the host waits once, for the gathered predictions.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import partial
 from typing import NamedTuple
 
@@ -14,15 +15,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.decoding import Int, Predictions, StepPlan
+from common.decoding import Int, Predictions, Sampling, StepPlan
 from common.model import Dream, sampled_statistics
 from common.runtime import PassTimes, Stopwatch, wait_until_done
-from graphs.buckets import Buckets, cached_bucket, round_up
+from graphs.buckets import Buckets, fit, round_up
 from graphs.runner import Capture, GraphRunner, capture_costs
 from lopa_cuda.floors import median_seconds
 from lopa_cuda.ops import CudaOps
 from lopa_cuda.parallel import Collectives
-from lopa_cuda.steps import ReadBuffers, Reads, ReadsKey, RowBuffers, RowsKey, StaticKVCache
+from lopa_cuda.steps import (
+    LayersKey,
+    ReadBuffers,
+    Reads,
+    ReadsKey,
+    Share,
+    Staged,
+    StaticKVCache,
+    StepBuffers,
+    deal,
+    runs_of,
+)
 
 
 class Pass(NamedTuple):
@@ -30,13 +42,13 @@ class Pass(NamedTuple):
 
     reads: Reads
     predicted_PM3: np.ndarray  # on the host, once the device has come to its end
-    width: int  # padded, by which windows are laid out
+    staged: Staged
 
 
 class Passes:
     """The model's forward passes, as they are or captured.
 
-    buckets bounds what is captured; without `capture` every pass runs at its own shape.
+    buckets bounds what is captured; without `capture` every pass runs at its own size.
     """
 
     def __init__(
@@ -56,43 +68,40 @@ class Passes:
         num_static = buckets.max_tokens if capture else 0
         self._captured_hidden_TD = torch.zeros((num_static, width), dtype=dtype, device=device)
         self._hidden_TD = self._captured_hidden_TD
-        self._key_of: dict[tuple[int, int, bool], RowsKey] = {}
         self.busy = Stopwatch()
         self.times = PassTimes(partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None)
         self._done = torch.cuda.Event() if device.type == "cuda" else None
-        self.layers = GraphRunner("layers", self._row_buffers, self._run_layers, capture)
+        self.layers = GraphRunner("layers", self._step_buffers, self._run_layers, capture)
         self.head = GraphRunner("head", self._read_buffers, self._run_head, capture)
 
     def run(self, plan: StepPlan, row_of: Int) -> Predictions:
         return self.receive(self.launch(plan, row_of))
 
-    def launch(self, plan: StepPlan, row_of: Int, *, may_replay: bool = True) -> Pass:
-        """Queue the plan's rows `row_of` [bp rank, place]. Passes of one shape share buffers: receive one before the
-        next is launched."""
-        rows_key = self.rows_key(plan, row_of, may_replay=may_replay)
-        layers = self.layers.entry(rows_key, is_captured=rows_key.is_captured)
-        layers.buffers.fill(plan, row_of[self._bp_rank])
-        if rows_key.is_captured:  # a pass that is not replayed does this itself
-            self._cache.use_staging(rows_key.num_tokens, is_captured=True)
+    def launch(self, plan: StepPlan, row_of: Int) -> Pass:
+        """Queue the plan's rows `row_of` [bp rank, place]. Passes share buffers and staging memory: receive one, and
+        commit it, before the next is launched."""
+        shares = deal(plan, row_of)
+        key = self.layers_key(shares)
+        layers = self.layers.entry(key, is_captured=key.is_captured)
+        layers.buffers.fill(plan, shares[self._bp_rank])
+        if key.is_captured:  # a pass that is not replayed does this itself
+            self._use_captured(key)
         self.times.mark(0)
         self.busy.start()
         layers.run()
-        if rows_key.is_captured:
+        if key.is_captured:
             self.busy.start()  # the device begins once it has the whole graph
         self.times.mark(1)
-        reads = Reads(plan, row_of)
-        num_reads = max(1, reads.most)
-        if self._capture is not None:
-            num_reads = self.buckets.reads(num_reads)
-        reads_key = ReadsKey(num_reads, plan.sampling, rows_key.is_captured)
-        head = self.head.entry(reads_key, is_captured=rows_key.is_captured)
-        head.buffers.fill(plan, reads, self._bp_rank, rows_key.width)
+        reads = Reads(plan, shares)
+        reads_key = self.reads_key(reads.most, plan.sampling, is_captured=key.is_captured)
+        head = self.head.entry(reads_key, is_captured=reads_key.is_captured)
+        head.buffers.fill(plan, reads, self._bp_rank)
         head.run()
         self.times.mark(2)
         if self._done is not None:
             self._done.record()
-        reads.order(num_reads)
-        return Pass(reads, head.buffers.predicted_PM3, rows_key.width)
+        reads.order(reads_key.num_reads)
+        return Pass(reads, head.buffers.predicted_PM3, Staged(row_of, shares, self._cache.staging))
 
     def receive(self, launched: Pass) -> Predictions:
         """Wait for the pass launched last."""
@@ -121,43 +130,61 @@ class Passes:
         return {"peak_bytes": float(peak), **capture_costs(self.layers, self.head)}
 
     @property
-    def max_cached(self) -> int:
-        """Cached keys that a pass may look at: RowsKey.num_cached of operators that take lengths from the device."""
+    def max_model_len(self) -> int:
         return self._cache.max_model_len
 
     @property
     def captures_ahead(self) -> bool:
-        """Whether a shape's key is known before the step: operators that look at a host number of keys make many."""
-        return self._capture is not None and self._ops.reads_device_lengths
+        """Whether a size is all that a capture depends on: operators that look at host numbers of keys make many."""
+        return self._capture is not None and self._ops.tiling is not None
 
-    def rows_key(self, plan: StepPlan, row_of: Int, *, may_replay: bool = True) -> RowsKey:
-        """Every rank comes to the same key, since it depends on the plan alone."""
-        if not self._ops.reads_device_lengths:
-            return self._rows_key(row_of.shape[1], plan.width, may_replay, int(plan.cached_R[row_of].max()))
-        shape = row_of.shape[1], plan.width, may_replay
-        if shape not in self._key_of:
-            self._key_of[shape] = self._rows_key(*shape, self.max_cached)
-        return self._key_of[shape]
+    def capture(self, num_tokens: int) -> None:
+        """The layers at one of the buckets' sizes, before a step needs them."""
+        self.layers.entry(self._captured_key(num_tokens))
 
-    def _rows_key(self, num_rows: int, width: int, may_replay: bool, num_cached: int) -> RowsKey:
-        shape = self.buckets.shape(num_rows, width) if self._capture and may_replay else None
-        # Kernels are compiled for sizes that 16 divides: a prompt of any length then finds them compiled.
-        padded_rows, padded_width = shape or (num_rows, round_up(width, 16) if self._capture else width)
-        if shape is not None and not self._ops.reads_device_lengths:
-            num_cached = cached_bucket(num_cached, self.max_cached)
-        return RowsKey(padded_rows, padded_width, num_cached, shape is not None)
+    def capture_head(self, num_reads: int, sampling: Sampling) -> None:
+        self.head.entry(ReadsKey(num_reads, sampling, is_captured=True))
 
-    def _row_buffers(self, key: RowsKey) -> RowBuffers:
-        return RowBuffers(key, self.device, has_one_slot=self._cache.num_slots == 1)
+    def layers_key(self, shares: list[Share]) -> LayersKey:
+        """Every rank comes to the same number of tokens and tiles, since they depend on the plan alone."""
+        tiling, num_tokens = self._ops.tiling, max(share.num_tokens for share in shares)
+        if self._capture is not None:
+            for size in self.buckets.tokens[bisect_left(self.buckets.tokens, num_tokens) :]:
+                if tiling is None:
+                    return LayersKey(size, 0, runs_of(shares[self._bp_rank], size), is_captured=True)
+                if max(tiling.needed(share.spans_6R[1], size) for share in shares) <= tiling.room(size):
+                    return self._captured_key(size)
+            num_tokens = round_up(num_tokens, 16)  # kernels are compiled for sizes that 16 divides
+        if tiling is None:
+            return LayersKey(num_tokens, 0, runs_of(shares[self._bp_rank], num_tokens), is_captured=False)
+        num_tiles = max(tiling.needed(share.spans_6R[1], num_tokens) for share in shares)
+        return LayersKey(num_tokens, num_tiles, (), is_captured=False)
+
+    def reads_key(self, num_reads: int, sampling: Sampling, *, is_captured: bool) -> ReadsKey:
+        """The same on every rank."""
+        padded = fit(num_reads, self.buckets.reads) if is_captured else None
+        return ReadsKey(padded or max(1, num_reads), sampling, is_captured=padded is not None)
+
+    def _captured_key(self, num_tokens: int) -> LayersKey:
+        assert self._ops.tiling is not None, "other operators capture runs"
+        return LayersKey(num_tokens, self._ops.tiling.room(num_tokens), (), is_captured=True)
+
+    def _step_buffers(self, key: LayersKey) -> StepBuffers:
+        return StepBuffers(key, self.device, self._ops.tiling)
 
     def _read_buffers(self, key: ReadsKey) -> ReadBuffers:
         return ReadBuffers(key, self.device, self._collectives.mesh.bp_size)
 
+    def _use_captured(self, key: LayersKey) -> None:
+        """A replay leaves the windows' KV and the hidden states where it was captured."""
+        self._cache.use_staging(key.num_tokens, is_captured=True)
+        self._hidden_TD = self._captured_hidden_TD
+
     @torch.inference_mode()
-    def _run_layers(self, key: RowsKey, rows: RowBuffers) -> None:
-        rows.send()
+    def _run_layers(self, key: LayersKey, buffers: StepBuffers) -> None:
+        buffers.send()
         self._cache.use_staging(key.num_tokens, is_captured=key.is_captured)
-        hidden_TD = self.model(rows.token_T, self._ops.plan(rows.step))
+        hidden_TD = self.model(buffers.token_T, self._ops.plan(buffers.step))
         if key.is_captured:
             self._captured_hidden_TD[: key.num_tokens].copy_(hidden_TD)
             hidden_TD = self._captured_hidden_TD

@@ -34,13 +34,17 @@ class ScriptedEngine(WrappedEngine):
         self._token = token
 
     def answer(self, plan: StepPlan, predictions: Predictions) -> Predictions:
-        probability_RW = np.full(plan.token_RW.shape, UNSURE, dtype=np.float32)
-        is_masked_RW = plan.token_RW[:, 1:] == plan.sampling.mask_token_id
-        is_accepted_RW = is_masked_RW & (is_masked_RW.cumsum(axis=1) <= self._num_accepted)
-        probability_RW[:, :-1][is_accepted_RW] = ACCEPTED
+        first_T = plan.first_R.repeat(plan.num_entries_R)  # of the row
+        entry_T = np.arange(plan.num_tokens) - first_T
+        is_masked_T = (plan.token_T == plan.sampling.mask_token_id) & (entry_T > 0)
+        count_T = is_masked_T.cumsum()
+        # A row's first entry is not counted, so the count in front of a row is that at its first entry.
+        is_accepted_T = is_masked_T & (count_T - count_T[first_T] <= self._num_accepted)
+        probability_T = np.full(plan.num_tokens, UNSURE, dtype=np.float32)
+        probability_T[:-1][is_accepted_T[1:]] = ACCEPTED
         # Earlier positions are a little surer, so that ties do not all fall to one branch.
-        confidence_RW = probability_RW - np.arange(plan.width, dtype=np.float32) * 1e-4
-        return Predictions.of(np.full(plan.token_RW.shape, self._token), probability_RW, confidence_RW)
+        confidence_T = probability_T - entry_T.astype(np.float32) * 1e-4
+        return Predictions.of(np.full(plan.num_tokens, self._token), probability_T, confidence_T)
 
 
 @dataclass(slots=True)
@@ -91,9 +95,9 @@ class ReplayEngine(WrappedEngine):
     def answer(self, plan: StepPlan, predictions: Predictions) -> Predictions:
         recorded = self._steps.pop(0) if self._steps else None
         filler = self._filler if plan.start_R[0] == 0 else 0
-        if recorded is None or (plan.num_rows, plan.width - filler) != recorded.values_3RW.shape[1:]:
+        if recorded is None or plan.num_tokens - filler != recorded.values_3T.shape[1]:
             raise EngineError("the recorded request took other steps than this one: record it again with this version")
-        return Predictions(np.pad(recorded.values_3RW, ((0, 0), (0, 0), (filler, 0))))
+        return Predictions(np.pad(recorded.values_3T, ((0, 0), (filler, 0))))
 
 
 def save_trace(path: Path, trace: Trace) -> None:
@@ -107,9 +111,9 @@ def save_trace(path: Path, trace: Trace) -> None:
     }
     arrays: dict[str, Any] = {"settings": np.frombuffer(json.dumps(settings).encode(), dtype=np.uint8)}
     for number, step in _numbered_steps(trace.requests):
-        arrays[f"{number}.token"] = step.token_RW.astype(np.int32)
-        arrays[f"{number}.probability"] = step.probability_RW
-        arrays[f"{number}.confidence"] = step.confidence_RW
+        arrays[f"{number}.token"] = step.token_T.astype(np.int32)
+        arrays[f"{number}.probability"] = step.probability_T
+        arrays[f"{number}.confidence"] = step.confidence_T
     np.savez_compressed(path, **arrays)
 
 

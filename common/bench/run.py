@@ -114,7 +114,7 @@ class _Bench:
                     calls.append((time.perf_counter() - began) * 1e3)
         part_ms = {name: median(part[name] for part in parts[5:]) for name in parts[-1]}
         device_ms = median(sum(part.values()) for part in parts[5:]) if part_ms else median(calls[5:])
-        num_reads = int(plan.is_read_RW.sum()) // self.engine.mesh.bp_size
+        num_reads = int(plan.is_read_T.sum()) // self.engine.mesh.bp_size
         floors = step_floors_ms(self.config, self.floors, rows * width, self.engine.mesh.tp_size)
         return {
             "rows": rows,

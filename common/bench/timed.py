@@ -75,7 +75,7 @@ class TimedDecoding:
         self._records.append(
             {
                 **record,
-                "width": plan.width,
+                "width": int(plan.num_entries_R.max()),
                 "rows": plan.num_rows,
                 "commits": bool(plan.commits),
                 "is_prompt": bool((plan.start_R == 0).any()),

@@ -19,12 +19,11 @@ from common.decoding.plan import (
 )
 from common.decoding.relay import Command, Relay
 from common.decoding.request import Completion, GenerationRequest, Rejection, RequestOutput
-from common.decoding.scheduling import UNBOUNDED, FindStop, Scheduler, StepRecord, without_stop
+from common.decoding.scheduling import FindStop, Scheduler, StepRecord, without_stop
 from common.decoding.wrapped import WrappedEngine
 
 __all__ = [
     "NUM_UPLOADED_FIELDS",
-    "UNBOUNDED",
     "Capacity",
     "Command",
     "CommitSpan",

@@ -19,12 +19,12 @@ def finite(predictions: Predictions, plan: StepPlan, active: Sequence[DecodingRe
 
     Raises EngineError naming rank, step and request.
     """
-    if isfinite(predictions.values_3RW.sum()):  # of values that nobody reads too: a sum costs a step the least
+    if isfinite(predictions.values_3T.sum()):  # of values that nobody reads too: a sum costs a step the least
         return predictions
-    is_bad_RW = ~np.isfinite(predictions.values_3RW).all(axis=0) & plan.is_read_RW
-    if not is_bad_RW.any():
+    is_bad_T = ~np.isfinite(predictions.values_3T).all(axis=0) & plan.is_read_T
+    if not is_bad_T.any():
         return predictions
-    row = int(is_bad_RW.any(axis=1).argmax())
+    row = int(plan.first_R.searchsorted(is_bad_T.argmax(), side="right")) - 1
     request = active[int(plan.request_R[row])].request
     raise EngineError(
         f"rank {rank}, step {plan.step_R[row]} of request {request.id}: the model's output is not finite: "

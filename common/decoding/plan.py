@@ -3,9 +3,9 @@
 A step's *rows* are (request, branch) pairs of any number of requests. A row's *entries* are its window positions,
 followed by its shift entries where `shift_row: fresh` asks for them: queries that repeat the position before a block
 so that the block's first token is predicted from what the window holds now. Shift entries read keys and never provide
-any.
+any. Rows lie behind one another, each as long as it is; nothing is padded.
 
-Shapes: R rows, W entries (the widest row; shorter rows are padded).
+Shapes: R rows, T tokens (all entries of all rows).
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ Number = TypeVar("Number", bound=np.generic)
 
 
 class RowField(IntEnum):
-    """Numbers of a row, in the order in which StepPlan.row_fields_7R holds them; its properties say what they are."""
+    """Numbers of a row, in the order in which StepPlan.row_fields_8R holds them; its properties say what they are."""
 
-    START = 0
-    NUM_KEYS = 1
-    CACHED = 2
-    SLOT = 3
-    NUM_ENTRIES = 4
-    NOISE_KEY = 5
-    STEP = 6
+    FIRST = 0
+    NUM_ENTRIES = 1
+    NUM_KEYS = 2
+    START = 3
+    CACHED = 4
+    SLOT = 5
+    NOISE_KEY = 6
+    STEP = 7
 
 
-NUM_UPLOADED_FIELDS = RowField.SLOT + 1  # the first of them go to the device as they are
+NUM_UPLOADED_FIELDS = RowField.SLOT + 1  # the first of them say which keys the row has, and go to the device
 
 
 def part(block: npt.NDArray[Number], index: int) -> npt.NDArray[Number]:
@@ -74,18 +75,18 @@ class CommitSpan(NamedTuple):
 class StepPlan(NamedTuple):
     """One forward pass.
 
-    entries_3RW: token id, absolute position and horizon of each entry; an entry attends to keys at positions below its
+    entries_3T: token id, absolute position and horizon of each entry; an entry attends to keys at positions below its
     horizon (cached keys and the row's own window keys).
-    is_read_RW: entries whose next-token statistics the scheduler will read.
-    row_fields_7R: what `RowField` names, one number a row.
+    is_read_T: entries whose next-token statistics the scheduler will read.
+    row_fields_8R: what `RowField` names, one number a row.
     commits_locally: attention is block-causal, so a block's KV depends on nothing behind it and every rank can commit
         its own copy.
     request_R: index of the row's request in this step; rows of one request are adjacent, lookaheads first, anchor last.
     """
 
-    entries_3RW: Int
-    is_read_RW: Bool
-    row_fields_7R: Int
+    entries_3T: Int
+    is_read_T: Bool
+    row_fields_8R: Int
     request_R: Int
     commits: tuple[CommitSpan, ...]
     sampling: Sampling
@@ -93,85 +94,98 @@ class StepPlan(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        return int(self.is_read_RW.shape[0])
+        return int(self.request_R.shape[0])
 
     @property
-    def width(self) -> int:
-        return int(self.is_read_RW.shape[1])
+    def num_tokens(self) -> int:
+        return int(self.is_read_T.shape[0])
 
     @property
-    def token_RW(self) -> Int:
-        return part(self.entries_3RW, 0)
+    def token_T(self) -> Int:
+        return part(self.entries_3T, 0)
 
     @property
-    def position_RW(self) -> Int:
-        return part(self.entries_3RW, 1)
+    def position_T(self) -> Int:
+        return part(self.entries_3T, 1)
 
     @property
-    def horizon_RW(self) -> Int:
-        return part(self.entries_3RW, 2)
+    def horizon_T(self) -> Int:
+        return part(self.entries_3T, 2)
 
     @property
-    def start_R(self) -> Int:
-        """The window's first position; cached keys at positions in [0, start) are visible to the row."""
-        return part(self.row_fields_7R, RowField.START)
+    def first_R(self) -> Int:
+        """The row's first entry among the step's."""
+        return part(self.row_fields_8R, RowField.FIRST)
+
+    @property
+    def num_entries_R(self) -> Int:
+        """num_keys plus shift entries."""
+        return part(self.row_fields_8R, RowField.NUM_ENTRIES)
 
     @property
     def num_keys_R(self) -> Int:
         """Window positions (entries that provide keys); they come first in the row."""
-        return part(self.row_fields_7R, RowField.NUM_KEYS)
+        return part(self.row_fields_8R, RowField.NUM_KEYS)
+
+    @property
+    def start_R(self) -> Int:
+        """The window's first position; cached keys at positions in [0, start) are visible to the row."""
+        return part(self.row_fields_8R, RowField.START)
 
     @property
     def cached_R(self) -> Int:
         """End of the row's cached keys. Above start + num_keys only in the dual cache, where the keys cached behind the
         window, [start + num_keys, cached), are visible to every entry; otherwise equal to start."""
-        return part(self.row_fields_7R, RowField.CACHED)
+        return part(self.row_fields_8R, RowField.CACHED)
 
     @property
     def slot_R(self) -> Int:
         """The request's KV slot."""
-        return part(self.row_fields_7R, RowField.SLOT)
-
-    @property
-    def num_entries_R(self) -> Int:
-        """num_keys plus shift entries; the rest of the row is padding."""
-        return part(self.row_fields_7R, RowField.NUM_ENTRIES)
+        return part(self.row_fields_8R, RowField.SLOT)
 
     @property
     def noise_key_R(self) -> Int:
         """With step_R what random numbers are keyed by (temperature > 0)."""
-        return part(self.row_fields_7R, RowField.NOISE_KEY)
+        return part(self.row_fields_8R, RowField.NOISE_KEY)
 
     @property
     def step_R(self) -> Int:
         """How many passes the request has had."""
-        return part(self.row_fields_7R, RowField.STEP)
+        return part(self.row_fields_8R, RowField.STEP)
+
+    def entries_of(self, rows: Int) -> Int:
+        """Indices of the entries of `rows`, in their order."""
+        num_entries_R = self.num_entries_R[rows]
+        end_R = num_entries_R.cumsum()
+        shift_R = self.first_R[rows] - end_R + num_entries_R
+        entry_T: Int = shift_R.repeat(num_entries_R) + np.arange(end_R[-1])
+        return entry_T
 
 
 class Predictions(NamedTuple):
     """Statistics of the next token after each entry that the plan marks as read; other values are undefined.
 
-    values_3RW: predicted id (arg max, or the sample at temperature > 0), never the mask id; its probability (the
+    values_3T: predicted id (arg max, or the sample at temperature > 0), never the mask id; its probability (the
     maximum at temperature 0); its confidence under `sampling_strategy`. float32, which holds ids below 2^24 exactly.
     """
 
-    values_3RW: Float
+    values_3T: Float
 
     @classmethod
-    def of(cls, token_RW: Int, probability_RW: Float, confidence_RW: Float) -> Predictions:
-        return cls(np.stack((token_RW, probability_RW, confidence_RW), dtype=np.float32, casting="unsafe"))
+    def of(cls, token_T: Int, probability_T: Float, confidence_T: Float) -> Predictions:
+        return cls(np.stack((token_T, probability_T, confidence_T), dtype=np.float32, casting="unsafe"))
 
     @property
-    def token_RW(self) -> Int:
-        return part(self.values_3RW, 0).astype(np.int64)
+    def token_T(self) -> Int:
+        return part(self.values_3T, 0).astype(np.int64)
 
     @property
-    def probability_RW(self) -> Float:
-        return part(self.values_3RW, 1)
+    def probability_T(self) -> Float:
+        return part(self.values_3T, 1)
 
     @property
-    def confidence_RW(self) -> Float:
-        return part(self.values_3RW, 2)
+    def confidence_T(self) -> Float:
+        return part(self.values_3T, 2)
 
 
 def assign_rows(plan: StepPlan, num_ranks: int) -> Int:

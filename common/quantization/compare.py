@@ -30,9 +30,9 @@ class PairedEngine(WrappedEngine):
 
     def answer(self, plan: StepPlan, predictions: Predictions) -> Predictions:
         found = self._other.forward(plan)
-        is_equal_RW = (found.token_RW == predictions.token_RW) & plan.is_read_RW
-        self.num_compared += int(plan.is_read_RW.sum())
-        self.num_equal += int(is_equal_RW.sum())
+        is_equal_T = (found.token_T == predictions.token_T) & plan.is_read_T
+        self.num_compared += int(plan.is_read_T.sum())
+        self.num_equal += int(is_equal_T.sum())
         return predictions
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from common.checkpoint import ModelConfig
-from common.decoding import Sampling, StepPlan
+from common.decoding import RowField, Sampling, StepPlan
 
 
 def step_floors_ms(config: ModelConfig, floors: dict[str, float], num_tokens: int, tp_size: int) -> dict[str, float]:
@@ -33,20 +33,21 @@ def synthetic_plan(
     block_size: of block-causal attention; None: full attention inside the window.
     """
     rng = np.random.default_rng(seed)
-    shape = num_rows, width
     end = num_cached + width
     is_read_W = np.zeros(width, dtype=np.bool_)
     is_read_W[rng.permutation(width)[: max(1, round(read_share * width))]] = True
     length = block_size or width
     block_end_W = (np.arange(width) // length + 1) * length
-    token_RW = rng.integers(0, config.vocab_size, shape)
-    position_RW = np.broadcast_to(np.arange(num_cached, end), shape)
-    horizon_RW = np.broadcast_to(np.minimum(end, num_cached + block_end_W), shape)
-    per_row = num_cached, width, num_cached, 0, width, 0, 0  # in the order of RowField
+    token_T = rng.integers(0, config.vocab_size, num_rows * width)
+    position_T = np.tile(np.arange(num_cached, end), num_rows)
+    horizon_T = np.tile(np.minimum(end, num_cached + block_end_W), num_rows)
+    per_row = 0, width, width, num_cached, num_cached, 0, 0, 0  # in the order of RowField
+    row_fields_8R = np.tile(np.array(per_row)[:, None], (1, num_rows))
+    row_fields_8R[RowField.FIRST] = np.arange(num_rows) * width
     return StepPlan(
-        entries_3RW=np.stack((token_RW, position_RW, horizon_RW)),
-        is_read_RW=np.tile(is_read_W, (num_rows, 1)),
-        row_fields_7R=np.tile(np.array(per_row)[:, None], (1, num_rows)),
+        entries_3T=np.stack((token_T, position_T, horizon_T)),
+        is_read_T=np.tile(is_read_W, num_rows),
+        row_fields_8R=row_fields_8R,
         request_R=np.zeros(num_rows, dtype=np.int64),
         commits=(),
         sampling=Sampling("neg_entropy", config.mask_token_id),

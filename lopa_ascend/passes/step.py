@@ -1,11 +1,10 @@
 """A step as the device computes it: this rank's rows flattened into tokens, grouped by what they may see.
 
-StepPlan (rows, padded) -> lay_out -> FlatStep (tokens, slots, virtual rows) -> [pad] -> buffers. The plan's padding is
-dropped here, and so are shift entries whose prediction nobody reads; captured steps are padded anew, as a whole.
-Predictions come back by `Reads`, which every rank derives from the plan for all ranks, so that nobody has to send along
-what belongs where.
+StepPlan (rows, one behind another) -> lay_out -> FlatStep (tokens, slots, virtual rows) -> [pad] -> buffers. Shift
+entries whose prediction nobody reads are dropped here; captured steps are padded as a whole. Predictions come back by
+`Reads`, which every rank derives from the plan for all ranks, so that nobody has to send along what belongs where.
 
-Shapes: T tokens, V virtual rows, P pages of the longest row, M reads of a rank, R rows.
+Shapes: T tokens, V virtual rows, P pages of the longest row, M reads of a rank, R rows, N entries of the rank's rows.
 """
 
 from __future__ import annotations
@@ -44,31 +43,31 @@ def rows_by_rank(plan: StepPlan, num_ranks: int) -> list[Int]:
 
 def lay_out(plan: StepPlan, rows: Int, book: PageBook) -> FlatStep:
     """Flatten `rows` of the plan; pages are taken from the book."""
-    entry_W = np.arange(plan.width)
-    is_key_RW = entry_W < plan.num_keys_R[rows, None]
-    is_read_RW = plan.is_read_RW[rows]
-    is_used_RW = is_key_RW | (is_read_RW & (entry_W < plan.num_entries_R[rows, None]))
-    row_T, entry_T = np.nonzero(is_used_RW)
+    entry_N, row_N = plan.entries_of(rows), np.arange(len(rows)).repeat(plan.num_entries_R[rows])
+    is_key_N = entry_N < (plan.first_R + plan.num_keys_R)[rows].repeat(plan.num_entries_R[rows])
+    is_read_N = plan.is_read_T[entry_N]
+    used_T = np.flatnonzero(is_key_N | is_read_N)
     end_R = (plan.start_R + plan.num_keys_R)[rows]
     # A row that has not opened a block has no keys where others of its request already see some.
-    groups = group_queries(row_T, np.minimum(plan.horizon_RW[rows[row_T], entry_T], end_R[row_T]))
-    row_T, entry_T = row_T[groups.order_T], entry_T[groups.order_T]
+    horizon_T = np.minimum(plan.horizon_T[entry_N[used_T]], end_R[row_N[used_T]])
+    groups = group_queries(row_N[used_T], horizon_T)
+    used_T = used_T[groups.order_T]
     pages = book.open_step(plan, rows)
-    position_T = plan.position_RW[rows[row_T], entry_T]
-    slot_T = pages.table_RP[row_T, position_T // PAGE_SIZE] * PAGE_SIZE + position_T % PAGE_SIZE
-    is_extra_T = ~is_key_RW[row_T, entry_T]
+    position_T = plan.position_T[entry_N[used_T]]
+    slot_T = pages.table_RP[row_N[used_T], position_T // PAGE_SIZE] * PAGE_SIZE + position_T % PAGE_SIZE
+    is_extra_T = ~is_key_N[used_T]
     num_dummies = int(is_extra_T.sum())
     slot_T[is_extra_T] = book.dummy_slots(num_dummies)
-    token_of_RW = np.empty(is_used_RW.shape, dtype=np.int64)
-    token_of_RW[row_T, entry_T] = np.arange(len(row_T))
+    token_of_N = np.empty(len(entry_N), dtype=np.int64)
+    token_of_N[used_T] = np.arange(len(used_T))
     return FlatStep(
-        token_T=plan.token_RW[rows[row_T], entry_T],
+        token_T=plan.token_T[entry_N[used_T]],
         position_T=position_T,
         slot_T=slot_T,
         table_VP=pages.table_RP[groups.row_V],
         query_ends=groups.query_ends,
         kv_lengths=groups.kv_lengths,
-        read_M=token_of_RW[is_read_RW],
+        read_M=token_of_N[is_read_N],
         copies=pages.copies,
         num_dummies=num_dummies,
     )
@@ -113,22 +112,23 @@ class Reads:
     """Which entries each rank puts through the head, in the order of its rows, and where their predictions belong."""
 
     def __init__(self, plan: StepPlan, rows_of: list[Int]) -> None:
-        found = [np.nonzero(plan.is_read_RW[rows]) for rows in rows_of]
-        self._shape = plan.is_read_RW.shape
-        self._places = [(rows[place], entry) for rows, (place, entry) in zip(rows_of, found, strict=True)]
-        self.most = max(1, *(len(entry) for _, entry in self._places))
+        entries_of = [plan.entries_of(rows) for rows in rows_of]
+        self._num_tokens = plan.num_tokens
+        self._entries_of = [entry_N[plan.is_read_T[entry_N]] for entry_N in entries_of]
+        self.most = max(1, *(len(entry_M) for entry_M in self._entries_of))
 
     def predictions(self, predicted_PM3: np.ndarray) -> Predictions:
         """In the plan's order; a row computed on several ranks counts once, from the first."""
-        values_3RW = np.zeros((3, *self._shape), dtype=np.float32)
-        for rank in reversed(range(len(self._places))):
-            row_M, entry_M = self._places[rank]
-            values_3RW[:, row_M, entry_M] = predicted_PM3[rank, : len(row_M)].T
-        return Predictions(values_3RW)
+        values_3T = np.zeros((3, self._num_tokens), dtype=np.float32)
+        for rank in reversed(range(len(self._entries_of))):
+            entry_M = self._entries_of[rank]
+            values_3T[:, entry_M] = predicted_PM3[rank, : len(entry_M)].T
+        return Predictions(values_3T)
 
     def noise_keys(self, plan: StepPlan, rank: int, num_reads: int) -> Int:
         """[3, num_reads]: request, step and position of each prediction of this rank."""
-        row_M, entry_M = self._places[rank]
+        entry_M = self._entries_of[rank]
+        row_M = plan.first_R.searchsorted(entry_M, side="right") - 1
         keys = np.zeros((3, num_reads), dtype=np.int64)
-        keys[:, : len(row_M)] = plan.noise_key_R[row_M], plan.step_R[row_M], plan.position_RW[row_M, entry_M] + 1
+        keys[:, : len(row_M)] = plan.noise_key_R[row_M], plan.step_R[row_M], plan.position_T[entry_M] + 1
         return keys

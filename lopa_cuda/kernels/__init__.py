@@ -9,11 +9,11 @@ captured in a CUDA graph and replayed for any lengths and positions. Results are
 bf16. Each follows a plain version that stays its specification: common.model, lopa_cuda.ops.plain, quant.w8a8.
 Importing this package needs Triton.
 
-Shapes: T tokens (R rows of W entries, flattened), D model width, N query heads, K KV heads, H head size, I MLP width,
+Shapes: T tokens (the entries of all rows), D model width, N query heads, K KV heads, H head size, I MLP width,
 V vocabulary, C a linear's output channels, Z split-K parts, P vocabulary shards.
 """
 
-from lopa_cuda.kernels.attention import window_attention
+from lopa_cuda.kernels.attention import BLOCK_QUERIES, window_attention
 from lopa_cuda.kernels.head_statistics import head_statistics, merge_statistics
 from lopa_cuda.kernels.launch import Partials, Quantize, Shared
 from lopa_cuda.kernels.linear import gate_up_swiglu, linear, linear_partials, sum_partials
@@ -23,6 +23,7 @@ from lopa_cuda.kernels.rope_prewrite import rope_prewrite
 from lopa_cuda.kernels.swiglu import swiglu
 
 __all__ = [
+    "BLOCK_QUERIES",
     "Partials",
     "Quantize",
     "Shared",

@@ -1,9 +1,10 @@
 """Attention of each row's window over [its slot's committed keys | its own window], behind rope_prewrite.
 
-FlashAttention style: the N / K query heads of a KV head and the row's entries are folded into the query dimension of
-one tile; the keys are cut into blocks, first the committed ones, then the window's, and dealt to `num_splits` programs
-whose results are merged by their log-sum-exp. All lengths are read on the device, so one captured graph serves every
-prefix. Branches of one request read the same committed keys: from memory once, then from L2.
+FlashAttention style: the N / K query heads of a KV head and a row's entries are folded into one dimension of queries,
+which is cut into tiles; a record of numbers on the device says of each tile which queries of which row it has
+(lopa_cuda.steps.tiles). The keys are cut into blocks, first the committed ones, then the window's, and dealt to
+`num_splits` programs whose results are merged by their log-sum-exp. So rows of any lengths share a launch, and one
+captured graph serves them all. Branches of one request read the same committed keys: from memory once, then from L2.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from lopa_cuda.kernels.launch import (
 from lopa_cuda.kernels.quantize import quantize_per_token
 from quant.w8a8 import QuantizedActivation
 
+BLOCK_QUERIES = 64  # of a tile
 # Programs that there would be without a split, at most, and the fastest number of splits for so few (prefix 1024).
 FEW_PROGRAMS = ((20, 6), (40, 3), (60, 4))
 FEW_PROGRAMS_QUANTIZED = ((20, 6), (60, 4))
@@ -58,13 +60,14 @@ def _attend_block(acc, best, total, q, k, v, visible, scale, IS_MASKED: tl.const
 
 @triton.jit
 def _prefetch_keys(
-    key_ptr, value_offset, position_stride, first, last, limit, HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr
-):
-    """Pull this program's share of the split's committed keys and values of one KV head into L2."""
+    key_ptr, value_offset, position_stride, first, last, limit, program, num_programs,
+    HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+):  # fmt: skip
+    """Pull this program's share of the split's committed keys and values of one row and KV head into L2."""
     element = tl.arange(0, 2 * BLOCK_KEYS)
     num_bytes = tl.full([2 * BLOCK_KEYS], HEAD_SIZE * 2, tl.int32)
     part = tl.where(element < BLOCK_KEYS, 0, value_offset)
-    for block in range(first + tl.program_id(0), last, tl.num_programs(0)):
+    for block in range(first + program, last, num_programs):
         key = tl.minimum(block * BLOCK_KEYS + element % BLOCK_KEYS, limit - 1)
         prefetch_l2((key_ptr + part + key * position_stride).to(tl.int64), num_bytes)
 
@@ -86,7 +89,7 @@ def _attend_committed(
 @triton.jit
 def _attend_edge(
     acc, best, total, q, key_ptr, own_ptr, horizon, start, num_keys, cached, prefix_blocks, first, last, scale,
-    committed_kv, committed_position, window_kv, window_entry, HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    committed_kv, committed_position, window_kv, window_token, HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
     """Over the rest: the edge of the prefix, keys cached behind the window, the window itself."""
     channel = tl.arange(0, HEAD_SIZE)[None, :]
@@ -95,7 +98,7 @@ def _attend_edge(
         key = (block - tl.where(is_own, prefix_blocks, 0)) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
         is_key = (key < start) | ((key >= start + num_keys) & (key < cached))
         is_key = tl.where(is_own, key < num_keys, is_key)
-        at = tl.where(is_own, own_ptr, key_ptr) + key[:, None] * tl.where(is_own, window_entry, committed_position)
+        at = tl.where(is_own, own_ptr, key_ptr) + key[:, None] * tl.where(is_own, window_token, committed_position)
         k = tl.load(at + channel, mask=is_key[:, None], other=0.0)
         v = tl.load(at + tl.where(is_own, window_kv, committed_kv) + channel, mask=is_key[:, None], other=0.0)
         reach = tl.where(is_own, horizon - start, 2147483647)
@@ -122,19 +125,22 @@ def _store_part(
 @triton.jit
 def _attention_kernel(
     q_ptr, committed_desc, committed_ptr, window_ptr, out_ptr, part_ptr, log_sum_ptr,
-    slot_ptr, start_ptr, num_keys_ptr, cached_ptr, horizon_ptr,
-    scale, width, num_slots, slot_positions, num_heads, num_kv_heads, part_stride, log_sum_stride,
-    committed_kv, committed_slot, committed_position, window_kv, window_row, window_entry,
-    GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    SPLITS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    tile_ptr, horizon_ptr, scale, num_slots, slot_positions, num_heads, part_stride, log_sum_stride,
+    committed_kv, committed_slot, committed_position, window_kv, window_token,
+    RECORD: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    row, kv_head, split = tl.program_id(1) // num_kv_heads, tl.program_id(1) % num_kv_heads, tl.program_id(2)
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     release_successor(PDL)
-    start, num_keys = tl.load(start_ptr + row).to(tl.int32), tl.load(num_keys_ptr + row).to(tl.int32)
-    cached, slot = tl.load(cached_ptr + row).to(tl.int32), tl.load(slot_ptr + row).to(tl.int32)
-    query = tl.program_id(0) * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
-    token, head = row * width + query // GROUP, kv_head * GROUP + query % GROUP
-    is_query = query < GROUP * width
+    record = tile_ptr + tile * RECORD
+    first_token, num_entries, num_keys = tl.load(record), tl.load(record + 1), tl.load(record + 2)
+    start, cached, slot = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
+    first_query = tl.load(record + 6)
+    if num_entries == 0:  # more tiles than this step needs
+        return
+    query = first_query + tl.arange(0, BLOCK_QUERIES)
+    token, head = first_token + query // GROUP, kv_head * GROUP + query % GROUP
+    is_query = query < GROUP * num_entries
     horizon = tl.load(horizon_ptr + token, mask=is_query, other=0).to(tl.int32)
 
     limit = tl.maximum(start, cached)
@@ -147,7 +153,10 @@ def _attention_kernel(
     key_ptr = committed_ptr + slot.to(tl.int64) * committed_slot + kv_head * HEAD_SIZE
     if PDL:
         end = tl.minimum(last, prefix_blocks)
-        _prefetch_keys(key_ptr, committed_kv, committed_position, first, end, limit, HEAD_SIZE, BLOCK_KEYS)
+        _prefetch_keys(
+            key_ptr, committed_kv, committed_position, first, end, limit, first_query // BLOCK_QUERIES,
+            tl.cdiv(GROUP * num_entries, BLOCK_QUERIES), HEAD_SIZE, BLOCK_KEYS,
+        )  # fmt: skip
 
     acc = tl.zeros([BLOCK_QUERIES, HEAD_SIZE], tl.float32)
     best = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
@@ -160,10 +169,10 @@ def _attention_kernel(
         acc, best, total, q, committed_desc, slot, kv_head, num_slots, slot_positions, first, full_end, scale,
         HEAD_SIZE, BLOCK_KEYS, STAGES,
     )  # fmt: skip
-    own_ptr = window_ptr + row.to(tl.int64) * window_row + kv_head * HEAD_SIZE
+    own_ptr = window_ptr + first_token.to(tl.int64) * window_token + kv_head * HEAD_SIZE
     acc, best, total = _attend_edge(
         acc, best, total, q, key_ptr, own_ptr, horizon, start, num_keys, cached, prefix_blocks, full_end, last, scale,
-        committed_kv, committed_position, window_kv, window_entry, HEAD_SIZE, BLOCK_KEYS,
+        committed_kv, committed_position, window_kv, window_token, HEAD_SIZE, BLOCK_KEYS,
     )  # fmt: skip
     log_sum_at = split * log_sum_stride + token * num_heads + head
     _store_part(
@@ -210,56 +219,51 @@ def _merge_kernel(
 
 
 class AttentionConfig(NamedTuple):
-    block_queries: int
     block_keys: int
     splits: int
     warps: int
     stages: int
 
 
-def choose_config(num_rows: int, num_kv_heads: int, num_queries: int, is_quantized: bool) -> AttentionConfig:
-    """By shape alone. Queries: of one row and KV head. Splits fill the device where the tiles alone do not."""
-    block_queries = 64 if num_queries > 32 else 32
-    programs = triton.cdiv(num_queries, block_queries) * num_rows * num_kv_heads
+def choose_config(num_kv_heads: int, num_queries: int, is_quantized: bool) -> AttentionConfig:
+    """By shape alone. Queries: of all rows and one KV head. Splits fill the device where the tiles alone do not."""
+    programs = triton.cdiv(num_queries, BLOCK_QUERIES) * num_kv_heads
     few = FEW_PROGRAMS_QUANTIZED if is_quantized else FEW_PROGRAMS
     splits = next((best for most, best in few if programs <= most), max(1, SPLIT_PROGRAMS // programs))
-    return AttentionConfig(block_queries, 64, splits, warps=4, stages=3)
+    return AttentionConfig(64, splits, warps=4, stages=3)
 
 
 def window_attention(
-    q_TNH: Tensor, committed_2SPKH: Tensor, window_2RWKH: Tensor, *, slot_R: Tensor, start_R: Tensor,
-    num_keys_R: Tensor, cached_R: Tensor, horizon_RW: Tensor, num_splits: int | None = None,
-    quantize: Quantize | None = None,
+    q_TNH: Tensor, committed_2SPKH: Tensor, window_2TKH: Tensor, *, tiles_N8: Tensor, horizon_T: Tensor,
+    num_splits: int | None = None, quantize: Quantize | None = None,
 ) -> Tensor | QuantizedActivation:  # fmt: skip
     """Attention of every row's queries over [its slot's committed keys | its own window]; [T, N H], bf16 or quantized.
 
     Visible keys: committed positions below start or in [start + num_keys, cached); own window keys j < num_keys with
-    start + j < horizon (lopa_cuda.ops.plain.visible_keys). A query that sees no key gives 0. The rows' tensors are
-    int32 or int64 on the device. num_splits: parts of the key range computed in parallel; None chooses by shape.
+    start + j < horizon (lopa_cuda.ops.plain.visible_keys). A query that sees no key gives 0. tiles: int32 records as
+    lopa_cuda.steps.tiles describes them, of BLOCK_QUERIES queries; what is in no tile is not written. horizon: int32.
+    num_splits: parts of the key range computed in parallel; None chooses by shape.
     """
     num_tokens, num_heads, head_size = q_TNH.shape
-    num_rows, width = horizon_RW.shape
-    num_kv_heads = window_2RWKH.shape[-2]
+    num_kv_heads = window_2TKH.shape[-2]
     group = num_heads // num_kv_heads
-    lengths = slot_R, start_R, num_keys_R, cached_R, horizon_RW
-    assert num_tokens == num_rows * width and q_TNH.is_contiguous() and q_TNH.dtype == torch.bfloat16
-    assert all(lengths_R.is_contiguous() for lengths_R in lengths), "the rows' tensors must be contiguous"
-    config = choose_config(num_rows, num_kv_heads, group * width, quantize is not None)
+    assert len(horizon_T) == num_tokens and q_TNH.is_contiguous() and q_TNH.dtype == torch.bfloat16
+    assert tiles_N8.dtype == horizon_T.dtype == torch.int32 and tiles_N8.is_contiguous() and horizon_T.is_contiguous()
+    config = choose_config(num_kv_heads, group * num_tokens, quantize is not None)
     committed = TensorDescriptor.from_tensor(
         committed_2SPKH.view(-1, num_kv_heads * head_size), [config.block_keys, head_size]
     )
     splits = config.splits if num_splits is None else num_splits
     out = torch.empty((num_tokens, num_heads * head_size), dtype=torch.bfloat16, device=q_TNH.device)
     part, log_sum = _parts(q_TNH, splits)
-    _attention_kernel[(triton.cdiv(group * width, config.block_queries), num_rows * num_kv_heads, splits)](
-        q_TNH, committed, committed_2SPKH, window_2RWKH, out, part, log_sum, *lengths,
-        scale=head_size**-0.5 * LOG2_E, width=width, num_slots=committed_2SPKH.shape[1],
-        slot_positions=committed_2SPKH.shape[2], num_heads=num_heads, num_kv_heads=num_kv_heads,
-        part_stride=q_TNH.numel(), log_sum_stride=num_tokens * num_heads,
+    _attention_kernel[(len(tiles_N8), num_kv_heads, splits)](
+        q_TNH, committed, committed_2SPKH, window_2TKH, out, part, log_sum, tiles_N8, horizon_T,
+        scale=head_size**-0.5 * LOG2_E, num_slots=committed_2SPKH.shape[1], slot_positions=committed_2SPKH.shape[2],
+        num_heads=num_heads, part_stride=q_TNH.numel(), log_sum_stride=num_tokens * num_heads,
         committed_kv=committed_2SPKH.stride(0), committed_slot=committed_2SPKH.stride(1),
-        committed_position=committed_2SPKH.stride(2), window_kv=window_2RWKH.stride(0),
-        window_row=window_2RWKH.stride(1), window_entry=window_2RWKH.stride(2),
-        GROUP=group, HEAD_SIZE=head_size, BLOCK_QUERIES=config.block_queries, BLOCK_KEYS=config.block_keys,
+        committed_position=committed_2SPKH.stride(2), window_kv=window_2TKH.stride(0),
+        window_token=window_2TKH.stride(1), RECORD=tiles_N8.stride(0),
+        GROUP=group, HEAD_SIZE=head_size, BLOCK_QUERIES=BLOCK_QUERIES, BLOCK_KEYS=config.block_keys,
         SPLITS=splits, STAGES=config.stages, num_warps=config.warps, **overlap(),
     )  # fmt: skip
     if part is None or log_sum is None:

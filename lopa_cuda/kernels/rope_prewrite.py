@@ -27,7 +27,7 @@ HEADS_PER_PROGRAM = 4
 @triton.jit
 def _rope_prewrite_kernel(
     values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, position_ptr, rotary_ptr, q_ptr, window_ptr,
-    part_stride, width, num_heads, num_kv_heads, window_kv, window_row, window_entry,
+    part_stride, num_heads, num_kv_heads, window_kv, window_token,
     PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr, HEAD_SIZE: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -60,37 +60,30 @@ def _rope_prewrite_kernel(
     tl.store(q_at, rotated_left, mask=is_query, eviction_policy=KEEP)
     tl.store(q_at + half, rotated_right, mask=is_query, eviction_policy=KEEP)
     kv_head = head - num_heads - tl.where(is_value, num_kv_heads, 0)
-    entry = token // width * window_row + token % width * window_entry
-    kv_at = window_ptr + tl.where(is_value, window_kv, 0) + entry + kv_head * HEAD_SIZE + channel
+    kv_at = window_ptr + tl.where(is_value, window_kv, 0) + token * window_token + kv_head * HEAD_SIZE + channel
     is_key_value = mask & (head >= num_heads)
     tl.store(kv_at, rotated_left, mask=is_key_value)
     tl.store(kv_at + half, rotated_right, mask=is_key_value)
 
 
 def rope_prewrite(
-    qkv: Tensor | Partials,
-    position_T: Tensor,
-    rotary_P2F: Tensor,
-    window_2RWKH: Tensor,
-    *,
-    num_heads: int,
-    width: int,
+    qkv: Tensor | Partials, position_T: Tensor, rotary_P2F: Tensor, window_2TKH: Tensor, *, num_heads: int
 ) -> Tensor:
     """Rotate q and k, write k and v into the window cache, return q [T, N, H].
 
     qkv: [T, (N + 2 K) H] with its bias added (or Partials that carry it). rotary: common.model.ops.rotary_table.
-    window: one layer of the window cache; its rows and entries may exceed R and width. position: int32 or int64.
+    window: one layer of the window cache, of T tokens at least. position: int32 or int64.
     """
     pointers, constants = partial_arguments(qkv)
     num_tokens = pointers[0].shape[-2]
-    num_kv_heads, head_size = window_2RWKH.shape[-2:]
-    assert window_2RWKH.stride()[-2:] == (head_size, 1) and position_T.is_contiguous()
+    num_kv_heads, head_size = window_2TKH.shape[-2:]
+    assert window_2TKH.stride()[-2:] == (head_size, 1) and position_T.is_contiguous()
     q_TNH = torch.empty((num_tokens, num_heads, head_size), dtype=torch.bfloat16, device=rotary_P2F.device)
     num_programs = num_tokens * triton.cdiv(num_heads + 2 * num_kv_heads, HEADS_PER_PROGRAM)
     _rope_prewrite_kernel[(num_programs,)](
-        *pointers, position_T, rotary_P2F, q_TNH, window_2RWKH,
-        width=width, num_heads=num_heads, num_kv_heads=num_kv_heads,
-        window_kv=window_2RWKH.stride(0), window_row=window_2RWKH.stride(1), window_entry=window_2RWKH.stride(2),
+        *pointers, position_T, rotary_P2F, q_TNH, window_2TKH,
+        num_heads=num_heads, num_kv_heads=num_kv_heads,
+        window_kv=window_2TKH.stride(0), window_token=window_2TKH.stride(1),
         **constants, HEAD_SIZE=head_size, HEADS=HEADS_PER_PROGRAM, num_warps=2, **overlap(),
     )  # fmt: skip
     return q_TNH

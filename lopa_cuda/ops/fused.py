@@ -18,7 +18,7 @@ from lopa_cuda import kernels
 from lopa_cuda.ops.plain import rotary_of
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.parallel.exchange import build_exchange
-from lopa_cuda.steps import DeviceStep, StaticKVCache
+from lopa_cuda.steps import DeviceStep, StaticKVCache, Tiling
 from quant.linear import QuantizedLinear
 from quant.w8a8 import QuantizedActivation
 
@@ -26,12 +26,11 @@ from quant.w8a8 import QuantizedActivation
 class FusedOps:
     """lopa_cuda.ops.plain.CudaOps on kernels that read every length from the device."""
 
-    reads_device_lengths = True
-
     def __init__(self, config: ModelConfig, cache: StaticKVCache, collectives: Collectives) -> None:
         tp_size = collectives.mesh.tp_size
         self.head_size = config.head_size
         self.num_heads, self.num_kv_heads = config.num_heads // tp_size, config.num_kv_heads // tp_size
+        self.tiling = Tiling(self.num_heads // self.num_kv_heads, kernels.BLOCK_QUERIES)
         self.cache = cache
         self.rotary = rotary_of(config, cache)
         self._collectives = collectives
@@ -73,15 +72,12 @@ class FusedOps:
         return self._collectives.tp_sum(kernels.sum_partials(x_TD))
 
     def attend(self, qkv_TE: Any, layer: int, step: DeviceStep) -> Activation:
-        num_rows, width = step.position_RW.shape
-        window = self.cache.staging[layer, :, : num_rows * width].unflatten(1, (num_rows, width))
-        position_T = step.position_RW.flatten()
-        q_TNH = kernels.rope_prewrite(qkv_TE, position_T, self.rotary, window, num_heads=self.num_heads, width=width)
+        window = self.cache.staging[layer]
+        q_TNH = kernels.rope_prewrite(qkv_TE, step.position_T, self.rotary, window, num_heads=self.num_heads)
         behind = self._behind_attention[layer]
         return kernels.window_attention(
             q_TNH, self.cache.committed[layer], window,
-            slot_R=step.slot_R, start_R=step.start_R, num_keys_R=step.num_keys_R, cached_R=step.cached_R,
-            horizon_RW=step.horizon_RW, quantize=quantize_for(behind),
+            tiles_N8=step.tiles_N8, horizon_T=step.horizon_T, quantize=quantize_for(behind),
         )  # fmt: skip
 
     def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:

@@ -1,13 +1,13 @@
 """The decoder stages in plain PyTorch operators, on CPU or CUDA: what the Triton kernels are checked against.
 
-Shapes: R rows of this rank, W window entries, T = R * W tokens, C cached positions looked at, N query heads, K KV
-heads, H head size.
+Shapes: T tokens, R rows of a run (rows behind one another that are alike), W entries of each, C cached positions looked
+at, N query heads, K KV heads, H head size.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,26 +27,21 @@ from common.model import (
     swiglu,
 )
 from lopa_cuda.parallel import Collectives
-from lopa_cuda.steps import DeviceStep, StaticKVCache
+from lopa_cuda.steps import DeviceStep, Run, StaticKVCache, Tiling
 
 
-def visible_keys(horizon_RW: Tensor, start_R: Tensor, num_keys_R: Tensor, cached_R: Tensor, num_cached: int) -> Tensor:
+def visible_keys(horizon_RW: Tensor, run: Run) -> Tensor:
     """[R, 1, W, C + W], True where a query may look; the definition of attention over [cached | own window].
 
     Cached keys count before the row's window, and behind it where the dual cache holds some; window keys count up to
     the query's horizon.
     """
-    width = horizon_RW.shape[1]
-    cached_C = torch.arange(num_cached, device=horizon_RW.device)
+    num_rows, width = horizon_RW.shape
+    cached_C = torch.arange(run.cached, device=horizon_RW.device)
     window_W = torch.arange(width, device=horizon_RW.device)
-    end_R = start_R + num_keys_R
-    is_before_RC = cached_C < start_R[:, None]
-    is_behind_RC = (cached_C >= end_R[:, None]) & (cached_C < cached_R[:, None])
-    sees_cached_RWC = (is_before_RC | is_behind_RC)[:, None, :].expand(-1, width, -1)
-    is_key_RW = window_W < num_keys_R[:, None]
-    key_position_RW = start_R[:, None] + window_W
-    sees_window_RWW = is_key_RW[:, None, :] & (key_position_RW[:, None, :] < horizon_RW[:, :, None])
-    return torch.cat((sees_cached_RWC, sees_window_RWW), dim=-1).unsqueeze(1)
+    sees_cached_C = (cached_C < run.start) | (cached_C >= run.start + run.num_keys)
+    sees_window_RWW = (window_W < run.num_keys) & (run.start + window_W < horizon_RW[:, :, None])
+    return torch.cat((sees_cached_C.expand(num_rows, width, -1), sees_window_RWW), dim=-1).unsqueeze(1)
 
 
 def rotary_of(config: ModelConfig, cache: StaticKVCache) -> Tensor:
@@ -58,23 +53,30 @@ def rotary_of(config: ModelConfig, cache: StaticKVCache) -> Tensor:
     return table.to(cache.committed.dtype).float()
 
 
+class VisibleRun(NamedTuple):
+    """tokens: of its rows."""
+
+    run: Run
+    tokens: slice
+    is_visible_R1WX: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class PlainStep:
     """What every layer of a pass shares."""
 
-    step: DeviceStep
     rotary_T2F: Tensor
-    is_visible_R1WX: Tensor
+    runs: list[VisibleRun]
 
 
 class CudaOps(Ops, Protocol):
     """What this engine's passes need beside the layers' stages.
 
-    reads_device_lengths: attention takes the cached lengths from the device; without it, it looks at step.num_cached
-    keys, a number that is fixed when a pass is captured.
+    tiling: of attention that takes the rows and their lengths from the device; None: it looks at step.runs, which are
+    fixed when a pass is captured.
     """
 
-    reads_device_lengths: bool
+    tiling: Tiling | None
 
     def adopt(self, model: nn.Module) -> None:
         """Called once, when the model's linears are final."""
@@ -95,7 +97,7 @@ class CudaOps(Ops, Protocol):
 class TorchOps:
     """CudaOps over a StaticKVCache."""
 
-    reads_device_lengths = False
+    tiling = None
 
     def __init__(self, config: ModelConfig, cache: StaticKVCache, collectives: Collectives) -> None:
         tp_size = collectives.mesh.tp_size
@@ -109,8 +111,13 @@ class TorchOps:
         pass
 
     def plan(self, step: DeviceStep) -> PlainStep:
-        is_visible_R1WX = visible_keys(step.horizon_RW, step.start_R, step.num_keys_R, step.cached_R, step.num_cached)
-        return PlainStep(step, self.rotary[step.position_RW.flatten()], is_visible_R1WX)
+        runs, first = [], 0
+        for run in step.runs:
+            tokens = slice(first, first + run.num_rows * run.num_entries)
+            horizon_RW = step.horizon_T[tokens].view(run.num_rows, run.num_entries)
+            runs.append(VisibleRun(run, tokens, visible_keys(horizon_RW, run)))
+            first = tokens.stop
+        return PlainStep(self.rotary[step.position_T], runs)
 
     def norm(
         self, x_TD: Tensor, residual_TD: Tensor | None, norm: RMSNorm, consumer: nn.Module | None
@@ -136,25 +143,30 @@ class TorchOps:
         return merge_statistics(statistics_PM6, strategy)
 
     def attend(self, qkv_TE: Tensor, layer: int, plain: PlainStep) -> Tensor:
-        num_rows, width = plain.step.position_RW.shape
-        num_tokens, num_rotated = num_rows * width, self.num_heads + self.num_kv_heads
-        qkv_TGH = qkv_TE.view(num_tokens, -1, self.head_size)
+        num_rotated = self.num_heads + self.num_kv_heads
+        qkv_TGH = qkv_TE.view(len(qkv_TE), -1, self.head_size)
         rotated_TGH = rotate(qkv_TGH[:, :num_rotated], plain.rotary_T2F)
-        q_RWNH = rotated_TGH[:, : self.num_heads].reshape(num_rows, width, self.num_heads, self.head_size)
-        key_TKH, value_TKH = rotated_TGH[:, self.num_heads :], qkv_TGH[:, num_rotated:]
+        q_TNH, key_TKH = rotated_TGH.split((self.num_heads, self.num_kv_heads), dim=1)
+        value_TKH = qkv_TGH[:, num_rotated:]
         self.cache.prewrite(layer, key_TKH, value_TKH)
+        attended = [self._attend_run(q_TNH, key_TKH, value_TKH, layer, *visible) for visible in plain.runs]
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
+
+    def _attend_run(
+        self, q_TNH: Tensor, key_TKH: Tensor, value_TKH: Tensor, layer: int, run: Run, tokens: slice,
+        is_visible_R1WX: Tensor,
+    ) -> Tensor:  # fmt: skip
+        shape = run.num_rows, run.num_entries
         attended_RNWH = attention(
-            q_RWNH.transpose(1, 2),
-            self._with_cached(layer, 0, key_TKH, plain.step).transpose(1, 2),
-            self._with_cached(layer, 1, value_TKH, plain.step).transpose(1, 2),
-            plain.is_visible_R1WX,
+            q_TNH[tokens].unflatten(0, shape).transpose(1, 2),
+            self._with_cached(layer, 0, key_TKH[tokens].unflatten(0, shape), run).transpose(1, 2),
+            self._with_cached(layer, 1, value_TKH[tokens].unflatten(0, shape), run).transpose(1, 2),
+            is_visible_R1WX,
             self.head_size**-0.5,
         )
-        return attended_RNWH.transpose(1, 2).reshape(num_tokens, -1)
+        return attended_RNWH.transpose(1, 2).flatten(0, 1).flatten(1)
 
-    def _with_cached(self, layer: int, part: int, own_TKH: Tensor, step: DeviceStep) -> Tensor:
-        """The row's cached keys (or values) followed by its own: [R, C + W, K, H]."""
-        own_RWKH = own_TKH.reshape(*step.position_RW.shape, self.num_kv_heads, self.head_size)
-        committed = self.cache.committed[layer, part, :, : step.num_cached]
-        cached = committed[:1].expand(own_RWKH.shape[0], -1, -1, -1) if step.has_one_slot else committed[step.slot_R]
-        return torch.cat((cached, own_RWKH), dim=1)
+    def _with_cached(self, layer: int, part: int, own_RWKH: Tensor, run: Run) -> Tensor:
+        """The rows' cached keys (or values) followed by their own: [R, C + W, K, H]."""
+        cached_CKH = self.cache.committed[layer, part, run.slot, : run.cached]
+        return torch.cat((cached_CKH.expand(run.num_rows, -1, -1, -1), own_RWKH), dim=1)

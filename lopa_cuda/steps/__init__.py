@@ -1,17 +1,27 @@
 """One step's memory: the buffers that the host fills, the KV cache, and the commit of the winner's KV."""
 
-from lopa_cuda.steps.commit import Committer, StagedPart
+from lopa_cuda.steps.commit import Committer, Staged
 from lopa_cuda.steps.kv_cache import StaticKVCache
-from lopa_cuda.steps.step import DeviceStep, ReadBuffers, Reads, ReadsKey, RowBuffers, RowsKey
+from lopa_cuda.steps.reads import ReadBuffers, Reads, ReadsKey
+from lopa_cuda.steps.share import Share, deal
+from lopa_cuda.steps.step import DeviceStep, LayersKey, Run, StepBuffers, runs_of
+from lopa_cuda.steps.tiles import RECORD, Tiling, write_tiles
 
 __all__ = [
+    "RECORD",
     "Committer",
     "DeviceStep",
+    "LayersKey",
     "ReadBuffers",
     "Reads",
     "ReadsKey",
-    "RowBuffers",
-    "RowsKey",
-    "StagedPart",
+    "Run",
+    "Share",
+    "Staged",
     "StaticKVCache",
+    "StepBuffers",
+    "Tiling",
+    "deal",
+    "runs_of",
+    "write_tiles",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,15 +20,16 @@ from graphs.buckets import fit
 from graphs.runner import Capture, GraphRunner
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.steps.kv_cache import StaticKVCache
-from lopa_cuda.steps.step import Upload
+from lopa_cuda.steps.share import Share
+from lopa_cuda.steps.upload import Upload
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StagedPart:
-    """Where a forward pass left the windows of some rows: row_of [bp rank, place] names rows of the plan."""
+class Staged(NamedTuple):
+    """Where a forward pass left the windows of its rows: row_of [bp rank, place] names rows of the plan, shares say
+    where they begin."""
 
     row_of: Int
-    width: int
+    shares: list[Share]
     staging: Tensor  # [L, 2, T, K, H]
 
 
@@ -73,15 +75,13 @@ class Committer:
         self._staging = cache.captured_staging
         self._captured_lengths: tuple[int, ...] = ()
 
-    def commit(self, plan: StepPlan, winner_row_of_request: Int, parts: list[StagedPart]) -> None:
-        work: dict[tuple[StagedPart, int | None], list[tuple[CommitSpan, int]]] = defaultdict(list)
+    def commit(self, plan: StepPlan, winner_row_of_request: Int, staged: Staged) -> None:
+        spans_of: dict[int | None, list[tuple[CommitSpan, int]]] = defaultdict(list)
         for span in plan.commits:
-            winner = int(winner_row_of_request[span.request])
-            part = next(part for part in parts if (part.row_of == winner).any())
-            owner, place = self._source(plan, span, winner, part)
-            work[part, owner].append((span, place))
-        for (part, owner), spans in work.items():
-            self._copy(part, owner, spans)
+            owner, token = self._source(plan, span, int(winner_row_of_request[span.request]), staged)
+            spans_of[owner].append((span, token))
+        for owner, spans in spans_of.items():
+            self._copy(staged.staging, owner, spans)
 
     def warm_up(self, lengths: list[int]) -> None:
         """Capture these commits, from every owner there may be. Collective over bp."""
@@ -92,25 +92,25 @@ class Committer:
         # Not later: what runs before a capture would write to the cache, where by then a request may be.
         self._captured_lengths = tuple(sorted(lengths))
 
-    def _source(self, plan: StepPlan, span: CommitSpan, winner: int, part: StagedPart) -> tuple[int | None, int]:
-        """(owner, place) of the row to copy from; owner None if every rank has such a row, each at its own place."""
-        row_of = part.row_of
+    def _source(self, plan: StepPlan, span: CommitSpan, winner: int, staged: Staged) -> tuple[int | None, int]:
+        """(owner, first token) of the row to copy from; owner None if every rank has such a row, each its own."""
+        row_of = staged.row_of
         is_source = plan.request_R[row_of] == span.request if plan.commits_locally else row_of == winner
         if is_source.any(axis=1).all():
-            return None, int(is_source[self._rank].argmax())
+            return None, staged.shares[self._rank].first_token(int(is_source[self._rank].argmax()))
         owner, place = divmod(int((row_of == winner).argmax()), row_of.shape[1])
-        return owner, place
+        return owner, staged.shares[owner].first_token(place)
 
-    def _copy(self, part: StagedPart, owner: int | None, spans: list[tuple[CommitSpan, int]]) -> None:
+    def _copy(self, staging: Tensor, owner: int | None, spans: list[tuple[CommitSpan, int]]) -> None:
         length = sum(span.length for span, _ in spans)
-        padded = fit(length, self._captured_lengths) if part.staging is self._cache.captured_staging else None
+        padded = fit(length, self._captured_lengths) if staging is self._cache.captured_staging else None
         is_captured = padded is not None
         entry = self.runner.entry(CommitKey(padded or length, owner, is_captured), is_captured=is_captured)
         entry.buffers.fill(
-            [(place * part.width, span.length) for span, place in spans],
+            [(token, span.length) for span, token in spans],
             [span.slot * self._cache.max_model_len + span.start for span, _ in spans],
         )
-        self._staging = part.staging
+        self._staging = staging
         entry.run()
 
     def _buffers(self, key: CommitKey) -> CommitBuffers:

@@ -3,7 +3,7 @@
 Every forward pre-writes each row's window; only the winner's commit span is later copied behind the slot's committed
 prefix. Both tensors have the layer first and keys beside values, so a commit span of all layers is one strided copy.
 
-Shapes: L layers, 2 (key, value), S positions, T window tokens (row * width + entry), K KV heads of this rank, H head
+Shapes: L layers, 2 (key, value), S positions, T window tokens (the pass's entries), K KV heads of this rank, H head
 size.
 """
 

@@ -6,11 +6,13 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lopa_cuda import kernels
 from lopa_cuda.kernels.launch import Quantize
+from lopa_cuda.steps import RECORD, Tiling, write_tiles
 from quant.w8a8 import QuantizedActivation
 
 WIDTH, INNER, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, VOCAB = 3584, 18944, 28, 28, 4, 128, 152064
@@ -80,10 +82,14 @@ def as_quantize(kind: str) -> Quantize | None:
 
 
 def make_rows(num_rows: int, width: int, prefix: int) -> dict[str, Tensor]:
-    def full(value: int, *shape: int) -> Tensor:
-        return torch.full(shape, value, device="cuda", dtype=torch.int32)
-
+    """What attention takes beside queries and keys; the tiles are those of a captured pass, some of them empty."""
+    tiling, num_tokens = Tiling(HEADS // KV_HEADS, kernels.BLOCK_QUERIES), num_rows * width
+    first_R = np.arange(num_rows) * width
+    fields = (width, width, prefix, prefix, 0)
+    spans_6R = np.stack((first_R, *(np.full(num_rows, field) for field in fields)))
+    tiles_N8 = np.zeros((max(tiling.room(num_tokens), tiling.needed(spans_6R[1], num_tokens)), RECORD), dtype=np.int32)
+    write_tiles(tiles_N8, tiling, spans_6R, num_tokens)
     return {
-        "slot_R": full(0, num_rows), "start_R": full(prefix, num_rows), "num_keys_R": full(width, num_rows),
-        "cached_R": full(prefix, num_rows), "horizon_RW": full(prefix + width, num_rows, width),
-    }  # fmt: skip
+        "tiles_N8": torch.from_numpy(tiles_N8).cuda(),
+        "horizon_T": torch.full((num_tokens,), prefix + width, device="cuda", dtype=torch.int32),
+    }

@@ -41,12 +41,12 @@ def linear_pair(
     residual, norm_weight = random(num_tokens, WIDTH), random(WIDTH)
     position = torch.arange(num_tokens, device="cuda", dtype=torch.int32)
     table = rotary_table(4096, HEAD_SIZE, 1e6, torch.device("cuda"))
-    window = random(2, 1, num_tokens, KV_HEADS // tp, HEAD_SIZE)
+    window = random(2, num_tokens, KV_HEADS // tp, HEAD_SIZE)
     is_gated = name == "gate_up"
 
     def consume(y: Tensor | Partials) -> None:
         if name == "qkv":
-            kernels.rope_prewrite(y, position, table, window, num_heads=HEADS // tp, width=num_tokens)
+            kernels.rope_prewrite(y, position, table, window, num_heads=HEADS // tp)
         elif tp > 1 and name in ("o", "down"):
             kernels.add_rms_norm(kernels.sum_partials(y), residual, norm_weight, EPS)
         elif is_gated and kind == "bf16":  # whatever comes next, so that the launches alternate as in a layer

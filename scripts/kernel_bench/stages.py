@@ -21,9 +21,8 @@ def stage_runs(num_rows: int, width: int, prefix: int) -> dict[str, Callable[[in
     qkv, gate_up, inner = random(num_tokens, QKV), random(num_tokens, 2 * INNER), random(num_tokens, INNER)
     position = (torch.arange(num_tokens, device="cuda") % width + prefix).int()
     committed = random(2, 1, prefix + 1024, KV_HEADS, HEAD_SIZE)
-    window, q = random(2, num_rows, width, KV_HEADS, HEAD_SIZE), random(num_tokens, HEADS, HEAD_SIZE)
+    window, q = random(2, num_tokens, KV_HEADS, HEAD_SIZE), random(num_tokens, HEADS, HEAD_SIZE)
     rows, logits = make_rows(num_rows, width, prefix), random(num_tokens, VOCAB)
-    rope = {"num_heads": HEADS, "width": width}
     attention = {
         f"attention, {splits or 'chosen'} splits": lambda _, splits=splits: kernels.window_attention(
             q, committed, window, **rows, num_splits=splits
@@ -34,7 +33,7 @@ def stage_runs(num_rows: int, width: int, prefix: int) -> dict[str, Callable[[in
         "norm": lambda _: kernels.add_rms_norm(x, residual, norm_weight, EPS),
         "norm of 4 parts": lambda _: kernels.add_rms_norm(parts, residual, norm_weight, EPS),
         "norm to int8": lambda _: kernels.add_rms_norm(x, residual, norm_weight, EPS, quantize="int8"),
-        "rope": lambda _: kernels.rope_prewrite(qkv, position, table, window, **rope),
+        "rope": lambda _: kernels.rope_prewrite(qkv, position, table, window, num_heads=HEADS),
         "swiglu": lambda _: kernels.swiglu(gate_up),
         "swiglu to int8": lambda _: kernels.swiglu(gate_up, quantize="int8"),
         "quantize": lambda _: kernels.quantize_per_token(inner, "int8"),

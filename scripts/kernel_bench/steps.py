@@ -50,7 +50,7 @@ class Step:
         x = random(num_tokens, WIDTH)
         position = (torch.arange(num_tokens, device="cuda") % width + prefix).int()
         committed = random(len(self.layers), 2, 1, prefix + 1024, KV_HEADS, HEAD_SIZE)
-        window = random(len(self.layers), 2, num_rows, width, KV_HEADS, HEAD_SIZE)
+        window = random(len(self.layers), 2, num_tokens, KV_HEADS, HEAD_SIZE)
         rows = make_rows(num_rows, width, prefix)
 
         def linear(h: object, weight: Weight, bias: Tensor | None = None) -> Tensor | Partials:
@@ -61,7 +61,7 @@ class Step:
             for index, layer in enumerate(self.layers):
                 h, residual = kernels.add_rms_norm(hidden, residual, self.norm_weight, EPS, quantize=self.quantize)
                 qkv = linear(h, layer["qkv"], self.bias)
-                q = kernels.rope_prewrite(qkv, position, self.table, window[index], num_heads=HEADS, width=width)
+                q = kernels.rope_prewrite(qkv, position, self.table, window[index], num_heads=HEADS)
                 attended = kernels.window_attention(q, committed[index], window[index], **rows, quantize=self.quantize)
                 hidden = linear(attended, layer["o"])
                 h, residual = kernels.add_rms_norm(hidden, residual, self.norm_weight, EPS, quantize=self.quantize)

@@ -6,9 +6,10 @@ Outputs are poisoned through the allocator's reuse: every check draws new random
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from common.decoding import Sampling
 from common.model import add_rms_norm, merge_statistics, rotary_table, rotate, shard_statistics, swiglu
 from lopa_cuda.ops.plain import visible_keys
+from lopa_cuda.steps import RECORD, Run, Tiling, write_tiles
 from quant import fp8, w8a8
 
 pytestmark = pytest.mark.cuda
@@ -93,85 +95,99 @@ def test_swiglu() -> None:
 )
 def test_rope_rotates_and_prewrites(heads: tuple[int, int, int], num_parts: int, dtype: torch.dtype) -> None:
     num_heads, num_kv_heads, size = heads
-    num_rows, width = 3, 24
-    qkv, bias = random(num_rows * width, (num_heads + 2 * num_kv_heads) * size), random(num_heads * size, seed=3)
+    num_tokens = 72
+    qkv, bias = random(num_tokens, (num_heads + 2 * num_kv_heads) * size), random(num_heads * size, seed=3)
     bias = random((num_heads + 2 * num_kv_heads) * size, seed=3)
-    position = torch.randint(0, 4096, (num_rows * width,), device="cuda", dtype=dtype)
+    position = torch.randint(0, 4096, (num_tokens,), device="cuda", dtype=dtype)
     table = rotary_table(4096, size, 1e6, torch.device("cuda"))
-    window = torch.full((2, num_rows + 1, width + 8, num_kv_heads, size), 7.0, device="cuda").bfloat16()
+    window = torch.full((2, num_tokens + 8, num_kv_heads, size), 7.0, device="cuda").bfloat16()
     given = parts_of(qkv, num_parts)._replace(bias=bias) if num_parts else (qkv + bias)
-    query = kernels.rope_prewrite(given, position, table, window, num_heads=num_heads, width=width)
-    full = (qkv + bias).view(num_rows * width, -1, size)
+    query = kernels.rope_prewrite(given, position, table, window, num_heads=num_heads)
+    full = (qkv + bias).view(num_tokens, -1, size)
     rotated = rotate(full[:, : num_heads + num_kv_heads], table[position.long()])
-    shape = (num_rows, width, num_kv_heads, size)
     assert relative_error(query, rotated[:, :num_heads]) < BF16_TOLERANCE
-    assert relative_error(window[0, :num_rows, :width], rotated[:, num_heads:].reshape(shape)) < BF16_TOLERANCE
-    value = full[:, num_heads + num_kv_heads :].reshape(shape)
-    assert relative_error(window[1, :num_rows, :width], value) < BF16_TOLERANCE
-    assert (window[:, num_rows:] == 7).all() and (window[:, :, width:] == 7).all()
+    assert relative_error(window[0, :num_tokens], rotated[:, num_heads:]) < BF16_TOLERANCE
+    assert relative_error(window[1, :num_tokens], full[:, num_heads + num_kv_heads :]) < BF16_TOLERANCE
+    assert (window[:, num_tokens:] == 7).all()
 
 
-def plain_attention(query: Tensor, committed: Tensor, window: Tensor, rows: dict[str, Tensor]) -> Tensor:
-    """float64; 0 for a query that sees nothing."""
-    horizon = rows["horizon_RW"].long()
-    slot, start, num_keys, cached = (rows[name].long() for name in ("slot_R", "start_R", "num_keys_R", "cached_R"))
-    num_rows, width = horizon.shape
-    num_cached = int(cached.max())
-    visible = visible_keys(horizon, start, num_keys, cached, num_cached)
-    group = query.shape[1] // window.shape[-2]
-    key, value = (
-        torch.cat((committed[i][slot, :num_cached], window[i, :num_rows, :width]), dim=1).double() for i in (0, 1)
-    )
-    key, value = key.repeat_interleave(group, 2), value.nan_to_num().repeat_interleave(group, 2)
-    query = query.view(num_rows, width, *query.shape[1:]).double()
-    score = torch.einsum("rwnh,rxnh->rnwx", query, key.nan_to_num()) * query.shape[-1] ** -0.5
-    weight = score.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
-    return torch.einsum("rnwx,rxnh->rwnh", weight, value).reshape(num_rows * width, -1)
+def firsts(runs: list[Run]) -> list[int]:
+    """The first token of each row."""
+    return [0, *accumulate(run.num_entries for run in runs)][: len(runs)]
 
 
+def tiles_of(runs: list[Run], group: int, num_tokens: int) -> Tensor:
+    """Of these rows (runs of one row each) and of padding up to num_tokens, with tiles to spare."""
+    tiling = Tiling(group, kernels.BLOCK_QUERIES)
+    spans = np.array([(first, *run[1:]) for first, run in zip(firsts(runs), runs, strict=True)]).T
+    needed = tiling.needed(spans[1], num_tokens)
+    tiles = np.full((max(tiling.room(num_tokens), needed + 1), RECORD), 9, dtype=np.int32)
+    write_tiles(tiles, tiling, spans, num_tokens)
+    return torch.from_numpy(tiles).cuda()
+
+
+def plain_attention(query: Tensor, committed: Tensor, window: Tensor, horizon: Tensor, runs: list[Run]) -> Tensor:
+    """float64, row by row; 0 for a query that sees nothing."""
+    attended = []
+    for first, run in zip(firsts(runs), runs, strict=True):
+        own = slice(first, first + run.num_entries)
+        visible = visible_keys(horizon[None, own].long(), run)[0]
+        group = query.shape[1] // window.shape[-2]
+        key, value = (
+            torch.cat((committed[i, run.slot, : run.cached], window[i, own])).double().repeat_interleave(group, 1)
+            for i in (0, 1)
+        )
+        score = torch.einsum("wnh,xnh->nwx", query[own].double(), key.nan_to_num()) * query.shape[-1] ** -0.5
+        weight = score.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
+        attended.append(torch.einsum("nwx,xnh->wnh", weight, value.nan_to_num()).flatten(1))
+    return torch.cat(attended)
+
+
+# Entries, keys, start, cached and slot of each row.
 ROWS = {
-    "one row": ([1024], [64], None),
-    "no prefix": ([0, 0], [96, 40], None),
-    "branches of many lengths": ([1500, 1500, 37, 4000], [48, 33, 48, 1], None),
-    "keys behind the window": ([300, 64], [32, 17], [700, 100]),
-}
+    "one row": [(64, 64, 1024, 1024, 3)],
+    "no prefix": [(96, 96, 0, 0, 0), (41, 40, 0, 0, 1)],
+    "branches of many lengths": [
+        (48, 48, 1500, 1500, 2), (40, 33, 1500, 1500, 2), (48, 48, 37, 37, 0), (1, 1, 4000, 4000, 4),
+    ],
+    "keys behind the window": [(32, 32, 300, 700, 1), (24, 17, 64, 100, 2)],
+    "a prompt beside branches": [(1000, 1000, 0, 0, 4), *[(64, 64, 800, 800, 1)] * 7, (96, 96, 800, 800, 1)],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("heads", [DREAM, DEMO], ids=["dream", "demo"])
-@pytest.mark.parametrize("lengths", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("num_splits", [None, 1, 3])
+@pytest.mark.parametrize("num_padding", [0, 21])
 def test_attention_sees_the_committed_keys_and_its_window(
-    heads: tuple[int, int, int], lengths: tuple[list[int], list[int], list[int] | None], num_splits: int | None
+    heads: tuple[int, int, int], rows: list[tuple[int, ...]], num_splits: int | None, num_padding: int
 ) -> None:
     num_heads, num_kv_heads, size = heads
-    starts, num_keys, cached = lengths
-    num_rows, width = len(starts), max(num_keys) + 8
-    committed = random(2, 5, 4096, num_kv_heads, size)
-    window = random(2, num_rows, width, num_kv_heads, size)
-    start = torch.tensor(starts, device="cuda", dtype=torch.int32)
-    horizon = start[:, None] + torch.randint(0, width, (num_rows, width), device="cuda", dtype=torch.int32)
-    horizon[:, -1] = 2**31 - 1
-    rows = {
-        "slot_R": torch.randint(0, 5, (num_rows,), device="cuda", dtype=torch.int32),
-        "start_R": start,
-        "num_keys_R": torch.tensor(num_keys, device="cuda", dtype=torch.int32),
-        "cached_R": start if cached is None else torch.tensor(cached, device="cuda", dtype=torch.int32),
-        "horizon_RW": horizon,
-    }
-    for row, keys in enumerate(num_keys):
-        window[:, row, keys:] = torch.nan  # keys that nobody may see
-    query = random(num_rows * width, num_heads, size, seed=5)
-    attended = kernels.window_attention(query, committed, window, **rows, num_splits=num_splits)
-    assert relative_error(attended, plain_attention(query, committed, window, rows)) < BF16_TOLERANCE
+    runs = [Run(1, *row) for row in rows]
+    num_tokens = sum(run.num_entries for run in runs) + num_padding
+    tiles = tiles_of(runs, num_heads // num_kv_heads, num_tokens)
+    committed, window = random(2, 5, 4096, num_kv_heads, size), random(2, num_tokens + 8, num_kv_heads, size)
+    runs += [Run(1, num_padding, 1, 0, 0, 0)] if num_padding else []
+    horizon = torch.full((num_tokens,), 2**31 - 1, device="cuda", dtype=torch.int32)
+    for first, run in zip(firsts(runs), runs, strict=True):
+        # The last entry sees all.
+        reach = torch.randint(0, run.num_entries, (run.num_entries - 1,), device="cuda", dtype=torch.int32)
+        horizon[first : first + run.num_entries - 1] = run.start + reach
+        window[:, first + run.num_keys : first + run.num_entries] = torch.nan  # keys that nobody may see
+    window[:, num_tokens:] = torch.nan
+    query = random(num_tokens, num_heads, size, seed=5)
+    attended = kernels.window_attention(
+        query, committed, window, tiles_N8=tiles, horizon_T=horizon, num_splits=num_splits
+    )
+    assert relative_error(attended, plain_attention(query, committed, window, horizon, runs)) < BF16_TOLERANCE
 
 
 def test_attention_quantizes_its_output() -> None:
     rows = {
-        name: torch.tensor([value], device="cuda", dtype=torch.int32)
-        for name, value in {"slot_R": 0, "start_R": 512, "num_keys_R": 32, "cached_R": 512}.items()
+        "tiles_N8": tiles_of([Run(1, 32, 32, 512, 512, 0)], 7, 32),
+        "horizon_T": torch.full((32,), 544, device="cuda", dtype=torch.int32),
     }
-    rows["horizon_RW"] = torch.full((1, 32), 544, device="cuda", dtype=torch.int32)
-    query, committed, window = random(32, 28, 128), random(2, 1, 1024, 4, 128), random(2, 1, 32, 4, 128)
+    query, committed, window = random(32, 28, 128), random(2, 1, 1024, 4, 128), random(2, 32, 4, 128)
     for num_splits in (1, 4):
         plain = kernels.window_attention(query, committed, window, **rows, num_splits=num_splits)
         quantized = kernels.window_attention(query, committed, window, **rows, num_splits=num_splits, quantize="int8")
@@ -325,36 +341,32 @@ def test_a_captured_layer_replays_for_other_lengths() -> None:
     """Lengths and positions are read on the device: one graph, two prefixes, each as if launched afresh."""
     num_heads, num_kv_heads, size = DREAM
     table = rotary_table(2048, size, 1e6, torch.device("cuda"))
-    committed, window = random(2, 1, 2048, num_kv_heads, size), random(2, 1, 64, num_kv_heads, size)
+    committed, window = random(2, 1, 2048, num_kv_heads, size), random(2, 64, num_kv_heads, size)
     x, norm_weight = random(64, 3584), random(3584)
     qkv_weight = random(4608, 3584, scale=0.02)
-    rows = {
-        name: torch.zeros(1, dtype=torch.int32, device="cuda")
-        for name in ("slot_R", "start_R", "num_keys_R", "cached_R")
-    }
-    rows["horizon_RW"] = torch.zeros((1, 64), dtype=torch.int32, device="cuda")
-    position = torch.zeros(64, dtype=torch.int32, device="cuda")
+    tiles = torch.zeros((12, RECORD), dtype=torch.int32, device="cuda")
+    horizon, position = torch.zeros((2, 64), dtype=torch.int32, device="cuda")
 
     def layer() -> Tensor:
         normed, summed = kernels.add_rms_norm(x, None, norm_weight, 1e-6)
         qkv = kernels.linear_partials(normed, qkv_weight)
-        query = kernels.rope_prewrite(qkv, position, table, window, num_heads=num_heads, width=64)
-        attended = kernels.window_attention(query, committed, window, **rows)
+        query = kernels.rope_prewrite(qkv, position, table, window, num_heads=num_heads)
+        attended = kernels.window_attention(query, committed, window, tiles_N8=tiles, horizon_T=horizon)
         return kernels.add_rms_norm(attended, summed, norm_weight, 1e-6)[0]
 
-    def set_lengths(start: int) -> None:
-        rows["start_R"].fill_(start)
-        rows["cached_R"].fill_(start)
-        rows["num_keys_R"].fill_(60)
-        rows["horizon_RW"].fill_(start + 60)
+    def set_lengths(start: int, *lengths: int) -> None:
+        tiles.zero_()
+        table = tiles_of([Run(1, length, length, start, start, 0) for length in lengths], 7, 64)
+        tiles[: len(table)] = table[: len(tiles)]
+        horizon.fill_(start + 60)
         position.copy_(torch.arange(start, start + 64))
 
-    set_lengths(100)
+    set_lengths(100, 60)
     layer()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = layer()
-    for start in (100, 1900):
-        set_lengths(start)
+    for start, lengths in ((100, [60]), (1900, [60]), (700, [20, 5, 30])):
+        set_lengths(start, *lengths)
         graph.replay()
         assert torch.equal(captured, layer())

@@ -3,13 +3,11 @@ lookaheads, ends. Pure host code; `scheduler` is where to begin.
 """
 
 from common.decoding.scheduling.ending import without_stop
-from common.decoding.scheduling.layout import UNBOUNDED
 from common.decoding.scheduling.rules import FindStop
 from common.decoding.scheduling.scheduler import Scheduler
 from common.decoding.scheduling.state import DecodingRequest, StepRecord
 
 __all__ = [
-    "UNBOUNDED",
     "DecodingRequest",
     "FindStop",
     "Scheduler",

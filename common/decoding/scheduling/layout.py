@@ -10,46 +10,69 @@ from __future__ import annotations
 import numpy as np
 
 from common.config import DecodeConfig
-from common.decoding.plan import Bool, CommitSpan, Int, Predictions, Sampling, StepPlan
+from common.decoding.plan import (
+    Bool,
+    CommitSpan,
+    Float,
+    Int,
+    Predictions,
+    RowField,
+    Sampling,
+    StepPlan,
+)
 from common.decoding.scheduling.state import Aligned, RequestStep
-
-UNBOUNDED = int(np.iinfo(np.int32).max)  # padding may look at everything in its row, so that it stays finite
 
 
 def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
-    """Rows of every request below one another, padded to the widest."""
-    num_rows = steps[-1].end_row
-    width = max(step.window.end - step.window.start + len(step.shift_column_of) for step in steps)
-    entries_3RW = np.zeros((3, num_rows, width), dtype=np.int64)
-    entries_3RW[2] = UNBOUNDED
-    is_read_RW = np.zeros((num_rows, width), dtype=np.bool_)
-    row_fields_7R = np.empty((7, num_rows), dtype=np.int64)
-    request_R = np.zeros(num_rows, dtype=np.int64)
-    commits = []
-    for index, step in enumerate(steps):
-        rows, window, decode = slice(step.first_row, step.end_row), step.window, step.decoding.rules.decode
-        request_R[rows] = index
-        row_fields_7R[:, rows] = _per_row(step)
-        _fill_window(step, decode, entries_3RW[:, rows], is_read_RW[rows])
-        if step.shift_column_of:
-            _fill_shift_entries(step, decode, entries_3RW[:, rows], is_read_RW[rows])
-        if window.commit_length:
-            commits.append(CommitSpan(index, step.decoding.slot, window.start, window.commit_length))
+    """Rows of every request behind one another."""
+    row_fields_8R = _row_fields(steps)
+    num_entries = [step.num_entries for step in steps]
+    entries_3T = np.empty((3, sum(num_entries)), dtype=np.int64)
+    is_read_T = np.zeros(entries_3T.shape[1], dtype=np.bool_)
+    commits, first = [], 0
+    for index, (step, count) in enumerate(zip(steps, num_entries, strict=True)):
+        own = slice(first, first + count)
+        _fill(step, entries_3T[:, own], is_read_T[own])
+        if step.window.commit_length:
+            commits.append(CommitSpan(index, step.decoding.slot, step.window.start, step.window.commit_length))
+        first += count
+    request_R = np.arange(len(steps)).repeat([len(step.ends) for step in steps])
     # The same for all: SHARED_SETTINGS of the scheduler.
     commits_locally = steps[0].decoding.rules.decode.window_attention == "block_causal"
-    return StepPlan(entries_3RW, is_read_RW, row_fields_7R, request_R, tuple(commits), sampling, commits_locally)
+    return StepPlan(entries_3T, is_read_T, row_fields_8R, request_R, tuple(commits), sampling, commits_locally)
 
 
-def _per_row(step: RequestStep) -> Int:
-    """What StepPlan.row_fields_7R says of each branch, in the order of RowField."""
-    decoding, start = step.decoding, step.window.start
-    cached, num_shifts = max(step.window.cached, start), len(step.shift_column_of)
-    columns = [
-        (start, end - start, cached, decoding.slot, end - start + num_shifts, decoding.noise_key, decoding.num_forwards)
-        for end in step.ends
-    ]
-    row_fields_7B: Int = np.array(columns, dtype=np.int64).T
-    return row_fields_7B
+def _row_fields(steps: list[RequestStep]) -> Int:
+    """StepPlan.row_fields_8R, in the order of RowField."""
+    of_request = [
+        (step.window.start, max(step.window.cached, step.window.start), step.decoding.slot, step.decoding.noise_key,
+         step.decoding.num_forwards, len(step.shift_column_of))
+        for step in steps
+    ]  # fmt: skip
+    of_row_6R = np.array(of_request, dtype=np.int64).T.repeat([len(step.ends) for step in steps], axis=1)
+    end_R = np.array([end for step in steps for end in step.ends])
+    row_fields_8R = np.empty((8, len(end_R)), dtype=np.int64)
+    row_fields_8R[RowField.START :] = of_row_6R[:5]
+    num_keys_R = row_fields_8R[RowField.NUM_KEYS] = end_R - of_row_6R[0]
+    num_entries_R = row_fields_8R[RowField.NUM_ENTRIES] = num_keys_R + of_row_6R[5]
+    row_fields_8R[RowField.FIRST] = num_entries_R.cumsum() - num_entries_R
+    return row_fields_8R
+
+
+def _fill(step: RequestStep, entries_3T: Int, is_read_T: Bool) -> None:
+    """The request's part of the plan: in place where its branches are equally long, else from a rectangle as wide as
+    the longest."""
+    decode, shape = step.decoding.rules.decode, (len(step.ends), step.width)
+    is_even = is_read_T.size == shape[0] * shape[1]
+    entries_3BW = entries_3T.reshape(3, *shape) if is_even else np.empty((3, *shape), dtype=np.int64)
+    is_read_BW = is_read_T.reshape(shape) if is_even else np.zeros(shape, dtype=np.bool_)
+    _fill_window(step, decode, entries_3BW, is_read_BW)
+    if step.shift_column_of:
+        _fill_shift_entries(step, decode, entries_3BW, is_read_BW)
+    if not is_even:
+        for index, own in enumerate(step.entries_of_branches()):
+            entries_3T[:, own] = entries_3BW[:, index, : own.stop - own.start]
+            is_read_T[own] = is_read_BW[index, : own.stop - own.start]
 
 
 def _fill_window(step: RequestStep, decode: DecodeConfig, entries_3BW: Int, is_read_BW: Bool) -> None:
@@ -68,13 +91,8 @@ def _fill_window(step: RequestStep, decode: DecodeConfig, entries_3BW: Int, is_r
     for index, (branch, own_end) in enumerate(zip(decoding.branches, step.ends, strict=True)):
         if branch.position is not None:
             token_BW[index, branch.position - start] = branch.token
-        if own_end < end:
-            own_width = own_end - start
-            if decode.window_attention == "full":
-                horizon_BW[index, :own_width] = own_end
-            token_BW[index, own_width:width] = 0
-            position_BW[index, own_width:width] = 0
-            horizon_BW[index, own_width:width] = UNBOUNDED
+        if own_end < end and decode.window_attention == "full":
+            horizon_BW[index, : own_end - start] = own_end
 
 
 def _block_end(start: int, end: int, prompt_length: int, block_size: int) -> Int:
@@ -115,14 +133,28 @@ def _fill_shift_entries(step: RequestStep, decode: DecodeConfig, entries_3BW: In
                 is_read_BW[index, before - start] = False
 
 
-def align(step: RequestStep, predictions: Predictions) -> Aligned:
+def align(steps: list[RequestStep], predictions: Predictions) -> list[Aligned]:
     """Move every prediction to the position it speaks of (docs/architecture.md, 'Positions own their predictors')."""
-    start, width = step.window.start, step.window.end - step.window.start
-    values_3BW = predictions.values_3RW[:, step.first_row : step.end_row]
-    aligned_3BW = np.empty((3, len(step.ends), width), dtype=np.float32)
-    aligned_3BW[:, :, 1:] = values_3BW[:, :, : width - 1]
+    aligned, first = [], 0
+    for step in steps:
+        count = step.num_entries
+        aligned.append(_align(step, predictions.values_3T[:, first : first + count]))
+        first += count
+    return aligned
+
+
+def _align(step: RequestStep, values_3T: Float) -> Aligned:
+    start, width, num_shifts = step.window.start, step.window.end - step.window.start, len(step.shift_column_of)
+    aligned_3BW = np.zeros((3, len(step.ends), width), dtype=np.float32)
+    if values_3T.size == 3 * len(step.ends) * step.width:
+        aligned_3BW[:, :, 1:] = values_3T.reshape(3, len(step.ends), -1)[:, :, : width - 1]
+    else:
+        for index, own in enumerate(step.entries_of_branches()):
+            num_keys = own.stop - own.start - num_shifts
+            aligned_3BW[:, index, 1:num_keys] = values_3T[:, own.start : own.start + num_keys - 1]
     aligned_3BW[:, :, 0] = step.decoding.carry_31
-    for block_start, shift_column in step.shift_column_of.items():
-        entry_B = np.array(step.ends) - start + shift_column
-        aligned_3BW[:, :, block_start - start] = values_3BW[:, np.arange(len(entry_B)), entry_B]
+    if num_shifts:
+        first_shift_B = np.array([own.stop for own in step.entries_of_branches()]) - num_shifts
+        for block_start, shift_column in step.shift_column_of.items():
+            aligned_3BW[:, :, block_start - start] = values_3T[:, first_shift_B + shift_column]
     return Aligned(aligned_3BW)

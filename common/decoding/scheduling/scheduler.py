@@ -133,7 +133,7 @@ class Scheduler:
 
     def select_winners(self, predictions: Predictions) -> Int:
         """The winning row of every request: arg max of its branch scores; the anchor comes last, so it loses ties."""
-        self._aligned = [align(step, predictions) for step in self._steps]
+        self._aligned = align(self._steps, predictions)
         self._scores = [self._score(step, aligned) for step, aligned in zip(self._steps, self._aligned, strict=True)]
         winners = [step.first_row + int(score.argmax()) for step, score in zip(self._steps, self._scores, strict=True)]
         return np.array(winners, dtype=np.int64)

@@ -98,6 +98,25 @@ class RequestStep(NamedTuple):
     is_masked_BW: Bool
     shift_column_of: dict[int, int]
 
+    @property
+    def width(self) -> int:
+        """Entries of the widest branch."""
+        return self.window.end - self.window.start + len(self.shift_column_of)
+
+    @property
+    def num_entries(self) -> int:
+        """Of all branches."""
+        return sum(self.ends) + len(self.ends) * (len(self.shift_column_of) - self.window.start)
+
+    def entries_of_branches(self) -> list[slice]:
+        """Each branch's among the request's."""
+        begin, slices = 0, []
+        for end in self.ends:
+            stop = begin + end - self.window.start + len(self.shift_column_of)
+            slices.append(slice(begin, stop))
+            begin = stop
+        return slices
+
 
 class Aligned(NamedTuple):
     """A request's predictions (token, probability, confidence, as in `Predictions`) aligned with its window: column j

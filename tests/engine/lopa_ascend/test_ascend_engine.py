@@ -206,9 +206,9 @@ class Agreement:
 
     def forward(self, plan: StepPlan) -> Predictions:
         wanted, found = self.leader.forward(plan), self.follower.forward(plan)
-        is_clear = plan.is_read_RW & (wanted.confidence_RW >= self.margin)
+        is_clear = plan.is_read_T & (wanted.confidence_T >= self.margin)
         self.num_read += int(is_clear.sum())
-        self.num_equal += int((wanted.token_RW == found.token_RW)[is_clear].sum())
+        self.num_equal += int((wanted.token_T == found.token_T)[is_clear].sum())
         return wanted
 
     def commit(self, plan: StepPlan, winners: Int) -> None:

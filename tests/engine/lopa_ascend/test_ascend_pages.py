@@ -56,20 +56,21 @@ class RandomModel:
             self.check(rank, plan, rows, rank.step(plan, rows))
             rank.book.prepare_commit(plan)
         reads = Reads(plan, rows_of)
-        shape = plan.token_RW.shape
-        token_RW = self.rng.integers(EOS + 1, VOCAB, shape)
-        token_RW[self.rng.random(shape) < 0.01] = EOS
+        shape = plan.token_T.shape
+        token_T = self.rng.integers(EOS + 1, VOCAB, shape)
+        token_T[self.rng.random(shape) < 0.01] = EOS
         random = self.rng.random(shape, dtype=np.float32)
-        expected = np.stack((token_RW.astype(np.float32), random, random), axis=-1)
+        expected = np.stack((token_T.astype(np.float32), random, random), axis=-1)
         found = reads.predictions(self.gathered(plan, rows_of, expected, reads.most))
-        assert np.array_equal(found.token_RW[plan.is_read_RW], token_RW[plan.is_read_RW])
+        assert np.array_equal(found.token_T[plan.is_read_T], token_T[plan.is_read_T])
         return found
 
     def gathered(self, plan: StepPlan, rows_of: list[np.ndarray], expected: np.ndarray, most: int) -> np.ndarray:
         """What each rank's head would have gathered, in the order of its rows."""
         gathered = np.zeros((len(rows_of), most, 3), dtype=np.float32)
         for rank, rows in enumerate(rows_of):
-            values = expected[rows][plan.is_read_RW[rows]]
+            entries = plan.entries_of(rows)
+            values = expected[entries[plan.is_read_T[entries]]]
             gathered[rank, : len(values)] = values
         return gathered
 
@@ -93,7 +94,7 @@ class RandomModel:
         tail = held.tails[self.place_of(plan, rank, row)]
         pages = held.shared + tail
         seen = [rank.memory[pages[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE][1:] for at in range(end)]
-        wanted = [*self.committed[slot], *plan.token_RW[row, : end - start].tolist()]
+        wanted = [*self.committed[slot], *tokens_of(plan, row, end - start)]
         assert seen == list(enumerate(wanted))
 
     def place_of(self, plan: StepPlan, rank: Rank, row: int) -> int:
@@ -103,9 +104,15 @@ class RandomModel:
     def commit(self, plan: StepPlan) -> None:
         for span in plan.commits:
             row = int(np.flatnonzero(plan.request_R == span.request)[0])
-            self.committed[span.slot] += plan.token_RW[row, : span.length].tolist()
+            self.committed[span.slot] += tokens_of(plan, row, span.length)
         for rank in self.ranks:
             rank.book.commit()
+
+
+def tokens_of(plan: StepPlan, row: int, count: int) -> list[int]:
+    """The first of the row's."""
+    first = plan.first_R[row]
+    return plan.token_T[first : first + count].tolist()
 
 
 def pages_in_use(book: PageBook) -> set[int]:
@@ -211,16 +218,16 @@ def test_a_pool_that_runs_dry_in_the_middle_of_a_step_loses_no_page() -> None:
     held, used = book.pages_of(0), book.pool.num_used
     for name in "12":
         scheduler.admit(GenerationRequest(name, (9,) * 300))
-    plan = scheduler.plan_step()._replace(row_fields_7R=_going_on(scheduler.plan_step().row_fields_7R))
+    plan = scheduler.plan_step()._replace(row_fields_8R=_going_on(scheduler.plan_step().row_fields_8R))
     with pytest.raises(EngineError, match="all 8 KV pages are in use"):
         book.open_step(plan, np.arange(plan.num_rows))
     assert (book.pages_of(0), book.pool.num_used) == (held, used)
     assert set(book._requests) == {0}
 
 
-def _going_on(row_fields_7R: Int) -> Int:
+def _going_on(row_fields_8R: Int) -> Int:
     """The first request is in its second step."""
-    fields = row_fields_7R.copy()
+    fields = row_fields_8R.copy()
     fields[RowField.STEP, 0] = 1
     return fields
 

@@ -1,4 +1,4 @@
-"""Static shapes on the CPU: padded rows, entries and reads, and passes split by width, change no prediction."""
+"""Static shapes on the CPU: padded tokens and reads change no prediction, nor do rows of other requests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import torch
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Completion, GenerationRequest, Predictions, Scheduler, StepPlan, decode_requests
+from common.decoding import Completion, GenerationRequest, Int, Scheduler, StepPlan, decode_requests
 from common.errors import EngineError
 from common.runtime import synthetic_plan
 from lopa_cuda.assemble import assemble
-from lopa_cuda.engine import CudaEngine, rows_by_width
+from lopa_cuda.engine import CudaEngine
+from lopa_cuda.passes import Pass
+from lopa_cuda.steps import Share
 
 MODEL = Path(__file__).parents[2] / "golden" / "model_a"
 PROFILE = DeviceProfile(name="test", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256)
@@ -92,46 +94,39 @@ def test_a_reused_prefix_of_the_same_prompt_decodes_the_same_tokens(is_static: b
     assert tokens["1"] == tokens["0"]
 
 
-@pytest.mark.parametrize("is_static", [False, True])
-def test_a_split_step_equals_one_padded_pass(is_static: bool) -> None:
-    split, whole = make_engine(is_static=is_static, num_slots=4), make_engine(is_static=False, num_slots=4)
-    object.__setattr__(split.passes.buckets, "knee", 4.0)
-    object.__setattr__(whole.passes.buckets, "knee", 1e9)
-    num_passes: list[int] = []
-    receive = split.receive
-
-    def counting() -> Predictions:
-        num_passes.append(len(split._parts))
-        return receive()
-
-    split.receive = counting  # type: ignore[method-assign]
-    assert decode(split, PROMPTS, num_lookahead=2) == decode(whole, PROMPTS, num_lookahead=2)
-    assert max(num_passes) > 1
-    torch.testing.assert_close(split.cache.committed, whole.cache.committed, rtol=1e-4, atol=1e-4)
-
-
 def test_padding_never_reaches_what_is_read() -> None:
     engine, plan = make_engine(is_static=True), a_plan(num_rows=3, width=19)
     first = engine.forward(plan)
-    for entry in engine.passes.layers._entries.values():
-        entry.buffers._padding[: entry.buffers._entries[0].size] = 3  # other tokens where nobody looks
+    (buffers,) = [entry.buffers for entry in engine.passes.layers._entries.values()]
+    assert buffers._entries_3T.shape[1] > plan.num_tokens
+    fill = buffers.fill
+
+    def fill_with_other_tokens(plan: StepPlan, share: Share) -> None:
+        fill(plan, share)
+        buffers._entries_3T[:2, plan.num_tokens :] = 3
+
+    buffers.fill = fill_with_other_tokens  # type: ignore[method-assign]
     again = engine.forward(plan)
-    assert np.array_equal(first.token_RW[plan.is_read_RW], again.token_RW[plan.is_read_RW])
-    torch.testing.assert_close(first.confidence_RW[plan.is_read_RW], again.confidence_RW[plan.is_read_RW])
+    assert np.array_equal(first.token_T[plan.is_read_T], again.token_T[plan.is_read_T])
+    torch.testing.assert_close(first.confidence_T[plan.is_read_T], again.confidence_T[plan.is_read_T])
 
 
-@pytest.mark.parametrize(
-    ("widths", "groups"),
-    [
-        ([64, 64, 96], [[0, 1, 2]]),
-        ([64], [[0]]),
-        ([64, 1056, 64, 64], [[1], [0, 2, 3]]),
-        ([900, 1056, 32, 32], [[0, 1], [2, 3]]),
-        ([2000, 40, 900, 40], [[0], [2], [1, 3]]),
-    ],
-)
-def test_prompts_are_forwarded_apart_from_decoding_rows(widths: list[int], groups: list[list[int]]) -> None:
-    assert [rows.tolist() for rows in rows_by_width(np.array(widths), knee=184)] == groups
+@pytest.mark.parametrize("shift_row", ["stale", "fresh"])
+def test_a_prompt_shares_a_pass_with_decoding_rows(shift_row: str) -> None:
+    """What each of two requests computes alone it computes beside the other, whose first step comes later."""
+    engine, alone = make_engine(is_static=True, num_slots=2), make_engine(is_static=False)
+    num_tokens: list[set[int]] = []
+    launch = engine.passes.launch
+
+    def noting(plan: StepPlan, row_of: Int) -> Pass:
+        num_tokens.append(set(plan.num_entries_R.tolist()))
+        return launch(plan, row_of)
+
+    engine.passes.launch = noting  # type: ignore[method-assign]
+    together = decode(engine, PROMPTS, num_lookahead=2, shift_row=shift_row)
+    expected = [decode(alone, [prompt], num_lookahead=2, shift_row=shift_row)["0"] for prompt in PROMPTS]
+    assert [together[str(number)] for number in range(len(PROMPTS))] == expected
+    assert any(max(widths) >= 9 > min(widths) for widths in num_tokens)
 
 
 def a_plan(num_rows: int, width: int) -> StepPlan:

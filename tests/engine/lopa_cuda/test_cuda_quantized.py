@@ -40,15 +40,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_quantized_folder_predicts_what_quantizing_at_load_does(folder: Path) -> None:
     from_folder, at_load = predict(folder, "w8a8"), predict(MODEL, "w8a8")
-    assert np.array_equal(from_folder.token_RW, at_load.token_RW)
-    np.testing.assert_allclose(from_folder.probability_RW, at_load.probability_RW, rtol=1e-5)
+    assert np.array_equal(from_folder.token_T, at_load.token_T)
+    np.testing.assert_allclose(from_folder.probability_T, at_load.probability_T, rtol=1e-5)
 
 
 @pytest.mark.parametrize("quantization", ["w8a8", "fp8"])
 def test_eight_bits_stay_close_to_the_float_model(quantization: str) -> None:
     plain, quantized = predict(MODEL, None), predict(MODEL, quantization)
-    assert not np.array_equal(plain.probability_RW, quantized.probability_RW)
-    assert np.median(np.abs(plain.probability_RW - quantized.probability_RW)) < 0.1
+    assert not np.array_equal(plain.probability_T, quantized.probability_T)
+    assert np.median(np.abs(plain.probability_T - quantized.probability_T)) < 0.1
 
 
 def test_a_quantized_folder_under_another_quantization_is_refused(folder: Path) -> None:

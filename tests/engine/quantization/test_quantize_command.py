@@ -111,7 +111,7 @@ def test_a_model_agrees_with_itself_in_every_step() -> None:
     first, second = (assemble(profile, RunConfig(model=str(GOLDEN))) for _ in range(2))
     paired = PairedEngine(first, second)
     plan = synthetic_plan(load_model_config(GOLDEN), num_rows=2, width=12, num_cached=0, read_share=0.5)
-    assert np.array_equal(paired.forward(plan).token_RW, second.forward(plan).token_RW)
+    assert np.array_equal(paired.forward(plan).token_T, second.forward(plan).token_T)
     assert paired.num_equal == paired.num_compared == 12
 
 

@@ -45,8 +45,8 @@ class ConfidentEngine:
 
     def forward(self, plan: StepPlan) -> Predictions:
         self.num_requests.append(len(np.unique(plan.request_R)))
-        ones = np.ones(plan.token_RW.shape, dtype=np.float32)
-        return Predictions.of(np.full(plan.token_RW.shape, 7), ones, ones)
+        ones = np.ones(plan.token_T.shape, dtype=np.float32)
+        return Predictions.of(np.full(plan.token_T.shape, 7), ones, ones)
 
     def commit(self, plan: StepPlan, winner_row_of_request: np.ndarray) -> None:
         pass

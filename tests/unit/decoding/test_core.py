@@ -42,14 +42,15 @@ class HashedEngine:
 
     def forward(self, plan: StepPlan) -> Predictions:
         self.num_passes += 1
-        values_3RW = np.zeros(plan.entries_3RW.shape, dtype=np.float32)
+        values_3T = np.zeros(plan.entries_3T.shape, dtype=np.float32)
         for row in range(plan.num_rows):
             count = int(plan.num_keys_R[row])
-            seed = (plan.token_RW[row, :count].sum(), plan.start_R[row], plan.step_R[row])
+            own = slice(int(plan.first_R[row]), int(plan.first_R[row]) + count)
+            seed = (plan.token_T[own].sum(), plan.start_R[row], plan.step_R[row])
             rng = np.random.default_rng([int(number) for number in seed])
-            values_3RW[0, row, :count] = rng.integers(EOS, 20, count)
-            values_3RW[1:, row, :count] = rng.random((2, count))
-        return Predictions(values_3RW)
+            values_3T[0, own] = rng.integers(EOS, 20, count)
+            values_3T[1:, own] = rng.random((2, count))
+        return Predictions(values_3T)
 
     def commit(self, plan: StepPlan, winner_row_of_request: np.ndarray) -> None:
         pass

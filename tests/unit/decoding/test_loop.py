@@ -36,8 +36,8 @@ class StubEngine:
         self._spoil = spoil
 
     def forward(self, plan: StepPlan) -> Predictions:
-        ones = np.ones(plan.token_RW.shape, dtype=np.float32)
-        predictions = Predictions.of(np.full(plan.token_RW.shape, 7), ones, ones.copy())
+        ones = np.ones(plan.token_T.shape, dtype=np.float32)
+        predictions = Predictions.of(np.full(plan.token_T.shape, 7), ones, ones.copy())
         if self._spoil is not None:
             self._spoil(plan, predictions)
         return predictions
@@ -65,9 +65,9 @@ def test_a_token_that_the_model_has_not_rejects_its_request_alone(stranger: Any)
 @pytest.mark.parametrize("which", [1, 2])
 def test_a_number_that_is_none_ends_the_run_with_rank_step_and_request(value: float, which: int) -> None:
     def spoil(plan: StepPlan, predictions: Predictions) -> None:
-        row, entry = (index[-1] for index in plan.is_read_RW.nonzero())
-        if plan.step_R[row] == 1:
-            predictions.values_3RW[which, row, entry] = value
+        entry = plan.is_read_T.nonzero()[0][-1]
+        if plan.step_R[-1] == 1:
+            predictions.values_3T[which, entry] = value
 
     requests = [GenerationRequest("first", (5,)), GenerationRequest("second", (5, 6))]
     with pytest.raises(EngineError, match=r"rank 3, step 1 of request second: the model's output is not finite"):
@@ -76,7 +76,7 @@ def test_a_number_that_is_none_ends_the_run_with_rank_step_and_request(value: fl
 
 def test_what_nobody_reads_may_be_anything() -> None:
     def spoil(plan: StepPlan, predictions: Predictions) -> None:
-        predictions.values_3RW[:, ~plan.is_read_RW] = np.nan
+        predictions.values_3T[:, ~plan.is_read_T] = np.nan
 
     (result,) = decode(iter([GenerationRequest("only", (5,))]), StubEngine(spoil))
     assert isinstance(result, Completion) and set(result.canvas_token_ids) == {7}

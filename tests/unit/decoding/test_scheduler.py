@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import DecodeConfig
-from common.decoding import Completion, GenerationRequest, Predictions, Scheduler, StepPlan, StepRecord, assign_rows
+from common.decoding import (
+    Completion,
+    GenerationRequest,
+    Int,
+    Predictions,
+    Scheduler,
+    StepPlan,
+    StepRecord,
+    assign_rows,
+)
 from common.decoding.scheduling.scheduler import noise_key
 
 MASK, EOS, VOCAB = 5, 6, 50
@@ -26,13 +35,13 @@ class RandomEngine:
 
     def forward(self, plan: StepPlan) -> Predictions:
         self.plans.append(plan)
-        shape = plan.token_RW.shape
-        token_RW = self.rng.integers(EOS + 1, VOCAB, shape)
-        token_RW[self.rng.random(shape) < self.eos_share] = EOS
-        probability_RW = self.rng.random(shape, dtype=np.float32)
-        unread = ~plan.is_read_RW  # whoever reads what was not asked for is caught
-        token_RW[unread], probability_RW[unread] = MASK, np.nan
-        return Predictions.of(token_RW, probability_RW, probability_RW - 1)
+        shape = plan.token_T.shape
+        token_T = self.rng.integers(EOS + 1, VOCAB, shape)
+        token_T[self.rng.random(shape) < self.eos_share] = EOS
+        probability_T = self.rng.random(shape, dtype=np.float32)
+        unread = ~plan.is_read_T  # whoever reads what was not asked for is caught
+        token_T[unread], probability_T[unread] = MASK, np.nan
+        return Predictions.of(token_T, probability_T, probability_T - 1)
 
     def commit(self, plan: StepPlan) -> None:
         self.commits += [(span.slot, span.start, span.length) for span in plan.commits]
@@ -80,20 +89,31 @@ def run(
     return engine, completions, records
 
 
+def window_of(plan: StepPlan, row: int) -> Int:
+    """The tokens of the row's keys."""
+    first = plan.first_R[row]
+    return plan.token_T[first : first + plan.num_keys_R[row]]
+
+
 def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
-    """Every request's last row is its anchor; the others differ from it in exactly one position, filled there only."""
+    """Rows lie behind one another. Every request's last row is its anchor; the others differ from it in exactly one
+    position, filled there only."""
+    assert plan.first_R[0] == 0 and (plan.first_R + plan.num_entries_R)[-1] == plan.num_tokens
+    assert (plan.first_R[1:] == (plan.first_R + plan.num_entries_R)[:-1]).all()
+    assert np.array_equal(plan.entries_of(np.arange(plan.num_rows)), np.arange(plan.num_tokens))
     for number, decoding in enumerate(scheduler.active):
         rows = np.flatnonzero(plan.request_R == number)
         anchor = rows[-1]
         start, end = int(plan.start_R[anchor]), int(plan.start_R[anchor] + plan.num_keys_R[anchor])
-        window = plan.token_RW[anchor, : end - start]
+        window = window_of(plan, anchor)
         assert (window == decoding.token_S[start:end]).all()
         assert ((window == MASK) == decoding.is_masked_S[start:end]).all()
         for row in rows[:-1]:
-            keys = min(int(plan.num_keys_R[row]), len(window))
-            differs = np.flatnonzero(plan.token_RW[row, :keys] != window[:keys])
-            assert len(differs) == 1 and window[differs[0]] == MASK and plan.token_RW[row, differs[0]] != MASK
-            assert (plan.token_RW[row, keys : plan.num_keys_R[row]] == MASK).all()
+            tokens = window_of(plan, row)
+            keys = min(len(tokens), len(window))
+            differs = np.flatnonzero(tokens[:keys] != window[:keys])
+            assert len(differs) == 1 and window[differs[0]] == MASK and tokens[differs[0]] != MASK
+            assert (tokens[keys:] == MASK).all()
             if scheduler.decode.spawn_blocks == "first":
                 block = decoding.blocks[decoding.block_index_at(start + int(differs[0]))]
                 assert not decoding.is_masked_S[: block.start].any()
@@ -129,7 +149,7 @@ def test_committed_spans_leave_no_gap(decode: DecodeConfig, seed: int) -> None:
             rows = plan.request_R == span.request
             assert (plan.start_R[rows] == span.start).all(), "a commit span is the start of its rows' windows"
             assert (plan.num_keys_R[rows] >= span.length).all()
-            tokens = plan.token_RW[rows, : span.length]
+            tokens = np.array([window_of(plan, row)[: span.length] for row in np.flatnonzero(rows)])
             assert decode.strategy != "d2f" or not (tokens == MASK).any(), "a mask would be committed"
             assert (tokens == tokens[0]).all() or decode.strategy != "d2f", "branches differ in what they commit"
 
@@ -199,8 +219,8 @@ def test_the_anchor_loses_ties() -> None:
     for expected_rows, expected_winner in ((1, 0), (3, 0)):
         plan = scheduler.plan_step()
         assert plan.num_rows == expected_rows
-        same = np.full(plan.token_RW.shape, 0.5, dtype=np.float32)
-        winners = scheduler.select_winners(Predictions.of(np.full(plan.token_RW.shape, 9), same, same))
+        same = np.full(plan.token_T.shape, 0.5, dtype=np.float32)
+        winners = scheduler.select_winners(Predictions.of(np.full(plan.token_T.shape, 9), same, same))
         assert winners[0] == expected_winner
         scheduler.advance(winners)
 

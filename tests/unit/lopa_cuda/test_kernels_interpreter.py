@@ -7,10 +7,12 @@ tests/device checks the arithmetic.
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from torch import Tensor
 from common.decoding import Sampling
 from common.model import add_rms_norm, merge_statistics, rotary_table, rotate, shard_statistics, swiglu
 from lopa_cuda.ops.plain import visible_keys
+from lopa_cuda.steps import RECORD, Run, Tiling, write_tiles
 from quant import fp8, w8a8
 from quant.w8a8 import QuantizedActivation
 
@@ -35,8 +38,6 @@ def test_in_the_interpreter() -> None:
     if IS_INTERPRETED:
         pytest.skip("this is the interpreter's process")
     triton = pytest.importorskip("triton", reason="the kernels need Triton")
-    import numpy as np
-
     if np.lib.NumpyVersion(np.__version__) >= "2.4.0" and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
         pytest.skip("Triton's interpreter before 3.7 cannot loop under numpy 2.4")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
@@ -76,51 +77,70 @@ def test_norm_sums_parts_and_adds_the_residual(quantize: str | None) -> None:
 @interpreted
 @pytest.mark.parametrize("num_parts", [0, 2])
 def test_rope_rotates_and_prewrites(num_parts: int) -> None:
-    num_rows, width, kv = 3, 6, (NUM_KV_HEADS, HEAD_SIZE)
+    num_tokens, kv = 18, (NUM_KV_HEADS, HEAD_SIZE)
     channels = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_SIZE
-    parts, bias = torch.randn(max(num_parts, 1), num_rows * width, channels), random(channels)
+    parts, bias = torch.randn(max(num_parts, 1), num_tokens, channels), random(channels)
     qkv = (parts.sum(0) + bias.float()).bfloat16() if num_parts else parts[0].bfloat16()
     given = kernels.Partials(parts, None, None, bias) if num_parts else qkv
-    position, table = torch.randint(0, 50, (num_rows * width,)), rotary_table(50, HEAD_SIZE, 1e6, torch.device("cpu"))
-    window = torch.full((2, num_rows + 1, width + 2, *kv), 7.0).bfloat16()
-    query = kernels.rope_prewrite(given, position, table, window, num_heads=NUM_HEADS, width=width)
-    heads = qkv.view(num_rows * width, -1, HEAD_SIZE)
+    position, table = torch.randint(0, 50, (num_tokens,)), rotary_table(50, HEAD_SIZE, 1e6, torch.device("cpu"))
+    window = torch.full((2, num_tokens + 2, *kv), 7.0).bfloat16()
+    query = kernels.rope_prewrite(given, position, table, window, num_heads=NUM_HEADS)
+    heads = qkv.view(num_tokens, -1, HEAD_SIZE)
     rotated = rotate(heads[:, : NUM_HEADS + NUM_KV_HEADS], table[position])
     assert relative_error(query, rotated[:, :NUM_HEADS]) < TOLERANCE
-    key = rotated[:, NUM_HEADS:].reshape(num_rows, width, *kv)
-    assert relative_error(window[0, :num_rows, :width], key) < TOLERANCE
-    value = heads[:, NUM_HEADS + NUM_KV_HEADS :].reshape(num_rows, width, *kv)
-    assert relative_error(window[1, :num_rows, :width], value) < TOLERANCE
-    assert bool((window[:, num_rows:] == 7).all() and (window[:, :, width:] == 7).all())
+    assert relative_error(window[0, :num_tokens], rotated[:, NUM_HEADS:]) < TOLERANCE
+    assert relative_error(window[1, :num_tokens], heads[:, NUM_HEADS + NUM_KV_HEADS :]) < TOLERANCE
+    assert bool((window[:, num_tokens:] == 7).all())
+
+
+RAGGED = {
+    "behind a prefix": [(7, 6, 130, 130, 2), (6, 4, 0, 0, 0), (3, 3, 70, 70, 3), (40, 37, 5, 5, 1)],
+    "keys behind the window": [(6, 6, 130, 180, 2), (5, 5, 0, 0, 0), (35, 33, 70, 110, 3)],
+    "one token": [(1, 1, 64, 64, 1)],
+}  # entries, keys, start, cached, slot of each row
 
 
 @interpreted
 @pytest.mark.parametrize("num_splits", [1, 3])
-@pytest.mark.parametrize("is_dual", [False, True])
-def test_attention_of_rows_of_many_lengths(num_splits: int, is_dual: bool) -> None:
-    num_rows, width, kv = 3, 6, (NUM_KV_HEADS, HEAD_SIZE)
-    start, num_keys = torch.tensor([130, 0, 70], dtype=torch.int32), torch.tensor([6, 4, 5])
-    cached = torch.tensor([180, 0, 100]) if is_dual else start.long()
-    reach = torch.tensor([[6, 6, 6, 3, 2, 1], [4, 4, 4, 4, 0, 0], [5, 5, 5, 5, 5, 5]])
-    rows = {
-        "slot_R": torch.tensor([2, 0, 3]), "start_R": start, "num_keys_R": num_keys, "cached_R": cached,
-        "horizon_RW": start[:, None].long() + reach,
-    }  # fmt: skip
-    query = random(num_rows * width, NUM_HEADS, HEAD_SIZE)
-    committed, window = random(2, 4, 200, *kv), random(2, 3, 8, *kv)
-    window[:, :, width:] = torch.nan
-    attended = kernels.window_attention(query, committed, window, **rows, num_splits=num_splits)
-    visible = visible_keys(rows["horizon_RW"], start, num_keys, cached, 180)
-    key, value = (torch.cat((committed[i][rows["slot_R"], :180], window[i, :, :width]), dim=1).float() for i in (0, 1))
-    group = NUM_HEADS // NUM_KV_HEADS
-    score = torch.einsum(
-        "rwnh,rxnh->rnwx",
-        query.view(num_rows, width, NUM_HEADS, HEAD_SIZE).float() * HEAD_SIZE**-0.5,
-        key.repeat_interleave(group, 2),
+@pytest.mark.parametrize("rows", RAGGED.values(), ids=RAGGED)
+def test_attention_of_ragged_rows(rows: list[tuple[int, ...]], num_splits: int) -> None:
+    """Also of padding, which sees its own first key, and with tiles to spare."""
+    tiling, kv = Tiling(NUM_HEADS // NUM_KV_HEADS, kernels.BLOCK_QUERIES), (NUM_KV_HEADS, HEAD_SIZE)
+    runs = [Run(1, *row) for row in rows]
+    num_entries = sum(run.num_entries for run in runs)
+    num_tokens = num_entries + 3
+    spans = np.array([(first, *run[1:]) for first, run in zip(firsts(runs), runs, strict=True)]).T
+    tiles = np.full((tiling.needed(spans[1], num_tokens) + 2, RECORD), 9, dtype=np.int32)
+    write_tiles(tiles, tiling, spans, num_tokens)
+    runs.append(Run(1, 3, 1, 0, 0, 0))
+    reach = torch.cat([torch.randint(0, run.num_entries + 2, (run.num_entries,)) + run.start for run in runs])
+    query = random(num_tokens, NUM_HEADS, HEAD_SIZE)
+    committed, window = random(2, 4, 200, *kv), random(2, num_tokens + 5, *kv)
+    window[:, num_tokens:] = torch.nan
+    attended = kernels.window_attention(
+        query, committed, window, tiles_N8=torch.from_numpy(tiles), horizon_T=reach.int(), num_splits=num_splits
     )
-    weight = score.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
-    expected = torch.einsum("rnwx,rxnh->rwnh", weight, value.repeat_interleave(group, 2)).reshape(attended.shape)
-    assert relative_error(attended, expected) < TOLERANCE
+    for first, run in zip(firsts(runs), runs, strict=True):
+        own = slice(first, first + run.num_entries)
+        expected = plain_attention(query[own], committed, window[:, own], reach[own], run)
+        # Of a row that sees nothing the expected values are 0, and so is every value.
+        assert relative_error(attended[own], expected) < TOLERANCE or torch.equal(attended[own].float(), expected)
+
+
+def firsts(runs: list[Run]) -> list[int]:
+    return [0, *itertools.accumulate(run.num_entries for run in runs)][: len(runs)]
+
+
+def plain_attention(query: Tensor, committed: Tensor, window: Tensor, horizon: Tensor, run: Run) -> Tensor:
+    """Of one row."""
+    group = NUM_HEADS // NUM_KV_HEADS
+    key, value = (
+        torch.cat((committed[part, run.slot, : run.cached], window[part])).float().repeat_interleave(group, 1)
+        for part in (0, 1)
+    )
+    score = torch.einsum("wnh,xnh->nwx", query.float() * HEAD_SIZE**-0.5, key)
+    weight = score.masked_fill(~visible_keys(horizon[None], run)[0], -torch.inf).softmax(-1).nan_to_num()
+    return torch.einsum("nwx,xnh->wnh", weight, value).reshape(len(query), -1)
 
 
 @interpreted

@@ -1,0 +1,87 @@
+"""What goes through the head: which hidden states, and where their predictions belong.
+
+Reads are padded to the shape of the buffers; a padding read repeats the first token.
+
+Shapes: T tokens, M reads of a rank, P branch-parallel ranks, N reads of all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.decoding import Predictions, Sampling, StepPlan
+from common.model import NoiseKeys
+from lopa_cuda.steps.share import Share
+from lopa_cuda.steps.upload import Upload
+
+_COLUMNS_31 = np.arange(3)[:, None]  # token, probability, confidence
+
+
+class ReadsKey(NamedTuple):
+    """The shape of a pass through the head, and what it does with the logits."""
+
+    num_reads: int
+    sampling: Sampling
+    is_captured: bool
+
+
+class Reads:
+    """Which tokens each rank puts through the head, and where in the plan their predictions belong.
+
+    Made while the device computes, so that little is left to do once it has answered.
+    """
+
+    def __init__(self, plan: StepPlan, shares: list[Share]) -> None:
+        self._num_tokens = plan.num_tokens
+        self.tokens_PM = [share.of_entries(plan.is_read_T).nonzero()[0] for share in shares]
+        self.entries_PM = [share.in_plan(tokens) for share, tokens in zip(shares, self.tokens_PM, strict=True)]
+        self.most = max(map(len, self.tokens_PM))
+
+    def order(self, num_reads: int) -> None:
+        """Ranks answer with `num_reads` predictions each. A row computed on several ranks counts once, from the first:
+        of equal targets the last one written stays, so the first goes last."""
+        source_T = np.zeros(self._num_tokens, dtype=np.int64)  # whatever stands first, where nothing is read
+        for rank in reversed(range(len(self.entries_PM))):
+            entries_M = self.entries_PM[rank]
+            source_T[entries_M] = np.arange(rank * num_reads, rank * num_reads + len(entries_M))
+        self._source_3T = 3 * source_T + _COLUMNS_31
+
+    def predictions(self, predicted_PM3: np.ndarray) -> Predictions:
+        """In the plan's order."""
+        return Predictions(predicted_PM3.reshape(-1).take(self._source_3T))
+
+
+class ReadBuffers:
+    """Indices of the hidden states to read, the keys of their noise, and the gathered predictions on the host."""
+
+    def __init__(self, key: ReadsKey, device: torch.device, num_ranks: int) -> None:
+        is_pinned, is_random = device.type == "cuda", key.sampling.temperature > 0
+        self._index = Upload(torch.zeros(key.num_reads, dtype=torch.int32, pin_memory=is_pinned), device)
+        shape = 3 if is_random else 0, key.num_reads
+        self._noise = Upload(torch.zeros(shape, dtype=torch.int64, pin_memory=is_pinned), device)
+        self._predicted_PM3 = torch.zeros((num_ranks, key.num_reads, 3), pin_memory=is_pinned)
+        self.predicted_PM3 = self._predicted_PM3.numpy()
+        self.index_M = self._index.device
+        self.noise_keys = NoiseKeys(*self._noise.device.unbind()) if is_random else None
+
+    def fill(self, plan: StepPlan, reads: Reads, rank: int) -> None:
+        tokens_M, entries_M = reads.tokens_PM[rank], reads.entries_PM[rank]
+        self._index.host[: len(tokens_M)] = tokens_M
+        self._index.host[len(tokens_M) :] = 0
+        if self.noise_keys is not None:
+            row_M = plan.first_R.searchsorted(entries_M, side="right") - 1
+            position_M = plan.position_T[entries_M] + 1
+            self._noise.host[:, : len(tokens_M)] = plan.noise_key_R[row_M], plan.step_R[row_M], position_M
+
+    def send(self) -> None:
+        self._index.send()
+        if self.noise_keys is not None:
+            self._noise.send()
+
+    def receive(self, predicted_PM3: Tensor) -> None:
+        """Copy to the host; it is there once the device has come this far."""
+        self._predicted_PM3.copy_(predicted_PM3, non_blocking=True)

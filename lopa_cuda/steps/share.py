@@ -1,0 +1,46 @@
+"""Which rows of a plan each branch-parallel rank computes, laid out one behind another."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from common.decoding import NUM_UPLOADED_FIELDS, Int, StepPlan
+
+
+class Share(NamedTuple):
+    """One rank's rows.
+
+    spans_6R: the first fields of StepPlan.row_fields_8R, first entries counted in the share.
+    entry_T: the plan's entry at each of the share's; None: all of them in the plan's order.
+    """
+
+    spans_6R: Int
+    entry_T: Int | None
+    num_tokens: int
+
+    def first_token(self, place: int) -> int:
+        """Of the row at this place of the share."""
+        return int(self.spans_6R[0, place])
+
+    def of_entries(self, block: Int) -> Int:
+        """This share of an array whose last axis is the plan's entries."""
+        return block if self.entry_T is None else block[..., self.entry_T]
+
+    def in_plan(self, token_N: Int) -> Int:
+        """The plan's entries of these tokens."""
+        return token_N if self.entry_T is None else self.entry_T[token_N]
+
+
+def deal(plan: StepPlan, row_of: Int) -> list[Share]:
+    """row_of [P, R]: the plan's row computed at each rank's place; a single rank computes all in their order."""
+    if len(row_of) == 1:
+        return [Share(plan.row_fields_8R[:NUM_UPLOADED_FIELDS], None, plan.num_tokens)]
+    return [_share(plan, rows) for rows in row_of]
+
+
+def _share(plan: StepPlan, rows: Int) -> Share:
+    spans_6R, entry_T = plan.row_fields_8R[:NUM_UPLOADED_FIELDS, rows], plan.entries_of(rows)
+    np.subtract(spans_6R[1].cumsum(), spans_6R[1], out=spans_6R[0])
+    return Share(spans_6R, entry_T, len(entry_T))
