@@ -104,7 +104,7 @@ def _graphs(profile: DeviceProfile, config: ModelConfig) -> Graphs | None:
         return None
     from graphs.npu import AsItIs, NpuCapture, NpugraphEx, Torchair
 
-    shapes = Shapes.of(profile.graph.window_buckets, profile.graph.row_buckets)
+    shapes = Shapes.of(profile.graph.token_buckets, profile.graph.row_buckets)
     if mode == "npugraph":
         return Graphs(shapes, NpuCapture())
     folder = folder_of(profile, config)

@@ -110,7 +110,7 @@ def _capture(profile: DeviceProfile, dtype: torch.dtype) -> Capture | None:
 def _buckets(profile: DeviceProfile, decode: DecodeConfig, capacity: Capacity, mesh: Mesh) -> Buckets:
     """Of any step up to the largest that is captured; warm_up adds what steps usually have."""
     rows = capacity.num_slots * -(-(max(0, decode.num_lookahead) + 1) // mesh.bp_size)
-    fixed = tuple(sorted(profile.graph.window_buckets))
+    fixed = tuple(sorted(profile.graph.token_buckets))
     max_tokens = fixed[-1] if fixed else min(MAX_CAPTURED_TOKENS, rows * capacity.max_model_len)
     reads = max(LEAST_CAPTURED_READS, most_reads(decode, capacity.num_slots, mesh.bp_size))
     return Buckets(knee=KNEE_TOKENS, max_tokens=max_tokens, max_reads=min(max_tokens, reads), fixed=fixed)

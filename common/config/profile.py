@@ -40,15 +40,15 @@ class GraphConfig(Settings):
         description="How steps are run: as they are (`eager`), or captured and replayed, by `cuda_graph` on a GPU and "
         "one of the other three on an NPU.",
     )
-    window_buckets: tuple[Count, ...] = Field(
+    token_buckets: tuple[Count, ...] = Field(
         default=(),
-        description="The padded sizes that are captured: of a row's window on `lopa_cuda`, of all tokens of a rank on "
-        "`lopa_ascend`; an empty list leaves the choice to the engine.",
+        description="The padded numbers of tokens of a rank's step that are captured; an empty list leaves the choice "
+        "to the engine.",
     )
     row_buckets: tuple[Count, ...] = Field(
         default=(),
-        description="The padded numbers of rows that are captured, on `lopa_ascend` of virtual rows; an empty list "
-        "leaves the choice to the engine.",
+        description="`lopa_ascend` only: the padded numbers of virtual rows that are captured; an empty list leaves "
+        "the choice to the engine.",
     )
     cache_dir: str | None = Field(
         default=None,

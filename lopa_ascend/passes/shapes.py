@@ -22,14 +22,14 @@ _ROWS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 @dataclass(frozen=True)
 class Shapes:
-    """Ascending sizes of tokens and of virtual rows. A profile's window_buckets and row_buckets replace them."""
+    """Ascending sizes of tokens and of virtual rows. A profile's token_buckets and row_buckets replace them."""
 
     tokens: tuple[int, ...]
     rows: tuple[int, ...]
 
     @classmethod
-    def of(cls, window_buckets: Sequence[int], row_buckets: Sequence[int]) -> Shapes:
-        tokens = tuple(sorted(window_buckets)) or covering_sizes(
+    def of(cls, token_buckets: Sequence[int], row_buckets: Sequence[int]) -> Shapes:
+        tokens = tuple(sorted(token_buckets)) or covering_sizes(
             MAX_CAPTURED_TOKENS, lambda size: 1 + size / KNEE_TOKENS, multiple=_MULTIPLE, tolerance=_TOLERANCE
         )
         return cls(tokens, tuple(sorted(row_buckets)) or _ROWS)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.sim
 MODEL = GOLDEN / "model_b"
 DEMO = GOLDEN.parents[1] / "models" / "demo"
 PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(length)] for n, length in enumerate((118, 30))]
-FEW = {"window_buckets": [80, 176], "row_buckets": [8, 16]}  # a compilation takes half a second a shape
+FEW = {"token_buckets": [80, 176], "row_buckets": [8, 16]}  # a compilation takes half a second a shape
 ATTENTION = {
     "npu::npu_apply_rotary_pos_emb": 1,
     "npu::npu_scatter_pa_kv_cache": 1,
@@ -145,7 +145,7 @@ def test_graphs_give_the_tokens_of_eager(npu: Any, mode: str, quantization: str 
 def test_a_replay_behind_a_step_that_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompts are longer than the largest captured shape; the steps behind them are replayed."""
     decode = causal(shift_row="fresh")
-    engine = engine_on("npu", decode, None, "npugraph", shapes={"window_buckets": [40, 80], "row_buckets": [8]})
+    engine = engine_on("npu", decode, None, "npugraph", shapes={"token_buckets": [40, 80], "row_buckets": [8]})
     kinds, layers_key = [], engine.passes.layers_key
 
     def noted(*given: Any) -> Any:
@@ -277,7 +277,7 @@ def test_every_call_at_dream_7b_shapes_is_accepted_and_a_layer_keeps_its_budget(
         {
             "name": "test", "engine": "lopa_ascend", "device": "npu", "quantization": quantization,
             "max_model_len": 1024,
-            "graph": {"mode": mode, "window_buckets": [80, 160], "row_buckets": [4, 8]},
+            "graph": {"mode": mode, "token_buckets": [80, 160], "row_buckets": [4, 8]},
         }
     )  # fmt: skip
     engine = assemble(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=decode))
@@ -385,7 +385,7 @@ def test_graphs_hold_the_collectives_of_both_axes(tmp_path: Path, mode: str) -> 
     """TP2 x BP2: the sums over tp in the layers, the gathers over tp and bp in the head; compiled and captured, or as
     HcomAllReduce and HcomAllGather by their groups' HCCL names. TP2 alone, with prefetches: test_npu_prefetch."""
     model, mesh, settings = write_model(tmp_path), (1, 2, 2), ["k=3 fresh"]
-    graph = {"mode": mode, "window_buckets": [176], "row_buckets": [16]}
+    graph = {"mode": mode, "token_buckets": [176], "row_buckets": [16]}
     graphs = decoded(model, tmp_path / "graphs", mesh, settings, device="npu", dtype="bfloat16", graph=graph)
     assert graphs == decoded(model, tmp_path / "ref", mesh, settings, dtype="bfloat16")
 

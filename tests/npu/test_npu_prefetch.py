@@ -16,7 +16,7 @@ from lopa_ascend.parallel import Collectives
 from lopa_ascend.stages import AscendStages
 from tests.distributed.ascend_launch import decoded, write_model
 
-ONE_SHAPE = {"window_buckets": [176], "row_buckets": [16]}
+ONE_SHAPE = {"token_buckets": [176], "row_buckets": [16]}
 MESH, SETTINGS = (1, 1, 2), ["k=3 fresh"]
 # Of a rank of TP2 of ascend_launch.write_model, as heads of 128: what the next linear reads, and its bytes.
 GATE_UP, QKV, HEAD = [96, 64], [1024, 64], [160, 64]

@@ -16,7 +16,7 @@ from lopa_ascend.engine import AscendEngine
 from lopa_ascend.ops import VirtualRows, npu_ops
 
 pytestmark = [pytest.mark.sim, pytest.mark.filterwarnings("ignore:When enable frozen_parameter")]
-SHAPES = {"window_buckets": [80, 176], "row_buckets": [8, 16]}
+SHAPES = {"token_buckets": [80, 176], "row_buckets": [8, 16]}
 # A layer's kernels by precision; the first norm has nothing to add, the last feeds the head, which is not quantized.
 LAYER = {
     None: {"AddRmsNorm": 2, "MatMul": 3, "MatMulV2": 1, "SwiGlu": 1},

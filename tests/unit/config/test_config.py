@@ -204,9 +204,9 @@ def test_what_is_a_text_needs_no_quotes_in_quotes(tmp_path: Path, override: str,
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("graph: {window_buckets: [-5]}", "FILE: graph.window_buckets.0: set it to 1 or more"),
+        ("graph: {token_buckets: [-5]}", "FILE: graph.token_buckets.0: set it to 1 or more"),
         ("graph: {row_buckets: [0]}", "FILE: graph.row_buckets.0: set it to 1 or more"),
-        ("graph: {window_buckets: [true]}", "FILE: graph.window_buckets.0: set it to a number, not to true or false"),
+        ("graph: {token_buckets: [true]}", "FILE: graph.token_buckets.0: set it to a number, not to true or false"),
         ("collective_timeout_s: .inf", "FILE: collective_timeout_s: set it to a finite number"),
         ("environment: {'': x}", "FILE: environment: '' cannot be a variable"),
         ('environment: {A: "\\ud800"}', "FILE: environment.A: '\\ud800' holds half a surrogate pair"),
