@@ -113,7 +113,8 @@ class OneAfterAnother:
     """The engine without its two calls: nothing happens while it computes."""
 
     def __init__(self, engine: AscendEngine) -> None:
-        self.capacity, self.forward, self.commit = engine.capacity, engine.forward, engine.commit
+        self.capacity, self.mesh = engine.capacity, engine.mesh
+        self.forward, self.commit = engine.forward, engine.commit
 
 
 def test_what_the_host_does_meanwhile_changes_no_token() -> None:
@@ -201,6 +202,7 @@ class Agreement:
 
     def __init__(self, leader: Engine, follower: Engine, margin: float) -> None:
         self.leader, self.follower, self.capacity = leader, follower, leader.capacity
+        self.mesh = leader.mesh
         self.margin = margin
         self.num_equal = self.num_read = 0
 
