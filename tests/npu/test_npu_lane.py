@@ -96,7 +96,8 @@ def as_user(tmp_path: Path, num_devices: str, *folders: Path) -> dict[str, tuple
     """Exit code and output of each command, with these folders first on the path and no torch_npu behind them."""
     (tmp_path / "run.yaml").write_text("model: absent\ninput: {path: absent.jsonl}\noutput: {path: o.jsonl}\n")
     paths = os.pathsep.join(map(str, [*folders, ROOT, ROOT / "tests" / "npu"]))
-    environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200"}
+    # The commands share a process, in which torch has been loaded when the second of them applies the profile's own.
+    environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200", "OMP_PROC_BIND": "false"}
     command = [sys.executable, str(ROOT / "tests" / "npu" / "as_user.py"), str(tmp_path), num_devices]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,8 +50,9 @@ def test_a_generator_replaces_auto_by_a_number(cpu: DeviceProfile) -> None:
 
 
 def test_an_engine_that_cannot_measure_asks_for_a_number() -> None:
+    engine = SimpleNamespace(num_paying_lookaheads=lambda decode: None)
     with pytest.raises(ConfigError, match="set a number"):
-        with_branch_budget(AUTO, object())  # type: ignore[arg-type]
+        with_branch_budget(AUTO, engine)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("num_lookahead", [0, 3, 7, 15])

@@ -35,6 +35,14 @@ def execute(profile: DeviceProfile, run: RunConfig, **options: bool) -> dict[str
     return run_batch(profile, run, lambda: ScriptedGenerator(profile, run), **options)
 
 
+def without_this_start(metrics: dict[str, Any] | None) -> dict[str, Any]:
+    """What a start says that finds everything done: all but what one start did."""
+    assert metrics is not None and "this_start" in metrics
+    rest: dict[str, Any] = json.loads(json.dumps(metrics))
+    del rest["this_start"]
+    return rest
+
+
 class Interrupted(Exception):
     pass
 

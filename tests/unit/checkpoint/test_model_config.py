@@ -99,7 +99,7 @@ def test_memory_that_is_promised_and_not_there_ends_in_a_sentence(
 ) -> None:
     monkeypatch.setattr(sanity, "_memory", lambda: None)  # as where the system does not say
     config = write_config(tmp_path, vocab_size=2**24, hidden_size=2**20)
-    with bounded(), pytest.raises(EngineError, match=r"embed_tokens.weight: no memory for this weight .*: restore"):
+    with bounded(), pytest.raises(EngineError, match=r"embed_tokens.weight: no memory for this weight .*: free what"):
         load(tmp_path, config, load_format="dummy", dtype=torch.bfloat16)
 
 
