@@ -30,8 +30,9 @@ logger = logging.getLogger(__name__)
 # Tokens at which arithmetic takes as long as reading 2-byte weights on an H200 (790 TFLOP/s over 4.3 TB/s): what
 # buckets are spaced by. It need not be exact, but every rank must use the same.
 KNEE_TOKENS = 184.0
-MAX_CAPTURED_TOKENS = 4096
-LEAST_CAPTURED_READS = 512
+# Of the largest captured step: for one request, and at most for any number, since its scratch memory is held for good.
+LEAST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS = 4096, 32768
+LEAST_CAPTURED_READS, MOST_LOGITS_BYTES = 512, 2**31
 
 
 def assemble(profile: DeviceProfile, run: RunConfig, capture: Capture | None = None) -> CudaEngine:
@@ -111,8 +112,10 @@ def _buckets(profile: DeviceProfile, decode: DecodeConfig, capacity: Capacity, m
     """Of any step up to the largest that is captured; warm_up adds what steps usually have."""
     rows = capacity.num_slots * -(-(max(0, decode.num_lookahead) + 1) // mesh.bp_size)
     fixed = tuple(sorted(profile.graph.token_buckets))
-    max_tokens = fixed[-1] if fixed else min(MAX_CAPTURED_TOKENS, rows * capacity.max_model_len)
-    reads = max(LEAST_CAPTURED_READS, most_reads(decode, capacity.num_slots, mesh.bp_size))
+    usual = most_reads(decode, capacity.num_slots, mesh.bp_size)
+    captured = min(MOST_CAPTURED_TOKENS, max(LEAST_CAPTURED_TOKENS, usual))
+    max_tokens = fixed[-1] if fixed else min(captured, rows * capacity.max_model_len)
+    reads = max(LEAST_CAPTURED_READS, min(usual, MOST_LOGITS_BYTES // (2 * (capacity.vocab_size or 1))))
     return Buckets(knee=KNEE_TOKENS, max_tokens=max_tokens, max_reads=min(max_tokens, reads), fixed=fixed)
 
 

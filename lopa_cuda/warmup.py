@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 WHOLE_BLOCKS = 8  # windows of up to so many blocks, of all branches of one request, are not padded at all
 USUAL_BLOCKS = 4  # that a request decodes at once
-COMMITTED_BLOCKS = (1, 2, 4, 8)  # by one step
+COMMITTED_BLOCKS = (1, 2, 4, 8, 16, 32, 64)  # by one step; more than 8 only where there are as many requests
 
 
 @torch.inference_mode()
@@ -43,7 +43,8 @@ def warm_up(
     sampling = Sampling.of(decode, config.mask_token_id)
     for num_reads in reversed(passes.buckets.reads):
         passes.capture_head(num_reads, sampling)
-    committer.warm_up([blocks * decode.block_size for blocks in COMMITTED_BLOCKS])
+    most_blocks = max(8, num_requests)
+    committer.warm_up([blocks * decode.block_size for blocks in COMMITTED_BLOCKS if blocks <= most_blocks])
     # A collector pause would fall into some step; what exists now lives as long as the process.
     gc.collect()
     gc.freeze()
@@ -74,7 +75,7 @@ def usual_tokens(decode: DecodeConfig, bp_size: int) -> list[int]:
 
 
 def most_reads(decode: DecodeConfig, num_requests: int, bp_size: int) -> int:
-    """Positions of a rank that go through the head in a usual step."""
+    """Entries of a rank in a usual step of all requests, which is the most that goes through the head."""
     branches = max(0, decode.num_lookahead) + 1
     return -(-branches // bp_size) * num_requests * min(USUAL_BLOCKS * decode.block_size, decode.max_new_tokens)
 
