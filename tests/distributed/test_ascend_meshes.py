@@ -10,7 +10,8 @@ import pytest
 
 from tests.distributed.ascend_launch import Decoded, Mesh, decoded, finish, merged, start, worker, write_model
 
-MESHES = [(1, 2, 2), pytest.param((1, 4, 4), marks=pytest.mark.slow)]
+pytestmark = pytest.mark.slow
+MESHES = [(1, 2, 2), (1, 4, 4)]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,6 @@ def test_the_mesh_does_not_change_the_tokens(model: Path, single: Decoded, mesh:
     assert decoded(model, tmp_path / "out", mesh) == single
 
 
-@pytest.mark.slow
 def test_two_nodes_of_four_processes_are_one_machine(model: Path, single: Decoded, tmp_path: Path) -> None:
     """The branch axis crosses the nodes: their processes meet over the address that both launchers are told."""
     mesh = (1, 4, 2)

@@ -129,6 +129,7 @@ def test_users_without_torch_npu(tmp_path: Path) -> None:
     assert_one_sentence_each(as_user(tmp_path, "none"), "torch-npu is not installed: run `pip install -e '.[ascend]'`")
 
 
+@pytest.mark.slow
 def test_users_with_another_release_than_torch(tmp_path: Path) -> None:
     metadata = tmp_path / "torch_npu-1.2.3.post4.dist-info" / "METADATA"
     metadata.parent.mkdir()

@@ -107,6 +107,7 @@ def test_branches_and_replicas_over_processes_give_what_one_process_gives(tmp_pa
     assert metrics["environment"]["mesh"] == {"dp": 2, "bp": 2, "tp": 1}
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_job_and_a_restart_finishes_it(tmp_path: Path, model: Path) -> None:
     write_files(tmp_path, model, num_requests=400, mesh={"branch_parallel_size": 2})
     process = start(tmp_path)

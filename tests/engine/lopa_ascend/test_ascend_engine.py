@@ -117,6 +117,7 @@ class OneAfterAnother:
         self.forward, self.commit = engine.forward, engine.commit
 
 
+@pytest.mark.slow
 def test_what_the_host_does_meanwhile_changes_no_token() -> None:
     decode, num_slots = causal(shift_row="fresh"), 2
     engine = assemble(profile(), run_of(decode, num_slots))
@@ -230,7 +231,9 @@ def cuda_and_ascend(dtype: str, decode: DecodeConfig, model: Path, **settings: A
     return [build_engine(profile(name, dtype, **settings), run) for name in ("lopa_cuda", "lopa_ascend")]
 
 
-@pytest.mark.parametrize(("model", "shift_row"), [("model_a", "stale"), ("model_b", "fresh")])
+@pytest.mark.parametrize(
+    ("model", "shift_row"), [pytest.param("model_a", "stale", marks=pytest.mark.slow), ("model_b", "fresh")]
+)
 def test_bfloat16_predicts_what_the_cuda_engine_does(model: str, shift_row: str) -> None:
     decode = causal(shift_row=shift_row, sampling_strategy="margin")
     assert agreement(*cuda_and_ascend("bfloat16", decode, GOLDEN / model), decode) >= 0.99

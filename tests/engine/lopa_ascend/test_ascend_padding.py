@@ -36,8 +36,11 @@ def static_engine(num_requests: int, **settings: Any) -> AscendEngine:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"shift_row": "fresh", "num_lookahead": 7, "block_size": 8}, {"temperature": 0.7, "top_p": 0.9}],
-    ids=["plain", "fresh", "sampled"],
+    [
+        pytest.param({}, id="plain", marks=pytest.mark.slow),
+        pytest.param({"shift_row": "fresh", "num_lookahead": 7, "block_size": 8}, id="fresh"),
+        pytest.param({"temperature": 0.7, "top_p": 0.9}, id="sampled", marks=pytest.mark.slow),
+    ],
 )
 def test_padded_passes_decode_the_same_tokens(settings: dict[str, Any]) -> None:
     decode = causal(**settings)

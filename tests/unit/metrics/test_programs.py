@@ -126,6 +126,7 @@ def f(): return [sorted(os.environ), [d for d in range(64) if is_open(d)], sum(m
     assert found == [[sorted(["LC_CTYPE", "LOPA_ANSWER", *threads]), [0, 1, 2, 3], 0]]
 
 
+@pytest.mark.slow  # test_hostile_programs.py has loops at the strongest level
 @every_level
 @pytest.mark.parametrize("body", ["while True: pass", "import time\n    time.sleep(60)"])
 def test_time_is_limited(level: Level, body: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,7 @@ close_mesh()
 """
 
 
+@pytest.mark.slow
 def test_tensor_parallel_groups_are_adjacent_ranks(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(_WORKER)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
