@@ -115,8 +115,9 @@ class Decisions:
 
     def commit(self, plan: StepPlan, winners: Int) -> None:
         self.token_of = {}
-        for step, winner in zip(self.scheduler._steps, winners.tolist(), strict=True):
-            token_W = align(step, self.found).values_3BW[0, winner - step.first_row].astype(int)
+        steps = self.scheduler._steps
+        for step, aligned, winner in zip(steps, align(steps, self.found), winners.tolist(), strict=True):
+            token_W = aligned.values_3BW[0, winner - step.first_row].astype(int)
             self.token_of[step.decoding.request.id] = dict(enumerate(token_W.tolist(), step.window.start))
         self.leader.commit(plan, winners)
         self.follower.commit(plan, winners)
