@@ -8,9 +8,13 @@ that fail in their second request, by an error (EngineError), a defect (KeyError
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as common/commands/__main__.py does
+
 import ctypes
 import os
-import signal
 import sys
 import time
 import types
