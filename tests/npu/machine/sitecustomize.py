@@ -23,4 +23,4 @@ if os.environ.get("LOPA_SIM_MACHINE") == "1" and "pip" not in sys.orig_argv:
 
     npu.Torchair.__init__ = _with_ge
     SimulatedNpu().__enter__()
-    floors._COPY_BYTES["npu"], floors._MATRIX_SIZE["npu"], floors._SUSTAINED_S = 2**20, 256, 0.001
+    floors._COPY_BYTES["npu"], floors._MATRIX_SIZE["npu"], floors._SUSTAINED_S = 2**22, 256, 0.001
