@@ -79,6 +79,7 @@ def test_the_first_run_ends_with_the_reason_where_there_is_no_device(tmp_path: P
 
 @pytest.mark.sim
 @pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("LOPA_REHEARSAL"), reason="takes some 20 minutes: set LOPA_REHEARSAL=1")
 def test_the_first_run_from_end_to_end(torch_npu: Any, tmp_path: Path) -> None:
     """Every part of it on 2 x 2 simulated devices, with the shipped model and a tiny one of random weights."""
     profile = yaml.safe_load((ROOT / "configs" / "profiles" / f"{PROFILE}.yaml").read_text())
