@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -56,6 +57,16 @@ def fuzzed(test: Callable[..., Any]) -> Callable[..., None]:
         print(f"{test.__name__}: {count} examples")
 
     return rounds
+
+
+def restored(folder: Path, files: dict[str, bytes]) -> Path:
+    """The folder with these files, as it was before a case damaged them."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return folder
 
 
 @contextmanager

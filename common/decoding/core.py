@@ -48,7 +48,7 @@ class EngineCore:
 
         Raises ValueError if a request of this id waits or is being decoded.
         """
-        if any(request.id == other for other in self._ids()):
+        if request.id in self._ids():
             raise ValueError(f"request {request.id} is being decoded already: give each request an id of its own")
         self._source.add(request)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from fuzzing import bounded, fuzzed
+from fuzzing import bounded, fuzzed, restored
 from hypothesis import given
 from hypothesis import strategies as st
 from nonsense import damaged_bytes, damaged_safetensors, damaged_tree, to_bytes, values
@@ -157,15 +156,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @pytest.fixture
 def folder(whole: dict[str, bytes], tmp_path: Path) -> Path:
     return restored(tmp_path / "model", whole)
-
-
-def restored(folder: Path, files: dict[str, bytes]) -> Path:
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir()
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    return folder
 
 
 def read_weights(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fuzzing import bounded, fuzzed
+from fuzzing import bounded, fuzzed, restored
 from hypothesis import given
 from hypothesis import strategies as st
 from nonsense import damaged_bytes, damaged_safetensors, damaged_tree, to_bytes
@@ -36,15 +36,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
     for scheme in SCHEMES:
         quantize_folder(model, root / scheme, scheme, calibration, max_shard_bytes=20_000)  # type: ignore[arg-type]
     return {path.name: {file.name: file.read_bytes() for file in path.iterdir()} for path in root.iterdir()}
-
-
-def restored(folder: Path, files: Files) -> Path:
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir()
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    return folder
 
 
 def read_all(folder: Path) -> None:
