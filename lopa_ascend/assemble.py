@@ -12,7 +12,7 @@ from common.config import AUTO_LOOKAHEAD, DeviceProfile, RunConfig
 from common.errors import ConfigError, MissingCapability
 from common.platforms import platform_of
 from common.processes import Mesh, init_mesh, local_rank
-from common.runtime import allocating
+from common.runtime import allocating, count_schemes
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.kv import (
     PAGE_SIZE,
@@ -61,8 +61,8 @@ def assemble(
     mesh = init_mesh(profile, platform_of(profile).group_backends())
     if device.type == "npu":
         check_tensor_parallel(config, mesh.tp_size)
-        mode = "eager" if graphs is None else profile.graph.mode
-        require_correct(ops, Sizes.of(config, mesh.tp_size), device, mesh, mode)
+        schemes = count_schemes(profile, run.model, config.num_layers, run.load_format)
+        require_correct(ops, Sizes.of(config, mesh.tp_size), device, mesh, profile, schemes)
     dtype, collectives = getattr(torch, profile.dtype), Collectives(mesh)
     num_heads = config.num_heads // mesh.tp_size
     max_model_len = min(profile.max_model_len, config.max_position_embeddings)

@@ -15,6 +15,7 @@ from common.platforms import Finding, GroupBackends
 if TYPE_CHECKING:
     from common.config import DeviceProfile, RunConfig
     from common.decoding import Engine
+    from lopa_ascend.selftest import Finding as SelftestFinding
 
 _CANN_FOLDERS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/latest")
 _CANN_VERSION_FILES = ("version.cfg", "aarch64-linux/ascend_toolkit_install.info", "opp/version.info")
@@ -75,7 +76,7 @@ class Npu(ReferenceCpu):
     def selftest(self, profile: DeviceProfile) -> Sequence[Finding]:
         from lopa_ascend.selftest import examine_alone
 
-        return [Finding(found.name, found.detail, found.is_right) for found in examine_alone(profile)]
+        return [_told(finding) for finding in examine_alone(profile)]
 
     def _why_no_devices(self, profile: DeviceProfile, num_here: int) -> str | None:
         """What a run of this profile would end with."""
@@ -84,6 +85,12 @@ class Npu(ReferenceCpu):
         except MissingCapability as error:
             return str(error)
         return None
+
+
+def _told(finding: SelftestFinding) -> Finding:
+    """What is wrong and not called is just said."""
+    is_just_said = finding.is_useless and not finding.is_called
+    return Finding(finding.name, finding.sentence, None if is_just_said else not finding.is_useless)
 
 
 def _torchair_needs() -> Finding:

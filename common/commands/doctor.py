@@ -54,8 +54,9 @@ def examine(profile: DeviceProfile | None) -> int:
 def run_selftest(profile: DeviceProfile) -> int:
     """Compute every operation on the device beside its CPU twin; 0 if all agree, else 2. Raises ConfigError."""
     findings = platform_of(profile).selftest(profile)
-    is_right = all(finding.is_ok for finding in findings)
-    _print(f"self-test: {'every operation is right' if is_right else 'do not serve with this CANN'}", findings)
+    is_right = all(finding.is_ok is not False for finding in findings)
+    title = "no operation that is called is wrong" if is_right else "do not serve with this CANN"
+    _print(f"self-test: {title}", findings, bad="wrong")
     return 0 if is_right else 2
 
 
@@ -115,9 +116,9 @@ def _package(name: str) -> str | None:
         return None
 
 
-def _print(title: str, findings: Sequence[Finding]) -> None:
+def _print(title: str, findings: Sequence[Finding], bad: str = "missing") -> None:
     table = Table(title=title, title_justify="left", show_header=False)
-    signs = {True: "[green]ok[/green]", False: "[red]missing[/red]", None: ""}
+    signs = {True: "[green]ok[/green]", False: f"[red]{bad}[/red]", None: ""}
     for finding in findings:
         # .[ascend] is no markup.
         table.add_row(signs[finding.is_ok], finding.subject, escape(finding.detail))

@@ -112,6 +112,11 @@ class DeviceProfile(Settings):
         description="The most that may be taken: by the KV cache, of what the weights leave free "
         "(`lopa_cuda`), or by everything, of the whole device (`lopa_ascend`).",
     )
+    selftest: Literal["strict", "warn", "off"] = Field(
+        default="strict",
+        description="Device npu: what a start does about an operation that is wrong there: refuse (`strict`), say so "
+        "and go on (`warn`), or not look (`off`).",
+    )
     collective_timeout_s: float = Field(
         default=60.0, gt=0, le=1e6, description="Seconds after which a process that waits for the others gives up."
     )

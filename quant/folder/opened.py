@@ -44,9 +44,11 @@ class QuantizedFolder:
             raise QuantizationError(f"{self.description.path}: {linear} mixes schemes ({listed}); quantize them alike")
         return next(iter(found.values()))
 
+    def linears(self) -> list[LinearName]:
+        return [LinearName(layer, kind) for layer in range(self.geometry.num_layers) for kind in LINEARS]
+
     def quantized_linears(self) -> list[LinearName]:
-        every = [LinearName(layer, kind) for layer in range(self.geometry.num_layers) for kind in LINEARS]
-        return [linear for linear in every if self.scheme(linear) != FLOAT]
+        return [linear for linear in self.linears() if self.scheme(linear) != FLOAT]
 
 
 class FloatTensors:

@@ -12,7 +12,11 @@ from layer import TINY, Inputs, Sizes, Weights, draw_inputs, draw_weights, run_l
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from common.processes import Mesh
 from lopa_ascend.ops import npu_ops
+from lopa_ascend.selftest import Sizes as SelftestSizes
+from lopa_ascend.selftest.checks import Bench
+from lopa_ascend.selftest.in_graphs import replayed_with_collectives
 
 CASE = "shift rows of several branches"
 
@@ -100,6 +104,17 @@ def _span(start: int, length: int, rank: int, world: int) -> Tensor:
 def _local_cache(inputs: Inputs, rank: int, world: int) -> Inputs:
     keys, values = (cache.chunk(world, 2)[rank].contiguous() for cache in (inputs.key_cache, inputs.value_cache))
     return replace(inputs, key_cache=keys, value_cache=values)
+
+
+def replay_with_collectives() -> tuple[list[object], int]:
+    """Grade and detail as it is; the grade where a sum over tp counts one rank twice."""
+    device_mesh = init_device_mesh("npu", (2, 2), mesh_dim_names=("bp", "tp"))
+    mesh = Mesh(bp_size=2, tp_size=2, bp_group=device_mesh.get_group("bp"), tp_group=device_mesh.get_group("tp"))
+    sizes = SelftestSizes(width=256, num_heads=2, num_kv_heads=1, inner=128)
+    bench = Bench(npu_ops(), sizes, torch.device("npu", dist.get_rank()))
+    grade, detail = replayed_with_collectives(bench, mesh)
+    spoiled, _ = replayed_with_collectives(bench, replace(mesh, tp_size=1))
+    return [int(grade), detail], int(spoiled)
 
 
 def place() -> tuple[int, int, str]:

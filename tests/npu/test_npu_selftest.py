@@ -1,22 +1,31 @@
-"""The start-up self-test passes where the operators are right, and names the one that is not."""
+"""The start-up self-test passes where the operators are right, tells rounding from being wrong, and names what is."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from sim.ranks import run_ranks
+from torch import Tensor
 
 from common.config import DeviceProfile
 from common.errors import MissingCapability
 from common.processes import Mesh
 from lopa_ascend.ops import npu_ops, reference_ops, twins
-from lopa_ascend.selftest import Sizes
-from lopa_ascend.selftest import examine as selftest
-from lopa_ascend.selftest.checks import CHECKS, GRAPH_CHECKS
+from lopa_ascend.ops.twins.quant import quantize_rows
+from lopa_ascend.selftest import Finding, Sizes, checks, examine, examine_alone, require_correct
+from lopa_ascend.selftest.called import called_operations
+from lopa_ascend.selftest.checks import CHECKS
+from lopa_ascend.selftest.grades import Grade
+from lopa_ascend.selftest.in_graphs import GRAPH_CHECKS
 
 SMALL = Sizes(width=256, num_heads=2, num_kv_heads=1, inner=128)
+WIDE = Sizes(width=3584, num_heads=2, num_kv_heads=1, inner=128)
+EVERY_SCHEME = ("FLOAT", "W8A8", "W8A8_DYNAMIC")
 
 
 def with_wrong(operator: str, spoil: Callable[[Any], Any]) -> Any:
@@ -27,63 +36,134 @@ def with_wrong(operator: str, spoil: Callable[[Any], Any]) -> Any:
     return ops
 
 
-def names_of_wrong(ops: Any) -> list[str]:
-    findings = selftest.examine(ops, SMALL, torch.device("cpu"), Mesh(), "eager")
-    return [finding.name for finding in findings if not finding.is_right]
+def findings_of(ops: Any, sizes: Sizes = SMALL, schemes: tuple[str, ...] = EVERY_SCHEME) -> list[Finding]:
+    return list(examine(ops, sizes, torch.device("cpu"), Mesh(), "eager", schemes))
+
+
+def unlike(ops: Any, sizes: Sizes = SMALL) -> dict[str, Grade]:
+    return {found.name: found.grade for found in findings_of(ops, sizes) if found.grade is not Grade.SAME}
+
+
+def profile(**settings: Any) -> DeviceProfile:
+    return DeviceProfile.model_validate({"name": "p", "engine": "lopa_ascend", "device": "npu", **settings})
 
 
 def test_the_twins_agree_with_themselves() -> None:
-    assert names_of_wrong(reference_ops()) == []
+    assert unlike(reference_ops()) == {}
 
 
 def test_every_operation_of_a_step_is_checked() -> None:
-    checked = {name.removesuffix(" of FRACTAL_NZ") for name in CHECKS}
+    assert called_operations(EVERY_SCHEME) == CHECKS.keys() - {"quant_matmul of plain weights"}
+    checked = {name.partition(" of ")[0] for name in CHECKS}
     needed = set(twins.__all__) - {"npu_prefetch", "npu_format_cast", "npu_fused_infer_attention_score"}
     assert len(needed) <= len(checked)
 
 
-SPOILED: dict[str, tuple[str, Callable[[Any], Any], list[str]]] = {
+WRONG, ROUNDS = Grade.WRONG, Grade.ROUNDS_DIFFERENTLY
+SPOILED: dict[str, tuple[str, Callable[[Any], Any], dict[str, Grade]]] = {
     "a uniform average": (
         "npu_fused_infer_attention_score_v2",
         lambda result: (result[0].mean(0, keepdim=True).expand_as(result[0]), result[1]),
-        ["paged_attention"],
+        {"paged_attention": WRONG},
     ),
-    "the other half activated": (
-        "npu_swiglu",
-        lambda result: result.flip(0),
-        ["swiglu"],
+    "attention off by a hundredth": (
+        "npu_fused_infer_attention_score_v2",
+        lambda result: (result[0] + 0.02, result[1]),
+        {"paged_attention": ROUNDS},
     ),
+    "the other half activated": ("npu_swiglu", lambda result: result.flip(0), {"swiglu": WRONG}),
     "int8 off by one everywhere": (
         "npu_dynamic_quant",
         lambda result: ((result[0].clamp(max=126) + 1).to(torch.int8), result[1]),
-        ["dynamic_quant"],
+        {"dynamic_quant": ROUNDS},
+    ),
+    "int8 off by two in one place": (
+        "npu_dynamic_quant",
+        lambda result: (torch.where(torch.arange(result[0].shape[1]) == 5, result[0] // 2, result[0]), result[1]),
+        {"dynamic_quant": WRONG},
     ),
     "a scale of another dtype": (
         "npu_add_rms_norm_dynamic_quant",
         lambda result: (*result[:3], result[3].bfloat16(), result[4]),
-        ["add_rms_norm_dynamic_quant"],
+        {"add_rms_norm_dynamic_quant": WRONG},
     ),
-    "nothing finite": ("npu_rms_norm", lambda result: (result[0] * torch.nan, result[1]), ["rms_norm"]),
+    "a scale rounded to bfloat16": (
+        "npu_dynamic_quant",
+        lambda result: (result[0], result[1].bfloat16().float()),
+        {"dynamic_quant": ROUNDS},
+    ),
+    "a step too small": (
+        "npu_rms_norm",
+        lambda result: ((result[0].float() * (1 - 2**-8)).bfloat16(), result[1]),
+        {"rms_norm": ROUNDS},
+    ),
+    "off by three steps": (
+        "npu_rms_norm",
+        lambda result: ((result[0].float() * (1 + 3 * 2**-7)).bfloat16(), result[1]),
+        {"rms_norm": WRONG},
+    ),
+    "nothing finite": ("npu_rms_norm", lambda result: (result[0] * torch.nan, result[1]), {"rms_norm": WRONG}),
     "an accumulator off by one": (
         "npu_quant_matmul",
         lambda result: result + (1 if result.dtype == torch.int32 else 0),
-        ["quant_matmul_int32"],
+        {"quant_matmul_int32": WRONG},
     ),
 }
 
 
 @pytest.mark.parametrize("case", SPOILED)
-def test_a_wrong_operator_is_named(case: str) -> None:
-    operator, spoil, names = SPOILED[case]
-    assert names_of_wrong(with_wrong(operator, spoil)) == names
+def test_a_spoiled_operator_is_named_and_graded(case: str) -> None:
+    operator, spoil, grades = SPOILED[case]
+    assert unlike(with_wrong(operator, spoil)) == grades
+
+
+def _norm_rounded(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """As another tiling of the same kernels: the sum is rounded, and so is what gamma scales."""
+    total = x1 + x2
+    inverse = (total.float().square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    return (total.float() * inverse).bfloat16() * gamma, total
+
+
+def test_a_tiling_that_rounds_in_between_is_not_wrong() -> None:
+    ops = reference_ops()
+
+    def norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, None, Tensor]:
+        normed, total = _norm_rounded(x1, x2, gamma, epsilon)
+        return normed, None, total
+
+    def norm_quant(x1: Tensor, x2: Tensor, gamma: Tensor, *, epsilon: float, **_: Any) -> tuple[Any, ...]:
+        normed, total = _norm_rounded(x1, x2, gamma, epsilon)
+        values, scale_T = quantize_rows(normed.float())
+        return values, None, total, scale_T, None
+
+    ops._kernels.npu_add_rms_norm, ops._kernels.npu_add_rms_norm_dynamic_quant = norm, norm_quant
+    assert unlike(ops, WIDE) == {"add_rms_norm": ROUNDS, "add_rms_norm_dynamic_quant": ROUNDS}
+
+
+@pytest.mark.parametrize(("scheme", "stops"), [("FLOAT", False), ("W8A8", False), ("W8A8_DYNAMIC", True)])
+def test_only_what_the_model_calls_is_in_the_way(scheme: str, stops: bool) -> None:
+    ops = with_wrong("npu_dequant_swiglu_quant", lambda result: (result[0].flip(1), result[1]))
+    found = {finding.name: finding for finding in findings_of(ops, schemes=(scheme,))}["dequant_swiglu_quant"]
+    assert found.is_useless and found.stops is stops
+    assert ("not called" in found.sentence) is not stops
+
+
+def test_a_call_that_fails_is_wrong_and_told() -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Unknown keyword argument\n'cache_mode'")
+
+    ops = reference_ops()
+    ops._kernels.npu_scatter_pa_kv_cache = fails
+    told = {finding.name: finding.detail for finding in findings_of(ops) if finding.stops}
+    assert told == {"write_kv": "Unknown keyword argument 'cache_mode'"}
 
 
 @pytest.mark.sim
 @pytest.mark.usefixtures("npu")
 @pytest.mark.parametrize("mode", GRAPH_CHECKS)
 def test_the_simulated_device_passes_with_graphs(mode: str) -> None:
-    findings = list(selftest.examine(npu_ops(), SMALL, torch.device("npu", 0), Mesh(), mode))
-    assert [finding for finding in findings if not finding.is_right] == []
+    findings = list(examine(npu_ops(), SMALL, torch.device("npu", 0), Mesh(), mode, EVERY_SCHEME))
+    assert [finding for finding in findings if finding.grade is not Grade.SAME] == []
     assert findings[-1].name == GRAPH_CHECKS[mode][0]
     assert len(findings) == len(CHECKS) + 1
 
@@ -93,16 +173,42 @@ def test_the_simulated_device_passes_with_graphs(mode: str) -> None:
 def test_it_runs_alone_at_dream_7b_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     zeros = lambda x1, x2: torch.zeros(len(x1), x2.shape[1], dtype=torch.int32)  # noqa: E731
     monkeypatch.setattr(twins.quant, "int8_matmul", zeros)
-    profile = DeviceProfile.model_validate(
-        {"name": "p", "engine": "lopa_ascend", "device": "npu", "mesh": {"tensor_parallel_size": 4}}
-    )
-    assert all(finding.is_right for finding in selftest.examine_alone(profile))
+    findings = examine_alone(profile(mesh={"tensor_parallel_size": 4}))
+    assert {finding.grade for finding in findings} == {Grade.SAME}
 
 
 @pytest.mark.sim
 @pytest.mark.usefixtures("npu")
-def test_an_engine_refuses_to_start_on_a_wrong_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    ops = npu_ops()
+def test_an_engine_refuses_to_start_on_a_wrong_operator(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ops, device = npu_ops(), torch.device("npu", 0)
     monkeypatch.setattr(ops, "swiglu", lambda gate_up: gate_up.chunk(2, -1)[0].contiguous())
-    with pytest.raises(MissingCapability, match=r"rank 0: swiglu is wrong here \(difference .* and torch-npu 2.13.0"):
-        selftest.require_correct(ops, SMALL, torch.device("npu", 0), Mesh(), "eager")
+    with pytest.raises(MissingCapability, match=r"rank 0: swiglu is wrong here \(off by .* and torch-npu 2.13.0"):
+        require_correct(ops, SMALL, device, Mesh(), profile(), ("FLOAT",))
+    require_correct(ops, SMALL, device, Mesh(), profile(), ("W8A8_DYNAMIC",))
+    with caplog.at_level(logging.WARNING):
+        require_correct(ops, SMALL, device, Mesh(), profile(selftest="warn"), ("FLOAT",))
+    assert "swiglu is wrong here" in caplog.text and "going on" in caplog.text
+    monkeypatch.setattr(ops, "rms_norm", None)
+    require_correct(ops, SMALL, device, Mesh(), profile(selftest="off"), ("FLOAT",))
+
+
+@pytest.mark.sim
+@pytest.mark.usefixtures("npu")
+def test_a_device_that_hangs_is_asked_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "DEADLINE_S", 0.05)
+    monkeypatch.setattr(torch, "Event", lambda device: SimpleNamespace(record=lambda: None, query=lambda: False))
+    findings = list(examine(npu_ops(), SMALL, torch.device("npu", 0), Mesh(), "eager", ("FLOAT",)))
+    assert [(finding.name, finding.stops) for finding in findings] == [("rms_norm", True)]
+    assert "has not answered for 0.05 s" in findings[0].detail
+
+
+@pytest.mark.sim
+@pytest.mark.usefixtures("torch_npu")
+def test_attention_and_collectives_are_replayed_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TP2 x BP2; a sum that counts a rank twice is wrong on every rank."""
+    monkeypatch.setenv("HCCL_OP_EXPANSION_MODE", "AI_CPU")
+    for right, spoiled in run_ranks("npu_ranks:replay_with_collectives", world_size=4):
+        assert right == [Grade.SAME, "equal (HCCL_OP_EXPANSION_MODE AI_CPU)"]
+        assert spoiled == Grade.WRONG
