@@ -17,9 +17,12 @@ from typing import Any
 
 import torch
 
-from graphs.runner import Replay
+from graphs.runner import CaptureRefused, Replay
 
 Forward = Callable[..., Any]
+
+# CANN's error code, its text, and what drivers before HDK 25.5.1 say.
+_NO_STREAMS = ("207008", "stream resource", "sq cq", "EL0009")
 
 
 class NpuCapture:
@@ -37,8 +40,14 @@ class NpuCapture:
         self._npu.synchronize()
         graph = self._npu.NPUGraph()
         # thread_local: HCCL's watchdog thread may query its events meanwhile, which a global capture forbids.
-        with self._npu.graph(graph, pool=self._pool, auto_dispatch_capture=True, capture_error_mode="thread_local"):
-            work()
+        try:
+            with self._npu.graph(graph, pool=self._pool, auto_dispatch_capture=True, capture_error_mode="thread_local"):
+                work()
+        except RuntimeError as error:
+            said = f"{error} {error.__context__ or ''}".lower()
+            if any(sign.lower() in said for sign in _NO_STREAMS):
+                raise CaptureRefused(str(error).strip().splitlines()[0]) from error
+            raise
         return NpuReplay(graph, self)
 
     def allocated_bytes(self) -> int:

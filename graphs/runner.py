@@ -23,10 +23,17 @@ class Capture(Protocol):
     """A platform's graph capture."""
 
     def __call__(self, work: Replay) -> Replay:
-        """Record what `work` launches; the result launches it again, on the same memory. `work` has run before."""
+        """Record what `work` launches; the result launches it again, on the same memory. `work` has run before.
+
+        Raises CaptureRefused.
+        """
 
     def allocated_bytes(self) -> int:
         """Device memory held at the moment, for the report."""
+
+
+class CaptureRefused(RuntimeError):
+    """The device has no room for another graph, though the work itself runs."""
 
 
 @dataclass(slots=True)
@@ -41,7 +48,8 @@ class GraphRunner(Generic[KeyT, BuffersT]):
     """Keeps one entry a key with capture; makes a fresh one each time without.
 
     allocate: buffers of a key, filled with something that `forward` can run on. forward: the work; it must not allocate
-    what it leaves behind, read back to the host, or depend on anything but its buffers.
+    what it leaves behind, read back to the host, or depend on anything but its buffers. most: keys that are captured;
+    None: any number.
     """
 
     def __init__(
@@ -50,6 +58,7 @@ class GraphRunner(Generic[KeyT, BuffersT]):
         allocate: Callable[[KeyT], BuffersT],
         forward: Callable[[KeyT, BuffersT], None],
         capture: Capture | None = None,
+        most: int | None = None,
     ) -> None:
         self.name = name
         self.num_captured = 0
@@ -58,7 +67,17 @@ class GraphRunner(Generic[KeyT, BuffersT]):
         self._allocate = allocate
         self._forward = forward
         self._capture = capture
+        self._most = most
+        self._is_refused = False
         self._entries: dict[KeyT, Entry[BuffersT]] = {}
+
+    def has(self, key: KeyT) -> bool:
+        return key in self._entries
+
+    def has_room(self, key: KeyT) -> bool:
+        """Whether the key has its buffers and graph, or would get them; the same in processes that had the same keys,
+        also where a device refused one."""
+        return self.has(key) or self._most is None or len(self._entries) < self._most
 
     def entry(self, key: KeyT, *, is_captured: bool = True) -> Entry[BuffersT]:
         """The buffers to fill, and the run. Captures a key at its first use, unless this step is to run as it is."""
@@ -82,13 +101,27 @@ class GraphRunner(Generic[KeyT, BuffersT]):
             self._forward(key, buffers)
 
         work()  # compiles and tunes kernels, which must not happen inside a capture
-        entry = Entry(buffers, capture(work))
+        entry = Entry(buffers, work if self._is_refused else self._replay(key, capture, work))
+        if self._is_refused:
+            return entry
         seconds, num_bytes = time.perf_counter() - started, capture.allocated_bytes() - held
         self.num_captured += 1
         self.capture_seconds += seconds
         self.capture_bytes += num_bytes
         logger.info("captured %s %s: %.2f s, %.1f MiB", self.name, key, seconds, num_bytes / 2**20)
         return entry
+
+    def _replay(self, key: KeyT, capture: Capture, work: Replay) -> Replay:
+        """The captured work, or the work as it is from the first refusal on."""
+        try:
+            return capture(work)
+        except CaptureRefused as refusal:
+            self._is_refused = True
+            logger.warning(
+                "%s %s cannot be captured (%s): it runs as it is, and so does what is new from here on",
+                self.name, key, refusal,
+            )  # fmt: skip
+            return work
 
 
 def capture_costs(*runners: GraphRunner[Any, Any]) -> dict[str, float]:

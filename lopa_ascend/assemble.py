@@ -11,7 +11,7 @@ from common.checkpoint import ModelConfig, check_tensor_parallel, load_model_con
 from common.config import AUTO_LOOKAHEAD, DeviceProfile, RunConfig
 from common.errors import ConfigError, MissingCapability
 from common.platforms import platform_of
-from common.processes import Mesh, init_mesh, local_rank
+from common.processes import Mesh, init_mesh, local_rank, meet, resolve_mesh
 from common.runtime import allocating, count_schemes
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.kv import (
@@ -37,8 +37,8 @@ from lopa_ascend.ops import (
     require_devices,
 )
 from lopa_ascend.parallel import Collectives
-from lopa_ascend.passes import Forward, Graphs, Shapes, folder_of, warm_up
-from lopa_ascend.selftest import Sizes, require_correct
+from lopa_ascend.passes import Forward, Graphs, Patience, Shapes, folder_of, warm_up
+from lopa_ascend.selftest import Sizes, attention_form, require_correct, settle
 from lopa_ascend.stages import AscendStages, RotaryTable
 
 logger = logging.getLogger(__name__)
@@ -56,13 +56,16 @@ def assemble(
     check(profile, run)
     config = load_model_config(run.model)
     check_model(config)
-    device, ops = _device_and_ops(profile)
-    graphs = graphs or _graphs(profile, config)
-    mesh = init_mesh(profile, platform_of(profile).group_backends())
+    device, ops = _device_and_ops(profile, config)
+    start_s = profile.start_timeout_s if device.type == "npu" else None
+    mesh = init_mesh(profile, platform_of(profile).group_backends(), start_s)
     if device.type == "npu":
         check_tensor_parallel(config, mesh.tp_size)
         schemes = count_schemes(profile, run.model, config.num_layers, run.load_format)
-        require_correct(ops, Sizes.of(config, mesh.tp_size), device, mesh, profile, schemes)
+        sizes = Sizes.of(config, mesh.tp_size)
+        ops = settle(ops, sizes, device, mesh, profile)
+        require_correct(ops, sizes, device, mesh, profile, schemes)
+    graphs = graphs or _graphs(profile, config, ops)
     dtype, collectives = getattr(torch, profile.dtype), Collectives(mesh)
     num_heads = config.num_heads // mesh.tp_size
     max_model_len = min(profile.max_model_len, config.max_position_embeddings)
@@ -70,6 +73,7 @@ def assemble(
     model = load_model(profile, run, config, stages, ops, mesh, device)
     page_bytes = bytes_per_page(config.num_layers, config.num_kv_heads // mesh.tp_size, HEAD_SIZE, dtype)
     num_pages = num_pages or _num_pages(profile, run, mesh, max_model_len, page_bytes, device)
+    meet(profile.start_timeout_s)  # what follows has a collective's deadline, and some may still read weights
     num_pages = collectives.least(num_pages)
     # A captured step is padded, and captured, on dummy pages: they are no request's.
     reserved = pages_for(max(graphs.shapes.most_tokens, graphs.shapes.most_padding)) if graphs else 0
@@ -77,10 +81,12 @@ def assemble(
     book = PageBook(PagePool(cache.num_pages))
     rotary = RotaryTable(max_model_len, config.head_size, HEAD_SIZE, config.rope_theta, dtype, device)
     passes = Forward(
-        model, rotary, cache, book, collectives, device, max_model_len, profile.collective_timeout_s, graphs
-    )
+        model, rotary, cache, book, collectives, device, max_model_len,
+        Patience(profile.collective_timeout_s, profile.start_timeout_s), graphs,
+    )  # fmt: skip
     if graphs is not None:
         warm_up(passes, graphs.shapes, config, run.decode, mesh.bp_size)
+        meet(profile.start_timeout_s)
     capacity = PagedCapacity(run.max_num_requests, max_model_len, num_pages, mesh.bp_size, vocab_size=config.vocab_size)
     details = {"quantization": profile.quantization, "graph": profile.graph.mode if graphs else "eager"}
     return AscendEngine(passes, cache, book, mesh, capacity, ops, details)
@@ -98,16 +104,16 @@ def _build_cache(
         )  # fmt: skip
 
 
-def _graphs(profile: DeviceProfile, config: ModelConfig) -> Graphs | None:
+def _graphs(profile: DeviceProfile, config: ModelConfig, ops: Ops) -> Graphs | None:
     mode = profile.graph.mode
     if profile.enforce_eager or mode == "eager":
         return None
     from graphs.npu import AsItIs, NpuCapture, NpugraphEx, Torchair
 
-    shapes = Shapes.of(profile.graph.token_buckets, profile.graph.row_buckets)
+    shapes = Shapes.of(profile.graph.token_buckets, profile.graph.row_buckets, profile.graph.max_graphs)
     if mode == "npugraph":
         return Graphs(shapes, NpuCapture())
-    folder = folder_of(profile, config)
+    folder = folder_of(profile, config, ops)
     if mode == "npugraph_ex":
         keep_kv_writes_in_place()
         return Graphs(shapes, NpuCapture(), NpugraphEx(folder))
@@ -155,13 +161,14 @@ def check_model(config: ModelConfig) -> None:
         )
 
 
-def _device_and_ops(profile: DeviceProfile) -> tuple[torch.device, Ops]:
+def _device_and_ops(profile: DeviceProfile, config: ModelConfig) -> tuple[torch.device, Ops]:
     """The current device of this process, and the operations of its lane."""
+    form = attention_form(profile, config.num_kv_heads // resolve_mesh(profile).tensor_parallel_size)
     if profile.device == "cpu":
-        return torch.device("cpu"), reference_ops(hardware_types=profile.dtype != "float32")
+        return torch.device("cpu"), reference_ops(hardware_types=profile.dtype != "float32", attention=form)
     torch_npu = require_devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     torch_npu.npu.set_device(local_rank())
-    return torch.device("npu", local_rank()), npu_ops()
+    return torch.device("npu", local_rank()), npu_ops(form)
 
 
 def _num_pages(

@@ -50,6 +50,12 @@ class GraphConfig(Settings):
         description="`lopa_ascend` only: the padded numbers of virtual rows that are captured; an empty list leaves "
         "the choice to the engine.",
     )
+    max_graphs: int = Field(
+        default=48,
+        ge=3,
+        description="`lopa_ascend` only: the most shapes that are captured, a third of them of the head; other steps "
+        "run as they are.",
+    )
     cache_dir: str | None = Field(
         default=None,
         description="Folder in which `npugraph_ex` and `torchair` keep compiled graphs from one start to the next.",
@@ -95,6 +101,16 @@ class DeviceProfile(Settings):
         description="Operators of the layers: plain PyTorch (`torch`), the fused kernels of `lopa_cuda` (`triton`), "
         "those of `lopa_ascend` (`npu`), or the fastest that device and dtype allow (`auto`).",
     )
+    attention: Literal["auto", "v1", "v2"] = Field(
+        default="v1",
+        description="Device npu: the version of the attention operator; `auto` tries both over both views of the cache "
+        "when it starts, and takes the fastest that is right.",
+    )
+    kv_view: Literal["3d", "4d"] = Field(
+        default="3d",
+        description="Device npu: the pages as the attention sees them; `4d` needs one KV head a process, and "
+        "`attention: auto` chooses by itself.",
+    )
     weight_prefetch_mb: int = Field(
         default=0,
         ge=0,
@@ -119,6 +135,12 @@ class DeviceProfile(Settings):
     )
     collective_timeout_s: float = Field(
         default=60.0, gt=0, le=1e6, description="Seconds after which a process that waits for the others gives up."
+    )
+    start_timeout_s: float = Field(
+        default=900.0,
+        gt=0,
+        le=1e6,
+        description="Device npu: seconds for which processes wait for one that loads, compiles or captures.",
     )
     environment: dict[str, str] = Field(
         default_factory=dict, description="Variables that every process gets, unless they are set already."

@@ -7,7 +7,7 @@ from common.processes.mesh import Mesh, check_started, close_mesh, init_mesh, re
 from common.processes.nodes import Nodes, processes_here, torchrun_options
 from common.processes.ranks import global_rank, local_rank, num_started, num_started_here
 from common.processes.stop import Stopped, die_with_launcher, end_undisturbed, stop_on_signals
-from common.processes.store import share_from_first, wait_for_all
+from common.processes.store import meet, share_from_first, shared_count, wait_for_all
 from common.processes.supervise import supervise, write_error_file
 
 __all__ = [
@@ -22,11 +22,13 @@ __all__ = [
     "global_rank",
     "init_mesh",
     "local_rank",
+    "meet",
     "num_started",
     "num_started_here",
     "processes_here",
     "resolve_mesh",
     "share_from_first",
+    "shared_count",
     "stop_on_signals",
     "supervise",
     "torchrun_options",

@@ -86,10 +86,11 @@ def check_started(profile: DeviceProfile) -> MeshConfig:
     return sizes
 
 
-def init_mesh(profile: DeviceProfile, backends: GroupBackends) -> Mesh:
+def init_mesh(profile: DeviceProfile, backends: GroupBackends, timeout_s: float | None = None) -> Mesh:
     """Join the run's processes; blocks until all have come. Raises ConfigError if the profile wants another number.
 
     The caller has already made its accelerator current. No process group exists where the mesh has one process.
+    timeout_s: of collectives while the engine starts, where that is not collective_timeout_s.
     """
     sizes = check_started(profile)
     if sizes.num_processes == 1:
@@ -101,7 +102,9 @@ def init_mesh(profile: DeviceProfile, backends: GroupBackends) -> Mesh:
     shape = (sizes.data_parallel_size, sizes.branch_parallel_size, sizes.tensor_parallel_size)
     override: Any = None if backends.axes is None else dict.fromkeys(AXES, backends.axes)
     try:
-        dist.init_process_group(backends.default, timeout=timeout)
+        dist.init_process_group(
+            backends.default, timeout=timeout if timeout_s is None else timedelta(seconds=timeout_s)
+        )
         device_mesh = init_device_mesh(profile.device, shape, mesh_dim_names=AXES, backend_override=override)
     except (RuntimeError, ValueError) as error:
         problem = f"rank {global_rank()}: could not join the other processes over {backends.default}"

@@ -12,6 +12,7 @@ from functools import cache
 from itertools import count
 from typing import Any
 
+from common.errors import LOST_PEER, EngineError
 from common.processes.ranks import global_rank, num_started
 
 _POLL_S = 0.2
@@ -41,6 +42,28 @@ def wait_for_all(while_waiting: Callable[[], None]) -> None:
         time.sleep(_POLL_S)
         while_waiting()
         num_arrived = store.add(key, 0)
+
+
+def meet(timeout_s: float) -> None:
+    """Every process waits here for all. Raises EngineError."""
+    if num_started() == 1:
+        return
+    store, key = _store(), _next_key("met")
+    num_come, deadline = store.add(key, 1), time.monotonic() + timeout_s
+    while num_come < num_started():
+        if time.monotonic() > deadline:
+            missing = num_started() - num_come
+            raise EngineError(
+                f"rank {global_rank()}: {missing} of {num_started()} processes have not loaded within {timeout_s:g} s: "
+                f"{LOST_PEER}, or set start_timeout_s higher"
+            )
+        time.sleep(_POLL_S)
+        num_come = store.add(key, 0)
+
+
+def shared_count(name: str, add: int = 0) -> int:
+    """What all processes have added under this name, with what this one adds now."""
+    return int(_store().add(f"lopa/count/{name}", add)) if num_started() > 1 else 0
 
 
 def _next_key(kind: str) -> str:

@@ -9,11 +9,12 @@ from common.runtime.measured import MeasuredEngine
 from common.runtime.memory import allocating
 from common.runtime.schemes import count_schemes, scheme_at_load
 from common.runtime.times import PassTimes, Stopwatch
-from common.runtime.waiting import explained, wait_until_done
+from common.runtime.waiting import DeviceEvent, explained, wait_until_done
 from common.runtime.workload import num_matrix_weights, step_floors_ms, synthetic_plan
 
 __all__ = [
     "REPEATS",
+    "DeviceEvent",
     "Gathers",
     "MeasuredEngine",
     "ModelLoader",

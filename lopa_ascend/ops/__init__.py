@@ -1,6 +1,15 @@
 """Every Ascend operation the engine performs, behind one interface with two lanes: torch_npu, and CPU twins."""
 
-from lopa_ascend.ops.facade import AttentionVersion, Normed, Ops, Projections, Quantized, QuantizedNorm
+from lopa_ascend.ops.facade import (
+    USUAL_ATTENTION,
+    AttentionForm,
+    AttentionVersion,
+    Normed,
+    Ops,
+    Projections,
+    Quantized,
+    QuantizedNorm,
+)
 from lopa_ascend.ops.in_graph import lower_attention
 from lopa_ascend.ops.npu import (
     keep_kv_writes_in_place,
@@ -15,6 +24,8 @@ from lopa_ascend.ops.rules import OpRuleError
 from lopa_ascend.ops.side_stream import lower_prefetch
 
 __all__ = [
+    "USUAL_ATTENTION",
+    "AttentionForm",
     "AttentionVersion",
     "Normed",
     "OpRuleError",

@@ -22,6 +22,23 @@ FRACTAL_NZ = 29
 AttentionVersion = Literal[1, 2]
 
 
+class AttentionForm(NamedTuple):
+    """How attention is called: the operator's version, and the dimensions of the cache as it sees it.
+
+    3: [P, page, K * H]. 4: [P, 1, page, H], the same bytes where a rank has one KV head, and not possible elsewhere.
+    """
+
+    version: AttentionVersion = 1
+    view_dims: Literal[3, 4] = 3
+
+    def __str__(self) -> str:
+        return f"v{self.version} over {self.view_dims}-D pages"
+
+
+# Until a device has spoken: what production engines call.
+USUAL_ATTENTION = AttentionForm()
+
+
 class Normed(NamedTuple):
     """hidden: the normed sum. residual: the sum itself, which the next residual add takes."""
 
@@ -50,11 +67,23 @@ class Projections(NamedTuple):
 
 
 class Ops:
-    """`kernels` has torch_npu's functions under torch_npu's names."""
+    """`kernels` has torch_npu's functions under torch_npu's names.
 
-    def __init__(self, kernels: Any, attention_version: AttentionVersion = 2) -> None:
+    writes_kv_by_atb: with the operator of older releases, which needs the ATB library of CANN's nnal package.
+    """
+
+    def __init__(
+        self, kernels: Any, attention: AttentionForm = USUAL_ATTENTION, *, writes_kv_by_atb: bool = False
+    ) -> None:
         self._kernels = kernels
-        self.attention_version = attention_version
+        self.attention = attention
+        self.writes_kv_by_atb = writes_kv_by_atb
+
+    def with_attention(self, attention: AttentionForm) -> Ops:
+        return Ops(self._kernels, attention, writes_kv_by_atb=self.writes_kv_by_atb)
+
+    def with_kv_writes_by_atb(self) -> Ops:
+        return Ops(self._kernels, self.attention, writes_kv_by_atb=True)
 
     def rms_norm(self, x_TD: Tensor, gamma_D: Tensor, epsilon: float) -> Tensor:
         normed, _ = self._kernels.npu_rms_norm(x_TD, gamma_D, epsilon)
@@ -142,15 +171,18 @@ class Ops:
 
         Slots are int32, in range and unique: padding and shift entries go to slots of a dummy page of their own.
         """
-        self._kernels.npu_scatter_pa_kv_cache(key, value, key_cache, value_cache, slot_T, cache_mode="Norm")
+        if self.writes_kv_by_atb:
+            self._kernels._npu_reshape_and_cache(key, value, key_cache, value_cache, slot_T)
+        else:
+            self._kernels.npu_scatter_pa_kv_cache(key, value, key_cache, value_cache, slot_T, cache_mode="Norm")
 
     def paged_attention(
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: VirtualRows, scale: float
     ) -> Tensor:
         """softmax(scale * query @ keys) @ values of every virtual row, [T, N, H]; write_kv comes before it."""
         num_pages, page_size, num_kv_heads, head_size = key_cache.shape
-        # One KV head: [P, page, 1, H], [P, 1, page, H] and [P, page, H] are the same bytes; the second reads fastest.
-        view = (num_pages, 1, page_size, head_size) if num_kv_heads == 1 else (num_pages, page_size, -1)
+        assert num_kv_heads == 1 or self.attention.view_dims == 3, "4-D pages are those of one KV head"
+        view = (num_pages, page_size, -1) if self.attention.view_dims == 3 else (num_pages, 1, page_size, head_size)
         keys, values = key_cache.view(view), value_cache.view(view)
         if isinstance(rows.query_ends, Tensor) and isinstance(rows.kv_lengths, Tensor):
             return in_graph.paged_attention(
@@ -164,7 +196,7 @@ class Ops:
             "block_size": page_size,
             **self.attention_lengths(rows),
         }
-        if self.attention_version == 2:
+        if self.attention.version == 2:
             attended, _ = self._kernels.npu_fused_infer_attention_score_v2(
                 query, keys, values, num_query_heads=query.shape[1], softmax_scale=scale, **shared
             )
@@ -176,7 +208,7 @@ class Ops:
 
     def attention_lengths(self, rows: VirtualRows) -> dict[str, Any]:
         """The operator's lengths, which a captured graph freezes: as NPUGraph.update(cpu_update_input=...) wants it."""
-        if self.attention_version == 2:
+        if self.attention.version == 2:
             return {"actual_seq_qlen": rows.query_ends, "actual_seq_kvlen": rows.kv_lengths}
         return {"actual_seq_lengths": rows.query_ends, "actual_seq_lengths_kv": rows.kv_lengths}
 

@@ -14,22 +14,23 @@ from typing import Any
 import torch
 
 from common.errors import MissingCapability, first_line
-from lopa_ascend.ops.facade import AttentionVersion, Ops
+from lopa_ascend.ops.facade import USUAL_ATTENTION, AttentionForm, Ops
 
 _V1, _V2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
 
 
-def npu_ops(attention_version: AttentionVersion = 2) -> Ops:
+def npu_ops(attention: AttentionForm = USUAL_ATTENTION) -> Ops:
     """Operations on npu tensors. MissingCapability: no torch_npu, CANN, device, or the attention asked for."""
     torch_npu = require_devices(1)
-    name = _V2 if attention_version == 2 else _V1
+    name = _V2 if attention.version == 2 else _V1
     if not hasattr(torch_npu, name):
         raise MissingCapability(
-            f"torch-npu {version('torch-npu')} has no {name}: install the release that the extra `ascend` pins"
+            f"torch-npu {version('torch-npu')} has no {name}: set attention to another version, or install a release "
+            "that docs/ascend.md names"
         )
     # Off by default, and then a cast to FRACTAL_NZ quietly gives the plain format.
     torch_npu.npu.config.allow_internal_format = True
-    return Ops(torch_npu, attention_version)
+    return Ops(torch_npu, attention)
 
 
 def load_torch_npu() -> Any:

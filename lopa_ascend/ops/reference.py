@@ -6,7 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from lopa_ascend.ops import twins
-from lopa_ascend.ops.facade import AttentionVersion, Ops
+from lopa_ascend.ops.facade import USUAL_ATTENTION, AttentionForm, Ops
 
 # Operators whose rules include what the silicon can compute with: float dtypes and head sizes.
 _TYPED = (
@@ -19,7 +19,7 @@ _TYPED = (
 )
 
 
-def reference_ops(*, hardware_types: bool = True, attention_version: AttentionVersion = 2) -> Ops:
+def reference_ops(*, hardware_types: bool = True, attention: AttentionForm = USUAL_ATTENTION) -> Ops:
     """Operations on CPU tensors, all documented rules checked.
 
     hardware_types=False also takes float32 and any head size, so that small float32 models can be replayed; every other
@@ -28,4 +28,4 @@ def reference_ops(*, hardware_types: bool = True, attention_version: AttentionVe
     kernels = {name: getattr(twins, name) for name in twins.__all__}
     for name in _TYPED:
         kernels[name] = partial(kernels[name], hardware_types=hardware_types)
-    return Ops(SimpleNamespace(**kernels), attention_version)
+    return Ops(SimpleNamespace(**kernels), attention)

@@ -2,6 +2,7 @@
 
 from lopa_ascend.passes.forward import Forward, Graphs
 from lopa_ascend.passes.graph_cache import folder_of
+from lopa_ascend.passes.patience import Patience
 from lopa_ascend.passes.shapes import Shapes
 from lopa_ascend.passes.step import Reads, lay_out, rows_by_rank
 from lopa_ascend.passes.warmup import warm_up
@@ -9,6 +10,7 @@ from lopa_ascend.passes.warmup import warm_up
 __all__ = [
     "Forward",
     "Graphs",
+    "Patience",
     "Reads",
     "Shapes",
     "folder_of",

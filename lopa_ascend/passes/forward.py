@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,14 +21,15 @@ from torch import Tensor, nn
 
 from common.decoding import Sampling, StepPlan
 from common.model import Dream, NoiseKeys, sampled_statistics
-from common.runtime import PassTimes, Stopwatch, wait_until_done
-from graphs.runner import Capture, GraphRunner, capture_costs
+from common.runtime import PassTimes, Stopwatch
+from graphs.runner import Capture, Entry, GraphRunner, capture_costs
 from lopa_ascend.floors import synchronize
 from lopa_ascend.kv import PageBook, PagedKVCache, pages_for
 from lopa_ascend.ops import VirtualRows
 from lopa_ascend.parallel import Collectives
 from lopa_ascend.passes.buffers import ReadBuffers, Sizes, StepBuffers
 from lopa_ascend.passes.halves import Head, Layers
+from lopa_ascend.passes.patience import Patience
 from lopa_ascend.passes.shapes import Shapes
 from lopa_ascend.passes.step import FlatStep, Reads, filler, pad
 from lopa_ascend.stages import RotaryTable
@@ -53,6 +54,8 @@ class HeadKey:
     is_captured: bool
 
 
+KeyT = TypeVar("KeyT", LayersKey, HeadKey)
+BuffersT = TypeVar("BuffersT", StepBuffers, ReadBuffers)
 Compile = Callable[[nn.Module, str], Callable[..., Tensor]]
 
 
@@ -77,7 +80,7 @@ class Forward:
 
     def __init__(
         self, model: Dream, rotary: RotaryTable, cache: PagedKVCache, book: PageBook, collectives: Collectives,
-        device: torch.device, max_model_len: int, timeout_s: float, graphs: Graphs | None = None,
+        device: torch.device, max_model_len: int, patience: Patience, graphs: Graphs | None = None,
     ) -> None:  # fmt: skip
         self.device = device
         self._model = model
@@ -87,16 +90,17 @@ class Forward:
         self._book = book
         self._collectives = collectives
         self._max_model_len = max_model_len
-        self._timeout_s = timeout_s
+        self._patience = patience
         self._graphs = graphs
         capture = graphs.capture if graphs else None
-        self.layers = GraphRunner("layers", self._step_buffers, self._run_layers, capture)
-        self.head = GraphRunner("head", self._read_buffers, self._run_head, capture)
+        most = (graphs.shapes.most_layers, graphs.shapes.most_heads) if graphs else (None, None)
+        self.layers = GraphRunner("layers", self._step_buffers, self._run_layers, capture, most[0])
+        self.head = GraphRunner("head", self._read_buffers, self._run_head, capture, most[1])
         self._width, self._dtype = model.norm.weight.shape[0], model.norm.weight.dtype
-        most = graphs.shapes.most_tokens if graphs else 0
-        largest = Sizes(most, graphs.shapes.most_rows if graphs else 0, pages_for(max_model_len), most)
+        tokens = graphs.shapes.most_tokens if graphs else 0
+        largest = Sizes(tokens, graphs.shapes.most_rows if graphs else 0, pages_for(max_model_len), tokens)
         self._captured_buffers = StepBuffers(largest, device)
-        self._captured_hidden_TD = torch.zeros((most, self._width), dtype=self._dtype, device=device)
+        self._captured_hidden_TD = torch.zeros((tokens, self._width), dtype=self._dtype, device=device)
         self._hidden_TD = self._captured_hidden_TD
         self._rows = VirtualRows(torch.zeros(0), [], [])
         self._received: ReadBuffers | None = None
@@ -107,9 +111,9 @@ class Forward:
     def launch(self, plan: StepPlan, flat: FlatStep, reads: Reads) -> None:
         """Queue the pass."""
         head_key = self.head_key(reads.most, plan.sampling)
-        head = self.head.entry(head_key, is_captured=head_key.is_captured)
+        head = self._entry(self.head, head_key)
         key = self.layers_key(flat, head_key.num_reads)
-        layers = self.layers.entry(key, is_captured=key.is_captured)
+        layers = self._entry(self.layers, key)
         if key.is_captured:
             flat = pad(flat, key.sizes.num_tokens, key.sizes.num_rows, self._book)
         self._set(flat, layers.buffers, key)
@@ -133,9 +137,15 @@ class Forward:
         if self._done is not None:
             self._done.record()
 
+    def _entry(self, runner: GraphRunner[KeyT, BuffersT], key: KeyT) -> Entry[BuffersT]:
+        if not key.is_captured or runner.has(key):
+            return runner.entry(key, is_captured=key.is_captured)
+        with self._patience.capturing():
+            return runner.entry(key)
+
     def wait(self) -> np.ndarray:
         """[bp, M, 3] float32 of the last launch: token, probability, confidence."""
-        wait_until_done(self._done, self._timeout_s)
+        self._patience.wait(self._done)
         self.busy.stop()
         assert self._received is not None, "wait follows launch"
         predicted: np.ndarray = self._received.host_PM3.numpy()
@@ -160,8 +170,10 @@ class Forward:
         return {"peak_bytes": peak, **capture_costs(self.layers, self.head)}
 
     def capture_layers(self, num_tokens: int, num_rows: int) -> None:
-        """Ahead of the first step of this shape (a size of the graphs' shapes)."""
-        self.layers.entry(self._captured_key(num_tokens, num_rows))
+        """Ahead of the first step of this shape (a size of the graphs' shapes), if there is room for it."""
+        key = self._captured_key(num_tokens, num_rows)
+        if self.layers.has_room(key):
+            self.layers.entry(key)
 
     def capture_head(self, num_reads: int, sampling: Sampling) -> None:
         key = self.head_key(num_reads, sampling)
@@ -172,7 +184,7 @@ class Forward:
         num_tokens, (num_rows, num_pages) = len(flat.token_T), flat.table_VP.shape
         if self._graphs is not None and num_reads <= self._graphs.shapes.most_tokens:
             shape = self._graphs.shapes.shape(num_tokens, num_rows)
-            if shape is not None:
+            if shape is not None and self.layers.has_room(self._captured_key(*shape)):
                 return self._captured_key(*shape)
         return LayersKey(Sizes(num_tokens, num_rows, num_pages, num_reads), is_captured=False)
 
@@ -182,7 +194,10 @@ class Forward:
     def head_key(self, num_reads: int, sampling: Sampling) -> HeadKey:
         """The same on every rank. Samples draw on keys that are sent for each step: those heads are not captured."""
         padded = self._graphs.shapes.reads(num_reads) if self._graphs and sampling.temperature == 0 else None
-        return HeadKey(padded or num_reads, sampling, is_captured=padded is not None)
+        captured = HeadKey(padded or num_reads, sampling, is_captured=True)
+        if padded is not None and self.head.has_room(captured):
+            return captured
+        return HeadKey(num_reads, sampling, is_captured=False)
 
     def _step_buffers(self, key: LayersKey) -> StepBuffers:
         if not key.is_captured:

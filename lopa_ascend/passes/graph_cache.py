@@ -2,7 +2,7 @@
 
 What torch_npu finds in its cache it runs without a check. So the folder's name is a digest of all that a graph was
 made from beside its shape: versions, the sources of the packages that are traced, the model's and the mesh's sizes, how
-weights are stored and whether they are prefetched. Weights are not in the graphs.
+weights are stored, whether they are prefetched and how attention is called. Weights are not in the graphs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from common.checkpoint import ModelConfig
 from common.config import DeviceProfile
 from common.processes import resolve_mesh
-from lopa_ascend.ops import load_torch_npu
+from lopa_ascend.ops import Ops, load_torch_npu
 from lopa_ascend.ops.versions import cann_version
 
 logger = logging.getLogger(__name__)
@@ -27,13 +27,14 @@ logger = logging.getLogger(__name__)
 _TRACED = ("common", "graphs", "quant", "lopa_ascend")
 
 
-def folder_of(profile: DeviceProfile, config: ModelConfig) -> Path | None:
+def folder_of(profile: DeviceProfile, config: ModelConfig, ops: Ops) -> Path | None:
     """Below the profile's graph.cache_dir; None without one."""
     if profile.graph.cache_dir is None:
         return None
     facts = {**_versions(), "sources": _digest_of_sources(), "model": repr(config), "mesh": repr(resolve_mesh(profile))}
     facts |= {"dtype": profile.dtype, "quantization": profile.quantization}
     facts |= {"mode": profile.graph.mode, "weight_prefetch_mb": profile.weight_prefetch_mb}
+    facts |= {"attention": ops.attention, "writes_kv_by_atb": ops.writes_kv_by_atb}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     folder = Path(profile.graph.cache_dir).expanduser() / digest
     logger.info("compiled graphs are kept in %s", folder)

@@ -17,22 +17,32 @@ KNEE_TOKENS = 235.0
 MAX_CAPTURED_TOKENS = 1024
 _TOLERANCE = 0.1
 _MULTIPLE = 16
-_ROWS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_ROWS = (4, 8, 16, 32, 64, 128)
+_HEAD_TOLERANCE = 0.25
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Ascending sizes of tokens and of virtual rows. A profile's token_buckets and row_buckets replace them."""
+    """Ascending sizes of tokens, of virtual rows and of reads. A profile's token_buckets and row_buckets replace them.
+
+    most_layers, most_heads: shapes that are captured of each half.
+    """
 
     tokens: tuple[int, ...]
     rows: tuple[int, ...]
+    heads: tuple[int, ...]
+    most_layers: int
+    most_heads: int
 
     @classmethod
-    def of(cls, token_buckets: Sequence[int], row_buckets: Sequence[int]) -> Shapes:
-        tokens = tuple(sorted(token_buckets)) or covering_sizes(
-            MAX_CAPTURED_TOKENS, lambda size: 1 + size / KNEE_TOKENS, multiple=_MULTIPLE, tolerance=_TOLERANCE
+    def of(cls, token_buckets: Sequence[int], row_buckets: Sequence[int], max_graphs: int) -> Shapes:
+        """max_graphs: three or more."""
+        tokens, heads = tuple(sorted(token_buckets)), tuple(sorted(token_buckets))
+        rows = tuple(sorted(row_buckets)) or _ROWS
+        most_heads = max_graphs // 3
+        return cls(
+            tokens or _sizes(_TOLERANCE), rows, heads or _sizes(_HEAD_TOLERANCE), max_graphs - most_heads, most_heads
         )
-        return cls(tokens, tuple(sorted(row_buckets)) or _ROWS)
 
     @property
     def most_tokens(self) -> int:
@@ -58,4 +68,10 @@ class Shapes:
 
     def reads(self, count: int) -> int | None:
         """Padded number of positions that go through the head, or None."""
-        return fit(count, self.tokens)
+        return fit(count, self.heads)
+
+
+def _sizes(tolerance: float) -> tuple[int, ...]:
+    return covering_sizes(
+        MAX_CAPTURED_TOKENS, lambda size: 1 + size / KNEE_TOKENS, multiple=_MULTIPLE, tolerance=tolerance
+    )

@@ -35,7 +35,7 @@ def warm_up(passes: Forward, shapes: Shapes, config: ModelConfig, decode: Decode
     for num_tokens, num_rows in sorted(usual, reverse=True):
         passes.capture_layers(num_tokens, num_rows)
     most = max((num_tokens for num_tokens, _ in usual), default=0)
-    for num_reads in reversed([size for size in shapes.tokens if size <= most]):
+    for num_reads in reversed([size for size in shapes.heads if size <= most]):
         passes.capture_head(num_reads, Sampling.of(decode, config.mask_token_id))
     # A collector pause would fall into some step; what exists now lives as long as the process.
     gc.collect()

@@ -51,7 +51,7 @@ class Bench:
 
     def __init__(self, ops: Ops, sizes: Sizes, device: torch.device) -> None:
         self.ops, self.sizes, self.device = ops, sizes, device
-        self.twins = reference_ops(attention_version=ops.attention_version)
+        self.twins = reference_ops(attention=ops.attention)
         self._generator = torch.Generator().manual_seed(1)
 
     def normal(self, *shape: int) -> Tensor:
@@ -159,7 +159,7 @@ def _rotary(bench: Bench) -> Verdict:
     return compare(*bench.both(lambda ops, *given: ops.split_and_rotate(*given, sizes.num_heads), *inputs))
 
 
-def _write_kv(bench: Bench) -> Verdict:
+def write_kv(bench: Bench) -> Verdict:
     """To scattered slots, some of them on the dummy page."""
     heads = bench.sizes.num_kv_heads
     key, value = (bench.normal(NUM_TOKENS, heads, HEAD_SIZE) for _ in "kv")
@@ -194,10 +194,11 @@ def attention_inputs(bench: Bench) -> list[Tensor]:
     return [query, *(bench.normal(7, PAGE_SIZE, bench.sizes.num_kv_heads, HEAD_SIZE) for _ in "kv")]
 
 
-def _attention(bench: Bench) -> Verdict:
-    def attend(ops: Ops, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return ops.paged_attention(query, keys, values, virtual_rows(ROWS, query.device), SCALE)
+def attend(ops: Ops, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    return ops.paged_attention(query, keys, values, virtual_rows(ROWS, query.device), SCALE)
 
+
+def attention(bench: Bench) -> Verdict:
     return compare(*bench.both(attend, *attention_inputs(bench)), is_attention=True)
 
 
@@ -214,6 +215,6 @@ CHECKS: dict[str, Callable[[Bench], Verdict]] = {
     "dequant_swiglu_quant": _dequant_swiglu_quant,
     "swiglu": _swiglu,
     "split_and_rotate": _rotary,
-    "write_kv": _write_kv,
-    "paged_attention": _attention,
+    "write_kv": write_kv,
+    "paged_attention": attention,
 }

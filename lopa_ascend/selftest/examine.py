@@ -20,12 +20,15 @@ from common.config import DeviceProfile
 from common.errors import MissingCapability
 from common.processes import Mesh, resolve_mesh
 from common.runtime import scheme_at_load
-from lopa_ascend.ops import Ops, load_torch_npu, npu_ops, require_devices
+from lopa_ascend.ops import AttentionForm, Ops, load_torch_npu, npu_ops, require_devices
 from lopa_ascend.ops.versions import cann_version
 from lopa_ascend.selftest.called import called_operations
 from lopa_ascend.selftest.checks import CHECKS, Bench, Hang, Sizes
+from lopa_ascend.selftest.choose import attention_form, forms_of, settle, timed_attention
 from lopa_ascend.selftest.grades import Grade, Verdict
 from lopa_ascend.selftest.in_graphs import CAPTURING, GRAPH_CHECKS, all_reduce, replayed_with_collectives
+
+_FORMS = "attention "  # each of its forms, whichever is called
 
 logger = logging.getLogger(__name__)
 
@@ -84,11 +87,10 @@ def require_correct(
 
 def examine_alone(profile: DeviceProfile) -> list[Finding]:
     """`lopa doctor --selftest`: this process's first device, at Dream-7B's shapes. Raises MissingCapability."""
-    torch_npu, ops = require_devices(1), npu_ops()
-    torch_npu.npu.set_device(0)
-    sizes = Sizes.of_dream_7b(resolve_mesh(profile).tensor_parallel_size)
-    schemes = (scheme_at_load(profile),)
-    return list(examine(ops, sizes, torch.device("npu", 0), Mesh(), profile.graph.mode, schemes))
+    require_devices(1).npu.set_device(0)
+    sizes, device = Sizes.of_dream_7b(resolve_mesh(profile).tensor_parallel_size), torch.device("npu", 0)
+    ops = settle(npu_ops(attention_form(profile, sizes.num_kv_heads)), sizes, device, Mesh(), profile)
+    return list(examine(ops, sizes, device, Mesh(), profile.graph.mode, (scheme_at_load(profile),)))
 
 
 def examine(
@@ -104,12 +106,15 @@ def examine(
             return
         except (RuntimeError, NotImplementedError) as error:
             verdict = Verdict(Grade.WRONG, " ".join(str(error).split())[:200])
-        yield Finding(name, *verdict, is_called=name in called or name not in CHECKS)
+        is_called = name in called or not (name in CHECKS or name.startswith(_FORMS))
+        yield Finding(name, *verdict, is_called=is_called)
 
 
 def _checks(bench: Bench, mesh: Mesh, mode: str) -> Iterator[tuple[str, Callable[[], Verdict]]]:
     for name, check in CHECKS.items():
         yield name, partial(check, bench)
+    for form in forms_of(bench.sizes):
+        yield f"{_FORMS}{form}", partial(_form, bench, form)
     if mode in GRAPH_CHECKS:
         name, check = GRAPH_CHECKS[mode]
         yield name, partial(check, bench)
@@ -118,6 +123,10 @@ def _checks(bench: Bench, mesh: Mesh, mode: str) -> Iterator[tuple[str, Callable
             yield f"all_reduce over {axis}", partial(all_reduce, bench, group, size)
     if mode in CAPTURING and mesh.tp_size * mesh.bp_size > 1:
         yield "a replay of attention and collectives", partial(replayed_with_collectives, bench, mesh)
+
+
+def _form(bench: Bench, form: AttentionForm) -> Verdict:
+    return timed_attention(bench.ops, form, bench.sizes, bench.device)[0]
 
 
 def versions() -> str:

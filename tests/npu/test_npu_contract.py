@@ -16,7 +16,7 @@ from layer import DREAM_7B_TP4, draw_inputs, draw_weights, run_layer
 from sim import contract
 from torch import Tensor
 
-from lopa_ascend.ops import AttentionVersion, npu_ops
+from lopa_ascend.ops import USUAL_ATTENTION, AttentionForm, npu_ops
 from lopa_ascend.ops.twins import quant
 
 pytestmark = pytest.mark.sim
@@ -34,6 +34,7 @@ PER_LAYER = {
     "npu::npu_scatter_pa_kv_cache": 1,
 }
 ATTENTION = {1: "npu::npu_fused_infer_attention_score", 2: "npu::npu_fused_infer_attention_score_v2"}
+FORMS = [AttentionForm(version, dims) for version in (1, 2) for dims in (3, 4)]
 
 
 @pytest.fixture(scope="module")
@@ -56,27 +57,27 @@ def rows_of(num_rows: int, window: str, shift: bool) -> list[Branch]:
     return [Branch(300, WINDOWS[window], shift, salt) for salt in range(num_rows)]
 
 
-def step(npu: Any, weights: Any, branches: list[Branch], version: AttentionVersion) -> None:
+def step(npu: Any, weights: Any, branches: list[Branch], form: AttentionForm = USUAL_ATTENTION) -> None:
     layout = lay_out(branches, "npu")
-    run_layer(npu_ops(version), DREAM_7B_TP4, weights, draw_inputs(DREAM_7B_TP4, layout).to("npu"), layout)
-    wanted = {**PER_LAYER, ATTENTION[version]: 1}
+    run_layer(npu_ops(form), DREAM_7B_TP4, weights, draw_inputs(DREAM_7B_TP4, layout).to("npu"), layout)
+    wanted = {**PER_LAYER, ATTENTION[form.version]: 1}
     assert {name: count for name, count in npu.counts.items() if name.startswith("npu::")} == wanted
     assert {signature.op for signature in npu.signatures} == wanted.keys()
 
 
 @pytest.mark.parametrize(("num_rows", "window"), list(itertools.product(NUM_ROWS, WINDOWS)))
 def test_a_step_at_dream_7b_tp4(npu: Any, weights: Any, num_rows: int, window: str) -> None:
-    step(npu, weights, rows_of(num_rows, window, shift=False), version=2)
+    step(npu, weights, rows_of(num_rows, window, shift=False))
 
 
-@pytest.mark.parametrize("version", ATTENTION)
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("num_rows", [1, 8])
-def test_a_step_with_shift_rows(npu: Any, weights: Any, num_rows: int, version: AttentionVersion) -> None:
-    step(npu, weights, rows_of(num_rows, "64", shift=True), version)
+def test_a_step_with_shift_rows(npu: Any, weights: Any, num_rows: int, form: AttentionForm) -> None:
+    step(npu, weights, rows_of(num_rows, "64", shift=True), form)
 
 
 def test_the_first_step_of_a_long_prompt(npu: Any, weights: Any) -> None:
-    step(npu, weights, [Branch(0, [1000, 32])], version=2)
+    step(npu, weights, [Branch(0, [1000, 32])])
 
 
 @pytest.mark.parametrize("op", [*PER_LAYER, *ATTENTION.values(), "npu::npu_quantize", "npu::npu_swiglu"])

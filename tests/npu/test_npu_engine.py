@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+import lopa_ascend.assemble as assembling
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.config.profile import GraphConfig
 from common.decoding import Completion, GenerationRequest, Sampling, Scheduler, decode_requests
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
+from lopa_ascend.ops import AttentionForm, reference_ops
 from lopa_ascend.ops.twins import quant
 from lopa_ascend.passes import Shapes, folder_of
 from tests.conftest import GOLDEN
@@ -32,7 +34,7 @@ FEW = {"token_buckets": [80, 176], "row_buckets": [8, 16]}  # a compilation take
 ATTENTION = {
     "npu::npu_apply_rotary_pos_emb": 1,
     "npu::npu_scatter_pa_kv_cache": 1,
-    "npu::npu_fused_infer_attention_score_v2": 1,
+    "npu::npu_fused_infer_attention_score": 1,
 }
 LAYER = {
     None: {**ATTENTION, "npu::npu_add_rms_norm": 2, "npu::npu_swiglu": 1},
@@ -72,14 +74,14 @@ def causal(**settings: Any) -> DecodeConfig:
 
 def engine_on(
     device: str, decode: DecodeConfig, quantization: str | None, mode: str = "eager", model: Path = MODEL,
-    cache_dir: Path | None = None, shapes: dict[str, list[int]] | None = None,
+    cache_dir: Path | None = None, shapes: dict[str, list[int]] | None = None, **more: Any,
 ) -> AscendEngine:  # fmt: skip
     shapes = shapes or (FEW if mode == "npugraph_ex" else {})
     profile = DeviceProfile.model_validate(
         {
             "name": "test", "engine": "lopa_ascend", "device": device, "dtype": "bfloat16",
             "quantization": quantization, "max_model_len": 256,
-            "graph": {"mode": mode, "cache_dir": cache_dir and str(cache_dir), **shapes},
+            "graph": {"mode": mode, "cache_dir": cache_dir and str(cache_dir), **shapes}, **more,
         }
     )  # fmt: skip
     return assemble(profile, RunConfig(model=str(model), decode=decode, max_num_requests=2))
@@ -142,6 +144,48 @@ def test_graphs_give_the_tokens_of_eager(npu: Any, mode: str, quantization: str 
 
 
 @pytest.mark.usefixtures("npu")
+@pytest.mark.parametrize("attention", [{"attention": "v2"}, {"writes_kv_by_atb": True}], ids=["v2", "atb"])
+def test_replays_in_other_forms_give_the_same_tokens(npu: Any, attention: dict[str, Any]) -> None:
+    """Version 2, and KV written by the operator of older releases."""
+    decode = causal()
+    wanted = decode_all(engine_on("npu", decode, None, shapes=FEW), decode)
+    npu.counts.clear()
+    if "attention" in attention:
+        engine = engine_on("npu", decode, None, "npugraph", shapes=FEW, **attention)
+        used = "npu::npu_fused_infer_attention_score_v2.out"
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(assembling, "settle", lambda ops, *_: ops.with_kv_writes_by_atb())
+            engine = engine_on("npu", decode, None, "npugraph", shapes=FEW)
+        used = "atb::_npu_reshape_and_cache"
+    before = npu.counts[used]
+    assert decode_all(engine, decode) == wanted
+    assert npu.counts[used] > before
+
+
+@pytest.mark.usefixtures("npu")
+def test_shapes_that_the_device_refuses_to_capture_run_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CANN 207008, from the fourth capture on: said once of layers and once of heads."""
+    decode, num_begun, begin = causal(shift_row="fresh"), [], torch.npu.graph.__enter__
+    wanted = decode_all(engine_on("npu", decode, None), decode)
+
+    def refuses(graph: Any) -> Any:
+        num_begun.append(graph)
+        if len(num_begun) > 3:
+            raise RuntimeError("aclmdlRICaptureBegin: error code is 207008\nStream resources are insufficient")
+        return begin(graph)
+
+    monkeypatch.setattr(torch.npu.graph, "__enter__", refuses)
+    engine = engine_on("npu", decode, None, "npugraph", selftest="off")
+    assert decode_all(engine, decode) == wanted
+    assert engine.passes.layers.num_captured + engine.passes.head.num_captured == 3
+    refused = [record.getMessage() for record in caplog.records if "cannot be captured" in record.getMessage()]
+    assert [line.split()[0] for line in refused] == ["layers", "head"] and "207008" in refused[0]
+
+
+@pytest.mark.usefixtures("npu")
 def test_a_replay_behind_a_step_that_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompts are longer than the largest captured shape; the steps behind them are replayed."""
     decode = causal(shift_row="fresh")
@@ -190,12 +234,14 @@ def test_another_model_mesh_or_precision_has_another_cache(tmp_path: Path) -> No
         {}, {"quantization": "w8a8"}, {"dtype": "float16"}, {"mesh": {"tensor_parallel_size": 4}},
         {"weight_prefetch_mb": 18}, {"graph": {"mode": "torchair", "cache_dir": str(tmp_path)}},
     ]  # fmt: skip
-    profiles = [DeviceProfile.model_validate(settings | other) for other in others]
-    folders = [folder_of(profile, config) for profile in profiles]
-    folders.append(folder_of(profiles[0], replace(config, rms_norm_eps=1e-5)))
+    profiles, ops = [DeviceProfile.model_validate(settings | other) for other in others], reference_ops()
+    folders = [folder_of(profile, config, ops) for profile in profiles]
+    folders.append(folder_of(profiles[0], config, ops.with_attention(AttentionForm(2, 3))))
+    folders.append(folder_of(profiles[0], config, ops.with_kv_writes_by_atb()))
+    folders.append(folder_of(profiles[0], replace(config, rms_norm_eps=1e-5), ops))
     assert len(set(folders)) == len(folders)
-    assert folder_of(profiles[0], config) == folders[0]
-    assert folder_of(profiles[0].model_copy(update={"graph": GraphConfig()}), config) is None
+    assert folder_of(profiles[0], config, ops) == folders[0]
+    assert folder_of(profiles[0].model_copy(update={"graph": GraphConfig()}), config, ops) is None
 
 
 @pytest.mark.parametrize("quantization", [None, "w8a8"])
@@ -326,7 +372,7 @@ def test_every_shape_that_may_be_captured_is_accepted(
     )  # fmt: skip
     decode = causal()
     passes = assemble(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=decode)).passes
-    shapes, sampling = Shapes.of((), ()), Sampling("neg_entropy", 1000)
+    shapes, sampling = Shapes.of((), (), 48), Sampling("neg_entropy", 1000)
     npu.stream.clear()
     with torch.no_grad():
         for num_tokens in shapes.tokens:
@@ -334,12 +380,10 @@ def test_every_shape_that_may_be_captured_is_accepted(
             passes.capture_head(num_tokens, sampling)
         for num_rows in shapes.rows:
             passes.capture_layers(256, num_rows)
-    calls = [call for call in npu.stream if "attention_score_v2" in call.op]
+    calls = [call for call in npu.stream if "attention_score" in call.op]
     queries = {call.arguments[0] for call in calls}
     assert queries == {f"bfloat16[{num_tokens}, 7, 128]" for num_tokens in (*shapes.tokens, 256)}
-    tables = {
-        part for call in npu.stream if "attention_score_v2" in call.op for part in call.arguments if "int32" in part
-    }
+    tables = {part for call in npu.stream if "attention_score" in call.op for part in call.arguments if "int32" in part}
     assert tables == {f"block_table=int32[{num_rows}, 2]" for num_rows in shapes.rows}
     print(f"{passes.layers.num_captured} shapes of layers, {passes.head.num_captured} of the head: {shapes}")
 

@@ -12,7 +12,15 @@ from branches import CASES, Branch, Layout, lay_out
 from layer import TINY, Inputs, Weights, draw_inputs, draw_weights, run_layer
 from torch import Tensor
 
-from lopa_ascend.ops import AttentionVersion, Ops, VirtualRows, keep_kv_writes_in_place, npu_ops, reference_ops
+from lopa_ascend.ops import (
+    AttentionForm,
+    AttentionVersion,
+    Ops,
+    VirtualRows,
+    keep_kv_writes_in_place,
+    npu_ops,
+    reference_ops,
+)
 
 pytestmark = [
     pytest.mark.sim,
@@ -83,7 +91,7 @@ def test_the_ge_graph_of_a_layer(torch_npu: Any, version: AttentionVersion) -> N
     from sim import export
 
     layout = lay_out(CASES[CASE])
-    module = LayerModule(npu_ops(version), draw_weights(TINY), layout)
+    module = LayerModule(npu_ops(AttentionForm(version)), draw_weights(TINY), layout)
     nodes = export.ge_graph(module, *arguments(draw_inputs(TINY, layout), layout))
     kernels = {op: count for op, count in export.histogram(nodes).items() if op not in FREE}
     # The lowering copies query and key, because the rotary kernel works in place. Nothing copies a cache.

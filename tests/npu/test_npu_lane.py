@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from common.errors import MissingCapability
-from lopa_ascend.ops import npu, npu_ops, reference_ops, require_devices
+from lopa_ascend.ops import AttentionForm, npu, npu_ops, reference_ops, require_devices
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,9 +87,9 @@ def test_a_release_without_the_attention_asked_for(monkeypatch: pytest.MonkeyPat
     without_v2 = with_devices(1)
     without_v2.npu_fused_infer_attention_score = None
     pretend(monkeypatch, torch.__version__, without_v2)
-    assert npu_ops(attention_version=1).attention_version == 1
+    assert npu_ops().attention == AttentionForm(version=1, view_dims=3)
     with pytest.raises(MissingCapability, match="has no npu_fused_infer_attention_score_v2"):
-        npu_ops(attention_version=2)
+        npu_ops(AttentionForm(version=2))
 
 
 def as_user(tmp_path: Path, num_devices: str, *folders: Path) -> dict[str, tuple[int, str]]:
@@ -168,5 +168,5 @@ def test_the_reference_lane_never_imports_torch_npu() -> None:
 
 
 def test_both_lanes_are_one_facade() -> None:
-    assert type(reference_ops()) is type(reference_ops(attention_version=1))
+    assert type(reference_ops()) is type(reference_ops(attention=AttentionForm(2, 4)))
     assert type(reference_ops()).__module__ == "lopa_ascend.ops.facade"

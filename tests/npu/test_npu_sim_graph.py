@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lopa_ascend.ops import AttentionVersion, VirtualRows, npu_ops
+from lopa_ascend.ops import AttentionForm, AttentionVersion, VirtualRows, npu_ops
 
 pytestmark = [pytest.mark.sim, pytest.mark.usefixtures("npu")]
 
@@ -22,7 +22,7 @@ class Attention:
 
     def __init__(self, version: AttentionVersion) -> None:
         draw = torch.Generator().manual_seed(5)
-        self.ops = npu_ops(version)
+        self.ops = npu_ops(AttentionForm(version))
         self.query = torch.randn(8, 7, 128, generator=draw).bfloat16().npu()
         self.caches = [torch.randn(6, 128, 1, 128, generator=draw).bfloat16().npu() for _ in "kv"]
         self.table = torch.tensor([[0, 1, 2], [3, 4, 5]], dtype=torch.int32).npu()

@@ -8,20 +8,20 @@ import pytest
 import torch
 from branches import CASES, Branch, Contents, dense, paged
 
-from lopa_ascend.ops import AttentionVersion, group_queries, reference_ops
+from lopa_ascend.ops import AttentionForm, group_queries, reference_ops
 
 # The kernel rounds its result to bfloat16 once.
 ROUNDING = {"relative": plain.BF16_STEP * 1.01, "absolute": 1e-5}
 
 
-@pytest.mark.parametrize("attention_version", [1, 2])
-@pytest.mark.parametrize("num_kv_heads", [1, 7])
+@pytest.mark.parametrize(
+    ("num_kv_heads", "form"),
+    [(heads, AttentionForm(version, dims)) for heads, dims in ((1, 3), (1, 4), (7, 3)) for version in (1, 2)],
+)
 @pytest.mark.parametrize("case", CASES)
-def test_virtual_rows_equal_the_masked_dense_form(
-    case: str, num_kv_heads: int, attention_version: AttentionVersion
-) -> None:
+def test_virtual_rows_equal_the_masked_dense_form(case: str, num_kv_heads: int, form: AttentionForm) -> None:
     contents = Contents(num_kv_heads)
-    ops = reference_ops(attention_version=attention_version)
+    ops = reference_ops(attention=form)
     for branch, got in zip(CASES[case], paged(ops, CASES[case], contents), strict=True):
         plain.assert_close(got, dense(branch, contents), **ROUNDING)
 

@@ -36,6 +36,14 @@ def npu_scatter_pa_kv_cache(
     value_cache.view(num_slots, *key.shape[1:]).index_copy_(0, slot, value)
 
 
+def _npu_reshape_and_cache(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor
+) -> None:
+    """ATB's form of the same write in mode Norm, which every release has; it wants int32 slots."""
+    require(slot_indices.dtype == torch.int32, "_npu_reshape_and_cache", "slot_indices is int32", slot_indices)
+    npu_scatter_pa_kv_cache(key, value, key_cache, value_cache, slot_indices, cache_mode="Norm")
+
+
 def _check_slots(op: str, slot_mapping: Tensor, num_tokens: int, num_slots: int) -> None:
     require(slot_mapping.dtype in (torch.int32, torch.int64), op, "slot_mapping is int32 or int64", slot_mapping)
     fits = tuple(slot_mapping.shape) == (num_tokens,) and slot_mapping.is_contiguous()

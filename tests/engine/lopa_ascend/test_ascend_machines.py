@@ -24,7 +24,7 @@ DEVICES = """
 class npu:
     is_available = staticmethod(lambda: {count} > 0)
     device_count = staticmethod(lambda: {count})
-npu_fused_infer_attention_score_v2 = None
+npu_fused_infer_attention_score = None
 def _autoload():
     raise RuntimeError("loaded with torch")
 """

@@ -30,7 +30,7 @@ class CallAgain:
 
 
 def static_engine(num_requests: int, **settings: Any) -> AscendEngine:
-    graphs = Graphs(Shapes.of((), ()), CallAgain())
+    graphs = Graphs(Shapes.of((), (), 48), CallAgain())
     return assemble(profile(), run_of(causal(**settings), num_requests), graphs=graphs)
 
 
@@ -53,11 +53,19 @@ def test_padded_passes_decode_the_same_tokens(settings: dict[str, Any]) -> None:
 
 
 def test_a_step_beyond_the_largest_shape_runs_as_it_is() -> None:
-    graphs = Graphs(Shapes.of((64, 128), (4, 8)), CallAgain())
+    graphs = Graphs(Shapes.of((64, 128), (4, 8), 48), CallAgain())
     engine = assemble(profile(), run_of(causal(), 1), graphs=graphs)
     wanted = assemble(profile(), run_of(causal(), 1))
     assert decode_all(engine, causal(), PROMPTS[4:]) == decode_all(wanted, causal(), PROMPTS[4:])
     assert engine.passes.layers.num_captured <= 4
+
+
+def test_no_more_shapes_are_captured_than_allowed() -> None:
+    decode = causal(shift_row="fresh")
+    engine = assemble(profile(), run_of(decode, 3), graphs=Graphs(Shapes.of((), (), 6), CallAgain()))
+    wanted = assemble(profile(), run_of(decode, 3))
+    assert decode_all(engine, decode, PROMPTS[:4]) == decode_all(wanted, decode, PROMPTS[:4])
+    assert (engine.passes.layers.num_captured, engine.passes.head.num_captured) == (4, 2)
 
 
 def check_padding(flat: FlatStep, num_tokens: int, num_rows: int) -> None:
@@ -69,7 +77,7 @@ def check_padding(flat: FlatStep, num_tokens: int, num_rows: int) -> None:
 
 @pytest.mark.parametrize(("num_tokens", "num_rows"), [(17, 2), (300, 3), (200, 127), (1023, 1), (5, 5)])
 def test_every_padded_row_has_a_token(num_tokens: int, num_rows: int) -> None:
-    shapes, book = Shapes.of((), ()), PageBook(PagePool(30))
+    shapes, book = Shapes.of((), (), 48), PageBook(PagePool(30))
     shape = shapes.shape(num_tokens, num_rows)
     if shape is None:
         assert num_tokens + 4 > shapes.most_tokens
@@ -84,15 +92,15 @@ def test_every_padded_row_has_a_token(num_tokens: int, num_rows: int) -> None:
 
 
 def test_shapes_waste_little() -> None:
-    shapes = Shapes.of((), ())
-    assert len(shapes.tokens) < 24
+    shapes = Shapes.of((), (), 48)
+    assert len(shapes.tokens) < 24 and len(shapes.heads) < shapes.most_heads
     for num_tokens in range(16, 900):
         shape = shapes.shape(num_tokens, 3)
         assert shape is not None and 1 + shape[0] / 235 <= 1.2 * (1 + num_tokens / 235)
 
 
 def test_a_profile_fixes_the_shapes() -> None:
-    shapes = Shapes.of((256, 64), (16,))
+    shapes = Shapes.of((256, 64), (16,), 48)
     assert shapes.tokens == (64, 256) and shapes.rows == (16,)
     assert shapes.shape(60, 5) == (256, 16)
     assert shapes.shape(60, 16) is None

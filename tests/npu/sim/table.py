@@ -27,7 +27,7 @@ _ATTENTION = ("npu_fused_infer_attention_score", "npu_fused_infer_attention_scor
 
 def execute(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the operator on cpu tensors. Raises NotImplementedError for what no twin models."""
-    operator = name.removeprefix("npu::")
+    operator = name.removeprefix("npu::").removeprefix("atb::")
     special = _special().get(operator)
     if special is not None:
         return special(*args, **kwargs)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
-from graphs.runner import GraphRunner
+import pytest
+
+from graphs.runner import CaptureRefused, GraphRunner, Replay
 
 
 class Recorder:
@@ -67,3 +70,37 @@ def test_work_runs_before_it_is_captured() -> None:
 
     GraphRunner("order", lambda key: None, lambda key, buffers: order.append("work"), Watching()).entry(1)
     assert order == ["work", "capture"]
+
+
+class Refuser(Recorder):
+    """Has room for one graph."""
+
+    def __call__(self, work: Replay) -> Replay:
+        if self.num_captured:
+            raise CaptureRefused("207008")
+        return super().__call__(work)
+
+
+def test_what_a_device_refuses_runs_as_it_is_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    runner = doubling(Refuser())
+    with caplog.at_level(logging.WARNING):
+        entries = [runner.entry(key) for key in (2, 3, 4)]
+    entries[2].buffers[0] = 4
+    entries[2].run()
+    assert entries[2].buffers[1] == 8 and runner.entry(4) is entries[2]
+    assert runner.num_captured == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "doubling 3 cannot be captured (207008): it runs as it is, and so does what is new from here on"
+    ]
+
+
+def test_room_is_a_matter_of_keys_and_not_of_what_a_device_refused() -> None:
+    """Ranks whose devices differ go on choosing the same shapes."""
+    runners = [
+        GraphRunner("r", lambda key: [0] * key, lambda *_: None, capture, most=2) for capture in (Recorder(), Refuser())
+    ]
+    for runner in runners:
+        runner.entry(2)
+        assert runner.has_room(3)
+        runner.entry(3)
+        assert runner.has_room(3) and runner.has(3) and not runner.has_room(4)

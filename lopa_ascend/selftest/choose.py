@@ -1,0 +1,118 @@
+"""What may be called in several ways, in the way that is right on this device: attention, and the write of KV."""
+
+from __future__ import annotations
+
+import logging
+from typing import cast
+
+import torch
+import torch.distributed as dist
+
+from common.config import DeviceProfile
+from common.errors import ConfigError, EngineError, MissingCapability
+from common.processes import Mesh
+from lopa_ascend.floors import median_seconds
+from lopa_ascend.ops import USUAL_ATTENTION, AttentionForm, AttentionVersion, Ops
+from lopa_ascend.selftest.checks import Bench, Hang, Sizes, attend, attention, attention_inputs, write_kv
+from lopa_ascend.selftest.grades import Grade, Verdict
+
+logger = logging.getLogger(__name__)
+
+NEVER = float("inf")
+_COMPILED = ("npugraph_ex", "torchair")
+
+
+def attention_form(profile: DeviceProfile, num_kv_heads: int) -> AttentionForm:
+    """What the profile says; with `auto` the form to begin with. num_kv_heads: of a rank. Raises ConfigError."""
+    if profile.attention == "auto":
+        return USUAL_ATTENTION
+    if profile.kv_view == "4d" and num_kv_heads > 1:
+        raise ConfigError(
+            f"profile {profile.name}: kv_view 4d needs one KV head a process, and each has {num_kv_heads}: set kv_view "
+            "to 3d, or raise tensor_parallel_size"
+        )
+    version = cast(AttentionVersion, int(profile.attention[1:]))
+    return AttentionForm(version, 4 if profile.kv_view == "4d" else 3)
+
+
+def forms_of(sizes: Sizes) -> list[AttentionForm]:
+    """Every form that ranks of these sizes can call."""
+    over_pages_of = (AttentionForm(1, 3), AttentionForm(2, 3), AttentionForm(1, 4), AttentionForm(2, 4))
+    return [form for form in over_pages_of if form.view_dims == 3 or sizes.num_kv_heads == 1]
+
+
+def settle(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh, profile: DeviceProfile) -> Ops:
+    """The operations as every rank's device has them right. Raises MissingCapability where there is no such form.
+
+    KV is written by the older operator where the newer one is wrong or absent; with `attention: auto` the fastest right
+    form is taken.
+    """
+    if profile.selftest != "off":
+        ops = _with_right_kv_write(ops, sizes, device, mesh)
+    if ops.writes_kv_by_atb and profile.graph.mode in _COMPILED and not profile.enforce_eager:
+        raise MissingCapability(
+            f"KV is written by _npu_reshape_and_cache here, which graph.mode {profile.graph.mode} cannot keep in "
+            "place: set graph.mode to npugraph"
+        )
+    return _with_fastest_attention(ops, sizes, device, mesh) if profile.attention == "auto" else ops
+
+
+def timed_attention(ops: Ops, form: AttentionForm, sizes: Sizes, device: torch.device) -> tuple[Verdict, float]:
+    """How right a form is, and its seconds; `NEVER` where it is wrong. Raises Hang."""
+    bench = Bench(ops.with_attention(form), sizes, device)
+    try:
+        verdict = attention(bench)
+    except Hang:
+        raise
+    except (RuntimeError, NotImplementedError, AttributeError) as error:
+        return Verdict(Grade.WRONG, " ".join(str(error).split())[:200]), NEVER
+    if verdict.grade is Grade.WRONG:
+        return verdict, NEVER
+    inputs = [tensor.to(device) for tensor in attention_inputs(bench)]
+    seconds = median_seconds(lambda: attend(bench.ops, *inputs), device)
+    return Verdict(verdict.grade, f"{verdict.detail}, {seconds * 1e3:.3f} ms"), seconds
+
+
+def _with_right_kv_write(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh) -> Ops:
+    older = ops.with_kv_writes_by_atb()
+    is_newer_wrong = not _writes_right(ops, sizes, device)
+    takes_older = is_newer_wrong and _writes_right(older, sizes, device)
+    if not _most([float(takes_older)], mesh)[0]:
+        return ops
+    logger.warning("npu_scatter_pa_kv_cache does not write KV right here: _npu_reshape_and_cache is called instead")
+    return older
+
+
+def _writes_right(ops: Ops, sizes: Sizes, device: torch.device) -> bool:
+    try:
+        return write_kv(Bench(ops, sizes, device)).grade is not Grade.WRONG
+    except Hang:
+        raise
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return False
+
+
+def _with_fastest_attention(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh) -> Ops:
+    forms, told, seconds = forms_of(sizes), [], []
+    for form in forms:
+        verdict, taken = timed_attention(ops, form, sizes, device)
+        told.append(f"{form} {'wrong' if taken == NEVER else 'right'} ({verdict.detail})")
+        seconds.append(taken)
+    seconds = _most(seconds, mesh)
+    if min(seconds) == NEVER:
+        raise MissingCapability(f"rank {mesh.rank}: attention is wrong in every form here: {'; '.join(told)}")
+    chosen = forms[seconds.index(min(seconds))]
+    logger.info("attention: %s; taken is %s", "; ".join(told), chosen)
+    return ops.with_attention(chosen)
+
+
+def _most(values: list[float], mesh: Mesh) -> list[float]:
+    """The largest of all ranks' values, so that all take the same. Over the host's network. Raises EngineError."""
+    if mesh.world_size == 1:
+        return values
+    found = torch.tensor(values, dtype=torch.float64)
+    try:
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    except RuntimeError as error:
+        raise EngineError(f"rank {mesh.rank}: the other ranks did not answer in the self-test") from error
+    return [float(value) for value in found]

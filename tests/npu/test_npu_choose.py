@@ -1,0 +1,131 @@
+"""What may be called in several ways is called in one that is right here: the write of KV, and attention."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sim.ranks import run_ranks
+from test_npu_selftest import SMALL, profile, with_wrong
+
+from common.errors import ConfigError, MissingCapability
+from common.processes import Mesh
+from lopa_ascend.ops import AttentionForm, Ops, npu_ops, reference_ops
+from lopa_ascend.selftest import Sizes, attention_form, choose, examine, settle
+from lopa_ascend.selftest.choose import forms_of
+
+V1, V2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
+CPU = torch.device("cpu")
+SECONDS = {(1, 3): 4.0, (2, 3): 3.0, (1, 4): 2.0, (2, 4): 1.0}
+
+
+def settled(ops: Ops, sizes: Sizes = SMALL, device: torch.device = CPU, **settings: Any) -> Ops:
+    return settle(ops, sizes, device, Mesh(), profile(**settings))
+
+
+def average(result: Any) -> Any:
+    return result[0].mean(0, keepdim=True).expand_as(result[0]), result[1]
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every form takes the seconds of the table."""
+
+    def seconds(work: Callable[[], Any], device: torch.device) -> float:
+        assert work().isfinite().all()
+        return SECONDS[tried.pop(0)]
+
+    tried: list[AttentionForm] = []
+    with_attention = Ops.with_attention
+
+    def noted(ops: Ops, form: AttentionForm) -> Ops:
+        tried[:] = [form]
+        return with_attention(ops, form)
+
+    monkeypatch.setattr(choose, "median_seconds", seconds)
+    monkeypatch.setattr(Ops, "with_attention", noted)
+
+
+@pytest.mark.usefixtures("times")
+def test_the_fastest_form_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert settled(reference_ops(), attention="auto").attention == (2, 4)
+    assert "v1 over 3-D pages right (equal, 4000.000 ms)" in caplog.text
+    assert "taken is v2 over 4-D pages" in caplog.text
+    two_heads = Sizes(width=256, num_heads=2, num_kv_heads=2, inner=128)
+    assert settled(reference_ops(), two_heads, attention="auto").attention == (2, 3)
+
+
+@pytest.mark.usefixtures("times")
+def test_no_form_that_is_wrong_or_absent_is_taken() -> None:
+    assert settled(with_wrong(V2, average), attention="auto").attention == (1, 4)
+    without = reference_ops()
+    del without._kernels.npu_fused_infer_attention_score_v2
+    assert settled(without, attention="auto").attention == (1, 4)
+    both = with_wrong(V2, average)
+    setattr(both._kernels, V1, lambda *_, **__: (torch.full((48, 2, 128), torch.nan).bfloat16(), None))
+    with pytest.raises(MissingCapability, match="rank 0: attention is wrong in every form here: v1 over 3-D pages"):
+        settled(both, attention="auto")
+
+
+def test_the_profile_says_which_form() -> None:
+    assert attention_form(profile(), 1) == attention_form(profile(attention="auto"), 1) == (1, 3)
+    assert attention_form(profile(attention="v2", kv_view="4d"), 1) == (2, 4)
+    with pytest.raises(ConfigError, match="kv_view 4d needs one KV head a process, and each has 2"):
+        attention_form(profile(kv_view="4d"), 2)
+
+
+def test_every_form_is_tried_and_only_the_called_one_stops() -> None:
+    found = list(examine(with_wrong(V2, average), SMALL, CPU, Mesh(), "eager", ("FLOAT",)))
+    told = {one.name: one for one in found if one.name.startswith("attention ")}
+    assert [name.removeprefix("attention ") for name in told] == [str(form) for form in forms_of(SMALL)]
+    assert {name: one.is_useless for name, one in told.items()} == {name: " v2 " in name for name in told}
+    assert not any(one.stops for one in found)
+    assert " ms" in told["attention v1 over 4-D pages"].detail
+
+
+def _older_release() -> Ops:
+    """Whose operator has no cache_mode."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Unknown keyword argument 'cache_mode'")
+
+    ops = reference_ops()
+    ops._kernels.npu_scatter_pa_kv_cache = fails
+    return ops
+
+
+def test_kv_is_written_by_the_older_operator_where_the_newer_one_fails() -> None:
+    assert settled(_older_release()).writes_kv_by_atb
+    assert not settled(reference_ops()).writes_kv_by_atb
+    assert not settled(_older_release(), selftest="off").writes_kv_by_atb
+    neither = _older_release()
+    del neither._kernels._npu_reshape_and_cache
+    assert not settled(neither).writes_kv_by_atb  # and the self-test names write_kv
+
+
+@pytest.mark.parametrize("mode", ["npugraph_ex", "torchair"])
+def test_the_older_operator_is_not_compiled(mode: str) -> None:
+    with pytest.raises(MissingCapability, match=f"graph.mode {mode} cannot keep in place: set graph.mode to npugraph"):
+        settled(_older_release(), graph={"mode": mode})
+    assert settled(_older_release(), graph={"mode": mode}, enforce_eager=True).writes_kv_by_atb
+
+
+@pytest.mark.sim
+def test_torch_npu_binds_every_form_and_both_writes(npu: Any) -> None:
+    device = torch.device("npu", 0)
+    assert settled(npu_ops(), SMALL, device, attention="auto").attention in forms_of(SMALL)
+    assert {f"npu::{V1}", f"npu::{V2}"} <= npu.counts.keys()
+    npu.counts.clear()
+    assert choose._writes_right(npu_ops().with_kv_writes_by_atb(), SMALL, device)
+    assert npu.counts["atb::_npu_reshape_and_cache"] == 1
+
+
+@pytest.mark.sim
+@pytest.mark.usefixtures("torch_npu")
+def test_all_ranks_take_the_form_that_is_right_everywhere() -> None:
+    """On each of two ranks another form is the fastest, and another version is wrong on the second."""
+    assert run_ranks("npu_ranks:settled_form", world_size=2) == [[1, 4], [1, 4]]
