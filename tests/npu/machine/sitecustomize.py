@@ -1,5 +1,9 @@
 """With this folder on PYTHONPATH and LOPA_SIM_MACHINE=1 every Python process has simulated NPUs: what a user starts
-runs as on a node of 16 devices, from scripts/run_batch.sh to the ranks of torchrun."""
+runs as on a node of 16 devices, from scripts/run_batch.sh to the ranks of torchrun.
+
+Faults: LOPA_SIM_WRONG names an operator that gives its rows in another order; in processes whose command line holds
+LOPA_SIM_HANG a replay never comes back.
+"""
 
 import os
 import sys
@@ -24,3 +28,17 @@ if os.environ.get("LOPA_SIM_MACHINE") == "1" and "pip" not in sys.orig_argv:
     npu.Torchair.__init__ = _with_ge
     SimulatedNpu().__enter__()
     floors._COPY_BYTES["npu"], floors._MATRIX_SIZE["npu"], floors._SUSTAINED_S = 2**22, 256, 0.001
+    if wrong := os.environ.get("LOPA_SIM_WRONG"):
+        from sim import table
+
+        from lopa_ascend.ops import twins
+
+        def _first_flipped(*args: object, **options: object) -> object:
+            result = getattr(twins, wrong)(*args, **options)
+            return (result[0].flip(0), *result[1:]) if isinstance(result, tuple) else result.flip(0)
+
+        table._special()[wrong] = _first_flipped
+    if (hang := os.environ.get("LOPA_SIM_HANG")) and any(hang in argument for argument in sys.orig_argv):
+        import time
+
+        npu.NpuReplay.__call__ = lambda replay: time.sleep(10**6)
