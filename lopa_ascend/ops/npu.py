@@ -7,6 +7,7 @@ first, with a traceback.
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -16,6 +17,9 @@ import torch
 from common.errors import MissingCapability, first_line
 from lopa_ascend.ops.facade import USUAL_ATTENTION, AttentionForm, Ops
 
+CPU_BUILD = "--index-url https://download.pytorch.org/whl/cpu"
+# Of the first whose KV write says where a slot lies; earlier ones have no such operator for plain pages.
+_OLDEST = (2, 9, 0, 2)
 _V1, _V2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
 
 
@@ -39,18 +43,24 @@ def load_torch_npu() -> Any:
         installed = version("torch-npu")
     except PackageNotFoundError:
         raise MissingCapability(
-            "torch-npu is not installed: run `pip install -e '.[ascend]'`, or pick a profile with device: cpu"
+            "torch-npu is not installed: run `pip install -e '.[ascend]'` as docs/ascend.md says, or pick a profile "
+            "with device: cpu"
         ) from None
+    if _number(installed) < _OLDEST:
+        raise MissingCapability(
+            f"torch-npu {installed} writes KV in another layout than its attention reads, before 2.9.0.post2: install "
+            "torch-npu 2.10.0.post4 with CANN 9.1.0"
+        )
     if _release(installed) != _release(torch.__version__):
         raise MissingCapability(
             f"torch {torch.__version__} and torch-npu {installed} are different releases: "
-            f"install torch=={_release(installed)}"
+            f"pip install torch=={_release(installed)} {CPU_BUILD}"
         )
     if torch.version.cuda is not None:
         # Both register the same allocator options; torch-npu then ends the process, there is nothing to catch.
         raise MissingCapability(
             f"torch {torch.__version__} is a CUDA build, which torch-npu cannot be loaded into: "
-            f"install the CPU build of torch {_release(installed)}"
+            f"pip install torch=={_release(installed)} {CPU_BUILD}"
         )
     try:
         return import_module("torch_npu")
@@ -107,3 +117,10 @@ def _count(torch_npu: Any) -> int:
 def _release(full: str) -> str:
     """2.13.0 of 2.13.0+cpu, 2.13.0.post2 and 2.13.0rc1."""
     return ".".join(full.split("+")[0].split("rc")[0].split(".")[:3])
+
+
+def _number(full: str) -> tuple[int, ...]:
+    """(2, 10, 0, 4) of 2.10.0.post4; what has no number of its own counts as 0."""
+    post = re.search(r"\.post(\d+)", full)
+    parts = [int(part) if part.isdigit() else 0 for part in _release(full).split(".")]
+    return (*parts, *[0] * (3 - len(parts)), int(post[1]) if post else 0)

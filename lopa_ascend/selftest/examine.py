@@ -54,7 +54,8 @@ class Finding:
     @property
     def sentence(self) -> str:
         told = {Grade.SAME: "", Grade.ROUNDS_DIFFERENTLY: "rounds differently: ", Grade.WRONG: "wrong: "}[self.grade]
-        return f"{told}{self.detail}{'' if self.is_called else ' (not called by this model)'}"
+        is_harmless = self.is_useless and not self.is_called
+        return f"{told}{self.detail}{' (not called by this model)' if is_harmless else ''}"
 
 
 def require_correct(

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Prepare the simulated NPU and run its tests with this interpreter: `python tests/npu/run_sim.py [pytest arguments]`.
 
-Installs the torch-npu wheel into build/ (nothing in the environment changes), builds the stub CANN libraries, runs the
-tests of tests/npu. Needs torch 2.13.0, pip with access to an index, g++ and binutils. Exits with 2 where something is
-missing: in CI this lane must not turn into skips unnoticed.
+Installs the torch-npu wheel that belongs to this torch (2.13.0 or 2.10.0, in a CPU build) into build/, builds the stub
+CANN libraries, runs the tests of tests/npu; nothing in the environment changes. `--torch 2.10.0` in front does so in an
+environment of its own, build/venv-torch-2.10.0. Needs pip with access to an index, g++ and binutils. Exits with 2 where
+something is missing: in CI this lane must not turn into skips unnoticed.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -18,15 +20,19 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parents[1]
 sys.path.insert(0, str(TESTS))
 
-from sim.runtime import RELEASE, build_stubs, why_not  # noqa: E402
+from sim.runtime import build_stubs, release_here, why_not  # noqa: E402
 
-REQUIREMENTS = (f"torch-npu=={RELEASE}", "protobuf")  # torchair wants the second
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 
 
 def main() -> None:
-    site = ROOT / "build" / f"npu-site-{sys.implementation.cache_tag}"
+    if sys.argv[1:2] == ["--torch"] and len(sys.argv) > 2:
+        raise SystemExit(_run_with_torch(sys.argv[2], sys.argv[3:]))
+    release = release_here()
+    site = ROOT / "build" / f"npu-site-{sys.implementation.cache_tag}-{release}"
     sys.path.insert(0, str(site))
-    missing = [requirement for requirement in REQUIREMENTS if not _is_installed(requirement)]
+    requirements = () if release is None else (f"torch-npu=={release}", "protobuf")  # torchair wants the second
+    missing = [requirement for requirement in requirements if not _is_installed(requirement)]
     if missing:
         _install(missing, site)
     reason = why_not()
@@ -42,10 +48,28 @@ def main() -> None:
     raise SystemExit(subprocess.run([sys.executable, "-m", "pytest", *arguments], env=environment, cwd=ROOT).returncode)
 
 
+def _run_with_torch(release: str, arguments: list[str]) -> int:
+    """This script in an environment with that CPU build of torch; made on first use."""
+    environment = ROOT / "build" / f"venv-torch-{release}"
+    python = str(environment / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--quiet"]
+    if not environment.exists():
+        steps = [
+            [sys.executable, "-m", "venv", str(environment)],
+            [*install, f"torch=={release}", "--index-url", CPU_BUILDS],
+            [*install, "-e", f"{ROOT}[test]"],
+        ]
+        if any(subprocess.run(step).returncode for step in steps):
+            shutil.rmtree(environment, ignore_errors=True)
+            print(f"the simulated NPU cannot run: no CPU build of torch {release} at {CPU_BUILDS}", file=sys.stderr)
+            return 2
+    return subprocess.run([python, __file__, *arguments]).returncode
+
+
 def _is_installed(requirement: str) -> bool:
     name, _, release = requirement.partition("==")
     try:
-        return version(name).startswith(release)
+        return not release or version(name) == release
     except PackageNotFoundError:
         return False
 

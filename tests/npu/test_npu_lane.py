@@ -49,17 +49,38 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_release_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, "1.2.3.post4", SimpleNamespace())
+    pretend(monkeypatch, "9.2.3.post4", SimpleNamespace())
     with pytest.raises(
-        MissingCapability, match=r"torch-npu 1\.2\.3\.post4 are different releases: install torch==1\.2\.3"
+        MissingCapability,
+        match=r"npu 9\.2\.3\.post4 are different releases: pip install torch==9\.2\.3 --index-url",
     ):
+        npu_ops()
+
+
+@pytest.mark.parametrize(
+    ("release", "is_refused"),
+    [
+        ("2.7.1.post2", True), ("2.9.0", True), ("2.9.0.post1", True), ("2.9.0rc1", True),
+        ("2.9.0.post2", False), ("2.9.1", False), ("2.10.0.post4", False), ("2.13.0", False),
+    ],
+)  # fmt: skip
+def test_a_release_before_plain_pages(monkeypatch: pytest.MonkeyPatch, release: str, is_refused: bool) -> None:
+    monkeypatch.setattr(torch, "__version__", release.split(".post")[0].split("rc")[0] + "+cpu")
+    pretend(monkeypatch, release, with_devices(1))
+    if not is_refused:
+        assert require_devices(1)
+        return
+    with pytest.raises(MissingCapability, match=r"before 2\.9\.0\.post2: install torch-npu 2\.10\.0\.post4 with CANN"):
         npu_ops()
 
 
 def test_a_cuda_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, torch.__version__, with_devices(1))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    with pytest.raises(MissingCapability, match=r"is a CUDA build.*install the CPU build of torch"):
+    with pytest.raises(
+        MissingCapability,
+        match=r"is a CUDA build.*pip install torch==.* --index-url https://download.pytorch.org/whl/cpu",
+    ):
         npu_ops()
 
 
@@ -131,10 +152,10 @@ def test_users_without_torch_npu(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_users_with_another_release_than_torch(tmp_path: Path) -> None:
-    metadata = tmp_path / "torch_npu-1.2.3.post4.dist-info" / "METADATA"
+    metadata = tmp_path / "torch_npu-9.2.3.post4.dist-info" / "METADATA"
     metadata.parent.mkdir()
-    metadata.write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 1.2.3.post4\n")
-    sentence = "and torch-npu 1.2.3.post4 are different releases: install torch==1.2.3"
+    metadata.write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 9.2.3.post4\n")
+    sentence = "and torch-npu 9.2.3.post4 are different releases: pip install torch==9.2.3"
     assert_one_sentence_each(as_user(tmp_path, "none", tmp_path), sentence)
 
 

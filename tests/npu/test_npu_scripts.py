@@ -168,9 +168,18 @@ def test_the_first_run_from_end_to_end(torch_npu: Any, tmp_path: Path) -> None:
 def test_a_first_run_with_two_faults(torch_npu: Any, tmp_path: Path) -> None:
     """One operator is wrong, and in one step a replay hangs: both are named, the rest is done and packed."""
     faults = {"LOPA_SIM_WRONG": "npu_rms_norm", "LOPA_SIM_HANG": "bench_prefetch"}
-    out, summary, _ = rehearse(torch_npu, tmp_path, MODES="npugraph", VARIANTS="prefetch ai_cpu", LIMIT="400", **faults)
+    out, summary, _ = rehearse(
+        torch_npu,
+        tmp_path,
+        MODES="npugraph",
+        VARIANTS="prefetch ai_cpu",
+        LIMIT="420",
+        SHAPES="1x16",
+        BENCH_OPTIONS="--steps 1 --cached 32",
+        **faults,
+    )
     failed = {name: said.split(",")[0] for name, said in summary.items() if said != "ok"}
-    assert failed == {"selftest": "exit code 2", "bench_prefetch": "no end within 400 s"}
+    assert failed == {"selftest": "exit code 2", "bench_prefetch": "no end within 420 s"}
     assert "rms_norm" in next(line for line in (out / "selftest.txt").read_text().splitlines() if "wrong" in line)
     assert "rms_norm is wrong here" in (out / "demo_npugraph.txt").read_text()
     assert json.loads((out / "bench_ai_cpu.json").read_text())["steps"]

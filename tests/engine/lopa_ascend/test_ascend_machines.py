@@ -67,7 +67,8 @@ def start(folder: Path, environment: dict[str, str], module: str, num_devices: i
 
 
 BROKEN = {
-    "mismatched": (DEVICES.format(count=1), "1.2.3", "torch-npu 1.2.3 are different releases: install torch==1.2.3"),
+    "mismatched": (DEVICES.format(count=1), "9.2.3", "9.2.3 are different releases: pip install torch==9.2.3"),
+    "old": (DEVICES.format(count=1), "2.9.0.post1", "before 2.9.0.post2: install torch-npu 2.10.0.post4 with CANN"),
     "no CANN": (NO_CANN, RELEASE, "torch-npu cannot load CANN (libhccl.so: cannot open shared object file"),
     "no device": (DEVICES.format(count=0), RELEASE, "CANN is installed but no Ascend device is visible"),
 }  # fmt: skip

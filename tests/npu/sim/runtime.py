@@ -14,20 +14,23 @@ from types import ModuleType
 
 from sim import stubs
 
-RELEASE = "2.13.0"  # of the wheel whose operators the twins describe
+# Of torch-npu, by that of torch: the wheels whose operators the twins describe.
+RELEASES = {"2.10.0": "2.10.0.post4", "2.13.0": "2.13.0"}
 NUM_DEVICES = 16  # one Atlas A3 node
 _BUILDS = Path(__file__).parents[3] / "build" / "npu-stubs"
 
 
 def why_not() -> str | None:
     """Why the simulated NPU is not available; None if it is."""
-    for name in ("torch", "torch-npu"):
-        try:
-            found = version(name)
-        except PackageNotFoundError:
-            return f"{name} is not installed (tests/npu/run_sim.py installs torch-npu)"
-        if not found.startswith(RELEASE):
-            return f"{name} is {found}, the simulated NPU describes {RELEASE}"
+    wanted = release_here()
+    if wanted is None:
+        return f"torch is {version('torch')}, the simulated NPU describes {' and '.join(RELEASES)}"
+    try:
+        found = version("torch-npu")
+    except PackageNotFoundError:
+        return "torch-npu is not installed (tests/npu/run_sim.py installs it)"
+    if found != wanted:
+        return f"torch-npu is {found}, the simulated NPU describes {wanted}"
     if _is_cuda_build():
         return f"torch {version('torch')} is a CUDA build, in which torch-npu ends the process: install the CPU build"
     if "torch_npu" not in sys.modules and _has_cann():
@@ -36,6 +39,11 @@ def why_not() -> str | None:
     if missing:
         return f"{', '.join(missing)} not found: the stub libraries cannot be built"
     return None
+
+
+def release_here() -> str | None:
+    """Of the torch-npu that belongs to this environment's torch; None if that is not described."""
+    return RELEASES.get(version("torch").split("+")[0])
 
 
 def build_stubs() -> Path:
