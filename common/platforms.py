@@ -77,8 +77,11 @@ class Platform:
 
             yield Finding("collectives", "gloo", dist.is_gloo_available())
 
-    def selftest(self, profile: DeviceProfile) -> Sequence[Finding]:
-        """Every operation on the device beside its plain version. Raises ConfigError where there is none."""
+    def selftest(self, profile: DeviceProfile, model: str | None = None) -> Sequence[Finding]:
+        """Every operation on the device beside its plain version. Raises ConfigError where there is none.
+
+        model: the folder whose linears decide what is called.
+        """
         raise ConfigError("--selftest is for profiles of device npu: add --profile ascend_910c_tp4_bp4")
 
 

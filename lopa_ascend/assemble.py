@@ -10,9 +10,10 @@ import torch
 from common.checkpoint import ModelConfig, check_tensor_parallel, load_model_config
 from common.config import AUTO_LOOKAHEAD, DeviceProfile, RunConfig
 from common.errors import ConfigError, MissingCapability
+from common.estimate import tell_schemes
 from common.platforms import platform_of
-from common.processes import Mesh, init_mesh, local_rank, meet, resolve_mesh
-from common.runtime import allocating, count_schemes
+from common.processes import Mesh, init_mesh, leave_first_core, local_rank, meet, poll_on, resolve_mesh
+from common.runtime import allocating, linear_schemes
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.kv import (
     PAGE_SIZE,
@@ -56,15 +57,18 @@ def assemble(
     check(profile, run)
     config = load_model_config(run.model)
     check_model(config)
+    core = leave_first_core() if profile.device == "npu" and profile.cores == "slice" else None
     device, ops = _device_and_ops(profile, config)
     start_s = profile.start_timeout_s if device.type == "npu" else None
     mesh = init_mesh(profile, platform_of(profile).group_backends(), start_s)
     if device.type == "npu":
         check_tensor_parallel(config, mesh.tp_size)
-        schemes = count_schemes(profile, run.model, config.num_layers, run.load_format)
+        schemes = linear_schemes(profile, run.model, config.num_layers, run.load_format)
+        if mesh.is_leader:
+            logger.info("%s", tell_schemes(profile, run, config, schemes))
         sizes = Sizes.of(config, mesh.tp_size)
         ops = settle(ops, sizes, device, mesh, profile)
-        require_correct(ops, sizes, device, mesh, profile, schemes)
+        require_correct(ops, sizes, device, mesh, profile, set(schemes.values()))
     graphs = graphs or _graphs(profile, config, ops)
     dtype, collectives = getattr(torch, profile.dtype), Collectives(mesh)
     num_heads = config.num_heads // mesh.tp_size
@@ -87,6 +91,7 @@ def assemble(
     if graphs is not None:
         warm_up(passes, graphs.shapes, config, run.decode, mesh.bp_size)
         meet(profile.start_timeout_s)
+    poll_on(core)
     capacity = PagedCapacity(run.max_num_requests, max_model_len, num_pages, mesh.bp_size, vocab_size=config.vocab_size)
     details = {"quantization": profile.quantization, "graph": profile.graph.mode if graphs else "eager"}
     return AscendEngine(passes, cache, book, mesh, capacity, ops, details)

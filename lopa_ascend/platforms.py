@@ -73,10 +73,10 @@ class Npu(ReferenceCpu):
         if profile.graph.mode == "torchair" and not profile.enforce_eager:
             yield _torchair_needs()
 
-    def selftest(self, profile: DeviceProfile) -> Sequence[Finding]:
+    def selftest(self, profile: DeviceProfile, model: str | None = None) -> Sequence[Finding]:
         from lopa_ascend.selftest import examine_alone
 
-        return [_told(finding) for finding in examine_alone(profile)]
+        return [_told(finding) for finding in examine_alone(profile, model)]
 
     def _why_no_devices(self, profile: DeviceProfile, num_here: int) -> str | None:
         """What a run of this profile would end with."""

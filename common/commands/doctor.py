@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from common.config import DeviceProfile, find_config, load_profile
+from common.config import DeviceProfile, RunConfig, find_config, load_profile
 from common.errors import ConfigError
 from common.metrics import fingerprint
 from common.platforms import Finding, Platform, all_platforms, platform_of
@@ -26,6 +26,10 @@ def doctor(
         Optional[str],  # noqa: UP045
         typer.Option("--profile", "-p", help="Also say whether this profile can run here; exit 2 if not."),
     ] = None,
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Also say how this model's linears would be computed with the profile, and what that costs."),
+    ] = None,
     selftest: Annotated[
         bool, typer.Option("--selftest", help="Also run each operation of an Ascend profile; exit 2 if one is wrong.")
     ] = False,
@@ -34,9 +38,13 @@ def doctor(
     device_profile = None if profile is None else load_profile(find_config("profiles", profile))
     if selftest and device_profile is None:  # before a report that does not answer the question
         raise ConfigError("--selftest is for profiles of device npu: add --profile ascend_910c_tp4_bp4")
+    if model is not None and device_profile is None:
+        raise ConfigError("--model is looked at with a profile: add --profile ascend_910c_tp4_bp4")
     exit_code = examine(device_profile)
+    if model is not None and device_profile is not None:
+        print(linears_of(device_profile, model))
     if selftest and device_profile is not None:
-        exit_code = exit_code or run_selftest(device_profile)
+        exit_code = exit_code or run_selftest(device_profile, model)
     raise typer.Exit(exit_code)
 
 
@@ -51,9 +59,23 @@ def examine(profile: DeviceProfile | None) -> int:
     return 0 if can_run else 2
 
 
-def run_selftest(profile: DeviceProfile) -> int:
-    """Compute every operation on the device beside its CPU twin; 0 if all agree, else 2. Raises ConfigError."""
-    findings = platform_of(profile).selftest(profile)
+def linears_of(profile: DeviceProfile, model: str) -> str:
+    """A sentence. Raises ConfigError, or QuantizationError where the folder is damaged."""
+    # Here: they load torch, which the commands that only start others do without.
+    from common.checkpoint import load_model_config
+    from common.estimate import tell_schemes
+    from common.runtime import linear_schemes
+
+    config = load_model_config(model)
+    return tell_schemes(profile, RunConfig(model=model), config, linear_schemes(profile, model, config.num_layers))
+
+
+def run_selftest(profile: DeviceProfile, model: str | None = None) -> int:
+    """Compute every operation on the device beside its CPU twin; 0 unless one that is called is wrong, then 2.
+
+    model: whose linears decide what is called. Raises ConfigError.
+    """
+    findings = platform_of(profile).selftest(profile, model)
     is_right = all(finding.is_ok is not False for finding in findings)
     title = "no operation that is called is wrong" if is_right else "do not serve with this CANN"
     _print(f"self-test: {title}", findings, bad="wrong")

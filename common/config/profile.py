@@ -136,6 +136,11 @@ class DeviceProfile(Settings):
     collective_timeout_s: float = Field(
         default=60.0, gt=0, le=1e6, description="Seconds after which a process that waits for the others gives up."
     )
+    cores: Literal["all", "slice"] = Field(
+        default="all",
+        description="Device npu: the processor cores of a process, all that it was given or an equal slice of them a "
+        "process of the node, whose first core goes to the thread that waits for the device.",
+    )
     start_timeout_s: float = Field(
         default=900.0,
         gt=0,

@@ -7,9 +7,11 @@ which every figure says where it comes from.
 """
 
 from common.estimate.scenario import Options
+from common.estimate.schemes import tell_schemes
 from common.estimate.tables import estimate_tables
 
 __all__ = [
     "Options",
     "estimate_tables",
+    "tell_schemes",
 ]

@@ -2,6 +2,7 @@
 several, and how each of them ends.
 """
 
+from common.processes.cores import leave_first_core, poll_on
 from common.processes.environment import apply_environment
 from common.processes.mesh import Mesh, check_started, close_mesh, init_mesh, resolve_mesh
 from common.processes.nodes import Nodes, processes_here, torchrun_options
@@ -21,10 +22,12 @@ __all__ = [
     "end_undisturbed",
     "global_rank",
     "init_mesh",
+    "leave_first_core",
     "local_rank",
     "meet",
     "num_started",
     "num_started_here",
+    "poll_on",
     "processes_here",
     "resolve_mesh",
     "share_from_first",

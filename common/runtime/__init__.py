@@ -7,7 +7,7 @@ from common.runtime.floors import REPEATS, matrix_size, measure_floors
 from common.runtime.load import ModelLoader
 from common.runtime.measured import MeasuredEngine
 from common.runtime.memory import allocating
-from common.runtime.schemes import count_schemes, scheme_at_load
+from common.runtime.schemes import linear_schemes, scheme_at_load
 from common.runtime.times import PassTimes, Stopwatch
 from common.runtime.waiting import DeviceEvent, explained, wait_until_done
 from common.runtime.workload import num_matrix_weights, step_floors_ms, synthetic_plan
@@ -21,8 +21,8 @@ __all__ = [
     "PassTimes",
     "Stopwatch",
     "allocating",
-    "count_schemes",
     "explained",
+    "linear_schemes",
     "matrix_size",
     "measure_floors",
     "num_matrix_weights",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 from common.config import DeviceProfile
-from quant.folder import FLOAT, count_linears, is_quantized_folder
-from quant.names import LINEARS
+from quant.folder import FLOAT, is_quantized_folder, schemes_of
+from quant.names import LINEARS, LinearName
 
 _AT_LOAD = {None: FLOAT, "w8a8": "W8A8_DYNAMIC", "fp8": "FP8"}
 
@@ -17,13 +16,11 @@ def scheme_at_load(profile: DeviceProfile) -> str:
     return _AT_LOAD[profile.quantization]
 
 
-def count_schemes(
+def linear_schemes(
     profile: DeviceProfile, model: str | Path, num_layers: int, load_format: str = "auto"
-) -> Counter[str]:
-    """Linears by scheme: FLOAT, W8A8 (static), W8A8_DYNAMIC or FP8. A merged linear counts once.
-
-    Raises QuantizationError for a quantized folder that is damaged.
-    """
+) -> dict[LinearName, str]:
+    """FLOAT, W8A8 (static), W8A8_DYNAMIC or FP8 of every linear. Raises QuantizationError for a damaged folder."""
     if load_format == "auto" and is_quantized_folder(model):
-        return count_linears(model)
-    return Counter({scheme_at_load(profile): num_layers * len(LINEARS)})
+        return schemes_of(model)
+    scheme = scheme_at_load(profile)
+    return {LinearName(layer, kind): scheme for layer in range(num_layers) for kind in LINEARS}

@@ -15,5 +15,5 @@ _BY_SCHEME = {
 
 
 def called_operations(schemes: Collection[str]) -> frozenset[str]:
-    """schemes: those of the decoder layers' linears, as common.runtime.count_schemes names them."""
+    """schemes: those of the decoder layers' linears, as common.runtime.linear_schemes names them."""
     return _ALWAYS.union(*(_BY_SCHEME[scheme] for scheme in schemes))

@@ -16,10 +16,11 @@ from functools import partial
 
 import torch
 
+from common.checkpoint import load_model_config
 from common.config import DeviceProfile
 from common.errors import MissingCapability
 from common.processes import Mesh, resolve_mesh
-from common.runtime import scheme_at_load
+from common.runtime import linear_schemes, scheme_at_load
 from lopa_ascend.ops import AttentionForm, Ops, load_torch_npu, npu_ops, require_devices
 from lopa_ascend.ops.versions import cann_version
 from lopa_ascend.selftest.called import called_operations
@@ -86,12 +87,17 @@ def require_correct(
         logger.info("self-test: %d operations agree with their CPU twins, with %s", len(findings), versions())
 
 
-def examine_alone(profile: DeviceProfile) -> list[Finding]:
-    """`lopa doctor --selftest`: this process's first device, at Dream-7B's shapes. Raises MissingCapability."""
+def examine_alone(profile: DeviceProfile, model: str | None = None) -> list[Finding]:
+    """`lopa doctor --selftest`: this process's first device, at the model's shapes, else Dream-7B's. Raises
+    MissingCapability."""
     require_devices(1).npu.set_device(0)
-    sizes, device = Sizes.of_dream_7b(resolve_mesh(profile).tensor_parallel_size), torch.device("npu", 0)
+    tp_size, device = resolve_mesh(profile).tensor_parallel_size, torch.device("npu", 0)
+    sizes, schemes = Sizes.of_dream_7b(tp_size), {scheme_at_load(profile)}
+    if model is not None:
+        config = load_model_config(model)
+        sizes, schemes = Sizes.of(config, tp_size), set(linear_schemes(profile, model, config.num_layers).values())
     ops = settle(npu_ops(attention_form(profile, sizes.num_kv_heads)), sizes, device, Mesh(), profile)
-    return list(examine(ops, sizes, device, Mesh(), profile.graph.mode, (scheme_at_load(profile),)))
+    return list(examine(ops, sizes, device, Mesh(), profile.graph.mode, schemes))
 
 
 def examine(

@@ -1,6 +1,6 @@
 """Quantized folders in msmodelslim's layout, read and written; every name is checked before a tensor is read."""
 
-from quant.folder.checkpoint import count_linears, float_tensors, load_quantized
+from quant.folder.checkpoint import float_tensors, load_quantized, schemes_of
 from quant.folder.description import FLOAT, Scheme, is_quantized_folder, write_description
 from quant.folder.geometry import Geometry, read_geometry
 from quant.folder.tensors import ShardWriter, TensorFolder, read_json
@@ -11,11 +11,11 @@ __all__ = [
     "Scheme",
     "ShardWriter",
     "TensorFolder",
-    "count_linears",
     "float_tensors",
     "is_quantized_folder",
     "load_quantized",
     "read_geometry",
     "read_json",
+    "schemes_of",
     "write_description",
 ]

@@ -8,7 +8,6 @@ Reads what `quant.quantize` writes and what msmodelslim writes, dynamic and stat
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from quant.folder.opened import FloatTensors, QuantizedFolder, open_folder
 from quant.folder.tensors import Slices, shown
 from quant.names import FLOATS, LINEARS, LinearName
 
-__all__ = ["count_linears", "float_tensors", "is_quantized_folder", "load_quantized", "read_description"]
+__all__ = ["float_tensors", "is_quantized_folder", "load_quantized", "read_description", "schemes_of"]
 
 _SHARED = ("input_scale", "input_offset")  # one value for all parts of a merged linear
 _ON_RANK_0 = ("bias", "quant_bias")  # of row-parallel linears: the ranks' results are summed, a bias must join once
@@ -51,10 +50,10 @@ def load_quantized(folder: str | Path, tp_rank: int = 0, tp_size: int = 1) -> di
     return loaded
 
 
-def count_linears(folder: str | Path) -> Counter[str]:
-    """The running model's linears by scheme: FLOAT, W8A8 or W8A8_DYNAMIC. Raises QuantizationError."""
+def schemes_of(folder: str | Path) -> dict[LinearName, str]:
+    """FLOAT, W8A8 or W8A8_DYNAMIC of each of the running model's linears. Raises QuantizationError."""
     opened = open_folder(folder)
-    return Counter(opened.scheme(linear) for linear in opened.linears())
+    return {linear: opened.scheme(linear) for linear in opened.linears()}
 
 
 def float_tensors(folder: str | Path) -> FloatTensors:

@@ -19,6 +19,9 @@ DESCRIPTION_FILE = "quant_model_description.json"
 FLOAT = "FLOAT"
 Scheme = Literal["W8A8", "W8A8_DYNAMIC"]
 SCHEMES: tuple[str, ...] = get_args(Scheme)
+# msmodelslim's PDMIX, static for prompts and dynamic for tokens: what it has of the second kind is W8A8_DYNAMIC.
+MIX = "W8A8_MIX"
+_READ = (*SCHEMES, MIX)
 
 _SCHEME_FIX = "quantize the float model again as W8A8 or W8A8_DYNAMIC"
 
@@ -26,7 +29,7 @@ _SCHEME_FIX = "quantize the float model again as W8A8 or W8A8_DYNAMIC"
 @dataclass(frozen=True, slots=True)
 class Description:
     path: Path
-    scheme_of: Mapping[str, str]  # tensor name -> FLOAT, W8A8 or W8A8_DYNAMIC
+    scheme_of: Mapping[str, str]  # tensor name -> FLOAT, W8A8, W8A8_DYNAMIC or W8A8_MIX
 
 
 def is_quantized_folder(folder: str | Path) -> bool:
@@ -48,7 +51,7 @@ def read_description(folder: str | Path) -> Description:
     entries = {name: value for name, value in tree.items() if "." in name}
     for name, value in entries.items():
         check_name(path, name)
-        if value != FLOAT and value not in SCHEMES:
+        if value != FLOAT and value not in _READ:
             raise QuantizationError(f"{path}: {name}: scheme {shown(value)} is not supported; {_SCHEME_FIX}")
     if not entries:
         raise QuantizationError(f"{path}: names no tensor; copy the file again")
@@ -69,7 +72,7 @@ def write_description(folder: Path, scheme_of: Mapping[str, str], model_quant_ty
 
 def _check_whole_model(tree: Mapping[str, Any], path: Path) -> None:
     kind = tree.get("model_quant_type", "W8A8")
-    if kind not in SCHEMES:
+    if kind not in _READ:
         raise QuantizationError(f"{path}: model_quant_type: scheme {shown(kind)} is not supported; {_SCHEME_FIX}")
     metadata = tree.get("metadata")
     if isinstance(metadata, dict) and "quarot" in metadata:

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from quant.errors import QuantizationError
-from quant.folder.description import FLOAT, Description, read_description
+from quant.folder.description import FLOAT, MIX, Description, read_description
 from quant.folder.geometry import Geometry, read_geometry
 from quant.folder.tensors import Slices, TensorFolder
 from quant.names import LINEARS, LinearName, linear_of
 
 REQUIRED = {
     "W8A8_DYNAMIC": ("weight", "weight_scale"),
+    MIX: ("weight", "weight_scale"),
     "W8A8": ("weight", "input_scale", "input_offset", "deq_scale", "quant_bias"),
 }
 _OPTIONAL = ("weight_scale", "weight_offset", "bias")
+_UNUSED = {MIX: ("input_scale", "input_offset", "deq_scale", "quant_bias")}  # by the static half
 _NORM_BIAS = re.compile(r".*norm(\.module)?\.bias")
 _NORM_COPY = re.compile(r".*norm\.module\.(weight|bias)")  # older msmodelslim writes norms twice
 
@@ -32,7 +34,10 @@ class QuantizedFolder:
     geometry: Geometry
 
     def scheme(self, linear: LinearName) -> str:
-        """FLOAT, W8A8 or W8A8_DYNAMIC. Raises QuantizationError if the merged parts differ or are not described."""
+        """FLOAT, W8A8 or W8A8_DYNAMIC, as which W8A8_MIX is read.
+
+        Raises QuantizationError if the merged parts differ or are not described.
+        """
         found: dict[str, str] = {}
         for part in linear.checkpoint_names:
             key = f"{part}.weight"
@@ -42,7 +47,8 @@ class QuantizedFolder:
         if len(set(found.values())) > 1:
             listed = ", ".join(f"{part} {scheme}" for part, scheme in found.items())
             raise QuantizationError(f"{self.description.path}: {linear} mixes schemes ({listed}); quantize them alike")
-        return next(iter(found.values()))
+        scheme = next(iter(found.values()))
+        return "W8A8_DYNAMIC" if scheme == MIX else scheme
 
     def linears(self) -> list[LinearName]:
         return [LinearName(layer, kind) for layer in range(self.geometry.num_layers) for kind in LINEARS]
@@ -113,7 +119,7 @@ def _check_quantized_name(opened: QuantizedFolder, name: str, scheme: str) -> No
         raise QuantizationError(
             f"{path}: {name!r}: config.json has {opened.geometry.num_layers} layers; correct either"
         )
-    if suffix not in (*REQUIRED[scheme], *_OPTIONAL):
+    if suffix not in (*REQUIRED[scheme], *_OPTIONAL, *_UNUSED.get(scheme, ())):
         raise QuantizationError(f"{path}: {name!r}: {suffix} is not part of {scheme}; quantize without this feature")
     of_weight = opened.description.scheme_of.get(f"{module}.weight")
     if of_weight is None:

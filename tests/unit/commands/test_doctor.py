@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import typer
 
 from common.commands import doctor
 from common.config import DeviceProfile, MeshConfig
@@ -67,7 +70,7 @@ def test_the_self_test_is_a_table_and_an_exit_code(
         Finding("static_quant", "wrong: off by 3 (not called by this model)", None),
         Finding("write_kv", "other KV than was written", is_right),
     ]
-    monkeypatch.setattr(platform_of_device("npu"), "selftest", lambda profile: found)
+    monkeypatch.setattr(platform_of_device("npu"), "selftest", lambda profile, model: found)
     profile = DeviceProfile(name="p", engine="lopa_ascend", device="npu")
     assert doctor.run_selftest(profile) == (0 if is_right else 2)
     printed = capsys.readouterr().out
@@ -91,3 +94,11 @@ def test_the_platform_that_is_looked_at_is_the_profiles_own(capsys: pytest.Captu
     profile = DeviceProfile(name="two", engine="lopa_ascend", device="cpu", mesh=mesh)
     assert doctor.examine(profile) == 0
     assert "gloo" in capsys.readouterr().out
+
+
+def test_the_linears_of_a_model_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        doctor.doctor("cpu", model=str(Path(__file__).parents[3] / "models" / "demo"))
+    assert "linears of decoder layers: 0 dynamic, 0 static, 40 float" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--model is looked at with a profile"):
+        doctor.doctor(None, model="m")

@@ -15,19 +15,21 @@ from torch.utils._pytree import tree_leaves
 
 from common.checkpoint import ModelConfig, load_model_config
 from common.checkpoint.rules import checkpoint_shapes
-from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig, find_config, load_profile
+from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig, find_config, load_profile, load_run
 from common.config.profile import GraphConfig
 from common.decoding import Sampling
 from common.errors import ConfigError
-from common.estimate import Options
+from common.estimate import Options, tell_schemes
 from common.estimate.cost import estimate_step, price
 from common.estimate.hardware import Hardware, hardware_of, load_hardware
 from common.estimate.record import Collective, Kernel, record_step
 from common.estimate.scenario import changes, meshes, setup_of
+from common.estimate.schemes import costs_ms
 from common.estimate.setup import LAUNCHES, Launches, Setup
 from common.estimate.tables import report
 from common.model import merge_statistics, shard_statistics
 from common.runtime import num_matrix_weights
+from quant.names import LINEARS, LinearName
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "model_a"
@@ -333,3 +335,38 @@ def test_the_golden_models_can_be_estimated_too(h200: Hardware) -> None:
     shapes = checkpoint_shapes(tiny)
     linears = [shape for name, shape in shapes.items() if len(shape) == 2 and "embed" not in name]
     assert sum(kernel.weight_bytes for kernel in kernels) == 2 * sum(a * b for a, b in linears)
+
+
+def schemes(**counts: int) -> dict[LinearName, str]:
+    """28 layers, dynamic but for the first linears of the kinds named."""
+    found = {LinearName(layer, kind): "W8A8_DYNAMIC" for layer in range(28) for kind in LINEARS}
+    for name, count in counts.items():
+        kind, _, scheme = name.partition("__")
+        found.update({LinearName(layer, kind): scheme for layer in range(count)})
+    return found
+
+
+def test_what_is_not_dynamic_is_told_with_its_cost() -> None:
+    profile = load_profile(find_config("profiles", "ascend_910c_tp4_bp4"))
+    run = load_run(find_config("runs", "first_910c"))
+    config = load_model_config(run.model)
+    assert tell_schemes(profile, run, config, schemes()) == (
+        "112 linears of decoder layers: 112 dynamic, 0 static, 0 float"
+    )
+    told = tell_schemes(profile, run, config, schemes(down_proj__FLOAT=28, qkv_proj__W8A8=28))
+    assert told.startswith(
+        "112 linears of decoder layers: 56 dynamic, 28 static, 28 float; by lopa estimate float ones"
+    )
+    some, all_ = (costs_ms(profile, run, config, schemes(down_proj__FLOAT=count)) for count in (14, 28))
+    assert 0 < some["float"] == pytest.approx(all_["float"] / 2) and some["static"] == 0
+    everything = dict.fromkeys(schemes(), "FLOAT")
+    both = profile, profile.model_copy(update={"quantization": None})
+    int8, floats = (estimate_step(setup_of(one, run, config, Options()), hardware_of(one)) for one in both)
+    assert costs_ms(profile, run, config, everything)["float"] == pytest.approx(floats.ms - int8.ms)
+
+
+def test_a_device_without_figures_has_no_estimate() -> None:
+    run = load_run(find_config("runs", "first_910c"))
+    cpu, config = load_profile(find_config("profiles", "cpu")), load_model_config(run.model)
+    told = tell_schemes(cpu, run, config, schemes(o_proj__FLOAT=1))
+    assert told.startswith("112 linears of decoder layers: 111 dynamic, 0 static, 1 float (no estimate: ")

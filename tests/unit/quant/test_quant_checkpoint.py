@@ -18,10 +18,10 @@ from quant import w8a8
 from quant.calibration import calibrate
 from quant.errors import QuantizationError
 from quant.folder import float_tensors as float_source
-from quant.folder import is_quantized_folder, load_quantized
+from quant.folder import is_quantized_folder, load_quantized, schemes_of
 from quant.folder.checkpoint import read_description
 from quant.linear import install_linears, swap_linears
-from quant.names import LinearName, linear_of
+from quant.names import LINEARS, LinearName, linear_of
 from quant.quantize import FolderScheme, quantize_folder
 
 DESCRIPTION = "quant_model_description.json"
@@ -57,6 +57,28 @@ def test_a_folder_gives_the_model_that_quantizing_at_load_gives(folders: dict[st
     assert torch.equal(loaded(inputs()), swapped(inputs()))
     ours, theirs = loaded.state_dict(), swapped.state_dict()
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_folder_of_both_schemes_is_read_as_dynamic(copy: Callable[[str], Path]) -> None:
+    """msmodelslim's W8A8_MIX has the tensors of a static linear beside those of a dynamic one."""
+    folder = copy("w8a8")
+    static = load_quantized(folder)
+    text = (folder / DESCRIPTION).read_text()
+    (folder / DESCRIPTION).write_text(text.replace('"W8A8"', '"W8A8_MIX"'))
+    found = load_quantized(folder)
+    assert {name.rpartition(".")[2] for name in found} == {"weight", "weight_scale", "bias"}
+    shared = [name for name in found if name in static]
+    assert shared and all(torch.equal(found[name], static[name]) for name in shared)
+    assert set(schemes_of(folder).values()) == {"W8A8_DYNAMIC"}
+    (folder / DESCRIPTION).write_text(text.replace('"W8A8"', '"W8A8_MIX"').replace(f"{Q0}.deq_scale", f"{Q0}.other"))
+    with pytest.raises(QuantizationError, match=r"\.(other|deq_scale)"):
+        load_quantized(folder)
+
+
+@pytest.mark.parametrize("scheme", ["w8a8_dynamic", "w8a8"])
+def test_every_linear_has_its_scheme(folders: dict[str, Path], scheme: str) -> None:
+    found = schemes_of(folders[scheme])
+    assert set(found.values()) == {scheme.upper()} and len(found) == 2 * len(LINEARS)
 
 
 @pytest.mark.parametrize("scheme, name", [("w8a8_dynamic", "W8A8_DYNAMIC"), ("w8a8", "W8A8")])

@@ -1,0 +1,41 @@
+"""One slice of the node's cores a process, and in it one core for the thread that polls the device.
+
+Threads inherit the cores of the thread that starts them. So a process leaves its first core before libraries start
+theirs, and its main thread takes that core when all are there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+from common.processes.ranks import local_rank, num_started_here
+
+logger = logging.getLogger(__name__)
+
+
+def slice_of(cores: Sequence[int], rank: int, count: int) -> list[int]:
+    """The rank's part of `count` equal parts, of ascending cores: neighbours share caches and memory."""
+    each = len(cores) // count
+    return sorted(cores)[rank * each : (rank + 1) * each]
+
+
+def leave_first_core() -> int | None:
+    """Bind this process to its slice but for the first core, which is returned; None, and nothing bound, where a slice
+    has no two cores or the system cannot bind."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    mine = slice_of(sorted(os.sched_getaffinity(0)), local_rank(), num_started_here() or 1)
+    if len(mine) < 2:
+        logger.info("cores: slice has no two cores a process here: nothing is bound")
+        return None
+    os.sched_setaffinity(0, mine[1:])
+    logger.info("cores %d to %d: the first polls the device", mine[0], mine[-1])
+    return mine[0]
+
+
+def poll_on(core: int | None) -> None:
+    """Bind the calling thread alone."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})

@@ -1,0 +1,67 @@
+"""Every process of a node gets its own equal slice of cores, and its main thread the first of them alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.processes.cores import slice_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_slices_are_equal_and_apart() -> None:
+    cores = [*range(3, 20)]
+    slices = [slice_of(cores, rank, 4) for rank in range(4)]
+    assert [len(each) for each in slices] == [4] * 4
+    assert [core for each in slices for core in each] == cores[:16]
+    assert slice_of([0, 1, 2], 0, 4) == []
+
+
+# Prints the cores of the main thread and of one that was started before it took its own.
+_PROCESS = """
+import os, sys, threading
+os.sched_getaffinity = lambda pid: cores
+cores, bound = {0, 1, 2, 3, 4, 5, 6, 7}, []
+os.sched_setaffinity = lambda pid, chosen: bound.append((pid, sorted(chosen)))
+from common.processes import leave_first_core, poll_on
+core = leave_first_core()
+poll_on(core)
+print(core, bound)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "count", "printed"),
+    [
+        (1, 2, "4 [(0, [5, 6, 7]), (0, [4])]"),
+        (0, 1, "0 [(0, [1, 2, 3, 4, 5, 6, 7]), (0, [0])]"),
+        (0, 8, "None []"),
+    ],
+)
+def test_a_process_leaves_its_first_core_to_its_main_thread(rank: int, count: int, printed: str) -> None:
+    environment = {**os.environ, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", _PROCESS], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == printed
+
+
+@pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: ())(0)) < 2, reason="this machine has one core")
+def test_a_thread_that_was_there_before_keeps_off_the_first_core() -> None:
+    program = """
+import os, threading
+from common.processes import leave_first_core, poll_on
+core, ready, seen = leave_first_core(), threading.Event(), []
+thread = threading.Thread(target=lambda: (ready.wait(), seen.append(os.sched_getaffinity(0))))
+thread.start()
+poll_on(core)
+ready.set()
+thread.join()
+assert os.sched_getaffinity(0) == {core} and core not in seen[0] and seen[0], seen
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("LOCAL_WORLD_SIZE", None)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
