@@ -53,6 +53,10 @@ class Finding:
         return self.is_useless and self.is_called
 
     @property
+    def judgement(self) -> str:
+        return f"{'wrong' if self.is_useless else 'right'} ({self.detail})"
+
+    @property
     def sentence(self) -> str:
         told = {Grade.SAME: "", Grade.ROUNDS_DIFFERENTLY: "rounds differently: ", Grade.WRONG: "wrong: "}[self.grade]
         is_harmless = self.is_useless and not self.is_called
@@ -71,6 +75,8 @@ def require_correct(
         return
     mode = "eager" if profile.enforce_eager else profile.graph.mode
     findings = list(examine(ops, sizes, device, mesh, mode, schemes))
+    forms = [found for found in findings if found.name.startswith(_FORMS)]
+    logger.info("self-test: %s", "; ".join(f"{form.name} {form.judgement}" for form in forms))
     wrong = [finding for finding in findings if finding.stops]
     for finding in wrong:
         sentence = f"rank {mesh.rank}: {finding.name} is wrong here ({finding.detail}), with {versions()}"
