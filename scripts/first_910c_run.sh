@@ -8,7 +8,7 @@
 # What it prints and writes lies in FOLDER and, to be sent back, in FOLDER.tar.gz. DRY_RUN=true prints the commands.
 #
 # LIMIT (1800): the most seconds of a step. For a rehearsal elsewhere: PROFILE (ascend_910c_tp4_bp4), PROBLEMS (100, of the
-# shipped model's), BENCH_RUN (first_910c), SHAPES and BENCH_OPTIONS (of the bench), MODES (npugraph_ex npugraph torchair
+# shipped model's), BENCH_RUN (first_910c), SHAPES and BENCH_OPTIONS (of the bench), MODES (npugraph npugraph_ex torchair
 # eager), VARIANTS (prefetch ai_cpu any_order attention_auto tp2_bp8).
 set -uo pipefail
 if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
@@ -18,7 +18,7 @@ fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=${1:-outputs/first_910c}
 profile=${PROFILE:-ascend_910c_tp4_bp4}
-modes=${MODES:-npugraph_ex npugraph torchair eager}
+modes=${MODES:-npugraph npugraph_ex torchair eager}
 variants=${VARIANTS:-prefetch ai_cpu any_order attention_auto tp2_bp8}
 limit=${LIMIT:-1800}
 read -ra bench <<<"${BENCH_RUN:-first_910c} ${BENCH_OPTIONS:-} --shapes ${SHAPES:-1x32 1x64 2x32 2x64 2x128}"
