@@ -139,7 +139,7 @@ def rehearse(torch_npu: Any, tmp_path: Path, **environment: str) -> tuple[Path, 
     }  # fmt: skip
     out = tmp_path / "out"
     rehearsal |= environment
-    done = start("scripts/first_910c_run.sh", str(out), timeout_s=3000, **rehearsal, **machine(torch_npu))
+    done = start("scripts/first_910c_run.sh", str(out), timeout_s=6000, **rehearsal, **machine(torch_npu))
     print(done.stdout, done.stderr)
     summary = dict(line.split(maxsplit=1) for line in (out / "summary.txt").read_text().splitlines())
     with tarfile.open(f"{out}.tar.gz") as archive:
@@ -167,19 +167,19 @@ def test_the_first_run_from_end_to_end(torch_npu: Any, tmp_path: Path) -> None:
 @rehearsal
 def test_a_first_run_with_two_faults(torch_npu: Any, tmp_path: Path) -> None:
     """One operator is wrong, and in one step a replay hangs: both are named, the rest is done and packed."""
-    faults = {"LOPA_SIM_WRONG": "npu_rms_norm", "LOPA_SIM_HANG": "bench_prefetch"}
+    faults = {"LOPA_SIM_WRONG": "npu_rms_norm", "LOPA_SIM_HANG": "demo_bf16"}
     out, summary, _ = rehearse(
         torch_npu,
         tmp_path,
         MODES="npugraph",
         VARIANTS="prefetch ai_cpu",
-        LIMIT="420",
+        LIMIT="900",
         SHAPES="1x16",
         BENCH_OPTIONS="--steps 1 --cached 32",
         **faults,
     )
     failed = {name: said.split(",")[0] for name, said in summary.items() if said != "ok"}
-    assert failed == {"selftest": "exit code 2", "bench_prefetch": "no end within 420 s"}
+    assert failed == {"selftest": "exit code 2", "demo_bf16": "no end within 900 s"}
     assert "rms_norm" in next(line for line in (out / "selftest.txt").read_text().splitlines() if "wrong" in line)
     assert "rms_norm is wrong here" in (out / "demo_npugraph.txt").read_text()
     assert json.loads((out / "bench_ai_cpu.json").read_text())["steps"]
