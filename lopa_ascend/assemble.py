@@ -62,13 +62,7 @@ def assemble(
     start_s = profile.start_timeout_s if device.type == "npu" else None
     mesh = init_mesh(profile, platform_of(profile).group_backends(), start_s)
     if device.type == "npu":
-        check_tensor_parallel(config, mesh.tp_size)
-        schemes = linear_schemes(profile, run.model, config.num_layers, run.load_format)
-        if mesh.is_leader:
-            logger.info("%s", tell_schemes(profile, run, config, schemes))
-        sizes = Sizes.of(config, mesh.tp_size)
-        ops = settle(ops, sizes, device, mesh, profile)
-        require_correct(ops, sizes, device, mesh, profile, set(schemes.values()))
+        ops = _proven(ops, profile, run, config, device, mesh)
     graphs = graphs or _graphs(profile, config, ops)
     dtype, collectives = getattr(torch, profile.dtype), Collectives(mesh)
     num_heads = config.num_heads // mesh.tp_size
@@ -95,6 +89,20 @@ def assemble(
     capacity = PagedCapacity(run.max_num_requests, max_model_len, num_pages, mesh.bp_size, vocab_size=config.vocab_size)
     details = {"quantization": profile.quantization, "graph": profile.graph.mode if graphs else "eager"}
     return AscendEngine(passes, cache, book, mesh, capacity, ops, details)
+
+
+def _proven(
+    ops: Ops, profile: DeviceProfile, run: RunConfig, config: ModelConfig, device: torch.device, mesh: Mesh
+) -> Ops:
+    """The operations as this device has them right. Raises MissingCapability where one that is called is wrong."""
+    check_tensor_parallel(config, mesh.tp_size)
+    schemes = linear_schemes(profile, run.model, config.num_layers, run.load_format)
+    if mesh.is_leader:
+        logger.info("%s", tell_schemes(profile, run, config, schemes))
+    sizes = Sizes.of(config, mesh.tp_size)
+    ops = settle(ops, sizes, device, mesh, profile)
+    require_correct(ops, sizes, device, mesh, profile, set(schemes.values()))
+    return ops
 
 
 def _build_cache(
