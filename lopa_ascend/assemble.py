@@ -10,16 +10,16 @@ import torch
 from common.checkpoint import ModelConfig, check_tensor_parallel, load_model_config
 from common.config import AUTO_LOOKAHEAD, DeviceProfile, RunConfig
 from common.errors import ConfigError, MissingCapability
+from common.paging import PagePool
 from common.platforms import platform_of
 from common.processes import Mesh, init_mesh, local_rank
 from common.runtime import allocating
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.kv import (
     PAGE_SIZE,
+    BranchCapacity,
     PageBook,
-    PagedCapacity,
     PagedKVCache,
-    PagePool,
     bytes_per_page,
     most_pages,
     most_shift_entries,
@@ -81,7 +81,9 @@ def assemble(
     )
     if graphs is not None:
         warm_up(passes, graphs.shapes, config, run.decode, mesh.bp_size)
-    capacity = PagedCapacity(run.max_num_requests, max_model_len, num_pages, mesh.bp_size, vocab_size=config.vocab_size)
+    capacity = BranchCapacity(
+        run.max_num_requests, max_model_len, num_pages, mesh.bp_size, vocab_size=config.vocab_size, page_size=PAGE_SIZE
+    )
     details = {"quantization": profile.quantization, "graph": profile.graph.mode if graphs else "eager"}
     return AscendEngine(passes, cache, book, mesh, capacity, ops, details)
 
