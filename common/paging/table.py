@@ -81,8 +81,9 @@ class PageTable:
 
     def _shorten(self, slot: int, count: int) -> None:
         """Give back what is more than `count` pages."""
-        self.pool.give_back(slot, self.pages_of(slot)[count:])
-        self._num_pages[slot] = min(count, self._num_pages[slot])
+        if self._num_pages[slot] > count:
+            self.pool.give_back(slot, self.pages_of(slot)[count:])
+            self._num_pages[slot] = count
 
     def _extend(self, slot: int, num_positions: int) -> None:
         for index in range(self._num_pages[slot], pages_for(num_positions, self._page_size)):
