@@ -54,11 +54,16 @@ class PageTable:
         Raises EngineError where the pool runs dry; no page is lost then.
         """
         self._positions = {}
+        if not plan.commits:
+            return
         for span in plan.commits:
             self._extend(span.slot, span.start + span.length)
-            position_N = np.arange(span.start, span.start + span.length)
-            page_N = self.rows_SP[span.slot].take(position_N // self._page_size).astype(np.int64)
-            self._positions[span] = page_N * self._page_size + position_N % self._page_size
+        lengths, size = [span.length for span in plan.commits], self._page_size
+        position_N = np.concatenate([np.arange(span.start, span.start + span.length) for span in plan.commits])
+        slot_N = np.array([span.slot for span in plan.commits]).repeat(lengths)
+        at_N = self.rows_SP[slot_N, position_N // size].astype(np.int64) * size + position_N % size
+        ends = np.cumsum(lengths).tolist()
+        self._positions = {span: at_N[end - span.length : end] for span, end in zip(plan.commits, ends, strict=True)}
 
     def positions(self, span: CommitSpan) -> Int:
         """Where the span's positions lie, counted through all pages."""
