@@ -57,6 +57,8 @@ class PageTable:
         if not plan.commits:
             return
         for span in plan.commits:
+            has_all = span.start <= self._num_pages[span.slot] * self._page_size
+            assert has_all, f"slot {span.slot} has lost its pages: a request that is decoded is in every plan"
             self._extend(span.slot, span.start + span.length)
         lengths, size = [span.length for span in plan.commits], self._page_size
         position_N = np.concatenate([np.arange(span.start, span.start + span.length) for span in plan.commits])

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import Completion, EngineCore, GenerationRequest, Rejection, Scheduler
 from common.errors import ConfigError
-from lopa_cuda.assemble import assemble
+from lopa_cuda.assemble import _num_pages, assemble
 from lopa_cuda.engine import CudaEngine
-from lopa_cuda.steps import PAGE_SIZE
+from lopa_cuda.steps import PAGE_SIZE, CacheSizes
 from tests.engine.lopa_cuda.test_cuda_padding import CallAgain
 
 MODEL = Path(__file__).parents[2] / "golden" / "model_a"
@@ -119,6 +120,23 @@ def test_random_arrivals_and_aborts_give_every_page_back(alone: dict[str, tuple[
         held = [page for slot in range(5) for page in table.pages_of(slot)]
         assert len(set(held)) == len(held) == engine.cache.pool.num_used <= 7
     assert len(tokens) > 5 and all(alone[name] == found for name, found in tokens.items())
+
+
+@pytest.mark.parametrize(("free_pages", "expected"), [(100, 12), (13.8, 12), (13.4, 11), (9.5, 8)])
+def test_a_gpu_gets_as_many_pages_as_fit(monkeypatch: pytest.MonkeyPatch, free_pages: float, expected: int) -> None:
+    """Of three requests of four pages each, beside a quarter page of staging memory, in 0.9 of what is free."""
+    sizes = CacheSizes(2, 3, 256, 2, 16, torch.bfloat16, captured_tokens=16)
+    free = int(free_pages * sizes.bytes_per_page)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**12))
+    assert _num_pages(sizes, torch.device("cuda"), 0.9) == expected
+    assert _num_pages(sizes, torch.device("cpu"), 0.9) == 12
+
+
+def test_a_gpu_that_cannot_hold_one_request_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = CacheSizes(28, 3, 4096, 4, 128, torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (63 * sizes.bytes_per_page, 10**12))
+    with pytest.raises(ConfigError, match=r"one request of 4096 positions needs 0\.2 GiB, 0\.2 GiB are free on cuda"):
+        _num_pages(sizes, torch.device("cuda"), 1.0)
 
 
 def test_reused_prefixes_need_every_slots_pages() -> None:

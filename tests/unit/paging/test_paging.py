@@ -168,6 +168,22 @@ def test_the_table_is_sent_only_when_it_has_changed() -> None:
     assert [table.open_step(second), table.open_step(second)] == [True, False]
 
 
+def test_a_request_that_a_plan_leaves_out_is_a_defect_not_garbage() -> None:
+    table = PageTable(PagePool(8), np.zeros((2, 8), dtype=np.int32), PAGE)
+    scheduler = Scheduler(DECODE, mask_token_id=MASK, eos_token_id=EOS, num_slots=2)
+    scheduler.admit(GenerationRequest("0", (9,) * 7))
+    first = scheduler.plan_step()
+    table.open_step(first)
+    table.prepare_commits(first)
+    other = first._replace(row_fields_8R=first.row_fields_8R.copy(), commits=(first.commits[0]._replace(slot=1),))
+    other.row_fields_8R[RowField.SLOT] = 1
+    table.open_step(other)
+    table.prepare_commits(other)
+    assert (table.pages_of(0), len(table.pages_of(1))) == ([], 2)
+    with pytest.raises(AssertionError, match="slot 0 has lost its pages"):
+        table.prepare_commits(first._replace(commits=(first.commits[0]._replace(start=7),)))
+
+
 def test_an_empty_pool_names_the_way_out() -> None:
     pool = PagePool(2)
     pool.take(0), pool.take(1)
