@@ -18,7 +18,7 @@ class PagePool:
         self.most_used = 0
         self._free = list(range(num_pages - 1, -1, -1))
         self._slot_of_page: list[int | None] = [None] * num_pages
-        self._taken: list[tuple[int, int]] = []  # (slot, page) since `undo_from_here`
+        self._taken: list[tuple[int, int]] | None = None  # (slot, page) since `undo_from_here`
 
     @property
     def num_used(self) -> int:
@@ -33,7 +33,8 @@ class PagePool:
             )
         page = self._free.pop()
         self._slot_of_page[page] = slot
-        self._taken.append((slot, page))
+        if self._taken is not None:
+            self._taken.append((slot, page))
         self.most_used = max(self.most_used, self.num_used)
         return page
 
@@ -47,11 +48,12 @@ class PagePool:
             self._free.append(page)
 
     def undo_from_here(self) -> None:
+        """Note what is taken, for `undo`. Nothing is noted before the first call."""
         self._taken = []
 
     def undo(self) -> None:
-        """Give back what was taken since."""
-        for slot, page in self._taken:
+        """Give back what was taken since `undo_from_here`, which nobody else may have given back."""
+        for slot, page in self._taken or ():
             self.give_back(slot, [page])
         self._taken = []
 
