@@ -11,16 +11,16 @@ from common.checkpoint import ModelConfig, check_tensor_parallel, load_model_con
 from common.config import AUTO_LOOKAHEAD, DeviceProfile, RunConfig
 from common.errors import ConfigError, MissingCapability
 from common.estimate import tell_schemes
+from common.paging import PagePool
 from common.platforms import platform_of
 from common.processes import Mesh, init_mesh, leave_first_core, local_rank, meet, poll_on, resolve_mesh
 from common.runtime import allocating, linear_schemes
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.kv import (
     PAGE_SIZE,
+    BranchCapacity,
     PageBook,
-    PagedCapacity,
     PagedKVCache,
-    PagePool,
     bytes_per_page,
     most_pages,
     most_shift_entries,
@@ -86,7 +86,9 @@ def assemble(
         warm_up(passes, graphs.shapes, config, run.decode, mesh.bp_size)
         meet(profile.start_timeout_s)
     poll_on(core)
-    capacity = PagedCapacity(run.max_num_requests, max_model_len, num_pages, mesh.bp_size, vocab_size=config.vocab_size)
+    capacity = BranchCapacity(
+        run.max_num_requests, max_model_len, num_pages, mesh.bp_size, vocab_size=config.vocab_size, page_size=PAGE_SIZE
+    )
     details = {"quantization": profile.quantization, "graph": profile.graph.mode if graphs else "eager"}
     return AscendEngine(passes, cache, book, mesh, capacity, ops, details)
 

@@ -21,7 +21,7 @@ from common.errors import ConfigError
 from common.processes import Mesh, close_mesh
 from common.runtime import MeasuredEngine, explained
 from lopa_ascend.floors import measure_npu_floors
-from lopa_ascend.kv import PageBook, PagedCapacity, PagedKVCache
+from lopa_ascend.kv import BranchCapacity, PageBook, PagedKVCache
 from lopa_ascend.ops import Ops
 from lopa_ascend.passes import Forward, Reads, lay_out, rows_by_rank
 
@@ -32,7 +32,7 @@ class AscendEngine(MeasuredEngine):
     passes: Forward
 
     def __init__(
-        self, passes: Forward, cache: PagedKVCache, book: PageBook, mesh: Mesh, capacity: PagedCapacity,
+        self, passes: Forward, cache: PagedKVCache, book: PageBook, mesh: Mesh, capacity: BranchCapacity,
         ops: Ops, details: dict[str, Any],
     ) -> None:  # fmt: skip
         self.capacity = capacity

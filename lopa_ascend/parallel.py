@@ -3,7 +3,6 @@ they cost nothing. Under block-causal attention no KV is ever sent."""
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -18,11 +17,3 @@ class Collectives(Gathers):
         if self.mesh.tp_group is not None:
             dist.all_reduce(x, group=self.mesh.tp_group)
         return x
-
-    def least(self, value: int) -> int:
-        """The smallest of all ranks' values: what every rank of a replica must agree on. Over the host's network."""
-        if self.mesh.world_size == 1:
-            return value
-        found = torch.tensor([value], dtype=torch.int64)
-        dist.all_reduce(found, op=dist.ReduceOp.MIN)
-        return int(found.item())

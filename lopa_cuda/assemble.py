@@ -8,8 +8,8 @@ import torch
 
 from common.checkpoint import ModelConfig, load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Capacity
 from common.errors import ConfigError, MissingCapability
+from common.paging import PagedCapacity
 from common.platforms import platform_of
 from common.processes import Mesh, init_mesh, local_rank, num_started, share_from_first
 from common.runtime import allocating, measure_floors
@@ -22,7 +22,7 @@ from lopa_cuda.mesh_choice import choose_mesh
 from lopa_cuda.ops import CudaOps, TorchOps
 from lopa_cuda.parallel import Collectives, choose_all_reduce
 from lopa_cuda.passes import Passes
-from lopa_cuda.steps import Committer, StaticKVCache
+from lopa_cuda.steps import PAGE_SIZE, CacheSizes, Committer, PagedKVCache
 from lopa_cuda.warmup import most_reads, warm_up
 
 logger = logging.getLogger(__name__)
@@ -35,10 +35,12 @@ LEAST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS = 4096, 32768
 LEAST_CAPTURED_READS, MOST_LOGITS_BYTES = 512, 2**31
 
 
-def assemble(profile: DeviceProfile, run: RunConfig, capture: Capture | None = None) -> CudaEngine:
+def assemble(
+    profile: DeviceProfile, run: RunConfig, capture: Capture | None = None, num_pages: int | None = None
+) -> CudaEngine:
     """Load the run's model onto this process's device. Raises ConfigError or MissingCapability before loading.
 
-    capture: instead of the profile's own.
+    capture: instead of the profile's own. num_pages: of the KV cache, instead of what the device has room for.
     """
     config = load_model_config(run.model)
     device = _device(profile)
@@ -46,15 +48,21 @@ def assemble(profile: DeviceProfile, run: RunConfig, capture: Capture | None = N
     mesh = init_mesh(profile, platform_of(profile).group_backends())
     dtype = getattr(torch, profile.dtype)
     capture = capture or _capture(profile, dtype)
-    capacity = Capacity(
-        run.max_num_requests, min(profile.max_model_len, config.max_position_embeddings),
-        vocab_size=config.vocab_size, keeps_slots=True,
-    )  # fmt: skip
-    buckets = _buckets(profile, run.decode, capacity, mesh)
+    max_model_len = min(profile.max_model_len, config.max_position_embeddings)
+    buckets = _buckets(profile, run, config, max_model_len, mesh)
     captured_tokens = buckets.tokens[-1] if capture else 0
     model = load_model(profile, run, config, mesh, device)
-    cache = _build_cache(config, mesh, capacity, captured_tokens, dtype, device, profile)
     collectives = Collectives(mesh, choose_all_reduce(mesh.tp_group, device))
+    sizes = CacheSizes(
+        config.num_layers, run.max_num_requests, max_model_len, config.num_kv_heads // mesh.tp_size, config.head_size,
+        dtype, captured_tokens,
+    )  # fmt: skip
+    num_pages = collectives.least(num_pages or _num_pages(sizes, device, profile.gpu_memory_utilization))
+    cache = _build_cache(sizes, num_pages, run.decode, device)
+    capacity = PagedCapacity(
+        run.max_num_requests, max_model_len, num_pages, page_size=PAGE_SIZE, vocab_size=config.vocab_size,
+        keeps_slots=cache.keeps_slots,
+    )  # fmt: skip
     ops = _ops(profile, config, cache, collectives)
     attach(ops, model)
     # A little before NCCL's own watchdog, which would end the process without a word.
@@ -108,18 +116,19 @@ def _capture(profile: DeviceProfile, dtype: torch.dtype) -> Capture | None:
     return CudaCapture()
 
 
-def _buckets(profile: DeviceProfile, decode: DecodeConfig, capacity: Capacity, mesh: Mesh) -> Buckets:
+def _buckets(profile: DeviceProfile, run: RunConfig, config: ModelConfig, max_model_len: int, mesh: Mesh) -> Buckets:
     """Of any step up to the largest that is captured; warm_up adds what steps usually have."""
-    rows = capacity.num_slots * -(-(max(0, decode.num_lookahead) + 1) // mesh.bp_size)
+    decode, num_slots = run.decode, run.max_num_requests
+    rows = num_slots * -(-(max(0, decode.num_lookahead) + 1) // mesh.bp_size)
     fixed = tuple(sorted(profile.graph.token_buckets))
-    usual = most_reads(decode, capacity.num_slots, mesh.bp_size)
+    usual = most_reads(decode, num_slots, mesh.bp_size)
     captured = min(MOST_CAPTURED_TOKENS, max(LEAST_CAPTURED_TOKENS, usual))
-    max_tokens = fixed[-1] if fixed else min(captured, rows * capacity.max_model_len)
-    reads = max(LEAST_CAPTURED_READS, min(usual, MOST_LOGITS_BYTES // (2 * (capacity.vocab_size or 1))))
+    max_tokens = fixed[-1] if fixed else min(captured, rows * max_model_len)
+    reads = max(LEAST_CAPTURED_READS, min(usual, MOST_LOGITS_BYTES // (2 * config.vocab_size)))
     return Buckets(knee=KNEE_TOKENS, max_tokens=max_tokens, max_reads=min(max_tokens, reads), fixed=fixed)
 
 
-def _ops(profile: DeviceProfile, config: ModelConfig, cache: StaticKVCache, collectives: Collectives) -> CudaOps:
+def _ops(profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, collectives: Collectives) -> CudaOps:
     """The operators that the profile asks for. `auto` is Triton where the device and dtype allow it, and says so."""
     if not _wants_kernels(profile, cache.committed.dtype):
         return TorchOps(config, cache, collectives)
@@ -145,23 +154,30 @@ def _wants_kernels(profile: DeviceProfile, dtype: torch.dtype) -> bool:
     return profile.kernels != "torch" and (profile.kernels != "auto" or _can_fuse(profile, dtype))
 
 
-def _build_cache(
-    config: ModelConfig, mesh: Mesh, capacity: Capacity, captured_tokens: int, dtype: torch.dtype,
-    device: torch.device, profile: DeviceProfile,
-) -> StaticKVCache:  # fmt: skip
-    num_kv_heads = config.num_kv_heads // mesh.tp_size
-    num_slots, max_model_len = capacity.num_slots, capacity.max_model_len
-    per_position = 2 * config.num_layers * num_kv_heads * config.head_size * dtype.itemsize
-    wanted = per_position * (num_slots * max_model_len + captured_tokens)
-    if device.type == "cuda":
-        free = int(torch.cuda.mem_get_info(device)[0] * profile.gpu_memory_utilization)
-        if wanted > free:
-            raise ConfigError(
-                f"the KV cache of {num_slots} requests of {max_model_len} positions needs {wanted / 2**30:.1f} GiB, "
-                f"{free / 2**30:.1f} GiB are free on {device}: lower max_num_requests or max_model_len"
-            )
-    with allocating(f"the KV cache of {num_slots} requests of {max_model_len} positions", wanted):
-        return StaticKVCache(
-            num_layers=config.num_layers, num_slots=num_slots, max_model_len=max_model_len, num_kv_heads=num_kv_heads,
-            head_size=config.head_size, dtype=dtype, device=device, captured_tokens=captured_tokens,
-        )  # fmt: skip
+def _num_pages(sizes: CacheSizes, device: torch.device, utilization: float) -> int:
+    """As many as all requests need at their longest; on a GPU no more than its free memory holds."""
+    if device.type != "cuda":
+        return sizes.most_pages
+    free = int(torch.cuda.mem_get_info(device)[0] * utilization)
+    room = (free - sizes.staging_bytes) // sizes.bytes_per_page
+    if room < sizes.pages_of_slot:
+        needed = sizes.staging_bytes + sizes.pages_of_slot * sizes.bytes_per_page
+        raise ConfigError(
+            f"the KV cache of one request of {sizes.max_model_len} positions needs {needed / 2**30:.1f} GiB, "
+            f"{free / 2**30:.1f} GiB are free on {device}: lower max_model_len or raise gpu_memory_utilization"
+        )
+    most = sizes.most_pages
+    if room < most:
+        logger.info("%d KV pages fit, %d would hold every request at its longest: some will wait", room, most)
+    return min(room, most)
+
+
+def _build_cache(sizes: CacheSizes, num_pages: int, decode: DecodeConfig, device: torch.device) -> PagedKVCache:
+    if decode.reuse_prefix and num_pages < sizes.most_pages:
+        raise ConfigError(
+            f"reuse_prefix keeps the KV of all {sizes.num_slots} slots, which takes {sizes.most_pages} pages, and "
+            f"{num_pages} fit: lower max_num_requests or max_model_len, or remove it"
+        )
+    requests = f"the KV cache of {sizes.num_slots} requests of {sizes.max_model_len} positions"
+    with allocating(requests, num_pages * sizes.bytes_per_page + sizes.staging_bytes):
+        return PagedKVCache(sizes, num_pages, device)

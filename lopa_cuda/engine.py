@@ -15,15 +15,16 @@ import torch
 
 from common.checkpoint import ModelConfig
 from common.config import DecodeConfig
-from common.decoding import Capacity, Int, Predictions, StepPlan, assign_rows
+from common.decoding import Int, Predictions, StepPlan, assign_rows
 from common.errors import EngineError
+from common.paging import PagedCapacity
 from common.processes import close_mesh
 from common.runtime import MeasuredEngine, explained, measure_floors
 from lopa_cuda.budget import count_paying_lookaheads
 from lopa_cuda.floors import median_seconds
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.passes import Pass, Passes
-from lopa_cuda.steps import Committer, Staged, StaticKVCache
+from lopa_cuda.steps import Committer, PagedKVCache, Staged
 from lopa_cuda.warmup import warm_up
 
 
@@ -36,9 +37,9 @@ class CudaEngine(MeasuredEngine):
         self,
         passes: Passes,
         committer: Committer,
-        cache: StaticKVCache,
+        cache: PagedKVCache,
         collectives: Collectives,
-        capacity: Capacity,
+        capacity: PagedCapacity,
         config: ModelConfig,
         details: dict[str, Any],
     ) -> None:
@@ -90,7 +91,7 @@ class CudaEngine(MeasuredEngine):
             raise self._failed(error) from error
 
     def describe(self) -> dict[str, Any]:
-        device = self.passes.device
+        device, pool = self.passes.device, self.cache.pool
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
         return {
             "engine": "lopa_cuda",
@@ -100,6 +101,7 @@ class CudaEngine(MeasuredEngine):
             "dtype": str(self.cache.committed.dtype).removeprefix("torch."),
             "mesh": {"dp": self.mesh.dp_size, "bp": self.mesh.bp_size, "tp": self.mesh.tp_size},
             "kv_cache_bytes": self.cache.num_bytes,
+            "kv_pages": {"total": pool.num_pages, "in_use": pool.num_used, "most_in_use": pool.most_used},
             **self._details,
         }
 

@@ -25,12 +25,12 @@ from lopa_cuda.ops import CudaOps
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.steps import (
     LayersKey,
+    PagedKVCache,
     ReadBuffers,
     Reads,
     ReadsKey,
     Share,
     Staged,
-    StaticKVCache,
     StepBuffers,
     deal,
     runs_of,
@@ -52,7 +52,7 @@ class Passes:
     """
 
     def __init__(
-        self, model: Dream, ops: CudaOps, cache: StaticKVCache, collectives: Collectives, device: torch.device,
+        self, model: Dream, ops: CudaOps, cache: PagedKVCache, collectives: Collectives, device: torch.device,
         buckets: Buckets, capture: Capture | None, timeout_s: float,
     ) -> None:  # fmt: skip
         self.device = device
@@ -80,6 +80,7 @@ class Passes:
     def launch(self, plan: StepPlan, row_of: Int) -> Pass:
         """Queue the plan's rows `row_of` [bp rank, place]. Passes share buffers and staging memory: receive one, and
         commit it, before the next is launched."""
+        self._cache.open_step(plan)
         shares = deal(plan, row_of)
         key = self.layers_key(shares)
         layers = self.layers.entry(key, is_captured=key.is_captured)
@@ -101,6 +102,7 @@ class Passes:
         if self._done is not None:
             self._done.record()
         reads.order(reads_key.num_reads)
+        self._cache.prepare_commits(plan)
         return Pass(reads, head.buffers.predicted_PM3, Staged(row_of, shares, self._cache.staging))
 
     def receive(self, launched: Pass) -> Predictions:

@@ -46,6 +46,8 @@ def why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: C
         )
     if (reason := scheduler.why_apart(decode)) is not None:
         return reason
+    if decode.reuse_prefix and not capacity.keeps_slots:
+        return "reuse_prefix: this engine frees a request's KV when it ends; remove it"
     if num_tokens > room:
         return (
             f"the prompt has {num_tokens} tokens, {room} fit beside max_new_tokens {decode.max_new_tokens}; "

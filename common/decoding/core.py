@@ -134,14 +134,9 @@ class EngineCore:
 
     def _progress(self) -> list[RequestOutput]:
         """Of requests that go on: tokens that can no longer change and have not been told."""
-        outputs = []
-        for decoding in self.scheduler.active:
-            request_id = decoding.request.id
-            num_given = self._num_given.get(request_id, 0)
-            token_ids = decoding.final_tokens(num_given)
-            if token_ids:
-                self._num_given[request_id] = num_given + len(token_ids)
-                outputs.append(RequestOutput(request_id, token_ids))
+        outputs = [RequestOutput(*final) for final in self.scheduler.newly_final()]
+        for output in outputs:
+            self._num_given[output.id] = self._num_given.get(output.id, 0) + len(output.token_ids)
         return outputs
 
     def _ended(self, completion: Completion) -> RequestOutput:

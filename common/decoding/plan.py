@@ -22,6 +22,7 @@ from common.config import DecodeConfig
 Int = npt.NDArray[np.int64]
 Float = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
+Score = npt.NDArray[np.float64]
 Number = TypeVar("Number", bound=np.generic)
 
 

@@ -19,6 +19,14 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 class Gathers:
     mesh: Mesh
 
+    def least(self, value: int) -> int:
+        """The smallest of all ranks' values: what every rank of a replica must agree on. Over the host's network."""
+        if self.mesh.world_size == 1:
+            return value
+        found = torch.tensor([value], dtype=torch.int64)
+        dist.all_reduce(found, op=dist.ReduceOp.MIN)
+        return int(found.item())
+
     def tp_stack(self, x: Tensor) -> Tensor:
         """[...] of every tensor-parallel rank -> [tp, ...]."""
         return _stack(x, self.mesh.tp_size, self.mesh.tp_group)

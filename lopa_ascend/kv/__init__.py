@@ -1,11 +1,10 @@
-"""Paged KV memory: the tensors, and the book of which page is whose."""
+"""Paged KV memory: the tensors, and the book of which row has which pages."""
 
 from lopa_ascend.kv.kv_cache import PagedKVCache, bytes_per_page
 from lopa_ascend.kv.pages import (
     PAGE_SIZE,
+    BranchCapacity,
     PageBook,
-    PagedCapacity,
-    PagePool,
     most_pages,
     most_rows,
     most_shift_entries,
@@ -14,9 +13,8 @@ from lopa_ascend.kv.pages import (
 
 __all__ = [
     "PAGE_SIZE",
+    "BranchCapacity",
     "PageBook",
-    "PagePool",
-    "PagedCapacity",
     "PagedKVCache",
     "bytes_per_page",
     "most_pages",

@@ -1,4 +1,4 @@
-"""Who holds which page of KV memory: host bookkeeping of one rank, no tensors.
+"""Which row holds which page of KV memory, over the pool of `common.paging`: host bookkeeping of one rank, no tensors.
 
 Under block-causal attention the KV of a finished block is the same in every branch. So the pages that a request has
 filled with committed positions are shared by all its rows; each row has a private *tail*: the partly committed page and
@@ -18,27 +18,28 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from common.config import DecodeConfig
-from common.decoding import Capacity, Int, Room, StepPlan
+from common.decoding import Int, Room, StepPlan
 from common.errors import EngineError
+from common.paging import NO_SLOT, PagedCapacity, PagePool, slots_going_on
+from common.paging import pages_for as pages_of_size
 
 PAGE_SIZE = 128  # positions; the smallest that Ascend's paged attention takes
 
 
 def pages_for(num_positions: int) -> int:
-    return -(-num_positions // PAGE_SIZE)
+    return pages_of_size(num_positions, PAGE_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
-class PagedCapacity(Capacity):
-    """Requests share the pages of one pool; each is admitted with the most it can come to need."""
+class BranchCapacity(PagedCapacity):
+    """Every row of a request has pages of its own, and what must never be read lies in dummy pages."""
 
-    num_pages: int = 0
     num_branch_ranks: int = 1
 
-    def can_hold(self, rooms: Sequence[Room]) -> bool:
+    def num_reserved(self, rooms: Sequence[Room]) -> int:
         needed = sum(most_pages(length, decode, self.num_branch_ranks) for length, decode in rooms)
         num_dummies = sum(most_shift_entries(room.decode, self.num_branch_ranks) for room in rooms)
-        return needed + max(1, pages_for(num_dummies)) <= self.num_pages
+        return needed + max(1, pages_for(num_dummies))
 
 
 def most_rows(decode: DecodeConfig, num_branch_ranks: int) -> int:
@@ -57,47 +58,6 @@ def most_shift_entries(decode: DecodeConfig, num_branch_ranks: int) -> int:
     if decode.shift_row == "stale":
         return 0
     return most_rows(decode, num_branch_ranks) * (decode.max_new_tokens // decode.block_size)
-
-
-class PagePool:
-    """The free pages of this rank's KV memory."""
-
-    def __init__(self, num_pages: int) -> None:
-        self.num_pages = num_pages
-        self.most_used = 0
-        self._free = list(range(num_pages - 1, -1, -1))
-        self._is_free = [True] * num_pages
-        self._taken: list[int] = []  # since `undo_from_here`
-
-    @property
-    def num_used(self) -> int:
-        return self.num_pages - len(self._free)
-
-    def take(self) -> int:
-        if not self._free:
-            raise EngineError(
-                f"all {self.num_pages} KV pages are in use: admit requests by Capacity.can_hold, or lower "
-                "max_num_requests"
-            )
-        page = self._free.pop()
-        self._is_free[page] = False
-        self._taken.append(page)
-        self.most_used = max(self.most_used, self.num_used)
-        return page
-
-    def give_back(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            assert not self._is_free[page], f"page {page} was given back twice"
-            self._is_free[page] = True
-        self._free.extend(pages)
-
-    def undo_from_here(self) -> None:
-        self._taken = []
-
-    def undo(self) -> None:
-        """Give back what was taken since."""
-        self.give_back(self._taken)
-        self._taken = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +101,7 @@ class PageBook:
         self.pool = pool
         self._requests: dict[int, RequestPages] = {}
         self._prepared: dict[int, RequestPages] = {}
-        self._dummies = [pool.take()]
+        self._dummies = [pool.take(NO_SLOT)]
         assert self._dummies == [0], "the dummy page is the first: block tables are padded with zeros"
 
     def pages_of(self, slot: int) -> RequestPages:
@@ -170,9 +130,9 @@ class PageBook:
         for slot in dict.fromkeys(slots.tolist()):
             places = np.flatnonzero(slots == slot)
             start = int(plan.start_R[rows[places[0]]])
-            held = self._requests.get(slot) or self._begin(start)
+            held = self._requests.get(slot) or self._begin(slot, start)
             assert held.num_committed == start, "a window starts where the committed KV ends"
-            held = self._with_tails(held, end_R[rows[places]].tolist(), copies)
+            held = self._with_tails(slot, held, end_R[rows[places]].tolist(), copies)
             self._requests[slot] = held
             for place, tail in zip(places.tolist(), held.tails, strict=False):
                 row_pages[place] = held.shared + tail
@@ -187,38 +147,39 @@ class PageBook:
 
     def commit(self) -> None:
         for slot, after in self._prepared.items():
-            self.pool.give_back(sorted(self._requests[slot].pages - after.pages))
+            self.pool.give_back(slot, sorted(self._requests[slot].pages - after.pages))
             self._requests[slot] = after
         self._prepared = {}
 
     def dummy_slots(self, count: int) -> Int:
         """`count` different slots that nobody reads, for this step."""
         while count > len(self._dummies) * PAGE_SIZE:
-            self._dummies.append(self.pool.take())
+            self._dummies.append(self.pool.take(NO_SLOT))
         slots = np.array(self._dummies)[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)
         first: Int = slots.flatten()[:count]
         return first
 
     def _forget_all_but(self, plan: StepPlan) -> None:
-        self.pool.give_back(self._dummies[1:])
+        self.pool.give_back(NO_SLOT, self._dummies[1:])
         del self._dummies[1:]
-        going_on = set(plan.slot_R[plan.step_R > 0].tolist())
-        for slot in self._requests.keys() - going_on:
-            self.pool.give_back(sorted(self._requests.pop(slot).pages))
+        for slot in self._requests.keys() - slots_going_on(plan):
+            self.pool.give_back(slot, sorted(self._requests.pop(slot).pages))
 
-    def _begin(self, start: int) -> RequestPages:
+    def _begin(self, slot: int, start: int) -> RequestPages:
         """A request comes with its whole prompt in the window; measurements on made-up steps start behind zeros."""
-        return RequestPages(start, tuple(self.pool.take() for _ in range(start // PAGE_SIZE)))
+        return RequestPages(start, tuple(self.pool.take(slot) for _ in range(start // PAGE_SIZE)))
 
-    def _with_tails(self, held: RequestPages, ends: list[int], copies: list[tuple[int, int]]) -> RequestPages:
+    def _with_tails(
+        self, slot: int, held: RequestPages, ends: list[int], copies: list[tuple[int, int]]
+    ) -> RequestPages:
         """A tail for each row, long enough for it."""
         tails = list(held.tails)
         for row, end in enumerate(ends):
             if row == len(tails):
                 tails.append(())
                 if row and held.num_committed % PAGE_SIZE:
-                    tails[row] = (self.pool.take(),)
+                    tails[row] = (self.pool.take(slot),)
                     copies.append((tails[0][0], tails[row][0]))
             num_missing = pages_for(end) - len(held.shared) - len(tails[row])
-            tails[row] += tuple(self.pool.take() for _ in range(num_missing))
+            tails[row] += tuple(self.pool.take(slot) for _ in range(num_missing))
         return replace(held, tails=tuple(tails), num_rows=len(ends))

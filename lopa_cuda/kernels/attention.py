@@ -1,10 +1,15 @@
-"""Attention of each row's window over [its slot's committed keys | its own window], behind rope_prewrite.
+"""Attention of each row's window over [its slot's committed keys, in pages | its own window], behind rope_prewrite.
 
 FlashAttention style: the N / K query heads of a KV head and a row's entries are folded into one dimension of queries,
 which is cut into tiles; a record of numbers on the device says of each tile which queries of which row it has
 (lopa_cuda.steps.tiles). The keys are cut into blocks, first the committed ones, then the window's, and dealt to
 `num_splits` programs whose results are merged by their log-sum-exp. So rows of any lengths share a launch, and one
 captured graph serves them all. Branches of one request read the same committed keys: from memory once, then from L2.
+
+A block of committed keys is a page, whose number stands in the slot's row of the block table. It is loaded while the
+block before it is computed, so that no load of keys waits for it.
+
+Shapes: S slots, P pages (in all, or of a slot), X positions of a page.
 """
 
 from __future__ import annotations
@@ -60,45 +65,53 @@ def _attend_block(acc, best, total, q, k, v, visible, scale, IS_MASKED: tl.const
 
 @triton.jit
 def _prefetch_keys(
-    key_ptr, value_offset, position_stride, first, last, limit, program, num_programs,
+    key_ptr, row_ptr, value_offset, position_stride, first, last, limit, program, num_programs,
     HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
     """Pull this program's share of the split's committed keys and values of one row and KV head into L2."""
     element = tl.arange(0, 2 * BLOCK_KEYS)
+    key = element % BLOCK_KEYS
     num_bytes = tl.full([2 * BLOCK_KEYS], HEAD_SIZE * 2, tl.int32)
     part = tl.where(element < BLOCK_KEYS, 0, value_offset)
     for block in range(first + program, last, num_programs):
-        key = tl.minimum(block * BLOCK_KEYS + element % BLOCK_KEYS, limit - 1)
-        prefetch_l2((key_ptr + part + key * position_stride).to(tl.int64), num_bytes)
+        page_ptr = key_ptr + tl.load(row_ptr + block).to(tl.int64) * BLOCK_KEYS * position_stride
+        in_page = tl.minimum(key, limit - 1 - block * BLOCK_KEYS)
+        prefetch_l2((page_ptr + part + in_page * position_stride).to(tl.int64), num_bytes)
 
 
 @triton.jit
 def _attend_committed(
-    acc, best, total, q, committed_desc, slot, kv_head, num_slots, slot_positions, first, last, scale,
+    acc, best, total, q, committed_desc, row_ptr, page, prefix_blocks, kv_head, num_pages, first, last, scale,
     HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Over whole blocks of committed keys in front of the window: every query sees all of them."""
+    """Over whole pages of committed keys in front of the window: every query sees all of them. page: of `first`; that
+    of `last` is returned beside the sums."""
     for block in tl.range(first, last, num_stages=STAGES):
-        at = slot * slot_positions + block * BLOCK_KEYS
-        k = committed_desc.load([at, kv_head * HEAD_SIZE])
-        v = committed_desc.load([num_slots * slot_positions + at, kv_head * HEAD_SIZE])
+        k = committed_desc.load([page * BLOCK_KEYS, kv_head * HEAD_SIZE])
+        v = committed_desc.load([(num_pages + page) * BLOCK_KEYS, kv_head * HEAD_SIZE])
+        page = tl.load(row_ptr + block + 1, mask=block + 1 < prefix_blocks, other=0)
         acc, best, total = _attend_block(acc, best, total, q, k, v, None, scale, False)
-    return acc, best, total
+    return acc, best, total, page
 
 
 @triton.jit
 def _attend_edge(
-    acc, best, total, q, key_ptr, own_ptr, horizon, start, num_keys, cached, prefix_blocks, first, last, scale,
-    committed_kv, committed_position, window_kv, window_token, HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    acc, best, total, q, key_ptr, own_ptr, row_ptr, page, horizon, start, num_keys, cached, prefix_blocks, first, last,
+    scale, committed_kv, committed_position, window_kv, window_token, HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Over the rest: the edge of the prefix, keys cached behind the window, the window itself."""
+    """Over the rest: the edge of the prefix, keys cached behind the window, the window itself. page: of `first`."""
     channel = tl.arange(0, HEAD_SIZE)[None, :]
     for block in tl.range(first, last, num_stages=2):
         is_own = block >= prefix_blocks
-        key = (block - tl.where(is_own, prefix_blocks, 0)) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
+        first_key = (block - tl.where(is_own, prefix_blocks, 0)) * BLOCK_KEYS
+        in_block = tl.arange(0, BLOCK_KEYS)
+        key = first_key + in_block
         is_key = (key < start) | ((key >= start + num_keys) & (key < cached))
         is_key = tl.where(is_own, key < num_keys, is_key)
-        at = tl.where(is_own, own_ptr, key_ptr) + key[:, None] * tl.where(is_own, window_token, committed_position)
+        page_ptr = key_ptr + page.to(tl.int64) * BLOCK_KEYS * committed_position
+        block_ptr = tl.where(is_own, own_ptr + first_key * window_token, page_ptr)
+        at = block_ptr + in_block[:, None] * tl.where(is_own, window_token, committed_position)
+        page = tl.load(row_ptr + block + 1, mask=block + 1 < prefix_blocks, other=0)
         k = tl.load(at + channel, mask=is_key[:, None], other=0.0)
         v = tl.load(at + tl.where(is_own, window_kv, committed_kv) + channel, mask=is_key[:, None], other=0.0)
         reach = tl.where(is_own, horizon - start, 2147483647)
@@ -125,10 +138,11 @@ def _store_part(
 @triton.jit
 def _attention_kernel(
     q_ptr, committed_desc, committed_ptr, window_ptr, out_ptr, part_ptr, log_sum_ptr,
-    tile_ptr, horizon_ptr, scale, num_slots, slot_positions, num_heads, part_stride, log_sum_stride,
-    committed_kv, committed_slot, committed_position, window_kv, window_token,
-    RECORD: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    tile_ptr, horizon_ptr, table_ptr, scale, num_pages, num_heads, part_stride, log_sum_stride,
+    committed_kv, committed_position, window_kv, window_token,
+    RECORD: tl.constexpr, TABLE_ROW: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     release_successor(PDL)
@@ -150,11 +164,13 @@ def _attention_kernel(
     first = tl.minimum(split * share, num_blocks)
     last = tl.minimum(first + share, num_blocks)
     full_end = tl.maximum(tl.minimum(last, start // BLOCK_KEYS), first)
-    key_ptr = committed_ptr + slot.to(tl.int64) * committed_slot + kv_head * HEAD_SIZE
+    row_ptr = table_ptr + slot * TABLE_ROW
+    page = tl.load(row_ptr + first, mask=first < prefix_blocks, other=0)
+    key_ptr = committed_ptr + kv_head * HEAD_SIZE
     if PDL:
         end = tl.minimum(last, prefix_blocks)
         _prefetch_keys(
-            key_ptr, committed_kv, committed_position, first, end, limit, first_query // BLOCK_QUERIES,
+            key_ptr, row_ptr, committed_kv, committed_position, first, end, limit, first_query // BLOCK_QUERIES,
             tl.cdiv(GROUP * num_entries, BLOCK_QUERIES), HEAD_SIZE, BLOCK_KEYS,
         )  # fmt: skip
 
@@ -165,14 +181,14 @@ def _attention_kernel(
     flat = (token * num_heads + head)[:, None] * HEAD_SIZE + channel
     start_after_predecessor(PDL)
     q = tl.load(q_ptr + flat, mask=is_query[:, None], other=0.0)
-    acc, best, total = _attend_committed(
-        acc, best, total, q, committed_desc, slot, kv_head, num_slots, slot_positions, first, full_end, scale,
+    acc, best, total, page = _attend_committed(
+        acc, best, total, q, committed_desc, row_ptr, page, prefix_blocks, kv_head, num_pages, first, full_end, scale,
         HEAD_SIZE, BLOCK_KEYS, STAGES,
     )  # fmt: skip
     own_ptr = window_ptr + first_token.to(tl.int64) * window_token + kv_head * HEAD_SIZE
     acc, best, total = _attend_edge(
-        acc, best, total, q, key_ptr, own_ptr, horizon, start, num_keys, cached, prefix_blocks, full_end, last, scale,
-        committed_kv, committed_position, window_kv, window_token, HEAD_SIZE, BLOCK_KEYS,
+        acc, best, total, q, key_ptr, own_ptr, row_ptr, page, horizon, start, num_keys, cached, prefix_blocks, full_end,
+        last, scale, committed_kv, committed_position, window_kv, window_token, HEAD_SIZE, BLOCK_KEYS,
     )  # fmt: skip
     log_sum_at = split * log_sum_stride + token * num_heads + head
     _store_part(
@@ -219,7 +235,6 @@ def _merge_kernel(
 
 
 class AttentionConfig(NamedTuple):
-    block_keys: int
     splits: int
     warps: int
     stages: int
@@ -230,40 +245,40 @@ def choose_config(num_kv_heads: int, num_queries: int, is_quantized: bool) -> At
     programs = triton.cdiv(num_queries, BLOCK_QUERIES) * num_kv_heads
     few = FEW_PROGRAMS_QUANTIZED if is_quantized else FEW_PROGRAMS
     splits = next((best for most, best in few if programs <= most), max(1, SPLIT_PROGRAMS // programs))
-    return AttentionConfig(64, splits, warps=4, stages=3)
+    return AttentionConfig(splits, warps=4, stages=3)
 
 
 def window_attention(
-    q_TNH: Tensor, committed_2SPKH: Tensor, window_2TKH: Tensor, *, tiles_N8: Tensor, horizon_T: Tensor,
-    num_splits: int | None = None, quantize: Quantize | None = None,
+    q_TNH: Tensor, committed_2PXKH: Tensor, window_2TKH: Tensor, *, table_SP: Tensor, tiles_N8: Tensor,
+    horizon_T: Tensor, num_splits: int | None = None, quantize: Quantize | None = None,
 ) -> Tensor | QuantizedActivation:  # fmt: skip
     """Attention of every row's queries over [its slot's committed keys | its own window]; [T, N H], bf16 or quantized.
 
     Visible keys: committed positions below start or in [start + num_keys, cached); own window keys j < num_keys with
-    start + j < horizon (lopa_cuda.ops.plain.visible_keys). A query that sees no key gives 0. tiles: int32 records as
-    lopa_cuda.steps.tiles describes them, of BLOCK_QUERIES queries; what is in no tile is not written. horizon: int32.
-    num_splits: parts of the key range computed in parallel; None chooses by shape.
+    start + j < horizon (lopa_cuda.ops.plain.visible_keys). A query that sees no key gives 0. committed: pages of X
+    positions, a power of 2. table: int32, the pages of each slot; only those of committed keys are looked at. tiles:
+    int32 records as lopa_cuda.steps.tiles describes them, of BLOCK_QUERIES queries; what is in no tile is not written.
+    horizon: int32. num_splits: parts of the key range computed in parallel; None chooses by shape.
     """
     num_tokens, num_heads, head_size = q_TNH.shape
     num_kv_heads = window_2TKH.shape[-2]
-    group = num_heads // num_kv_heads
+    group, page_size = num_heads // num_kv_heads, committed_2PXKH.shape[2]
     assert len(horizon_T) == num_tokens and q_TNH.is_contiguous() and q_TNH.dtype == torch.bfloat16
-    assert tiles_N8.dtype == horizon_T.dtype == torch.int32 and tiles_N8.is_contiguous() and horizon_T.is_contiguous()
+    numbers = tiles_N8, horizon_T, table_SP
+    assert all(x.dtype == torch.int32 and x.is_contiguous() for x in numbers) and committed_2PXKH.is_contiguous()
     config = choose_config(num_kv_heads, group * num_tokens, quantize is not None)
-    committed = TensorDescriptor.from_tensor(
-        committed_2SPKH.view(-1, num_kv_heads * head_size), [config.block_keys, head_size]
-    )
+    committed = TensorDescriptor.from_tensor(committed_2PXKH.view(-1, num_kv_heads * head_size), [page_size, head_size])
     splits = config.splits if num_splits is None else num_splits
     out = torch.empty((num_tokens, num_heads * head_size), dtype=torch.bfloat16, device=q_TNH.device)
     part, log_sum = _parts(q_TNH, splits)
     _attention_kernel[(len(tiles_N8), num_kv_heads, splits)](
-        q_TNH, committed, committed_2SPKH, window_2TKH, out, part, log_sum, tiles_N8, horizon_T,
-        scale=head_size**-0.5 * LOG2_E, num_slots=committed_2SPKH.shape[1], slot_positions=committed_2SPKH.shape[2],
+        q_TNH, committed, committed_2PXKH, window_2TKH, out, part, log_sum, tiles_N8, horizon_T, table_SP,
+        scale=head_size**-0.5 * LOG2_E, num_pages=committed_2PXKH.shape[1],
         num_heads=num_heads, part_stride=q_TNH.numel(), log_sum_stride=num_tokens * num_heads,
-        committed_kv=committed_2SPKH.stride(0), committed_slot=committed_2SPKH.stride(1),
-        committed_position=committed_2SPKH.stride(2), window_kv=window_2TKH.stride(0),
-        window_token=window_2TKH.stride(1), RECORD=tiles_N8.stride(0),
-        GROUP=group, HEAD_SIZE=head_size, BLOCK_QUERIES=BLOCK_QUERIES, BLOCK_KEYS=config.block_keys,
+        committed_kv=committed_2PXKH.stride(0), committed_position=committed_2PXKH.stride(2),
+        window_kv=window_2TKH.stride(0), window_token=window_2TKH.stride(1),
+        RECORD=tiles_N8.stride(0), TABLE_ROW=table_SP.stride(0),
+        GROUP=group, HEAD_SIZE=head_size, BLOCK_QUERIES=BLOCK_QUERIES, BLOCK_KEYS=page_size,
         SPLITS=splits, STAGES=config.stages, num_warps=config.warps, **overlap(),
     )  # fmt: skip
     if part is None or log_sum is None:

@@ -18,7 +18,7 @@ from lopa_cuda import kernels
 from lopa_cuda.ops.plain import rotary_of
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.parallel.exchange import build_exchange
-from lopa_cuda.steps import DeviceStep, StaticKVCache, Tiling
+from lopa_cuda.steps import DeviceStep, PagedKVCache, Tiling
 from quant.linear import QuantizedLinear
 from quant.w8a8 import QuantizedActivation
 
@@ -26,7 +26,7 @@ from quant.w8a8 import QuantizedActivation
 class FusedOps:
     """lopa_cuda.ops.plain.CudaOps on kernels that read every length from the device."""
 
-    def __init__(self, config: ModelConfig, cache: StaticKVCache, collectives: Collectives) -> None:
+    def __init__(self, config: ModelConfig, cache: PagedKVCache, collectives: Collectives) -> None:
         tp_size = collectives.mesh.tp_size
         self.head_size = config.head_size
         self.num_heads, self.num_kv_heads = config.num_heads // tp_size, config.num_kv_heads // tp_size
@@ -76,7 +76,7 @@ class FusedOps:
         q_TNH = kernels.rope_prewrite(qkv_TE, step.position_T, self.rotary, window, num_heads=self.num_heads)
         behind = self._behind_attention[layer]
         return kernels.window_attention(
-            q_TNH, self.cache.committed[layer], window,
+            q_TNH, self.cache.committed[layer], window, table_SP=self.cache.table_SP,
             tiles_N8=step.tiles_N8, horizon_T=step.horizon_T, quantize=quantize_for(behind),
         )  # fmt: skip
 

@@ -26,8 +26,9 @@ from common.model import (
     shard_statistics,
     swiglu,
 )
+from common.paging import pages_for
 from lopa_cuda.parallel import Collectives
-from lopa_cuda.steps import DeviceStep, Run, StaticKVCache, Tiling
+from lopa_cuda.steps import PAGE_SIZE, DeviceStep, PagedKVCache, Run, Tiling
 
 
 def visible_keys(horizon_RW: Tensor, run: Run) -> Tensor:
@@ -44,7 +45,7 @@ def visible_keys(horizon_RW: Tensor, run: Run) -> Tensor:
     return torch.cat((sees_cached_C.expand(num_rows, width, -1), sees_window_RWW), dim=-1).unsqueeze(1)
 
 
-def rotary_of(config: ModelConfig, cache: StaticKVCache) -> Tensor:
+def rotary_of(config: ModelConfig, cache: PagedKVCache) -> Tensor:
     """The rotary table with the values that the cache's dtype can hold, as float32.
 
     The published model rounds cos and sin to its own dtype, and Ascend's operator takes them in no other.
@@ -95,11 +96,11 @@ class CudaOps(Ops, Protocol):
 
 
 class TorchOps:
-    """CudaOps over a StaticKVCache."""
+    """CudaOps over a PagedKVCache, whose pages are gathered for every run."""
 
     tiling = None
 
-    def __init__(self, config: ModelConfig, cache: StaticKVCache, collectives: Collectives) -> None:
+    def __init__(self, config: ModelConfig, cache: PagedKVCache, collectives: Collectives) -> None:
         tp_size = collectives.mesh.tp_size
         self.head_size = config.head_size
         self.num_heads, self.num_kv_heads = config.num_heads // tp_size, config.num_kv_heads // tp_size
@@ -168,5 +169,6 @@ class TorchOps:
 
     def _with_cached(self, layer: int, part: int, own_RWKH: Tensor, run: Run) -> Tensor:
         """The rows' cached keys (or values) followed by their own: [R, C + W, K, H]."""
-        cached_CKH = self.cache.committed[layer, part, run.slot, : run.cached]
+        pages_P = self.cache.table_SP[run.slot, : pages_for(run.cached, PAGE_SIZE)]
+        cached_CKH = self.cache.committed[layer, part].index_select(0, pages_P).flatten(0, 1)[: run.cached]
         return torch.cat((cached_CKH.expand(run.num_rows, -1, -1, -1), own_RWKH), dim=1)

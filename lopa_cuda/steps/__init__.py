@@ -1,24 +1,26 @@
 """One step's memory: the buffers that the host fills, the KV cache, and the commit of the winner's KV."""
 
 from lopa_cuda.steps.commit import Committer, Staged
-from lopa_cuda.steps.kv_cache import StaticKVCache
+from lopa_cuda.steps.kv_cache import PAGE_SIZE, CacheSizes, PagedKVCache
 from lopa_cuda.steps.reads import ReadBuffers, Reads, ReadsKey
 from lopa_cuda.steps.share import Share, deal
 from lopa_cuda.steps.step import DeviceStep, LayersKey, Run, StepBuffers, runs_of
 from lopa_cuda.steps.tiles import RECORD, Tiling, write_tiles
 
 __all__ = [
+    "PAGE_SIZE",
     "RECORD",
+    "CacheSizes",
     "Committer",
     "DeviceStep",
     "LayersKey",
+    "PagedKVCache",
     "ReadBuffers",
     "Reads",
     "ReadsKey",
     "Run",
     "Share",
     "Staged",
-    "StaticKVCache",
     "StepBuffers",
     "Tiling",
     "deal",

@@ -1,4 +1,4 @@
-"""Commit-Winner-Cache: copy each winner's staged KV behind its request's committed prefix, on every rank.
+"""Commit-Winner-Cache: copy each winner's staged KV to the pages of its request, on every rank.
 
 A rank that computed the winner (or, under block-causal attention, any row of the request) copies its own. Where
 some rank did not, the winner's owner broadcasts: all layers of all its spans in one contiguous buffer. Commits are
@@ -19,7 +19,7 @@ from common.decoding import CommitSpan, Int, StepPlan
 from graphs.buckets import fit
 from graphs.runner import Capture, GraphRunner
 from lopa_cuda.parallel import Collectives
-from lopa_cuda.steps.kv_cache import StaticKVCache
+from lopa_cuda.steps.kv_cache import PagedKVCache
 from lopa_cuda.steps.share import Share
 from lopa_cuda.steps.upload import Upload
 
@@ -43,21 +43,21 @@ class CommitKey:
 
 
 class CommitBuffers:
-    """From which tokens of the staging memory to which positions of the cache, counted through all slots."""
+    """From which tokens of the staging memory to which positions of the cache, counted through all pages."""
 
     def __init__(self, key: CommitKey, device: torch.device) -> None:
         host_2N = torch.zeros((2, key.length), dtype=torch.int64, pin_memory=device.type == "cuda")
         self._upload = Upload(host_2N, device)
         self.token_N, self.position_N = self._upload.device.unbind()
 
-    def fill(self, sources: list[tuple[int, int]], positions: list[int]) -> None:
-        """sources: first token and length of each span."""
+    def fill(self, tokens: list[int], positions: list[Int]) -> None:
+        """The first token and all positions of each span."""
         begin = 0
-        for (token, length), position in zip(sources, positions, strict=True):
-            entries = self._upload.host[:, begin : begin + length]
-            entries[0] = np.arange(token, token + length)
-            entries[1] = np.arange(position, position + length)
-            begin += length
+        for token, position_N in zip(tokens, positions, strict=True):
+            entries = self._upload.host[:, begin : begin + len(position_N)]
+            entries[0] = np.arange(token, token + len(position_N))
+            entries[1] = position_N
+            begin += len(position_N)
         self._upload.host[:, begin:] = self._upload.host[:, begin - 1 : begin]  # padding copies the last once more
 
     def send(self) -> None:
@@ -67,7 +67,7 @@ class CommitBuffers:
 class Committer:
     """Makes spans final on this rank; every rank of the bp axis calls it alike."""
 
-    def __init__(self, cache: StaticKVCache, collectives: Collectives, capture: Capture | None) -> None:
+    def __init__(self, cache: PagedKVCache, collectives: Collectives, capture: Capture | None) -> None:
         self.runner = GraphRunner("commit", self._buffers, self._run, capture)
         self._cache = cache
         self._collectives = collectives
@@ -106,10 +106,7 @@ class Committer:
         padded = fit(length, self._captured_lengths) if staging is self._cache.captured_staging else None
         is_captured = padded is not None
         entry = self.runner.entry(CommitKey(padded or length, owner, is_captured), is_captured=is_captured)
-        entry.buffers.fill(
-            [(token, span.length) for span, token in spans],
-            [span.slot * self._cache.max_model_len + span.start for span, _ in spans],
-        )
+        entry.buffers.fill([token for _, token in spans], [self._cache.positions(span) for span, _ in spans])
         self._staging = staging
         entry.run()
 

@@ -1,37 +1,97 @@
-"""Static KV cache: committed keys and values by request slot, and this step's window by token.
+"""KV cache: committed keys and values in pages, and this step's window by token.
 
-Every forward pre-writes each row's window; only the winner's commit span is later copied behind the slot's committed
-prefix. Both tensors have the layer first and keys beside values, so a commit span of all layers is one strided copy.
+Every forward pre-writes each row's window; only the winner's commit span is later copied to the pages of its request.
+Both tensors have the layer first and keys beside values, so a commit span of all layers is one strided copy. Which
+pages are whose the host keeps in a table (common.paging); the device has a copy of it, sent when it has changed.
 
-Shapes: L layers, 2 (key, value), S positions, T window tokens (the pass's entries), K KV heads of this rank, H head
-size.
+Shapes: L layers, 2 (key, value), P pages, S slots, T window tokens (the pass's entries), K KV heads of this rank, H
+head size.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from common.decoding import CommitSpan, Int, StepPlan
+from common.paging import PagePool, PageTable, pages_for
+from lopa_cuda.steps.upload import Upload
 
-class StaticKVCache:
-    """committed [L, 2, slots, S, K, H]; staging [L, 2, T, K, H], the KV that the pass being run pre-writes.
+PAGE_SIZE = 64  # positions: a block of keys of the attention kernel
 
-    Captured graphs hold the address of one staging memory of `captured_tokens`, which therefore never moves; a pass
-    that runs as it is gets one of its own.
+
+@dataclass(frozen=True, slots=True)
+class CacheSizes:
+    """captured_tokens: of the largest pass that is captured; 0: none is."""
+
+    num_layers: int
+    num_slots: int
+    max_model_len: int
+    num_kv_heads: int
+    head_size: int
+    dtype: torch.dtype
+    captured_tokens: int = 0
+
+    @property
+    def pages_of_slot(self) -> int:
+        return pages_for(self.max_model_len, PAGE_SIZE)
+
+    @property
+    def most_pages(self) -> int:
+        """Of all requests at their longest."""
+        return self.num_slots * self.pages_of_slot
+
+    @property
+    def bytes_per_page(self) -> int:
+        return PAGE_SIZE * self._bytes_per_position
+
+    @property
+    def staging_bytes(self) -> int:
+        return self.captured_tokens * self._bytes_per_position
+
+    @property
+    def _bytes_per_position(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.dtype.itemsize
+
+
+class PagedKVCache:
+    """committed [L, 2, P, PAGE_SIZE, K, H]; staging [L, 2, T, K, H], the KV that the pass being run pre-writes;
+    table_SP int32: the page of every PAGE_SIZE positions of a slot, on the device.
+
+    Captured graphs hold the addresses of the committed KV, the table and one staging memory of `captured_tokens`, which
+    therefore never move; a pass that runs as it is gets staging memory of its own. keeps_slots: see PageTable.
     """
 
-    def __init__(
-        self, *, num_layers: int, num_slots: int, max_model_len: int, num_kv_heads: int, head_size: int,
-        dtype: torch.dtype, device: torch.device, captured_tokens: int = 0,
-    ) -> None:  # fmt: skip
-        self.max_model_len = max_model_len
-        self.num_slots = num_slots
-        self._per_layer = num_layers, 2
-        self._per_position = num_kv_heads, head_size
-        shape = (*self._per_layer, num_slots, max_model_len, *self._per_position)
-        self.committed = torch.zeros(shape, dtype=dtype, device=device)
-        self.captured_staging = self._new_staging(captured_tokens).zero_()
+    def __init__(self, sizes: CacheSizes, num_pages: int, device: torch.device) -> None:
+        self.max_model_len = sizes.max_model_len
+        self._per_layer = sizes.num_layers, 2
+        self._per_position = sizes.num_kv_heads, sizes.head_size
+        shape = (*self._per_layer, num_pages, PAGE_SIZE, *self._per_position)
+        self.committed = torch.zeros(shape, dtype=sizes.dtype, device=device)
+        self.captured_staging = self._new_staging(sizes.captured_tokens).zero_()
         self.staging = self.captured_staging
+        of_slots = sizes.num_slots, sizes.pages_of_slot
+        self._table = Upload(torch.zeros(of_slots, dtype=torch.int32, pin_memory=device.type == "cuda"), device)
+        self.table_SP = self._table.device
+        self.pool = PagePool(num_pages)
+        self.keeps_slots = num_pages >= sizes.most_pages
+        self._pages = PageTable(self.pool, self._table.host, PAGE_SIZE, keeps_slots=self.keeps_slots)
+
+    def open_step(self, plan: StepPlan) -> None:
+        """Before the pass: forget requests that have ended, and send the table if it has changed."""
+        if self._pages.open_step(plan):
+            self._table.send()
+
+    def prepare_commits(self, plan: StepPlan) -> None:
+        """Behind the launch, while the device computes: take pages for what becomes final. The table's copy may be
+        under way, which the pass reads only where nothing changes."""
+        self._pages.prepare_commits(plan)
+
+    def positions(self, span: CommitSpan) -> Int:
+        """Where a span of the plan that was prepared last lies, counted through all pages."""
+        return self._pages.positions(span)
 
     def use_staging(self, num_tokens: int, *, is_captured: bool) -> None:
         """Point `staging` at memory for this many tokens."""

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.paging import pages_for
 from lopa_cuda import kernels
 from lopa_cuda.kernels.launch import Quantize
-from lopa_cuda.steps import RECORD, Tiling, write_tiles
+from lopa_cuda.steps import PAGE_SIZE, RECORD, Tiling, write_tiles
 from quant.w8a8 import QuantizedActivation
 
 WIDTH, INNER, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, VOCAB = 3584, 18944, 28, 28, 4, 128, 152064
@@ -81,8 +82,16 @@ def as_quantize(kind: str) -> Quantize | None:
     return None if kind == "bf16" else kind  # type: ignore[return-value]
 
 
+def num_pages(prefix: int) -> int:
+    return pages_for(prefix + 1024, PAGE_SIZE)
+
+
+def make_committed(prefix: int, *num_layers: int) -> Tensor:
+    return random(*num_layers, 2, num_pages(prefix), PAGE_SIZE, KV_HEADS, HEAD_SIZE)
+
+
 def make_rows(num_rows: int, width: int, prefix: int) -> dict[str, Tensor]:
-    """What attention takes beside queries and keys; the tiles are those of a captured pass, some of them empty."""
+    """What attention takes beside queries and keys: pages in no order; the tiles of a captured pass, some empty."""
     tiling, num_tokens = Tiling(HEADS // KV_HEADS, kernels.BLOCK_QUERIES), num_rows * width
     first_R = np.arange(num_rows) * width
     fields = (width, width, prefix, prefix, 0)
@@ -90,6 +99,7 @@ def make_rows(num_rows: int, width: int, prefix: int) -> dict[str, Tensor]:
     tiles_N8 = np.zeros((max(tiling.room(num_tokens), tiling.needed(spans_6R[1], num_tokens)), RECORD), dtype=np.int32)
     write_tiles(tiles_N8, tiling, spans_6R, num_tokens)
     return {
+        "table_SP": torch.randperm(num_pages(prefix), device="cuda")[None].int(),
         "tiles_N8": torch.from_numpy(tiles_N8).cuda(),
         "horizon_T": torch.full((num_tokens,), prefix + width, device="cuda", dtype=torch.int32),
     }

@@ -10,7 +10,21 @@ from common.model import rotary_table
 from lopa_cuda import kernels
 from lopa_cuda.kernels.launch import Partials
 
-from .inputs import EPS, HEAD_SIZE, HEADS, INNER, KV_HEADS, MASK_ID, QKV, VOCAB, WIDTH, graph_us, make_rows, random
+from .inputs import (
+    EPS,
+    HEAD_SIZE,
+    HEADS,
+    INNER,
+    KV_HEADS,
+    MASK_ID,
+    QKV,
+    VOCAB,
+    WIDTH,
+    graph_us,
+    make_committed,
+    make_rows,
+    random,
+)
 
 
 def stage_runs(num_rows: int, width: int, prefix: int) -> dict[str, Callable[[int], object]]:
@@ -20,7 +34,7 @@ def stage_runs(num_rows: int, width: int, prefix: int) -> dict[str, Callable[[in
     parts = Partials(torch.randn(4, num_tokens, WIDTH, device="cuda"), None, None, None)
     qkv, gate_up, inner = random(num_tokens, QKV), random(num_tokens, 2 * INNER), random(num_tokens, INNER)
     position = (torch.arange(num_tokens, device="cuda") % width + prefix).int()
-    committed = random(2, 1, prefix + 1024, KV_HEADS, HEAD_SIZE)
+    committed = make_committed(prefix)
     window, q = random(2, num_tokens, KV_HEADS, HEAD_SIZE), random(num_tokens, HEADS, HEAD_SIZE)
     rows, logits = make_rows(num_rows, width, prefix), random(num_tokens, VOCAB)
     attention = {

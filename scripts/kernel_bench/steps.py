@@ -26,6 +26,7 @@ from .inputs import (
     Weight,
     as_quantize,
     graph_us,
+    make_committed,
     make_rows,
     make_weight,
     random,
@@ -49,7 +50,7 @@ class Step:
         num_tokens = num_rows * width
         x = random(num_tokens, WIDTH)
         position = (torch.arange(num_tokens, device="cuda") % width + prefix).int()
-        committed = random(len(self.layers), 2, 1, prefix + 1024, KV_HEADS, HEAD_SIZE)
+        committed = make_committed(prefix, len(self.layers))
         window = random(len(self.layers), 2, num_tokens, KV_HEADS, HEAD_SIZE)
         rows = make_rows(num_rows, width, prefix)
 

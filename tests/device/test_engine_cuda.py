@@ -15,7 +15,7 @@ from common.batch import run_batch
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, InputConfig, OutputConfig, RunConfig
 from common.config.profile import GraphConfig
-from common.decoding import CommitSpan, Completion, GenerationRequest, Int, Predictions, Scheduler, StepPlan
+from common.decoding import CommitSpan, Completion, GenerationRequest, Int, Predictions, Room, Scheduler, StepPlan
 from common.errors import EngineError
 from common.generate import Generator, build_generator, decode_requests
 from common.metrics.scoring import score_math
@@ -45,15 +45,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def build(model: Path, *, is_captured: bool, num_slots: int = 1, **settings: Any) -> CudaEngine:
+def build(
+    model: Path, *, is_captured: bool, num_slots: int = 1, num_pages: int | None = None, **settings: Any
+) -> CudaEngine:
     profile = DeviceProfile(
         name="test", engine="lopa_cuda", device="cuda", max_model_len=1024,
         graph=GraphConfig(mode="cuda_graph" if is_captured else "eager"), **settings,
     )  # fmt: skip
     decode = DecodeConfig(num_lookahead=3, block_size=16, max_new_tokens=64)
-    return assemble(
-        profile, RunConfig(model=str(model), load_format="dummy", max_num_requests=num_slots, decode=decode)
-    )
+    run = RunConfig(model=str(model), load_format="dummy", max_num_requests=num_slots, decode=decode)
+    return assemble(profile, run, num_pages=num_pages)
 
 
 def decode(engine: CudaEngine, **settings: Any) -> dict[str, tuple[int, ...]]:
@@ -111,6 +112,21 @@ def test_requests_together_decode_what_they_do_alone_up_to_rounding(model: Path)
     assert np.mean(agreeing) > 0.5, "batch shapes may move a rounding, never whole answers"
 
 
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_a_short_pool_decodes_the_tokens_of_a_whole_one(model: Path, num_slots: int) -> None:
+    """Of one slot the steps are the same; of three, requests that wait for pages share other passes."""
+    whole = decode(build(model, is_captured=True, num_slots=num_slots), num_lookahead=2)
+    engine = build(model, is_captured=True, num_slots=num_slots, num_pages=5)
+    short = decode(engine, num_lookahead=2)
+    agreeing = [np.mean(np.array(short[name]) == np.array(whole[name])) for name in whole]
+    assert agreeing == [1.0] * len(PROMPTS) if num_slots == 1 else np.mean(agreeing) > 0.5
+    assert (
+        engine.describe()["kv_pages"]["most_in_use"]
+        <= 5
+        < engine.capacity.num_reserved([Room(len(prompt), DecodeConfig(max_new_tokens=64)) for prompt in PROMPTS])
+    )
+
+
 @pytest.mark.parametrize("quantization", ["w8a8", "fp8"])
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
 def test_eight_bit_models_run(model: Path, quantization: str, kernels: str) -> None:
@@ -165,6 +181,8 @@ def predict(model: Path, engine: CudaEngine, num_rows: int, num_cached: int) -> 
     config = load_model_config(model)
     if num_cached:
         prompt = synthetic_plan(config, num_rows=1, width=num_cached, num_cached=0, read_share=0.1)
+        prompt = prompt._replace(commits=(CommitSpan(0, 0, 0, num_cached),))
         engine.forward(prompt)
-        engine.commit(prompt._replace(commits=(CommitSpan(0, 0, 0, num_cached),)), np.zeros(1, dtype=np.int64))
+        engine.commit(prompt, np.zeros(1, dtype=np.int64))
+    # At its first step too, of a slot that keeps what it has cached.
     return engine.forward(synthetic_plan(config, num_rows=num_rows, width=40, num_cached=num_cached, read_share=1.0))

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from common.decoding import Sampling
 from common.model import add_rms_norm, merge_statistics, rotary_table, rotate, shard_statistics, swiglu
+from common.paging import pages_for
 from lopa_cuda.ops.plain import visible_keys
-from lopa_cuda.steps import RECORD, Run, Tiling, write_tiles
+from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Tiling, write_tiles
 from quant import fp8, w8a8
 
 pytestmark = pytest.mark.cuda
@@ -126,17 +127,23 @@ def tiles_of(runs: list[Run], group: int, num_tokens: int) -> Tensor:
     return torch.from_numpy(tiles).cuda()
 
 
-def plain_attention(query: Tensor, committed: Tensor, window: Tensor, horizon: Tensor, runs: list[Run]) -> Tensor:
+def shuffled_table(num_slots: int, num_pages: int) -> Tensor:
+    """Of slots with as many pages each, which lie in no order."""
+    return torch.randperm(num_slots * num_pages, device="cuda").view(num_slots, num_pages).int()
+
+
+def plain_attention(
+    query: Tensor, committed: Tensor, table: Tensor, window: Tensor, horizon: Tensor, runs: list[Run]
+) -> Tensor:
     """float64, row by row; 0 for a query that sees nothing."""
     attended = []
     for first, run in zip(firsts(runs), runs, strict=True):
         own = slice(first, first + run.num_entries)
         visible = visible_keys(horizon[None, own].long(), run)[0]
         group = query.shape[1] // window.shape[-2]
-        key, value = (
-            torch.cat((committed[i, run.slot, : run.cached], window[i, own])).double().repeat_interleave(group, 1)
-            for i in (0, 1)
-        )
+        pages = table[run.slot, : pages_for(run.cached, PAGE_SIZE)]
+        cached = committed.index_select(1, pages).flatten(1, 2)[:, : run.cached]
+        key, value = (torch.cat((cached[i], window[i, own])).double().repeat_interleave(group, 1) for i in (0, 1))
         score = torch.einsum("wnh,xnh->nwx", query[own].double(), key.nan_to_num()) * query.shape[-1] ** -0.5
         weight = score.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
         attended.append(torch.einsum("nwx,xnh->wnh", weight, value.nan_to_num()).flatten(1))
@@ -166,7 +173,9 @@ def test_attention_sees_the_committed_keys_and_its_window(
     runs = [Run(1, *row) for row in rows]
     num_tokens = sum(run.num_entries for run in runs) + num_padding
     tiles = tiles_of(runs, num_heads // num_kv_heads, num_tokens)
-    committed, window = random(2, 5, 4096, num_kv_heads, size), random(2, num_tokens + 8, num_kv_heads, size)
+    table = shuffled_table(5, 4096 // PAGE_SIZE)
+    committed = random(2, table.numel(), PAGE_SIZE, num_kv_heads, size)
+    window = random(2, num_tokens + 8, num_kv_heads, size)
     runs += [Run(1, num_padding, 1, 0, 0, 0)] if num_padding else []
     horizon = torch.full((num_tokens,), 2**31 - 1, device="cuda", dtype=torch.int32)
     for first, run in zip(firsts(runs), runs, strict=True):
@@ -177,17 +186,19 @@ def test_attention_sees_the_committed_keys_and_its_window(
     window[:, num_tokens:] = torch.nan
     query = random(num_tokens, num_heads, size, seed=5)
     attended = kernels.window_attention(
-        query, committed, window, tiles_N8=tiles, horizon_T=horizon, num_splits=num_splits
+        query, committed, window, table_SP=table, tiles_N8=tiles, horizon_T=horizon, num_splits=num_splits
     )
-    assert relative_error(attended, plain_attention(query, committed, window, horizon, runs)) < BF16_TOLERANCE
+    expected = plain_attention(query, committed, table, window, horizon, runs)
+    assert relative_error(attended, expected) < BF16_TOLERANCE
 
 
 def test_attention_quantizes_its_output() -> None:
     rows = {
+        "table_SP": shuffled_table(1, 16),
         "tiles_N8": tiles_of([Run(1, 32, 32, 512, 512, 0)], 7, 32),
         "horizon_T": torch.full((32,), 544, device="cuda", dtype=torch.int32),
     }
-    query, committed, window = random(32, 28, 128), random(2, 1, 1024, 4, 128), random(2, 32, 4, 128)
+    query, committed, window = random(32, 28, 128), random(2, 16, PAGE_SIZE, 4, 128), random(2, 32, 4, 128)
     for num_splits in (1, 4):
         plain = kernels.window_attention(query, committed, window, **rows, num_splits=num_splits)
         quantized = kernels.window_attention(query, committed, window, **rows, num_splits=num_splits, quantize="int8")
@@ -341,7 +352,8 @@ def test_a_captured_layer_replays_for_other_lengths() -> None:
     """Lengths and positions are read on the device: one graph, two prefixes, each as if launched afresh."""
     num_heads, num_kv_heads, size = DREAM
     table = rotary_table(2048, size, 1e6, torch.device("cuda"))
-    committed, window = random(2, 1, 2048, num_kv_heads, size), random(2, 64, num_kv_heads, size)
+    pages = shuffled_table(1, 2048 // PAGE_SIZE)
+    committed, window = random(2, 32, PAGE_SIZE, num_kv_heads, size), random(2, 64, num_kv_heads, size)
     x, norm_weight = random(64, 3584), random(3584)
     qkv_weight = random(4608, 3584, scale=0.02)
     tiles = torch.zeros((12, RECORD), dtype=torch.int32, device="cuda")
@@ -351,7 +363,7 @@ def test_a_captured_layer_replays_for_other_lengths() -> None:
         normed, summed = kernels.add_rms_norm(x, None, norm_weight, 1e-6)
         qkv = kernels.linear_partials(normed, qkv_weight)
         query = kernels.rope_prewrite(qkv, position, table, window, num_heads=num_heads)
-        attended = kernels.window_attention(query, committed, window, tiles_N8=tiles, horizon_T=horizon)
+        attended = kernels.window_attention(query, committed, window, table_SP=pages, tiles_N8=tiles, horizon_T=horizon)
         return kernels.add_rms_norm(attended, summed, norm_weight, 1e-6)[0]
 
     def set_lengths(start: int, *lengths: int) -> None:

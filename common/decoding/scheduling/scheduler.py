@@ -1,8 +1,8 @@
-"""LoPA over blocks: plan a step, pick the winner, fill it, spawn its lookaheads. Host code on small numpy arrays.
+"""LoPA over blocks: plan a step, pick the winners, fill them, spawn their lookaheads. Host code on small numpy arrays.
 
-One step of one request: open and activate blocks per branch, plan the window (`planning`) -> [forward] -> score the
-branches (`confidence`) -> [commit the winner] -> fill it, spawn lookaheads from it (`filling`) -> end it (`ending`).
-Each request is decoded by its own settings (`rules`).
+Who is decoded, in which slot and by which settings (`rules`) is decided here. What a step does with the requests is
+written twice: one after another (`plain`), the specification and the faster way for few, and over all of them at once
+(`arrays`).
 Every rank of a replica runs this on the same gathered predictions, so all decide alike and no rank has to tell another.
 """
 
@@ -12,22 +12,18 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from common.config import DecodeConfig
 from common.decoding.engine import Room
 from common.decoding.plan import Int, Predictions, Sampling, StepPlan
 from common.decoding.request import Completion, GenerationRequest
-from common.decoding.scheduling.confidence import BRANCH_SCORES, Score
-from common.decoding.scheduling.ending import completion_of
-from common.decoding.scheduling.filling import adopt, fill, random_numbers, spawn
-from common.decoding.scheduling.layout import align, lay_out
-from common.decoding.scheduling.planning import plan_request
+from common.decoding.scheduling.arrays import RequestArrays
+from common.decoding.scheduling.plain import PlainRequests
 from common.decoding.scheduling.rules import Rules, StopFinder, no_stop_strings
-from common.decoding.scheduling.state import Aligned, DecodingRequest, RequestStep, StepRecord
+from common.decoding.scheduling.state import Admission, DecodingRequest, Requests, StepRecord
 
 # Of a whole pass, which requests share: what attends to what, and how a token comes out of the logits.
 SHARED_SETTINGS = ("window_attention", "sampling_strategy", "temperature", "top_p", "top_k", "mask_token_id")
+FEW_REQUESTS = 3  # that are decoded faster one after another than as arrays
 
 
 class Scheduler:
@@ -52,18 +48,21 @@ class Scheduler:
         self.decode = decode
         self.num_slots = num_slots
         self.sampling = Sampling.of(decode, mask_token_id)
-        self.active: list[DecodingRequest] = []
         self._eos_token_id = eos_token_id
         self._stop_finder = stop_finder
         self._rules: dict[DecodeConfig, Rules] = {decode: Rules.of(decode, eos_token_id, stop_finder)}
         self._seed = seed
         self._free_slots = list(range(num_slots))
         self._prompt_of_slot: list[tuple[int, ...]] = [()] * num_slots  # whose KV a slot still holds
-        self._observer = observer
         self._clock = clock
-        self._steps: list[RequestStep] = []
-        self._aligned: list[Aligned] = []
-        self._scores: list[Score] = []
+        mask = self.sampling.mask_token_id
+        is_few = num_slots <= FEW_REQUESTS
+        self._requests: Requests = PlainRequests(mask, observer) if is_few else RequestArrays(num_slots, mask, observer)
+
+    @property
+    def active(self) -> list[DecodingRequest]:
+        """Requests being decoded, in the order in which a step's rows hold them."""
+        return self._requests.active
 
     @property
     def has_free_slot(self) -> bool:
@@ -81,31 +80,14 @@ class Scheduler:
         if not request.prompt:
             raise ValueError(f"request {request.id}: the prompt is empty; give at least one token")
         rules = self._rules_of(request)
-        prompt_length = len(request.prompt)
-        capacity = prompt_length + rules.decode.max_new_tokens
-        token_S = np.full(capacity, self.sampling.mask_token_id, dtype=np.int64)
-        token_S[:prompt_length] = request.prompt
         slot, num_reused = self._take_slot(request.prompt, rules.decode)  # behind what can raise
-        self.active.append(
-            DecodingRequest(
-                request=request,
-                rules=rules,
-                slot=slot,
-                noise_key=noise_key(self._seed if request.seed is None else request.seed, request.id),
-                token_S=token_S,
-                is_masked_S=np.arange(capacity) >= prompt_length,
-                blocks=rules.strategy.initial_blocks(prompt_length, num_reused),
-                admitted_at=self._clock(),
-            )
-        )
+        key = noise_key(self._seed if request.seed is None else request.seed, request.id)
+        self._requests.add(Admission(request, rules, slot, key, num_reused, self._clock()))
 
     def drop(self, request_id: str) -> Completion | None:
         """End a request between two steps with what it has; None: it is not being decoded."""
-        decoding = next((decoding for decoding in self.active if decoding.request.id == request_id), None)
-        if decoding is None:
-            return None
-        self._remove(decoding)
-        return completion_of(decoding, self._clock(), "abort")
+        dropped = self._requests.drop(request_id, self._clock())
+        return None if dropped is None else self._freed(*dropped)
 
     def room_of(self, request: GenerationRequest) -> Room:
         return Room(len(request.prompt), self.decode_of(request))
@@ -123,33 +105,20 @@ class Scheduler:
         return None
 
     def plan_step(self) -> StepPlan:
-        """Open and activate blocks in every branch, then lay all branches of all requests out as rows."""
-        self._steps, first_row = [], 0
-        for decoding in self.active:
-            step = plan_request(decoding, first_row)
-            self._steps.append(step)
-            first_row = step.end_row
-        return lay_out(self._steps, self.sampling)
+        """Open blocks in every branch, then lay all branches of all requests out as rows."""
+        return self._requests.plan_step(self.sampling)
 
     def select_winners(self, predictions: Predictions) -> Int:
         """The winning row of every request: arg max of its branch scores; the anchor comes last, so it loses ties."""
-        self._aligned = align(self._steps, predictions)
-        self._scores = [self._score(step, aligned) for step, aligned in zip(self._steps, self._aligned, strict=True)]
-        winners = [step.first_row + int(score.argmax()) for step, score in zip(self._steps, self._scores, strict=True)]
-        return np.array(winners, dtype=np.int64)
+        return self._requests.select_winners(predictions)
 
     def advance(self, winner_row_of_request: Int) -> list[Completion]:
         """Turn every winner into the next anchor with its lookaheads; return what is finished and free its slot."""
-        now = self._clock()
-        finished = []
-        for index, step in enumerate(self._steps):
-            winner = int(winner_row_of_request[index]) - step.first_row
-            self._advance_request(step, self._aligned[index], self._scores[index], winner, now)
-            completion = completion_of(step.decoding, now)
-            if completion is not None:
-                finished.append(completion)
-                self._remove(step.decoding)
-        return finished
+        return [self._freed(*ended) for ended in self._requests.advance(winner_row_of_request, self._clock())]
+
+    def newly_final(self) -> list[tuple[str, tuple[int, ...]]]:
+        """By id, of requests that go on: tokens that can no longer change and were not told of by an earlier call."""
+        return self._requests.newly_final()
 
     def _rules_of(self, request: GenerationRequest) -> Rules:
         decode = self.decode_of(request)
@@ -160,9 +129,9 @@ class Scheduler:
             rules = self._rules[decode] = Rules.of(decode, self._eos_token_id, self._stop_finder)
         return rules
 
-    def _remove(self, decoding: DecodingRequest) -> None:
-        self.active.remove(decoding)
+    def _freed(self, decoding: DecodingRequest, completion: Completion) -> Completion:
         self._free_slots.append(decoding.slot)
+        return completion
 
     def _take_slot(self, prompt: tuple[int, ...], decode: DecodeConfig) -> tuple[int, int]:
         """A free slot, and how many positions of the prompt it holds already: whole blocks, never the whole prompt,
@@ -176,36 +145,6 @@ class Scheduler:
         self._prompt_of_slot[slot] = prompt
         return slot, num_reused
 
-    def _score(self, step: RequestStep, aligned: Aligned) -> Score:
-        decoding = step.decoding
-        decode, rng = decoding.rules.decode, random_numbers(decoding, stream=0)
-        score_B = BRANCH_SCORES[decode.branch_score](aligned.confidence_BW, step.is_masked_BW, decode, rng)
-        if decode.creation_weight == 0:
-            return score_B
-        created_B = np.array([branch.creation_confidence for branch in decoding.branches])
-        return decode.creation_weight * created_B + (1 - decode.creation_weight) * score_B
-
-    def _advance_request(self, step: RequestStep, aligned: Aligned, score_B: Score, winner: int, now: float) -> None:
-        decoding = step.decoding
-        is_anchor = decoding.branches[winner].position is None
-        adopt(decoding, decoding.branches[winner])
-        strategy = decoding.rules.strategy
-        fillable = strategy.fillable(decoding.blocks)
-        position_N, token_N = fill(step, aligned, winner, fillable)
-        if step.window.commit_length and decoding.rules.decode.shift_row == "stale":
-            column = step.window.next_start - step.window.start
-            decoding.carry_31 = aligned.values_3BW[:, winner, column : column + 1].copy()
-        decoding.is_refreshed = not strategy.settle(decoding.blocks)
-        decoding.branches = spawn(step, aligned, winner, fillable)
-        decoding.num_forwards += 1
-        decoding.num_lookahead_wins += not is_anchor
-        decoding.tokens_per_step.append(len(position_N) + (not is_anchor))
-        if decoding.num_forwards == 1:
-            decoding.first_step_s = now - decoding.admitted_at
-        if self._observer is not None:
-            filled = zip(position_N.tolist(), token_N.tolist(), strict=True)
-            self._observer(_record(step, score_B, is_anchor, dict(filled)))
-
 
 def noise_key(seed: int, request_id: str) -> int:
     """A signed 64-bit key of (seed, request): the same on every rank and in every run."""
@@ -217,20 +156,3 @@ def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     pairs = zip(first, second, strict=False)
     return next((count for count, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
-
-
-def _record(step: RequestStep, score_B: Score, is_anchor: bool, filled: dict[int, int]) -> StepRecord:
-    decoding = step.decoding
-    return StepRecord(
-        request_id=decoding.request.id,
-        commit_length=step.window.commit_length,
-        window_lengths=[end - step.window.start for end in step.ends],
-        branch_scores=score_B.tolist(),
-        winner_is_anchor=is_anchor,
-        filled=filled,
-        lookahead=[
-            (branch.position, branch.token, branch.creation_confidence)
-            for branch in decoding.branches
-            if branch.position is not None
-        ],
-    )

@@ -31,7 +31,7 @@ from common.decoding import (
     StepRecord,
     decode_requests,
 )
-from common.decoding.scheduling.layout import align
+from common.decoding.scheduling.plain.layout import align
 from common.platforms import build_engine
 
 ISA = "ONEDNN_MAX_CPU_ISA"
@@ -115,7 +115,7 @@ class Decisions:
 
     def commit(self, plan: StepPlan, winners: Int) -> None:
         self.token_of = {}
-        steps = self.scheduler._steps
+        steps = self.scheduler._requests._steps  # of one request: decoded by `plain`
         for step, aligned, winner in zip(steps, align(steps, self.found), winners.tolist(), strict=True):
             token_W = aligned.values_3BW[0, winner - step.first_row].astype(int)
             self.token_of[step.decoding.request.id] = dict(enumerate(token_W.tolist(), step.window.start))

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common.paging import PagePool
 from graphs.runner import Replay
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
-from lopa_ascend.kv import PageBook, PagePool
+from lopa_ascend.kv import PageBook
 from lopa_ascend.passes import Graphs, Shapes
 from lopa_ascend.passes.step import FlatStep, filler, pad
 from tests.engine.lopa_ascend.test_ascend_engine import PROMPTS, causal, decode_all, profile, run_of

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from common.config import DecodeConfig
 from common.decoding import GenerationRequest, Int, Predictions, Room, RowField, Scheduler, StepPlan
 from common.errors import EngineError
-from lopa_ascend.kv import PAGE_SIZE, PageBook, PagedCapacity, PagePool, most_pages
+from common.paging import PagePool
+from lopa_ascend.kv import PAGE_SIZE, BranchCapacity, PageBook, most_pages
 from lopa_ascend.passes import Reads, lay_out, rows_by_rank
 from lopa_ascend.passes.step import FlatStep
 
@@ -140,7 +141,7 @@ def cases(draw: st.DrawFn) -> tuple[DecodeConfig, list[int], int, int]:
 def test_every_row_reads_what_was_committed_and_no_page_leaks(case: tuple[DecodeConfig, list[int], int, int]) -> None:
     decode, prompt_lengths, num_ranks, seed = case
     num_slots = 3
-    pools = (PagedCapacity(num_slots, 999, count, num_ranks) for count in range(1, 999))
+    pools = (BranchCapacity(num_slots, 999, count, num_ranks) for count in range(1, 999))
     capacity = next(pool for pool in pools if all(pool.can_hold([Room(length, decode)]) for length in prompt_lengths))
     model = RandomModel(num_ranks, capacity.num_pages, seed)
     scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=num_slots)
@@ -190,24 +191,6 @@ def test_a_commit_renames_pages_and_only_rows_that_join_are_given_a_copy() -> No
     assert copies[1] == 3, "the first step had one row, the second has four"
 
 
-def test_an_empty_pool_names_the_way_out() -> None:
-    pool = PagePool(2)
-    pool.take(), pool.take()
-    with pytest.raises(EngineError, match=r"all 2 KV pages are in use: admit requests by Capacity\.can_hold"):
-        pool.take()
-
-
-def test_a_page_given_back_twice_is_a_defect() -> None:
-    pool = PagePool(2)
-    with pytest.raises(AssertionError, match="page 0 was given back twice"):
-        pool.give_back([0])
-    page = pool.take()
-    pool.take()
-    pool.give_back([page])
-    with pytest.raises(AssertionError, match=f"page {page} was given back twice"):
-        pool.give_back([page])
-
-
 def test_a_pool_that_runs_dry_in_the_middle_of_a_step_loses_no_page() -> None:
     decode = DecodeConfig(num_lookahead=0, block_size=32, max_new_tokens=32, window_attention="block_causal")
     scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=3)
@@ -237,6 +220,6 @@ def test_what_a_request_needs_at_most(num_ranks: int, needed: int) -> None:
     """1000 prompt tokens fill 7 pages; the rest of 1256 positions takes 3 more for each row of a rank."""
     decode = DecodeConfig(num_lookahead=7, max_new_tokens=256, window_attention="block_causal")
     assert most_pages(1000, decode, num_ranks) == needed
-    capacity = PagedCapacity(4, 4096, 2 * needed + 1, num_ranks)
+    capacity = BranchCapacity(4, 4096, 2 * needed + 1, num_ranks)
     assert capacity.can_hold([Room(1000, decode)] * 2)
     assert not capacity.can_hold([Room(1000, decode)] * 3)

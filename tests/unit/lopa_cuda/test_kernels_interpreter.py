@@ -19,8 +19,9 @@ from torch import Tensor
 
 from common.decoding import Sampling
 from common.model import add_rms_norm, merge_statistics, rotary_table, rotate, shard_statistics, swiglu
+from common.paging import pages_for
 from lopa_cuda.ops.plain import visible_keys
-from lopa_cuda.steps import RECORD, Run, Tiling, write_tiles
+from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Tiling, write_tiles
 from quant import fp8, w8a8
 from quant.w8a8 import QuantizedActivation
 
@@ -114,30 +115,46 @@ def test_attention_of_ragged_rows(rows: list[tuple[int, ...]], num_splits: int) 
     write_tiles(tiles, tiling, spans, num_tokens)
     runs.append(Run(1, 3, 1, 0, 0, 0))
     reach = torch.cat([torch.randint(0, run.num_entries + 2, (run.num_entries,)) + run.start for run in runs])
-    query = random(num_tokens, NUM_HEADS, HEAD_SIZE)
-    committed, window = random(2, 4, 200, *kv), random(2, num_tokens + 5, *kv)
+    query, window = random(num_tokens, NUM_HEADS, HEAD_SIZE), random(2, num_tokens + 5, *kv)
     window[:, num_tokens:] = torch.nan
+    committed, table = shuffled_pages(rows)
     attended = kernels.window_attention(
-        query, committed, window, tiles_N8=torch.from_numpy(tiles), horizon_T=reach.int(), num_splits=num_splits
-    )
+        query, committed, window,
+        table_SP=table, tiles_N8=torch.from_numpy(tiles), horizon_T=reach.int(), num_splits=num_splits,
+    )  # fmt: skip
     for first, run in zip(firsts(runs), runs, strict=True):
         own = slice(first, first + run.num_entries)
-        expected = plain_attention(query[own], committed, window[:, own], reach[own], run)
+        cached = gathered(committed, table, run)
+        expected = plain_attention(query[own], cached, window[:, own], reach[own], run)
         # Of a row that sees nothing the expected values are 0, and so is every value.
         assert relative_error(attended[own], expected) < TOLERANCE or torch.equal(attended[own].float(), expected)
+
+
+def shuffled_pages(rows: list[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+    """Pages of four slots in no order, and their table; what no row has cached is no number."""
+    table = torch.randperm(20)[:16].reshape(4, 4).int()
+    committed = torch.full((2, 20, PAGE_SIZE, NUM_KV_HEADS, HEAD_SIZE), torch.nan).bfloat16()
+    for *_, cached, slot in rows:
+        for index, page in enumerate(table[slot].tolist()):
+            count = max(0, min(PAGE_SIZE, cached - index * PAGE_SIZE))
+            committed[:, page, :count] = random(2, count, NUM_KV_HEADS, HEAD_SIZE)
+    return committed, table
+
+
+def gathered(committed: Tensor, table: Tensor, run: Run) -> Tensor:
+    """[2, C, K, H], as TorchOps gathers them."""
+    pages = table[run.slot, : pages_for(run.cached, PAGE_SIZE)]
+    return committed.index_select(1, pages).flatten(1, 2)[:, : run.cached]
 
 
 def firsts(runs: list[Run]) -> list[int]:
     return [0, *itertools.accumulate(run.num_entries for run in runs)][: len(runs)]
 
 
-def plain_attention(query: Tensor, committed: Tensor, window: Tensor, horizon: Tensor, run: Run) -> Tensor:
+def plain_attention(query: Tensor, cached: Tensor, window: Tensor, horizon: Tensor, run: Run) -> Tensor:
     """Of one row."""
     group = NUM_HEADS // NUM_KV_HEADS
-    key, value = (
-        torch.cat((committed[part, run.slot, : run.cached], window[part])).float().repeat_interleave(group, 1)
-        for part in (0, 1)
-    )
+    key, value = (torch.cat((cached[part], window[part])).float().repeat_interleave(group, 1) for part in (0, 1))
     score = torch.einsum("wnh,xnh->nwx", query.float() * HEAD_SIZE**-0.5, key)
     weight = score.masked_fill(~visible_keys(horizon[None], run)[0], -torch.inf).softmax(-1).nan_to_num()
     return torch.einsum("nwx,xnh->wnh", weight, value).reshape(len(query), -1)

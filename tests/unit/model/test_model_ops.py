@@ -8,7 +8,7 @@ from torch import Tensor
 from common.checkpoint import load_model_config
 from common.model import attention, rotary_table, swiglu
 from lopa_cuda.ops.plain import rotary_of
-from lopa_cuda.steps import StaticKVCache
+from lopa_cuda.steps import CacheSizes, PagedKVCache
 from tests.conftest import GOLDEN
 
 SCALE = 64**-0.5
@@ -63,8 +63,5 @@ def test_the_rotary_table_holds_what_the_models_dtype_can() -> None:
     config = load_model_config(GOLDEN / "model_a")
     exact = rotary_table(64, config.head_size, config.rope_theta, torch.device("cpu"))
     for dtype in (torch.float32, torch.bfloat16):
-        cache = StaticKVCache(
-            num_layers=1, num_slots=1, max_model_len=64, num_kv_heads=1, head_size=config.head_size, dtype=dtype,
-            device=torch.device("cpu"),
-        )  # fmt: skip
+        cache = PagedKVCache(CacheSizes(1, 1, 64, 1, config.head_size, dtype), 1, torch.device("cpu"))
         assert torch.equal(rotary_of(config, cache), exact.to(dtype).float())

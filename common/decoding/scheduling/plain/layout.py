@@ -20,7 +20,7 @@ from common.decoding.plan import (
     Sampling,
     StepPlan,
 )
-from common.decoding.scheduling.state import Aligned, RequestStep
+from common.decoding.scheduling.plain.state import Aligned, RequestStep
 
 
 def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.decoding.scheduling.layout import shift_entries
-from common.decoding.scheduling.state import DecodingRequest, RequestStep
+from common.decoding.scheduling.plain.layout import shift_entries
+from common.decoding.scheduling.plain.state import PlainRequest, RequestStep
 
 
-def plan_request(decoding: DecodingRequest, first_row: int) -> RequestStep:
+def plan_request(decoding: PlainRequest, first_row: int) -> RequestStep:
     """A request's rows, from first_row of the step on."""
     _open_and_activate(decoding)
     rules = decoding.rules
-    window = rules.strategy.window(decoding.blocks, decoding.is_refreshed)
+    window = decoding.strategy.window(decoding.blocks, decoding.is_refreshed)
     ends = [window.end] * len(decoding.branches)
     if any(branch.opens_block for branch in decoding.branches):
-        own_end, window = window.end, window.until(rules.strategy.new_block(decoding.blocks).end)
+        own_end, window = window.end, window.until(decoding.strategy.new_block(decoding.blocks).end)
         ends = [window.end if branch.opens_block else own_end for branch in decoding.branches]
     start = window.start
     is_masked_BW = np.empty((len(ends), window.end - start), dtype=np.bool_)
@@ -30,7 +30,7 @@ def plan_request(decoding: DecodingRequest, first_row: int) -> RequestStep:
     return RequestStep(decoding, first_row, first_row + len(ends), window, ends, is_masked_BW, shift_column_of)
 
 
-def _open_and_activate(decoding: DecodingRequest) -> None:
+def _open_and_activate(decoding: PlainRequest) -> None:
     """Each branch by its own filled shares, its lookahead token included."""
     rules, blocks = decoding.rules, decoding.blocks
     threshold = rules.decode.decoded_token_threshold
@@ -43,7 +43,7 @@ def _open_and_activate(decoding: DecodingRequest) -> None:
             block, own = blocks[index], shares.copy()
             own[index] = 1.0 - (block.num_masked - 1) / (block.end - block.start)
             has_eos = has_eos or branch.token == rules.eos_token_id
-        branch.opens_block = not has_eos and rules.strategy.opens_block(blocks, own[-1])
+        branch.opens_block = not has_eos and decoding.strategy.opens_block(blocks, own[-1])
         branch.activated = tuple([index for index in waiting if own[index - 1] >= threshold])
         if branch.opens_block and own[-1] >= threshold:
             branch.activated += (len(blocks),)

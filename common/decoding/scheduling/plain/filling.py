@@ -6,18 +6,18 @@ from __future__ import annotations
 import numpy as np
 
 from common.decoding.plan import Int
-from common.decoding.scheduling.blocks import Block
-from common.decoding.scheduling.confidence import spawn_order
-from common.decoding.scheduling.state import Aligned, Branch, DecodingRequest, RequestStep
+from common.decoding.scheduling.confidence import random_numbers, spawn_order
+from common.decoding.scheduling.plain.blocks import Block
+from common.decoding.scheduling.plain.state import Aligned, Branch, PlainRequest, RequestStep
 
 _NO_RANDOMNESS = np.random.default_rng(0)
 _NOTHING = np.empty(0, dtype=np.int64)
 
 
-def adopt(decoding: DecodingRequest, branch: Branch) -> None:
+def adopt(decoding: PlainRequest, branch: Branch) -> None:
     """The winner becomes the anchor: the block it opened, its activations and its token."""
     if branch.opens_block:
-        decoding.blocks.append(decoding.rules.strategy.new_block(decoding.blocks))
+        decoding.blocks.append(decoding.strategy.new_block(decoding.blocks))
     for index in branch.activated:
         decoding.blocks[index].is_fully_activated = True
     if branch.position is not None:
@@ -68,7 +68,7 @@ def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block
     # What lies between the first and the last of these blocks is full.
     candidate_C = decoding.is_masked_S[masked[0].start : masked[-1].end].nonzero()[0] + offset
     confidence_C = aligned.confidence_BW[winner].take(candidate_C)
-    rng = random_numbers(decoding, stream=1)
+    rng = random_of(decoding, stream=1)
     order_K = spawn_order(decode.spawn_rule, confidence_C, decode.num_lookahead, rng)
     chosen_K = candidate_C[order_K]
     columns = (
@@ -79,9 +79,8 @@ def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block
     return [Branch(*column) for column in zip(*columns, strict=True)] + [Branch()]
 
 
-def random_numbers(decoding: DecodingRequest, stream: int) -> np.random.Generator:
-    """For the controls among branch scores and spawn rules; a function of request, step and stream alone."""
-    decode = decoding.rules.decode
-    if "random" not in (decode.branch_score, decode.spawn_rule):
+def random_of(decoding: PlainRequest, stream: int) -> np.random.Generator:
+    kind = decoding.rules.kind
+    if "random" not in (kind.branch_score, kind.spawn_rule):
         return _NO_RANDOMNESS
-    return np.random.default_rng((decoding.noise_key % 2**63, decoding.num_forwards, stream))
+    return random_numbers(decoding.noise_key, decoding.num_forwards, stream)

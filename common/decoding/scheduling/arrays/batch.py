@@ -1,0 +1,179 @@
+"""Requests of one kind as arrays, so that a step costs a few operations over all of them instead of many for each.
+
+Shapes: N requests, in order of admission; M blocks (block 0 is the prompt); B branches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from common.decoding.plan import Bool, Float, Int, Score
+from common.decoding.scheduling.arrays.tokens import TableRequest, TokenTable
+from common.decoding.scheduling.rules import Kind, Rules
+
+NO_POSITION = -1  # of a branch that is the anchor
+NO_TOKEN = -1
+_NO_EOS = -2  # no branch's token, the anchor's neither
+
+# What rows take from their request: the first of them as StepPlan.row_fields_8R has them, from RowField.START on.
+OF_ROWS = (
+    "start_N", "cached_N", "slot_N", "noise_key_N", "num_forwards_N", "end_N", "offset_N", "last_start_N", "slack_N",
+    "eos_N",
+)  # fmt: skip
+_INTEGERS = (
+    *OF_ROWS, "prompt_N", "origin_N", "next_N", "commit_N", "num_blocks_N", "first_open_N", "num_masked_N",
+    "num_branches_N", "num_wins_N", "num_given_N", "max_blocks_N", "num_lookahead_N", "max_steps_N", "add_limit_N",
+    "activation_limit_N",
+)  # fmt: skip
+_SWITCHES = ("is_refreshed_N", "has_eos_N", "may_end_N")
+_BY_BLOCK = ("num_masked_NM", "is_activated_NM")
+
+
+class RequestBatch:
+    """What is known of each request between two steps, and the window of the step under way.
+
+    The window: positions [start, end) beside cached keys up to `cached`; the first `commit` of them become final. next:
+    where the following window begins, whose first position is predicted from this one, and where filling begins.
+    num_blocks: opened so far; max_blocks: 0 once an end token is there. first_open: the first block that holds masks.
+    last_start: where the last block begins. slack: how many more masks than it has the last block may hold for a branch
+        to open another one; below -1 if there is none to open.
+    offset: of position 0 in the token table. origin: where block 0 would begin if it were as long as the others.
+    is_refreshed: `fast_dllm`: the cache around the current block is up to date.
+    num_given: generated tokens that the caller has been told of. may_end: what has been filled may hold an end token or
+        a stop string.
+    add_limit, activation_limit: masks of a block up to which tau_add and tau_act are reached.
+    num_masked_NM: masks left in each block; all of it while it has not been opened. num_masked: of the open ones.
+    is_activated_NM: the block has to fill at least one position a step.
+    branch_2NB, confidence_NB: each branch's position and token beside the anchor's; lookaheads in order of descending
+        confidence, then the anchor; anything behind num_branches.
+    carry_3N: token, probability and confidence predicted for the first position behind the cache, kept from the step
+        that committed the position before it.
+    """
+
+    start_N: Int
+    cached_N: Int
+    slot_N: Int
+    noise_key_N: Int
+    num_forwards_N: Int
+    end_N: Int
+    offset_N: Int
+    last_start_N: Int
+    slack_N: Int
+    eos_N: Int
+    prompt_N: Int
+    origin_N: Int
+    next_N: Int
+    commit_N: Int
+    num_blocks_N: Int
+    first_open_N: Int
+    num_masked_N: Int
+    num_branches_N: Int
+    num_wins_N: Int
+    num_given_N: Int
+    max_blocks_N: Int
+    num_lookahead_N: Int
+    max_steps_N: Int
+    add_limit_N: Int
+    activation_limit_N: Int
+    is_refreshed_N: Bool
+    has_eos_N: Bool
+    may_end_N: Bool
+
+    def __init__(self, kind: Kind, tokens: TokenTable) -> None:
+        self.kind = kind
+        self.tokens = tokens
+        self.requests: list[TableRequest] = []
+        self.integers_FN = np.zeros((len(_INTEGERS), 0), dtype=np.int64)
+        self.of_rows_FN = self.integers_FN
+        self._switches_FN = np.zeros((len(_SWITCHES), 0), dtype=np.bool_)
+        self.skip_threshold_N: Float = np.zeros(0, dtype=np.float32)
+        self.creation_weight_N: Score = np.zeros(0)
+        self.num_masked_NM: Int = np.zeros((0, 0), dtype=np.int64)
+        self.is_activated_NM: Bool = np.zeros((0, 0), dtype=np.bool_)
+        self.branch_2NB: Int = np.zeros((2, 0, 0), dtype=np.int64)
+        self.confidence_NB: Float = np.zeros((0, 0), dtype=np.float32)
+        self.carry_3N: Float = np.zeros((3, 0), dtype=np.float32)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def key_of(self, place: int) -> tuple[int, int]:
+        """What a request's random numbers are keyed by: itself and its step."""
+        return int(self.noise_key_N[place]), int(self.num_forwards_N[place])
+
+    def append(self, decoding: TableRequest) -> None:
+        """A request that is about to begin."""
+        place, rules, size = len(self.requests), decoding.rules, self.kind.block_size
+        state = _initial_state(rules, decoding.prompt_length, decoding.num_reused)
+        state |= {
+            "slot_N": decoding.slot, "noise_key_N": decoding.noise_key, "offset_N": decoding.slot * self.tokens.stride,
+        }  # fmt: skip
+        integers = np.array([state.get(name, 0) for name in _INTEGERS], dtype=np.int64)
+        switches = np.array((False, False, rules.find_stop is not None))
+        self.integers_FN = np.column_stack((self.integers_FN, integers))
+        self._switches_FN = np.column_stack((self._switches_FN, switches))
+        self.skip_threshold_N = np.append(self.skip_threshold_N, np.float32(rules.decode.skip_threshold))
+        self.creation_weight_N = np.append(self.creation_weight_N, rules.decode.creation_weight)
+        self.carry_3N = np.column_stack((self.carry_3N, np.array((-1, 0, 0), dtype=np.float32)))
+        num_blocks = max(rules.max_blocks + 2, self.num_masked_NM.shape[1])
+        num_branches = max(rules.decode.num_lookahead + 1, self.confidence_NB.shape[1])
+        self.num_masked_NM = _grown(self.num_masked_NM, (place + 1, num_blocks), fill=size)
+        self.num_masked_NM[place, 0] = 0
+        self.is_activated_NM = _grown(self.is_activated_NM, (place + 1, num_blocks), fill=False)
+        self.is_activated_NM[place, : state["num_blocks_N"]] = True
+        self.branch_2NB = _grown(self.branch_2NB, (2, place + 1, num_branches), fill=NO_TOKEN)
+        self.confidence_NB = _grown(self.confidence_NB, (place + 1, num_branches), fill=1)
+        self.requests.append(decoding)
+        self._name()
+
+    def keep(self, place_N: Int) -> None:
+        """Keep the requests at these places, in this order, and forget the others."""
+        for name in ("integers_FN", "_switches_FN", "carry_3N"):
+            setattr(self, name, getattr(self, name)[:, place_N])
+        for name in (*_BY_BLOCK, "confidence_NB", "skip_threshold_N", "creation_weight_N"):
+            setattr(self, name, getattr(self, name)[place_N])
+        self.branch_2NB = self.branch_2NB[:, place_N]
+        self.requests = [self.requests[place] for place in place_N.tolist()]
+        self._name()
+
+    def _name(self) -> None:
+        self.of_rows_FN = self.integers_FN[: len(OF_ROWS)]
+        self.__dict__.update(zip(_INTEGERS, self.integers_FN, strict=True))
+        self.__dict__.update(zip(_SWITCHES, self._switches_FN, strict=True))
+
+
+def _initial_state(rules: Rules, prompt: int, begin: int) -> dict[str, int]:
+    """D2F begins with the prompt, which its first step commits; the others know all of their blocks."""
+    decode, kind = rules.decode, rules.kind
+    is_pipelined = kind.strategy == "d2f"
+    num_canvas_blocks = 0 if is_pipelined else rules.max_blocks
+    return {
+        "start_N": begin,
+        "prompt_N": prompt,
+        "origin_N": prompt - kind.block_size,
+        "num_blocks_N": 1 + num_canvas_blocks,
+        "first_open_N": 1,
+        "num_masked_N": num_canvas_blocks * kind.block_size,
+        "num_branches_N": 1,
+        "max_blocks_N": rules.max_blocks if is_pipelined else 0,
+        "num_lookahead_N": decode.num_lookahead,
+        "max_steps_N": rules.max_steps,
+        "eos_N": _NO_EOS if rules.eos_token_id is None else rules.eos_token_id,
+        "add_limit_N": most_masked(decode.block_add_threshold, kind.block_size),
+        "activation_limit_N": most_masked(decode.decoded_token_threshold, kind.block_size),
+    }
+
+
+def most_masked(filled_share: float, block_size: int) -> int:
+    """The most masks of a block of which this share is filled."""
+    counts = range(block_size, -1, -1)
+    return next((count for count in counts if 1.0 - count / block_size >= filled_share), 0)
+
+
+def _grown(values: Any, shape: tuple[int, ...], fill: Any) -> Any:
+    """The same values, and others behind them."""
+    grown = np.full(shape, fill, dtype=values.dtype)
+    grown[tuple(slice(0, length) for length in values.shape)] = values
+    return grown

@@ -1,0 +1,95 @@
+"""From the rows of all batches to the arrays of one forward pass (StepPlan).
+
+Shapes: R rows, T tokens (all entries of all rows), X shift entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+import numpy as np
+
+from common.decoding.plan import Bool, CommitSpan, Int, RowField, Sampling, StepPlan
+from common.decoding.scheduling.arrays.rows import Rows, spread
+
+_NUM_FIELDS = len(RowField)
+
+
+def lay_out(parts: list[Rows], sampling: Sampling) -> tuple[StepPlan, list[Bool]]:
+    """Rows of every part behind one another; and of each part which entries predict a masked position of their row."""
+    ends = list(accumulate(rows.num_entries for rows in parts))
+    entries_3T = np.empty((3, ends[-1]), dtype=np.int64)
+    is_read_T = np.empty(ends[-1], dtype=np.bool_)
+    scored, fields, requests = [], [], []
+    commits: list[CommitSpan] = []
+    first, num_requests = 0, 0
+    for rows, end in zip(parts, ends, strict=True):
+        own = slice(first, end)
+        scored.append(_write_entries(rows, entries_3T[:, own], is_read_T[own]))
+        fields_8R = rows.fields_FR[:_NUM_FIELDS]
+        if first:
+            fields_8R = fields_8R.copy()
+            fields_8R[RowField.FIRST] += first
+        fields.append(fields_8R)
+        requests.append(rows.request_R + num_requests if num_requests else rows.request_R)
+        commits += _commits(rows, num_requests)
+        first, num_requests = end, num_requests + len(rows.batch)
+    fields_8R = fields[0] if len(parts) == 1 else np.concatenate(fields, axis=1)
+    request_R = requests[0] if len(parts) == 1 else np.concatenate(requests)
+    # The same for all: SHARED_SETTINGS of the scheduler.
+    commits_locally = parts[0].batch.kind.window_attention == "block_causal"
+    return StepPlan(entries_3T, is_read_T, fields_8R, request_R, tuple(commits), sampling, commits_locally), scored
+
+
+def _commits(rows: Rows, first_request: int) -> Iterator[CommitSpan]:
+    batch = rows.batch
+    place_N = batch.commit_N.nonzero()[0]
+    spans = batch.slot_N[place_N].tolist(), batch.start_N[place_N].tolist(), batch.commit_N[place_N].tolist()
+    return map(CommitSpan, (place_N + first_request).tolist(), *spans)
+
+
+def _write_entries(rows: Rows, entries_3T: Int, is_read_T: Bool) -> Bool:
+    """Fill this part of the plan; which of its entries predict a masked position of their row."""
+    batch = rows.batch
+    row_T = spread(rows.num_entries_R).owner_X
+    of_row_3R = np.empty((3, len(rows.request_R)), dtype=np.int64)
+    np.subtract(rows.start_R, rows.first_R, out=of_row_3R[1])
+    np.add(of_row_3R[1], rows.offset_R, out=of_row_3R[0])
+    of_row_3R[2] = rows.end_R
+    of_row_3R.take(row_T, axis=1, out=entries_3T, mode="clip")
+    token_T, position_T, horizon_T = entries_3T
+    entries_3T[:2] += np.arange(len(row_T))
+    # Each predicts the position behind its own.
+    is_scored_T: Bool = batch.tokens.is_masked_S[1:].take(token_T, mode="clip")
+    batch.tokens.token_S.take(token_T, out=token_T, mode="clip")
+    is_scored_T[rows.first_R + rows.num_keys_R - 1] = False  # nothing of the row lies behind its last key
+    if batch.kind.window_attention == "block_causal":
+        size, prompt_T = batch.kind.block_size, batch.prompt_N[rows.request_R][row_T]
+        horizon_T[:] = prompt_T + np.maximum((position_T - prompt_T) // size + 1, 0) * size  # the prompt is one block
+    own_R = (rows.position_R >= 0).nonzero()[0]
+    own_entry_R = rows.entry_of(own_R, rows.position_R[own_R])
+    token_T[own_entry_R] = rows.token_R[own_R]
+    is_scored_T[own_entry_R - 1] = False  # of a window's first position: the end of the row before
+    if rows.shifts is not None:
+        _write_shift_entries(rows, entries_3T, is_scored_T)
+    is_read_T[:] = is_scored_T
+    if batch.kind.shift_row == "stale":  # what the next step carries
+        carried_R = batch.commit_N[rows.request_R].nonzero()[0]
+        if carried_R.size:
+            is_read_T[rows.entry_of(carried_R, batch.next_N[rows.request_R[carried_R]]) - 1] = True
+    return is_scored_T
+
+
+def _write_shift_entries(rows: Rows, entries_3T: Int, is_scored_T: Bool) -> None:
+    assert rows.shifts is not None
+    row_X, start_X, entry_X = rows.shifts
+    batch, before_X = rows.batch, start_X - 1
+    token_X = batch.tokens.token_S[rows.offset_R[row_X] + before_X]
+    token_X = np.where(rows.position_R[row_X] == before_X, rows.token_R[row_X], token_X)
+    end_X = rows.end_R[row_X]
+    horizon_X = end_X if batch.kind.window_attention == "full" else start_X + batch.kind.block_size
+    entries_3T[:, entry_X] = token_X, before_X, horizon_X
+    is_scored_T[entry_X] = (start_X < end_X) & (rows.position_R[row_X] != start_X)
+    is_inside_X = (before_X >= rows.start_R[row_X]) & (before_X < end_X)
+    is_scored_T[rows.entry_of(row_X, before_X)[is_inside_X]] = False

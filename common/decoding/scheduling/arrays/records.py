@@ -1,0 +1,40 @@
+"""A step as records, one a request, for traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from common.decoding.plan import Bool, Score
+from common.decoding.scheduling.arrays.filling import OpenBlocks
+from common.decoding.scheduling.arrays.rows import Rows
+from common.decoding.scheduling.state import StepRecord
+
+
+def records_of(
+    rows: Rows, score_R: Score, is_lookahead_N: Bool, blocks: OpenBlocks, is_chosen_QW: Bool
+) -> Iterator[StepRecord]:
+    """Of a step whose lookaheads have been spawned. Window lengths and scores are the step's, lookaheads the next's."""
+    batch = rows.batch
+    bounds = [*rows.first_row_N.tolist(), len(rows.request_R)]
+    for place, decoding in enumerate(batch.requests):
+        own, blocks_of_own = slice(*bounds[place : place + 2]), blocks.spread.owner_X == place
+        is_chosen_QW_own = is_chosen_QW[blocks_of_own]
+        position_S = blocks.place_QW[blocks_of_own][is_chosen_QW_own] - decoding.slot * batch.tokens.stride
+        token_S = blocks.values_3QW[0, blocks_of_own][is_chosen_QW_own]
+        spawned = slice(0, int(batch.num_branches_N[place]) - 1)
+        yield StepRecord(
+            request_id=decoding.request.id,
+            commit_length=int(batch.commit_N[place]),
+            window_lengths=rows.num_keys_R[own].tolist(),
+            branch_scores=score_R[own].tolist(),
+            winner_is_anchor=not is_lookahead_N[place],
+            filled=dict(zip(position_S.tolist(), token_S.astype(int).tolist(), strict=True)),
+            lookahead=list(
+                zip(
+                    batch.branch_2NB[0, place, spawned].tolist(),
+                    batch.branch_2NB[1, place, spawned].tolist(),
+                    batch.confidence_NB[place, spawned].tolist(),
+                    strict=True,
+                )
+            ),
+        )

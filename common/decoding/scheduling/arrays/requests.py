@@ -1,0 +1,131 @@
+"""Requests decoded all at once in each step, as arrays: what `plain` decides, in the time of a few requests.
+
+One step: windows and rows are planned (`rows`, `layout`) -> [forward] -> the branches are scored (`scores`) -> [commit
+the winners] -> they are filled, lookaheads are spawned from them (`filling`) -> those that have ended go (`ending`).
+Requests of one kind are one batch (`batch`): a step costs a few operations a batch, not a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from common.decoding.plan import Bool, Float, Int, Predictions, Sampling, Score, StepPlan
+from common.decoding.request import Completion
+from common.decoding.scheduling.arrays.batch import RequestBatch
+from common.decoding.scheduling.arrays.ending import canvas_of, ended, newly_final
+from common.decoding.scheduling.arrays.filling import adopt, carry, fill, open_blocks, spawn
+from common.decoding.scheduling.arrays.layout import lay_out
+from common.decoding.scheduling.arrays.records import records_of
+from common.decoding.scheduling.arrays.rows import Rows, plan_rows
+from common.decoding.scheduling.arrays.scores import best_rows, score_rows
+from common.decoding.scheduling.arrays.strategies import STRATEGIES
+from common.decoding.scheduling.arrays.tokens import TableRequest, TokenTable
+from common.decoding.scheduling.ending import completion_of
+from common.decoding.scheduling.rules import Kind
+from common.decoding.scheduling.state import Admission, DecodingRequest, StepRecord
+
+
+class RequestArrays:
+    """`state.Requests`, all at once.
+
+    observer: sees a StepRecord of every request and step.
+    """
+
+    def __init__(self, num_slots: int, mask_token_id: int, observer: Callable[[StepRecord], None] | None) -> None:
+        self._mask_token_id = mask_token_id
+        self._observer = observer
+        self._table = TokenTable(num_slots)
+        self._batches: dict[Kind, RequestBatch] = {}
+        self._parts: list[tuple[Rows, Bool]] = []  # of the step under way: rows, entries that predict masks
+        self._scores: list[Score] = []
+        self._predictions: Predictions | None = None
+
+    @property
+    def active(self) -> list[DecodingRequest]:
+        return [decoding for batch in self._batches.values() for decoding in batch.requests]
+
+    def add(self, admission: Admission) -> None:
+        request, rules = admission.request, admission.rules
+        capacity = len(request.prompt) + rules.decode.max_new_tokens
+        if self._table.write(admission.slot, request.prompt, capacity, self._mask_token_id):
+            for batch in self._batches.values():
+                batch.offset_N[:] = batch.slot_N * self._table.stride
+        own = self._batches.get(rules.kind)
+        if own is None:
+            own = self._batches[rules.kind] = RequestBatch(rules.kind, self._table)
+        own.append(TableRequest(**admission._asdict(), table=self._table))
+
+    def drop(self, request_id: str, now: float) -> tuple[DecodingRequest, Completion] | None:
+        for batch in self._batches.values():
+            for place, decoding in enumerate(batch.requests):
+                if decoding.request.id == request_id:
+                    completion = completion_of(decoding, canvas_of(batch, place), now, spent=None, reason="abort")
+                    assert completion is not None, "it ends in any case"
+                    self._remove(batch, [place])
+                    return decoding, completion
+        return None
+
+    def plan_step(self, sampling: Sampling) -> StepPlan:
+        parts = [plan_rows(batch) for batch in self._batches.values()]
+        plan, scored = lay_out(parts, sampling)
+        self._parts = list(zip(parts, scored, strict=True))
+        return plan
+
+    def select_winners(self, predictions: Predictions) -> Int:
+        self._predictions, self._scores = predictions, []
+        winners, first_entry, first_row = [], 0, 0
+        for rows, is_scored_T in self._parts:
+            values_3T = predictions.values_3T[:, first_entry : first_entry + rows.num_entries]
+            score_R = score_rows(rows, is_scored_T, values_3T)
+            winners.append(best_rows(rows, score_R) + first_row)
+            self._scores.append(score_R)
+            first_entry, first_row = first_entry + rows.num_entries, first_row + len(score_R)
+        return winners[0] if len(winners) == 1 else np.concatenate(winners)
+
+    def advance(self, winner_row_of_request: Int, now: float) -> list[tuple[DecodingRequest, Completion]]:
+        assert self._predictions is not None, "advance follows select_winners"
+        finished: list[tuple[DecodingRequest, Completion]] = []
+        first_request, first_entry, first_row = 0, 0, 0
+        for (rows, _), score_R in zip(self._parts, self._scores, strict=True):
+            batch, end_entry = rows.batch, first_entry + rows.num_entries
+            values_3T = self._predictions.values_3T[:, first_entry:end_entry]
+            winner_row_N = winner_row_of_request[first_request : first_request + len(batch)] - first_row
+            first_request, first_entry, first_row = first_request + len(batch), end_entry, first_row + len(score_R)
+            self._advance_batch(rows, values_3T, score_R, winner_row_N, now)
+            over = ended(batch, now)
+            finished += [(batch.requests[place], completion) for place, completion in over]
+            self._remove(batch, [place for place, _ in over])
+        return finished
+
+    def newly_final(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [
+            (batch.requests[place].request.id, token_ids)
+            for batch in self._batches.values()
+            for place, token_ids in newly_final(batch)
+        ]
+
+    def _remove(self, batch: RequestBatch, places: list[int]) -> None:
+        if len(places) == len(batch):
+            del self._batches[batch.kind]
+        elif places:
+            batch.keep(np.delete(np.arange(len(batch)), places))
+
+    def _advance_batch(self, rows: Rows, values_3T: Float, score_R: Score, winner_row_N: Int, now: float) -> None:
+        batch = rows.batch
+        is_lookahead_N = adopt(rows, winner_row_N)
+        blocks = open_blocks(rows, winner_row_N, values_3T)
+        is_chosen_QW, num_filled_N = fill(batch, blocks)
+        carry(rows, winner_row_N, values_3T)
+        STRATEGIES[batch.kind.strategy].settle(batch)
+        spawn(batch, blocks)
+        batch.num_forwards_N += 1
+        batch.num_wins_N += is_lookahead_N
+        for decoding, count in zip(batch.requests, (num_filled_N + is_lookahead_N).tolist(), strict=True):
+            decoding.tokens_per_step.append(count)
+        for place in (batch.num_forwards_N == 1).nonzero()[0].tolist():
+            batch.requests[place].first_step_s = now - batch.requests[place].admitted_at
+        if self._observer is not None:
+            for record in records_of(rows, score_R, is_lookahead_N, blocks, is_chosen_QW):
+                self._observer(record)

@@ -1,0 +1,86 @@
+"""Branch confidence C(B) and the winners: over all rows at once where it is a mean, else by request.
+
+Shapes: N requests, R rows, T entries; B branches and W window positions of one request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.decoding.plan import Bool, Float, Int, Score
+from common.decoding.scheduling.arrays.batch import RequestBatch
+from common.decoding.scheduling.arrays.rows import Rows
+from common.decoding.scheduling.confidence import BRANCH_SCORES, NO_MASK_LEFT, random_numbers
+
+
+def score_rows(rows: Rows, is_scored_T: Bool, values_3T: Float) -> Score:
+    """[R]. is_scored_T: entries that predict a masked position of their row."""
+    batch = rows.batch
+    if batch.kind.branch_score == "mean" and batch.kind.bottom_share >= 1:
+        score_R = _mean_scores(rows, is_scored_T, values_3T[2])
+    else:
+        rngs = (random_numbers(*batch.key_of(place), stream=0) for place in range(len(batch)))
+        parts = [_own_score(rows, place, values_3T[2], rng) for place, rng in enumerate(rngs)]
+        score_R = np.concatenate(parts)
+    weight_N = batch.creation_weight_N
+    if weight_N.any():
+        weight_R, created_R = weight_N[rows.request_R], batch.confidence_NB.ravel()[rows.branch_R]
+        score_R = np.where(weight_R > 0, weight_R * created_R + (1 - weight_R) * score_R, score_R)
+    return score_R
+
+
+def best_rows(rows: Rows, score_R: Score) -> Int:
+    """Each request's row of the highest score; of equal ones the first."""
+    if len(rows.batch) == 1:
+        return np.array([score_R.argmax()])
+    score_NB = np.full(rows.batch.confidence_NB.shape, -np.inf)
+    score_NB.ravel()[rows.branch_R] = score_R
+    best_N: Int = rows.first_row_N + score_NB.argmax(axis=1)
+    return best_N
+
+
+def _mean_scores(rows: Rows, is_scored_T: Bool, confidence_T: Float) -> Score:
+    """Mean confidence of the masked positions of every row."""
+    batch, request_R = rows.batch, rows.request_R
+    total_R = np.add.reduceat(np.where(is_scored_T, confidence_T, np.float64(0)), rows.first_R)
+    if batch.kind.shift_row == "stale":
+        is_masked_N = batch.tokens.is_masked_S[batch.offset_N + batch.start_N]
+        if is_masked_N.any():
+            total_R += (batch.carry_3N[2] * is_masked_N)[request_R] * (rows.position_R != rows.start_R)
+    num_masked_R = _num_masked(batch)[request_R] + rows.opens_R * batch.kind.block_size
+    num_masked_R -= rows.position_R >= 0
+    mean_R: Score = total_R / np.maximum(num_masked_R, 1)
+    if not num_masked_R.all():
+        mean_R[num_masked_R == 0] = NO_MASK_LEFT
+    return mean_R
+
+
+def _num_masked(batch: RequestBatch) -> Int:
+    """Masks in every request's window, as far as all branches have them."""
+    if batch.kind.cache == "prefix":
+        return batch.num_masked_N
+    own_N = batch.num_masked_NM[np.arange(len(batch)), batch.first_open_N]  # one block, once the cache has been rebuilt
+    return np.where(batch.is_refreshed_N, own_N, batch.num_masked_N)
+
+
+def _own_score(rows: Rows, place: int, confidence_T: Float, rng: np.random.Generator) -> Score:
+    """[B]: of one request's rows, by a rule that looks at a window as a whole."""
+    batch = rows.batch
+    first, count = int(rows.first_row_N[place]), int(batch.num_branches_N[place])
+    own = slice(first, first + count)
+    start, width = int(batch.start_N[place]), int(rows.num_keys_R[own].max())
+    confidence_BW = np.zeros((count, width), dtype=np.float32)
+    is_masked_BW = np.zeros((count, width), dtype=np.bool_)
+    is_masked_W = batch.requests[place].is_masked_S[start : start + width]
+    spans = zip(rows.first_R[own].tolist(), rows.num_keys_R[own].tolist(), rows.position_R[own].tolist(), strict=True)
+    for branch, (begin, num_keys, position) in enumerate(spans):
+        confidence_BW[branch, 1:num_keys] = confidence_T[begin : begin + num_keys - 1]
+        is_masked_BW[branch, :num_keys] = is_masked_W[:num_keys]
+        if position >= 0:
+            is_masked_BW[branch, position - start] = False
+    confidence_BW[:, 0] = batch.carry_3N[2, place]
+    if rows.shifts is not None:
+        row_X, start_X, entry_X = rows.shifts
+        is_own_X = (row_X >= own.start) & (row_X < own.stop)
+        confidence_BW[row_X[is_own_X] - first, start_X[is_own_X] - start] = confidence_T[entry_X[is_own_X]]
+    return BRANCH_SCORES[batch.kind.branch_score](confidence_BW, is_masked_BW, batch.kind, rng)

@@ -1,0 +1,134 @@
+"""What the scheduler remembers about a request, and what one step of it looked like. Typed values, no behaviour to
+speak of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from common.decoding.plan import Bool, Float, Int, part
+from common.decoding.scheduling.ending import Canvas
+from common.decoding.scheduling.plain.blocks import Block, BlockStrategy, Window
+from common.decoding.scheduling.state import DecodingRequest
+
+
+@dataclass(slots=True)
+class Branch:
+    """The anchor, or the anchor plus one token.
+
+    opens_block, activated: set by planning from the branch's own filled shares; the winner's become the request's.
+    """
+
+    position: int | None = None  # absolute; None for the anchor
+    token: int = -1
+    creation_confidence: float = 1.0
+    opens_block: bool = False
+    activated: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PlainRequest(DecodingRequest):
+    """A request being decoded: the anchor's tokens and blocks, and the branches of the coming step.
+
+    token_S, is_masked_S: prompt and whole canvas by absolute position; positions not opened yet are masks.
+    branches: lookaheads in order of descending creation confidence, the anchor last.
+    carry_31: token, probability and confidence predicted for the first position behind the cache, kept from the step
+        that committed the position before it.
+    num_given: generated tokens that the caller has been told of.
+    """
+
+    strategy: BlockStrategy
+    token_S: Int
+    is_masked_S: Bool
+    blocks: list[Block]
+    branches: list[Branch] = field(default_factory=lambda: [Branch()])
+    carry_31: Float = field(default_factory=lambda: np.array([[-1.0], [0.0], [0.0]], dtype=np.float32))
+    is_refreshed: bool = False  # fast_dllm: the cache around the current block is up to date
+    has_eos: bool = False
+    num_forwards: int = 0
+    num_lookahead_wins: int = 0
+    num_given: int = 0
+
+    @property
+    def canvas(self) -> Canvas:
+        own = slice(self.prompt_length, self.blocks[-1].end)
+        counts = self.has_eos, self.num_forwards, self.num_lookahead_wins
+        return Canvas(self.token_S[own], self.is_masked_S[own], *counts)
+
+    def final_tokens(self) -> tuple[int, ...]:
+        """Of the answer, what follows its first num_given tokens and can no longer change: no mask lies before it, and
+        no end."""
+        begin = self.prompt_length + self.num_given
+        is_masked = self.is_masked_S[begin : self.blocks[-1].end]
+        if not is_masked.size or is_masked[0]:
+            return ()
+        num_final = int(is_masked.argmax()) or is_masked.size
+        token_ids = tuple(self.token_S[begin : begin + num_final].tolist())
+        if not self.has_eos:
+            return token_ids
+        eos = self.rules.eos_token_id
+        if self.num_given and self.token_S[begin - 1] == eos:
+            return ()
+        return token_ids[: token_ids.index(eos) + 1] if eos in token_ids else token_ids
+
+    def block_index_at(self, position: int) -> int:
+        index = len(self.blocks) - 1
+        while self.blocks[index].start > position:
+            index -= 1
+        return index
+
+
+class RequestStep(NamedTuple):
+    """One request's part of a step: rows [first_row, end_row) and what they hold.
+
+    window: the widest branch's. ends: each branch's own end.
+    shift_column_of: block start -> column of its shift entry behind the row's keys.
+    """
+
+    decoding: PlainRequest
+    first_row: int
+    end_row: int
+    window: Window
+    ends: list[int]
+    is_masked_BW: Bool
+    shift_column_of: dict[int, int]
+
+    @property
+    def width(self) -> int:
+        """Entries of the widest branch."""
+        return self.window.end - self.window.start + len(self.shift_column_of)
+
+    @property
+    def num_entries(self) -> int:
+        """Of all branches."""
+        return sum(self.ends) + len(self.ends) * (len(self.shift_column_of) - self.window.start)
+
+    def entries_of_branches(self) -> list[slice]:
+        """Each branch's among the request's."""
+        begin, slices = 0, []
+        for end in self.ends:
+            stop = begin + end - self.window.start + len(self.shift_column_of)
+            slices.append(slice(begin, stop))
+            begin = stop
+        return slices
+
+
+class Aligned(NamedTuple):
+    """A request's predictions (token, probability, confidence, as in `Predictions`) aligned with its window: column j
+    speaks of position window.start + j."""
+
+    values_3BW: Float
+
+    def tokens(self, branch: int, column_N: Int) -> Int:
+        """Ids that this branch predicts in these columns."""
+        return part(part(self.values_3BW, 0), branch).take(column_N).astype(np.int64)
+
+    @property
+    def probability_BW(self) -> Float:
+        return part(self.values_3BW, 1)
+
+    @property
+    def confidence_BW(self) -> Float:
+        return part(self.values_3BW, 2)

@@ -1,0 +1,63 @@
+"""The pages of one rank's KV memory: each is free or one slot's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.decoding import StepPlan
+from common.errors import EngineError
+
+NO_SLOT = -1  # owner of pages that belong to no request
+
+
+class PagePool:
+    """Pages 0 to num_pages - 1. The page that was given back last is taken next."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.most_used = 0
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._slot_of_page: list[int | None] = [None] * num_pages
+        self._taken: list[tuple[int, int]] | None = None  # (slot, page) since `undo_from_here`
+
+    @property
+    def num_used(self) -> int:
+        return self.num_pages - len(self._free)
+
+    def take(self, slot: int) -> int:
+        """Raises EngineError if none is free, which admission by Capacity.can_hold rules out."""
+        if not self._free:
+            raise EngineError(
+                f"all {self.num_pages} KV pages are in use: admit requests by Capacity.can_hold, or lower "
+                "max_num_requests"
+            )
+        page = self._free.pop()
+        self._slot_of_page[page] = slot
+        if self._taken is not None:
+            self._taken.append((slot, page))
+        self.most_used = max(self.most_used, self.num_used)
+        return page
+
+    def give_back(self, slot: int, pages: Sequence[int]) -> None:
+        """Pages that are free, or another slot's, are a defect."""
+        for page in pages:
+            owner = self._slot_of_page[page]
+            assert owner is not None, f"page {page} was given back twice"
+            assert owner == slot, f"page {page} is slot {owner}'s: slot {slot} cannot give it back"
+            self._slot_of_page[page] = None
+            self._free.append(page)
+
+    def undo_from_here(self) -> None:
+        """Note what is taken, for `undo`. Nothing is noted before the first call."""
+        self._taken = []
+
+    def undo(self) -> None:
+        """Give back what was taken since `undo_from_here`, which nobody else may have given back."""
+        for slot, page in self._taken or ():
+            self.give_back(slot, [page])
+        self._taken = []
+
+
+def slots_going_on(plan: StepPlan) -> set[int]:
+    """Slots whose request has had a pass before. Pages of any other slot are those of a request that has ended."""
+    return set(plan.slot_R[plan.step_R > 0].tolist())
