@@ -38,7 +38,7 @@ def why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: C
     num_tokens, room = len(request.prompt), capacity.max_model_len - decode.max_new_tokens
     if not num_tokens:
         return "the prompt is empty; give at least one token"
-    strangers = [token for token in request.prompt if not _is_token(token, capacity.vocab_size)]
+    strangers = _strangers(request.prompt, capacity.vocab_size)
     if strangers:
         return (
             f"the prompt holds {strangers[0]!r}, which is no token: the model's vocabulary has {capacity.vocab_size}; "
@@ -59,6 +59,14 @@ def why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: C
             "memory; lower max_new_tokens or num_lookahead, or raise gpu_memory_utilization in the profile"
         )
     return None
+
+
+def _strangers(prompt: Sequence[int], vocab_size: int | None) -> list[int]:
+    """What is no token."""
+    is_usual = set(map(type, prompt)) == {int} and min(prompt) >= 0  # nearly always, and a prompt may be long
+    if is_usual and (vocab_size is None or max(prompt) < vocab_size):
+        return []
+    return [token for token in prompt if not _is_token(token, vocab_size)]
 
 
 def _is_token(token: object, vocab_size: int | None) -> bool:

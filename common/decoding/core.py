@@ -40,6 +40,7 @@ class EngineCore:
         self._under_way: tuple[StepPlan, Callable[[], Predictions]] | None = None
         self._failure: Exception | None = None
         self._num_given: dict[str, int] = {}
+        self._possible: GenerationRequest | None = None
         self._is_over = False
         self._num_steps = 0
 
@@ -76,15 +77,14 @@ class EngineCore:
         command = self._agree()
         has_finished = self._under_way is not None
         outputs = [self._ended(completion) for completion in (*self._finish_pass(), *self._abort(command.aborted))]
-        if has_finished:
-            outputs += self._progress()
         outputs += self._admit()
-        try:
-            self._start_pass()
-        except Exception as error:
+        failure = self._start_pass()
+        if has_finished:  # while the device computes
+            outputs += self._progress()
+        if failure is not None:
             if not outputs:
-                raise
-            self._failure = error
+                raise failure
+            self._failure = failure
         if self._under_way is None and not outputs and self._is_leader and self.has_work:
             time.sleep(_IDLE_S)
         return outputs
@@ -159,8 +159,9 @@ class EngineCore:
         rejected = []
         scheduler, capacity = self.scheduler, self.engine.capacity
         while scheduler.has_free_slot and (request := self._waiting.first()) is not None:
-            reason = why_impossible(request, scheduler, capacity)
+            reason = None if request is self._possible else why_impossible(request, scheduler, capacity)
             if reason is None:
+                self._possible = request  # asked once, however long it waits
                 if not capacity.can_hold([*scheduler.rooms(), scheduler.room_of(request)]):
                     break
                 scheduler.admit(request)
@@ -169,7 +170,12 @@ class EngineCore:
             self._waiting.take()
         return rejected
 
-    def _start_pass(self) -> None:
-        if self.scheduler.active:
-            plan = self.scheduler.plan_step()
-            self._under_way = plan, start_forward(self.engine, plan)
+    def _start_pass(self) -> Exception | None:
+        """What kept it from starting is raised once the results before it have been told."""
+        try:
+            if self.scheduler.active:
+                plan = self.scheduler.plan_step()
+                self._under_way = plan, start_forward(self.engine, plan)
+        except Exception as error:
+            return error
+        return None

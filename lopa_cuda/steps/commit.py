@@ -76,6 +76,11 @@ class Committer:
         self._captured_lengths: tuple[int, ...] = ()
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int, staged: Staged) -> None:
+        if len(staged.shares) == 1:  # which computes all rows, in the plan's order
+            request_N = [span.request for span in plan.commits]
+            token_N = staged.shares[0].spans_6R[0, winner_row_of_request[request_N]].tolist()
+            self._copy(staged.staging, None, list(zip(plan.commits, token_N, strict=True)))
+            return
         spans_of: dict[int | None, list[tuple[CommitSpan, int]]] = defaultdict(list)
         for span in plan.commits:
             owner, token = self._source(plan, span, int(winner_row_of_request[span.request]), staged)

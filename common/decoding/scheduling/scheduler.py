@@ -54,6 +54,7 @@ class Scheduler:
         self._seed = seed
         self._free_slots = list(range(num_slots))
         self._prompt_of_slot: list[tuple[int, ...]] = [()] * num_slots  # whose KV a slot still holds
+        self._room_of_slot: dict[int, Room] = {}
         self._clock = clock
         mask = self.sampling.mask_token_id
         is_few = num_slots <= FEW_REQUESTS
@@ -82,6 +83,7 @@ class Scheduler:
         rules = self._rules_of(request)
         slot, num_reused = self._take_slot(request.prompt, rules.decode)  # behind what can raise
         key = noise_key(self._seed if request.seed is None else request.seed, request.id)
+        self._room_of_slot[slot] = Room(len(request.prompt), rules.decode)
         self._requests.add(Admission(request, rules, slot, key, num_reused, self._clock()))
 
     def drop(self, request_id: str) -> Completion | None:
@@ -94,7 +96,7 @@ class Scheduler:
 
     def rooms(self) -> list[Room]:
         """Of the requests being decoded."""
-        return [Room(decoding.prompt_length, decoding.rules.decode) for decoding in self.active]
+        return list(self._room_of_slot.values())
 
     def why_apart(self, decode: DecodeConfig) -> str | None:
         """Why requests of these settings cannot share a pass with the run's; None: they can."""
@@ -131,6 +133,7 @@ class Scheduler:
 
     def _freed(self, decoding: DecodingRequest, completion: Completion) -> Completion:
         self._free_slots.append(decoding.slot)
+        del self._room_of_slot[decoding.slot]
         return completion
 
     def _take_slot(self, prompt: tuple[int, ...], decode: DecodeConfig) -> tuple[int, int]:

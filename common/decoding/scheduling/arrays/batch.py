@@ -5,13 +5,14 @@ Shapes: N requests, in order of admission; M blocks (block 0 is the prompt); B b
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from common.decoding.plan import Bool, Float, Int, Score
 from common.decoding.scheduling.arrays.tokens import TableRequest, TokenTable
-from common.decoding.scheduling.rules import Kind, Rules
+from common.decoding.scheduling.rules import Kind
 
 NO_POSITION = -1  # of a branch that is the anchor
 NO_TOKEN = -1
@@ -103,30 +104,32 @@ class RequestBatch:
         """What a request's random numbers are keyed by: itself and its step."""
         return int(self.noise_key_N[place]), int(self.num_forwards_N[place])
 
-    def append(self, decoding: TableRequest) -> None:
-        """A request that is about to begin."""
-        place, rules, size = len(self.requests), decoding.rules, self.kind.block_size
-        state = _initial_state(rules, decoding.prompt_length, decoding.num_reused)
-        state |= {
-            "slot_N": decoding.slot, "noise_key_N": decoding.noise_key, "offset_N": decoding.slot * self.tokens.stride,
-        }  # fmt: skip
-        integers = np.array([state.get(name, 0) for name in _INTEGERS], dtype=np.int64)
-        switches = np.array((False, False, rules.find_stop is not None))
-        self.integers_FN = np.column_stack((self.integers_FN, integers))
-        self._switches_FN = np.column_stack((self._switches_FN, switches))
-        self.skip_threshold_N = np.append(self.skip_threshold_N, np.float32(rules.decode.skip_threshold))
-        self.creation_weight_N = np.append(self.creation_weight_N, rules.decode.creation_weight)
-        self.carry_3N = np.column_stack((self.carry_3N, np.array((-1, 0, 0), dtype=np.float32)))
-        num_blocks = max(rules.max_blocks + 2, self.num_masked_NM.shape[1])
-        num_branches = max(rules.decode.num_lookahead + 1, self.confidence_NB.shape[1])
-        self.num_masked_NM = _grown(self.num_masked_NM, (place + 1, num_blocks), fill=size)
-        self.num_masked_NM[place, 0] = 0
-        self.is_activated_NM = _grown(self.is_activated_NM, (place + 1, num_blocks), fill=False)
-        self.is_activated_NM[place, : state["num_blocks_N"]] = True
-        self.branch_2NB = _grown(self.branch_2NB, (2, place + 1, num_branches), fill=NO_TOKEN)
-        self.confidence_NB = _grown(self.confidence_NB, (place + 1, num_branches), fill=1)
-        self.requests.append(decoding)
+    def extend(self, requests: list[TableRequest]) -> None:
+        """Requests that are about to begin."""
+        first, kind, stride = len(self.requests), self.kind, self.tokens.stride
+        all_rules = [decoding.rules for decoding in requests]
+        states = [_initial_state(decoding, stride) for decoding in requests]
+        integers_FN = np.array([[state.get(name, 0) for name in _INTEGERS] for state in states], dtype=np.int64).T
+        switches_FN = np.array([(False, False, rules.find_stop is not None) for rules in all_rules]).T
+        skip_N = np.array([rules.decode.skip_threshold for rules in all_rules], dtype=np.float32)
+        creation_N = np.array([rules.decode.creation_weight for rules in all_rules])
+        carry_3N = np.array([[-1], [0], [0]], dtype=np.float32).repeat(len(requests), axis=1)
+        self.integers_FN = np.concatenate((self.integers_FN, integers_FN), axis=1)
+        self._switches_FN = np.concatenate((self._switches_FN, switches_FN), axis=1)
+        self.skip_threshold_N = np.concatenate((self.skip_threshold_N, skip_N))
+        self.creation_weight_N = np.concatenate((self.creation_weight_N, creation_N))
+        self.carry_3N = np.concatenate((self.carry_3N, carry_3N), axis=1)
+        total = first + len(requests)
+        num_blocks = max(self.num_masked_NM.shape[1], *(rules.max_blocks + 2 for rules in all_rules))
+        num_branches = max(self.confidence_NB.shape[1], *(rules.decode.num_lookahead + 1 for rules in all_rules))
+        self.num_masked_NM = _grown(self.num_masked_NM, (total, num_blocks), fill=kind.block_size)
+        self.num_masked_NM[first:, 0] = 0
+        self.is_activated_NM = _grown(self.is_activated_NM, (total, num_blocks), fill=False)
+        self.branch_2NB = _grown(self.branch_2NB, (2, total, num_branches), fill=NO_TOKEN)
+        self.confidence_NB = _grown(self.confidence_NB, (total, num_branches), fill=1)
+        self.requests += requests
         self._name()
+        self.is_activated_NM[first:] = np.arange(num_blocks) < self.num_blocks_N[first:, None]
 
     def keep(self, place_N: Int) -> None:
         """Keep the requests at these places, in this order, and forget the others."""
@@ -144,13 +147,17 @@ class RequestBatch:
         self.__dict__.update(zip(_SWITCHES, self._switches_FN, strict=True))
 
 
-def _initial_state(rules: Rules, prompt: int, begin: int) -> dict[str, int]:
+def _initial_state(decoding: TableRequest, stride: int) -> dict[str, int]:
     """D2F begins with the prompt, which its first step commits; the others know all of their blocks."""
+    rules, prompt = decoding.rules, decoding.prompt_length
     decode, kind = rules.decode, rules.kind
     is_pipelined = kind.strategy == "d2f"
     num_canvas_blocks = 0 if is_pipelined else rules.max_blocks
     return {
-        "start_N": begin,
+        "start_N": decoding.num_reused,
+        "slot_N": decoding.slot,
+        "noise_key_N": decoding.noise_key,
+        "offset_N": decoding.slot * stride,
         "prompt_N": prompt,
         "origin_N": prompt - kind.block_size,
         "num_blocks_N": 1 + num_canvas_blocks,
@@ -166,6 +173,7 @@ def _initial_state(rules: Rules, prompt: int, begin: int) -> dict[str, int]:
     }
 
 
+@cache
 def most_masked(filled_share: float, block_size: int) -> int:
     """The most masks of a block of which this share is filled."""
     counts = range(block_size, -1, -1)

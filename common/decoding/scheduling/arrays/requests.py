@@ -38,12 +38,14 @@ class RequestArrays:
         self._observer = observer
         self._table = TokenTable(num_slots)
         self._batches: dict[Kind, RequestBatch] = {}
+        self._added: dict[Kind, list[TableRequest]] = {}  # since the last step
         self._parts: list[tuple[Rows, Bool]] = []  # of the step under way: rows, entries that predict masks
         self._scores: list[Score] = []
         self._predictions: Predictions | None = None
 
     @property
     def active(self) -> list[DecodingRequest]:
+        self._take_in()
         return [decoding for batch in self._batches.values() for decoding in batch.requests]
 
     def add(self, admission: Admission) -> None:
@@ -52,12 +54,10 @@ class RequestArrays:
         if self._table.write(admission.slot, request.prompt, capacity, self._mask_token_id):
             for batch in self._batches.values():
                 batch.offset_N[:] = batch.slot_N * self._table.stride
-        own = self._batches.get(rules.kind)
-        if own is None:
-            own = self._batches[rules.kind] = RequestBatch(rules.kind, self._table)
-        own.append(TableRequest(**admission._asdict(), table=self._table))
+        self._added.setdefault(rules.kind, []).append(TableRequest(**admission._asdict(), table=self._table))
 
     def drop(self, request_id: str, now: float) -> tuple[DecodingRequest, Completion] | None:
+        self._take_in()
         for batch in self._batches.values():
             for place, decoding in enumerate(batch.requests):
                 if decoding.request.id == request_id:
@@ -68,6 +68,7 @@ class RequestArrays:
         return None
 
     def plan_step(self, sampling: Sampling) -> StepPlan:
+        self._take_in()
         parts = [plan_rows(batch) for batch in self._batches.values()]
         plan, scored = lay_out(parts, sampling)
         self._parts = list(zip(parts, scored, strict=True))
@@ -105,6 +106,14 @@ class RequestArrays:
             for batch in self._batches.values()
             for place, token_ids in newly_final(batch)
         ]
+
+    def _take_in(self) -> None:
+        """Those that have been added, all at once: it costs as much as one."""
+        for kind, requests in self._added.items():
+            if kind not in self._batches:
+                self._batches[kind] = RequestBatch(kind, self._table)
+            self._batches[kind].extend(requests)
+        self._added.clear()
 
     def _remove(self, batch: RequestBatch, places: list[int]) -> None:
         if len(places) == len(batch):
