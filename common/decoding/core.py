@@ -92,7 +92,7 @@ class EngineCore:
     def end(self) -> None:
         """Tell the other ranks that nothing more will come. Rank 0 calls it when has_work is False."""
         if self._relay is not None and self._is_leader:
-            self._relay.exchange(Command(is_over=True))
+            self._relay.exchange(Command(is_over=True), self._num_steps)
 
     def _ids(self) -> list[str]:
         waiting = (*self._waiting.read, *self._source.read)
@@ -110,7 +110,7 @@ class EngineCore:
             command = Command(self._source.take_up_to(num_wanted), aborted, digest)
         else:
             command = Command()
-        command = self._relay.exchange(command)
+        command = self._relay.exchange(command, self._num_steps)
         if command.is_over:
             self._is_over = True
         elif command.digest != digest:

@@ -21,10 +21,10 @@ class Command(NamedTuple):
 class Relay(Protocol):
     """Between the ranks of a replica."""
 
-    def exchange(self, command: Command) -> Command:
+    def exchange(self, command: Command, step: int) -> Command:
         """Rank 0's command, on every rank; all call it at every step, while the device computes.
 
-        Raises EngineError where a rank is gone.
+        step: how many passes have been finished. Raises EngineError naming rank and step where a rank is gone.
         """
 
 

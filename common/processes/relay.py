@@ -27,12 +27,12 @@ class ReplicaRelay:
         self._small = torch.zeros(_SMALL_BYTES, dtype=torch.uint8)
         self._bytes = self._small.numpy().data
 
-    def exchange(self, command: Command) -> Command:
+    def exchange(self, command: Command, step: int) -> Command:
         """Rank 0's command on every rank. Trusts it: all ranks are one run's. Raises EngineError if one is gone."""
         try:
             return self._exchange(command)
         except RuntimeError as error:
-            raise EngineError(f"rank {self._rank}: {LOST_PEER} ({first_line(error)})") from error
+            raise EngineError(f"rank {self._rank}, step {step}: {LOST_PEER} ({first_line(error)})") from error
 
     def _exchange(self, command: Command) -> Command:
         import torch

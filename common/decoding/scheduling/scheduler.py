@@ -23,7 +23,7 @@ from common.decoding.scheduling.state import Admission, DecodingRequest, Request
 
 # Of a whole pass, which requests share: what attends to what, and how a token comes out of the logits.
 SHARED_SETTINGS = ("window_attention", "sampling_strategy", "temperature", "top_p", "top_k", "mask_token_id")
-FEW_REQUESTS = 3  # that are decoded faster one after another than as arrays
+FEW_REQUESTS = 4  # that are decoded faster one after another than as arrays
 
 
 class Scheduler:

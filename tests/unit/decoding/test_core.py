@@ -230,7 +230,7 @@ class Wire:
     def __init__(self) -> None:
         self.said: list[Command] = []
 
-    def exchange(self, command: Command) -> Command:
+    def exchange(self, command: Command, step: int) -> Command:
         self.said.append(command)
         return command
 
@@ -239,7 +239,7 @@ class Replay:
     def __init__(self, said: list[Command]) -> None:
         self._said = iter(said)
 
-    def exchange(self, command: Command) -> Command:
+    def exchange(self, command: Command, step: int) -> Command:
         return next(self._said)
 
 
