@@ -69,9 +69,10 @@ def _run_with_torch(release: str, arguments: list[str]) -> int:
 def _is_installed(requirement: str) -> bool:
     name, _, release = requirement.partition("==")
     try:
-        return not release or version(name) == release
+        found = version(name)
     except PackageNotFoundError:
         return False
+    return found == release or not release
 
 
 def _install(requirements: list[str], site: Path) -> None:
