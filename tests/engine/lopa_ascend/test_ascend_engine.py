@@ -100,7 +100,7 @@ def test_tokens_are_those_of_the_cuda_engine(settings: dict[str, Any]) -> None:
     assert found == wanted
 
 
-@pytest.mark.parametrize("shift_row", ["stale", "fresh"])
+@pytest.mark.parametrize("shift_row", ["stale", pytest.param("fresh", marks=pytest.mark.slow)])
 def test_a_request_alone_or_among_others_gets_the_same_tokens(shift_row: str) -> None:
     decode = causal(shift_row=shift_row)
     together = decode_all(build_engine(profile(), run_of(decode, len(PROMPTS))), decode)
