@@ -14,8 +14,7 @@ from common.decoding.plan import Bool, Float, Int, Score
 from common.decoding.scheduling.arrays.tokens import TableRequest, TokenTable
 from common.decoding.scheduling.rules import Kind
 
-NO_POSITION = -1  # of a branch that is the anchor
-NO_TOKEN = -1
+ANCHOR = -1  # position and token of the branch that adds none
 _NO_EOS = -2  # no branch's token, the anchor's neither
 
 # What rows take from their request: the first of them as StepPlan.row_fields_8R has them, from RowField.START on.
@@ -29,7 +28,6 @@ _INTEGERS = (
     "activation_limit_N",
 )  # fmt: skip
 _SWITCHES = ("is_refreshed_N", "has_eos_N", "may_end_N")
-_BY_BLOCK = ("num_masked_NM", "is_activated_NM")
 
 
 class RequestBatch:
@@ -125,7 +123,7 @@ class RequestBatch:
         self.num_masked_NM = _grown(self.num_masked_NM, (total, num_blocks), fill=kind.block_size)
         self.num_masked_NM[first:, 0] = 0
         self.is_activated_NM = _grown(self.is_activated_NM, (total, num_blocks), fill=False)
-        self.branch_2NB = _grown(self.branch_2NB, (2, total, num_branches), fill=NO_TOKEN)
+        self.branch_2NB = _grown(self.branch_2NB, (2, total, num_branches), fill=ANCHOR)
         self.confidence_NB = _grown(self.confidence_NB, (total, num_branches), fill=1)
         self.requests += requests
         self._name()
@@ -135,7 +133,7 @@ class RequestBatch:
         """Keep the requests at these places, in this order, and forget the others."""
         for name in ("integers_FN", "_switches_FN", "carry_3N"):
             setattr(self, name, getattr(self, name)[:, place_N])
-        for name in (*_BY_BLOCK, "confidence_NB", "skip_threshold_N", "creation_weight_N"):
+        for name in ("num_masked_NM", "is_activated_NM", "confidence_NB", "skip_threshold_N", "creation_weight_N"):
             setattr(self, name, getattr(self, name)[place_N])
         self.branch_2NB = self.branch_2NB[:, place_N]
         self.requests = [self.requests[place] for place in place_N.tolist()]

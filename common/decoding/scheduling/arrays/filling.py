@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.decoding.plan import Bool, Float, Int
-from common.decoding.scheduling.arrays.batch import NO_TOKEN, RequestBatch
+from common.decoding.scheduling.arrays.batch import ANCHOR, RequestBatch
 from common.decoding.scheduling.arrays.rows import Rows, Spread, spread
 from common.decoding.scheduling.arrays.strategies import STRATEGIES
 from common.decoding.scheduling.confidence import SPAWN_RULES, random_numbers
@@ -143,7 +143,7 @@ def spawn(batch: RequestBatch, blocks: OpenBlocks) -> None:
             batch.branch_2NB[1, :, :most] = values_3NK[0]
         batch.confidence_NB[:, :most] = values_3NK[2]
     place_N = np.arange(len(batch))
-    batch.branch_2NB[:, place_N, num_spawned_N] = NO_TOKEN
+    batch.branch_2NB[:, place_N, num_spawned_N] = ANCHOR
     batch.confidence_NB[place_N, num_spawned_N] = 1
     np.add(num_spawned_N, 1, out=batch.num_branches_N)
 

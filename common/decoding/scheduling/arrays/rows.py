@@ -47,7 +47,7 @@ class Rows(NamedTuple):
 
     first_row_N, request_R: rows of one request are adjacent. branch_R: the row's among all branches of the batch.
     fields_FR: StepPlan.row_fields_8R, and behind them the rest of `OF_ROWS`.
-    position_R, token_R: the branch's own, or NO_POSITION. opens_R: the branch appends a block. end_R: of its window.
+    position_R, token_R: the branch's own, or ANCHOR. opens_R: the branch appends a block. end_R: of its window.
     """
 
     batch: RequestBatch
