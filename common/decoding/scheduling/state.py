@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from common.decoding.plan import Bool, Int, Predictions, Sampling, StepPlan
 from common.decoding.request import Completion, GenerationRequest
 from common.decoding.scheduling.rules import Rules
 
 
-class Admission(NamedTuple):
+@dataclass(eq=False)
+class Admission:
     """A request that has got a slot. num_reused: positions of its prompt whose KV is there already."""
 
     request: GenerationRequest
@@ -22,18 +23,12 @@ class Admission(NamedTuple):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class DecodingRequest:
+class DecodingRequest(Admission):
     """A request being decoded.
 
     num_searched: generated tokens in which no stop string was found.
     """
 
-    request: GenerationRequest
-    rules: Rules
-    slot: int
-    noise_key: int
-    num_reused: int
-    admitted_at: float
     num_searched: int = 0
     first_step_s: float = 0.0
     tokens_per_step: list[int] = field(default_factory=list)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,17 +17,31 @@ from common.decoding.scheduling.arrays.rows import Rows, spread
 _NUM_FIELDS = len(RowField)
 
 
-def lay_out(parts: list[Rows], sampling: Sampling) -> tuple[StepPlan, list[Bool]]:
-    """Rows of every part behind one another; and of each part which entries predict a masked position of their row."""
-    ends = list(accumulate(rows.num_entries for rows in parts))
+class Part(NamedTuple):
+    """A batch's rows, and where they lie in the step.
+
+    is_scored_T: of the part's entries, those that predict a masked position of their row.
+    """
+
+    rows: Rows
+    is_scored_T: Bool
+    entries: slice
+    requests: slice
+    first_row: int
+
+
+def lay_out(rows_of_batches: list[Rows], sampling: Sampling) -> tuple[StepPlan, list[Part]]:
+    """Rows of every batch behind one another."""
+    ends = list(accumulate(rows.num_entries for rows in rows_of_batches))
     entries_3T = np.empty((3, ends[-1]), dtype=np.int64)
     is_read_T = np.empty(ends[-1], dtype=np.bool_)
-    scored, fields, requests = [], [], []
+    parts, fields, requests = [], [], []
     commits: list[CommitSpan] = []
-    first, num_requests = 0, 0
-    for rows, end in zip(parts, ends, strict=True):
-        own = slice(first, end)
-        scored.append(_write_entries(rows, entries_3T[:, own], is_read_T[own]))
+    first, first_row, num_requests = 0, 0, 0
+    for rows, end in zip(rows_of_batches, ends, strict=True):
+        own, own_requests = slice(first, end), slice(num_requests, num_requests + len(rows.batch))
+        is_scored_T = _write_entries(rows, entries_3T[:, own], is_read_T[own])
+        parts.append(Part(rows, is_scored_T, own, own_requests, first_row))
         fields_8R = rows.fields_FR[:_NUM_FIELDS]
         if first:
             fields_8R = fields_8R.copy()
@@ -34,12 +49,12 @@ def lay_out(parts: list[Rows], sampling: Sampling) -> tuple[StepPlan, list[Bool]
         fields.append(fields_8R)
         requests.append(rows.request_R + num_requests if num_requests else rows.request_R)
         commits += _commits(rows, num_requests)
-        first, num_requests = end, num_requests + len(rows.batch)
+        first, first_row, num_requests = end, first_row + len(rows.request_R), own_requests.stop
     fields_8R = fields[0] if len(parts) == 1 else np.concatenate(fields, axis=1)
     request_R = requests[0] if len(parts) == 1 else np.concatenate(requests)
     # The same for all: SHARED_SETTINGS of the scheduler.
-    commits_locally = parts[0].batch.kind.window_attention == "block_causal"
-    return StepPlan(entries_3T, is_read_T, fields_8R, request_R, tuple(commits), sampling, commits_locally), scored
+    commits_locally = parts[0].rows.batch.kind.window_attention == "block_causal"
+    return StepPlan(entries_3T, is_read_T, fields_8R, request_R, tuple(commits), sampling, commits_locally), parts
 
 
 def _commits(rows: Rows, first_request: int) -> Iterator[CommitSpan]:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from common.decoding.plan import Bool, Float, Int, Predictions, Sampling, Score, StepPlan
+from common.decoding.plan import Float, Int, Predictions, Sampling, Score, StepPlan
 from common.decoding.request import Completion
 from common.decoding.scheduling.arrays.batch import RequestBatch
 from common.decoding.scheduling.arrays.ending import canvas_of, ended, newly_final
 from common.decoding.scheduling.arrays.filling import adopt, carry, fill, open_blocks, spawn
-from common.decoding.scheduling.arrays.layout import lay_out
+from common.decoding.scheduling.arrays.layout import Part, lay_out
 from common.decoding.scheduling.arrays.records import records_of
 from common.decoding.scheduling.arrays.rows import Rows, plan_rows
 from common.decoding.scheduling.arrays.scores import best_rows, score_rows
@@ -39,7 +39,7 @@ class RequestArrays:
         self._table = TokenTable(num_slots)
         self._batches: dict[Kind, RequestBatch] = {}
         self._added: dict[Kind, list[TableRequest]] = {}  # since the last step
-        self._parts: list[tuple[Rows, Bool]] = []  # of the step under way: rows, entries that predict masks
+        self._parts: list[Part] = []  # of the step under way
         self._scores: list[Score] = []
         self._predictions: Predictions | None = None
 
@@ -54,7 +54,7 @@ class RequestArrays:
         if self._table.write(admission.slot, request.prompt, capacity, self._mask_token_id):
             for batch in self._batches.values():
                 batch.offset_N[:] = batch.slot_N * self._table.stride
-        self._added.setdefault(rules.kind, []).append(TableRequest(**admission._asdict(), table=self._table))
+        self._added.setdefault(rules.kind, []).append(TableRequest(**vars(admission), table=self._table))
 
     def drop(self, request_id: str, now: float) -> tuple[DecodingRequest, Completion] | None:
         self._take_in()
@@ -69,32 +69,25 @@ class RequestArrays:
 
     def plan_step(self, sampling: Sampling) -> StepPlan:
         self._take_in()
-        parts = [plan_rows(batch) for batch in self._batches.values()]
-        plan, scored = lay_out(parts, sampling)
-        self._parts = list(zip(parts, scored, strict=True))
+        plan, self._parts = lay_out([plan_rows(batch) for batch in self._batches.values()], sampling)
         return plan
 
     def select_winners(self, predictions: Predictions) -> Int:
         self._predictions, self._scores = predictions, []
-        winners, first_entry, first_row = [], 0, 0
-        for rows, is_scored_T in self._parts:
-            values_3T = predictions.values_3T[:, first_entry : first_entry + rows.num_entries]
-            score_R = score_rows(rows, is_scored_T, values_3T)
-            winners.append(best_rows(rows, score_R) + first_row)
+        winners = []
+        for part in self._parts:
+            score_R = score_rows(part.rows, part.is_scored_T, predictions.values_3T[:, part.entries])
+            winners.append(best_rows(part.rows, score_R) + part.first_row)
             self._scores.append(score_R)
-            first_entry, first_row = first_entry + rows.num_entries, first_row + len(score_R)
         return winners[0] if len(winners) == 1 else np.concatenate(winners)
 
     def advance(self, winner_row_of_request: Int, now: float) -> list[tuple[DecodingRequest, Completion]]:
         assert self._predictions is not None, "advance follows select_winners"
         finished: list[tuple[DecodingRequest, Completion]] = []
-        first_request, first_entry, first_row = 0, 0, 0
-        for (rows, _), score_R in zip(self._parts, self._scores, strict=True):
-            batch, end_entry = rows.batch, first_entry + rows.num_entries
-            values_3T = self._predictions.values_3T[:, first_entry:end_entry]
-            winner_row_N = winner_row_of_request[first_request : first_request + len(batch)] - first_row
-            first_request, first_entry, first_row = first_request + len(batch), end_entry, first_row + len(score_R)
-            self._advance_batch(rows, values_3T, score_R, winner_row_N, now)
+        for part, score_R in zip(self._parts, self._scores, strict=True):
+            batch, values_3T = part.rows.batch, self._predictions.values_3T[:, part.entries]
+            winner_row_N = winner_row_of_request[part.requests] - part.first_row
+            self._advance_batch(part.rows, values_3T, score_R, winner_row_N, now)
             over = ended(batch, now)
             finished += [(batch.requests[place], completion) for place, completion in over]
             self._remove(batch, [place for place, _ in over])

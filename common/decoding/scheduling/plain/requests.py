@@ -47,7 +47,7 @@ class PlainRequests:
         token_S[: len(prompt)] = prompt
         self._requests.append(
             PlainRequest(
-                **admission._asdict(),
+                **vars(admission),
                 strategy=strategy,
                 token_S=token_S,
                 is_masked_S=np.arange(capacity) >= len(prompt),
