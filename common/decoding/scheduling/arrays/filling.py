@@ -163,8 +163,6 @@ def _ranks(batch: RequestBatch, blocks: OpenBlocks) -> tuple[Int, Float]:
     else:
         worth_QW = SPAWN_RULES[batch.kind.spawn_rule](blocks.values_3QW[2], _NO_RANDOMNESS)
         rank_QW = np.where(is_masked_QW, -worth_QW, np.float32(np.inf))
-    if len(batch) == 1:
-        return candidates_N, rank_QW.reshape(1, rank_QW.size)
     num_requests, widest, size = len(batch), int(blocks.count_N.max()), is_masked_QW.shape[1]
     rank_NQW = np.full((num_requests, widest, size), np.inf, dtype=rank_QW.dtype)
     rank_NQW[request_Q, index_Q] = rank_QW

@@ -103,9 +103,7 @@ def plan_rows(batch: RequestBatch) -> Rows:
     STRATEGIES[batch.kind.strategy].plan(batch)
     _measure_last_block(batch)
     first_row_N, request_R, branch_R = spread(batch.num_branches_N)
-    num_branches = batch.branch_2NB.shape[2]
-    if len(batch) > 1:
-        branch_R = branch_R + request_R * num_branches
+    branch_R = branch_R + request_R * batch.branch_2NB.shape[2]
     fields_FR = np.empty((_FIELDS, len(request_R)), dtype=np.int64)
     batch.of_rows_FN.take(request_R, axis=1, out=fields_FR[RowField.START :], mode="clip")
     position_R, token_R = batch.branch_2NB.reshape(2, -1).take(branch_R, axis=1)

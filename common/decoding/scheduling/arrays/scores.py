@@ -31,8 +31,6 @@ def score_rows(rows: Rows, is_scored_T: Bool, values_3T: Float) -> Score:
 
 def best_rows(rows: Rows, score_R: Score) -> Int:
     """Each request's row of the highest score; of equal ones the first."""
-    if len(rows.batch) == 1:
-        return np.array([score_R.argmax()])
     score_NB = np.full(rows.batch.confidence_NB.shape, -np.inf)
     score_NB.ravel()[rows.branch_R] = score_R
     best_N: Int = rows.first_row_N + score_NB.argmax(axis=1)
