@@ -203,10 +203,12 @@ class Passes:
         """[M, 3]: token, probability, confidence."""
         ops, head, vocab_start = self._ops, self.model.lm_head, self.model.vocab_start
         stack = self._collectives.tp_stack
-        if reads.noise_keys is None:
+        if reads.sampling_rows is None:
             statistics_M6 = ops.statistics(hidden_MD, head, vocab_start, key.sampling)
             return ops.merge(stack(statistics_M6), key.sampling.strategy)
         logits_MV = ops.logits(hidden_MD, head)
+        sampling = key.sampling
         return sampled_statistics(
-            logits_MV, vocab_start, key.sampling, reads.noise_keys, self._collectives.tp_sum, stack
-        )
+            logits_MV, vocab_start, sampling.strategy, sampling.mask_token_id, reads.sampling_rows, stack,
+            is_cut=sampling.is_cut,
+        )  # fmt: skip

@@ -63,6 +63,15 @@ class Sampling(NamedTuple):
         own = mask_token_id if decode.mask_token_id is None else decode.mask_token_id
         return cls(decode.sampling_strategy, own, decode.temperature, decode.top_p, decode.top_k)
 
+    @property
+    def is_cut(self) -> bool:
+        return self.top_p < 1 or self.top_k is not None
+
+    def settings_3N(self, num_positions: int) -> Float:
+        """temperature, top_p and top_k (0: none) of so many positions."""
+        settings_3 = np.array((self.temperature, self.top_p, self.top_k or 0), dtype=np.float32)
+        return settings_3[:, None].repeat(num_positions, axis=1)
+
 
 class CommitSpan(NamedTuple):
     """Positions of one request whose KV becomes final in this step; taken from the winner's row."""

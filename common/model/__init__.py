@@ -3,17 +3,20 @@ of logits.
 """
 
 from common.model.dream import Dream, build_dream
+from common.model.noise import NUM_SAMPLING_FIELDS, Int32, SamplingRows, sampling_fields
 from common.model.ops import Activation, Linear, Ops, RMSNorm, add_rms_norm, attention, rotary_table, rotate, swiglu
-from common.model.sampling import NUM_STATISTICS, NoiseKeys, merge_statistics, sampled_statistics, shard_statistics
+from common.model.sampling import NUM_STATISTICS, merge_statistics, sampled_statistics, shard_statistics
 
 __all__ = [
+    "NUM_SAMPLING_FIELDS",
     "NUM_STATISTICS",
     "Activation",
     "Dream",
+    "Int32",
     "Linear",
-    "NoiseKeys",
     "Ops",
     "RMSNorm",
+    "SamplingRows",
     "add_rms_norm",
     "attention",
     "build_dream",
@@ -21,6 +24,7 @@ __all__ = [
     "rotary_table",
     "rotate",
     "sampled_statistics",
+    "sampling_fields",
     "shard_statistics",
     "swiglu",
 ]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from common.decoding import Sampling, StepPlan
-from common.model import Dream, NoiseKeys, sampled_statistics
+from common.model import Dream
 from common.runtime import PassTimes, Stopwatch
 from graphs.runner import Capture, Entry, GraphRunner, capture_costs
 from lopa_ascend.floors import synchronize
@@ -28,7 +28,7 @@ from lopa_ascend.kv import PageBook, PagedKVCache, pages_for
 from lopa_ascend.ops import VirtualRows
 from lopa_ascend.parallel import Collectives
 from lopa_ascend.passes.buffers import ReadBuffers, Sizes, StepBuffers
-from lopa_ascend.passes.halves import Head, Layers
+from lopa_ascend.passes.halves import Head, HeadKind, Layers
 from lopa_ascend.passes.patience import Patience
 from lopa_ascend.passes.shapes import Shapes
 from lopa_ascend.passes.step import FlatStep, Reads, filler, pad
@@ -50,7 +50,7 @@ class LayersKey:
 @dataclass(frozen=True, slots=True)
 class HeadKey:
     num_reads: int
-    sampling: Sampling
+    kind: HeadKind
     is_captured: bool
 
 
@@ -127,9 +127,8 @@ class Forward:
         hidden_TD = self._captured_hidden_TD if key.is_captured else self._hidden_TD
         read_M = layers.buffers.reads(head_key.num_reads)
         torch.index_select(hidden_TD, 0, read_M, out=head.buffers.hidden_MD)
-        if plan.sampling.temperature > 0:
-            keys_3M = reads.noise_keys(plan, self._collectives.mesh.bp_rank, head_key.num_reads)
-            head.buffers.send_noise_keys(keys_3M, self.device)
+        if head_key.kind.is_sampled:
+            head.buffers.send(reads.sampling_fields(plan, self._collectives.mesh.bp_rank, head_key.num_reads))
         head.run()
         head.buffers.receive()
         self.times.mark(2)
@@ -192,12 +191,13 @@ class Forward:
         return LayersKey(Sizes(num_tokens, num_rows, pages_for(self._max_model_len), 0), is_captured=True)
 
     def head_key(self, num_reads: int, sampling: Sampling) -> HeadKey:
-        """The same on every rank. Samples draw on keys that are sent for each step: those heads are not captured."""
-        padded = self._graphs.shapes.reads(num_reads) if self._graphs and sampling.temperature == 0 else None
-        captured = HeadKey(padded or num_reads, sampling, is_captured=True)
+        """The same on every rank."""
+        kind = HeadKind.of(sampling)
+        padded = self._graphs.shapes.reads(num_reads) if self._graphs else None
+        captured = HeadKey(padded or num_reads, kind, is_captured=True)
         if padded is not None and self.head.has_room(captured):
             return captured
-        return HeadKey(num_reads, sampling, is_captured=False)
+        return HeadKey(num_reads, kind, is_captured=False)
 
     def _step_buffers(self, key: LayersKey) -> StepBuffers:
         if not key.is_captured:
@@ -218,7 +218,8 @@ class Forward:
             self._rows = self._graphs.rows(rows)
 
     def _read_buffers(self, key: HeadKey) -> ReadBuffers:
-        return ReadBuffers(key.num_reads, self._collectives.mesh.bp_size, self._width, self._dtype, self.device)
+        num_ranks, is_sampled = self._collectives.mesh.bp_size, key.kind.is_sampled
+        return ReadBuffers(key.num_reads, num_ranks, self._width, self._dtype, self.device, is_sampled=is_sampled)
 
     def _run_layers(self, key: LayersKey, buffers: StepBuffers) -> None:
         hidden_TD = self._layers_of(key)(buffers.step(key.sizes), self._rows)
@@ -228,20 +229,8 @@ class Forward:
             self._hidden_TD = hidden_TD
 
     def _run_head(self, key: HeadKey, buffers: ReadBuffers) -> None:
-        if buffers.noise_keys is None:
-            predicted_PM3 = self._head_of(key)(buffers.hidden_MD)
-        else:
-            predicted_PM3 = self._sampled(key.sampling, buffers.hidden_MD, buffers.noise_keys)
-        buffers.predicted_PM3.copy_(predicted_PM3)
-
-    def _sampled(self, sampling: Sampling, hidden_MD: Tensor, keys: NoiseKeys) -> Tensor:
-        """[bp, M, 3] float32."""
-        model, collectives = self._model, self._collectives
-        logits_MV = model.ops.linear(hidden_MD, model.lm_head)
-        predicted_M3 = sampled_statistics(
-            logits_MV, model.vocab_start, sampling, keys, collectives.tp_sum, collectives.tp_stack
-        )
-        return collectives.bp_stack(predicted_M3)
+        given = (buffers.hidden_MD,) if buffers.rows is None else (buffers.hidden_MD, buffers.rows)
+        buffers.predicted_PM3.copy_(self._head_of(key)(*given))
 
     def _layers_of(self, key: LayersKey) -> Callable[..., Tensor]:
         if not key.is_captured:
@@ -257,8 +246,8 @@ class Forward:
 
     def _head_of(self, key: HeadKey) -> Callable[..., Tensor]:
         if key not in self._compiled:
-            head = Head(self._model, self._collectives, key.sampling)
-            name = f"m{key.num_reads}_{key.sampling.strategy}_mask{key.sampling.mask_token_id}"
-            compile_head = self._graphs.compile_head if self._graphs and key.is_captured else as_it_is
-            self._compiled[key] = compile_head(head, name)
+            head = Head(self._model, self._collectives, key.kind)
+            name = f"m{key.num_reads}_{key.kind.strategy}_mask{key.kind.mask_token_id}"
+            is_compiled = self._graphs is not None and key.is_captured and not key.kind.is_sampled
+            self._compiled[key] = self._graphs.compile_head(head, name) if self._graphs and is_compiled else head
         return self._compiled[key]

@@ -6,10 +6,12 @@ layers of different sizes, while the head, which gathers over bp, has one size o
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor, nn
 
 from common.decoding import Sampling
-from common.model import Dream, merge_statistics, shard_statistics
+from common.model import Dream, SamplingRows, merge_statistics, sampled_statistics, shard_statistics
 from lopa_ascend.kv import PagedKVCache
 from lopa_ascend.ops import VirtualRows
 from lopa_ascend.parallel import Collectives
@@ -33,20 +35,39 @@ class Layers(nn.Module):
         return hidden_TD
 
 
-class Head(nn.Module):
-    """Hidden states to predictions, at temperature 0."""
+class HeadKind(NamedTuple):
+    """What a head computes, whatever it is given. is_cut: some read has top_p below 1 or a top_k."""
 
-    def __init__(self, model: Dream, collectives: Collectives, sampling: Sampling) -> None:
+    strategy: str
+    mask_token_id: int
+    is_sampled: bool
+    is_cut: bool
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> HeadKind:
+        return cls(sampling.strategy, sampling.mask_token_id, sampling.temperature > 0, sampling.is_cut)
+
+
+class Head(nn.Module):
+    """Hidden states to predictions, the most probable or sampled."""
+
+    def __init__(self, model: Dream, collectives: Collectives, kind: HeadKind) -> None:
         super().__init__()
         self.lm_head = model.lm_head
         self.ops = model.ops
         self.vocab_start = model.vocab_start
         self.collectives = collectives
-        self.sampling = sampling
+        self.kind = kind
 
-    def forward(self, hidden_MD: Tensor) -> Tensor:
-        """[bp, M, 3] float32 of all branch ranks: token, probability, confidence."""
+    def forward(self, hidden_MD: Tensor, rows: SamplingRows | None = None) -> Tensor:
+        """[bp, M, 3] float32 of all branch ranks: token, probability, confidence. rows: with a sampled kind."""
         logits_MV = self.ops.linear(hidden_MD, self.lm_head)
-        statistics_M6 = shard_statistics(logits_MV, self.vocab_start, self.sampling)
-        stacked_PM6 = self.collectives.tp_stack(statistics_M6)
-        return self.collectives.bp_stack(merge_statistics(stacked_PM6, self.sampling.strategy))
+        return self.collectives.bp_stack(self._predicted(logits_MV, rows))
+
+    def _predicted(self, logits_MV: Tensor, rows: SamplingRows | None) -> Tensor:
+        strategy, mask_token_id, _, is_cut = self.kind
+        stack = self.collectives.tp_stack
+        if rows is None:
+            statistics_M6 = shard_statistics(logits_MV, self.vocab_start, Sampling(strategy, mask_token_id))
+            return merge_statistics(stack(statistics_M6), strategy)
+        return sampled_statistics(logits_MV, self.vocab_start, strategy, mask_token_id, rows, stack, is_cut=is_cut)

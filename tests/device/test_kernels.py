@@ -329,7 +329,9 @@ def test_head_statistics_in_one_pass(vocab_start: int, vocab_size: int) -> None:
     logits[:, -3] = 99.0
     logits[5, vocab_size // 2] = logits[5, 11] = 98.0  # a tie: the lower id wins, the second best is as good
     statistics = kernels.head_statistics(logits, vocab_start, mask_token_id)
-    expected = shard_statistics(logits.double().cpu().float(), vocab_start, Sampling("default", mask_token_id))
+    whole = logits.double().cpu().float()
+    expected = shard_statistics(whole, vocab_start, Sampling("margin", mask_token_id))
+    expected[:, 4] = shard_statistics(whole, vocab_start, Sampling("neg_entropy", mask_token_id))[:, 4]
     assert statistics[5, 1] == vocab_start + 11 and statistics[5, 2] == 98.0
     torch.testing.assert_close(statistics[:, [0, 2, 5]].cpu(), expected[:, [0, 2, 5]], rtol=0, atol=0)
     torch.testing.assert_close(statistics[:, 3:5].cpu(), expected[:, 3:5], rtol=2e-5, atol=1e-4)
@@ -342,7 +344,7 @@ def test_head_statistics_in_one_pass(vocab_start: int, vocab_size: int) -> None:
 def test_shards_merge(strategy: str, num_shards: int) -> None:
     logits = random(20, 4000, scale=5.0).float().cpu()
     shards = logits.split(4000 // num_shards, dim=1)
-    sampling = Sampling("default", 17)
+    sampling = Sampling(strategy, 17)
     statistics = torch.stack([shard_statistics(shard, i * shard.shape[1], sampling) for i, shard in enumerate(shards)])
     merged = kernels.merge_statistics(statistics.cuda(), strategy).cpu()
     torch.testing.assert_close(merged, merge_statistics(statistics, strategy), rtol=1e-5, atol=1e-5)
