@@ -68,6 +68,7 @@ class Passes:
         num_static = buckets.max_tokens if capture else 0
         self._captured_hidden_TD = torch.zeros((num_static, width), dtype=dtype, device=device)
         self._hidden_TD = self._captured_hidden_TD
+        self.num_tokens = 0
         self.busy = Stopwatch()
         self.times = PassTimes(partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None)
         self._done = torch.cuda.Event() if device.type == "cuda" else None
@@ -83,6 +84,7 @@ class Passes:
         self._cache.open_step(plan)
         shares = deal(plan, row_of)
         key = self.layers_key(shares)
+        self.num_tokens = key.num_tokens
         layers = self.layers.entry(key, is_captured=key.is_captured)
         layers.buffers.fill(plan, shares[self._bp_rank])
         if key.is_captured:  # a pass that is not replayed does this itself

@@ -23,42 +23,48 @@ Int32 = npt.NDArray[np.int32]
 Float = npt.NDArray[np.float32]
 _UInt64 = npt.NDArray[np.uint64]
 
-NUM_SAMPLING_FIELDS = 5
+NUM_SAMPLING_FIELDS = 6
 # Keeps uniform numbers in [2^-24, 1 - 2^-24]: int32 reaches from -2^31 to 2^31 once it is float32.
 _UNIFORM_SCALE = 2.0**-32 * (1 - 2.0**-23)
 
 
 class SamplingRows(NamedTuple):
-    """How each position is drawn; [N] each. top_k: 0 is none. keys: what its random numbers depend on."""
+    """How each position is drawn; [N] each. top_k: 0 is none. noise: 1, or 0 for the most probable token. key and
+    factor: what its random numbers depend on."""
 
     temperature_N: Tensor  # float32, above 0
     top_p_N: Tensor  # float32
     top_k_N: Tensor  # float32
+    noise_N: Tensor  # float32
     key_N: Tensor  # int32
     factor_N: Tensor  # int32, odd
 
     @classmethod
-    def of(cls, fields_5N: Tensor) -> SamplingRows:
+    def of(cls, fields_6N: Tensor) -> SamplingRows:
         """Views of what `sampling_fields` made, on any device."""
-        settings_3N = fields_5N[:3].view(torch.float32)
-        return cls(*settings_3N.unbind(), *fields_5N[3:].unbind())
+        settings_4N = fields_6N[:4].view(torch.float32)
+        return cls(*settings_4N.unbind(), *fields_6N[4:].unbind())
 
 
 def sampling_fields(settings_3N: Float, request_N: Int, step_N: Int, position_N: Int, num_rows: int) -> Int32:
-    """[5, num_rows] int32 for `SamplingRows.of`, one block to upload; rows behind the given N are padding.
+    """[6, num_rows] int32 for `SamplingRows.of`, one block to upload; rows behind the given N are padding.
 
-    settings_3N: temperature, top_p and top_k (0: none). request_N: the request's 64-bit noise key.
+    settings_3N: temperature (0: the most probable token), top_p and top_k (0: none). request_N: the request's 64-bit
+        noise key.
     """
-    fields_5N = np.empty((NUM_SAMPLING_FIELDS, num_rows), dtype=np.int32)
+    fields_6N = np.empty((NUM_SAMPLING_FIELDS, num_rows), dtype=np.int32)
     num_given = len(request_N)
-    settings = fields_5N[:3].view(np.float32)
-    settings[:, :num_given] = settings_3N
-    settings[:, num_given:] = ((1.0,), (1.0,), (0.0,))
+    settings_4N = fields_6N[:4].view(np.float32)
+    settings_4N[:3, :num_given] = settings_3N
+    is_drawn_N = settings_3N[0] > 0
+    settings_4N[0, :num_given][~is_drawn_N] = 1.0
+    settings_4N[3, :num_given] = is_drawn_N
+    settings_4N[:, num_given:] = ((1.0,), (1.0,), (0.0,), (0.0,))
     keys = _mix(_mix(_mix(request_N.astype(np.uint64)) ^ step_N.astype(np.uint64)) ^ position_N.astype(np.uint64))
-    fields_5N[3, :num_given], fields_5N[4, :num_given] = _halves(keys)
-    fields_5N[3:, num_given:] = 0
-    fields_5N[4] |= 1
-    return fields_5N
+    fields_6N[4, :num_given], fields_6N[5, :num_given] = _halves(keys)
+    fields_6N[4:, num_given:] = 0
+    fields_6N[5] |= 1
+    return fields_6N
 
 
 def gumbel_noise(rows: SamplingRows, vocab_start: int, num_columns: int) -> Tensor:

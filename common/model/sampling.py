@@ -45,7 +45,8 @@ def sampled_statistics(
     logits_NV: Tensor, vocab_start: int, strategy: str, mask_token_id: int, noise: SamplingRows, gather: Gather,
     *, is_cut: bool,
 ) -> Tensor:  # fmt: skip
-    """[N, 3] at temperature > 0: a sample by Gumbel noise, its probability, and the confidence of the distribution.
+    """[N, 3]: a sample by Gumbel noise (at temperature 0 the most probable token), its probability, and the confidence
+    of the distribution.
 
     is_cut: whether some row has top_p below 1 or a top_k. Rows without draw from all of the vocabulary either way.
     A row's result depends on its own logits and settings alone, and its token not on the number of shards.
@@ -54,7 +55,8 @@ def sampled_statistics(
     if is_cut:
         edge_N1 = _edge(logits_NV, noise, gather)
         logits_NV = logits_NV.masked_fill(logits_NV < edge_N1, _NEVER)
-    score_N, column_N = (logits_NV - gumbel_noise(noise, vocab_start, logits_NV.shape[1])).max(dim=-1)
+    noise_NV = gumbel_noise(noise, vocab_start, logits_NV.shape[1])
+    score_N, column_N = torch.addcmul(logits_NV, noise_NV, noise.noise_N[:, None], value=-1).max(dim=-1)
     chosen_N = logits_NV.gather(1, column_N[:, None])[:, 0]
     max_N = logits_NV.max(dim=-1).values
     statistics_N6 = _statistics(logits_NV, max_N, column_N, chosen_N, vocab_start, strategy)

@@ -10,6 +10,7 @@ from common.runtime.times import PassTimes, Stopwatch
 class MeasurablePasses(Protocol):
     """What `MeasuredEngine` reads of an engine's passes."""
 
+    num_tokens: int  # that the last pass ran at, its padding included
     busy: Stopwatch
     times: PassTimes
 
@@ -31,6 +32,9 @@ class MeasuredEngine:
 
     def last_busy_ms(self) -> float:
         return self.passes.busy.seconds * 1e3
+
+    def last_num_tokens(self) -> int:
+        return self.passes.num_tokens
 
     def gather_ms(self, num_reads: int) -> float:
         return self.passes.gather_ms(num_reads)

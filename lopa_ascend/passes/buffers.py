@@ -100,9 +100,9 @@ class ReadBuffers:
         self._fields_on_device = self._fields.to(device) if is_pinned else self._fields
         self.rows = SamplingRows.of(self._fields_on_device) if is_sampled else None
 
-    def send(self, fields_5M: Int32) -> None:
+    def send(self, fields_6M: Int32) -> None:
         """How these reads are drawn (common.model.sampling_fields)."""
-        self._fields.numpy()[:] = fields_5M
+        self._fields.numpy()[:] = fields_6M
         if self._fields_on_device is not self._fields:
             self._fields_on_device.copy_(self._fields, non_blocking=True)
 

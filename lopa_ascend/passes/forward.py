@@ -105,6 +105,7 @@ class Forward:
         self._rows = VirtualRows(torch.zeros(0), [], [])
         self._received: ReadBuffers | None = None
         self._done = torch.Event(device) if device.type != "cpu" else None
+        self.num_tokens = 0
         self.busy = Stopwatch()
         self.times = PassTimes(None if device.type == "cpu" else lambda: torch.npu.Event(enable_timing=True))
 
@@ -113,6 +114,7 @@ class Forward:
         head_key = self.head_key(reads.most, plan.sampling)
         head = self._entry(self.head, head_key)
         key = self.layers_key(flat, head_key.num_reads)
+        self.num_tokens = key.sizes.num_tokens
         layers = self._entry(self.layers, key)
         if key.is_captured:
             flat = pad(flat, key.sizes.num_tokens, key.sizes.num_rows, self._book)

@@ -45,7 +45,7 @@ class HeadKind(NamedTuple):
 
     @classmethod
     def of(cls, sampling: Sampling) -> HeadKind:
-        return cls(sampling.strategy, sampling.mask_token_id, sampling.temperature > 0, sampling.is_cut)
+        return cls(sampling.strategy, sampling.mask_token_id, sampling.is_sampled, sampling.is_cut)
 
 
 class Head(nn.Module):

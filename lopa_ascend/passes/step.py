@@ -127,9 +127,10 @@ class Reads:
         return Predictions(values_3T)
 
     def sampling_fields(self, plan: StepPlan, rank: int, num_reads: int) -> Int32:
-        """[5, num_reads]: how each prediction of this rank is drawn, as `SamplingRows.of` takes it."""
+        """[6, num_reads]: how each prediction of this rank is drawn, as `SamplingRows.of` takes it."""
         entry_M = self._entries_of[rank]
         row_M = plan.first_R.searchsorted(entry_M, side="right") - 1
         position_M = plan.position_T[entry_M] + 1
-        settings_3M = plan.sampling.settings_3N(len(row_M))
+        assert plan.sampling_3R is not None, "rows are drawn"
+        settings_3M = plan.sampling_3R[:, row_M]
         return sampling_fields(settings_3M, plan.noise_key_R[row_M], plan.step_R[row_M], position_M, num_reads)

@@ -59,7 +59,7 @@ class ReadBuffers:
     """Indices of the hidden states to read, how they are drawn, and the gathered predictions on the host."""
 
     def __init__(self, key: ReadsKey, device: torch.device, num_ranks: int) -> None:
-        is_pinned, is_random = device.type == "cuda", key.sampling.temperature > 0
+        is_pinned, is_random = device.type == "cuda", key.sampling.is_sampled
         self._index = Upload(torch.zeros(key.num_reads, dtype=torch.int32, pin_memory=is_pinned), device)
         shape = NUM_SAMPLING_FIELDS if is_random else 0, key.num_reads
         self._sampling = Upload(torch.zeros(shape, dtype=torch.int32, pin_memory=is_pinned), device)
@@ -72,10 +72,10 @@ class ReadBuffers:
         tokens_M, entries_M = reads.tokens_PM[rank], reads.entries_PM[rank]
         self._index.host[: len(tokens_M)] = tokens_M
         self._index.host[len(tokens_M) :] = 0
-        if self.sampling_rows is not None:
+        if plan.sampling_3R is not None:
             row_M = plan.first_R.searchsorted(entries_M, side="right") - 1
             self._sampling.host[:] = sampling_fields(
-                plan.sampling.settings_3N(len(row_M)), plan.noise_key_R[row_M], plan.step_R[row_M],
+                plan.sampling_3R[:, row_M], plan.noise_key_R[row_M], plan.step_R[row_M],
                 plan.position_T[entries_M] + 1, self._sampling.host.shape[1],
             )  # fmt: skip
 

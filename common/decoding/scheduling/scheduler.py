@@ -12,17 +12,20 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from common.config import DecodeConfig
-from common.decoding.engine import Room
+from common.decoding.engine import PassCosts, Room
 from common.decoding.plan import Int, Predictions, Sampling, StepPlan
 from common.decoding.request import Completion, GenerationRequest
 from common.decoding.scheduling.arrays import RequestArrays
+from common.decoding.scheduling.budget import BranchBudget
 from common.decoding.scheduling.plain import PlainRequests
 from common.decoding.scheduling.rules import Rules, StopFinder, no_stop_strings
 from common.decoding.scheduling.state import Admission, DecodingRequest, Requests, StepRecord
 
-# Of a whole pass, which requests share: what attends to what, and how a token comes out of the logits.
-SHARED_SETTINGS = ("window_attention", "sampling_strategy", "temperature", "top_p", "top_k", "mask_token_id")
+# Of a whole pass, which requests share: what attends to what, and how a confidence comes out of the logits.
+SHARED_SETTINGS = ("window_attention", "sampling_strategy", "mask_token_id")
 FEW_REQUESTS = 4  # that are decoded faster one after another than as arrays
 
 
@@ -30,7 +33,8 @@ class Scheduler:
     """Decodes up to `num_slots` requests at once, all of them in every forward pass.
 
     decode, seed: of requests without their own. stop_finder: what looks for stop strings in the generated ids.
-    observer: sees a StepRecord of every request and step.
+    observer: sees a StepRecord of every request and step. costs: of passes; with them lookaheads are tried only where
+    they pay (`branch_budget: auto`).
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Scheduler:
         stop_finder: StopFinder = no_stop_strings,
         observer: Callable[[StepRecord], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        costs: PassCosts | None = None,
     ) -> None:
         self.decode = decode
         self.num_slots = num_slots
@@ -57,6 +62,8 @@ class Scheduler:
         self._room_of_slot: dict[int, Room] = {}
         self._clock = clock
         mask = self.sampling.mask_token_id
+        self._budget = None if costs is None else BranchBudget(costs, decode.num_lookahead, num_slots)
+        self._plan: StepPlan | None = None
         is_few = num_slots <= FEW_REQUESTS
         self._requests: Requests = PlainRequests(mask, observer) if is_few else RequestArrays(num_slots, mask, observer)
 
@@ -84,6 +91,8 @@ class Scheduler:
         slot, num_reused = self._take_slot(request.prompt, rules.decode)  # behind what can raise
         key = noise_key(self._seed if request.seed is None else request.seed, request.id)
         self._room_of_slot[slot] = Room(len(request.prompt), rules.decode)
+        if self._budget is not None:
+            self._budget.admit(slot, len(request.prompt) - num_reused)
         self._requests.add(Admission(request, rules, slot, key, num_reused, self._clock()))
 
     def drop(self, request_id: str) -> Completion | None:
@@ -108,11 +117,20 @@ class Scheduler:
 
     def plan_step(self) -> StepPlan:
         """Open blocks in every branch, then lay all branches of all requests out as rows."""
-        return self._requests.plan_step(self.sampling)
+        if self._budget is None:
+            return self._requests.plan_step(self.sampling)
+        slot_N = np.array([decoding.slot for decoding in self.active])
+        self._requests.keep_lookaheads(self._budget.deal(slot_N, self._requests.num_lookaheads()))
+        self._plan = self._requests.plan_step(self.sampling)
+        return self._plan
 
     def select_winners(self, predictions: Predictions) -> Int:
         """The winning row of every request: arg max of its branch scores; the anchor comes last, so it loses ties."""
-        return self._requests.select_winners(predictions)
+        winners = self._requests.select_winners(predictions)
+        if self._budget is not None and self._plan is not None:
+            thresholds = [decoding.rules.decode.skip_threshold for decoding in self.active]
+            self._budget.learn(self._plan, predictions, self._requests.scores(), np.array(thresholds, dtype=np.float32))
+        return winners
 
     def advance(self, winner_row_of_request: Int) -> list[Completion]:
         """Turn every winner into the next anchor with its lookaheads; return what is finished and free its slot."""

@@ -130,7 +130,7 @@ def test_each_request_has_its_own_settings_and_gets_the_tokens_it_gets_alone() -
     assert results["long"].num_canvas_tokens > results["plain"].num_canvas_tokens
 
 
-@pytest.mark.parametrize(("name", "value"), [("temperature", 0.7), ("window_attention", "block_causal")])
+@pytest.mark.parametrize(("name", "value"), [("sampling_strategy", "margin"), ("window_attention", "block_causal")])
 def test_settings_that_cannot_share_a_pass_reject_their_request_alone(name: str, value: Any) -> None:
     core = core_of(HashedEngine())
     core.add_request(request("good"))
