@@ -95,7 +95,7 @@ def _forward_named(module: torch.nn.Module, name: str) -> Forward:
     code for one graph."""
     forward = type(module).forward
     code = forward.__code__.replace(co_name=f"forward_{name}")
-    return MethodType(FunctionType(code, forward.__globals__), module)
+    return MethodType(FunctionType(code, forward.__globals__, argdefs=forward.__defaults__), module)
 
 
 class NpugraphEx:

@@ -38,7 +38,7 @@ def shard_statistics(logits_NV: Tensor, vocab_start: int, sampling: Sampling) ->
 def merge_statistics(statistics_PN6: Tensor, strategy: str) -> Tensor:
     """[N, 3] float32: token id, its probability, its confidence. Ties between shards go to the lower id."""
     max_N, shard_N = statistics_PN6[..., _MAX].max(dim=0)  # not amax, which does not lower to GE
-    return _merged(statistics_PN6, max_N, shard_N, strategy)
+    return _merged(statistics_PN6, max_N, shard_N, strategy, is_best=True)
 
 
 def sampled_statistics(
@@ -62,7 +62,7 @@ def sampled_statistics(
     statistics_N6 = _statistics(logits_NV, max_N, column_N, chosen_N, vocab_start, strategy)
     statistics_PN7 = gather(torch.cat((statistics_N6, score_N[:, None]), dim=-1))
     max_N, shard_N = statistics_PN7[..., _MAX].max(dim=0).values, statistics_PN7[..., -1].max(dim=0).indices
-    return _merged(statistics_PN7, max_N, shard_N, strategy)
+    return _merged(statistics_PN7, max_N, shard_N, strategy, is_best=False)
 
 
 def _without(logits_NV: Tensor, column: int) -> Tensor:
@@ -84,21 +84,20 @@ def _statistics(
     return torch.stack((max_N, column_N.float() + vocab_start, second_N, sum_N, product_N, chosen_N), dim=-1)
 
 
-def _merged(statistics_PNX: Tensor, max_N: Tensor, shard_N: Tensor, strategy: str) -> Tensor:
-    """[N, 3] float32. shard_N: whose chosen token it is."""
+def _merged(statistics_PNX: Tensor, max_N: Tensor, shard_N: Tensor, strategy: str, *, is_best: bool) -> Tensor:
+    """[N, 3] float32. shard_N: whose chosen token it is. is_best: each shard chose its most probable token."""
     index_1NX = shard_N[None, :, None].expand(1, -1, statistics_PNX.shape[-1])
     picked_NX = statistics_PNX.gather(0, index_1NX)[0]
     scale_PN1 = (statistics_PNX[..., :1] - max_N[:, None]).exp()
-    sums_N2 = (statistics_PNX[..., _SUM : _PRODUCT + 1] * scale_PN1).sum(dim=0)
-    sum_N, token_N = sums_N2[:, 0], picked_NX[:, _ID]
-    probability_N = (picked_NX[:, _CHOSEN] - max_N).exp() / sum_N
+    sum_N, product_N = (statistics_PNX[..., _SUM : _PRODUCT + 1] * scale_PN1).sum(dim=0).unbind(-1)
+    best_N, token_N = sum_N.reciprocal(), picked_NX[:, _ID]
+    probability_N = best_N if is_best else (picked_NX[:, _CHOSEN] - max_N).exp() * best_N
     if strategy == "default":
         return torch.stack((token_N, probability_N, probability_N), dim=-1)
     if strategy == "margin":
-        best_2N = torch.cat((statistics_PNX[..., _MAX], statistics_PNX[..., _SECOND])).topk(2, dim=0).values
-        best_2N = (best_2N - max_N).exp() / sum_N
-        return torch.stack((token_N, probability_N, best_2N[0] - best_2N[1]), dim=-1)
-    negative_entropy_N = sums_N2[:, 1] / sum_N - max_N - sum_N.log()
+        two_2N = torch.cat((statistics_PNX[..., _MAX], statistics_PNX[..., _SECOND])).topk(2, dim=0).values
+        return torch.stack((token_N, probability_N, best_N - (two_2N[1] - max_N).exp() * best_N), dim=-1)
+    negative_entropy_N = product_N * best_N - max_N - sum_N.log()
     return torch.stack((token_N, probability_N, negative_entropy_N), dim=-1)
 
 
