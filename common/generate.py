@@ -167,9 +167,9 @@ def with_paying_lookaheads(decode: DecodeConfig, engine: Engine) -> DecodeConfig
 
 def pass_costs(run: RunConfig, engine: Engine) -> PassCosts | None:
     """What `branch_budget: auto` decides by; None without it. ConfigError if the engine cannot tell."""
-    if run.branch_budget == "off":
+    if run.branch_budget == "all":
         return None
     costs = engine.measure_passes(run.decode)
     if costs is None:
-        raise ConfigError("branch_budget auto: this engine does not measure its passes; set it to off")
+        raise ConfigError("branch_budget auto: this engine does not measure its passes; set it to all")
     return costs

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from common.decoding import Int, Predictions, Sampling, StepPlan
-from common.model import Dream, sampled_statistics
+from common.model import Dream
 from common.runtime import PassTimes, Stopwatch, wait_until_done
 from graphs.buckets import Buckets, fit, round_up
 from graphs.runner import Capture, GraphRunner, capture_costs
@@ -208,9 +208,4 @@ class Passes:
         if reads.sampling_rows is None:
             statistics_M6 = ops.statistics(hidden_MD, head, vocab_start, key.sampling)
             return ops.merge(stack(statistics_M6), key.sampling.strategy)
-        logits_MV = ops.logits(hidden_MD, head)
-        sampling = key.sampling
-        return sampled_statistics(
-            logits_MV, vocab_start, sampling.strategy, sampling.mask_token_id, reads.sampling_rows, stack,
-            is_cut=sampling.is_cut,
-        )  # fmt: skip
+        return ops.sampled(hidden_MD, head, vocab_start, key.sampling, reads.sampling_rows, stack)

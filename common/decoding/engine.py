@@ -53,9 +53,9 @@ class PassCosts(NamedTuple):
 
     def at(self, tokens_X: Score) -> Score:
         """Straight lines between what was measured, the last of them going on."""
-        seconds_X: Score = np.interp(tokens_X, self.tokens, self.seconds)
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.tokens[-1] - self.tokens[-2])
-        return seconds_X + np.maximum(tokens_X - self.tokens[-1], 0.0) * max(slope, 0.0)
+        beyond_X: Score = np.maximum(tokens_X - self.tokens[-1], 0.0) * max(slope, 0.0)
+        return np.interp(tokens_X, self.tokens, self.seconds) + beyond_X
 
 
 class Place(Protocol):

@@ -25,7 +25,7 @@ _UInt64 = npt.NDArray[np.uint64]
 
 NUM_SAMPLING_FIELDS = 6
 # Keeps uniform numbers in [2^-24, 1 - 2^-24]: int32 reaches from -2^31 to 2^31 once it is float32.
-_UNIFORM_SCALE = 2.0**-32 * (1 - 2.0**-23)
+UNIFORM_SCALE = 2.0**-32 * (1 - 2.0**-23)
 
 
 class SamplingRows(NamedTuple):
@@ -71,7 +71,7 @@ def gumbel_noise(rows: SamplingRows, vocab_start: int, num_columns: int) -> Tens
     """[N, V] float32 of negated standard Gumbel noise, with 24 random bits: what is to be subtracted from logits."""
     key_V, factor_V = column_keys(vocab_start, num_columns, rows.key_N.device)
     bits_NV = torch.bitwise_xor(rows.key_N[:, None], key_V).mul_(torch.bitwise_xor(rows.factor_N[:, None], factor_V))
-    return torch.rsub(bits_NV.float(), 0.5, alpha=_UNIFORM_SCALE).log_().neg_().log_()
+    return torch.rsub(bits_NV.float(), 0.5, alpha=UNIFORM_SCALE).log_().neg_().log_()
 
 
 @lru_cache(maxsize=8)

@@ -53,14 +53,21 @@ def sampled_statistics(
     """
     logits_NV = _without(logits_NV.float() / noise.temperature_N[:, None], mask_token_id - vocab_start)
     if is_cut:
-        edge_N1 = _edge(logits_NV, noise, gather)
+        best_NC = logits_NV.topk(min(NUM_CANDIDATES, logits_NV.shape[1]), dim=-1).values
+        mass_N1 = (logits_NV - best_NC[:, :1]).exp_().sum(-1, keepdim=True)
+        edge_N1 = cut_edge(best_NC, mass_N1, noise, gather)
         logits_NV = logits_NV.masked_fill(logits_NV < edge_N1, _NEVER)
     noise_NV = gumbel_noise(noise, vocab_start, logits_NV.shape[1])
     score_N, column_N = torch.addcmul(logits_NV, noise_NV, noise.noise_N[:, None], value=-1).max(dim=-1)
     chosen_N = logits_NV.gather(1, column_N[:, None])[:, 0]
     max_N = logits_NV.max(dim=-1).values
     statistics_N6 = _statistics(logits_NV, max_N, column_N, chosen_N, vocab_start, strategy)
-    statistics_PN7 = gather(torch.cat((statistics_N6, score_N[:, None]), dim=-1))
+    return merge_sampled(gather(torch.cat((statistics_N6, score_N[:, None]), dim=-1)), strategy)
+
+
+def merge_sampled(statistics_PN7: Tensor, strategy: str) -> Tensor:
+    """[N, 3] float32, as `sampled_statistics`. Of each shard: the six statistics of its own sample, and that sample's
+    logit with its noise; the highest of these is drawn."""
     max_N, shard_N = statistics_PN7[..., _MAX].max(dim=0).values, statistics_PN7[..., -1].max(dim=0).indices
     return _merged(statistics_PN7, max_N, shard_N, strategy, is_best=False)
 
@@ -101,16 +108,15 @@ def _merged(statistics_PNX: Tensor, max_N: Tensor, shard_N: Tensor, strategy: st
     return torch.stack((token_N, probability_N, negative_entropy_N), dim=-1)
 
 
-def _edge(logits_NV: Tensor, noise: SamplingRows, gather: Gather) -> Tensor:
+def cut_edge(best_NC: Tensor, mass_N1: Tensor, noise: SamplingRows, gather: Gather) -> Tensor:
     """[N, 1]: the lowest logit that top_p and top_k keep of each row; what ties with it stays.
 
-    Looked for among the best C of all shards. top_p is a share of the mass of all the vocabulary.
+    best_NC: the best C logits of this shard, or all of them, in descending order. mass_N1: sum exp(l - the best) over
+    the shard. The edge is looked for among the best C of all shards; top_p is a share of the mass of all of them.
     """
-    num_columns = logits_NV.shape[1]
-    best_NC = logits_NV.topk(min(NUM_CANDIDATES, num_columns), dim=-1).values
+    num_columns = best_NC.shape[1]
     if num_columns < NUM_CANDIDATES:
         best_NC = torch.nn.functional.pad(best_NC, (0, NUM_CANDIDATES - num_columns), value=_NEVER)
-    mass_N1 = (logits_NV - best_NC[:, :1]).exp_().sum(-1, keepdim=True)
     shards_PNX = gather(torch.cat((best_NC, mass_N1), dim=-1))
     best_PNC = shards_PNX[..., :-1]
     best_NC = best_PNC.transpose(0, 1).flatten(1).topk(NUM_CANDIDATES, dim=-1).values

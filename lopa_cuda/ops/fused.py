@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from common.checkpoint import ModelConfig
+from common.config import NUM_CANDIDATES
 from common.decoding import Sampling
-from common.model import Activation, RMSNorm
+from common.model import Activation, Gather, RMSNorm, SamplingRows, cut_edge, merge_sampled
 from lopa_cuda import kernels
 from lopa_cuda.ops.plain import rotary_of
 from lopa_cuda.parallel import Collectives
@@ -88,6 +90,30 @@ class FusedOps:
 
     def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
         return kernels.merge_statistics(statistics_PM6, strategy)
+
+    def sampled(
+        self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling, rows: SamplingRows,
+        gather: Gather,
+    ) -> Tensor:  # fmt: skip
+        return sampled_of(self.logits(hidden_MD, head), vocab_start, sampling, rows, gather)
+
+
+def sampled_of(logits_MV: Tensor, vocab_start: int, sampling: Sampling, rows: SamplingRows, gather: Gather) -> Tensor:
+    """[M, 3], as common.model.sampled_statistics; the logits are used up."""
+    mask_token_id, edge_M1 = sampling.mask_token_id, None
+    if sampling.is_cut:
+        mass_M1 = kernels.sampled_statistics(logits_MV, vocab_start, mask_token_id, rows, None)[:, 3:4]
+        best_MC = _best(logits_MV, mask_token_id - vocab_start) / rows.temperature_N[:, None]
+        edge_M1 = cut_edge(best_MC, mass_M1, rows, gather)
+    statistics_M7 = kernels.sampled_statistics(logits_MV, vocab_start, mask_token_id, rows, edge_M1)
+    return merge_sampled(gather(statistics_M7), sampling.strategy)
+
+
+def _best(logits_MV: Tensor, mask_column: int) -> Tensor:
+    """[M, C] float32: the best candidates' logits in descending order, the mask's left out."""
+    if 0 <= mask_column < logits_MV.shape[1]:
+        logits_MV[:, mask_column].fill_(-torch.inf)
+    return logits_MV.topk(min(NUM_CANDIDATES, logits_MV.shape[1]), dim=-1).values.float()
 
 
 def quantize_for(consumer: nn.Module | None) -> kernels.Quantize | None:

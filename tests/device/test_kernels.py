@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from common.decoding import Sampling
-from common.model import add_rms_norm, merge_statistics, rotary_table, rotate, shard_statistics, swiglu
+from common.model import (
+    SamplingRows,
+    add_rms_norm,
+    merge_statistics,
+    rotary_table,
+    rotate,
+    sampled_statistics,
+    sampling_fields,
+    shard_statistics,
+    swiglu,
+)
 from common.paging import pages_for
 from lopa_cuda.ops.plain import visible_keys
 from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Tiling, write_tiles
@@ -27,6 +37,7 @@ if torch.cuda.is_available():
     from lopa_cuda import kernels
     from lopa_cuda.kernels.linear import launch_linear
     from lopa_cuda.kernels.linear_table import LinearConfig, find_config
+    from lopa_cuda.ops.fused import sampled_of
 
 BF16_TOLERANCE = 1e-2
 DREAM, DEMO = (28, 4, 128), (4, 2, 64)  # heads, KV heads, head size
@@ -337,6 +348,27 @@ def test_head_statistics_in_one_pass(vocab_start: int, vocab_size: int) -> None:
     torch.testing.assert_close(statistics[:, 3:5].cpu(), expected[:, 3:5], rtol=2e-5, atol=1e-4)
     is_unique = (logits[:, :-3] == statistics[:, :1]).sum(1).cpu() == 1
     assert torch.equal(statistics[is_unique.cuda(), 1].cpu(), expected[is_unique, 1])
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_samples_are_those_of_the_plain_version(is_cut: bool) -> None:
+    """At the whole vocabulary: greedy rows and drawn ones in one pass."""
+    places = np.arange(64)
+    settings = np.array([(0, 1, 0), (0.7, 1, 0), (1.5, 0.9, 0), (1.0, 0.5, 7)] * 16, dtype=np.float32)
+    settings[:, 1:] = settings[:, 1:] if is_cut else (1, 0)
+    fields = torch.from_numpy(sampling_fields(settings.T, places // 4 + 3, places, places * 5, 64))
+    logits = random(64, 152064, scale=3.0)
+    logits[3, 151666] = 99.0  # the mask id
+    plain = sampled_statistics(
+        logits.cpu(), 0, "neg_entropy", 151666, SamplingRows.of(fields), lambda value: value[None], is_cut=is_cut
+    )
+    sampling = Sampling("neg_entropy", 151666, is_sampled=True, is_cut=is_cut)
+    rows = SamplingRows.of(fields.cuda())
+    found = sampled_of(logits.clone(), 0, sampling, rows, lambda value: value[None]).cpu()
+    # Noise is computed in float32 on both: where two tokens' scores are within its rounding, either may win.
+    is_same = found[:, 0] == plain[:, 0]
+    assert is_same.sum() >= 63 and is_same[::4].all()
+    torch.testing.assert_close(found[is_same], plain[is_same], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("strategy", ["default", "margin", "neg_entropy"])

@@ -23,6 +23,8 @@ _MEMORY = 4096.0  # requests seen after which an observation counts e times less
 # Part of what a lookahead brings at once the next passes would have brought without it. On the demo model's problems
 # k = 1, 3, 7 bring 1.65, 2.2 and 2.65 times the tokens of k = 0 in whole answers; at once they bring 2.1, 2.65 and 3.3.
 _LASTING = 0.7
+# Of the host between two passes: docs/performance.md, "Between two forwards" and "Many requests at once".
+_HOST_S, _HOST_S_PER_REQUEST = 3e-4, 2e-5
 _LEARN_EVERY = 4  # passes
 _EXPLORE_EVERY = 64  # passes: then one request gets all of its lookaheads, whatever they cost
 
@@ -34,9 +36,11 @@ class BranchBudget:
         self._costs = costs
         branches = np.arange(1, most + 2, dtype=np.float64)
         worth = np.diff(_PRIOR_TOKENS * branches**_PRIOR_EXPONENT, prepend=0.0)
-        self._weight = np.full(most + 1, _PRIOR_WEIGHT)
         worth[1:] /= _LASTING
+        self._weight = np.full(most + 1, _PRIOR_WEIGHT)
         self._total = worth * self._weight
+        self._worth = self._present_worth()
+        self._rank_K = np.arange(most)
         self._tokens_of_slot = np.zeros(num_slots, dtype=np.int64)
         self._num_passes = 0
 
@@ -44,9 +48,7 @@ class BranchBudget:
     def worth(self) -> Score:
         """[1 + K]: tokens a pass of the anchor alone, and what each further lookahead adds; never more than the one
         before it."""
-        worth: Score = self._total / self._weight
-        worth[1:] = _LASTING * np.minimum.accumulate(np.maximum(worth[1:], 0.0))
-        return worth
+        return self._worth
 
     def admit(self, slot: int, num_tokens: int) -> None:
         """A request's first row has so many tokens."""
@@ -55,19 +57,27 @@ class BranchBudget:
     def deal(self, slot_N: Int, num_spawned_N: Int) -> Int:
         """How many of its lookaheads each request may try in the coming step."""
         self._num_passes += 1
+        if self._num_passes % _EXPLORE_EVERY:
+            return self._dealt(slot_N, num_spawned_N)
+        kept_N: Int = self._dealt(slot_N, num_spawned_N).copy()
+        lucky = self._num_passes // _EXPLORE_EVERY % len(slot_N)
+        kept_N[lucky] = num_spawned_N[lucky]
+        return kept_N
+
+    def _dealt(self, slot_N: Int, num_spawned_N: Int) -> Int:
+        most = int(num_spawned_N.max())
+        if not most:
+            return num_spawned_N
         tokens_N = self._tokens_of_slot[slot_N]
-        worth, most = self.worth, int(num_spawned_N.max(initial=0))
-        is_there_NK = np.arange(most) < num_spawned_N[:, None]
-        request_X, rank_X = is_there_NK.nonzero()
-        gain_X, cost_X = worth[1 + rank_X], tokens_N[request_X]
-        order_X = np.argsort(-gain_X / cost_X, kind="stable")  # a request's own stay in their order
-        gained = np.concatenate(([0.0], gain_X[order_X].cumsum())) + worth[0] * len(slot_N)
-        seconds = self._costs.at(np.concatenate(([0.0], cost_X[order_X].cumsum())) + tokens_N.sum())
-        taken_X = order_X[: int((gained / seconds).argmax())]
-        kept_N = np.bincount(request_X[taken_X], minlength=len(slot_N))
-        if self._num_passes % _EXPLORE_EVERY == 0 and len(slot_N):
-            lucky = self._num_passes // _EXPLORE_EVERY % len(slot_N)
-            kept_N[lucky] = num_spawned_N[lucky]
+        request_X, rank_X = (self._rank_K[:most] < num_spawned_N[:, None]).nonzero()
+        gain_X, cost_X = self._worth[1:].take(rank_X), tokens_N.take(request_X)
+        order_X: Int = (gain_X / -cost_X).argsort(kind="stable")  # a request's own stay in their order
+        gained_X, spent_X = np.empty(len(order_X) + 1), np.empty(len(order_X) + 1)
+        gained_X[0], spent_X[0] = self._worth[0] * len(slot_N), tokens_N.sum()
+        gained_X[1:], spent_X[1:] = gain_X[order_X], cost_X[order_X]
+        host_s = _HOST_S + _HOST_S_PER_REQUEST * len(slot_N)
+        rate_X = gained_X.cumsum() / (self._costs.at(spent_X.cumsum()) + host_s)
+        kept_N: Int = np.bincount(request_X[order_X[: rate_X.argmax()]], minlength=len(slot_N))
         return kept_N
 
     def learn(self, plan: StepPlan, predictions: Predictions, score_R: Score, skip_threshold_N: Float) -> None:
@@ -79,7 +89,7 @@ class BranchBudget:
         self._tokens_of_slot[slot_N] = plan.num_entries_R[last_N]
         for span in plan.commits:
             self._tokens_of_slot[span.slot] -= min(span.length, self._tokens_of_slot[span.slot] - 1)
-        if self._num_passes % _LEARN_EVERY and len(count_N) > 1:
+        if self._num_passes % _LEARN_EVERY:
             return
         threshold_R = skip_threshold_N[request_R]
         is_sure_T = predictions.probability_T > threshold_R.repeat(plan.num_entries_R)
@@ -109,6 +119,12 @@ class BranchBudget:
             self._add(1 + rank, (found_N - tokens_N)[rank < spawned_N])
             best_N, tokens_N = np.where(is_better_N, score_NK[:, rank], best_N), found_N
             is_anchor_N &= ~is_better_N
+        self._worth = self._present_worth()
+
+    def _present_worth(self) -> Score:
+        worth: Score = self._total / self._weight
+        worth[1:] = _LASTING * np.minimum.accumulate(np.maximum(worth[1:], 0.0))
+        return worth
 
     def _add(self, place: int, seen_N: Int) -> None:
         if place >= len(self._weight) or not seen_N.size:
