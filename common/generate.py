@@ -125,6 +125,7 @@ class Generator:
             seed=self.run.seed,
             stop_finder=partial(stop_finder, tokenizer=self.tokenizer),
             costs=self._costs,
+            max_num_batched_tokens=self.run.max_num_batched_tokens,
         )
 
 

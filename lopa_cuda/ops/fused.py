@@ -28,6 +28,8 @@ from quant.w8a8 import QuantizedActivation
 class FusedOps:
     """lopa_cuda.ops.plain.CudaOps on kernels that read every length from the device."""
 
+    num_splits: int | None = None  # of a row's keys in attention; None: by the number of tokens
+
     def __init__(self, config: ModelConfig, cache: PagedKVCache, collectives: Collectives) -> None:
         tp_size = collectives.mesh.tp_size
         self.head_size = config.head_size
@@ -79,7 +81,8 @@ class FusedOps:
         behind = self._behind_attention[layer]
         return kernels.window_attention(
             q_TNH, self.cache.committed[layer], window, table_SP=self.cache.table_SP,
-            tiles_N8=step.tiles_N8, horizon_T=step.horizon_T, quantize=quantize_for(behind),
+            tiles_N8=step.tiles_N8, horizon_T=step.horizon_T, num_splits=self.num_splits,
+            quantize=quantize_for(behind),
         )  # fmt: skip
 
     def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
@@ -96,6 +99,21 @@ class FusedOps:
         gather: Gather,
     ) -> Tensor:  # fmt: skip
         return sampled_of(self.logits(hidden_MD, head), vocab_start, sampling, rows, gather)
+
+
+class InvariantOps(FusedOps):
+    """The same in bf16 with sums whose order depends on no other row of the pass (`batch_invariant`)."""
+
+    num_splits = 4
+
+    def linear(self, x: Activation, linear: nn.Module) -> Any:
+        return kernels.invariant_linear(x, *_operands(linear)[:2])
+
+    def mlp(self, x: Activation, gate_up: nn.Module, down: nn.Module) -> Any:
+        return self.linear(kernels.swiglu(self.linear(x, gate_up)), down)
+
+    def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
+        return kernels.invariant_linear(hidden_MD, *_operands(head)[:2])
 
 
 def sampled_of(logits_MV: Tensor, vocab_start: int, sampling: Sampling, rows: SamplingRows, gather: Gather) -> Tensor:

@@ -120,6 +120,15 @@ def test_requests_together_decode_what_they_do_alone_up_to_rounding(model: Path)
     assert np.mean(agreeing) > 0.5, "batch shapes may move a rounding, never whole answers"
 
 
+def test_requests_together_decode_what_they_do_alone_with_invariant_sums(model: Path) -> None:
+    drawn: list[dict[str, Any]] = [{}, {"temperature": 0.8}, {"temperature": 1.2, "top_k": 9}]
+    together, alone = (
+        decode(build(model, is_captured=True, num_slots=slots, batch_invariant=True), drawn, num_lookahead=2)
+        for slots in (3, 1)
+    )
+    assert together == alone
+
+
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_a_short_pool_decodes_the_tokens_of_a_whole_one(model: Path, num_slots: int) -> None:
     """Of one slot the steps are the same; of three, requests that wait for pages share other passes."""

@@ -350,6 +350,16 @@ def test_head_statistics_in_one_pass(vocab_start: int, vocab_size: int) -> None:
     assert torch.equal(statistics[is_unique.cuda(), 1].cpu(), expected[is_unique, 1])
 
 
+@pytest.mark.parametrize(("num_out", "num_in"), [(4608, 3584), (3584, 18944), (1344, 256), (256, 672)])
+def test_invariant_products_are_the_same_bits_among_any_number_of_tokens(num_out: int, num_in: int) -> None:
+    x, weight, bias = random(3000, num_in), random(num_out, num_in, scale=0.02), random(num_out)
+    whole = kernels.invariant_linear(x, weight, bias)
+    assert relative_error(whole, x.float() @ weight.float().t() + bias.float()) < BF16_TOLERANCE
+    for first, count in ((0, 1), (5, 7), (64, 64), (77, 300), (1000, 1999)):
+        own = slice(first, first + count)
+        assert torch.equal(kernels.invariant_linear(x[own].contiguous(), weight, bias), whole[own])
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_samples_are_those_of_the_plain_version(is_cut: bool) -> None:
     """At the whole vocabulary: greedy rows and drawn ones in one pass."""

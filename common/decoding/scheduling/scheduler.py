@@ -34,7 +34,7 @@ class Scheduler:
 
     decode, seed: of requests without their own. stop_finder: what looks for stop strings in the generated ids.
     observer: sees a StepRecord of every request and step. costs: of passes; with them lookaheads are tried only where
-    they pay (`branch_budget: auto`).
+    they pay (`branch_budget: auto`). max_num_batched_tokens: of prompts that begin in one step; None: any number.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Scheduler:
         observer: Callable[[StepRecord], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         costs: PassCosts | None = None,
+        max_num_batched_tokens: int | None = None,
     ) -> None:
         self.decode = decode
         self.num_slots = num_slots
@@ -62,6 +63,8 @@ class Scheduler:
         self._room_of_slot: dict[int, Room] = {}
         self._clock = clock
         mask = self.sampling.mask_token_id
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._num_begun = 0  # prompt tokens of requests that begin in the coming step
         self._budget = None if costs is None else BranchBudget(costs, decode.num_lookahead, num_slots)
         self._plan: StepPlan | None = None
         is_few = num_slots <= FEW_REQUESTS
@@ -75,6 +78,11 @@ class Scheduler:
     @property
     def has_free_slot(self) -> bool:
         return bool(self._free_slots)
+
+    def can_begin(self, request: GenerationRequest) -> bool:
+        """Whether the coming step takes the request's prompt beside those that begin with it."""
+        most = self._max_num_batched_tokens
+        return most is None or not self._num_begun or self._num_begun + len(request.prompt) <= most
 
     def decode_of(self, request: GenerationRequest) -> DecodeConfig:
         """The settings that the request is decoded by."""
@@ -91,6 +99,7 @@ class Scheduler:
         slot, num_reused = self._take_slot(request.prompt, rules.decode)  # behind what can raise
         key = noise_key(self._seed if request.seed is None else request.seed, request.id)
         self._room_of_slot[slot] = Room(len(request.prompt), rules.decode)
+        self._num_begun += len(request.prompt) - num_reused
         if self._budget is not None:
             self._budget.admit(slot, len(request.prompt) - num_reused)
         self._requests.add(Admission(request, rules, slot, key, num_reused, self._clock()))
@@ -117,6 +126,7 @@ class Scheduler:
 
     def plan_step(self) -> StepPlan:
         """Open blocks in every branch, then lay all branches of all requests out as rows."""
+        self._num_begun = 0
         if self._budget is None:
             return self._requests.plan_step(self.sampling)
         slot_N = np.array([decoding.slot for decoding in self.active])
