@@ -128,6 +128,10 @@ class Passes:
         replay = self._capture(work) if self._capture else work
         return median_seconds(replay, self.device) / repeats * 1e3
 
+    def length_updates_ms(self) -> dict[str, float]:
+        """Replays read their lengths on the device."""
+        return {}
+
     def memory(self) -> dict[str, float]:
         """Peak bytes of this process on the device, and what capture cost."""
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0

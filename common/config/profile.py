@@ -56,6 +56,11 @@ class GraphConfig(Settings):
         description="`lopa_ascend` only: the most shapes that are captured, a third of them of the head; other steps "
         "run as they are.",
     )
+    length_updates: Literal["behind", "before"] = Field(
+        default="behind",
+        description="`npugraph` and `npugraph_ex`: new attention lengths are written while the replay runs (`behind`), "
+        "or `before` it.",
+    )
     cache_dir: str | None = Field(
         default=None,
         description="Folder in which `npugraph_ex` and `torchair` keep compiled graphs from one start to the next.",

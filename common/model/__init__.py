@@ -3,7 +3,15 @@ of logits.
 """
 
 from common.model.dream import Dream, build_dream
-from common.model.noise import NUM_SAMPLING_FIELDS, UNIFORM_SCALE, Int32, SamplingRows, column_keys, sampling_fields
+from common.model.noise import (
+    NUM_SAMPLING_FIELDS,
+    UNIFORM_SCALE,
+    Int32,
+    SamplingRows,
+    column_keys,
+    noise_bits,
+    sampling_fields,
+)
 from common.model.ops import Activation, Linear, Ops, RMSNorm, add_rms_norm, attention, rotary_table, rotate, swiglu
 from common.model.sampling import (
     NUM_STATISTICS,
@@ -34,6 +42,7 @@ __all__ = [
     "cut_edge",
     "merge_sampled",
     "merge_statistics",
+    "noise_bits",
     "rotary_table",
     "rotate",
     "sampled_statistics",

@@ -69,9 +69,14 @@ def sampling_fields(settings_3N: Float, request_N: Int, step_N: Int, position_N:
 
 def gumbel_noise(rows: SamplingRows, vocab_start: int, num_columns: int) -> Tensor:
     """[N, V] float32 of negated standard Gumbel noise, with 24 random bits: what is to be subtracted from logits."""
-    key_V, factor_V = column_keys(vocab_start, num_columns, rows.key_N.device)
-    bits_NV = torch.bitwise_xor(rows.key_N[:, None], key_V).mul_(torch.bitwise_xor(rows.factor_N[:, None], factor_V))
+    bits_NV = noise_bits(rows, vocab_start, num_columns)
     return torch.rsub(bits_NV.float(), 0.5, alpha=UNIFORM_SCALE).log_().neg_().log_()
+
+
+def noise_bits(rows: SamplingRows, vocab_start: int, num_columns: int) -> Tensor:
+    """[N, V] int32, the upper bits of which are random."""
+    key_V, factor_V = column_keys(vocab_start, num_columns, rows.key_N.device)
+    return torch.bitwise_xor(rows.key_N[:, None], key_V).mul_(torch.bitwise_xor(rows.factor_N[:, None], factor_V))
 
 
 @lru_cache(maxsize=8)

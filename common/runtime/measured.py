@@ -16,6 +16,8 @@ class MeasurablePasses(Protocol):
 
     def gather_ms(self, num_reads: int) -> float: ...
 
+    def length_updates_ms(self) -> dict[str, float]: ...
+
     def memory(self) -> dict[str, float]: ...
 
 
@@ -38,6 +40,9 @@ class MeasuredEngine:
 
     def gather_ms(self, num_reads: int) -> float:
         return self.passes.gather_ms(num_reads)
+
+    def length_updates_ms(self) -> dict[str, float]:
+        return self.passes.length_updates_ms()
 
     def memory(self) -> dict[str, float]:
         return self.passes.memory()

@@ -10,10 +10,9 @@ holds the gather over bp, so its shape and whether it is captured follow from wh
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,8 +21,7 @@ from torch import Tensor, nn
 from common.decoding import Sampling, StepPlan
 from common.model import Dream
 from common.runtime import PassTimes, Stopwatch
-from graphs.runner import Capture, Entry, GraphRunner, capture_costs
-from lopa_ascend.floors import synchronize
+from graphs.runner import Entry, GraphRunner, Replay, capture_costs
 from lopa_ascend.kv import PageBook, PagedKVCache, pages_for
 from lopa_ascend.ops import VirtualRows
 from lopa_ascend.parallel import Collectives
@@ -32,13 +30,8 @@ from lopa_ascend.passes.halves import Head, HeadKind, Layers
 from lopa_ascend.passes.patience import Patience
 from lopa_ascend.passes.shapes import Shapes
 from lopa_ascend.passes.step import FlatStep, Reads, filler, pad
+from lopa_ascend.passes.timing import LengthsCapture, UpdatedReplay, gather_ms, length_updates_ms
 from lopa_ascend.stages import RotaryTable
-
-
-class LengthsCapture(Capture, Protocol):
-    """A capture whose replays follow the attention's host lists."""
-
-    lengths: dict[str, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +96,7 @@ class Forward:
         self._captured_hidden_TD = torch.zeros((tokens, self._width), dtype=self._dtype, device=device)
         self._hidden_TD = self._captured_hidden_TD
         self._rows = VirtualRows(torch.zeros(0), [], [])
+        self._run: Replay | None = None  # of the last launch's layers
         self._received: ReadBuffers | None = None
         self._done = torch.Event(device) if device.type != "cpu" else None
         self.num_tokens = 0
@@ -122,6 +116,7 @@ class Forward:
         self.times.mark(0)
         self.busy.start()
         layers.run()
+        self._run = layers.run
         if key.is_captured:
             self.busy.start()  # the device begins once it has the whole graph
         self.times.mark(1)
@@ -154,16 +149,13 @@ class Forward:
 
     def gather_ms(self, num_reads: int) -> float:
         """The gather over bp alone."""
-        if self._collectives.mesh.bp_group is None:
-            return 0.0
-        predicted_M3, repeats = torch.zeros((num_reads, 3), device=self.device), 50
-        for timed in (False, True):
-            synchronize(self.device)
-            began = time.perf_counter()
-            for _ in range(repeats if timed else 3):
-                self._collectives.bp_stack(predicted_M3)
-            synchronize(self.device)
-        return (time.perf_counter() - began) / repeats * 1e3
+        return gather_ms(self._collectives, num_reads, self.device)
+
+    def length_updates_ms(self) -> dict[str, float]:
+        """common.bench.run.Measurable's; ranks of a tp group call it at the same time."""
+        if self._graphs is None or not isinstance(self._run, UpdatedReplay):
+            return {}
+        return length_updates_ms(self._graphs.capture, self._run, self.device)
 
     def memory(self) -> dict[str, float]:
         """Peak bytes of this process on the device, and what capture cost."""

@@ -141,6 +141,7 @@ def test_graphs_give_the_tokens_of_eager(npu: Any, mode: str, quantization: str 
     print(f"{mode}: {len(replays)} graphs, {num_ahead} ahead, {num_updates} updates in {engine.num_steps} steps")
     assert cache_copies(npu, engine) == []
     assert num_updates < engine.num_steps
+    assert list(engine.length_updates_ms()) == ["lengths kept", "written behind", "written before"]
 
 
 @pytest.mark.usefixtures("npu")
