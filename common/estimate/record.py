@@ -16,7 +16,8 @@ from common.estimate.setup import Setup
 from common.model import NUM_STATISTICS, Dream, RMSNorm
 
 PARTS = (
-    "host", "lengths", "embed", "norms", "qkv", "attention", "o", "all-reduce", "gate_up", "down", "head", "gather", "commit",
+    "host", "lengths", "embed", "norms", "qkv", "attention", "o", "all-reduce", "gate_up", "down", "head", "gather",
+    "commit",
 )  # fmt: skip
 
 LAYER_PARTS = ("norms", "qkv", "attention", "o", "all-reduce", "gate_up", "down")
