@@ -41,7 +41,7 @@ def tables(result: Result) -> str:
         ),
         _shapes(result["shapes"]),
         *_length_updates(result["shapes"]),
-        _mixes(result["mixes"], result["conditions"]),
+        *([_mixes(result["mixes"], result["conditions"])] if result["mixes"] else []),
         *[_steps(f"scripted, {section['accepted']} accepted a step", section) for section in result["steps"]],
     ]
     if result["requests"]:
