@@ -26,7 +26,7 @@ from lopa_ascend.kv import PageBook, PagedKVCache, pages_for
 from lopa_ascend.ops import VirtualRows
 from lopa_ascend.parallel import Collectives
 from lopa_ascend.passes.buffers import ReadBuffers, Sizes, StepBuffers
-from lopa_ascend.passes.halves import Head, HeadKind, Layers
+from lopa_ascend.passes.halves import Head, Layers
 from lopa_ascend.passes.patience import Patience
 from lopa_ascend.passes.shapes import Shapes
 from lopa_ascend.passes.step import FlatStep, Reads, filler, pad
@@ -43,7 +43,7 @@ class LayersKey:
 @dataclass(frozen=True, slots=True)
 class HeadKey:
     num_reads: int
-    kind: HeadKind
+    sampling: Sampling
     is_captured: bool
 
 
@@ -124,7 +124,7 @@ class Forward:
         hidden_TD = self._captured_hidden_TD if key.is_captured else self._hidden_TD
         read_M = layers.buffers.reads(head_key.num_reads)
         torch.index_select(hidden_TD, 0, read_M, out=head.buffers.hidden_MD)
-        if head_key.kind.is_sampled:
+        if head_key.sampling.is_sampled:
             head.buffers.send(reads.sampling_fields(plan, self._collectives.mesh.bp_rank, head_key.num_reads))
         head.run()
         head.buffers.receive()
@@ -186,12 +186,11 @@ class Forward:
 
     def head_key(self, num_reads: int, sampling: Sampling) -> HeadKey:
         """The same on every rank."""
-        kind = HeadKind.of(sampling)
         padded = self._graphs.shapes.reads(num_reads) if self._graphs else None
-        captured = HeadKey(padded or num_reads, kind, is_captured=True)
+        captured = HeadKey(padded or num_reads, sampling, is_captured=True)
         if padded is not None and self.head.has_room(captured):
             return captured
-        return HeadKey(num_reads, kind, is_captured=False)
+        return HeadKey(num_reads, sampling, is_captured=False)
 
     def _step_buffers(self, key: LayersKey) -> StepBuffers:
         if not key.is_captured:
@@ -212,7 +211,7 @@ class Forward:
             self._rows = self._graphs.rows(rows)
 
     def _read_buffers(self, key: HeadKey) -> ReadBuffers:
-        num_ranks, is_sampled = self._collectives.mesh.bp_size, key.kind.is_sampled
+        num_ranks, is_sampled = self._collectives.mesh.bp_size, key.sampling.is_sampled
         return ReadBuffers(key.num_reads, num_ranks, self._width, self._dtype, self.device, is_sampled=is_sampled)
 
     def _run_layers(self, key: LayersKey, buffers: StepBuffers) -> None:
@@ -240,8 +239,8 @@ class Forward:
 
     def _head_of(self, key: HeadKey) -> Callable[..., Tensor]:
         if key not in self._compiled:
-            head = Head(self._model, self._collectives, key.kind)
-            name = f"m{key.num_reads}_{key.kind.strategy}_mask{key.kind.mask_token_id}"
-            is_compiled = self._graphs is not None and key.is_captured and not key.kind.is_sampled
+            head = Head(self._model, self._collectives, key.sampling)
+            name = f"m{key.num_reads}_{key.sampling.strategy}_mask{key.sampling.mask_token_id}"
+            is_compiled = self._graphs is not None and key.is_captured and not key.sampling.is_sampled
             self._compiled[key] = self._graphs.compile_head(head, name) if self._graphs and is_compiled else head
         return self._compiled[key]

@@ -6,8 +6,6 @@ layers of different sizes, while the head, which gathers over bp, has one size o
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from torch import Tensor, nn
 
 from common.decoding import Sampling
@@ -35,39 +33,26 @@ class Layers(nn.Module):
         return hidden_TD
 
 
-class HeadKind(NamedTuple):
-    """What a head computes, whatever it is given. is_cut: some read has top_p below 1 or a top_k."""
-
-    strategy: str
-    mask_token_id: int
-    is_sampled: bool
-    is_cut: bool
-
-    @classmethod
-    def of(cls, sampling: Sampling) -> HeadKind:
-        return cls(sampling.strategy, sampling.mask_token_id, sampling.is_sampled, sampling.is_cut)
-
-
 class Head(nn.Module):
     """Hidden states to predictions, the most probable or sampled."""
 
-    def __init__(self, model: Dream, collectives: Collectives, kind: HeadKind) -> None:
+    def __init__(self, model: Dream, collectives: Collectives, sampling: Sampling) -> None:
         super().__init__()
         self.lm_head = model.lm_head
         self.ops = model.ops
         self.vocab_start = model.vocab_start
         self.collectives = collectives
-        self.kind = kind
+        self.sampling = sampling
 
     def forward(self, hidden_MD: Tensor, rows: SamplingRows | None = None) -> Tensor:
-        """[bp, M, 3] float32 of all branch ranks: token, probability, confidence. rows: with a sampled kind."""
+        """[bp, M, 3] float32 of all branch ranks: token, probability, confidence. rows: where some are sampled."""
         logits_MV = self.ops.linear(hidden_MD, self.lm_head)
         return self.collectives.bp_stack(self._predicted(logits_MV, rows))
 
     def _predicted(self, logits_MV: Tensor, rows: SamplingRows | None) -> Tensor:
-        strategy, mask_token_id, _, is_cut = self.kind
+        strategy, mask_token_id, _, is_cut = self.sampling
         stack = self.collectives.tp_stack
         if rows is None:
-            statistics_M6 = shard_statistics(logits_MV, self.vocab_start, Sampling(strategy, mask_token_id))
+            statistics_M6 = shard_statistics(logits_MV, self.vocab_start, self.sampling)
             return merge_statistics(stack(statistics_M6), strategy)
         return sampled_statistics(logits_MV, self.vocab_start, strategy, mask_token_id, rows, stack, is_cut=is_cut)

@@ -63,8 +63,8 @@ def cost_of(npu: Any, passes: Forward, sampling: Sampling) -> Cost:
 def test_a_head_keeps_its_budget(npu: Any, passes: Forward, strategy: Any) -> None:
     """A sampled one has at most twice the kernels of a greedy one."""
     greedy = cost_of(npu, passes, Sampling(strategy, 1000))
-    sampled = cost_of(npu, passes, Sampling(strategy, 1000, temperature=0.7))
-    cut = cost_of(npu, passes, Sampling(strategy, 1000, temperature=0.7, top_p=0.9))
+    sampled = cost_of(npu, passes, Sampling(strategy, 1000, is_sampled=True))
+    cut = cost_of(npu, passes, Sampling(strategy, 1000, is_sampled=True, is_cut=True))
     for name, cost in (("greedy", greedy), ("sampled", sampled), ("top_p", cut)):
         print(f"{strategy}, {name}: {cost.kernels} kernels, {cost.passes:.2f} passes over the logits")
     assert greedy.kernels <= KERNELS[strategy] and greedy.passes <= PASSES[strategy]
@@ -86,7 +86,7 @@ def test_sampled_steps_are_replayed_and_give_the_tokens_of_eager(settings: dict[
     engine.passes.head_key = noted  # type: ignore[method-assign]
     found = decode_all(engine, decode)
     assert len(kinds) == engine.num_steps
-    assert all(key.is_captured and key.kind.is_sampled and key.kind.is_cut == bool(settings) for key in kinds)
+    assert all(key.is_captured and key.sampling.is_sampled and key.sampling.is_cut == bool(settings) for key in kinds)
     assert found == decode_all(engine_on("npu", decode, None), decode)
     assert found != decode_all(engine_on("npu", causal(), None), causal())
 
