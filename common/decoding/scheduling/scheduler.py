@@ -65,6 +65,10 @@ class Scheduler:
         """Requests being decoded, in the order in which a step's rows hold them."""
         return self._requests.active
 
+    def observe(self, observer: Callable[[StepRecord], None] | None) -> None:
+        """From the next step on; None: nobody looks, which costs a step nothing."""
+        self._requests.observer = observer
+
     @property
     def has_free_slot(self) -> bool:
         return bool(self._free_slots)

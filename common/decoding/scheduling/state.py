@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,7 +49,12 @@ class DecodingRequest(Admission):
 
 
 class Requests(Protocol):
-    """Decodes all requests of a replica together, a step at a time."""
+    """Decodes all requests of a replica together, a step at a time.
+
+    observer: sees a StepRecord of every request and step; None: nobody looks.
+    """
+
+    observer: Callable[[StepRecord], None] | None
 
     @property
     def active(self) -> list[DecodingRequest]:
@@ -74,12 +80,17 @@ class Requests(Protocol):
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """What happened to a request in one step, for traces: branches in row order, lookaheads first and the anchor
-    last."""
+    last.
+
+    start: the window's first position. Confidences are those of `sampling_strategy`.
+    """
 
     request_id: str
+    start: int
     commit_length: int
     window_lengths: list[int]
     branch_scores: list[float]
     winner_is_anchor: bool
     filled: dict[int, int]  # position -> token, the winner's own fill
+    filled_confidence: list[float]  # of these, in their order
     lookahead: list[tuple[int, int, float]]  # position, token, confidence: spawned for the next step
