@@ -9,7 +9,7 @@ POST /generate.
                                      one; null: a branch without masks, which is better than any score
      "winner": 1,                    index among the branches; the last branch is the anchor
      "filled": [[18, 734, " cat", -0.01]],     position, token id, text, confidence: masks that became tokens
-     "lookahead": [[21, 11, -0.40]],           position, token id, confidence: what the next pass's lookaheads try
+     "lookahead": [[21, 11, -0.40, ","]],      position, token id, confidence, text: what the next pass tries
      "commit_length": 16,            positions from start on whose keys and values became final
      "canvas_length": 32,            opened positions behind the prompt
      "final_length": 4,              positions behind the prompt in front of the first mask
@@ -64,7 +64,7 @@ class DenoiseEvents:
             "branch_scores": [score if isfinite(score) else None for score in record.branch_scores],
             "winner": winner,
             "filled": [[position, token, self._text_of([token]), score] for position, token, score in filled],
-            "lookahead": [list(made) for made in record.lookahead],
+            "lookahead": [[*made, self._text_of([made[1]])] for made in record.lookahead],
             "commit_length": record.commit_length,
             "canvas_length": self._end - self._prompt_length,
             "final_length": self._final_length,
