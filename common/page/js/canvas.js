@@ -1,0 +1,167 @@
+// The canvas: a cell a position, in blocks; the answer as running text; and what a cell tells of itself.
+
+class CanvasView {
+  constructor(replay) {
+    this.replay = replay;
+    this.pass = 0;
+    this.cells = [];
+    this.blocks = [];
+    this.active = null; // the place that is inspected
+    this.root = byId("canvas");
+    this.root.replaceChildren();
+    this.root.removeAttribute("aria-activedescendant");
+    this.inspect(null);
+  }
+
+  show(pass) {
+    this.pass = pass;
+    const blocks = this.replay.blocksAt(pass);
+    this.resize(blocks);
+    blocks.forEach((block, index) => this.showBlock(block, index));
+    const tries = this.replay.triesAfter(pass);
+    this.cells.forEach((cell, place) => this.showCell(cell, place, tries.get(place)));
+    this.showAnswer();
+    if (this.active !== null) this.inspect(Math.min(this.active, this.cells.length - 1));
+  }
+
+  resize(blocks) {
+    const end = blocks.length ? blocks[blocks.length - 1].next : 0;
+    const isOther = blocks.length && this.blocks.length && blocks[0].next !== this.blocks[0].size;
+    if (isOther || blocks.length < this.blocks.length) {
+      this.root.replaceChildren();
+      this.blocks = [];
+      this.cells = [];
+    }
+    blocks.slice(this.blocks.length).forEach((block) => this.addBlock(block));
+    while (this.cells.length < end) this.addCell(this.blocks[this.blocks.length - 1]);
+  }
+
+  addBlock(block) {
+    const section = make("section", "block");
+    section.setAttribute("role", "group");
+    const head = make("div", "block-head"), name = make("b"), state = make("span", "block-state"), count = make("span");
+    const meter = make("span", "meter"), share = make("i"), grid = make("div", "cells");
+    grid.setAttribute("role", "presentation");
+    meter.append(share);
+    head.append(name, state, meter, count);
+    section.append(head, grid);
+    this.root.append(section);
+    this.blocks.push({ section, name, state, count, share, grid, size: block.next - block.first });
+    for (let place = block.first; place < block.next; place++) this.addCell(this.blocks[this.blocks.length - 1]);
+  }
+
+  addCell(block) {
+    const place = this.cells.length, cell = make("div", "cell");
+    cell.id = `cell-${place}`;
+    cell.setAttribute("role", "option");
+    cell.addEventListener("pointerenter", () => this.inspect(place));
+    cell.addEventListener("click", () => this.inspect(place));
+    const token = make("span", "token"), when = make("span", "when"), sure = make("i", "sure");
+    cell.append(token, when, sure);
+    block.grid.append(cell);
+    this.cells.push({ cell, token, when, sure });
+  }
+
+  showBlock({ first, next, filled, state }, index) {
+    const view = this.blocks[index], size = next - first;
+    const words = { active: "active", full: "full, to be cached", cached: "in cache" };
+    view.name.textContent = `Block ${index + 1}`;
+    view.state.textContent = words[state];
+    view.state.className = `block-state ${state}`;
+    view.count.textContent = `${filled}/${size}`;
+    view.share.style.width = `${(100 * filled) / size}%`;
+    view.section.setAttribute("aria-label", `Block ${index + 1}, ${words[state]}, ${filled} of ${size} filled`);
+  }
+
+  showCell({ cell, token, when, sure }, place, tried) {
+    const { replay, pass } = this, filled = replay.cellAt(place, pass);
+    const last = Math.max(replay.length, 8) - 1, isOver = pass === replay.length && replay.answerLength !== null;
+    const classes = ["cell", filled ? "filled" : "mask"];
+    if (filled) {
+      const confidence = replay.sureness(filled.confidence);
+      cell.style.setProperty("--t", ((filled.pass - 1) / last).toFixed(3));
+      cell.style.setProperty("--c", confidence.toFixed(3));
+      sure.style.width = `${100 * confidence}%`;
+      if (filled.pass === pass) classes.push("fresh");
+      if (filled.won) classes.push("won");
+      if (isOver && place >= replay.answerLength) classes.push("dropped");
+    } else {
+      sure.style.width = "0";
+      if (tried) classes.push("tried");
+    }
+    const text = filled ? visible(filled.text) : tried ? visible(tried.text) : "·";
+    if (text.length > 6) classes.push("long");
+    token.textContent = text;
+    when.textContent = filled ? filled.pass : tried ? `B${tried.branch}` : "";
+    if (place === this.active) classes.push("active");
+    cell.className = classes.join(" ");
+    cell.setAttribute("aria-label", this.describe(place).map(String).join(", "));
+  }
+
+  // What is known of a place, as short phrases.
+  describe(place) {
+    const { replay, pass } = this, filled = replay.cellAt(place, pass), phrases = [`position ${place}`];
+    if (!filled) {
+      const tried = replay.triesAfter(pass).get(place);
+      if (!tried) return [...phrases, "mask"];
+      return [...phrases, "mask", `branch B${tried.branch} will try ${quoted(tried.text)}`];
+    }
+    phrases.push(quoted(filled.text), `token ${filled.token}`, `filled in pass ${filled.pass}`);
+    if (filled.won) phrases.push("by the lookahead that won");
+    phrases.push(`${replay.isEntropy ? "negative entropy" : "confidence"} ${decimal(filled.confidence, 3)}`);
+    return phrases;
+  }
+
+  inspect(place) {
+    if (this.active !== null && this.cells[this.active]) this.cells[this.active].cell.classList.remove("active");
+    this.active = place !== null && place >= 0 ? place : null;
+    const line = byId("inspected");
+    if (this.active === null) {
+      line.textContent = "Point at a cell, or go there with the arrow keys, to see what it is.";
+      return;
+    }
+    const [position, ...rest] = this.describe(place);
+    line.replaceChildren(make("b", "", position[0].toUpperCase() + position.slice(1)), `: ${rest.join(", ")}`);
+    this.cells[place].cell.classList.add("active");
+    this.root.setAttribute("aria-activedescendant", `cell-${place}`);
+  }
+
+  point(place) {
+    this.cells.forEach(({ cell }, index) => cell.classList.toggle("pointed", index === place));
+  }
+
+  // Arrow keys while the canvas has the focus; true if the key was one.
+  move(key) {
+    if (!this.cells.length) return false;
+    const grid = getComputedStyle(this.blocks[0].grid).gridTemplateColumns.split(" ").length;
+    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -grid, ArrowDown: grid };
+    if (!(key in steps)) return false;
+    const place = this.active === null ? 0 : this.active + steps[key];
+    this.inspect(Math.max(0, Math.min(this.cells.length - 1, place)));
+    this.cells[this.active].cell.scrollIntoView({ block: "nearest" });
+    return true;
+  }
+
+  showAnswer() {
+    const { replay, pass } = this, parts = [], event = replay.passes[pass - 1];
+    const isOver = pass === replay.length && replay.answerLength !== null;
+    const end = isOver ? replay.answerLength : this.cells.length;
+    if (isOver && replay.answer) {
+      byId("answer").replaceChildren(replay.answer.text);
+      return;
+    }
+    for (let place = 0, gap = null; place < end; place++) {
+      const cell = replay.cellAt(place, pass);
+      if (!cell) {
+        if (gap === null) parts.push((gap = make("span", "gap")));
+        gap.style.width = `${parseFloat(gap.style.width || "0") + 0.9}ch`;
+        continue;
+      }
+      gap = null;
+      if (isSpecial(cell.text)) continue;
+      const state = cell.pass === pass ? "fresh" : place >= event.final_length ? "open" : "";
+      parts.push(make("span", state, cell.text));
+    }
+    byId("answer").replaceChildren(...parts);
+  }
+}
