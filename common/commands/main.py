@@ -18,6 +18,7 @@ from common.commands.evaluate import evaluate
 from common.commands.parity import parity
 from common.commands.quantize import quantize
 from common.commands.run import run
+from common.commands.trace import trace
 from common.errors import ConfigError, EngineError, one_line
 from common.processes import (
     Stopped,
@@ -39,7 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for _command in (demo, run, evaluate, parity, doctor, quantize, estimate):
+for _command in (demo, run, evaluate, trace, parity, doctor, quantize, estimate):
     app.command()(_command)
 app.command(**RAW_ARGUMENTS)(bench)
 
