@@ -3,8 +3,8 @@
 const FIELDS = [
   ["num_lookahead", "k", "lookahead branches beside the anchor", { min: 0, step: 1 }],
   ["skip_threshold", "tau_conf", "fill every mask more probable than this", { min: 0, max: 1, step: "any" }],
-  ["block_add_threshold", "tau_add", "open a block once this share of the last is filled", { min: 0, max: 1, step: "any" }],
-  ["decoded_token_threshold", "tau_act", "a block must fill once this share before it is", { min: 0, max: 1, step: "any" }],
+  ["block_add_threshold", "tau_add", "a block opens at this share of the last one", { min: 0, max: 1, step: "any" }],
+  ["decoded_token_threshold", "tau_act", "a block fills in every pass from this share of the one before", { min: 0, max: 1, step: "any" }],
   ["block_size", "Block size", "positions of a block", { min: 1, step: 1 }],
   ["max_tokens", "Most tokens", "positions that the answer may fill", { min: 1, step: 1 }],
 ];
@@ -42,13 +42,19 @@ function chosenSettings() {
   return chosen;
 }
 
-// Post the prompt; every event as it comes, with the seconds since the request was sent. Raises a Problem.
-async function stream(prompt, settings, key, signal, onEvent) {
+// What is posted to /generate.
+function bodyOf(prompt, isChat, { max_tokens, ...diffusion }) {
+  const asked = isChat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
+  return { ...asked, stream: true, stream_mode: "denoise", max_tokens, diffusion };
+}
+
+// Post it; onEvent gets every pass as it comes, with the seconds since the request was sent, and onAnswer what the
+// passes have come to. Raises a Problem.
+async function stream(body, key, signal, onEvent, onAnswer) {
   const headers = { "Content-Type": "application/json", Accept: "text/event-stream" };
   if (key) headers.Authorization = `Bearer ${key}`;
-  const body = JSON.stringify({ prompt, stream: true, stream_mode: "denoise", ...settings });
-  const begin = performance.now();
-  const response = await reach(() => fetch("generate", { method: "POST", headers, body, signal }));
+  const begin = performance.now(), sent = { method: "POST", headers, body: JSON.stringify(body), signal };
+  const response = await reach(() => fetch("generate", sent));
   if (!response.ok) throw await refusal(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "", isOver = false;
@@ -56,22 +62,27 @@ async function stream(prompt, settings, key, signal, onEvent) {
     const { done, value } = await reach(() => reader.read());
     const parts = (rest + (value ?? "")).split(/\r?\n\r?\n/);
     rest = parts.pop();
-    for (const part of parts) isOver = take(part, (event) => onEvent(event, (performance.now() - begin) / 1000)) || isOver;
+    for (const part of parts) {
+      const event = read(part);
+      if (event === DONE) isOver = true;
+      else if (event?.pass !== undefined) onEvent(event, (performance.now() - begin) / 1000);
+      else if (event) onAnswer(event);
+    }
     if (done) break;
   }
   if (!isOver) throw new Problem("The stream broke off.", "The server ended it early. What has arrived is shown; decode again.");
 }
 
-// One server-sent event; true at the end of the stream.
-function take(part, onEvent) {
+const DONE = Symbol("the end of a stream");
+
+// What a server-sent event holds; null for a comment. Raises a Problem that the server tells of.
+function read(part) {
   const data = part.split(/\r?\n/).filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim()).join("\n");
-  if (!data) return false;
-  if (data === "[DONE]") return true;
+  if (!data) return null;
+  if (data === "[DONE]") return DONE;
   const event = JSON.parse(data);
   if (event.error) throw new Problem("The server gave up on this request.", event.error.message ?? String(event.error));
-  if (event.pass === undefined) return false;
-  onEvent(event);
-  return Boolean(event.finished);
+  return event;
 }
 
 // Network errors as a Problem; an end by `Stop` as it is.
@@ -105,5 +116,6 @@ async function refusal(response) {
     503: ["The server takes no request now.", wait],
   };
   const [title, text] = problems[response.status] ?? [`The server refused the request (${response.status}).`, ""];
-  return Object.assign(new Problem(title, [said, text].filter(Boolean).join(" ")), { status: response.status });
+  const sentence = said && !/[.!?]$/.test(said) ? `${said}.` : said;
+  return Object.assign(new Problem(title, [sentence, text].filter(Boolean).join(" ")), { status: response.status });
 }

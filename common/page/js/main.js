@@ -21,7 +21,6 @@ function begin(replay, prompt) {
   byId("empty").hidden = true;
   byId("stage").hidden = false;
   canvas = new CanvasView(replay);
-  player.pause();
   player.load(replay);
 }
 
@@ -42,6 +41,7 @@ function otherColour() {
   colourBy(byId("canvas").classList.contains("by-confidence") ? "pass" : "confidence");
 }
 
+// What was decoded before stays until the first pass of the new answer comes.
 async function send() {
   const prompt = byId("prompt").value;
   if (!byId("ask").reportValidity() || request) return;
@@ -49,14 +49,11 @@ async function send() {
   request = new AbortController();
   explain(null);
   setBusy(true);
-  begin(replay, prompt);
-  player.follow();
-  showPairs(settings);
   try {
-    await stream(prompt, settings, byId("key").value, request.signal, (event, seconds) => {
-      replay.add(event, seconds);
-      player.grown();
-    });
+    const body = bodyOf(prompt, byId("kind").value === "chat", settings);
+    await stream(body, byId("key").value, request.signal, (event, seconds) => {
+      arrived(replay, prompt, event, seconds);
+    }, ({ text, token_ids: ids }) => replay.conclude(text, ids.length));
   } catch (error) {
     ended(error);
   } finally {
@@ -64,8 +61,18 @@ async function send() {
     replay.isOver = true;
     setBusy(false);
     if (replay.length) player.grown();
-    else nothingYet();
   }
+}
+
+function arrived(replay, prompt, event, seconds) {
+  replay.add(event, seconds);
+  if (replay.length === 1) {
+    byId("waiting").hidden = true;
+    begin(replay, prompt);
+    showPairs(replay.settings);
+    player.follow();
+  }
+  player.grown();
 }
 
 // A request that has not come to its end.
@@ -81,12 +88,7 @@ function ended(error) {
 function setBusy(isBusy) {
   byId("send").disabled = isBusy;
   byId("stop").disabled = !isBusy;
-}
-
-function nothingYet() {
-  byId("stage").hidden = byId("player").hidden = true;
-  byId("empty").hidden = false;
-  player.replay = null;
+  byId("waiting").hidden = !isBusy;
 }
 
 function pressed(event) {

@@ -29,8 +29,10 @@ class Player {
 
   // Another replay, before its first pass.
   load(replay) {
+    clearTimeout(this.timer);
+    this.timer = this.pass = 0;
+    this.isPlaying = false;
     this.replay = replay;
-    this.pass = 0;
     byId("player").hidden = false;
     this.draw();
   }

@@ -44,6 +44,11 @@ class Replay {
     this.isOver ||= Boolean(event.finished);
   }
 
+  // The answer's text, and its length in tokens.
+  conclude(text, length) {
+    this.answer = { text, length };
+  }
+
   // From 0 to 1. An entropy of h nats is that of e^h equally probable tokens.
   sureness(confidence) {
     return Math.max(0, Math.min(1, this.isEntropy ? Math.exp(confidence) : confidence));

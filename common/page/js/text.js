@@ -30,7 +30,7 @@ function decimal(value, digits) {
 
 const REASONS = {
   eos: "ended by its end token",
-  stop: "ended by a stop string",
+  stop: "ended by a stop",
   length: "ended, canvas full",
   max_steps: "ended at max_steps",
   abort: "stopped",
