@@ -25,13 +25,14 @@ def record_trace(generator: Generator, prompt: str) -> dict[str, Any] | None:
 
     None on ranks that do not write. Raises ConfigError for a prompt that cannot be decoded, EngineError.
     """
+    request = _request(generator, prompt)
     records: list[StepRecord] = []
     seconds: list[float] = []
     result: Completion | Rejection | None = None
     with generator.decoding() as core:
         writes = generator.is_leader and generator.replica == 0
         if writes:
-            core.add_request(_request(generator, prompt))
+            core.add_request(request)
         begin = time.perf_counter()
 
         def observe(record: StepRecord) -> None:

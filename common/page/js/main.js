@@ -27,7 +27,7 @@ function begin(replay, prompt) {
 function explain(problem) {
   const box = byId("problem");
   box.hidden = problem === null;
-  if (problem) box.replaceChildren(make("strong", "", problem.title), problem.message);
+  box.replaceChildren(...(problem ? [make("strong", "", problem.title), problem.message] : []));
 }
 
 function colourBy(value) {

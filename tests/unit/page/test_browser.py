@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from common.commands.main import app
 from common.config import DecodeConfig
 from common.page import trace_page
 from common.serving import DenoiseEvents
@@ -18,6 +20,7 @@ from tests.unit.page.replay_server import KEY, ReplayServer, serving
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install -e '.[browser]'")
 
+MODEL = Path(__file__).parents[3] / "models" / "demo"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
 WAIT_S = 10.0
@@ -167,6 +170,8 @@ def test_a_trace_is_stepped_through_by_keys(page: Page, trace: dict[str, Any], f
         assert page.text("place") == f"Pass {number} of {total}"
         assert filled_on(page) == filled_by(trace, number)
         assert page.count("#canvas .fresh") == len(trace["events"][number - 1]["filled"])
+        wins = [one for one in trace["events"][:number] if one["winner"] < len(one["branch_scores"]) - 1]
+        assert page.count("#canvas .won") == len(wins)
         assert page.count("#branches tr") == len(trace["events"][number - 1]["branch_scores"])
         assert (
             page.ask("[...document.querySelectorAll('#branches tr')].findIndex(row => row.className === 'winner')")
@@ -177,6 +182,23 @@ def test_a_trace_is_stepped_through_by_keys(page: Page, trace: dict[str, Any], f
     assert f"Pass {total - 2} of {total}: " in page.text("status")
     page.press("END")
     assert filled_on(page) == filled_by(trace, total)
+
+
+@pytest.mark.skipif(not (MODEL / "config.json").is_file(), reason="models/demo holds no checkpoint")
+def test_what_lopa_trace_writes_opens_and_plays(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the profile sets it
+    out, question = tmp_path / "out.html", "Tom has 12 apples and buys 5 more. How many apples does he have now?"
+    written = CliRunner().invoke(app, ["trace", question, "--html", str(out), "--set", f"model={MODEL}"])
+    assert written.exit_code == 0, written.output
+    page.open(out.as_uri())
+    assert page.text("asked") == question
+    assert page.text("answer") == written.stdout.rstrip("\n") and "17" in page.text("answer")
+    page.ask("document.getElementById('speed').value = 'real'")
+    page.press("r")
+    page.wait(lambda: page.text("answer") != written.stdout.rstrip("\n"))
+    page.wait(lambda: page.text("answer") == written.stdout.rstrip("\n"))
+    page.press("HOME", "ARROW_RIGHT")
+    assert page.text("place").startswith("Pass 1 of ") and page.count("#canvas .fresh") >= 1
 
 
 def test_the_blocks_have_the_states_of_the_scheduler(page: Page, trace: dict[str, Any], file_url: str) -> None:
@@ -249,9 +271,13 @@ def test_every_text_can_be_read(page: Page, file_url: str, size: tuple[int, int]
     for colour in ("pass", "confidence"):
         page.driver.save_screenshot(str(tmp_path / f"{colour}.png"))
         assert page.ask("document.documentElement.scrollWidth") <= size[0]
+        assert page.ask(f"[...document.querySelectorAll('body *')].filter({TOO_WIDE}).map(one => one.id)") == []
         assert page.ask(CONTRAST) == []
         page.press("c")
 
+
+# In the player too, which does not scroll with the page.
+TOO_WIDE = "one => one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 0.5"
 
 # What has less contrast, as texts; a canvas turns any CSS colour into numbers.
 CONTRAST = """(() => {
