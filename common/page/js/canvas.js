@@ -54,6 +54,7 @@ class CanvasView {
     const place = this.cells.length, cell = make("div", "cell");
     cell.id = `cell-${place}`;
     cell.setAttribute("role", "option");
+    cell.setAttribute("aria-selected", "false");
     cell.addEventListener("pointerenter", () => this.inspect(place));
     cell.addEventListener("click", () => this.inspect(place));
     const token = make("span", "token"), when = make("span", "when"), sure = make("i", "sure");
@@ -64,7 +65,7 @@ class CanvasView {
 
   showBlock({ first, next, filled, state }, index) {
     const view = this.blocks[index], size = next - first;
-    const words = { active: "active", full: "full, to be cached", cached: "in cache" };
+    const words = { active: "active", full: "full", cached: "in cache" };
     view.name.textContent = `Block ${index + 1}`;
     view.state.textContent = words[state];
     view.state.className = `block-state ${state}`;
@@ -113,7 +114,7 @@ class CanvasView {
   }
 
   inspect(place) {
-    if (this.active !== null && this.cells[this.active]) this.cells[this.active].cell.classList.remove("active");
+    this.mark(false);
     this.active = place !== null && place >= 0 ? place : null;
     const line = byId("inspected");
     if (this.active === null) {
@@ -122,8 +123,14 @@ class CanvasView {
     }
     const [position, ...rest] = this.describe(place);
     line.replaceChildren(make("b", "", position[0].toUpperCase() + position.slice(1)), `: ${rest.join(", ")}`);
-    this.cells[place].cell.classList.add("active");
+    this.mark(true);
     this.root.setAttribute("aria-activedescendant", `cell-${place}`);
+  }
+
+  mark(isActive) {
+    const view = this.active === null ? undefined : this.cells[this.active];
+    view?.cell.classList.toggle("active", isActive);
+    view?.cell.setAttribute("aria-selected", isActive);
   }
 
   point(place) {

@@ -1,10 +1,11 @@
 // From the form to the server and back: a request, its `denoise` stream, and what to say when there is none.
 
+const SHARE = { min: 0, max: 1, step: "any" };
 const FIELDS = [
   ["num_lookahead", "k", "lookahead branches beside the anchor", { min: 0, step: 1 }],
-  ["skip_threshold", "tau_conf", "fill every mask more probable than this", { min: 0, max: 1, step: "any" }],
-  ["block_add_threshold", "tau_add", "a block opens at this share of the last one", { min: 0, max: 1, step: "any" }],
-  ["decoded_token_threshold", "tau_act", "a block fills in every pass from this share of the one before", { min: 0, max: 1, step: "any" }],
+  ["skip_threshold", "tau_conf", "fill every mask more probable than this", SHARE],
+  ["block_add_threshold", "tau_add", "a block opens at this share of the last one", SHARE],
+  ["decoded_token_threshold", "tau_act", "a block fills in every pass from this share of the one before", SHARE],
   ["block_size", "Block size", "positions of a block", { min: 1, step: 1 }],
   ["max_tokens", "Most tokens", "positions that the answer may fill", { min: 1, step: 1 }],
 ];
@@ -70,14 +71,16 @@ async function stream(body, key, signal, onEvent, onAnswer) {
     }
     if (done) break;
   }
-  if (!isOver) throw new Problem("The stream broke off.", "The server ended it early. What has arrived is shown; decode again.");
+  const text = "The server ended it early. What has arrived is shown; decode again.";
+  if (!isOver) throw new Problem("The stream broke off.", text);
 }
 
 const DONE = Symbol("the end of a stream");
 
 // What a server-sent event holds; null for a comment. Raises a Problem that the server tells of.
 function read(part) {
-  const data = part.split(/\r?\n/).filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim()).join("\n");
+  const lines = part.split(/\r?\n/).filter((line) => line.startsWith("data:"));
+  const data = lines.map((line) => line.slice(5).trim()).join("\n");
   if (!data) return null;
   if (data === "[DONE]") return DONE;
   const event = JSON.parse(data);

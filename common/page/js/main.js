@@ -106,7 +106,6 @@ function pressed(event) {
 function startLive() {
   addFields();
   byId("ask").hidden = byId("empty").hidden = false;
-  byId("empty-text").textContent = "Write a prompt above. Every forward pass will appear here while the model fills its answer.";
   byId("ask").addEventListener("submit", (event) => {
     event.preventDefault();
     send();
@@ -134,7 +133,9 @@ document.querySelector(".sample").append(...Array.from({ length: 6 }, () => make
 byId("theme").addEventListener("change", (event) => {
   document.documentElement.style.colorScheme = event.target.value;
 });
-for (const choice of document.getElementsByName("colour")) choice.addEventListener("change", () => colourBy(choice.value));
+for (const choice of document.getElementsByName("colour")) {
+  choice.addEventListener("change", () => colourBy(choice.value));
+}
 document.addEventListener("keydown", pressed);
 colourBy("pass");
 if (trace === null) startLive();

@@ -21,7 +21,9 @@ class Player {
     byId("speed").replaceChildren(...SPEEDS.map(([value, text]) => Object.assign(make("option", "", text), { value })));
     byId("speed").value = "2";
     byId("speed").addEventListener("change", () => this.isPlaying && this.play());
-    const actions = { first: this.first, back: this.back, play: this.toggle, next: this.next, last: this.last, replay: this.again };
+    const actions = {
+      first: this.first, back: this.back, play: this.toggle, next: this.next, last: this.last, replay: this.again,
+    };
     for (const [id, action] of Object.entries(actions)) byId(id).addEventListener("click", () => action.call(this));
     byId("pass").addEventListener("input", () => this.seek(Number(byId("pass").value)));
     byId("bars").addEventListener("click", (event) => this.seekAt(event));
