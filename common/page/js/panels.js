@@ -1,25 +1,31 @@
 // Beside the canvas: numbers, the branches of a pass, what colours and marks mean, the settings.
 
 function showNumbers(replay, pass) {
-  const filled = replay.numFilled(pass), seconds = pass ? replay.seconds[pass - 1] : undefined;
-  const final = pass ? replay.passes[pass - 1].final_length : 0;
   const isEnd = pass === replay.length && replay.answerLength !== null;
-  const rate = isNumber(seconds) && seconds > 0 ? filled / seconds : NaN;
-  const numbers = [
-    ["Passes", pass, ` of ${replay.length}`],
-    ["Tokens filled", filled, ""],
-    isEnd ? ["Answer", replay.answerLength, " tokens"] : ["Final so far", final, ""],
-    ["Tokens a pass", decimal(pass ? filled / pass : NaN, 2), ""],
-    ["Tokens a second", decimal(rate, rate < 10 ? 1 : 0), ""],
-    ["Lookahead won", replay.numWins(pass), ` of ${pass}`],
-  ];
-  const pairs = numbers.map(([name, value, unit]) => {
-    const pair = make("div"), number = make("dd", "", String(value));
-    number.append(make("small", "", unit));
-    pair.append(make("dt", "", name), number);
-    return pair;
-  });
-  byId("numbers").replaceChildren(...pairs);
+  const final = isEnd ? replay.answerLength : pass ? replay.passes[pass - 1].final_length : 0;
+  const seconds = pass ? replay.seconds[pass - 1] : undefined;
+  byId("numbers").replaceChildren(
+    ...numberPair("Passes", pass, ` of ${replay.length}`),
+    ...numberPair("Won by a lookahead", replay.numWins(pass), ` of ${pass}`),
+  );
+  byId("rates").replaceChildren(
+    rateRow("Filled", replay.numFilled(pass), pass, seconds),
+    rateRow(isEnd ? "Answer" : "Final", final, pass, seconds),
+  );
+}
+
+function numberPair(name, value, unit) {
+  const number = make("dd", "", String(value));
+  number.append(make("small", "", unit));
+  return [make("dt", "", name), number];
+}
+
+function rateRow(name, count, pass, seconds) {
+  const row = make("tr"), head = make("th", "", name), rate = seconds > 0 ? count / seconds : NaN;
+  head.scope = "row";
+  row.append(head, make("td", "", count), make("td", "", decimal(pass ? count / pass : NaN, 2)));
+  row.append(make("td", "", decimal(rate, rate < 10 ? 1 : 0)));
+  return row;
 }
 
 function showBranches(replay, pass, canvas) {

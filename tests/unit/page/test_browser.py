@@ -177,6 +177,14 @@ def test_a_trace_is_stepped_through_by_keys(page: Page, trace: dict[str, Any], f
             page.ask("[...document.querySelectorAll('#branches tr')].findIndex(row => row.className === 'winner')")
             == (trace["events"][number - 1]["winner"])
         )
+    rates = page.ask(
+        "[...document.querySelectorAll('#rates tr')].map(row => [...row.children].map(at => at.textContent))"
+    )
+    filled, answer, seconds = len(filled_by(trace, total)), trace["answer"]["length"], trace["seconds"][-1]
+    assert rates == [
+        [name, str(count), f"{count / total:.2f}", f"{count / seconds:.0f}"]
+        for name, count in (("Filled", filled), ("Answer", answer))
+    ]
     page.press("ARROW_LEFT", "ARROW_LEFT")
     assert filled_on(page) == filled_by(trace, total - 2)
     assert f"Pass {total - 2} of {total}: " in page.text("status")
