@@ -15,7 +15,7 @@ from common.serving.http.errors import ApiError
 from common.serving.http.requests.fields import ChatFields, GenerateFields, Sampling
 from common.serving.messages import Ready
 
-_NO_EOS = -1  # an end token that no model has
+_NO_EOS = -1  # nothing ends the text
 _OWN_SETTINGS = ("num_lookahead", "block_size", "block_add_threshold", "decoded_token_threshold", "skip_threshold")
 _SAMPLING = ("temperature", "top_p")
 
