@@ -217,7 +217,8 @@ def main() -> None:
         log = Path(folder) / "log"
         if kind == "sigterms":
             for seed in range(int(amount)):
-                print("whole %d, torn %d, exit code %d, %.1f s" % sigterm_under_load(log, seed), flush=True)
+                whole, torn, exit_code, seconds = sigterm_under_load(log, seed)
+                print(f"whole {whole}, torn {torn}, exit code {exit_code}, {seconds:.1f} s", flush=True)
         else:
             with Served(log, *FEW_BRANCHES) as server:
                 print(json.dumps(soak(server, amount)), flush=True)
