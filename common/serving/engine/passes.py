@@ -28,6 +28,7 @@ class CountedEngine(WrappedEngine):
         )
         self._windows = np.zeros(len(WINDOW_BUCKETS) + 1, dtype=np.int64)
         self._receive: Callable[[], Predictions] | None = None
+        self._graphs_before = self._graph_counts()
 
     def forward(self, plan: StepPlan) -> Predictions:
         self.launch(plan)
@@ -68,8 +69,14 @@ class CountedEngine(WrappedEngine):
         counts.kv_usage = pages["in_use"] / pages["total"] if pages else num_running / counts.num_slots
         if not num_running:
             counts.kv_usage = 0.0  # an engine lets go of what has ended when it sees the next plan
-        counts.graph_hits, counts.graph_misses = getattr(self.engine, "graph_counts", (0, 0))
+        hits, misses = self._graph_counts()
+        counts.graph_hits, counts.graph_misses = hits - self._graphs_before[0], misses - self._graphs_before[1]
         return counts
+
+    def _graph_counts(self) -> tuple[int, int]:
+        """Of an engine that has graphs, those of its start among them."""
+        found: tuple[int, int] = getattr(self.engine, "graph_counts", (0, 0))
+        return found
 
     def _count_winners(self, plan: StepPlan, winner_row_of_request: Int) -> None:
         """Rows of one request are adjacent, the anchor last."""
