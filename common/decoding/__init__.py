@@ -5,7 +5,7 @@ a `StepPlan` and comes back as `Predictions`.
 """
 
 from common.decoding.core import EngineCore
-from common.decoding.engine import Capacity, Engine, Room
+from common.decoding.engine import Capacity, Engine, Room, start_forward
 from common.decoding.loop import decode_requests
 from common.decoding.plan import (
     NUM_UPLOADED_FIELDS,
@@ -46,5 +46,6 @@ __all__ = [
     "WrappedEngine",
     "assign_rows",
     "decode_requests",
+    "start_forward",
     "without_stop",
 ]

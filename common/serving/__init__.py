@@ -4,6 +4,7 @@ The process of rank 0 drives the engine and starts another one, the front end, w
 messages once a step, so that no client, however slow, keeps a step waiting.
 """
 
+from common.serving.engine.start import serve
 from common.serving.events import DenoiseEvents
 
-__all__ = ["DenoiseEvents"]
+__all__ = ["DenoiseEvents", "serve"]

@@ -28,9 +28,11 @@ class DecodingRequest(Admission):
     """A request being decoded.
 
     num_searched: generated tokens in which no stop string was found.
+    num_forced_fills: as in `Completion`.
     """
 
     num_searched: int = 0
+    num_forced_fills: int = 0
     first_step_s: float = 0.0
     tokens_per_step: list[int] = field(default_factory=list)
 
