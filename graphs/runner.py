@@ -64,6 +64,8 @@ class GraphRunner(Generic[KeyT, BuffersT]):
         self.num_captured = 0
         self.capture_seconds = 0.0
         self.capture_bytes = 0
+        self.num_hits = 0
+        self.num_misses = 0
         self._allocate = allocate
         self._forward = forward
         self._capture = capture
@@ -82,11 +84,15 @@ class GraphRunner(Generic[KeyT, BuffersT]):
     def entry(self, key: KeyT, *, is_captured: bool = True) -> Entry[BuffersT]:
         """The buffers to fill, and the run. Captures a key at its first use, unless this step is to run as it is."""
         if self._capture is None or not is_captured:
+            self.num_misses += self._capture is not None
             buffers = self._allocate(key)
             return Entry(buffers, lambda: self._forward(key, buffers))
         found = self._entries.get(key)
-        if found is None:
-            found = self._entries[key] = self._captured(key, self._capture)
+        if found is not None:
+            self.num_hits += 1
+            return found
+        self.num_misses += 1
+        found = self._entries[key] = self._captured(key, self._capture)
         return found
 
     def release(self) -> None:
@@ -122,6 +128,11 @@ class GraphRunner(Generic[KeyT, BuffersT]):
                 self.name, key, refusal,
             )  # fmt: skip
             return work
+
+
+def graph_uses(*runners: GraphRunner[Any, Any]) -> tuple[int, int]:
+    """How often a shape had its graph, and how often it was captured first or ran as it is. Without capture neither."""
+    return sum(runner.num_hits for runner in runners), sum(runner.num_misses for runner in runners)
 
 
 def capture_costs(*runners: GraphRunner[Any, Any]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from common.decoding import Int, PassCosts, Predictions, StepPlan
 from common.errors import ConfigError
 from common.processes import Mesh, close_mesh
 from common.runtime import MeasuredEngine, explained
+from graphs.runner import graph_uses
 from lopa_ascend.floors import measure_npu_floors
 from lopa_ascend.kv import BranchCapacity, PageBook, PagedKVCache
 from lopa_ascend.ops import Ops
@@ -76,6 +77,11 @@ class AscendEngine(MeasuredEngine):
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
         self.book.commit()
+
+    @property
+    def graph_counts(self) -> tuple[int, int]:
+        """As `graph_uses`, since the start."""
+        return graph_uses(self.passes.layers, self.passes.head)
 
     def num_paying_lookaheads(self, decode: DecodeConfig) -> int | None:
         return None

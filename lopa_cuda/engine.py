@@ -20,6 +20,7 @@ from common.errors import EngineError
 from common.paging import PagedCapacity
 from common.processes import close_mesh
 from common.runtime import MeasuredEngine, explained, measure_floors
+from graphs.runner import graph_uses
 from lopa_cuda.budget import count_paying_lookaheads, measure_passes
 from lopa_cuda.floors import median_seconds
 from lopa_cuda.parallel import Collectives
@@ -104,6 +105,11 @@ class CudaEngine(MeasuredEngine):
             "kv_pages": {"total": pool.num_pages, "in_use": pool.num_used, "most_in_use": pool.most_used},
             **self._details,
         }
+
+    @property
+    def graph_counts(self) -> tuple[int, int]:
+        """As `graph_uses`, since the start."""
+        return graph_uses(self.passes.layers, self.passes.head, self._committer.runner)
 
     def num_paying_lookaheads(self, decode: DecodeConfig) -> int:
         """What `num_lookahead: auto` stands for on this device and mesh; a collective of all ranks."""

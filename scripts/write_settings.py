@@ -24,6 +24,7 @@ from common.config import (
     MeshConfig,
     OutputConfig,
     RunConfig,
+    ServeConfig,
 )
 from common.config.sweep import SweepConfig, SweepRow
 
@@ -44,6 +45,7 @@ SECTIONS: tuple[tuple[str, type[Frozen]], ...] = (
     ("`decode:` in a run file", DecodeConfig),
     ("`input:` in a run file", InputConfig),
     ("`output:` in a run file", OutputConfig),
+    ("`serve:` in a run file", ServeConfig),
     ("A profile", DeviceProfile),
     ("`mesh:` in a profile", MeshConfig),
     ("`graph:` in a profile", GraphConfig),

@@ -1,7 +1,7 @@
 """A batch run: a JSONL file of requests in, a JSONL file of results out, resumable at any moment."""
 
-from common.batch.files import input_and_output, metrics_path, write_whole
-from common.batch.inputs import check_input, read_lines, require_shareable
+from common.batch.files import input_and_output, metrics_path, real_file, require_file, write_whole
+from common.batch.inputs import InputLine, check_input, read_lines, require_shareable
 from common.batch.output import read_records
 from common.batch.prompts import prompt_or_reason
 from common.batch.records import TextGenerator
@@ -9,6 +9,7 @@ from common.batch.report import accuracy, markdown, number, print_summary, print
 from common.batch.run import require_some_finished, run_batch
 
 __all__ = [
+    "InputLine",
     "TextGenerator",
     "accuracy",
     "check_input",
@@ -21,6 +22,8 @@ __all__ = [
     "prompt_or_reason",
     "read_lines",
     "read_records",
+    "real_file",
+    "require_file",
     "require_shareable",
     "require_some_finished",
     "run_batch",

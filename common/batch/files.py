@@ -29,9 +29,9 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
     for setting, path in (("input.path", run.input.path), ("model", run.model), ("lora_path", run.lora_path or "")):
         require_speakable(setting, path)
     target = real_file(Path(run.output.path))
-    _require_file("output.path", target, ".run.json")
+    require_file("output.path", target, ".run.json")
     metrics = metrics_path(run.output)
-    _require_file("output.metrics_path", metrics, ".tmp")
+    require_file("output.metrics_path", metrics, ".tmp")
     paths = [Path(run.input.path), target, metrics, sidecar_path(target)]
     if any(_is_same_file(one, other) for one, other in itertools.combinations(paths, 2)):
         raise ConfigError(
@@ -107,7 +107,7 @@ def _temporary(path: Path) -> Path:
     return path.with_name(path.name + ".tmp")
 
 
-def _require_file(setting: str, path: Path, longest_suffix: str) -> None:
+def require_file(setting: str, path: Path, longest_suffix: str) -> None:
     """ConfigError unless this is, or can become, a file, with one beside it whose name is longer by the suffix."""
     with naming(path, f"choose another {setting}"):
         if path.is_dir():

@@ -1,4 +1,5 @@
-"""`scripts/run_batch.sh` behind its first lines: check the files, then start the processes that the profile asks for.
+"""`scripts/run_batch.sh` and its sisters behind their first lines: check the files, then start the processes that the
+profile asks for.
 
     python -m common.commands.job run PROFILE RUN [--set key=value ...] [options of `lopa run`]
 
@@ -59,7 +60,7 @@ class Job:
 def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Job, DeviceProfile, RunConfig]:
     """What to start for `command PROFILE RUN ...` in this environment. Raises ConfigError."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)  # --help is the worker's
-    parser.add_argument("command", choices=("run", "evaluate", "bench"), help=argparse.SUPPRESS)
+    parser.add_argument("command", choices=("run", "serve", "evaluate", "bench"), help=argparse.SUPPRESS)
     parser.add_argument("profile", help="device profile: a YAML file, or the name of one in configs/profiles")
     parser.add_argument("run", help="run file: a YAML file, or the name of one in configs/runs")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting")
@@ -76,7 +77,7 @@ def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[
     num_here = processes_here(profile, nodes)
     variables = {"OMP_NUM_THREADS": str(max(1, _num_cpus() // num_here)), **profile.environment}
     added = {name: value for name, value in variables.items() if name not in environment}
-    needs_input = known.command != "bench"
+    needs_input = known.command in ("run", "evaluate")
     if num_here * nodes.count == 1:
         return Job(added, worker, needs_input), profile, run
     return Job(added, worker, needs_input, torchrun_options(nodes, num_here), nodes), profile, run

@@ -18,6 +18,8 @@ from common.commands.evaluate import evaluate
 from common.commands.parity import parity
 from common.commands.quantize import quantize
 from common.commands.run import run
+from common.commands.serve import serve
+from common.commands.trace import trace
 from common.errors import ConfigError, EngineError, one_line
 from common.processes import (
     Stopped,
@@ -32,14 +34,14 @@ from quant.errors import QuantizationError
 app = typer.Typer(
     name="lopa",
     help="Decode text with diffusion language models, several lookahead branches at a time (LoPA).\n\n"
-    "A profile says what runs the model, a run what is decoded. `run` and `evaluate` take the profile as --profile, "
-    "`estimate` and `bench` as the argument before RUN, as all scripts do.",
+    "A profile says what runs the model, a run what is decoded. `run`, `serve` and `evaluate` take the profile as "
+    "--profile, `estimate` and `bench` as the argument before RUN, as all scripts do.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 
-for _command in (demo, run, evaluate, parity, doctor, quantize, estimate):
+for _command in (demo, run, serve, evaluate, trace, parity, doctor, quantize, estimate):
     app.command()(_command)
 app.command(**RAW_ARGUMENTS)(bench)
 

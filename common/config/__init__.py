@@ -10,6 +10,7 @@ from common.config.files import find_config, load_profile, load_profile_and_run,
 from common.config.frozen import Frozen
 from common.config.profile import DeviceProfile, GraphConfig, MeshConfig
 from common.config.run import InputConfig, OutputConfig, RunConfig
+from common.config.serve import ServeConfig
 from common.config.sweep import load_sweep, slug
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "MeshConfig",
     "OutputConfig",
     "RunConfig",
+    "ServeConfig",
     "explain",
     "find_config",
     "load_profile",

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from common.config.decode import DecodeConfig
 from common.config.frozen import Settings
+from common.config.serve import ServeConfig
 
 
 class InputConfig(Settings):
@@ -65,3 +66,4 @@ class RunConfig(Settings):
     seed: int = Field(default=0, ge=0, description="What random tokens and random controls depend on.")
     input: InputConfig | None = Field(default=None, description="Where requests come from.")
     output: OutputConfig | None = Field(default=None, description="Where results go.")
+    serve: ServeConfig = Field(default=ServeConfig(), description="How `lopa serve` takes requests.")

@@ -5,7 +5,7 @@ a `StepPlan` and comes back as `Predictions`.
 """
 
 from common.decoding.core import EngineCore
-from common.decoding.engine import Capacity, Engine, PassCosts, QueuesForwards, Room
+from common.decoding.engine import Capacity, Engine, PassCosts, QueuesForwards, Room, start_forward
 from common.decoding.loop import decode_requests
 from common.decoding.plan import (
     NUM_UPLOADED_FIELDS,
@@ -50,5 +50,6 @@ __all__ = [
     "WrappedEngine",
     "assign_rows",
     "decode_requests",
+    "start_forward",
     "without_stop",
 ]

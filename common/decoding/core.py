@@ -58,6 +58,15 @@ class EngineCore:
         nothing happens. On rank 0."""
         self._aborted.append(request_id)
 
+    def why_impossible(self, request: GenerationRequest) -> str | None:
+        """Why this engine could not decode the request even if it were empty; None: it could, once there is room."""
+        return why_impossible(request, self.scheduler, self.engine.capacity)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have been added and have no room yet."""
+        return len(self._waiting.read) + (0 if self._source is self._waiting else len(self._source.read))
+
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do: requests wait or are being decoded, or results have not been told."""

@@ -16,13 +16,14 @@ FinishReason = Literal["eos", "stop", "length", "max_steps", "abort"]
 class GenerationRequest:
     """`id` is unique in a run and keys the request's random numbers, together with the seed.
 
-    decode, seed: the request's own; None: the run's.
+    decode, seed: the request's own; None: the run's. noise_name: keys the random numbers in the id's place.
     """
 
     id: str
     prompt: tuple[int, ...]
     decode: DecodeConfig | None = None
     seed: int | None = None
+    noise_name: str | None = None
 
 
 class RequestQueue:
@@ -101,6 +102,7 @@ class Completion:
     canvas_token_ids: every opened position, behind the EOS too; positions never filled hold the mask id.
     num_canvas_tokens: the filled ones among them: the published way of counting.
     num_forwards: steps; one step is one forward pass whatever the number of branches.
+    num_forced_fills: tokens that passed no threshold, each the most confident of a block that had to fill one.
     first_step_s, total_s: seconds from admission to the end of the first step, and to the end.
     """
 
@@ -115,6 +117,7 @@ class Completion:
     first_step_s: float
     total_s: float
     tokens_per_step: tuple[int, ...] = field(default=())
+    num_forced_fills: int = 0
 
     @classmethod
     def of_nothing(cls, request: GenerationRequest, reason: FinishReason) -> Completion:

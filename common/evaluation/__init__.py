@@ -1,9 +1,12 @@
-"""Is it right: several settings on one input with a table of them, and golden traces replayed step by step."""
+"""Is it right: several settings on one input with a table of them, golden traces replayed step by step, and the trace
+of one prompt."""
 
 from common.evaluation.parity import replay_files
+from common.evaluation.record import record_trace
 from common.evaluation.sweep import evaluate_sweep
 
 __all__ = [
     "evaluate_sweep",
+    "record_trace",
     "replay_files",
 ]

@@ -12,10 +12,13 @@ import ctypes
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
 GRACE_S = 5.0
+_ECHO_S = 1.0  # in which a launcher passes a signal on
 _PR_SET_PDEATHSIG = 1
 
 
@@ -36,6 +39,18 @@ def stop_on_signals(grace_s: float = GRACE_S) -> None:
     threading.Thread(target=_end_after_grace, args=(reader, grace_s), daemon=True).start()
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, _raise_stopped)
+
+
+def drain_on_signals(drain: Callable[[], None]) -> None:
+    """From now on the first SIGINT or SIGTERM calls `drain`, in a thread, and a later one ends the process at once.
+
+    What a launcher passes on of a signal that this process has got itself is not a later one.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    end_undisturbed()
+    threading.Thread(target=_drain_then_end, args=(reader, drain), daemon=True).start()
 
 
 def end_undisturbed() -> None:
@@ -62,6 +77,19 @@ def _end_after_grace(reader: int, grace_s: float) -> None:
         signal_number = os.read(reader, 1)[0]
         if signal_number in (signal.SIGINT, signal.SIGTERM):
             threading.Event().wait(grace_s)
+            os._exit(128 + signal_number)
+
+
+def _drain_then_end(reader: int, drain: Callable[[], None]) -> None:
+    drained_at: float | None = None
+    while True:
+        signal_number = os.read(reader, 1)[0]
+        if signal_number not in (signal.SIGINT, signal.SIGTERM):
+            continue
+        if drained_at is None:
+            drained_at = time.monotonic()
+            drain()
+        elif time.monotonic() - drained_at > _ECHO_S:
             os._exit(128 + signal_number)
 
 

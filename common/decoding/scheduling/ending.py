@@ -55,6 +55,7 @@ def completion_of(
         first_step_s=decoding.first_step_s,
         total_s=now - decoding.admitted_at,
         tokens_per_step=tuple(decoding.tokens_per_step),
+        num_forced_fills=decoding.num_forced_fills,
     )
 
 

@@ -12,6 +12,8 @@ from common.config import DecodeConfig
 FindStop = Callable[[Sequence[int], int], "int | None"]
 StopFinder = Callable[[Sequence[str]], "FindStop | None"]  # stop strings -> what looks for them; None without any
 
+NO_TOKEN = -1  # what an anchor adds, too
+
 
 def no_stop_strings(stops: Sequence[str]) -> FindStop | None:
     """The StopFinder of a scheduler that has no tokenizer."""
@@ -46,7 +48,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rules:
-    """eos_token_id: the settings' own, or the model's; None: nothing ends a text."""
+    """eos_token_id: the settings' own, or the model's; None: nothing ends a text, which settings say by -1."""
 
     decode: DecodeConfig
     kind: Kind
@@ -58,7 +60,8 @@ class Rules:
     def of(cls, decode: DecodeConfig, eos_token_id: int | None, stop_finder: StopFinder) -> Rules:
         own = eos_token_id if decode.eos_token_id is None else decode.eos_token_id
         sampling = decode.temperature, decode.top_p, float(decode.top_k or 0)
-        return cls(decode, Kind.of(decode), own, stop_finder(decode.stop), sampling)
+        stop = stop_finder(decode.stop)
+        return cls(decode, Kind.of(decode), None if own == NO_TOKEN else own, stop, sampling)
 
     @property
     def is_sampled(self) -> bool:

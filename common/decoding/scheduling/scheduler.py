@@ -26,6 +26,7 @@ from common.decoding.scheduling.state import Admission, DecodingRequest, Request
 
 # Of a whole pass, which requests share: what attends to what, and how a confidence comes out of the logits.
 SHARED_SETTINGS = ("window_attention", "sampling_strategy", "mask_token_id")
+MOST_RULES = 1000  # of different settings that are kept for requests to come
 FEW_REQUESTS = 4  # that are decoded faster one after another than as arrays
 
 
@@ -75,6 +76,10 @@ class Scheduler:
         """Requests being decoded, in the order in which a step's rows hold them."""
         return self._requests.active
 
+    def observe(self, observer: Callable[[StepRecord], None] | None) -> None:
+        """From the next step on; None: nobody looks, which costs a step nothing."""
+        self._requests.observer = observer
+
     @property
     def has_free_slot(self) -> bool:
         return bool(self._free_slots)
@@ -97,7 +102,8 @@ class Scheduler:
             raise ValueError(f"request {request.id}: the prompt is empty; give at least one token")
         rules = self._rules_of(request)
         slot, num_reused = self._take_slot(request.prompt, rules.decode)  # behind what can raise
-        key = noise_key(self._seed if request.seed is None else request.seed, request.id)
+        name = request.id if request.noise_name is None else request.noise_name
+        key = noise_key(self._seed if request.seed is None else request.seed, name)
         self._room_of_slot[slot] = Room(len(request.prompt), rules.decode)
         self._num_begun += len(request.prompt) - num_reused
         if self._budget is not None:
@@ -156,6 +162,8 @@ class Scheduler:
         if rules is None:
             if (reason := self.why_apart(decode)) is not None:
                 raise ValueError(f"request {request.id}: {reason}")
+            if len(self._rules) >= MOST_RULES:  # of requests that have ended, mostly
+                self._rules = {self.decode: self._rules[self.decode]}
             rules = self._rules[decode] = Rules.of(decode, self._eos_token_id, self._stop_finder)
         return rules
 
@@ -177,9 +185,9 @@ class Scheduler:
         return slot, num_reused
 
 
-def noise_key(seed: int, request_id: str) -> int:
-    """A signed 64-bit key of (seed, request): the same on every rank and in every run."""
-    digest = hashlib.blake2b(f"{seed}/{request_id}".encode(errors="surrogatepass"), digest_size=8).digest()
+def noise_key(seed: int, name: str) -> int:
+    """A signed 64-bit key of (seed, request's name): the same on every rank and in every run."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 

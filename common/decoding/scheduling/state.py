@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,9 +28,11 @@ class DecodingRequest(Admission):
     """A request being decoded.
 
     num_searched: generated tokens in which no stop string was found.
+    num_forced_fills: as in `Completion`.
     """
 
     num_searched: int = 0
+    num_forced_fills: int = 0
     first_step_s: float = 0.0
     tokens_per_step: list[int] = field(default_factory=list)
 
@@ -48,7 +51,12 @@ class DecodingRequest(Admission):
 
 
 class Requests(Protocol):
-    """Decodes all requests of a replica together, a step at a time."""
+    """Decodes all requests of a replica together, a step at a time.
+
+    observer: sees a StepRecord of every request and step; None: nobody looks.
+    """
+
+    observer: Callable[[StepRecord], None] | None
 
     @property
     def active(self) -> list[DecodingRequest]:
@@ -83,12 +91,17 @@ class Requests(Protocol):
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """What happened to a request in one step, for traces: branches in row order, lookaheads first and the anchor
-    last."""
+    last.
+
+    start: the window's first position. Confidences are those of `sampling_strategy`.
+    """
 
     request_id: str
+    start: int
     commit_length: int
     window_lengths: list[int]
     branch_scores: list[float]
     winner_is_anchor: bool
     filled: dict[int, int]  # position -> token, the winner's own fill
+    filled_confidence: list[float]  # of these, in their order
     lookahead: list[tuple[int, int, float]]  # position, token, confidence: spawned for the next step

@@ -19,7 +19,7 @@ from common.decoding import (
     StepRecord,
     assign_rows,
 )
-from common.decoding.scheduling.scheduler import noise_key
+from common.decoding.scheduling.scheduler import FEW_REQUESTS, noise_key
 
 MASK, EOS, VOCAB = 5, 6, 50
 
@@ -261,3 +261,15 @@ def test_noise_keys_depend_on_seed_and_request_alone() -> None:
 
 def test_every_id_has_a_key_half_a_surrogate_pair_too() -> None:
     assert noise_key(0, "\ud800") != noise_key(0, "\ud801")
+
+
+@pytest.mark.parametrize("num_slots", [1, FEW_REQUESTS + 1])
+def test_without_an_end_token_the_canvas_is_filled(num_slots: int) -> None:
+    decode = DecodeConfig(num_lookahead=2, block_size=4, max_new_tokens=16, eos_token_id=-1)
+    scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=num_slots)
+    scheduler.admit(GenerationRequest("a", (10, 11)))
+    engine, completions = RandomEngine(0, eos_share=0.5), []
+    while scheduler.active:
+        plan = scheduler.plan_step()
+        completions += scheduler.advance(scheduler.select_winners(engine.forward(plan)))
+    assert completions[0].finish_reason == "length" and len(completions[0].token_ids) == 16

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from graphs.runner import CaptureRefused, GraphRunner, Replay
+from graphs.runner import CaptureRefused, GraphRunner, Replay, graph_uses
 
 
 class Recorder:
@@ -42,6 +42,8 @@ def test_a_shape_is_captured_once_and_keeps_its_buffers() -> None:
     assert capture.num_captured == runner.num_captured == 1
     runner.entry(3)
     assert capture.num_captured == 2
+    runner.entry(4, is_captured=False)
+    assert graph_uses(runner, doubling(None)) == (1, 3)
 
 
 def test_without_capture_every_run_has_its_own_buffers() -> None:

@@ -101,6 +101,8 @@ def fill(batch: RequestBatch, blocks: OpenBlocks) -> tuple[Bool, Int]:
         confidence_QW = np.where(is_masked_QW[stuck_Q], values_3QW[2, stuck_Q], -np.inf)
         is_chosen_QW[stuck_Q, confidence_QW.argmax(axis=1)] = True
         num_chosen_Q[stuck_Q] = 1
+        for place in request_Q[stuck_Q].tolist():
+            batch.requests[place].num_forced_fills += 1
     batch.num_masked_NM[block_QQ] -= num_chosen_Q
     place_S = blocks.place_QW[is_chosen_QW]
     token_S = values_3QW[0][is_chosen_QW].astype(np.int64)

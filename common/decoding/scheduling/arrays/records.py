@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from common.decoding.plan import Bool, Score
 from common.decoding.scheduling.arrays.filling import OpenBlocks
@@ -11,7 +11,7 @@ from common.decoding.scheduling.state import StepRecord
 
 
 def records_of(
-    rows: Rows, score_R: Score, is_lookahead_N: Bool, blocks: OpenBlocks, is_chosen_QW: Bool
+    rows: Rows, start_N: Sequence[int], score_R: Score, is_lookahead_N: Bool, blocks: OpenBlocks, is_chosen_QW: Bool
 ) -> Iterator[StepRecord]:
     """Of a step whose lookaheads have been spawned. Window lengths and scores are the step's, lookaheads the next's."""
     batch = rows.batch
@@ -21,14 +21,17 @@ def records_of(
         is_chosen_QW_own = is_chosen_QW[blocks_of_own]
         position_S = blocks.place_QW[blocks_of_own][is_chosen_QW_own] - decoding.slot * batch.tokens.stride
         token_S = blocks.values_3QW[0, blocks_of_own][is_chosen_QW_own]
+        confidence_S = blocks.values_3QW[2, blocks_of_own][is_chosen_QW_own]
         spawned = slice(0, int(batch.num_branches_N[place]) - 1)
         yield StepRecord(
             request_id=decoding.request.id,
+            start=start_N[place],
             commit_length=int(batch.commit_N[place]),
             window_lengths=rows.num_keys_R[own].tolist(),
             branch_scores=score_R[own].tolist(),
             winner_is_anchor=not is_lookahead_N[place],
             filled=dict(zip(position_S.tolist(), token_S.astype(int).tolist(), strict=True)),
+            filled_confidence=confidence_S.tolist(),
             lookahead=list(
                 zip(
                     batch.branch_2NB[0, place, spawned].tolist(),

@@ -35,7 +35,7 @@ class RequestArrays:
 
     def __init__(self, num_slots: int, mask_token_id: int, observer: Callable[[StepRecord], None] | None) -> None:
         self._mask_token_id = mask_token_id
-        self._observer = observer
+        self.observer = observer
         self._table = TokenTable(num_slots)
         self._batches: dict[Kind, RequestBatch] = {}
         self._added: dict[Kind, list[TableRequest]] = {}  # since the last step
@@ -133,6 +133,7 @@ class RequestArrays:
         blocks = open_blocks(rows, winner_row_N, values_3T)
         is_chosen_QW, num_filled_N = fill(batch, blocks)
         carry(rows, winner_row_N, values_3T)
+        start_N = batch.start_N.tolist() if self.observer is not None else []  # of this step, before it moves
         STRATEGIES[batch.kind.strategy].settle(batch)
         spawn(batch, blocks)
         batch.num_forwards_N += 1
@@ -141,6 +142,6 @@ class RequestArrays:
             decoding.tokens_per_step.append(count)
         for place in (batch.num_forwards_N == 1).nonzero()[0].tolist():
             batch.requests[place].first_step_s = now - batch.requests[place].admitted_at
-        if self._observer is not None:
-            for record in records_of(rows, score_R, is_lookahead_N, blocks, is_chosen_QW):
-                self._observer(record)
+        if self.observer is not None:
+            for record in records_of(rows, start_N, score_R, is_lookahead_N, blocks, is_chosen_QW):
+                self.observer(record)

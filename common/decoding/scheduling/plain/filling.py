@@ -47,6 +47,7 @@ def fill(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]
                 confidence_N = aligned.confidence_BW[winner, masked_N + (block.start - step.window.start)]
                 is_chosen_N[masked_N[confidence_N.argmax()]] = True
                 num_chosen = 1
+                decoding.num_forced_fills += 1
             block.num_masked -= num_chosen
     chosen_N = is_chosen_C.nonzero()[0]
     position_N, token_N = chosen_N + start, aligned.tokens(winner, chosen_N + offset)

@@ -30,7 +30,7 @@ class PlainRequests:
 
     def __init__(self, mask_token_id: int, observer: Callable[[StepRecord], None] | None) -> None:
         self._mask_token_id = mask_token_id
-        self._observer = observer
+        self.observer = observer
         self._requests: list[PlainRequest] = []
         self._steps: list[RequestStep] = []
         self._aligned: list[Aligned] = []
@@ -131,9 +131,10 @@ class PlainRequests:
         decoding.tokens_per_step.append(len(position_N) + (not is_anchor))
         if decoding.num_forwards == 1:
             decoding.first_step_s = now - decoding.admitted_at
-        if self._observer is not None:
-            filled = zip(position_N.tolist(), token_N.tolist(), strict=True)
-            self._observer(_record(step, score_B, is_anchor, dict(filled)))
+        if self.observer is not None:
+            filled = dict(zip(position_N.tolist(), token_N.tolist(), strict=True))
+            confidence_N = aligned.confidence_BW[winner].take(position_N - step.window.start)
+            self.observer(_record(step, score_B, is_anchor, filled, confidence_N.tolist()))
 
 
 def _ended(decoding: PlainRequest, now: float) -> Completion | None:
@@ -155,15 +156,19 @@ def _is_done(decoding: PlainRequest) -> bool:
     return decoding.has_eos or not decoding.strategy.opens_block(decoding.blocks, last_filled_share=1.0)
 
 
-def _record(step: RequestStep, score_B: Score, is_anchor: bool, filled: dict[int, int]) -> StepRecord:
+def _record(
+    step: RequestStep, score_B: Score, is_anchor: bool, filled: dict[int, int], filled_confidence: list[float]
+) -> StepRecord:
     decoding = step.decoding
     return StepRecord(
         request_id=decoding.request.id,
+        start=step.window.start,
         commit_length=step.window.commit_length,
         window_lengths=[end - step.window.start for end in step.ends],
         branch_scores=score_B.tolist(),
         winner_is_anchor=is_anchor,
         filled=filled,
+        filled_confidence=filled_confidence,
         lookahead=[
             (branch.position, branch.token, branch.creation_confidence)
             for branch in decoding.branches

@@ -1,0 +1,44 @@
+"""How requests over HTTP are taken: the `serve` section of a run."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from common.config.frozen import Settings
+
+
+class ServeConfig(Settings):
+    """What `lopa serve` listens on, and how much it takes. Settings of `decode` are what a request has by default."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="The address to listen on; `0.0.0.0` is all.")
+    port: int = Field(default=8000, ge=0, le=65535, description="The port to listen on; 0 takes a free one.")
+    served_model_names: tuple[str, ...] = Field(
+        default=(), description="What clients call the model, the first in answers; none is the model folder's name."
+    )
+    api_key_file: str | None = Field(
+        default=None, min_length=1, description="A file with one API key a line; so has the variable LOPA_API_KEYS."
+    )
+    max_queued_requests: int = Field(
+        default=256, ge=0, description="Requests that may wait beside those being decoded; more are told to come again."
+    )
+    max_body_bytes: int = Field(default=16 * 2**20, ge=1, description="The longest body of a request.")
+    max_prompts: int = Field(default=64, ge=1, description="The most answers of one call: its prompts times `n`.")
+    max_stop_strings: int = Field(default=16, ge=0, description="The most stop strings of a request.")
+    max_num_lookahead: int | None = Field(
+        default=None,
+        ge=0,
+        description="The most lookaheads that a request may ask for; `null` is decode's own.",
+    )
+    drain_timeout_s: float = Field(
+        default=25.0, ge=0, le=3600, description="Seconds that requests may go on after SIGTERM; the rest is aborted."
+    )
+    keep_alive_s: float = Field(
+        default=15.0, gt=0, description="Seconds of silence after which a stream sends a comment line."
+    )
+
+    @field_validator("served_model_names")
+    @classmethod
+    def _names_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(name.strip() for name in value):
+            raise ValueError("an empty name is none: remove it")
+        return value

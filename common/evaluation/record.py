@@ -1,0 +1,84 @@
+"""One prompt decoded with all that its passes did: the trace that `lopa trace` writes and `common.page` replays."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from common.batch import InputLine, prompt_or_reason
+from common.config import DecodeConfig, InputConfig
+from common.decoding import Completion, GenerationRequest, Rejection, StepRecord, without_stop
+from common.errors import ConfigError
+from common.serving import DenoiseEvents
+
+if TYPE_CHECKING:
+    from common.generate import Generator
+
+_ALWAYS_SHOWN = (
+    "strategy", "num_lookahead", "block_size", "max_new_tokens", "block_add_threshold", "decoded_token_threshold",
+    "skip_threshold", "sampling_strategy",
+)  # fmt: skip
+
+
+def record_trace(generator: Generator, prompt: str) -> dict[str, Any] | None:
+    """Decode the prompt as a `question` of the run's input and tell what every pass did, as docs/trace.md says.
+
+    None on ranks that do not write. Raises ConfigError for a prompt that cannot be decoded, EngineError.
+    """
+    request = _request(generator, prompt)
+    records: list[StepRecord] = []
+    seconds: list[float] = []
+    result: Completion | Rejection | None = None
+    with generator.decoding() as core:
+        writes = generator.is_leader and generator.replica == 0
+        if writes:
+            core.add_request(request)
+        begin = time.perf_counter()
+
+        def observe(record: StepRecord) -> None:
+            seconds.append(round(time.perf_counter() - begin, 6))
+            records.append(record)
+
+        core.scheduler.observe(observe)
+        while core.has_work:
+            result = next((output.result for output in core.step() if output.result is not None), result)
+        core.end()
+    if isinstance(result, Rejection):
+        raise ConfigError(f"PROMPT: {result.reason}")
+    return _trace(generator, prompt, result, records, seconds) if writes and result is not None else None
+
+
+def _request(generator: Generator, prompt: str) -> GenerationRequest:
+    if not prompt.strip():
+        raise ConfigError("PROMPT is empty: give the text to answer")
+    source = generator.run.input or InputConfig(path="-")
+    tokens = prompt_or_reason(InputLine("trace", 1, {"question": prompt}), source, generator.tokenizer)
+    if isinstance(tokens, str):
+        raise ConfigError(f"PROMPT: {tokens}")
+    return GenerationRequest("trace", tokens)
+
+
+def _trace(
+    generator: Generator, prompt: str, completion: Completion, records: list[StepRecord], seconds: list[float]
+) -> dict[str, Any]:
+    tokenizer, decode = generator.tokenizer, generator.run.decode
+    told = DenoiseEvents(completion.prompt_length, lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+    events = [told.of(record) for record in records]
+    events[-1]["finished"] = completion.finish_reason
+    text = without_stop(tokenizer.decode(completion.token_ids), decode.stop)
+    return {
+        "model": generator.run.model,
+        "profile": generator.profile.name,
+        "prompt": prompt,
+        "settings": _shown_settings(decode),
+        "answer": {"text": text, "length": len(completion.token_ids)},
+        "num_lookahead_wins": completion.num_lookahead_wins,
+        "seconds": seconds,
+        "events": events,
+    }
+
+
+def _shown_settings(decode: DecodeConfig) -> dict[str, Any]:
+    """Those that a reader of a trace asks for first, and what else is not as usual."""
+    changed = decode.model_dump(mode="json", exclude_defaults=True)
+    return {name: getattr(decode, name) for name in _ALWAYS_SHOWN} | changed

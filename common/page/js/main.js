@@ -1,0 +1,142 @@
+// The page: a trace that came with it, or a form whose answers arrive pass by pass.
+
+const trace = JSON.parse(byId("trace").textContent);
+let canvas = null;
+let request = null; // what stops the request under way
+
+function show(replay, pass) {
+  canvas.show(pass);
+  showNumbers(replay, pass);
+  showBranches(replay, pass, canvas);
+  const isEnd = replay.isOver && pass === replay.length, reason = replay.finished ?? "abort";
+  byId("state").textContent = isEnd ? (REASONS[reason] ?? reason) : replay.isOver ? "under way" : "decoding";
+  byId("state").classList.toggle("live", !replay.isOver);
+}
+
+const player = new Player(show);
+
+function begin(replay, prompt) {
+  byId("given").hidden = trace === null;
+  byId("asked").textContent = prompt;
+  byId("empty").hidden = true;
+  byId("stage").hidden = false;
+  canvas = new CanvasView(replay);
+  player.load(replay);
+}
+
+function explain(problem) {
+  const box = byId("problem");
+  box.hidden = problem === null;
+  box.replaceChildren(...(problem ? [make("strong", "", problem.title), problem.message] : []));
+}
+
+function colourBy(value) {
+  byId("canvas").classList.toggle("by-confidence", value === "confidence");
+  byId("legend").classList.toggle("by-confidence", value === "confidence");
+  document.querySelector(`[name=colour][value=${value}]`).checked = true;
+  showLegend(value === "confidence");
+}
+
+function otherColour() {
+  colourBy(byId("canvas").classList.contains("by-confidence") ? "pass" : "confidence");
+}
+
+// What was decoded before stays until the first pass of the new answer comes.
+async function send() {
+  const prompt = byId("prompt").value;
+  if (!byId("ask").reportValidity() || request) return;
+  const settings = chosenSettings(), replay = new Replay(settings);
+  request = new AbortController();
+  explain(null);
+  setBusy(true);
+  try {
+    const body = bodyOf(prompt, byId("kind").value === "chat", settings);
+    await stream(body, byId("key").value, request.signal, (event, seconds) => {
+      arrived(replay, prompt, event, seconds);
+    }, ({ text, token_ids: ids }) => replay.conclude(text, ids.length));
+  } catch (error) {
+    ended(error);
+  } finally {
+    request = null;
+    replay.isOver = true;
+    setBusy(false);
+    if (replay.length) player.grown();
+  }
+}
+
+function arrived(replay, prompt, event, seconds) {
+  replay.add(event, seconds);
+  if (replay.length === 1) {
+    byId("waiting").hidden = true;
+    begin(replay, prompt);
+    showPairs(replay.settings);
+    player.follow();
+  }
+  player.grown();
+}
+
+// A request that has not come to its end.
+function ended(error) {
+  if (error instanceof Problem) explain(error);
+  else if (error.name !== "AbortError") explain(new Problem("The answer could not be read.", error.message));
+  if (error.status === 401 || error.status === 403) {
+    byId("settings").open = true;
+    byId("key").focus();
+  }
+}
+
+function setBusy(isBusy) {
+  byId("send").disabled = isBusy;
+  byId("stop").disabled = !isBusy;
+  byId("waiting").hidden = !isBusy;
+}
+
+function pressed(event) {
+  const { key, target } = event;
+  if (event.altKey || event.ctrlKey || event.metaKey || event.defaultPrevented) return;
+  if (target.closest("textarea, select, input:not([type=range], [type=radio])")) return;
+  const isArrow = key.startsWith("Arrow") || key === "Home" || key === "End";
+  if (isArrow && target.closest("input")) return; // the slider and the choice have their own
+  if (key === " " && target.closest("button, summary")) return;
+  const isTaken = (target === byId("canvas") && canvas?.move(key)) || player.press(key);
+  if (isTaken) event.preventDefault();
+  else if (key.toLowerCase() === "c" && player.replay) otherColour();
+}
+
+function startLive() {
+  addFields();
+  byId("ask").hidden = byId("empty").hidden = false;
+  byId("ask").addEventListener("submit", (event) => {
+    event.preventDefault();
+    send();
+  });
+  byId("stop").addEventListener("click", () => request?.abort());
+  byId("prompt").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send();
+  });
+  byId("prompt").focus();
+}
+
+function startTrace({ model, profile, prompt, settings, events, seconds, answer }) {
+  byId("about").textContent = `${model}, profile ${profile}`;
+  document.title = `LoPA trace: ${prompt.slice(0, 60)}`;
+  const replay = new Replay(settings);
+  replay.isOver = true;
+  events.forEach((event, index) => replay.add(event, seconds[index]));
+  replay.answer = answer;
+  showPairs(settings);
+  begin(replay, prompt);
+  player.seek(events.length);
+}
+
+document.querySelector(".sample").append(...Array.from({ length: 6 }, () => make("i")));
+byId("theme").addEventListener("change", (event) => {
+  document.documentElement.style.colorScheme = event.target.value;
+});
+for (const choice of document.getElementsByName("colour")) {
+  choice.addEventListener("change", () => colourBy(choice.value));
+}
+document.addEventListener("keydown", pressed);
+colourBy("pass");
+if (trace === null) startLive();
+else startTrace(trace);

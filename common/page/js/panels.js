@@ -1,0 +1,100 @@
+// Beside the canvas: numbers, the branches of a pass, what colours and marks mean, the settings.
+
+function showNumbers(replay, pass) {
+  const isEnd = pass === replay.length && replay.answerLength !== null;
+  const final = isEnd ? replay.answerLength : pass ? replay.passes[pass - 1].final_length : 0;
+  const seconds = pass ? replay.seconds[pass - 1] : undefined;
+  byId("numbers").replaceChildren(
+    ...numberPair("Passes", pass, ` of ${replay.length}`),
+    ...numberPair("Won by a lookahead", replay.numWins(pass), ` of ${pass}`),
+  );
+  byId("rates").replaceChildren(
+    rateRow("Filled", replay.numFilled(pass), pass, seconds),
+    rateRow(isEnd ? "Answer" : "Final", final, pass, seconds),
+  );
+}
+
+function numberPair(name, value, unit) {
+  const number = make("dd", "", String(value));
+  number.append(make("small", "", unit));
+  return [make("dt", "", name), number];
+}
+
+function rateRow(name, count, pass, seconds) {
+  const row = make("tr"), head = make("th", "", name), rate = seconds > 0 ? count / seconds : NaN;
+  head.scope = "row";
+  row.append(head, make("td", "", count), make("td", "", decimal(pass ? count / pass : NaN, 2)));
+  row.append(make("td", "", decimal(rate, rate < 10 ? 1 : 0)));
+  return row;
+}
+
+function showBranches(replay, pass, canvas) {
+  const branches = pass ? replay.branchesOf(pass) : [];
+  byId("branches-title").textContent = pass ? `Branches of pass ${pass}` : "Branches";
+  byId("branches").replaceChildren(...branches.map((branch) => branchRow(branch, branches, canvas)));
+  byId("branches-text").textContent = pass
+    ? branches.length > 1
+      ? "Bars go from the worst score of the pass to the best. The best branch is kept and filled."
+      : "One branch: the pass before has spawned no lookahead."
+    : "Before the first pass there is none.";
+}
+
+function branchRow({ name, place, text, score, isWinner }, branches, canvas) {
+  const row = make("tr", isWinner ? "winner" : "");
+  const scores = branches.map((branch) => branch.score).filter(isNumber);
+  const least = Math.min(...scores), range = Math.max(...scores) - least;
+  const first = make("td"), tried = make("td"), last = make("td", "score"), bar = make("span", "bar"), fill = make("i");
+  first.append(make("span", isWinner ? "mark" : "", isWinner ? `◆ ${name}` : name));
+  if (isWinner) first.append(make("span", "hidden", ", the winner"));
+  if (place === null) tried.append(make("span", "muted", name === "Anchor" ? "no further token" : "–"));
+  else tried.append(make("span", "token", visible(text)), make("span", "muted small", ` at ${place}`));
+  fill.style.width = `${range && score !== null ? 6 + (94 * (score - least)) / range : 100}%`;
+  bar.append(fill);
+  last.append(score === null ? "no mask left" : decimal(score, 3), bar);
+  row.append(first, tried, last);
+  row.addEventListener("pointerenter", () => canvas.point(place));
+  row.addEventListener("pointerleave", () => canvas.point(null));
+  return row;
+}
+
+function legendCell(className, text, style = {}) {
+  const cell = make("i", `cell ${className}`);
+  cell.append(make("span", "token", text));
+  for (const [name, value] of Object.entries(style)) cell.style.setProperty(name, value);
+  return cell;
+}
+
+function legendItem(mark, text) {
+  const item = make("span");
+  item.append(mark, text);
+  return item;
+}
+
+function showLegend(isByConfidence) {
+  const ramp = make("span", "ramp");
+  for (let place = 0; place < 8; place++) ramp.append(legendCell("filled", "", { "--t": place / 7, "--c": place / 7 }));
+  const scale = make("span");
+  scale.append(...(isByConfidence ? ["unsure", ramp, "sure"] : ["first pass", ramp, "last"]));
+  const sure = legendCell("filled", "", { "--t": 0.3, "--c": 0.8 }), bar = make("i", "sure");
+  bar.style.width = "70%";
+  sure.append(bar);
+  byId("legend").replaceChildren(
+    scale,
+    legendItem(legendCell("mask", "·"), "mask"),
+    legendItem(legendCell("filled fresh", "", { "--t": 0.3, "--c": 0.8 }), "filled in this pass"),
+    legendItem(legendCell("filled won", "", { "--t": 0.3, "--c": 0.8 }), "brought by the winning lookahead"),
+    legendItem(legendCell("mask tried", "B1"), "what the next pass's branches try"),
+    legendItem(sure, "bar: confidence; number: pass"),
+    legendItem(make("i", "swatch lookahead"), "pass won by a lookahead"),
+    legendItem(make("i", "swatch"), "by the anchor"),
+    legendItem(legendCell("filled dropped", "x", { "--t": 0.3, "--c": 0.8 }), "behind the answer's end"),
+  );
+}
+
+function showPairs(pairs) {
+  const shown = Object.entries(pairs).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  byId("used").hidden = !shown.length;
+  byId("pairs").replaceChildren(
+    ...shown.flatMap(([name, value]) => [make("dt", "", name), make("dd", "", String(value))]),
+  );
+}

@@ -1,0 +1,138 @@
+// What is known of a request: its passes, and from them the canvas behind any of them. No DOM here.
+//
+// A pass is one event of the `denoise` stream, described in docs/trace.md. Text of events is never parsed as markup.
+
+class Replay {
+  constructor(settings) {
+    this.settings = settings;
+    this.passes = [];
+    this.cells = []; // by place on the canvas: how it was filled, or undefined
+    this.texts = new Map(); // token id -> text, as far as events have told
+    this.seconds = []; // from the start to the end of each pass
+    this.answer = null; // { text, length } as the tokenizer has it, where that is known
+    this.isOver = false; // nothing more will come
+    this.isEntropy = settings.sampling_strategy === "neg_entropy";
+  }
+
+  get length() {
+    return this.passes.length;
+  }
+
+  get finished() {
+    return this.length ? this.passes[this.length - 1].finished : null;
+  }
+
+  // One event. Raises an Error where it is none of this request's.
+  add(event, seconds) {
+    if (!Array.isArray(event.filled) || !Array.isArray(event.branch_scores)) {
+      throw new Error("an event without `filled` and `branch_scores`");
+    }
+    const number = this.length + 1;
+    const hasWon = event.winner < event.branch_scores.length - 1; // a lookahead, whose token comes first
+    event.filled.forEach(([position, token, text, confidence], index) => {
+      this.isEntropy ||= confidence < 0;
+      this.texts.set(token, text);
+      const won = hasWon && index === 0;
+      this.cells[position - event.prompt_length] = { pass: number, token, text, confidence, won };
+    });
+    for (const [, token, confidence, text] of event.lookahead) {
+      this.isEntropy ||= confidence < 0;
+      if (text !== undefined) this.texts.set(token, text);
+    }
+    this.passes.push(event);
+    this.seconds.push(seconds);
+    this.isOver ||= Boolean(event.finished);
+  }
+
+  // The answer's text, and its length in tokens.
+  conclude(text, length) {
+    this.answer = { text, length };
+  }
+
+  // From 0 to 1. An entropy of h nats is that of e^h equally probable tokens.
+  sureness(confidence) {
+    return Math.max(0, Math.min(1, this.isEntropy ? Math.exp(confidence) : confidence));
+  }
+
+  // Positions of a block: the setting, or what the canvas has grown by.
+  get blockSize() {
+    if (this.settings.strategy === "vanilla") return Math.max(1, this.canvasLength(this.length));
+    const divisor = (a, b) => (b ? divisor(b, a % b) : a);
+    const grown = this.passes.map((event) => event.canvas_length).reduce(divisor, 0);
+    return this.settings.block_size || grown || 1;
+  }
+
+  canvasLength(pass) {
+    return pass ? this.passes[pass - 1].canvas_length : 0;
+  }
+
+  // Positions of the answer once it has ended, its end token included; null while it goes on.
+  get answerLength() {
+    if (!this.finished) return null;
+    if (this.answer) return this.answer.length;
+    const final = this.passes[this.length - 1].final_length;
+    const end = this.cells.findIndex((cell) => cell !== undefined && isSpecial(cell.text));
+    return this.finished === "eos" && end >= 0 && end < final ? end + 1 : final;
+  }
+
+  // The cell as it is behind a pass: undefined for a mask.
+  cellAt(place, pass) {
+    const cell = this.cells[place];
+    return cell && cell.pass <= pass ? cell : undefined;
+  }
+
+  // What the lookaheads of the coming pass try: place -> [branch, text, confidence].
+  triesAfter(pass) {
+    const tries = new Map();
+    if (!pass || this.passes[pass - 1].finished) return tries;
+    const { lookahead, prompt_length: prompt } = this.passes[pass - 1];
+    lookahead.forEach(([position, token, confidence], index) => {
+      tries.set(position - prompt, { branch: index + 1, text: this.textOf(token), confidence });
+    });
+    return tries;
+  }
+
+  textOf(token) {
+    return this.texts.get(token) ?? `#${token}`;
+  }
+
+  // The branches of a pass in their order, the anchor last.
+  branchesOf(pass) {
+    const event = this.passes[pass - 1];
+    const tried = pass > 1 ? this.passes[pass - 2].lookahead : [];
+    const last = event.branch_scores.length - 1;
+    return event.branch_scores.map((score, index) => ({
+      name: index === last ? "Anchor" : `B${index + 1}`,
+      place: index < last && tried[index] ? tried[index][0] - event.prompt_length : null,
+      text: index < last && tried[index] ? this.textOf(tried[index][1]) : null,
+      score,
+      window: event.window_lengths[index],
+      isWinner: index === event.winner,
+    }));
+  }
+
+  // The blocks that are open behind a pass.
+  blocksAt(pass) {
+    if (!pass) return [];
+    const { start, commit_length: committed, prompt_length: prompt } = this.passes[pass - 1];
+    const size = this.blockSize, end = this.canvasLength(pass), cachedTo = start + committed - prompt;
+    const blocks = [];
+    for (let first = 0; first < end; first += size) {
+      const next = Math.min(first + size, end);
+      let filled = 0;
+      for (let place = first; place < next; place++) filled += this.cellAt(place, pass) !== undefined;
+      const state = filled < next - first ? "active" : next <= cachedTo ? "cached" : "full";
+      blocks.push({ first, next, filled, state });
+    }
+    return blocks;
+  }
+
+  numFilled(pass) {
+    return this.passes.slice(0, pass).reduce((sum, event) => sum + event.filled.length, 0);
+  }
+
+  numWins(pass) {
+    const hasWon = (event) => event.winner < event.branch_scores.length - 1;
+    return this.passes.slice(0, pass).filter(hasWon).length;
+  }
+}

@@ -1,0 +1,82 @@
+"""The front end as seen from the engine's process: its socket, its start, its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from common.config import RunConfig, ServeConfig
+from common.errors import ConfigError
+from common.serving.keys import read_keys
+from common.serving.link import Link
+from common.serving.messages import Begin, Failed
+
+_NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+_LAST_WORDS_S = 5.0
+
+
+class FrontEnd(NamedTuple):
+    process: subprocess.Popen[bytes]
+    link: Link
+
+    def drain(self) -> None:
+        """Let it finish what it has, and take nothing more."""
+        with suppress(OSError):
+            self.process.send_signal(signal.SIGTERM)
+
+    def fail(self, sentence: str) -> None:
+        """Its clients get the sentence; then it ends."""
+        self.link.send_last([Failed(sentence)], _LAST_WORDS_S)
+        self.wait()
+
+    def wait(self) -> None:
+        try:
+            self.process.wait(_LAST_WORDS_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def check_serving(serve: ServeConfig) -> None:
+    """What can be known to fail before anything is started. Raises ConfigError."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"lopa serve needs {', '.join(missing)}: pip install 'lopa[server]'")
+    read_keys(serve.api_key_file)
+
+
+def start_front_end(run: RunConfig) -> FrontEnd:
+    """Listen, and start the process that answers. Raises ConfigError where the address cannot be had."""
+    listening = _listen(run.serve)
+    own, other = socket.socketpair()
+    fds = listening.fileno(), other.fileno()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "common.serving.http", *map(str, fds)],
+        pass_fds=fds,
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        start_new_session=True,  # signals of the terminal are this process's, which passes them on
+    )
+    port = int(listening.getsockname()[1])
+    listening.close()
+    other.close()
+    link = Link(own)
+    names = run.serve.served_model_names or (Path(run.model).resolve().name,)
+    link.send([Begin(run, names, port)])
+    return FrontEnd(process, link)
+
+
+def _listen(serve: ServeConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in serve.host else socket.AF_INET
+    try:
+        return socket.create_server((serve.host, serve.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"{serve.host}:{serve.port} cannot be listened on ({error.strerror or error}): choose another address with "
+            "--host, or another port with --port"
+        ) from None

@@ -1,0 +1,78 @@
+"""What a page or a tool sees of a request as it is decoded: one JSON event a forward pass, the `denoise` stream of
+POST /generate.
+
+    {"pass": 3,                      passes of the request so far, from 1
+     "prompt_length": 17,            positions in front of the canvas
+     "start": 16,                    the window's first position; all positions are absolute, the prompt's first is 0
+     "window_lengths": [32, 32],     positions that each branch computed, in the order of the branches
+     "branch_scores": [-0.2, -0.3],  of the branches; the best wins, a tie goes to the earlier
+                                     one; null: a branch without masks, which is better than any score
+     "winner": 1,                    index among the branches; the last branch is the anchor
+     "filled": [[18, 734, " cat", -0.01]],     position, token id, text, confidence: masks that became tokens
+     "lookahead": [[21, 11, -0.40, ","]],      position, token id, confidence, text: what the next pass tries
+     "commit_length": 16,            positions from start on whose keys and values became final
+     "canvas_length": 32,            opened positions behind the prompt
+     "final_length": 4,              positions behind the prompt in front of the first mask
+     "finished": null}               the finish reason in the last event, else null
+
+A lookahead that has won brings its token, which is the first of `filled`. Confidences are those of the setting
+`sampling_strategy`. Positions that no event has filled are masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import Any
+
+from common.decoding import StepRecord
+
+
+class DenoiseEvents:
+    """The events of one request, made from its step records in their order.
+
+    text_of: the text of some token ids.
+    """
+
+    def __init__(self, prompt_length: int, text_of: Callable[[Sequence[int]], str]) -> None:
+        self._prompt_length = prompt_length
+        self._text_of = text_of
+        self._num_passes = 0
+        self._end = prompt_length  # of the opened canvas
+        self._is_filled: set[int] = set()
+        self._final_length = 0
+        self._tried: list[tuple[int, int, float]] = []
+
+    def of(self, record: StepRecord) -> dict[str, Any]:
+        """The event of the pass that follows those given before; `finished` is null."""
+        winner = _winner(record)
+        filled = [self._tried[winner]] if not record.winner_is_anchor else []
+        pairs = zip(record.filled.items(), record.filled_confidence, strict=True)
+        filled += [(position, token, confidence) for (position, token), confidence in pairs]
+        self._tried = record.lookahead
+        self._num_passes += 1
+        self._end = max(self._end, record.start + max(record.window_lengths))
+        self._is_filled.update(position for position, _, _ in filled)
+        while self._prompt_length + self._final_length in self._is_filled:
+            self._is_filled.remove(self._prompt_length + self._final_length)
+            self._final_length += 1
+        return {
+            "pass": self._num_passes,
+            "prompt_length": self._prompt_length,
+            "start": record.start,
+            "window_lengths": record.window_lengths,
+            "branch_scores": [score if isfinite(score) else None for score in record.branch_scores],
+            "winner": winner,
+            "filled": [[position, token, self._text_of([token]), score] for position, token, score in filled],
+            "lookahead": [[*made, self._text_of([made[1]])] for made in record.lookahead],
+            "commit_length": record.commit_length,
+            "canvas_length": self._end - self._prompt_length,
+            "final_length": self._final_length,
+            "finished": None,
+        }
+
+
+def _winner(record: StepRecord) -> int:
+    """The scheduler's arg max, in which the first of equal scores wins; an anchor that won is the last branch."""
+    last = len(record.branch_scores) - 1
+    return last if record.winner_is_anchor else record.branch_scores.index(max(record.branch_scores))

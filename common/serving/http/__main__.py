@@ -1,0 +1,134 @@
+"""The front end's process: `python -m common.serving.http LISTENING_FD LINK_FD`, started by the engine's.
+
+It ends when its engine does, and otherwise when it was told to (SIGTERM) and every client has its answer. Signals of
+the terminal do not reach it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import signal
+import socket
+import sys
+from contextlib import nullcontext, suppress
+
+import uvicorn
+
+from common.page import live_page
+from common.serving.http.app import build_app
+from common.serving.http.engine import EngineClient
+from common.serving.http.service import Service
+from common.serving.keys import read_keys
+from common.serving.link import LENGTH_BYTES
+from common.serving.messages import Begin, Ready
+
+logger = logging.getLogger("common.serving.http")
+_LINGER_S = 2.0  # behind a failure, so that probes and clients hear of it
+_POLL_S = 0.05
+
+
+class _Server(uvicorn.Server):
+    def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]
+        """Signals are this module's."""
+        return nullcontext()
+
+
+class FrontEnd:
+    """One server over one engine."""
+
+    def __init__(self, begin: Begin, link: socket.socket) -> None:
+        self._serve = begin.run.serve
+        self._ended = asyncio.Event()
+        self._draining: asyncio.Task[None] | None = None
+        self._engine = EngineClient(link, self._serve.max_queued_requests, self._load, self._ended.set)
+        self._service = Service(begin.run, begin.model_names, self._engine, live_page())
+        config = uvicorn.Config(
+            build_app(self._service, read_keys(self._serve.api_key_file)),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=5,
+        )
+        self._server = _Server(config)
+
+    async def run(self, listening: socket.socket) -> None:
+        """Until the engine is gone or the drain is over."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._start_drain)
+        serving = asyncio.ensure_future(self._server.serve(sockets=[listening]))
+        talking = asyncio.ensure_future(self._engine.run())
+        await asyncio.wait({serving, asyncio.ensure_future(self._ended.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        if self._draining is None and not serving.done():
+            await asyncio.sleep(_LINGER_S)
+        self._server.should_exit = True
+        await serving
+        talking.cancel()
+
+    def _load(self, ready: Ready) -> None:
+        """In a thread: the tokenizer takes a second, and probes are answered meanwhile."""
+
+        async def load() -> None:
+            try:
+                await asyncio.to_thread(self._service.load, ready)
+            except Exception as error:
+                logger.error("the tokenizer cannot be loaded: %s", error)
+                self._ended.set()
+                return
+            self._engine.state = "ready" if self._engine.state == "loading" else self._engine.state
+
+        self._loading = asyncio.ensure_future(load())
+
+    def _start_drain(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        """Take nothing more, let what is there end, then tell the engine."""
+        loop = asyncio.get_running_loop()
+        num_open, seconds = self._engine.num_open, self._serve.drain_timeout_s
+        logger.info("shutting down: %d requests go on for up to %g s", num_open, seconds)
+        self._engine.drain()
+        deadline = loop.time() + seconds
+        while loop.time() < deadline and self._engine.num_open:
+            await asyncio.sleep(_POLL_S)
+        if self._engine.num_open:
+            logger.warning("%d requests are cut short", self._engine.num_open)
+            self._engine.fail_all("the server was shut down before the answer was complete")
+        self._server.should_exit = True  # which lets what is being written be written
+        self._engine.end()
+
+
+async def _main(listening: socket.socket, link: socket.socket) -> None:
+    begin = await asyncio.to_thread(_first_message, link)
+    logger.info("listening on http://%s:%d", begin.run.serve.host, begin.port)
+    await FrontEnd(begin, link).run(listening)
+
+
+def _first_message(link: socket.socket) -> Begin:
+    length = int.from_bytes(_exactly(link, LENGTH_BYTES), "big")
+    (begin,) = pickle.loads(_exactly(link, length))
+    assert isinstance(begin, Begin), "it comes first"
+    return begin
+
+
+def _exactly(link: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = link.recv(count - len(data))
+        if not part:
+            raise SystemExit("the engine ended before it had begun")
+        data += part
+    return data
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(format="lopa: %(message)s", level=logging.WARNING)
+    logging.getLogger("common").setLevel(logging.INFO)
+    listening, link = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_main(listening, link))
+
+
+main()

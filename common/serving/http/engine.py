@@ -1,0 +1,176 @@
+"""The engine as seen from the front end: requests go there, what becomes of them comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from common.serving.http.errors import ApiError
+from common.serving.http.requests.orders import Order
+from common.serving.link import LENGTH_BYTES, framed
+from common.serving.messages import Abort, Accepted, Add, Counts, Ended, Failed, Over, Passed, Ready, Rejected, Tokens
+
+logger = logging.getLogger(__name__)
+_GONE = "the engine has ended; start the server again"
+
+
+class Answer:
+    """One request that has gone to the engine, and what has come of it."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.id = order.request.id
+        self.added_at = time.monotonic()
+        self.is_over = False
+        self._messages: asyncio.Queue[Any] = asyncio.Queue()
+
+    def put(self, message: Any) -> None:
+        self.is_over = self.is_over or isinstance(message, (Ended, Rejected, Failed))
+        self._messages.put_nowait(message)
+
+    async def accepted(self) -> None:
+        """Raises ApiError where the engine cannot decode it."""
+        message = await self._messages.get()
+        if not isinstance(message, Accepted):
+            raise _error_of(message)
+
+    async def parts(self) -> AsyncIterator[Tokens | Passed | Ended]:
+        """Behind `accepted`, up to the end, which comes last. Raises ApiError where the engine fails."""
+        while True:
+            message = await self._messages.get()
+            if isinstance(message, (Rejected, Failed)):
+                raise _error_of(message)
+            yield message
+            if isinstance(message, Ended):
+                return
+
+
+def _error_of(message: Any) -> ApiError:
+    if isinstance(message, Rejected):
+        return ApiError(400, message.reason)
+    return ApiError(500, message.sentence)
+
+
+class EngineClient:
+    """The front end's end of the link.
+
+    state: `loading`, `ready`, `draining` or `dead`. counts: the last that the engine has told. on_ready: called with
+    what the engine says of itself. on_end: called when the engine is gone, once.
+    """
+
+    def __init__(
+        self, own: socket.socket, max_queued: int, on_ready: Callable[[Ready], None], on_end: Callable[[], None]
+    ) -> None:
+        self.state = "loading"
+        self.counts = Counts()
+        self.ready: Ready | None = None
+        self.num_rejected = 0
+        self._socket = own
+        self._max_queued = max_queued
+        self._on_ready, self._on_end = on_ready, on_end
+        self._answers: dict[str, Answer] = {}
+        self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def num_open(self) -> int:
+        """Requests that the engine has not ended."""
+        return len(self._answers)
+
+    async def run(self) -> None:
+        """Until the engine is gone."""
+        reader, self._writer = await asyncio.open_connection(sock=self._socket)
+        try:
+            while True:
+                head = await reader.readexactly(LENGTH_BYTES)
+                for message in pickle.loads(await reader.readexactly(int.from_bytes(head, "big"))):
+                    self._take(message)
+        except (asyncio.IncompleteReadError, OSError):
+            self._fail(_GONE)
+        finally:
+            self._on_end()
+
+    def submit(self, orders: Sequence[Order], *, is_watched: bool = False) -> list[Answer]:
+        """Raises ApiError where no more can be taken now, or an id is in use."""
+        self.require_ready()
+        assert self.ready is not None, "it has told so"
+        if len(self._answers) + len(orders) > self.ready.num_slots + self._max_queued:
+            self.num_rejected += 1
+            raise ApiError(503, f"the queue is full ({self._max_queued} requests wait): send it again later")
+        if any(order.request.id in self._answers for order in orders):
+            raise ApiError(400, "request_id: a request of this id is being decoded; give each its own", "request_id")
+        answers = [Answer(order) for order in orders]
+        self._answers.update({answer.id: answer for answer in answers})
+        self._send([Add(order.request, order.max_tokens, is_watched) for order in orders])
+        return answers
+
+    def require_ready(self) -> None:
+        """Raises ApiError saying why no request can be taken."""
+        if self.state != "ready":
+            reason = {"loading": "the model is being loaded", "draining": "the server is being shut down"}
+            raise ApiError(503, reason.get(self.state, _GONE))
+
+    def abort(self, answers: Sequence[Answer]) -> None:
+        """Those that have ended stay as they are."""
+        ids = [answer.id for answer in answers if not answer.is_over]
+        if ids:
+            self._send([Abort(request_id) for request_id in ids])
+
+    def abort_call(self, call_id: str | None) -> int:
+        """All requests of a call by its answer's id, with its prefix or without; None: of all calls. How many."""
+        found = [answer for answer in self._answers.values() if call_id is None or _is_of(answer.id, call_id)]
+        self.abort(found)
+        return len(found)
+
+    def drain(self) -> None:
+        if self.state != "dead":
+            self.state = "draining"
+
+    def end(self) -> None:
+        """Tell the engine that nothing more will come."""
+        self._send([Over()])
+
+    def fail_all(self, sentence: str) -> None:
+        """End every request with an error."""
+        for answer in self._answers.values():
+            answer.put(Failed(sentence))
+        self._answers.clear()
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Ready):
+            self.ready = message
+            self._on_ready(message)
+        elif isinstance(message, Counts):
+            self.counts = message
+        elif isinstance(message, Failed):
+            self._fail(message.sentence)
+        else:
+            request_id = message.record.request_id if isinstance(message, Passed) else message.id
+            answer = self._answers.get(request_id)
+            if isinstance(message, (Ended, Rejected)):
+                self._answers.pop(request_id, None)
+            if answer is not None:
+                answer.put(message)
+
+    def _fail(self, sentence: str) -> None:
+        if self.state == "dead":
+            return
+        if self._answers:
+            logger.error("%d requests end with an error: %s", len(self._answers), sentence)
+        self.state = "dead"
+        self.fail_all(sentence)
+
+    def _send(self, messages: Sequence[Any]) -> None:
+        if self._writer is not None:
+            with suppress(OSError):
+                self._writer.write(framed(messages))
+
+
+def _is_of(request_id: str, call_id: str) -> bool:
+    own = request_id.rpartition("-")[0]
+    return call_id in (own, own.partition("-")[2])

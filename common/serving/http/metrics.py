@@ -1,0 +1,104 @@
+"""What /metrics tells: vLLM's names for what vLLM has, `lopa_*` for the rest.
+
+What clients see is counted here as it happens. What passes did comes from the engine a few times a second
+(`engine_metrics`).
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from common.serving.http.engine import EngineClient
+from common.serving.http.engine_metrics import EngineMetrics
+from common.serving.http.requests.orders import Order
+from common.serving.messages import Ended
+
+_FIRST_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560
+)  # fmt: skip
+_TOKEN_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80
+)  # fmt: skip
+_REQUEST_S = (
+    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680
+)  # fmt: skip
+_LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_FILLS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+
+
+class Metrics:
+    """model_name: the label of all that vLLM labels so."""
+
+    def __init__(self, model_name: str, engine: EngineClient) -> None:
+        self._registry = CollectorRegistry()
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._registry.register(EngineMetrics(engine, self._labels))
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that have ended.")
+        self._generated = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self._success = self._counter("vllm:request_success", "Requests that have ended.", "finished_reason")
+        self._first = self._histogram("vllm:time_to_first_token_seconds", "Up to the first final token.", _FIRST_S)
+        self._per_token = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Behind the first final tokens, by token.", _TOKEN_S
+        )
+        self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "Up to the last token.", _REQUEST_S)
+        self._queue = self._histogram("vllm:request_queue_time_seconds", "Waiting for room.", _REQUEST_S)
+        self._inference = self._histogram("vllm:request_inference_time_seconds", "Being decoded.", _REQUEST_S)
+        self._prefill = self._histogram("vllm:request_prefill_time_seconds", "The first pass.", _REQUEST_S)
+        self._decode = self._histogram("vllm:request_decode_time_seconds", "Behind the first pass.", _REQUEST_S)
+        self._prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", _LENGTHS)
+        self._lengths = self._histogram("vllm:request_generation_tokens", "Tokens of an answer.", _LENGTHS)
+        self._most = self._histogram("vllm:request_params_max_tokens", "max_tokens of a request.", _LENGTHS)
+        self._fills = self._histogram("lopa_tokens_per_forward", "Positions of a request that a pass filled.", _FILLS)
+        self._request_passes = self._counter("lopa_request_forwards", "Passes of requests that have ended.")
+        self._lookahead_wins = self._counter("lopa_lookahead_wins", "Passes of ended requests that a lookahead won.")
+        self._forced = self._counter(
+            "lopa_forced_fills", "Tokens of ended requests that passed no threshold: a block had to fill one."
+        )
+        self._given_up = self._counter("lopa_requests_given_up", "Requests aborted since their client was gone.")
+        self._http = Counter(
+            "lopa_http_requests", "HTTP requests by route and status.", ("route", "status"), registry=self._registry
+        )
+
+    def text(self) -> bytes:
+        """In Prometheus' format."""
+        return generate_latest(self._registry)
+
+    def first_token(self, seconds: float) -> None:
+        self._first.observe(seconds)
+
+    def tokens(self, count: int) -> None:
+        self._generated.inc(count)
+
+    def ended(self, order: Order, ended: Ended, reason: str, seconds: float, behind_first_s: float | None) -> None:
+        """seconds: of the whole request; behind_first_s: of them, those behind its first tokens."""
+        self._success.labels(**self._labels, finished_reason=reason).inc()
+        self._prompt_tokens.inc(order.num_prompt_tokens)
+        self._prompt_lengths.observe(order.num_prompt_tokens)
+        self._lengths.observe(ended.num_tokens)
+        self._most.observe(order.max_tokens)
+        self._e2e.observe(seconds)
+        self._queue.observe(ended.queue_s)
+        self._inference.observe(ended.total_s)
+        self._prefill.observe(ended.prefill_s)
+        self._decode.observe(max(0.0, ended.total_s - ended.prefill_s))
+        if behind_first_s is not None and ended.num_tokens > 1:
+            self._per_token.observe(behind_first_s / (ended.num_tokens - 1))
+        for count in ended.tokens_per_step:
+            self._fills.observe(count)
+        self._request_passes.inc(ended.num_forwards)
+        self._lookahead_wins.inc(ended.num_lookahead_wins)
+        self._forced.inc(ended.num_forced_fills)
+
+    def given_up(self, count: int) -> None:
+        self._given_up.inc(count)
+
+    def http(self, route: str, status: int) -> None:
+        self._http.labels(route=route, status=str(status)).inc()
+
+    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+        counter = Counter(name, about, (*self._labels, *labels), registry=self._registry)
+        return counter if labels else counter.labels(**self._labels)
+
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        found = Histogram(name, about, tuple(self._labels), buckets=buckets, registry=self._registry)
+        return found.labels(**self._labels)

@@ -1,0 +1,1 @@
+"""What clients ask for: fields of a body, prompts as token ids, and orders for the engine."""

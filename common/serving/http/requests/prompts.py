@@ -1,0 +1,85 @@
+"""Texts and conversations to token ids, and ids to texts, beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from common.checkpoint import CharacterBound, Tokenizer, character_bound, chat_text
+from common.errors import ConfigError, EngineError, first_line
+from common.serving.http.errors import ApiError
+from common.serving.http.requests.fields import Message
+
+_LONG = 20_000  # characters: shorter texts are tokenised faster than a thread is asked to
+
+
+class Prompts:
+    """The model's tokenizer for a server.
+
+    add_bos: put the begin token in front of plain prompts. max_tokens: positions of the longest request.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, add_bos: bool, max_tokens: int, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._add_bos = add_bos
+        self._max_tokens = max_tokens
+        self._vocab_size = vocab_size
+        self._bound: CharacterBound | None = character_bound(tokenizer)
+        # A conversation may wait for a slow template, and must not keep plain prompts waiting.
+        self._chats = ThreadPoolExecutor(1, "chat")
+        self._texts = ThreadPoolExecutor(1, "tokenize")
+
+    async def of_text(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+        """Raises ApiError."""
+        self._check_length(text, param)
+        add_bos = self._add_bos and add_special_tokens
+        if len(text) <= _LONG:
+            return self._encode(text, add_bos, param)
+        return await asyncio.get_running_loop().run_in_executor(self._texts, self._encode, text, add_bos, param)
+
+    def of_ids(self, token_ids: Sequence[int], param: str = "prompt") -> list[int]:
+        """Raises ApiError for ids that are none, and for the mask's, which a prompt cannot hold."""
+        for token in token_ids:
+            if token >= self._vocab_size or token == self._tokenizer.mask_id:
+                what = "the mask token" if token == self._tokenizer.mask_id else "no token of this model"
+                raise ApiError(400, f"{param}: {token} is {what}; use this model's tokenizer", param)
+        if not token_ids:
+            raise ApiError(400, f"{param}: it is empty; send at least one token", param)
+        return list(token_ids)
+
+    async def of_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids up to where the answer begins. Raises ApiError."""
+        if not self._tokenizer.has_chat_template:
+            raise ApiError(400, "messages: this model has no chat template; send prompt to /v1/completions", "messages")
+        plain = [message.as_template_input() for message in messages]
+        loop = asyncio.get_running_loop()
+        try:
+            text = await loop.run_in_executor(self._chats, chat_text, self._tokenizer, plain)
+        except ConfigError as error:
+            raise ApiError(400, first_line(error), "messages") from None
+        except EngineError as error:
+            raise ApiError(503, first_line(error)) from None
+        return await self.of_text(text, add_special_tokens=False, param="messages")
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens)
+
+    def strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token's own text."""
+        return [self.decode([token], skip_special_tokens=False) for token in token_ids]
+
+    def _encode(self, text: str, add_bos: bool, param: str) -> list[int]:
+        try:
+            return self.of_ids(self._tokenizer.encode(text, add_bos), param)
+        except ConfigError as error:
+            raise ApiError(400, f"{param}: {first_line(error)}", param) from None
+
+    def _check_length(self, text: str, param: str) -> None:
+        if len(text) <= _LONG or self._bound is None:
+            return
+        most = self._bound.of(text, self._max_tokens)
+        if len(text) > most:
+            raise ApiError(
+                400, f"{param}: {len(text)} characters, at most {most} can fit into {self._max_tokens} tokens", param
+            )

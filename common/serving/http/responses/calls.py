@@ -1,0 +1,172 @@
+"""A request's way through the front end: sent off, followed, given up when its client goes, counted and logged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from fastapi import Request
+
+from common.serving.http.engine import Answer, EngineClient
+from common.serving.http.errors import ApiError
+from common.serving.http.metrics import Metrics
+from common.serving.http.requests.fields import Sampling
+from common.serving.http.requests.orders import Orders
+from common.serving.http.requests.prompts import Prompts
+from common.serving.http.responses.text import TextStream
+from common.serving.messages import Ended, Passed
+
+logger = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
+_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "max_steps": "length", "abort": "abort"}
+
+
+class Piece(NamedTuple):
+    """What a pass, or several, added to an answer. passed: of a watched request. ended: in the last piece."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    passed: Passed | None = None
+    ended: Ended | None = None
+
+
+class Finished(NamedTuple):
+    text: str
+    token_ids: tuple[int, ...]
+    ended: Ended
+
+    @property
+    def finish_reason(self) -> str:
+        return finish_reason(self.ended)
+
+
+def finish_reason(ended: Ended) -> str:
+    """In OpenAI's words."""
+    return _REASONS[ended.finish_reason]
+
+
+@dataclass(slots=True)
+class Call:
+    """The answers that one HTTP request waits for."""
+
+    orders: Orders
+    fields: Sampling
+    answers: list[Answer]
+    prompts: Prompts
+    metrics: Metrics
+    stream_mode: str
+
+    async def pieces(self, answer: Answer) -> AsyncIterator[Piece]:
+        """Raises ApiError where the engine fails or somebody has aborted the request."""
+        order = answer.order
+        text = TextStream(self._decode, order.decode.stop)
+        pending: tuple[int, ...] = ()  # final, but of a block that is not
+        num_given, block_size = 0, order.decode.block_size if self.stream_mode == "block" else 1
+        first_at: float | None = None
+        async for part in answer.parts():
+            if isinstance(part, Passed):
+                yield Piece("", (), passed=part)
+                continue
+            if part.token_ids and first_at is None:
+                first_at = time.monotonic()
+                self.metrics.first_token(first_at - answer.added_at)
+            self.metrics.tokens(len(part.token_ids))
+            pending += part.token_ids
+            if isinstance(part, Ended):
+                self._log(answer, part, first_at)
+                yield Piece(text.end(pending), pending, ended=part)
+                return
+            whole = (num_given + len(pending)) // block_size * block_size - num_given
+            ready, pending = pending[:whole], pending[whole:]
+            num_given += whole
+            if ready:
+                yield Piece(text.add(ready), ready)
+
+    async def whole(self, answer: Answer) -> Finished:
+        text, ended = "", None
+        token_ids: tuple[int, ...] = ()
+        async for piece in self.pieces(answer):
+            text += piece.text
+            token_ids += piece.token_ids
+            ended = piece.ended
+        assert ended is not None, "the last piece has it"
+        return Finished(text, token_ids, ended)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self.prompts.decode(token_ids, skip_special_tokens=self.fields.skip_special_tokens)
+
+    def _log(self, answer: Answer, ended: Ended, first_at: float | None) -> None:
+        seconds = time.monotonic() - answer.added_at
+        decode_s = None if first_at is None else time.monotonic() - first_at
+        self.metrics.ended(answer.order, ended, _REASONS[ended.finish_reason], seconds, decode_s)
+        logger.info(
+            "%s: %d prompt tokens, %d tokens, %d passes, %.0f ms, %s",
+            answer.id, answer.order.num_prompt_tokens, ended.num_tokens, ended.num_forwards, 1000 * seconds,
+            ended.finish_reason,
+        )  # fmt: skip
+
+
+@contextmanager
+def given_up(engine: EngineClient, answers: list[Answer], metrics: Metrics) -> Iterator[None]:
+    """Aborts, at the end, what has not ended by then: its client is gone, or another answer of the call failed."""
+    try:
+        yield
+    finally:
+        left = [answer for answer in answers if not answer.is_over]
+        if left:
+            logger.info("%s: given up by its client", ", ".join(answer.id for answer in left[:3]))
+            metrics.given_up(len(left))
+            engine.abort(left)
+
+
+async def unless_gone(request: Request, work: Awaitable[ResultT]) -> ResultT:
+    """The work's result, which is cancelled when the client goes. Raises ApiError then, which nobody reads."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(499, "the client closed the connection")
+        return task.result()
+    finally:
+        for pending in (task, gone):
+            pending.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def merged(streams: list[AsyncIterator[ResultT]]) -> AsyncIterator[tuple[int, ResultT]]:
+    """(index, item) of all streams as they come. Raises what one of them raises."""
+    queue: asyncio.Queue[tuple[int, ResultT] | BaseException | None] = asyncio.Queue()
+
+    async def drain(index: int, stream: AsyncIterator[ResultT]) -> None:
+        try:
+            async for item in stream:
+                queue.put_nowait((index, item))
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    tasks = [asyncio.ensure_future(drain(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                num_open -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,68 @@
+"""POST /generate: one prompt, with token ids, pass counts and, as a stream, the canvas with its holes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from common.serving.events import DenoiseEvents
+from common.serving.http.engine import EngineClient
+from common.serving.http.errors import ApiError
+from common.serving.http.responses.calls import Call, finish_reason, given_up
+from common.serving.http.responses.openai import pass_counts, usage
+from common.serving.http.responses.sse import DONE, event
+from common.serving.messages import Ended
+
+
+@dataclass(slots=True)
+class GenerateCall:
+    call: Call
+    engine: EngineClient
+
+    async def body(self) -> dict[str, Any]:
+        """Of the whole answer. Raises ApiError."""
+        call = self.call
+        with given_up(self.engine, call.answers, call.metrics):
+            one = await call.whole(call.answers[0])
+        return self._last(one.text, one.token_ids, one.ended)
+
+    async def events(self) -> AsyncIterator[str]:
+        """Of the stream: texts as they become final or an event a pass, then the whole answer, then [DONE]."""
+        call, (answer,) = self.call, self.call.answers
+        drawn = DenoiseEvents(answer.order.num_prompt_tokens, partial(call.prompts.decode, skip_special_tokens=False))
+        is_drawn, text = call.stream_mode == "denoise", ""
+        token_ids: tuple[int, ...] = ()
+        held: dict[str, Any] | None = None  # the last event says why the request ended, which is known behind it
+        with given_up(self.engine, call.answers, call.metrics):
+            async for piece in call.pieces(answer):
+                text, token_ids = text + piece.text, token_ids + piece.token_ids
+                if piece.passed is not None:
+                    if held is not None:
+                        yield event(held)
+                    held = drawn.of(piece.passed.record)
+                elif piece.ended is not None:
+                    if held is not None:
+                        yield event({**held, "finished": finish_reason(piece.ended)})
+                    if finish_reason(piece.ended) == "abort":
+                        raise ApiError(500, "the request was aborted")
+                    yield event(self._last(text, token_ids, piece.ended))
+                elif is_drawn:
+                    if held is not None:
+                        yield event(held)
+                    held = None
+                else:
+                    yield event({"id": call.orders.id, "text": piece.text, "token_ids": list(piece.token_ids)})
+        yield DONE
+
+    def _last(self, text: str, token_ids: tuple[int, ...], ended: Ended) -> dict[str, Any]:
+        order = self.call.answers[0].order
+        return {
+            "id": self.call.orders.id,
+            "text": text,
+            "token_ids": list(token_ids),
+            "finish_reason": finish_reason(ended),
+            "usage": usage(order.num_prompt_tokens, ended.num_tokens),
+            "diffusion": pass_counts([ended], order.decode.block_size),
+        }

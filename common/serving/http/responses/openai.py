@@ -1,0 +1,143 @@
+"""OpenAI's routes: the bodies of completions and chats, whole or as chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from common.serving.http.engine import EngineClient
+from common.serving.http.errors import ApiError
+from common.serving.http.requests.fields import StreamOptions
+from common.serving.http.responses.calls import Call, Finished, Piece, finish_reason, given_up, merged
+from common.serving.http.responses.sse import DONE, event
+from common.serving.messages import Ended
+
+
+def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_tokens,
+        "total_tokens": num_prompt_tokens + num_tokens,
+    }
+
+
+def pass_counts(ended: list[Ended], block_size: int) -> dict[str, Any]:
+    """What `diffusion.stats` asks for, of all answers of a call."""
+    num_forwards = sum(one.num_forwards for one in ended)
+    num_tokens = sum(one.num_tokens for one in ended)
+    return {
+        "forwards": num_forwards,
+        "tokens_per_forward": num_tokens / max(1, num_forwards),
+        "lookahead_wins": sum(one.num_lookahead_wins for one in ended),
+        "forced_fills": sum(one.num_forced_fills for one in ended),
+        "blocks": sum(-(-one.num_tokens // block_size) for one in ended),
+    }
+
+
+@dataclass(slots=True)
+class OpenAiCall:
+    """echoes: a text in front of each answer, by index."""
+
+    call: Call
+    engine: EngineClient
+    model: str
+    is_chat: bool
+    created: int
+    echoes: list[str]
+
+    @classmethod
+    def of(cls, call: Call, engine: EngineClient, model: str, *, is_chat: bool, echoes: list[str]) -> OpenAiCall:
+        return cls(call, engine, model, is_chat, int(time.time()), echoes or [""] * len(call.answers))
+
+    async def body(self) -> dict[str, Any]:
+        """Of the whole answer. Raises ApiError."""
+        call = self.call
+        with given_up(self.engine, call.answers, call.metrics):
+            finished = [await call.whole(answer) for answer in call.answers]
+        aborted = [one for one in finished if one.finish_reason == "abort"]
+        if aborted and len(aborted) == len(finished) and not any(one.token_ids for one in finished):
+            raise ApiError(503, "the request was aborted before its first token")
+        num_tokens = sum(one.ended.num_tokens for one in finished)
+        body = {
+            **self._head("chat.completion" if self.is_chat else "text_completion"),
+            "choices": [self._choice(index, one) for index, one in enumerate(finished)],
+            "usage": usage(call.orders.num_prompt_tokens, num_tokens),
+        }
+        if call.fields.diffusion.stats:
+            size = call.answers[0].order.decode.block_size
+            body["diffusion"] = pass_counts([one.ended for one in finished], size)
+        return body
+
+    async def events(self) -> AsyncIterator[str]:
+        """Of the stream, [DONE] last. Raises ApiError where it cannot be finished."""
+        call, options = self.call, self.call.fields.stream_options or StreamOptions()
+        num_tokens, ended = 0, []
+        with given_up(self.engine, call.answers, call.metrics):
+            if self.is_chat:
+                for index in range(len(call.answers)):
+                    yield self._chunk([self._delta(index, {"role": "assistant", "content": ""}, None)], options, 0)
+            else:
+                for index, text in enumerate(self.echoes):
+                    if text:
+                        yield self._chunk([self._text_part(index, text, None, ())], options, 0)
+            async for index, piece in merged([call.pieces(answer) for answer in call.answers]):
+                num_tokens += len(piece.token_ids)
+                if piece.ended is not None:
+                    ended.append(piece.ended)
+                    if finish_reason(piece.ended) == "abort":
+                        raise ApiError(500, "the request was aborted")
+                for choice in self._parts(index, piece):
+                    yield self._chunk([choice], options, num_tokens)
+        if options.include_usage:
+            last = {**self._head(self._chunk_kind), "choices": []}
+            last["usage"] = usage(call.orders.num_prompt_tokens, num_tokens)
+            if call.fields.diffusion.stats:
+                last["diffusion"] = pass_counts(ended, call.answers[0].order.decode.block_size)
+            yield event(last)
+        yield DONE
+
+    @property
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self.is_chat else "text_completion"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        head = {"id": self.call.orders.id, "object": kind, "created": self.created, "model": self.model}
+        return {**head, "system_fingerprint": None}
+
+    def _chunk(self, choices: list[dict[str, Any]], options: StreamOptions, num_tokens: int) -> str:
+        body: dict[str, Any] = {**self._head(self._chunk_kind), "choices": choices}
+        if options.include_usage:
+            shown = usage(self.call.orders.num_prompt_tokens, num_tokens)
+            body["usage"] = shown if options.continuous_usage_stats else None
+        return event(body)
+
+    def _parts(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        """A piece's choices: of a chat the text and the reason come one after another."""
+        reason = None if piece.ended is None else finish_reason(piece.ended)
+        if not self.is_chat:
+            is_silent = not (piece.text or piece.token_ids or reason)
+            return [] if is_silent else [self._text_part(index, piece.text, reason, piece.token_ids)]
+        parts = []
+        if piece.text or piece.token_ids:
+            parts.append(self._with_ids(self._delta(index, {"content": piece.text}, None), piece.token_ids))
+        if reason is not None:
+            parts.append(self._delta(index, {}, reason))
+        return parts
+
+    def _text_part(self, index: int, text: str, reason: str | None, token_ids: tuple[int, ...]) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason, "stop_reason": None}
+        return self._with_ids(choice, token_ids)
+
+    def _delta(self, index: int, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+    def _choice(self, index: int, one: Finished) -> dict[str, Any]:
+        rest = {"logprobs": None, "finish_reason": one.finish_reason, "stop_reason": None}
+        text = self.echoes[index] + one.text
+        own = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+        return self._with_ids({"index": index, **own, **rest}, one.token_ids)
+
+    def _with_ids(self, choice: dict[str, Any], token_ids: tuple[int, ...]) -> dict[str, Any]:
+        return {**choice, "token_ids": list(token_ids)} if self.call.fields.return_token_ids else choice

@@ -1,0 +1,127 @@
+"""What the routes share: the engine, the tokenizer, the model's names and the settings of the run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from common.checkpoint import load_tokenizer
+from common.config import RunConfig
+from common.serving.http.engine import EngineClient
+from common.serving.http.errors import ApiError
+from common.serving.http.metrics import Metrics
+from common.serving.http.requests.fields import CompletionFields, GenerateFields, Sampling
+from common.serving.http.requests.orders import OrderBook
+from common.serving.http.requests.prompts import Prompts
+from common.serving.http.responses.calls import Call
+from common.serving.messages import Ready
+
+logger = logging.getLogger(__name__)
+
+
+class Service:
+    """page: the HTML that `/` answers with."""
+
+    def __init__(self, run: RunConfig, model_names: Sequence[str], engine: EngineClient, page: str) -> None:
+        self.run = run
+        self.model_names = model_names
+        self.engine = engine
+        self.page = page
+        self.metrics = Metrics(model_names[0], engine)
+        self._started_at = int(time.time())
+        self._prompts: Prompts | None = None
+        self._book: OrderBook | None = None
+
+    def load(self, ready: Ready) -> None:
+        """Read the tokenizer, which takes a second or two. Raises ConfigError."""
+        self._prompts = Prompts(
+            load_tokenizer(self.run.model, self.run.decode.mask_token_id),
+            add_bos=self.run.input is not None and self.run.input.add_bos_token,
+            max_tokens=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+        )
+        self._book = OrderBook(self.run, ready)
+
+    @property
+    def prompts(self) -> Prompts:
+        """Raises ApiError while the model is being loaded."""
+        if self._prompts is None:
+            self.engine.require_ready()
+            raise ApiError(503, "the tokenizer is being loaded")
+        return self._prompts
+
+    @property
+    def book(self) -> OrderBook:
+        """Raises ApiError while the model is being loaded."""
+        if self._book is None:
+            self.engine.require_ready()
+            raise ApiError(503, "the tokenizer is being loaded")
+        return self._book
+
+    @property
+    def max_model_len(self) -> int | None:
+        """None while the model is being loaded."""
+        return None if self.engine.ready is None else self.engine.ready.max_model_len
+
+    def model_card(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "lopa",
+            "root": self.run.model,
+            "parent": None,
+            "max_model_len": self.max_model_len,
+            "permission": [],
+        }
+
+    def name_of(self, fields: Sampling) -> str:
+        return fields.model or self.model_names[0]
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError for a model that is not this one."""
+        if name is not None and name not in self.model_names:
+            served = ", ".join(self.model_names)
+            raise ApiError(404, f"the model {name!r:.200} is not served here, this is {served}", "model")
+
+    def check(self, fields: Sampling, num_prompts: int = 1) -> None:
+        """Everything that needs no prompt, before one is tokenised. Raises ApiError."""
+        self.check_model(fields.model)
+        self.engine.require_ready()
+        self.book.check(fields, num_prompts)
+
+    async def prompts_of(self, fields: CompletionFields) -> list[list[int]]:
+        """Of a completion's four kinds. Raises ApiError."""
+        given = fields.prompt
+        if isinstance(given, str) or not given or isinstance(given[0], int):
+            given = [given]  # type: ignore[assignment]
+        self.check(fields, len(given))
+        return [await self._prompt(one, fields) for one in given]  # type: ignore[arg-type]
+
+    async def prompt_of(self, fields: GenerateFields) -> list[int]:
+        """Raises ApiError."""
+        if fields.messages is not None:
+            return await self.prompts.of_chat(fields.messages)
+        assert fields.prompt is not None, "one of the two is there"
+        return await self._prompt(fields.prompt, fields)
+
+    async def submit(
+        self, prefix: str, fields: Sampling, prompts: Sequence[Sequence[int]], header_id: str | None, stream_mode: str
+    ) -> Call:
+        """Send a call's requests off; all of them are taken by the engine. Raises ApiError."""
+        orders = self.book.orders(prefix, fields, prompts, header_id)
+        answers = self.engine.submit(orders.orders, is_watched=stream_mode == "denoise" and fields.stream)
+        try:
+            for answer in answers:
+                await answer.accepted()
+        except BaseException:
+            self.engine.abort(answers)
+            raise
+        return Call(orders, fields, answers, self.prompts, self.metrics, stream_mode)
+
+    async def _prompt(self, given: str | list[int], fields: Sampling) -> list[int]:
+        if isinstance(given, str):
+            return await self.prompts.of_text(given, add_special_tokens=fields.add_special_tokens)
+        return self.prompts.of_ids(given)

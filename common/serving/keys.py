@@ -1,0 +1,42 @@
+"""API keys: where they come from, and whether a client has one."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from pathlib import Path
+
+from common.errors import ConfigError, first_line
+
+KEYS_VARIABLE = "LOPA_API_KEYS"
+
+
+def read_keys(path: str | None) -> tuple[bytes, ...]:
+    """Digests of the keys of a file, one a line, and of the environment, with commas between; none: nobody needs one.
+
+    Raises ConfigError for a file that cannot be read or holds no key.
+    """
+    keys = [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",")]
+    if path is not None:
+        try:
+            own = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: the API keys cannot be read ({first_line(error)}); name a text file") from None
+        own = [line.strip() for line in own]
+        if not any(own):
+            raise ConfigError(f"{path}: holds no API key; write one a line, or remove api_key_file")
+        keys += own
+    return tuple(_digest(key) for key in dict.fromkeys(keys) if key)
+
+
+def is_known(header: str | None, digests: tuple[bytes, ...]) -> bool:
+    """Whether `Authorization: Bearer KEY` names one of them; takes as long whichever it is."""
+    scheme, _, key = (header or "").partition(" ")
+    digest = _digest(key.strip())
+    found = [hmac.compare_digest(digest, known) for known in digests]
+    return any(found) and scheme.lower() == "bearer"
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()

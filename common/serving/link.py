@@ -1,0 +1,82 @@
+"""Batches of messages over a local socket, each as its length and its pickle. Trusts the other side, as ranks do."""
+
+from __future__ import annotations
+
+import pickle
+import select
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+LENGTH_BYTES = 4
+_MOST_UNSENT_BYTES = 64 * 2**20
+_READ_BYTES = 2**18
+
+
+def framed(messages: Sequence[Any]) -> bytes:
+    body = pickle.dumps(list(messages), protocol=pickle.HIGHEST_PROTOCOL)
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+class LinkClosed(Exception):
+    """The other side is gone."""
+
+
+class Link:
+    """The engine's end, which never waits for the other side: what the socket does not take stays here."""
+
+    def __init__(self, own: socket.socket) -> None:
+        self._socket = own
+        self._unsent = bytearray()
+        self._unread = bytearray()
+        own.setblocking(False)
+
+    def send(self, messages: Sequence[Any]) -> None:
+        """Raises LinkClosed, also where the other side has stopped reading for long."""
+        if messages:
+            self._unsent += framed(messages)
+        if not self._unsent:
+            return
+        try:
+            del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            if len(self._unsent) > _MOST_UNSENT_BYTES:
+                raise LinkClosed from None
+        except OSError:
+            raise LinkClosed from None
+
+    def receive(self, wait_s: float = 0.0) -> list[Any]:
+        """What has come, after waiting for something up to so long. Raises LinkClosed."""
+        if wait_s:
+            unsent = [self._socket] if self._unsent else []
+            select.select([self._socket], unsent, [], wait_s)
+            self.send([])
+        try:
+            part = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            raise LinkClosed from None
+        if not part:
+            raise LinkClosed
+        self._unread += part
+        return self._whole_messages()
+
+    def send_last(self, messages: Sequence[Any], seconds: float) -> None:
+        """Before this process ends: waits for the other side to take all, up to so long each time."""
+        self._unsent += framed(messages)
+        self._socket.settimeout(seconds)
+        try:
+            self._socket.sendall(self._unsent)
+        except OSError:
+            return
+
+    def _whole_messages(self) -> list[Any]:
+        messages: list[Any] = []
+        while len(self._unread) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + int.from_bytes(self._unread[:LENGTH_BYTES], "big")
+            if len(self._unread) < end:
+                break
+            messages += pickle.loads(bytes(self._unread[LENGTH_BYTES:end]))
+            del self._unread[:end]
+        return messages

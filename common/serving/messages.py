@@ -1,0 +1,121 @@
+"""What the front end and the engine's process tell each other. Both are one user's processes of one version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from common.config import DecodeConfig, RunConfig
+from common.decoding import GenerationRequest, StepRecord
+
+TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+WINDOW_BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+class Add(NamedTuple):
+    """max_tokens: the answer is cut there, whatever the canvas holds. is_watched: its step records are wanted."""
+
+    request: GenerationRequest
+    max_tokens: int
+    is_watched: bool = False
+
+
+class Abort(NamedTuple):
+    id: str
+
+
+class Over(NamedTuple):
+    """Nothing more will come: the engine's process may end."""
+
+
+class Begin(NamedTuple):
+    """The first message to the front end. port: the one that is listened on."""
+
+    run: RunConfig
+    model_names: tuple[str, ...]
+    port: int
+
+
+class Ready(NamedTuple):
+    """The model is loaded. decode: the run's settings, with `auto` as a number."""
+
+    decode: DecodeConfig
+    num_slots: int
+    max_model_len: int
+    vocab_size: int
+
+
+class Accepted(NamedTuple):
+    id: str
+
+
+class Rejected(NamedTuple):
+    id: str
+    reason: str
+
+
+class Tokens(NamedTuple):
+    """What became final in a pass."""
+
+    id: str
+    token_ids: tuple[int, ...]
+
+
+class Passed(NamedTuple):
+    """A pass of a watched request."""
+
+    record: StepRecord
+
+
+class Ended(NamedTuple):
+    """token_ids: those that no `Tokens` has told of. The counts are of the whole request, as in `Completion`.
+
+    queue_s, prefill_s, total_s: seconds of waiting, from then to the end of the first pass, and from then to the end.
+    """
+
+    id: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    num_tokens: int = 0
+    num_forwards: int = 0
+    num_lookahead_wins: int = 0
+    num_forced_fills: int = 0
+    tokens_per_step: tuple[int, ...] = ()
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    total_s: float = 0.0
+
+
+class Failed(NamedTuple):
+    """The engine has failed, and its process ends."""
+
+    sentence: str
+
+
+@dataclass(slots=True)
+class Counts:
+    """The engine's numbers since its start; `num_*_now` and kv_usage are those of the moment.
+
+    forwards: passes by phase. wins: steps by the branch that won. Histograms are counts by bucket, the last without an
+    end, beside the sum of what was counted (TOKEN_BUCKETS, WINDOW_BUCKETS).
+    """
+
+    num_running_now: int = 0
+    num_waiting_now: int = 0
+    num_slots: int = 0
+    kv_usage: float = 0.0
+    forwards: dict[str, int] = field(default_factory=dict)
+    wins: dict[str, int] = field(default_factory=dict)
+    num_rows: int = 0
+    num_committed: int = 0
+    num_blocks: int = 0
+    graph_hits: int = 0
+    graph_misses: int = 0
+    tokens_histogram: list[int] = field(default_factory=list)
+    tokens_sum: int = 0
+    windows_histogram: list[int] = field(default_factory=list)
+    windows_sum: int = 0
+
+
+FromFront = Add | Abort | Over
+FromEngine = Ready | Accepted | Rejected | Tokens | Passed | Ended | Failed | Counts

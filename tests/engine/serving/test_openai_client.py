@@ -1,0 +1,169 @@
+"""The openai client, unchanged, against the demo model on a CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from common.checkpoint import load_tokenizer
+from tests.engine.serving.served import QUESTION, ROOT, Served, events_of
+
+SHORT = {"max_tokens": 16, "extra_body": {"diffusion": {"num_lookahead": 0}}}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    keys = tmp_path_factory.mktemp("keys") / "keys.txt"
+    keys.write_text("first\nsecond\n")
+    options = ("max_num_requests=16", "decode.num_lookahead=2", "serve.max_body_bytes=100000")
+    settings = [item for option in options for item in ("--set", option)]
+    with Served(tmp_path_factory.mktemp("served") / "log", *settings, "--api-key-file", str(keys)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> OpenAI:
+    return OpenAI(base_url=f"{served.url}/v1", api_key="second", max_retries=0)
+
+
+def test_models(client: OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert model.id == "demo"
+    assert client.models.retrieve("demo").id == "demo"
+
+
+def test_a_completion_of_text_is_that_of_its_token_ids(client: OpenAI) -> None:
+    text = QUESTION.format(12) + "\n"
+    ids = load_tokenizer(ROOT / "models" / "demo").encode(text)
+    of_text = client.completions.create(model="demo", prompt=text, max_tokens=64)
+    of_ids = client.completions.create(model="demo", prompt=ids, max_tokens=64)
+    assert of_text.choices[0].text == of_ids.choices[0].text
+    assert "17" in of_text.choices[0].text and of_text.choices[0].finish_reason == "stop"
+    assert of_text.usage is not None and of_text.usage.prompt_tokens == len(ids)
+    assert of_text.usage.total_tokens == len(ids) + of_text.usage.completion_tokens
+
+
+def test_a_list_of_prompts_is_answered_in_its_order(client: OpenAI) -> None:
+    prompts = [QUESTION.format(n) + "\n" for n in (2, 3)]
+    together = client.completions.create(model="demo", prompt=prompts, **SHORT)
+    alone = [client.completions.create(model="demo", prompt=prompt, **SHORT) for prompt in prompts]
+    assert [choice.text for choice in together.choices] == [one.choices[0].text for one in alone]
+    assert [choice.index for choice in together.choices] == [0, 1]
+    assert together.usage is not None and together.usage.completion_tokens == 32
+    assert together.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone if one.usage)
+    assert {choice.finish_reason for choice in together.choices} == {"length"}
+
+
+def test_a_chat_streams_what_it_answers_at_once(client: OpenAI) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": QUESTION.format(12)}]}]
+    whole = client.chat.completions.create(model="demo", messages=messages, max_completion_tokens=64)
+    stream = client.chat.completions.create(
+        model="demo", messages=messages, max_completion_tokens=64, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(texts) == whole.choices[0].message.content
+    assert len([text for text in texts if text]) > 1, "a stream that comes at once is none"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["stop"]
+
+
+@pytest.mark.parametrize("mode", ["prefix", "block"])
+def test_a_stop_string_is_cut_off_in_streams_too(client: OpenAI, mode: str) -> None:
+    settings = {"model": "demo", "prompt": QUESTION.format(12) + "\n", "max_tokens": 64, "stop": ["Step 2", "zz"]}
+    whole = client.completions.create(**settings)
+    chunks = list(client.completions.create(**settings, stream=True, extra_body={"diffusion": {"stream_mode": mode}}))
+    text = "".join(chunk.choices[0].text for chunk in chunks)
+    assert text == whole.choices[0].text and text.startswith("Step 1") and "Step 2" not in text
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "stop"
+
+
+def test_errors_come_by_class(client: OpenAI, served: Served) -> None:
+    with pytest.raises(openai.NotFoundError, match="not served here"):
+        client.completions.create(model="other", prompt="a")
+    with pytest.raises(openai.AuthenticationError):
+        OpenAI(base_url=f"{served.url}/v1", api_key="third", max_retries=0).models.list()
+    with pytest.raises(openai.BadRequestError, match="context of 512") as refused:
+        client.completions.create(model="demo", prompt="a " * 30, max_tokens=500)
+    assert refused.value.param == "max_tokens"
+    for name, value in (("presence_penalty", 0.5), ("logprobs", 1), ("suffix", "x"), ("logit_bias", {"1": 5})):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(model="demo", prompt="a", **{name: value})
+        assert refused.value.param == name
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.completions.create(model="demo", prompt="a", n=2)
+    with pytest.raises(openai.APIStatusError) as too_large:
+        client.completions.create(model="demo", prompt="a" * 100_000)
+    assert too_large.value.status_code == 413
+
+
+def test_what_asks_for_nothing_is_taken(client: OpenAI) -> None:
+    neutral = {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0, "ignore_eos": True, "who_knows": 1, "stop": None}
+    made = client.completions.create(
+        model="demo", prompt="a", max_tokens=20, presence_penalty=0, n=1, logprobs=None, extra_body=neutral
+    )
+    assert made.usage is not None and made.usage.completion_tokens == 20, "without an end it is as long as it may be"
+
+
+def test_a_stream_that_is_left_early_stops_being_decoded(client: OpenAI, served: Served) -> None:
+    stream = client.completions.create(model="demo", prompt="a", max_tokens=192, stream=True)
+    next(iter(stream))
+    stream.close()
+    served.wait_for(served.is_empty, "empty", 10)
+
+
+def test_64_tasks_at_once(served: Served) -> None:
+    async def ask() -> list[str]:
+        async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="first", max_retries=0) as many:
+            calls = (many.completions.create(model="demo", prompt=f"{n}", **SHORT) for n in range(64))
+            return [made.choices[0].text for made in await asyncio.gather(*calls)]
+
+    assert len(asyncio.run(ask())) == 64
+    served.wait_for(served.is_empty, "empty", 10)
+
+
+def test_tokens_there_and_back(served: Served) -> None:
+    bearer = {"Authorization": "Bearer first"}
+    _, text = served.send("POST", "/tokenize", b'{"prompt": "Tom has", "return_token_strs": true}', **bearer)
+    made = json.loads(text)
+    assert made["count"] == len(made["tokens"]) == len(made["token_strs"]) and made["max_model_len"] == 512
+    body = json.dumps({"tokens": made["tokens"]}).encode()
+    assert json.loads(served.send("POST", "/detokenize", body, **bearer)[1]) == {"prompt": "Tom has"}
+
+
+def test_a_watched_request_tells_of_every_pass(served: Served) -> None:
+    body = b'{"prompt": "Tom has 2 apples.\\n", "max_tokens": 32, "stream": true, "stream_mode": "denoise"}'
+    status, text = served.send("POST", "/generate", body, Authorization="Bearer first")
+    *passes, last, done = events_of(text)
+    assert status == 200 and done == "[DONE]"
+    assert [event["pass"] for event in passes] == list(range(1, last["diffusion"]["forwards"] + 1))
+    assert [event["finished"] for event in passes] == [None] * (len(passes) - 1) + [last["finish_reason"]]
+    drawn = {place - event["prompt_length"]: token for event in passes for place, token, _, _ in event["filled"]}
+    assert [drawn[place] for place in range(len(last["token_ids"]))] == last["token_ids"]
+
+
+def test_only_probes_and_metrics_need_no_key(served: Served) -> None:
+    assert {served.get(path)[0] for path in ("/health", "/ready", "/metrics", "/ping", "/")} == {200}
+    assert {served.get(path)[0] for path in ("/v1/models", "/version", "/openapi.json")} == {401}
+
+
+def test_its_log_has_a_line_a_request(served: Served, client: OpenAI) -> None:
+    client.completions.create(
+        model="demo", prompt="a", max_tokens=4, extra_body={"request_id": "seen", "ignore_eos": True}
+    )
+    assert "lopa: cmpl-seen-0: 1 prompt tokens, 4 tokens" in served.text
+    assert "Traceback" not in served.text
+
+
+def test_a_port_in_use_is_told_of_in_a_sentence(served: Served) -> None:
+    command = [sys.executable, "-m", "common.commands", "serve", "--profile", "cpu", "demo", "--port", str(served.port)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "choose another" in done.stderr and "Traceback" not in done.stderr

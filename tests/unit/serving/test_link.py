@@ -1,0 +1,43 @@
+"""Messages between the two processes."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from common.serving.link import Link, LinkClosed, framed
+from common.serving.messages import Abort
+
+
+def test_messages_come_whole_and_in_order_however_they_are_cut() -> None:
+    here, there = socket.socketpair()
+    link, data = Link(here), framed([Abort("a"), Abort("b")]) + framed([Abort("c")])
+    found: list[Abort] = []
+    for byte in data:
+        there.sendall(bytes([byte]))
+        found += link.receive()
+    assert found == [Abort("a"), Abort("b"), Abort("c")]
+
+
+def test_who_does_not_read_is_not_waited_for_and_misses_nothing() -> None:
+    here, there = socket.socketpair()
+    link, other = Link(here), Link(there)
+    sent = [Abort(f"{n}" + "x" * 10_000) for n in range(100)]
+    for message in sent:
+        link.send([message])
+    found: list[Abort] = []
+    while len(found) < len(sent):
+        link.send([])
+        found += other.receive()
+    assert found == sent
+
+
+def test_an_other_side_that_is_gone_is_told_of() -> None:
+    here, there = socket.socketpair()
+    link = Link(here)
+    there.close()
+    with pytest.raises(LinkClosed):
+        link.receive(wait_s=1)
+    with pytest.raises(LinkClosed):
+        link.send([Abort("a")])

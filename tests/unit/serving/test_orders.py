@@ -1,0 +1,108 @@
+"""What fields of a request become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.config import DecodeConfig, RunConfig, ServeConfig
+from common.serving.http.errors import ApiError
+from common.serving.http.requests.fields import ChatFields, CompletionFields, GenerateFields
+from common.serving.http.requests.orders import OrderBook, Orders
+from common.serving.messages import Ready
+
+DECODE = DecodeConfig(num_lookahead=3, block_size=16, max_new_tokens=64, temperature=0.7, top_p=0.9, stop=("END",))
+
+
+def book(decode: DecodeConfig = DECODE, **serve: Any) -> OrderBook:
+    run = RunConfig(model="m", decode=decode, serve=ServeConfig(**serve), seed=5)
+    return OrderBook(run, Ready(decode, num_slots=4, max_model_len=256, vocab_size=100))
+
+
+def orders(prompt_length: int = 10, decode: DecodeConfig = DECODE, **fields: Any) -> Orders:
+    made = CompletionFields.model_validate({"prompt": "a", **fields})
+    return book(decode).orders("cmpl-", made, [range(prompt_length)], None)
+
+
+def test_the_run_file_says_what_is_not_asked_for() -> None:
+    (order,) = orders(max_tokens=64).orders
+    assert order.decode == DECODE and order.request.seed == 5
+
+
+def test_null_is_absent() -> None:
+    names = ("max_tokens", "temperature", "stop", "seed", "n", "stream_options", "request_id", "top_k")
+    (order,) = orders(**dict.fromkeys(names)).orders
+    assert order.max_tokens == 16 and order.decode == DECODE.model_copy(update={"max_new_tokens": 16})
+
+
+@pytest.mark.parametrize(("max_tokens", "canvas"), [(1, 16), (16, 16), (17, 32), (200, 208)])
+def test_a_canvas_is_of_whole_blocks(max_tokens: int, canvas: int) -> None:
+    (order,) = orders(max_tokens=max_tokens).orders
+    assert (order.max_tokens, order.decode.max_new_tokens) == (max_tokens, canvas)
+
+
+def test_the_padded_length_has_to_fit() -> None:
+    assert orders(prompt_length=48, max_tokens=205).orders
+    with pytest.raises(ApiError, match="whole blocks up to 208") as refused:
+        orders(prompt_length=49, max_tokens=205)
+    assert refused.value.status == 400 and refused.value.param == "max_tokens"
+
+
+def test_a_chat_without_a_length_gets_the_runs_or_what_is_left() -> None:
+    chat = ChatFields.model_validate({"messages": [{"role": "user", "content": "a"}]})
+    lengths = [book().orders("c-", chat, [range(n)], None).orders[0].max_tokens for n in (10, 200, 230)]
+    assert lengths == [64, 48, 16]
+
+
+def test_greedy_requests_need_no_top_p() -> None:
+    (order,) = orders(temperature=0, top_k=5).orders
+    assert (order.decode.temperature, order.decode.top_p, order.decode.top_k) == (0, 1, None)
+
+
+def test_several_answers_differ_by_their_seeds_alone() -> None:
+    made = orders(n=3, seed=7).orders
+    assert [order.request.seed for order in made] == [7, 8, 9]
+    assert {order.request.noise_name for order in made} == {""}
+    assert len({order.request.id for order in made}) == 3
+    with pytest.raises(ApiError, match="temperature") as refused:
+        orders(n=2, temperature=0)
+    assert refused.value.param == "n"
+
+
+def test_a_request_without_seed_and_name_differs_each_time() -> None:
+    assert orders().orders[0].request.noise_name != orders().orders[0].request.noise_name
+    assert orders(request_id="a").orders[0].request.noise_name == "a"
+
+
+def test_ignore_eos_and_stop_are_the_requests_own() -> None:
+    (order,) = orders(ignore_eos=True, stop="x").orders
+    assert order.decode.eos_token_id == -1 and order.decode.stop == ("x",)
+
+
+def test_settings_of_diffusion_have_limits() -> None:
+    (order,) = orders(diffusion={"num_lookahead": 1, "block_size": 8, "skip_threshold": 0.5}).orders
+    assert (order.decode.num_lookahead, order.decode.block_size, order.decode.skip_threshold) == (1, 8, 0.5)
+    for settings, param in (
+        ({"num_lookahead": 4}, "diffusion.num_lookahead"),
+        ({"skip_threshold": 0}, "skip_threshold"),
+    ):
+        with pytest.raises(ApiError) as refused:
+            orders(diffusion=settings)
+        assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"n": 65}, "n"), ({"stop": ["a"] * 17}, "stop"), ({"tools": [{}]}, "tools"), ({"min_p": 0.1}, "min_p")],
+)
+def test_what_is_too_much_or_cannot_be_done_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        book().check(CompletionFields.model_validate({"prompt": "a", **fields}))
+    assert refused.value.status == 400 and refused.value.param == param
+
+
+def test_a_generate_request_has_one_prompt() -> None:
+    for wrong in ({}, {"prompt": "a", "messages": [{"role": "user"}]}):
+        with pytest.raises(ValueError, match="either prompt or messages"):
+            GenerateFields.model_validate(wrong)
