@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from common.commands.on_demand import GeneratorOnDemand
-from common.commands.options import OptionalText, SetOption, load_to_run
+from common.commands.options import GeneratorOnDemand, OptionalText, SetOption, load_to_run
 from common.config import find_config, load_sweep
 from common.errors import ConfigError
 

@@ -1,14 +1,19 @@
-"""What several commands share: their options, and what is done before any of them loads torch."""
+"""What several commands share: their options, what is done before any of them loads torch, and a model that is loaded
+when a run turns out to need it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from common.config import DeviceProfile, RunConfig, find_config, load_profile_and_run
 from common.platforms import platform_of
 from common.processes import apply_environment, check_started, num_started_here, resolve_mesh
+
+if TYPE_CHECKING:
+    from common.generate import Generator
 
 ProfileOption = Annotated[
     str, typer.Option("--profile", "-p", help="What runs the model: a YAML file, or a name from configs/profiles.")
@@ -41,3 +46,29 @@ def load_to_run(profile: str, run: str, overrides: list[str] | None) -> tuple[De
         platform.require_devices(device_profile, here or resolve_mesh(device_profile).num_processes)
     check_started(device_profile)
     return device_profile, run_config
+
+
+class GeneratorOnDemand:
+    """Loads the model when a run turns out to need it, once, and closes it at the end: the `build` of run_batch."""
+
+    def __init__(self, profile: DeviceProfile, run: RunConfig) -> None:
+        self._profile, self._run = profile, run
+        self._generator: Generator | None = None
+
+    def __call__(self) -> Generator:
+        if self._generator is None:
+            # Here: a run that turns out to be done has no reason to load torch.
+            from common.generate import build_generator
+
+            self._generator = build_generator(self._profile, self._run)
+        return self._generator
+
+    def __enter__(self) -> GeneratorOnDemand:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # After a failure the peers may be gone, and leaving a process group would wait for them.
+        if self._generator is not None and error is None:
+            self._generator.close()

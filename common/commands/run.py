@@ -9,8 +9,14 @@ from typing import Annotated
 
 import typer
 
-from common.commands.on_demand import GeneratorOnDemand
-from common.commands.options import OverwriteOption, ProfileOption, RunArgument, SetOption, load_to_run
+from common.commands.options import (
+    GeneratorOnDemand,
+    OverwriteOption,
+    ProfileOption,
+    RunArgument,
+    SetOption,
+    load_to_run,
+)
 
 
 def run(

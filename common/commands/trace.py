@@ -9,8 +9,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from common.commands.on_demand import GeneratorOnDemand
-from common.commands.options import SetOption, load_to_run
+from common.commands.options import GeneratorOnDemand, SetOption, load_to_run
 from common.errors import ConfigError
 
 _OptionalPath = Optional[Path]  # noqa: UP045  typer reads this at run time, on Python 3.10 too

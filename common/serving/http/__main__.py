@@ -16,9 +16,9 @@ from contextlib import nullcontext, suppress
 
 import uvicorn
 
+from common.page import live_page
 from common.serving.http.app import build_app
 from common.serving.http.engine import EngineClient
-from common.serving.http.page import page_text
 from common.serving.http.service import Service
 from common.serving.keys import read_keys
 from common.serving.link import LENGTH_BYTES
@@ -43,7 +43,7 @@ class FrontEnd:
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
         self._engine = EngineClient(link, self._serve.max_queued_requests, self._load, self._ended.set)
-        self._service = Service(begin.run, begin.model_names, self._engine, page_text())
+        self._service = Service(begin.run, begin.model_names, self._engine, live_page())
         config = uvicorn.Config(
             build_app(self._service, read_keys(self._serve.api_key_file)),
             log_level="warning",
