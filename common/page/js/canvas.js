@@ -15,25 +15,24 @@ class CanvasView {
 
   show(pass) {
     this.pass = pass;
-    const blocks = this.replay.blocksAt(pass);
+    const { replay } = this, blocks = replay.blocksAt(pass), tries = replay.triesAfter(pass);
+    this.root.style.setProperty("--last", Math.max(replay.length, 8));
     this.resize(blocks);
     blocks.forEach((block, index) => this.showBlock(block, index));
-    const tries = this.replay.triesAfter(pass);
-    this.cells.forEach((cell, place) => this.showCell(cell, place, tries.get(place)));
+    const end = pass === replay.length && replay.answerLength !== null ? replay.answerLength : Infinity;
+    this.cells.forEach((view, place) => this.showCell(view, place, tries.get(place), place >= end));
     this.showAnswer();
     if (this.active !== null) this.inspect(Math.min(this.active, this.cells.length - 1));
   }
 
+  // Have these blocks; those that stay keep their elements.
   resize(blocks) {
     const end = blocks.length ? blocks[blocks.length - 1].next : 0;
     const isOther = blocks.length && this.blocks.length && blocks[0].next !== this.blocks[0].size;
-    if (isOther || blocks.length < this.blocks.length) {
-      this.root.replaceChildren();
-      this.blocks = [];
-      this.cells = [];
-    }
+    const kept = isOther ? 0 : blocks.length;
+    for (const { section } of this.blocks.splice(kept)) section.remove();
+    this.cells.length = isOther ? 0 : Math.min(this.cells.length, end);
     blocks.slice(this.blocks.length).forEach((block) => this.addBlock(block));
-    while (this.cells.length < end) this.addCell(this.blocks[this.blocks.length - 1]);
   }
 
   addBlock(block) {
@@ -74,29 +73,25 @@ class CanvasView {
     view.section.setAttribute("aria-label", `Block ${index + 1}, ${words[state]}, ${filled} of ${size} filled`);
   }
 
-  showCell({ cell, token, when, sure }, place, tried) {
-    const { replay, pass } = this, filled = replay.cellAt(place, pass);
-    const last = Math.max(replay.length, 8) - 1, isOver = pass === replay.length && replay.answerLength !== null;
-    const classes = ["cell", filled ? "filled" : "mask"];
-    if (filled) {
-      const confidence = replay.sureness(filled.confidence);
-      cell.style.setProperty("--t", ((filled.pass - 1) / last).toFixed(3));
-      cell.style.setProperty("--c", confidence.toFixed(3));
-      sure.style.width = `${100 * confidence}%`;
-      if (filled.pass === pass) classes.push("fresh");
-      if (filled.won) classes.push("won");
-      if (isOver && place >= replay.answerLength) classes.push("dropped");
-    } else {
-      sure.style.width = "0";
-      if (tried) classes.push("tried");
-    }
+  // tried: by a branch of the next pass. Only what has changed is drawn: there may be a thousand cells.
+  showCell(view, place, tried, isDropped) {
+    const { replay, pass } = this, filled = replay.cellAt(place, pass), isFresh = filled?.pass === pass;
     const text = filled ? visible(filled.text) : tried ? visible(tried.text) : "·";
-    if (text.length > 6) classes.push("long");
-    token.textContent = text;
-    when.textContent = filled ? filled.pass : tried ? `B${tried.branch}` : "";
-    if (place === this.active) classes.push("active");
-    cell.className = classes.join(" ");
-    cell.setAttribute("aria-label", this.describe(place).map(String).join(", "));
+    const when = filled ? String(filled.pass) : tried ? `B${tried.branch}` : "";
+    const drawn = [text, when, Boolean(filled), isFresh, isDropped].join(" ");
+    if (drawn === view.drawn) return;
+    view.drawn = drawn;
+    view.token.textContent = text;
+    view.when.textContent = when;
+    const confidence = filled ? replay.sureness(filled.confidence) : 0;
+    view.sure.style.width = `${100 * confidence}%`;
+    view.cell.style.setProperty("--pass", filled ? filled.pass : 1);
+    view.cell.style.setProperty("--c", confidence.toFixed(3));
+    const is = { filled, mask: !filled, tried: !filled && tried, fresh: isFresh, won: filled?.won, dropped: isDropped };
+    const names = Object.keys(is).filter((name) => is[name]);
+    const others = [text.length > 6 ? "long" : "", place === this.active ? "active" : ""];
+    view.cell.className = ["cell", ...names, ...others].filter(Boolean).join(" ");
+    view.cell.setAttribute("aria-label", this.describe(place).join(", "));
   }
 
   // What is known of a place, as short phrases.
