@@ -165,5 +165,14 @@ class CanvasView {
       parts.push(make("span", state, cell.text));
     }
     byId("answer").replaceChildren(...parts);
+    this.scrollAnswer();
+  }
+
+  // A long answer scrolls to what the pass has filled first.
+  scrollAnswer() {
+    const answer = byId("answer"), first = answer.querySelector(".fresh");
+    const top = first ? first.offsetTop - answer.offsetTop : 0;
+    const isSeen = top >= answer.scrollTop && top < answer.scrollTop + answer.clientHeight - 24;
+    if (!isSeen) answer.scrollTop = top - answer.clientHeight / 2;
   }
 }
