@@ -13,7 +13,7 @@ _TOKEN_BOUNDS, _WINDOW_BOUNDS = np.array(TOKEN_BUCKETS), np.array(WINDOW_BUCKETS
 
 
 class CountedEngine(WrappedEngine):
-    """The wrapped engine's passes, counted.
+    """The wrapped engine's passes, counted while the device computes the next.
 
     block_sizes: of the requests of a step, in their order.
     """
@@ -28,6 +28,7 @@ class CountedEngine(WrappedEngine):
         )
         self._windows = np.zeros(len(WINDOW_BUCKETS) + 1, dtype=np.int64)
         self._receive: Callable[[], Predictions] | None = None
+        self._won: tuple[StepPlan, Int, list[int]] | None = None
         self._graphs_before = self._graph_counts()
 
     def forward(self, plan: StepPlan) -> Predictions:
@@ -36,6 +37,7 @@ class CountedEngine(WrappedEngine):
 
     def launch(self, plan: StepPlan) -> None:
         self._receive = start_forward(self.engine, plan)
+        self._count_winners()
         counts = self.counts
         phase = "prefill" if not plan.step_R.all() else "commit" if plan.commits else "denoise"
         counts.forwards[phase] = counts.forwards.get(phase, 0) + 1
@@ -53,15 +55,11 @@ class CountedEngine(WrappedEngine):
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
         self.engine.commit(plan, winner_row_of_request)
-        self._count_winners(plan, winner_row_of_request)
-        if plan.commits:
-            sizes = self.block_sizes()
-            self.counts.num_committed += sum(span.length for span in plan.commits)
-            # Behind the prompt, which is committed with the first pass, spans are whole blocks.
-            self.counts.num_blocks += sum(span.length // sizes[span.request] for span in plan.commits if span.start)
+        self._won = plan, winner_row_of_request, self.block_sizes() if plan.commits else []
 
     def now(self, num_running: int, num_waiting: int) -> Counts:
         """The counts as they are."""
+        self._count_winners()
         counts = self.counts
         counts.num_running_now, counts.num_waiting_now = num_running, num_waiting
         counts.windows_histogram = self._windows.tolist()
@@ -78,8 +76,14 @@ class CountedEngine(WrappedEngine):
         found: tuple[int, int] = getattr(self.engine, "graph_counts", (0, 0))
         return found
 
-    def _count_winners(self, plan: StepPlan, winner_row_of_request: Int) -> None:
-        """Rows of one request are adjacent, the anchor last."""
+    def _count_winners(self) -> None:
+        """Of the pass that was committed last. Rows of one request are adjacent, the anchor last."""
+        if self._won is None:
+            return
+        (plan, winner_row_of_request, sizes), self._won = self._won, None
+        self.counts.num_committed += sum(span.length for span in plan.commits)
+        # Behind the prompt, which is committed with the first pass, spans are whole blocks.
+        self.counts.num_blocks += sum(span.length // sizes[span.request] for span in plan.commits if span.start)
         winners, request_R = winner_row_of_request.tolist(), plan.request_R
         ends = request_R.searchsorted(np.arange(len(winners)), side="right").tolist()
         wins, first = self.counts.wins, 0

@@ -1,0 +1,178 @@
+"""The engine's side: what the front end asks for is decoded, cut, aborted, watched and counted."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.config import DecodeConfig
+from common.decoding import (
+    Capacity,
+    EngineCore,
+    GenerationRequest,
+    Int,
+    Predictions,
+    Scheduler,
+    StepPlan,
+    decode_requests,
+)
+from common.processes import Mesh
+from common.serving.engine.loop import RequestLoop
+from common.serving.engine.passes import CountedEngine
+from common.serving.link import Link
+from common.serving.messages import Abort, Accepted, Add, Counts, Ended, Over, Passed, Rejected, Tokens
+
+MASK, EOS = 1, 0
+DECODE = DecodeConfig(num_lookahead=2, block_size=4, max_new_tokens=16, skip_threshold=0.6)
+
+
+class Chance:
+    """common.decoding.Engine: an entry's prediction is a function of its token and position."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.mesh = Mesh()
+        self.capacity = Capacity(num_slots, 64, vocab_size=100)
+        self.num_rows = self.num_forwards = 0
+        self.pass_s = 0.0
+
+    def forward(self, plan: StepPlan) -> Predictions:
+        time.sleep(self.pass_s)
+        self.num_rows += plan.num_rows
+        self.num_forwards += 1
+        mixed_T = (plan.token_T * 31 + plan.position_T * 17) % 89
+        return Predictions.of(mixed_T + 3, (mixed_T / 89).astype(np.float32), (mixed_T / 89 - 1).astype(np.float32))
+
+    def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
+        """It keeps nothing."""
+
+    def num_paying_lookaheads(self, decode: DecodeConfig) -> None:
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
+class Fixture:
+    """A loop whose front end is the test, which acts between the steps."""
+
+    def __init__(self, num_slots: int = 2) -> None:
+        here, there = socket.socketpair()
+        self.engine = Chance(num_slots)
+        counted = CountedEngine(self.engine)
+        self.core = EngineCore(scheduler(num_slots), counted)
+        self.front = Link(there)
+        self.loop = RequestLoop(self.core, counted, Link(here))
+        self.told: list[Any] = []
+
+    def run(self, *messages: Any, then: Callable[[Any], list[Any]] = lambda _: []) -> list[Any]:
+        """What was told, of all messages and of those that `then` answers what was told with."""
+        front = threading.Thread(target=self._ask, args=(messages, then))
+        front.start()
+        self.loop.run()
+        front.join(10)
+        return self.told
+
+    def _ask(self, messages: Sequence[Any], then: Callable[[Any], list[Any]]) -> None:
+        """Over once all have ended and the engine's counts of that have come."""
+        self.front.send(messages)
+        num_open = sum(isinstance(message, Add) for message in messages)
+        while num_open or not isinstance(self.told[-1], Counts):
+            for message in self.front.receive(wait_s=5):
+                self.told.append(message)
+                self.front.send(then(message))
+                num_open -= isinstance(message, (Ended, Rejected))
+        self.front.send([Over()])
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [message for message in self.told if isinstance(message, kind)]
+
+
+def scheduler(num_slots: int) -> Scheduler:
+    return Scheduler(DECODE, mask_token_id=MASK, eos_token_id=EOS, num_slots=num_slots)
+
+
+def request(name: str, decode: DecodeConfig | None = None) -> GenerationRequest:
+    return GenerationRequest(name, tuple(range(5, 9 + len(name))), decode)
+
+
+def wanted(*requests: GenerationRequest) -> dict[str, tuple[int, ...]]:
+    return {done.id: done.token_ids for done in decode_requests(iter(requests), scheduler(1), Chance(1))}
+
+
+def tokens_of(told: list[Any], name: str) -> tuple[int, ...]:
+    parts = [message.token_ids for message in told if isinstance(message, (Tokens, Ended)) and message.id == name]
+    return sum(parts, ())
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 6])
+def test_all_tokens_come_in_order_and_once(num_slots: int) -> None:
+    requests = [request(name) for name in ("a", "bb", "ccc", "dddd", "e")]
+    requests[-1] = GenerationRequest("e", (50, 51))
+    fixture = Fixture(num_slots)
+    told = fixture.run(*(Add(one, 16) for one in requests))
+    assert {one.id: tokens_of(told, one.id) for one in requests} == wanted(*requests)
+    assert [message.id for message in fixture.of(Accepted)] == [one.id for one in requests]
+    assert all(message.num_tokens == len(tokens_of(told, message.id)) for message in fixture.of(Ended))
+
+
+@pytest.mark.parametrize("most", [1, 3, 5, 15, 16])
+def test_an_answer_is_cut_at_its_length(most: int) -> None:
+    fixture = Fixture()
+    told = fixture.run(Add(request("a"), most))
+    whole = wanted(request("a"))["a"]
+    (ended,) = fixture.of(Ended)
+    assert tokens_of(told, "a") == whole[:most] and ended.num_tokens == min(most, len(whole))
+    assert ended.finish_reason == "length"
+
+
+def test_an_aborted_request_ends_as_such_and_the_others_go_on() -> None:
+    def then(message: Any) -> list[Any]:
+        return [Abort("a"), Abort("nobody")] if isinstance(message, Accepted) and message.id == "a" else []
+
+    fixture = Fixture()
+    fixture.engine.pass_s = 0.05
+    told = fixture.run(Add(request("a"), 16), Add(request("bb"), 16), then=then)
+    reasons = {message.id: message.finish_reason for message in fixture.of(Ended)}
+    assert reasons == {"a": "abort", "bb": "length"}
+    assert tokens_of(told, "bb") == wanted(request("bb"))["bb"]
+    assert not fixture.core.scheduler.active and fixture.core.num_waiting == 0
+
+
+def test_what_cannot_be_decoded_is_rejected_and_nothing_ends() -> None:
+    fixture = Fixture()
+    hot = DECODE.model_copy(update={"window_attention": "block_causal"})
+    strange = GenerationRequest("strange", (5, 1000))
+    told = fixture.run(Add(request("a"), 16), Add(request("a"), 16), Add(request("b", hot), 16), Add(strange, 16))
+    reasons = [message.reason for message in fixture.of(Rejected)]
+    assert "is being decoded already" in reasons[0] and "window_attention" in reasons[1] and "1000" in reasons[2]
+    assert tokens_of(told, "a") == wanted(request("a"))["a"]
+
+
+def test_passes_are_told_of_watched_requests_only() -> None:
+    fixture = Fixture()
+    fixture.run(Add(request("a"), 16, True), Add(request("bb"), 16))
+    ended = {message.id: message.num_forwards for message in fixture.of(Ended)}
+    assert [message.record.request_id for message in fixture.of(Passed)] == ["a"] * ended["a"]
+    assert fixture.core.scheduler._requests.observer is None, "nobody looks any more"
+
+
+def test_counts_are_those_of_the_passes() -> None:
+    fixture = Fixture()
+    fixture.run(Add(request("a"), 16), Add(request("bb"), 16))
+    counts, ended = fixture.of(Counts)[-1], fixture.of(Ended)
+    assert sum(counts.forwards.values()) == fixture.engine.num_forwards == sum(counts.tokens_histogram)
+    assert counts.num_rows == fixture.engine.num_rows == sum(counts.windows_histogram)
+    assert sum(counts.wins.values()) == sum(message.num_forwards for message in ended)
+    won = sum(count for branch, count in counts.wins.items() if branch != "anchor")
+    assert won == sum(message.num_lookahead_wins for message in ended)
+    assert (counts.num_running_now, counts.num_waiting_now, counts.kv_usage) == (0, 0, 0)
+    assert counts.num_blocks * 4 < counts.num_committed
