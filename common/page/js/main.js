@@ -94,6 +94,7 @@ function setBusy(isBusy) {
 function pressed(event) {
   const { key, target } = event;
   if (event.altKey || event.ctrlKey || event.metaKey || event.defaultPrevented) return;
+  if (key === "Escape") target.blur(); // the keys are the player's again
   if (target.closest("textarea, select, input:not([type=range], [type=radio])")) return;
   const isArrow = key.startsWith("Arrow") || key === "Home" || key === "End";
   if (isArrow && target.closest("input")) return; // the slider and the choice have their own

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from contextlib import nullcontext, suppress
+from importlib import import_module
 
 import uvicorn
 
@@ -27,6 +28,7 @@ from common.serving.messages import Begin, Ready
 logger = logging.getLogger("common.serving.http")
 _LINGER_S = 2.0  # behind a failure, so that probes and clients hear of it
 _POLL_S = 0.05
+_KEEP_ALIVE_S = 60  # of a connection without a request
 
 
 class _Server(uvicorn.Server):
@@ -49,6 +51,7 @@ class FrontEnd:
             log_level="warning",
             access_log=False,
             lifespan="off",
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=5,
         )
         self._server = _Server(config)
@@ -58,15 +61,17 @@ class FrontEnd:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._start_drain)
         serving = asyncio.ensure_future(self._server.serve(sockets=[listening]))
         talking = asyncio.ensure_future(self._engine.run())
+        importing = asyncio.ensure_future(asyncio.to_thread(import_module, "common.checkpoint"))
         await asyncio.wait({serving, asyncio.ensure_future(self._ended.wait())}, return_when=asyncio.FIRST_COMPLETED)
         if self._draining is None and not serving.done():
             await asyncio.sleep(_LINGER_S)
         self._server.should_exit = True
         await serving
         talking.cancel()
+        importing.cancel()
 
     def _load(self, ready: Ready) -> None:
-        """In a thread: the tokenizer takes a second, and probes are answered meanwhile."""
+        """From here on requests are taken, once the tokenizer is there too."""
 
         async def load() -> None:
             try:

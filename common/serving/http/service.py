@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from common.checkpoint import load_tokenizer
 from common.config import RunConfig
 from common.serving.http.engine import EngineClient
 from common.serving.http.errors import ApiError
 from common.serving.http.metrics import Metrics
 from common.serving.http.requests.fields import CompletionFields, GenerateFields, Sampling
 from common.serving.http.requests.orders import OrderBook
-from common.serving.http.requests.prompts import Prompts
 from common.serving.http.responses.calls import Call
 from common.serving.messages import Ready
+
+if TYPE_CHECKING:
+    from common.serving.http.requests.prompts import Prompts
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,11 @@ class Service:
         self._book: OrderBook | None = None
 
     def load(self, ready: Ready) -> None:
-        """Read the tokenizer, which takes a second or two. Raises ConfigError."""
+        """Read the tokenizer, in a thread, since it takes a while. Raises ConfigError."""
+        # Here: torch comes with them, and probes are to be answered while it is being loaded.
+        from common.checkpoint import load_tokenizer
+        from common.serving.http.requests.prompts import Prompts
+
         self._prompts = Prompts(
             load_tokenizer(self.run.model, self.run.decode.mask_token_id),
             add_bos=self.run.input is not None and self.run.input.add_bos_token,

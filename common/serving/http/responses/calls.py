@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fastapi import Request
 
@@ -17,9 +17,11 @@ from common.serving.http.errors import ApiError
 from common.serving.http.metrics import Metrics
 from common.serving.http.requests.fields import Sampling
 from common.serving.http.requests.orders import Orders
-from common.serving.http.requests.prompts import Prompts
 from common.serving.http.responses.text import TextStream
 from common.serving.messages import Ended, Passed
+
+if TYPE_CHECKING:
+    from common.serving.http.requests.prompts import Prompts
 
 logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
