@@ -38,6 +38,7 @@ def serve(profile: DeviceProfile, run: RunConfig, build: Callable[[], Generator]
         with generator.decoding() as core:
             while core.has_work:
                 core.step()
+        generator.close()
         return
     front_end = start_front_end(run)
     try:
@@ -60,3 +61,4 @@ def _serve(front_end: FrontEnd, generator: Generator) -> None:
         front_end.link.send([Ready(decode, capacity.num_slots, capacity.max_model_len, vocab_size)])
         logger.info("ready: %d requests at once, %d positions each", capacity.num_slots, capacity.max_model_len)
         RequestLoop(core, engine, front_end.link).run()
+    generator.close()

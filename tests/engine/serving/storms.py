@@ -134,7 +134,7 @@ def stream_under(server: Served, end: Any, num_clients: int = 8) -> tuple[int, i
                 return
             if status == 503:
                 return
-            if events_of(text)[-1] == "[DONE]":
+            if status == 200 and events_of(text)[-1] == "[DONE]":
                 whole += 1
             else:
                 torn.append(text[-300:])
