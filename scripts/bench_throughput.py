@@ -42,7 +42,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             engine, answering.engine, load_model_config(run.model), answering.model_config, floors, finish
         )
         costs = engine.measure_passes(answers.decode)
-        prompts = _prompts(answers, answering.tokenizer, max(LEAST_REQUESTS, 4 * most))
+        prompts = prompts_of(answers, answering.tokenizer, max(LEAST_REQUESTS, 4 * most))
         loads = []
         for at_once, lookahead in itertools.product(options.at_once, options.lookahead):
             decode = answers.decode
@@ -56,7 +56,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         return {"conditions": timed.describe(), "floors": floors, "costs": costs, "loads": as_json(loads)}
 
 
-def _prompts(run: RunConfig, tokenizer: Tokenizer, count: int) -> list[tuple[int, ...]]:
+def prompts_of(run: RunConfig, tokenizer: Tokenizer, count: int) -> list[tuple[int, ...]]:
     """The first requests of the run's input; over and over where there are fewer."""
     assert run.input is not None, "main has looked"
     prompts = [prompt_or_reason(line, run.input, tokenizer) for line in read_lines(run.input)[:count]]

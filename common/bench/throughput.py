@@ -43,8 +43,7 @@ class Timed(Engine, QueuesForwards, Protocol):
 class AnsweredEngine(WrappedEngine):
     """Passes of `engine`, answers of `answering`, which gets the same plans and commits.
 
-    seconds_apart: spent on answers so far. passes: of each pass, when it was queued by the clock without them, its
-    tokens, rows and requests, and the tokens that it ran at.
+    seconds_apart: spent on answers so far. passes: what each pass was.
     """
 
     def __init__(self, engine: Timed, answering: Engine, finish: Callable[[], None]) -> None:
@@ -63,7 +62,14 @@ class AnsweredEngine(WrappedEngine):
         self._plan, began = plan, self.clock()
         self._timed.launch(plan)
         num_requests = int(plan.request_R[-1]) + 1
-        note = PassNote(began, plan.num_tokens, plan.num_rows, num_requests, self._timed.last_num_tokens())
+        note = PassNote(
+            began,
+            began + self.seconds_apart,
+            plan.num_tokens,
+            plan.num_rows,
+            num_requests,
+            self._timed.last_num_tokens(),
+        )
         self.passes.append(note)
 
     def receive(self) -> Predictions:
@@ -84,9 +90,10 @@ class AnsweredEngine(WrappedEngine):
 
 @dataclass(frozen=True, slots=True)
 class PassNote:
-    """began: seconds. num_padded: tokens that the pass ran at."""
+    """began: seconds by the clock without answers. began_at: with them. num_padded: tokens that the pass ran at."""
 
     began: float
+    began_at: float
     num_tokens: int
     num_rows: int
     num_requests: int
