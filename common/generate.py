@@ -14,6 +14,7 @@ from common.decoding import (
     Engine,
     EngineCore,
     GenerationRequest,
+    PassCosts,
     Rejection,
     Scheduler,
     decode_requests,
@@ -49,7 +50,8 @@ class Generator:
         if run.decode.reuse_prefix and not engine.capacity.keeps_slots:
             raise ConfigError("reuse_prefix: this engine frees a request's KV when it ends; remove it")
         self.profile = profile
-        self.run = run.model_copy(update={"decode": with_branch_budget(run.decode, engine)})
+        self.run = run.model_copy(update={"decode": with_paying_lookaheads(run.decode, engine)})
+        self._costs = pass_costs(self.run, engine)
         self.engine = engine
         self.tokenizer = tokenizer
         self.model_config = model_config
@@ -122,6 +124,8 @@ class Generator:
             num_slots=self.engine.capacity.num_slots,
             seed=self.run.seed,
             stop_finder=partial(stop_finder, tokenizer=self.tokenizer),
+            costs=self._costs,
+            max_num_batched_tokens=self.run.max_num_batched_tokens,
         )
 
 
@@ -152,7 +156,7 @@ def check_decode(decode: DecodeConfig, profile: DeviceProfile, model: ModelConfi
         )
 
 
-def with_branch_budget(decode: DecodeConfig, engine: Engine) -> DecodeConfig:
+def with_paying_lookaheads(decode: DecodeConfig, engine: Engine) -> DecodeConfig:
     """`num_lookahead: auto` as the number that pays on this engine. ConfigError if it cannot tell."""
     if decode.num_lookahead != AUTO_LOOKAHEAD:
         return decode
@@ -160,3 +164,13 @@ def with_branch_budget(decode: DecodeConfig, engine: Engine) -> DecodeConfig:
     if num_lookahead is None:
         raise ConfigError("num_lookahead auto: this engine does not measure how many pay; set a number")
     return decode.model_copy(update={"num_lookahead": num_lookahead})
+
+
+def pass_costs(run: RunConfig, engine: Engine) -> PassCosts | None:
+    """What `branch_budget: auto` decides by; None without it. ConfigError if the engine cannot tell."""
+    if run.branch_budget == "all":
+        return None
+    costs = engine.measure_passes(run.decode)
+    if costs is None:
+        raise ConfigError("branch_budget auto: this engine does not measure its passes; set it to all")
+    return costs

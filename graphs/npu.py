@@ -1,9 +1,11 @@
 """Capture on Ascend. As on CUDA all graphs of a process share one memory pool; but attention takes its lengths as host
-lists, which a capture freezes, so every replay is preceded by an update of its attention tasks.
+lists, which a capture freezes, so they are updated.
 
-A replay waits, at each attention, for an event of the update: one is recorded before every replay, and the tasks are
-written anew only when the lengths have changed, which is when a block opens or commits, not at every step. Since the
-host waits for a step's predictions before it prepares the next, no update meets a replay that still runs.
+A replay waits, at each attention, for an event, and resets it. Where the lengths have changed, which is when a block
+opens or commits, the replay is launched first and the tasks are written behind it, one layer after another, an event
+each: the device computes the first layer while the host writes the next layers' lengths. Where they have not, the
+events are recorded first. Since the host waits for a step's predictions before it prepares the next, no update meets
+an earlier replay that still runs.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -28,13 +30,15 @@ _NO_STREAMS = ("207008", "stream resource", "sq cq", "EL0009")
 class NpuCapture:
     """graphs.runner.Capture by torch.npu.NPUGraph.
 
-    lengths: the attention's host lists of the coming capture or replay, by the operator's own names.
+    lengths: the attention's host lists of the coming capture or replay, by the operator's own names. updates: whether
+    changed ones are written behind the replay's launch or before it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, updates: Literal["behind", "before"] = "behind") -> None:
         self._npu: Any = import_module("torch_npu").npu
         self._pool = self._npu.graph_pool_handle()
         self.lengths: dict[str, list[int]] = {}
+        self.updates = updates
 
     def __call__(self, work: Replay) -> Replay:
         self._npu.synchronize()
@@ -65,15 +69,26 @@ class NpuReplay:
 
     def __call__(self) -> None:
         attention = self._graph.graph_dispatch_mode
-        if attention.graph_dispatch_records:
-            if self._capture.lengths != self._lengths:
-                self._graph.update(cpu_update_input=[self._capture.lengths])
-                self._lengths = self._capture.lengths
-                self.num_updates += 1
-            else:
-                for record in attention.graph_dispatch_records:
-                    record.event.record(attention.update_stream)
+        has_changed = bool(attention.graph_dispatch_records) and self._capture.lengths != self._lengths
+        if has_changed and self._capture.updates == "behind":
+            self._graph.replay()
+            self._update()
+            return
+        if has_changed:
+            self._update()
+        else:
+            for record in attention.graph_dispatch_records:
+                record.event.record(attention.update_stream)
         self._graph.replay()
+
+    def forget_lengths(self) -> None:
+        """Have the next replay write them anew."""
+        self._lengths = {}
+
+    def _update(self) -> None:
+        self._graph.update(cpu_update_input=[self._capture.lengths])
+        self._lengths = self._capture.lengths
+        self.num_updates += 1
 
 
 class AsItIs:
@@ -82,6 +97,7 @@ class AsItIs:
     def __init__(self) -> None:
         self._npu: Any = import_module("torch_npu").npu
         self.lengths: dict[str, list[int]] = {}  # inputs of the work, so nobody looks at them here
+        self.updates: Literal["behind", "before"] = "before"
 
     def __call__(self, work: Replay) -> Replay:
         return work
@@ -95,7 +111,7 @@ def _forward_named(module: torch.nn.Module, name: str) -> Forward:
     code for one graph."""
     forward = type(module).forward
     code = forward.__code__.replace(co_name=f"forward_{name}")
-    return MethodType(FunctionType(code, forward.__globals__), module)
+    return MethodType(FunctionType(code, forward.__globals__, argdefs=forward.__defaults__), module)
 
 
 class NpugraphEx:

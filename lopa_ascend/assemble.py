@@ -127,11 +127,11 @@ def _graphs(profile: DeviceProfile, config: ModelConfig, ops: Ops) -> Graphs | N
 
     shapes = Shapes.of(profile.graph.token_buckets, profile.graph.row_buckets, profile.graph.max_graphs)
     if mode == "npugraph":
-        return Graphs(shapes, NpuCapture())
+        return Graphs(shapes, NpuCapture(profile.graph.length_updates))
     folder = folder_of(profile, config, ops)
     if mode == "npugraph_ex":
         keep_kv_writes_in_place()
-        return Graphs(shapes, NpuCapture(), NpugraphEx(folder))
+        return Graphs(shapes, NpuCapture(profile.graph.length_updates), NpugraphEx(folder))
     lower_attention()
     lower_prefetch()
     compiler = Torchair(folder)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from common.config import DecodeConfig
-from common.decoding import Int, Predictions, StepPlan
+from common.decoding import Int, PassCosts, Predictions, StepPlan
 from common.errors import ConfigError
 from common.processes import Mesh, close_mesh
 from common.runtime import MeasuredEngine, explained
@@ -84,6 +84,9 @@ class AscendEngine(MeasuredEngine):
         return graph_uses(self.passes.layers, self.passes.head)
 
     def num_paying_lookaheads(self, decode: DecodeConfig) -> int | None:
+        return None
+
+    def measure_passes(self, decode: DecodeConfig) -> PassCosts | None:
         return None
 
     def describe(self) -> dict[str, Any]:

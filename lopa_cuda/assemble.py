@@ -138,12 +138,12 @@ def _ops(profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, colle
             "bfloat16: set kernels to torch or auto"
         )
     try:
-        from lopa_cuda.ops.fused import FusedOps
+        from lopa_cuda.ops.fused import FusedOps, InvariantOps
     except ImportError as error:
         raise MissingCapability(
             f"kernels {profile.kernels} need Triton ({error}): run `pip install -e '.[cuda]'`"
         ) from None
-    return FusedOps(config, cache, collectives)
+    return (InvariantOps if profile.batch_invariant else FusedOps)(config, cache, collectives)
 
 
 def _can_fuse(profile: DeviceProfile, dtype: torch.dtype) -> bool:

@@ -1,19 +1,20 @@
-"""How many lookahead branches pay here: the tokens that more branches are worth, over what their rows cost.
+"""What rows cost here, and how many lookahead branches pay: the tokens that more branches are worth, over their cost.
 
 The cost is measured, not computed: passes of two blocks with more and more rows on every branch rank, from where
-reading the weights bounds a step to where arithmetic does. The worth is assumed (`WORTH`), since it depends on the
-model and the text.
+reading the weights bounds a step to where arithmetic does. For `num_lookahead: auto` the worth is assumed (`WORTH`),
+since it depends on the model and the text; `branch_budget: auto` learns it.
 """
 
 from __future__ import annotations
 
 import logging
 
+import numpy as np
 import torch
 
 from common.checkpoint import ModelConfig
 from common.config import DecodeConfig
-from common.decoding import assign_rows
+from common.decoding import PassCosts, assign_rows
 from common.processes import share_from_first
 from common.runtime import synthetic_plan
 from lopa_cuda.floors import median_seconds
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 WORTH = 0.4
 GIVE_UP = 0.8  # of the best: more rows only cost from here
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # of one rank
+MOST_TOKENS = 8192  # of a rank's pass that is timed; beyond, a token costs what it cost last
 NUM_BLOCKS = 2  # a usual window
 NUM_CACHED = 512
 
@@ -47,8 +49,31 @@ def count_paying_lookaheads(passes: Passes, config: ModelConfig, decode: DecodeC
     return num_lookahead
 
 
+@torch.inference_mode()
+def measure_passes(
+    passes: Passes, config: ModelConfig, decode: DecodeConfig, num_requests: int, bp_size: int
+) -> PassCosts:
+    """From one row a rank to all branches of `num_requests`; the same on every rank."""
+    most_rows = -(-num_requests * (decode.num_lookahead + 1) // bp_size)
+    width = _width(passes, decode)
+    tokens, seconds, num_rows = [], [], 1
+    while len(tokens) < 2 or (num_rows <= 1.5 * most_rows and num_rows * width <= MOST_TOKENS):
+        tokens.append(num_rows * bp_size * width)
+        seconds.append(share_from_first(_step_ms(passes, config, decode, num_rows, bp_size)) / 1e3)
+        num_rows = max(num_rows + 1, num_rows * 5 // 4)
+    # What was slower than a larger pass was disturbed.
+    seconds = np.minimum.accumulate(seconds[::-1])[::-1].tolist()
+    times = ", ".join(f"{count} tokens {took * 1e3:.2f} ms" for count, took in zip(tokens, seconds, strict=True))
+    logger.info("branch_budget auto: %s", times)
+    return PassCosts(tokens, seconds)
+
+
+def _width(passes: Passes, decode: DecodeConfig) -> int:
+    return min(NUM_BLOCKS * decode.block_size, passes.max_model_len)
+
+
 def _step_ms(passes: Passes, config: ModelConfig, decode: DecodeConfig, num_rows: int, bp_size: int) -> float:
-    width = min(NUM_BLOCKS * decode.block_size, passes.max_model_len)
+    width = _width(passes, decode)
     plan = synthetic_plan(
         config, num_rows=num_rows * bp_size, width=width, num_cached=min(NUM_CACHED, passes.max_model_len - width),
         read_share=0.6,

@@ -15,13 +15,13 @@ import torch
 
 from common.checkpoint import ModelConfig
 from common.config import DecodeConfig
-from common.decoding import Int, Predictions, StepPlan, assign_rows
+from common.decoding import Int, PassCosts, Predictions, StepPlan, assign_rows
 from common.errors import EngineError
 from common.paging import PagedCapacity
 from common.processes import close_mesh
 from common.runtime import MeasuredEngine, explained, measure_floors
 from graphs.runner import graph_uses
-from lopa_cuda.budget import count_paying_lookaheads
+from lopa_cuda.budget import count_paying_lookaheads, measure_passes
 from lopa_cuda.floors import median_seconds
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.passes import Pass, Passes
@@ -120,6 +120,13 @@ class CudaEngine(MeasuredEngine):
         except RuntimeError as error:
             raise self._failed(error) from error
         return num_lookahead
+
+    def measure_passes(self, decode: DecodeConfig) -> PassCosts:
+        """A collective of all ranks."""
+        try:
+            return measure_passes(self.passes, self._config, decode, self.capacity.num_slots, self.mesh.bp_size)
+        except RuntimeError as error:
+            raise self._failed(error) from error
 
     def measure_floors(self) -> dict[str, float]:
         return measure_floors(self.passes.device, self.cache.committed.dtype, median_seconds)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from common.decoding import Int, Predictions, Sampling, StepPlan
-from common.model import Dream, sampled_statistics
+from common.model import Dream
 from common.runtime import PassTimes, Stopwatch, wait_until_done
 from graphs.buckets import Buckets, fit, round_up
 from graphs.runner import Capture, GraphRunner, capture_costs
@@ -68,6 +68,7 @@ class Passes:
         num_static = buckets.max_tokens if capture else 0
         self._captured_hidden_TD = torch.zeros((num_static, width), dtype=dtype, device=device)
         self._hidden_TD = self._captured_hidden_TD
+        self.num_tokens = 0
         self.busy = Stopwatch()
         self.times = PassTimes(partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None)
         self._done = torch.cuda.Event() if device.type == "cuda" else None
@@ -83,6 +84,7 @@ class Passes:
         self._cache.open_step(plan)
         shares = deal(plan, row_of)
         key = self.layers_key(shares)
+        self.num_tokens = key.num_tokens
         layers = self.layers.entry(key, is_captured=key.is_captured)
         layers.buffers.fill(plan, shares[self._bp_rank])
         if key.is_captured:  # a pass that is not replayed does this itself
@@ -125,6 +127,10 @@ class Passes:
         work()
         replay = self._capture(work) if self._capture else work
         return median_seconds(replay, self.device) / repeats * 1e3
+
+    def length_updates_ms(self) -> dict[str, float]:
+        """Replays read their lengths on the device."""
+        return {}
 
     def memory(self) -> dict[str, float]:
         """Peak bytes of this process on the device, and what capture cost."""
@@ -203,10 +209,7 @@ class Passes:
         """[M, 3]: token, probability, confidence."""
         ops, head, vocab_start = self._ops, self.model.lm_head, self.model.vocab_start
         stack = self._collectives.tp_stack
-        if reads.noise_keys is None:
+        if reads.sampling_rows is None:
             statistics_M6 = ops.statistics(hidden_MD, head, vocab_start, key.sampling)
             return ops.merge(stack(statistics_M6), key.sampling.strategy)
-        logits_MV = ops.logits(hidden_MD, head)
-        return sampled_statistics(
-            logits_MV, vocab_start, key.sampling, reads.noise_keys, self._collectives.tp_sum, stack
-        )
+        return ops.sampled(hidden_MD, head, vocab_start, key.sampling, reads.sampling_rows, stack)

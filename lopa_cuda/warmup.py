@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 WHOLE_BLOCKS = 8  # windows of up to so many blocks, of all branches of one request, are not padded at all
 USUAL_BLOCKS = 4  # that a request decodes at once
 COMMITTED_BLOCKS = (1, 2, 4, 8, 16, 32, 64)  # by one step; more than 8 only where there are as many requests
+_KINDS = (
+    {"is_sampled": False, "is_cut": False}, {"is_sampled": True, "is_cut": False}, {"is_sampled": True, "is_cut": True},
+)  # fmt: skip
 
 
 @torch.inference_mode()
@@ -40,9 +43,12 @@ def warm_up(
     # The largest first: graphs share one pool of scratch memory, which then never has to grow.
     for num_tokens in reversed(passes.buckets.tokens):
         passes.capture(num_tokens)
-    sampling = Sampling.of(decode, config.mask_token_id)
+    own = Sampling.of(decode, config.mask_token_id)
+    # Of several requests each may be drawn in its own way.
+    heads = {own} if num_requests == 1 else {own, *(own._replace(**kind) for kind in _KINDS)}
     for num_reads in reversed(passes.buckets.reads):
-        passes.capture_head(num_reads, sampling)
+        for sampling in sorted(heads, reverse=True):
+            passes.capture_head(num_reads, sampling)
     most_blocks = max(8, num_requests)
     committer.warm_up([blocks * decode.block_size for blocks in COMMITTED_BLOCKS if blocks <= most_blocks])
     # A collector pause would fall into some step; what exists now lives as long as the process.

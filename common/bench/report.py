@@ -40,7 +40,8 @@ def tables(result: Result) -> str:
             *(floors[name] / 1e12 for name in ("bytes_per_s", "flops_per_s", "sustained_flops_per_s"))
         ),
         _shapes(result["shapes"]),
-        _mixes(result["mixes"], result["conditions"]),
+        *_length_updates(result["shapes"]),
+        *([_mixes(result["mixes"], result["conditions"])] if result["mixes"] else []),
         *[_steps(f"scripted, {section['accepted']} accepted a step", section) for section in result["steps"]],
     ]
     if result["requests"]:
@@ -87,6 +88,19 @@ def _shapes(shapes: Sequence[Result]) -> str:
         for shape in shapes
     ]
     return markdown(headings, rows)
+
+
+def _length_updates(shapes: Sequence[Result]) -> list[str]:
+    """A table, where an engine writes attention lengths apart."""
+    updated = [shape for shape in shapes if shape["length_updates_ms"]]
+    if not updated:
+        return []
+    orders = list(updated[0]["length_updates_ms"])
+    rows = [
+        [str(shape["rows"]), str(shape["width"]), *[_number(shape["length_updates_ms"][order]) for order in orders]]
+        for shape in updated
+    ]
+    return ["layers alone, ms from launch to end\n\n" + markdown(["rows/rank", "window", *orders], rows)]
 
 
 def _mixes(mixes: Sequence[Result], conditions: Result) -> str:

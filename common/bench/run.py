@@ -56,6 +56,10 @@ class Measurable(Engine, NotesBusyTime, Protocol):
     def gather_ms(self, num_reads: int) -> float:
         """Device milliseconds of gathering this many predictions of each rank over bp."""
 
+    def length_updates_ms(self) -> dict[str, float]:
+        """Milliseconds of the last pass's layers, launch and wait, where a replay needs its attention lengths written
+        apart: with those it has, and with new ones written behind the launch or before it. Else empty."""
+
     def memory(self) -> dict[str, float]:
         """Bytes: the peak, what captured graphs hold; and seconds spent capturing."""
 
@@ -114,6 +118,7 @@ class _Bench:
                     calls.append((time.perf_counter() - began) * 1e3)
         part_ms = {name: median(part[name] for part in parts[5:]) for name in parts[-1]}
         device_ms = median(sum(part.values()) for part in parts[5:]) if part_ms else median(calls[5:])
+        updates_ms = self.engine.length_updates_ms()
         num_reads = int(plan.is_read_T.sum()) // self.engine.mesh.bp_size
         floors = step_floors_ms(self.config, self.floors, rows * width, self.engine.mesh.tp_size)
         return {
@@ -124,6 +129,7 @@ class _Bench:
             **{f"{name}_ms": value for name, value in part_ms.items()},
             "gather_ms": self.engine.gather_ms(num_reads),
             "call_ms": median(calls[5:]),
+            "length_updates_ms": updates_ms,
             **floors,
             "ratio": device_ms / max(floors.values()),
         }

@@ -33,6 +33,8 @@ def bench(context: typer.Context) -> None:
 
     given = {"cases": known.shapes and tuple(known.shapes), "num_steps": known.steps, "num_cached": known.cached}
     chosen = {name: value for name, value in given.items() if value is not None}
+    if known.no_mixes:
+        chosen["mixes"] = ()
     run_bench(profile, run, BenchOptions(**chosen, trace=known.trace, output=known.output))
 
 
@@ -49,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", help="JSON file; a table and a plot are written beside it")
     parser.add_argument("--trace", help="recorded acceptance (common.bench.acceptance) for tokens per second")
     parser.add_argument("--shapes", nargs="+", type=_shape, metavar="ROWSxWINDOW", help="single steps to time")
+    parser.add_argument("--no-mixes", action="store_true", help="leave out the steps over windows of several widths")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--steps", type=_count, help="timed steps of each shape")
     parser.add_argument("--cached", type=_count, help="prompt length")
@@ -74,7 +77,8 @@ def _check(known: argparse.Namespace, max_model_len: int, model: str) -> None:
     options = BenchOptions()
     cached = known.cached or options.num_cached
     widths = [width for _, width in known.shapes or options.cases]
-    widest = max(*widths, *[width for _, mixed in options.mixes for width in mixed])
+    mixed = [] if known.no_mixes else [width for _, widths in options.mixes for width in widths]
+    widest = max([*widths, *mixed])
     most = min(max_model_len, load_model_config(model).max_position_embeddings)
     if cached + widest > most:
         raise ConfigError(

@@ -4,7 +4,7 @@ A device *profile* says what runs the model, a *run* what is decoded, a *sweep* 
 behind this room sees a dict or fills in a default.
 """
 
-from common.config.decode import AUTO_LOOKAHEAD, DecodeConfig
+from common.config.decode import AUTO_LOOKAHEAD, NUM_CANDIDATES, DecodeConfig
 from common.config.explain import explain
 from common.config.files import find_config, load_profile, load_profile_and_run, load_run, load_yaml
 from common.config.frozen import Frozen
@@ -15,6 +15,7 @@ from common.config.sweep import load_sweep, slug
 
 __all__ = [
     "AUTO_LOOKAHEAD",
+    "NUM_CANDIDATES",
     "DecodeConfig",
     "DeviceProfile",
     "Frozen",

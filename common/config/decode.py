@@ -15,6 +15,7 @@ BranchScore = Literal["mean", "sliding_window", "random"]
 SpawnRule = Literal["confident", "uncertain", "random"]
 SpawnBlocks = Literal["all", "first"]
 
+NUM_CANDIDATES = 256  # the most tokens of a position that top_p and top_k can leave
 AUTO_LOOKAHEAD = -1  # num_lookahead: as many as pay on this device
 
 
@@ -121,12 +122,14 @@ class DecodeConfig(Settings):
         default=1.0,
         gt=0,
         le=1,
-        description="Above temperature 0: draw from the most probable tokens that together reach this probability.",
+        description="Above temperature 0: draw from the most probable tokens that together reach this probability, and "
+        f"from no more than {NUM_CANDIDATES} of them (with their ties).",
     )
     top_k: int | None = Field(
         default=None,
         ge=1,
-        description="Above temperature 0: draw from this many of the most probable tokens.",
+        le=NUM_CANDIDATES,
+        description="Above temperature 0: draw from this many of the most probable tokens (with their ties).",
     )
     stop_at_eos: bool = Field(
         default=True,

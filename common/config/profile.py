@@ -56,6 +56,11 @@ class GraphConfig(Settings):
         description="`lopa_ascend` only: the most shapes that are captured, a third of them of the head; other steps "
         "run as they are.",
     )
+    length_updates: Literal["behind", "before"] = Field(
+        default="behind",
+        description="`npugraph` and `npugraph_ex`: new attention lengths are written while the replay runs (`behind`), "
+        "or `before` it.",
+    )
     cache_dir: str | None = Field(
         default=None,
         description="Folder in which `npugraph_ex` and `torchair` keep compiled graphs from one start to the next.",
@@ -115,6 +120,11 @@ class DeviceProfile(Settings):
         default=0,
         ge=0,
         description="MiB of the next linear's weight that are pulled into L2 under an all-reduce over tp (device npu).",
+    )
+    batch_invariant: bool = Field(
+        default=False,
+        description="Device cuda, bfloat16, tp 1: sums whose order does not depend on how many requests share a pass, "
+        "so that a request's tokens do not either; slower.",
     )
     max_model_len: int = Field(
         default=4096,
@@ -176,6 +186,11 @@ class DeviceProfile(Settings):
             raise ValueError("engine lopa_ascend does not run on cuda: set engine to lopa_cuda")
         if self.weight_prefetch_mb and self.device != "npu":
             raise ValueError(f"weight_prefetch_mb acts on npu only, and device is {self.device}: remove it")
+        if self.batch_invariant and not self._can_be_invariant():
+            raise ValueError(
+                "batch_invariant needs engine lopa_cuda or auto, device cuda, dtype bfloat16 without quantization, "
+                "kernels auto or triton, and tensor_parallel_size 1: change these or remove it"
+            )
         graph_device = {"cuda_graph": "cuda", "npugraph": "npu", "npugraph_ex": "npu", "torchair": "npu"}
         needed = graph_device.get(self.graph.mode)
         if needed is not None and needed != self.device and not self.enforce_eager:
@@ -186,3 +201,8 @@ class DeviceProfile(Settings):
                 f"{self.processes_per_node}: change one of them"
             )
         return self
+
+    def _can_be_invariant(self) -> bool:
+        has_kernels = self.device == "cuda" and self.dtype == "bfloat16" and self.kernels in ("auto", "triton")
+        is_whole = self.mesh != "auto" and self.mesh.tensor_parallel_size == 1
+        return has_kernels and is_whole and self.quantization is None

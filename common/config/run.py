@@ -52,6 +52,17 @@ class RunConfig(Settings):
     )
     decode: DecodeConfig = Field(default=DecodeConfig(), description="How requests are decoded.")
     max_num_requests: int = Field(default=1, ge=1, description="Requests that are decoded together.")
+    max_num_batched_tokens: int = Field(
+        default=8192,
+        ge=1,
+        description="Prompt tokens that may begin in one pass; others wait for the next, and a longer prompt begins "
+        "without others.",
+    )
+    branch_budget: Literal["all", "auto"] = Field(
+        default="all",
+        description="`all` tries every lookahead; `auto` tries them only while they bring more tokens than the time "
+        "of their rows is worth, so that fewer are tried as load rises; tokens then depend on load (`lopa_cuda`).",
+    )
     seed: int = Field(default=0, ge=0, description="What random tokens and random controls depend on.")
     input: InputConfig | None = Field(default=None, description="Where requests come from.")
     output: OutputConfig | None = Field(default=None, description="Where results go.")

@@ -5,7 +5,7 @@ a `StepPlan` and comes back as `Predictions`.
 """
 
 from common.decoding.core import EngineCore
-from common.decoding.engine import Capacity, Engine, Room, start_forward
+from common.decoding.engine import Capacity, Engine, PassCosts, QueuesForwards, Room, start_forward
 from common.decoding.loop import decode_requests
 from common.decoding.plan import (
     NUM_UPLOADED_FIELDS,
@@ -14,6 +14,7 @@ from common.decoding.plan import (
     Predictions,
     RowField,
     Sampling,
+    SamplingField,
     StepPlan,
     assign_rows,
 )
@@ -33,13 +34,16 @@ __all__ = [
     "FindStop",
     "GenerationRequest",
     "Int",
+    "PassCosts",
     "Predictions",
+    "QueuesForwards",
     "Rejection",
     "Relay",
     "RequestOutput",
     "Room",
     "RowField",
     "Sampling",
+    "SamplingField",
     "Scheduler",
     "StepPlan",
     "StepRecord",

@@ -168,6 +168,8 @@ class EngineCore:
         rejected = []
         scheduler, capacity = self.scheduler, self.engine.capacity
         while scheduler.has_free_slot and (request := self._waiting.first()) is not None:
+            if not scheduler.can_begin(request):
+                break
             reason = None if request is self._possible else why_impossible(request, scheduler, capacity)
             if reason is None:
                 self._possible = request  # asked once, however long it waits

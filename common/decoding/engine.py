@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
+import numpy as np
+
 from common.config import DecodeConfig
-from common.decoding.plan import Int, Predictions, StepPlan
+from common.decoding.plan import Int, Predictions, Score, StepPlan
 from common.decoding.relay import Relay
 
 
@@ -39,6 +41,21 @@ class Capacity:
         Slots always fit; an engine whose requests share memory of another kind overrides this.
         """
         return True
+
+
+class PassCosts(NamedTuple):
+    """What passes cost on an engine.
+
+    tokens: of a whole pass, all branch ranks together, ascending. seconds: what such passes take."""
+
+    tokens: Sequence[int]
+    seconds: Sequence[float]
+
+    def at(self, tokens_X: Score) -> Score:
+        """Straight lines between what was measured, the last of them going on."""
+        slope = (self.seconds[-1] - self.seconds[-2]) / (self.tokens[-1] - self.tokens[-2])
+        beyond_X: Score = np.maximum(tokens_X - self.tokens[-1], 0.0) * max(slope, 0.0)
+        return np.interp(tokens_X, self.tokens, self.seconds) + beyond_X
 
 
 class Place(Protocol):
@@ -90,6 +107,12 @@ class Engine(Protocol):
         """What `num_lookahead: auto` stands for on this device and mesh; None: this engine does not measure it.
 
         Every rank of a replica calls it, before the first step.
+        """
+
+    def measure_passes(self, decode: DecodeConfig) -> PassCosts | None:
+        """What passes of this engine take by their number of tokens; None: it does not measure them.
+
+        Every rank of a replica calls it, before the first step, and gets the same.
         """
 
     def describe(self) -> dict[str, Any]:

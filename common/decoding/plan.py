@@ -48,20 +48,39 @@ def part(block: npt.NDArray[Number], index: int) -> npt.NDArray[Number]:
     return found
 
 
+class SamplingField(IntEnum):
+    """How a row's tokens are drawn, in the order in which StepPlan.sampling_3R holds it."""
+
+    TEMPERATURE = 0  # 0: the most probable token
+    TOP_P = 1
+    TOP_K = 2  # 0: any number
+
+
 class Sampling(NamedTuple):
-    """How a token and its confidence come out of the logits; the same for every row of a run."""
+    """What a pass does with its logits; the same for every row.
+
+    strategy: how a token's confidence comes out of them. mask_token_id: the token that is never predicted.
+    is_sampled: some row has a temperature above 0. is_cut: and top_p below 1, or a top_k.
+    """
 
     strategy: Literal["default", "margin", "neg_entropy"]
     mask_token_id: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int | None = None
+    is_sampled: bool = False
+    is_cut: bool = False
 
     @classmethod
     def of(cls, decode: DecodeConfig, mask_token_id: int) -> Sampling:
         """What the scheduler will ask for under these settings. mask_token_id: the model's, unless they name one."""
         own = mask_token_id if decode.mask_token_id is None else decode.mask_token_id
-        return cls(decode.sampling_strategy, own, decode.temperature, decode.top_p, decode.top_k)
+        is_cut = decode.top_p < 1 or decode.top_k is not None
+        return cls(decode.sampling_strategy, own, decode.temperature > 0, is_cut)
+
+    def of_rows(self, sampling_3R: Float | None) -> Sampling:
+        """The same for rows that are drawn in this way (StepPlan.sampling_3R)."""
+        if sampling_3R is None:
+            return self._replace(is_sampled=False, is_cut=False) if self.is_sampled else self
+        is_cut_R = (sampling_3R[SamplingField.TOP_P] < 1) | (sampling_3R[SamplingField.TOP_K] > 0)
+        return self._replace(is_sampled=True, is_cut=bool(is_cut_R.any()))
 
 
 class CommitSpan(NamedTuple):
@@ -83,6 +102,7 @@ class StepPlan(NamedTuple):
     commits_locally: attention is block-causal, so a block's KV depends on nothing behind it and every rank can commit
         its own copy.
     request_R: index of the row's request in this step; rows of one request are adjacent, lookaheads first, anchor last.
+    sampling_3R: what `SamplingField` names, one number a row; None: every row is greedy.
     """
 
     entries_3T: Int
@@ -92,6 +112,7 @@ class StepPlan(NamedTuple):
     commits: tuple[CommitSpan, ...]
     sampling: Sampling
     commits_locally: bool
+    sampling_3R: Float | None = None
 
     @property
     def num_rows(self) -> int:
@@ -146,7 +167,7 @@ class StepPlan(NamedTuple):
 
     @property
     def noise_key_R(self) -> Int:
-        """With step_R what random numbers are keyed by (temperature > 0)."""
+        """With step_R what random numbers are keyed by."""
         return part(self.row_fields_8R, RowField.NOISE_KEY)
 
     @property

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from common.config import DecodeConfig
-from common.decoding.engine import Engine
+from common.decoding.engine import Engine, PassCosts
 from common.decoding.plan import Int, Predictions, StepPlan
 
 
@@ -34,6 +34,9 @@ class WrappedEngine:
 
     def num_paying_lookaheads(self, decode: DecodeConfig) -> int | None:
         return self.engine.num_paying_lookaheads(decode)
+
+    def measure_passes(self, decode: DecodeConfig) -> PassCosts | None:
+        return self.engine.measure_passes(decode)
 
     def describe(self) -> dict[str, Any]:
         return self.engine.describe()

@@ -3,6 +3,7 @@
 kernel      overhead + max(bytes / (bandwidth * share), operations / (matrix rate * share * busy units)),
             and at least what the host takes to launch it where it is not captured
 collective  latency + bytes on the wire / link
+lengths     what the host writes of them while the device waits
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from common.estimate.hardware import Hardware
-from common.estimate.record import PARTS, Collective, HostWork, Kernel, Operation, record_step
+from common.estimate.record import LAYER_PARTS, PARTS, Collective, HostWork, Kernel, Operation, record_step
 from common.estimate.setup import Setup
 
 
@@ -65,7 +66,20 @@ def estimate_step(setup: Setup, hardware: Hardware) -> StepCost:
     by_part = defaultdict(list)
     for operation in operations:
         by_part[operation.part].append(price(operation, hardware, is_captured=setup.is_captured))
+    layers_s = sum(cost.seconds for part in LAYER_PARTS for cost in by_part[part])
+    if setup.length_updates is not None and setup.is_captured and hardware.length_update_us is not None:
+        exposed_s = _exposed_updates_s(setup, hardware.length_update_us.value * 1e-6, layers_s)
+        by_part["lengths"].append(Cost("lengths", 0, 0, {"host": exposed_s * setup.length_changes}))
     return StepCost(setup, tuple(_sum(part, by_part[part]) for part in PARTS if by_part[part]), weight_bytes)
+
+
+def _exposed_updates_s(setup: Setup, update_s: float, layers_s: float) -> float:
+    """What a step waits for new attention lengths. Written behind the launch, a layer's are hidden by the layers before
+    it: the first update remains, and what the host is slower than the device."""
+    num_layers = setup.model.num_layers
+    if setup.length_updates == "before":
+        return num_layers * update_s
+    return max(update_s, num_layers * update_s - layers_s * (num_layers - 1) / num_layers)
 
 
 def price(operation: Operation, hardware: Hardware, *, is_captured: bool = True) -> Cost:

@@ -54,6 +54,7 @@ class Hardware(Frozen):
     broadcast_us: Figure
     links: tuple[Link, ...] = Field(min_length=1)
     host_us: Figure  # a step's time outside the device that nothing hides
+    length_update_us: Figure | None = None  # of the host, to write a captured attention's lengths; of one layer
 
     def link(self, num_devices: int) -> Figure:
         """The slowest link inside a group that spans this many adjacent devices. Raises ConfigError."""

@@ -16,8 +16,11 @@ from common.estimate.setup import Setup
 from common.model import NUM_STATISTICS, Dream, RMSNorm
 
 PARTS = (
-    "host", "embed", "norms", "qkv", "attention", "o", "all-reduce", "gate_up", "down", "head", "gather", "commit",
+    "host", "lengths", "embed", "norms", "qkv", "attention", "o", "all-reduce", "gate_up", "down", "head", "gather",
+    "commit",
 )  # fmt: skip
+
+LAYER_PARTS = ("norms", "qkv", "attention", "o", "all-reduce", "gate_up", "down")
 
 _PART_OF = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj": "down", "lm_head": "head"}
 _TORCH_DTYPE = {

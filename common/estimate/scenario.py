@@ -11,6 +11,7 @@ from common.errors import ConfigError
 from common.estimate.setup import LAUNCHES, Setup
 
 _LINEAR_DTYPE = {"w8a8": "int8", "fp8": "float8"}
+_UPDATES_LENGTHS = ("npugraph", "npugraph_ex")
 _BLOCKS_OPEN = 3  # of a d2f window; more where lookahead fills well, fewer at the end
 
 
@@ -48,6 +49,7 @@ def setup_of(profile: DeviceProfile, run: RunConfig, model: ModelConfig, options
         is_captured=profile.graph.mode != "eager" and not profile.enforce_eager,
         hides_all_reduce=profile.weight_prefetch_mb > 0 and mesh.tensor_parallel_size > 1,
         prefetch_bytes=profile.weight_prefetch_mb * 2.0**20 or float("inf"),
+        length_updates=profile.graph.length_updates if profile.graph.mode in _UPDATES_LENGTHS else None,
     )
 
 
@@ -67,6 +69,8 @@ def changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
     if launches.statistics_bytes > 2:
         fused = replace(launches, statistics_kernels=3, statistics_bytes=2)
         yield "head statistics in one pass", replace(setup, launches=fused)
+    if setup.length_updates == "behind":
+        yield "attention lengths written before the replay", replace(setup, length_updates="before")
     name = "launched one by one" if setup.is_captured else "captured in a graph"
     yield name, replace(setup, is_captured=not setup.is_captured)
 

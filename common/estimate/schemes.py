@@ -30,7 +30,9 @@ def tell_schemes(
         costs = costs_ms(profile, run, config, scheme_of)
     except ConfigError as error:  # a device that no file describes, or a mesh that only its machine decides
         return f"{sentence} (no estimate: {error})"
-    parts = [f"{name} ones cost {ms:.2f} ms" for name, ms in costs.items() if ms]
+    parts = [f"{name} ones cost {ms:.2f} ms" for name, ms in costs.items() if ms >= 0.005]
+    if not parts:
+        return sentence
     return f"{sentence}; by lopa estimate {' and '.join(parts)} a step against dynamic ones"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from common.checkpoint import ModelConfig
 
@@ -37,7 +38,7 @@ LAUNCHES = {
     "lopa_cuda": Launches("fused CUDA kernels"),
     "lopa_ascend": Launches(
         "torch_npu operators", fuses_attention_quant=False, fuses_swiglu=False, gate_up_bytes=4, rotary_kernels=4,
-        kv_write_kernels=1, splits_keys=False, commit_copies=False, statistics_kernels=33, statistics_bytes=64,
+        kv_write_kernels=1, splits_keys=False, commit_copies=False, statistics_kernels=23, statistics_bytes=46,
     ),
 }  # fmt: skip
 
@@ -68,6 +69,7 @@ class Setup:
     is_captured: bool = True
     hides_all_reduce: bool = False  # the next linear's weight is prefetched into L2 under the all-reduce
     prefetch_bytes: float = float("inf")  # at most, beside what fits into L2 and into the time
+    length_updates: Literal["behind", "before"] | None = None  # when a replay's new attention lengths are written
 
     @property
     def is_quantized(self) -> bool:
@@ -77,6 +79,11 @@ class Setup:
     def rows(self) -> int:
         """Of this rank."""
         return -(-self.num_rows // self.bp)
+
+    @property
+    def length_changes(self) -> float:
+        """Share of the steps in which a block of some request opens or commits."""
+        return min(1.0, 2 * self.num_requests * self.tokens_per_step / self.block_size)
 
     @property
     def num_tokens(self) -> int:

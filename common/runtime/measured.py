@@ -10,10 +10,13 @@ from common.runtime.times import PassTimes, Stopwatch
 class MeasurablePasses(Protocol):
     """What `MeasuredEngine` reads of an engine's passes."""
 
+    num_tokens: int  # that the last pass ran at, its padding included
     busy: Stopwatch
     times: PassTimes
 
     def gather_ms(self, num_reads: int) -> float: ...
+
+    def length_updates_ms(self) -> dict[str, float]: ...
 
     def memory(self) -> dict[str, float]: ...
 
@@ -32,8 +35,14 @@ class MeasuredEngine:
     def last_busy_ms(self) -> float:
         return self.passes.busy.seconds * 1e3
 
+    def last_num_tokens(self) -> int:
+        return self.passes.num_tokens
+
     def gather_ms(self, num_reads: int) -> float:
         return self.passes.gather_ms(num_reads)
+
+    def length_updates_ms(self) -> dict[str, float]:
+        return self.passes.length_updates_ms()
 
     def memory(self) -> dict[str, float]:
         return self.passes.memory()

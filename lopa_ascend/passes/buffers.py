@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.decoding import Int
-from common.model import NoiseKeys
+from common.model import NUM_SAMPLING_FIELDS, Int32, SamplingRows
 from lopa_ascend.passes.step import FlatStep
 
 _ALIGNMENT = 128  # int32 values: every array starts at a multiple of 512 bytes
@@ -83,19 +82,29 @@ class StepBuffers:
 
 
 class ReadBuffers:
-    """hidden_MD: the states that go through the head. predicted_PM3: what it says, of all branch ranks, on the host."""
+    """hidden_MD: the states that go through the head. rows: how they are drawn, where they are; predicted_PM3: what
+    comes of it, of all branch ranks, on the host."""
 
-    def __init__(self, num_reads: int, num_ranks: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, num_reads: int, num_ranks: int, width: int, dtype: torch.dtype, device: torch.device, *, is_sampled: bool
+    ) -> None:
         self.hidden_MD = torch.zeros((num_reads, width), dtype=dtype, device=device)
         shape = num_ranks, num_reads, 3
         self.predicted_PM3 = torch.zeros(shape, device=device)
         self.host_PM3 = self.predicted_PM3
-        if device.type != "cpu":
+        is_pinned = device.type != "cpu"
+        if is_pinned:
             self.host_PM3 = torch.zeros(shape, pin_memory=True)
-        self.noise_keys: NoiseKeys | None = None
+        num_fields = NUM_SAMPLING_FIELDS if is_sampled else 0
+        self._fields = torch.ones((num_fields, num_reads), dtype=torch.int32, pin_memory=is_pinned)
+        self._fields_on_device = self._fields.to(device) if is_pinned else self._fields
+        self.rows = SamplingRows.of(self._fields_on_device) if is_sampled else None
 
-    def send_noise_keys(self, keys_3M: Int, device: torch.device) -> None:
-        self.noise_keys = NoiseKeys(*torch.from_numpy(keys_3M).to(device).unbind())
+    def send(self, fields_6M: Int32) -> None:
+        """How these reads are drawn (common.model.sampling_fields)."""
+        self._fields.numpy()[:] = fields_6M
+        if self._fields_on_device is not self._fields:
+            self._fields_on_device.copy_(self._fields, non_blocking=True)
 
     def receive(self) -> None:
         """Queue the copy to the host."""

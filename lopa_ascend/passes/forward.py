@@ -10,20 +10,18 @@ holds the gather over bp, so its shape and whether it is captured follow from wh
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from common.decoding import Sampling, StepPlan
-from common.model import Dream, NoiseKeys, sampled_statistics
+from common.model import Dream
 from common.runtime import PassTimes, Stopwatch
-from graphs.runner import Capture, Entry, GraphRunner, capture_costs
-from lopa_ascend.floors import synchronize
+from graphs.runner import Entry, GraphRunner, Replay, capture_costs
 from lopa_ascend.kv import PageBook, PagedKVCache, pages_for
 from lopa_ascend.ops import VirtualRows
 from lopa_ascend.parallel import Collectives
@@ -32,13 +30,8 @@ from lopa_ascend.passes.halves import Head, Layers
 from lopa_ascend.passes.patience import Patience
 from lopa_ascend.passes.shapes import Shapes
 from lopa_ascend.passes.step import FlatStep, Reads, filler, pad
+from lopa_ascend.passes.timing import LengthsCapture, UpdatedReplay, gather_ms, length_updates_ms
 from lopa_ascend.stages import RotaryTable
-
-
-class LengthsCapture(Capture, Protocol):
-    """A capture whose replays follow the attention's host lists."""
-
-    lengths: dict[str, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +96,10 @@ class Forward:
         self._captured_hidden_TD = torch.zeros((tokens, self._width), dtype=self._dtype, device=device)
         self._hidden_TD = self._captured_hidden_TD
         self._rows = VirtualRows(torch.zeros(0), [], [])
+        self._run: Replay | None = None  # of the last launch's layers
         self._received: ReadBuffers | None = None
         self._done = torch.Event(device) if device.type != "cpu" else None
+        self.num_tokens = 0
         self.busy = Stopwatch()
         self.times = PassTimes(None if device.type == "cpu" else lambda: torch.npu.Event(enable_timing=True))
 
@@ -113,6 +108,7 @@ class Forward:
         head_key = self.head_key(reads.most, plan.sampling)
         head = self._entry(self.head, head_key)
         key = self.layers_key(flat, head_key.num_reads)
+        self.num_tokens = key.sizes.num_tokens
         layers = self._entry(self.layers, key)
         if key.is_captured:
             flat = pad(flat, key.sizes.num_tokens, key.sizes.num_rows, self._book)
@@ -120,6 +116,7 @@ class Forward:
         self.times.mark(0)
         self.busy.start()
         layers.run()
+        self._run = layers.run
         if key.is_captured:
             self.busy.start()  # the device begins once it has the whole graph
         self.times.mark(1)
@@ -127,9 +124,8 @@ class Forward:
         hidden_TD = self._captured_hidden_TD if key.is_captured else self._hidden_TD
         read_M = layers.buffers.reads(head_key.num_reads)
         torch.index_select(hidden_TD, 0, read_M, out=head.buffers.hidden_MD)
-        if plan.sampling.temperature > 0:
-            keys_3M = reads.noise_keys(plan, self._collectives.mesh.bp_rank, head_key.num_reads)
-            head.buffers.send_noise_keys(keys_3M, self.device)
+        if head_key.sampling.is_sampled:
+            head.buffers.send(reads.sampling_fields(plan, self._collectives.mesh.bp_rank, head_key.num_reads))
         head.run()
         head.buffers.receive()
         self.times.mark(2)
@@ -153,16 +149,13 @@ class Forward:
 
     def gather_ms(self, num_reads: int) -> float:
         """The gather over bp alone."""
-        if self._collectives.mesh.bp_group is None:
-            return 0.0
-        predicted_M3, repeats = torch.zeros((num_reads, 3), device=self.device), 50
-        for timed in (False, True):
-            synchronize(self.device)
-            began = time.perf_counter()
-            for _ in range(repeats if timed else 3):
-                self._collectives.bp_stack(predicted_M3)
-            synchronize(self.device)
-        return (time.perf_counter() - began) / repeats * 1e3
+        return gather_ms(self._collectives, num_reads, self.device)
+
+    def length_updates_ms(self) -> dict[str, float]:
+        """common.bench.run.Measurable's; ranks of a tp group call it at the same time."""
+        if self._graphs is None or not isinstance(self._run, UpdatedReplay):
+            return {}
+        return length_updates_ms(self._graphs.capture, self._run, self.device)
 
     def memory(self) -> dict[str, float]:
         """Peak bytes of this process on the device, and what capture cost."""
@@ -192,8 +185,8 @@ class Forward:
         return LayersKey(Sizes(num_tokens, num_rows, pages_for(self._max_model_len), 0), is_captured=True)
 
     def head_key(self, num_reads: int, sampling: Sampling) -> HeadKey:
-        """The same on every rank. Samples draw on keys that are sent for each step: those heads are not captured."""
-        padded = self._graphs.shapes.reads(num_reads) if self._graphs and sampling.temperature == 0 else None
+        """The same on every rank."""
+        padded = self._graphs.shapes.reads(num_reads) if self._graphs else None
         captured = HeadKey(padded or num_reads, sampling, is_captured=True)
         if padded is not None and self.head.has_room(captured):
             return captured
@@ -218,7 +211,8 @@ class Forward:
             self._rows = self._graphs.rows(rows)
 
     def _read_buffers(self, key: HeadKey) -> ReadBuffers:
-        return ReadBuffers(key.num_reads, self._collectives.mesh.bp_size, self._width, self._dtype, self.device)
+        num_ranks, is_sampled = self._collectives.mesh.bp_size, key.sampling.is_sampled
+        return ReadBuffers(key.num_reads, num_ranks, self._width, self._dtype, self.device, is_sampled=is_sampled)
 
     def _run_layers(self, key: LayersKey, buffers: StepBuffers) -> None:
         hidden_TD = self._layers_of(key)(buffers.step(key.sizes), self._rows)
@@ -228,20 +222,8 @@ class Forward:
             self._hidden_TD = hidden_TD
 
     def _run_head(self, key: HeadKey, buffers: ReadBuffers) -> None:
-        if buffers.noise_keys is None:
-            predicted_PM3 = self._head_of(key)(buffers.hidden_MD)
-        else:
-            predicted_PM3 = self._sampled(key.sampling, buffers.hidden_MD, buffers.noise_keys)
-        buffers.predicted_PM3.copy_(predicted_PM3)
-
-    def _sampled(self, sampling: Sampling, hidden_MD: Tensor, keys: NoiseKeys) -> Tensor:
-        """[bp, M, 3] float32."""
-        model, collectives = self._model, self._collectives
-        logits_MV = model.ops.linear(hidden_MD, model.lm_head)
-        predicted_M3 = sampled_statistics(
-            logits_MV, model.vocab_start, sampling, keys, collectives.tp_sum, collectives.tp_stack
-        )
-        return collectives.bp_stack(predicted_M3)
+        given = (buffers.hidden_MD,) if buffers.rows is None else (buffers.hidden_MD, buffers.rows)
+        buffers.predicted_PM3.copy_(self._head_of(key)(*given))
 
     def _layers_of(self, key: LayersKey) -> Callable[..., Tensor]:
         if not key.is_captured:
@@ -259,6 +241,6 @@ class Forward:
         if key not in self._compiled:
             head = Head(self._model, self._collectives, key.sampling)
             name = f"m{key.num_reads}_{key.sampling.strategy}_mask{key.sampling.mask_token_id}"
-            compile_head = self._graphs.compile_head if self._graphs and key.is_captured else as_it_is
-            self._compiled[key] = compile_head(head, name)
+            is_compiled = self._graphs is not None and key.is_captured and not key.sampling.is_sampled
+            self._compiled[key] = self._graphs.compile_head(head, name) if self._graphs and is_compiled else head
         return self._compiled[key]

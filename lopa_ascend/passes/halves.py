@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from common.decoding import Sampling
-from common.model import Dream, merge_statistics, shard_statistics
+from common.model import Dream, SamplingRows, merge_statistics, sampled_statistics, shard_statistics
 from lopa_ascend.kv import PagedKVCache
 from lopa_ascend.ops import VirtualRows
 from lopa_ascend.parallel import Collectives
@@ -34,7 +34,7 @@ class Layers(nn.Module):
 
 
 class Head(nn.Module):
-    """Hidden states to predictions, at temperature 0."""
+    """Hidden states to predictions, the most probable or sampled."""
 
     def __init__(self, model: Dream, collectives: Collectives, sampling: Sampling) -> None:
         super().__init__()
@@ -44,9 +44,15 @@ class Head(nn.Module):
         self.collectives = collectives
         self.sampling = sampling
 
-    def forward(self, hidden_MD: Tensor) -> Tensor:
-        """[bp, M, 3] float32 of all branch ranks: token, probability, confidence."""
+    def forward(self, hidden_MD: Tensor, rows: SamplingRows | None = None) -> Tensor:
+        """[bp, M, 3] float32 of all branch ranks: token, probability, confidence. rows: where some are sampled."""
         logits_MV = self.ops.linear(hidden_MD, self.lm_head)
-        statistics_M6 = shard_statistics(logits_MV, self.vocab_start, self.sampling)
-        stacked_PM6 = self.collectives.tp_stack(statistics_M6)
-        return self.collectives.bp_stack(merge_statistics(stacked_PM6, self.sampling.strategy))
+        return self.collectives.bp_stack(self._predicted(logits_MV, rows))
+
+    def _predicted(self, logits_MV: Tensor, rows: SamplingRows | None) -> Tensor:
+        strategy, mask_token_id, _, is_cut = self.sampling
+        stack = self.collectives.tp_stack
+        if rows is None:
+            statistics_M6 = shard_statistics(logits_MV, self.vocab_start, self.sampling)
+            return merge_statistics(stack(statistics_M6), strategy)
+        return sampled_statistics(logits_MV, self.vocab_start, strategy, mask_token_id, rows, stack, is_cut=is_cut)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from common.decoding import Int, Predictions, StepPlan, assign_rows
+from common.model import Int32, sampling_fields
 from lopa_ascend.kv import PAGE_SIZE, PageBook
 from lopa_ascend.ops import group_queries
 
@@ -125,10 +126,11 @@ class Reads:
             values_3T[:, entry_M] = predicted_PM3[rank, : len(entry_M)].T
         return Predictions(values_3T)
 
-    def noise_keys(self, plan: StepPlan, rank: int, num_reads: int) -> Int:
-        """[3, num_reads]: request, step and position of each prediction of this rank."""
+    def sampling_fields(self, plan: StepPlan, rank: int, num_reads: int) -> Int32:
+        """[6, num_reads]: how each prediction of this rank is drawn, as `SamplingRows.of` takes it."""
         entry_M = self._entries_of[rank]
         row_M = plan.first_R.searchsorted(entry_M, side="right") - 1
-        keys = np.zeros((3, num_reads), dtype=np.int64)
-        keys[:, : len(row_M)] = plan.noise_key_R[row_M], plan.step_R[row_M], plan.position_T[entry_M] + 1
-        return keys
+        position_M = plan.position_T[entry_M] + 1
+        assert plan.sampling_3R is not None, "rows are drawn"
+        settings_3M = plan.sampling_3R[:, row_M]
+        return sampling_fields(settings_3M, plan.noise_key_R[row_M], plan.step_R[row_M], position_M, num_reads)

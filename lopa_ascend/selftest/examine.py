@@ -27,6 +27,7 @@ from lopa_ascend.selftest.called import called_operations
 from lopa_ascend.selftest.checks import CHECKS, Bench, Hang, Sizes
 from lopa_ascend.selftest.choose import attention_form, forms_of, settle, timed_attention
 from lopa_ascend.selftest.grades import Grade, Verdict
+from lopa_ascend.selftest.heads import HEAD_CHECKS, SAMPLING
 from lopa_ascend.selftest.in_graphs import CAPTURING, GRAPH_CHECKS, all_reduce, replayed_with_collectives
 
 _FORMS = "attention "  # each of its forms, whichever is called
@@ -119,12 +120,14 @@ def examine(
             return
         except (RuntimeError, NotImplementedError) as error:
             verdict = Verdict(Grade.WRONG, " ".join(str(error).split())[:200])
-        is_called = name in called or not (name in CHECKS or name.startswith(_FORMS))
+        is_called = name in called or not (name in CHECKS or name == SAMPLING or name.startswith(_FORMS))
         yield Finding(name, *verdict, is_called=is_called)
 
 
 def _checks(bench: Bench, mesh: Mesh, mode: str) -> Iterator[tuple[str, Callable[[], Verdict]]]:
     for name, check in CHECKS.items():
+        yield name, partial(check, bench)
+    for name, check in HEAD_CHECKS.items():
         yield name, partial(check, bench)
     for form in forms_of(bench.sizes):
         yield f"{_FORMS}{form}", partial(_form, bench, form)

@@ -17,7 +17,8 @@ from lopa_ascend.selftest.grades import Grade, Verdict, compare
 
 
 def replayed_attention(bench: Bench) -> Verdict:
-    """Captured at one set of lengths and replayed at another, twice: with the update of its tasks and without."""
+    """Captured at one set of lengths and replayed at another: with the update of its tasks in front, without one, and
+    at the first again, with the update behind the launch."""
     return _replayed(bench, lambda attended: attended)
 
 
@@ -57,8 +58,8 @@ def _replayed(bench: Bench, behind: Callable[[Tensor], Tensor]) -> Verdict:
     bench.finish()
     capture.lengths = bench.ops.attention_lengths(rows)
     replay, verdict = capture(work), Verdict(Grade.SAME, "equal")
-    for lengths in (later, later, rows):
-        capture.lengths = bench.ops.attention_lengths(lengths)
+    for updates, lengths in (("before", later), ("before", later), ("behind", rows)):
+        capture.updates, capture.lengths = updates, bench.ops.attention_lengths(lengths)
         on_host = virtual_rows(LATER if lengths is later else ROWS, torch.device("cpu"))
         wanted = bench.twins.paged_attention(*inputs, on_host, SCALE)
         result.zero_()

@@ -14,9 +14,9 @@ V vocabulary, C a linear's output channels, Z split-K parts, P vocabulary shards
 """
 
 from lopa_cuda.kernels.attention import BLOCK_QUERIES, window_attention
-from lopa_cuda.kernels.head_statistics import head_statistics, merge_statistics
+from lopa_cuda.kernels.head_statistics import head_statistics, merge_statistics, sampled_statistics
 from lopa_cuda.kernels.launch import Partials, Quantize, Shared
-from lopa_cuda.kernels.linear import gate_up_swiglu, linear, linear_partials, sum_partials
+from lopa_cuda.kernels.linear import gate_up_swiglu, invariant_linear, linear, linear_partials, sum_partials
 from lopa_cuda.kernels.norm import add_rms_norm
 from lopa_cuda.kernels.quantize import quantize_per_token, quantize_static
 from lopa_cuda.kernels.rope_prewrite import rope_prewrite
@@ -30,12 +30,14 @@ __all__ = [
     "add_rms_norm",
     "gate_up_swiglu",
     "head_statistics",
+    "invariant_linear",
     "linear",
     "linear_partials",
     "merge_statistics",
     "quantize_per_token",
     "quantize_static",
     "rope_prewrite",
+    "sampled_statistics",
     "sum_partials",
     "swiglu",
     "window_attention",

@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.model import NUM_STATISTICS
+from common.model import NUM_STATISTICS, UNIFORM_SCALE, SamplingRows, column_keys
 from lopa_cuda.kernels.launch import overlap, release_successor, start_after_predecessor
 
 BLOCK_VOCAB = 8192
+NEVER = tl.constexpr(-1e30)  # the logit of what cannot be drawn, as in common.model.sampling
 STRATEGIES = ("default", "margin", "neg_entropy")
 
 
@@ -51,6 +52,70 @@ def _vocabulary_part_kernel(
     tl.store(at + 2, second)
     tl.store(at + 3, tl.sum(weight, axis=0))
     tl.store(at + 4, tl.sum(product, axis=0))
+
+
+@triton.jit
+def _sampled_part_kernel(
+    logits_ptr, part_ptr, temperature_ptr, noise_ptr, key_ptr, factor_ptr, column_key_ptr, column_factor_ptr, edge_ptr,
+    num_parts, vocab_size, mask_column, row_stride, SCALE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """common.model.sampling.sampled_statistics of one part: seven numbers, the sample among them."""
+    position, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    release_successor(PDL)
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    is_token = (column < vocab_size) & (column != mask_column)
+    start_after_predecessor(PDL)
+    temperature = tl.load(temperature_ptr + position)
+    logit = tl.load(
+        logits_ptr + position * row_stride + column, mask=is_token, other=0.0, eviction_policy="evict_first"
+    ).to(tl.float32)
+    logit = tl.where(is_token, tl.math.div_rn(logit, temperature), NEVER)
+    if edge_ptr is not None:
+        logit = tl.where(logit < tl.load(edge_ptr + position), NEVER, logit)
+    score = logit
+    scale = tl.load(noise_ptr + position)
+    if scale > 0:  # greedy rows have none
+        first = tl.load(column_key_ptr + column, mask=is_token, other=0) ^ tl.load(key_ptr + position)
+        second = tl.load(column_factor_ptr + column, mask=is_token, other=0) ^ tl.load(factor_ptr + position)
+        uniform = 0.5 - (first * second).to(tl.float32) * SCALE
+        score = logit - tl.log(-tl.log(uniform))
+    drawn, drawn_column, _ = _two_best(score, column)
+    best, _, second_best = _two_best(logit, column)
+    weight = tl.exp(logit - best)
+    at = part_ptr + (position * num_parts + part) * 8
+    tl.store(at, best)
+    tl.store(at + 1, drawn_column.to(tl.float32))
+    tl.store(at + 2, second_best)
+    tl.store(at + 3, tl.sum(weight, axis=0))
+    tl.store(at + 4, tl.sum(weight * logit, axis=0))
+    tl.store(at + 5, tl.sum(tl.where(column == drawn_column, logit, 0.0), axis=0))
+    tl.store(at + 6, drawn)
+
+
+@triton.jit
+def _sampled_merge_kernel(part_ptr, out_ptr, num_parts, vocab_start, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    position = tl.program_id(0).to(tl.int64)
+    release_successor(PDL)
+    part = tl.arange(0, BLOCK)
+    is_part = part < num_parts
+    start_after_predecessor(PDL)
+    at = part_ptr + (position * num_parts + part) * 8
+    part_best = tl.load(at, mask=is_part, other=float("-inf"))
+    part_second = tl.load(at + 2, mask=is_part, other=float("-inf"))
+    best, best_part, runner_up = _two_best(part_best, part)
+    second = tl.maximum(runner_up, tl.max(tl.where(part == best_part, part_second, float("-inf")), axis=0))
+    scale = tl.exp(part_best - best)
+    drawn, winner, _ = _two_best(tl.load(at + 6, mask=is_part, other=float("-inf")), part)
+    column = tl.sum(tl.where(part == winner, tl.load(at + 1, mask=is_part, other=0.0), 0.0), axis=0)
+    chosen = tl.sum(tl.where(part == winner, tl.load(at + 5, mask=is_part, other=0.0), 0.0), axis=0)
+    out = out_ptr + position * 7
+    tl.store(out, best)
+    tl.store(out + 1, column + vocab_start)
+    tl.store(out + 2, second)
+    tl.store(out + 3, tl.sum(scale * tl.load(at + 3, mask=is_part, other=0.0), axis=0))
+    tl.store(out + 4, tl.sum(scale * tl.load(at + 4, mask=is_part, other=0.0), axis=0))
+    tl.store(out + 5, chosen)
+    tl.store(out + 6, drawn)
 
 
 @triton.jit
@@ -131,6 +196,30 @@ def head_statistics(logits_NV: Tensor, vocab_start: int, mask_token_id: int) -> 
         part, out_N6, num_parts, vocab_start, BLOCK=triton.next_power_of_2(num_parts), num_warps=1, **overlap()
     )
     return out_N6
+
+
+def sampled_statistics(
+    logits_NV: Tensor, vocab_start: int, mask_token_id: int, rows: SamplingRows, edge_N1: Tensor | None
+) -> Tensor:
+    """One shard's part of common.model.sampling.sampled_statistics in one pass over bf16 logits: fp32 [N, 7], what
+    `merge_sampled` merges. edge_N1: the lowest logit over temperature that may be drawn; None: any.
+    """
+    num_positions, vocab_size = logits_NV.shape
+    assert logits_NV.stride(1) == 1
+    num_parts = triton.cdiv(vocab_size, BLOCK_VOCAB)
+    part = torch.empty((num_positions, num_parts, 8), dtype=torch.float32, device=logits_NV.device)
+    out_N7 = torch.empty((num_positions, NUM_STATISTICS + 1), dtype=torch.float32, device=logits_NV.device)
+    block = min(BLOCK_VOCAB, triton.next_power_of_2(vocab_size))
+    key_V, factor_V = column_keys(vocab_start, vocab_size, logits_NV.device)
+    _sampled_part_kernel[(num_positions, num_parts)](
+        logits_NV, part, rows.temperature_N, rows.noise_N, rows.key_N, rows.factor_N, key_V, factor_V, edge_N1,
+        num_parts, vocab_size, mask_token_id - vocab_start, logits_NV.stride(0), SCALE=UNIFORM_SCALE,
+        BLOCK=block, num_warps=8, **overlap(),
+    )  # fmt: skip
+    _sampled_merge_kernel[(num_positions,)](
+        part, out_N7, num_parts, vocab_start, BLOCK=triton.next_power_of_2(num_parts), num_warps=1, **overlap()
+    )
+    return out_N7
 
 
 def merge_statistics(statistics_PN6: Tensor, strategy: Literal["default", "margin", "neg_entropy"]) -> Tensor:

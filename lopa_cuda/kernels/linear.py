@@ -39,6 +39,7 @@ SUM_BLOCK = 1024
 KIND_OF = {torch.bfloat16: "bf16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 # wgmma sums fp8 products in less than fp32; after this many input channels the sum moves to an fp32 register.
 FP8_ACCUMULATE = 128
+_INVARIANT_TILE, _INVARIANT_TOKENS = LinearConfig(128, 64, 1, 4, warps=8), 128
 
 
 @triton.jit
@@ -255,12 +256,21 @@ def gate_up_swiglu(
     return y_TI if quantize is None else quantize_per_token(y_TI, quantize)
 
 
+def invariant_linear(x_TK: Tensor, weight_CK: Tensor, bias_C: Tensor | None = None) -> Tensor:
+    """bf16 [T, C], each row by the same sums whatever T is: one tile for every number of tokens."""
+    block_k = 64 if weight_CK.shape[1] % 64 == 0 else 32
+    tile = _INVARIANT_TILE._replace(block_k=block_k)
+    y_TC = launch_linear(x_TK, None, weight_CK, bias_C, None, tile, block_t=_INVARIANT_TOKENS)
+    assert isinstance(y_TC, Tensor)
+    return y_TC
+
+
 def launch_linear(
     x_TK: Tensor, x_scale_T: Tensor | None, weight_CK: Tensor, bias_C: Tensor | None, weight_scale_C: Tensor | None,
-    config: LinearConfig, *, is_gated: bool = False, out_TC: Tensor | None = None,
+    config: LinearConfig, *, is_gated: bool = False, out_TC: Tensor | None = None, block_t: int | None = None,
 ) -> Tensor | Partials:  # fmt: skip
     """Run the kernel with this configuration: bf16 [T, C] from one part, into `out_TC` if given, else Partials; gated
-    bf16 [T, C / 2]."""
+    bf16 [T, C / 2]. block_t: tokens of a tile; None: by the number of tokens."""
     assert weight_CK.is_contiguous() and x_TK.is_contiguous() and weight_CK.shape[1] % config.block_k == 0
     assert not is_gated or config.splits == 1, "silu needs the whole sum"
     num_tokens, depth = x_TK.shape
@@ -273,7 +283,7 @@ def launch_linear(
         out = torch.empty(shape, dtype=acc_dtype if is_partial else torch.bfloat16, device=x_TK.device)
     # Few weight rows, or a tail, cannot take the matrix unit's first dimension: the tokens then fill it up to 64.
     least_t = 64 if config.tail or config.block_c < 64 else 16
-    block_t = max(least_t, min(128, triton.next_power_of_2(num_tokens)))
+    block_t = block_t or max(least_t, min(128, triton.next_power_of_2(num_tokens)))
     num_tiles = triton.cdiv(num_columns, config.block_c + config.tail)
     tail = TensorDescriptor.from_tensor(weight_CK, [config.tail, config.block_k]) if config.tail else None
     _linear_kernel[(num_tiles, config.splits, triton.cdiv(num_tokens, block_t))](

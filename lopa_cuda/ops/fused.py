@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from common.checkpoint import ModelConfig
+from common.config import NUM_CANDIDATES
 from common.decoding import Sampling
-from common.model import Activation, RMSNorm
+from common.model import Activation, Gather, RMSNorm, SamplingRows, cut_edge, merge_sampled
 from lopa_cuda import kernels
 from lopa_cuda.ops.plain import rotary_of
 from lopa_cuda.parallel import Collectives
@@ -25,6 +27,8 @@ from quant.w8a8 import QuantizedActivation
 
 class FusedOps:
     """lopa_cuda.ops.plain.CudaOps on kernels that read every length from the device."""
+
+    num_splits: int | None = None  # of a row's keys in attention; None: by the number of tokens
 
     def __init__(self, config: ModelConfig, cache: PagedKVCache, collectives: Collectives) -> None:
         tp_size = collectives.mesh.tp_size
@@ -77,7 +81,8 @@ class FusedOps:
         behind = self._behind_attention[layer]
         return kernels.window_attention(
             q_TNH, self.cache.committed[layer], window, table_SP=self.cache.table_SP,
-            tiles_N8=step.tiles_N8, horizon_T=step.horizon_T, quantize=quantize_for(behind),
+            tiles_N8=step.tiles_N8, horizon_T=step.horizon_T, num_splits=self.num_splits,
+            quantize=quantize_for(behind),
         )  # fmt: skip
 
     def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
@@ -88,6 +93,45 @@ class FusedOps:
 
     def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
         return kernels.merge_statistics(statistics_PM6, strategy)
+
+    def sampled(
+        self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling, rows: SamplingRows,
+        gather: Gather,
+    ) -> Tensor:  # fmt: skip
+        return sampled_of(self.logits(hidden_MD, head), vocab_start, sampling, rows, gather)
+
+
+class InvariantOps(FusedOps):
+    """The same in bf16 with sums whose order depends on no other row of the pass (`batch_invariant`)."""
+
+    num_splits = 4
+
+    def linear(self, x: Activation, linear: nn.Module) -> Any:
+        return kernels.invariant_linear(x, *_operands(linear)[:2])
+
+    def mlp(self, x: Activation, gate_up: nn.Module, down: nn.Module) -> Any:
+        return self.linear(kernels.swiglu(self.linear(x, gate_up)), down)
+
+    def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
+        return kernels.invariant_linear(hidden_MD, *_operands(head)[:2])
+
+
+def sampled_of(logits_MV: Tensor, vocab_start: int, sampling: Sampling, rows: SamplingRows, gather: Gather) -> Tensor:
+    """[M, 3], as common.model.sampled_statistics; the logits are used up."""
+    mask_token_id, edge_M1 = sampling.mask_token_id, None
+    if sampling.is_cut:
+        mass_M1 = kernels.sampled_statistics(logits_MV, vocab_start, mask_token_id, rows, None)[:, 3:4]
+        best_MC = _best(logits_MV, mask_token_id - vocab_start) / rows.temperature_N[:, None]
+        edge_M1 = cut_edge(best_MC, mass_M1, rows, gather)
+    statistics_M7 = kernels.sampled_statistics(logits_MV, vocab_start, mask_token_id, rows, edge_M1)
+    return merge_sampled(gather(statistics_M7), sampling.strategy)
+
+
+def _best(logits_MV: Tensor, mask_column: int) -> Tensor:
+    """[M, C] float32: the best candidates' logits in descending order, the mask's left out."""
+    if 0 <= mask_column < logits_MV.shape[1]:
+        logits_MV[:, mask_column].fill_(-torch.inf)
+    return logits_MV.topk(min(NUM_CANDIDATES, logits_MV.shape[1]), dim=-1).values.float()
 
 
 def quantize_for(consumer: nn.Module | None) -> kernels.Quantize | None:

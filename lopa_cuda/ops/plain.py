@@ -16,13 +16,16 @@ from common.checkpoint import ModelConfig
 from common.decoding import Sampling
 from common.model import (
     Activation,
+    Gather,
     Ops,
     RMSNorm,
+    SamplingRows,
     add_rms_norm,
     attention,
     merge_statistics,
     rotary_table,
     rotate,
+    sampled_statistics,
     shard_statistics,
     swiglu,
 )
@@ -94,6 +97,12 @@ class CudaOps(Ops, Protocol):
     def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
         """[M, 3]: token, probability, confidence."""
 
+    def sampled(
+        self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling, rows: SamplingRows,
+        gather: Gather,
+    ) -> Tensor:  # fmt: skip
+        """[M, 3] of all shards, where some rows are drawn; gather stacks the shards' values."""
+
 
 class TorchOps:
     """CudaOps over a PagedKVCache, whose pages are gathered for every run."""
@@ -142,6 +151,13 @@ class TorchOps:
 
     def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
         return merge_statistics(statistics_PM6, strategy)
+
+    def sampled(
+        self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling, rows: SamplingRows,
+        gather: Gather,
+    ) -> Tensor:  # fmt: skip
+        logits_MV, (strategy, mask_token_id, _, is_cut) = self.logits(hidden_MD, head), sampling
+        return sampled_statistics(logits_MV, vocab_start, strategy, mask_token_id, rows, gather, is_cut=is_cut)
 
     def attend(self, qkv_TE: Tensor, layer: int, plain: PlainStep) -> Tensor:
         num_rotated = self.num_heads + self.num_kv_heads

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from common.decoding import Predictions, Sampling, StepPlan
-from common.model import NoiseKeys
+from common.model import NUM_SAMPLING_FIELDS, SamplingRows, sampling_fields
 from lopa_cuda.steps.share import Share
 from lopa_cuda.steps.upload import Upload
 
@@ -56,31 +56,33 @@ class Reads:
 
 
 class ReadBuffers:
-    """Indices of the hidden states to read, the keys of their noise, and the gathered predictions on the host."""
+    """Indices of the hidden states to read, how they are drawn, and the gathered predictions on the host."""
 
     def __init__(self, key: ReadsKey, device: torch.device, num_ranks: int) -> None:
-        is_pinned, is_random = device.type == "cuda", key.sampling.temperature > 0
+        is_pinned, is_random = device.type == "cuda", key.sampling.is_sampled
         self._index = Upload(torch.zeros(key.num_reads, dtype=torch.int32, pin_memory=is_pinned), device)
-        shape = 3 if is_random else 0, key.num_reads
-        self._noise = Upload(torch.zeros(shape, dtype=torch.int64, pin_memory=is_pinned), device)
+        shape = NUM_SAMPLING_FIELDS if is_random else 0, key.num_reads
+        self._sampling = Upload(torch.zeros(shape, dtype=torch.int32, pin_memory=is_pinned), device)
         self._predicted_PM3 = torch.zeros((num_ranks, key.num_reads, 3), pin_memory=is_pinned)
         self.predicted_PM3 = self._predicted_PM3.numpy()
         self.index_M = self._index.device
-        self.noise_keys = NoiseKeys(*self._noise.device.unbind()) if is_random else None
+        self.sampling_rows = SamplingRows.of(self._sampling.device) if is_random else None
 
     def fill(self, plan: StepPlan, reads: Reads, rank: int) -> None:
         tokens_M, entries_M = reads.tokens_PM[rank], reads.entries_PM[rank]
         self._index.host[: len(tokens_M)] = tokens_M
         self._index.host[len(tokens_M) :] = 0
-        if self.noise_keys is not None:
+        if plan.sampling_3R is not None:
             row_M = plan.first_R.searchsorted(entries_M, side="right") - 1
-            position_M = plan.position_T[entries_M] + 1
-            self._noise.host[:, : len(tokens_M)] = plan.noise_key_R[row_M], plan.step_R[row_M], position_M
+            self._sampling.host[:] = sampling_fields(
+                plan.sampling_3R[:, row_M], plan.noise_key_R[row_M], plan.step_R[row_M],
+                plan.position_T[entries_M] + 1, self._sampling.host.shape[1],
+            )  # fmt: skip
 
     def send(self) -> None:
         self._index.send()
-        if self.noise_keys is not None:
-            self._noise.send()
+        if self.sampling_rows is not None:
+            self._sampling.send()
 
     def receive(self, predicted_PM3: Tensor) -> None:
         """Copy to the host; it is there once the device has come this far."""

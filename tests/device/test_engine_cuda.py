@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,16 @@ def build(
     return assemble(profile, run, num_pages=num_pages)
 
 
-def decode(engine: CudaEngine, **settings: Any) -> dict[str, tuple[int, ...]]:
+def decode(engine: CudaEngine, own: Sequence[dict[str, Any]] = ({},), **settings: Any) -> dict[str, tuple[int, ...]]:
+    """own: what each prompt has of its own, the first again behind the last."""
     config = DecodeConfig(block_size=16, max_new_tokens=64, stop_at_eos=False, **settings)
     slots = engine.capacity.num_slots
     scheduler = Scheduler(config, mask_token_id=MASK, eos_token_id=EOS, num_slots=slots)
-    requests = iter(GenerationRequest(str(number), prompt) for number, prompt in enumerate(PROMPTS))
-    ended = [result for result in decode_requests(requests, scheduler, engine) if isinstance(result, Completion)]
+    requests = [
+        GenerationRequest(str(number), prompt, config.model_copy(update=own[number % len(own)]))
+        for number, prompt in enumerate(PROMPTS)
+    ]
+    ended = [result for result in decode_requests(iter(requests), scheduler, engine) if isinstance(result, Completion)]
     return {result.id: result.canvas_token_ids for result in ended}
 
 
@@ -72,6 +76,7 @@ def decode(engine: CudaEngine, **settings: Any) -> dict[str, tuple[int, ...]]:
         {"num_lookahead": 3},
         {"num_lookahead": 7, "shift_row": "fresh", "window_attention": "block_causal"},
         {"num_lookahead": 1, "temperature": 0.8, "top_p": 0.9},
+        {"num_lookahead": 2, "own": [{}, {"temperature": 0.8}, {"temperature": 1.2, "top_k": 9}]},
         {"num_lookahead": 2, "strategy": "fast_dllm", "cache": "dual"},
     ],
     ids=str,
@@ -102,6 +107,9 @@ def test_nothing_is_captured_behind_the_start(model: Path, num_slots: int) -> No
     before = engine.memory()["graphs"]
     assert before > 20
     decode(engine, num_lookahead=3)
+    if num_slots > 1:  # whatever requests ask for
+        decode(engine, num_lookahead=2, temperature=0.7)
+        decode(engine, num_lookahead=2, temperature=0.7, top_k=20)
     assert engine.memory()["graphs"] == before
 
 
@@ -110,6 +118,15 @@ def test_requests_together_decode_what_they_do_alone_up_to_rounding(model: Path)
     alone = decode(build(model, is_captured=True), num_lookahead=2)
     agreeing = [np.mean(np.array(together[name]) == np.array(alone[name])) for name in alone]
     assert np.mean(agreeing) > 0.5, "batch shapes may move a rounding, never whole answers"
+
+
+def test_requests_together_decode_what_they_do_alone_with_invariant_sums(model: Path) -> None:
+    drawn: list[dict[str, Any]] = [{}, {"temperature": 0.8}, {"temperature": 1.2, "top_k": 9}]
+    together, alone = (
+        decode(build(model, is_captured=True, num_slots=slots, batch_invariant=True), drawn, num_lookahead=2)
+        for slots in (3, 1)
+    )
+    assert together == alone
 
 
 @pytest.mark.parametrize("num_slots", [1, 3])

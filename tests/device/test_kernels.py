@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from common.decoding import Sampling
-from common.model import add_rms_norm, merge_statistics, rotary_table, rotate, shard_statistics, swiglu
+from common.model import (
+    SamplingRows,
+    add_rms_norm,
+    merge_statistics,
+    rotary_table,
+    rotate,
+    sampled_statistics,
+    sampling_fields,
+    shard_statistics,
+    swiglu,
+)
 from common.paging import pages_for
 from lopa_cuda.ops.plain import visible_keys
 from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Tiling, write_tiles
@@ -27,6 +37,7 @@ if torch.cuda.is_available():
     from lopa_cuda import kernels
     from lopa_cuda.kernels.linear import launch_linear
     from lopa_cuda.kernels.linear_table import LinearConfig, find_config
+    from lopa_cuda.ops.fused import sampled_of
 
 BF16_TOLERANCE = 1e-2
 DREAM, DEMO = (28, 4, 128), (4, 2, 64)  # heads, KV heads, head size
@@ -329,7 +340,9 @@ def test_head_statistics_in_one_pass(vocab_start: int, vocab_size: int) -> None:
     logits[:, -3] = 99.0
     logits[5, vocab_size // 2] = logits[5, 11] = 98.0  # a tie: the lower id wins, the second best is as good
     statistics = kernels.head_statistics(logits, vocab_start, mask_token_id)
-    expected = shard_statistics(logits.double().cpu().float(), vocab_start, Sampling("default", mask_token_id))
+    whole = logits.double().cpu().float()
+    expected = shard_statistics(whole, vocab_start, Sampling("margin", mask_token_id))
+    expected[:, 4] = shard_statistics(whole, vocab_start, Sampling("neg_entropy", mask_token_id))[:, 4]
     assert statistics[5, 1] == vocab_start + 11 and statistics[5, 2] == 98.0
     torch.testing.assert_close(statistics[:, [0, 2, 5]].cpu(), expected[:, [0, 2, 5]], rtol=0, atol=0)
     torch.testing.assert_close(statistics[:, 3:5].cpu(), expected[:, 3:5], rtol=2e-5, atol=1e-4)
@@ -337,12 +350,43 @@ def test_head_statistics_in_one_pass(vocab_start: int, vocab_size: int) -> None:
     assert torch.equal(statistics[is_unique.cuda(), 1].cpu(), expected[is_unique, 1])
 
 
+@pytest.mark.parametrize(("num_out", "num_in"), [(4608, 3584), (3584, 18944), (1344, 256), (256, 672)])
+def test_invariant_products_are_the_same_bits_among_any_number_of_tokens(num_out: int, num_in: int) -> None:
+    x, weight, bias = random(3000, num_in), random(num_out, num_in, scale=0.02), random(num_out)
+    whole = kernels.invariant_linear(x, weight, bias)
+    assert relative_error(whole, x.float() @ weight.float().t() + bias.float()) < BF16_TOLERANCE
+    for first, count in ((0, 1), (5, 7), (64, 64), (77, 300), (1000, 1999)):
+        own = slice(first, first + count)
+        assert torch.equal(kernels.invariant_linear(x[own].contiguous(), weight, bias), whole[own])
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_samples_are_those_of_the_plain_version(is_cut: bool) -> None:
+    """At the whole vocabulary: greedy rows and drawn ones in one pass."""
+    places = np.arange(64)
+    settings = np.array([(0, 1, 0), (0.7, 1, 0), (1.5, 0.9, 0), (1.0, 0.5, 7)] * 16, dtype=np.float32)
+    settings[:, 1:] = settings[:, 1:] if is_cut else (1, 0)
+    fields = torch.from_numpy(sampling_fields(settings.T, places // 4 + 3, places, places * 5, 64))
+    logits = random(64, 152064, scale=3.0)
+    logits[3, 151666] = 99.0  # the mask id
+    plain = sampled_statistics(
+        logits.cpu(), 0, "neg_entropy", 151666, SamplingRows.of(fields), lambda value: value[None], is_cut=is_cut
+    )
+    sampling = Sampling("neg_entropy", 151666, is_sampled=True, is_cut=is_cut)
+    rows = SamplingRows.of(fields.cuda())
+    found = sampled_of(logits.clone(), 0, sampling, rows, lambda value: value[None]).cpu()
+    # Noise is computed in float32 on both: where two tokens' scores are within its rounding, either may win.
+    is_same = found[:, 0] == plain[:, 0]
+    assert is_same.sum() >= 63 and is_same[::4].all()
+    torch.testing.assert_close(found[is_same], plain[is_same], rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("strategy", ["default", "margin", "neg_entropy"])
 @pytest.mark.parametrize("num_shards", [1, 4])
 def test_shards_merge(strategy: str, num_shards: int) -> None:
     logits = random(20, 4000, scale=5.0).float().cpu()
     shards = logits.split(4000 // num_shards, dim=1)
-    sampling = Sampling("default", 17)
+    sampling = Sampling(strategy, 17)
     statistics = torch.stack([shard_statistics(shard, i * shard.shape[1], sampling) for i, shard in enumerate(shards)])
     merged = kernels.merge_statistics(statistics.cuda(), strategy).cpu()
     torch.testing.assert_close(merged, merge_statistics(statistics, strategy), rtol=1e-5, atol=1e-5)

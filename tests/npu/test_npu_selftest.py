@@ -17,10 +17,11 @@ from common.errors import MissingCapability
 from common.processes import Mesh
 from lopa_ascend.ops import npu_ops, reference_ops, twins
 from lopa_ascend.ops.twins.quant import quantize_rows
-from lopa_ascend.selftest import Finding, Sizes, checks, examine, examine_alone, require_correct
+from lopa_ascend.selftest import Finding, Sizes, checks, examine, examine_alone, heads, require_correct
 from lopa_ascend.selftest.called import called_operations
 from lopa_ascend.selftest.checks import CHECKS
 from lopa_ascend.selftest.grades import Grade
+from lopa_ascend.selftest.heads import HEAD_CHECKS, SAMPLING
 from lopa_ascend.selftest.in_graphs import GRAPH_CHECKS
 
 SMALL = Sizes(width=256, num_heads=2, num_kv_heads=1, inner=128)
@@ -60,6 +61,29 @@ def test_every_operation_of_a_step_is_checked() -> None:
     checked = {name.partition(" of ")[0] for name in CHECKS}
     others = {"npu_prefetch", "npu_format_cast", "_npu_reshape_and_cache", "npu_fused_infer_attention_score_v2"}
     assert len(set(twins.__all__) - others) <= len(checked)
+
+
+def test_noise_that_does_not_wrap_is_told_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An int32 product that saturates: only steps at temperature > 0 call it."""
+    right, places = heads.noise_bits, []
+
+    def saturated_first(*given: Any) -> Tensor:
+        places.append(given)
+        return right(*given).clamp(max=2**31 - 2) if len(places) > 1 else right(*given).clamp(min=0)
+
+    monkeypatch.setattr(heads, "noise_bits", saturated_first)
+    (found,) = (one for one in findings_of(reference_ops()) if one.name == SAMPLING)
+    assert found.grade is Grade.WRONG and "integers differ" in found.detail and not found.stops
+
+
+def test_a_maximum_that_is_not_the_first_of_its_ties_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Tensor.max
+    last = SimpleNamespace(indices=torch.full((checks.NUM_TOKENS,), 3999))
+    monkeypatch.setattr(
+        Tensor, "max", lambda x, *args, **options: last if "dim" in options else right(x, *args, **options)
+    )
+    verdict = heads.first_of_ties(checks.Bench(reference_ops(), SMALL, torch.device("cpu")))
+    assert verdict.grade is Grade.ROUNDS_DIFFERENTLY and "not the first of their ties" in verdict.detail
 
 
 WRONG, ROUNDS = Grade.WRONG, Grade.ROUNDS_DIFFERENTLY
@@ -168,7 +192,7 @@ def test_the_simulated_device_passes_with_graphs(mode: str) -> None:
     findings = list(examine(npu_ops(), SMALL, torch.device("npu", 0), Mesh(), mode, EVERY_SCHEME))
     assert [finding for finding in findings if finding.grade is not Grade.SAME] == []
     assert findings[-1].name == GRAPH_CHECKS[mode][0]
-    assert len(findings) == len(CHECKS) + NUM_FORMS + 1
+    assert len(findings) == len(CHECKS) + len(HEAD_CHECKS) + NUM_FORMS + 1
 
 
 @pytest.mark.sim

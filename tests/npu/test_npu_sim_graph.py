@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
+from graphs.npu import NpuCapture
 from lopa_ascend.ops import AttentionForm, AttentionVersion, VirtualRows, npu_ops
 
 pytestmark = [pytest.mark.sim, pytest.mark.usefixtures("npu")]
@@ -114,3 +115,43 @@ def test_what_cannot_be_captured_is_refused(work: Callable[[Tensor], Any]) -> No
 def test_a_graph_is_captured_before_it_is_replayed() -> None:
     with pytest.raises(RuntimeError, match="not captured"):
         torch.npu.NPUGraph().replay()
+
+
+@pytest.mark.parametrize("updates", ["behind", "before"])
+def test_lengths_are_written_behind_the_launch_or_before_it(npu: Any, updates: Literal["behind", "before"]) -> None:
+    """Behind: when the writing begins, what lies in front of the attention has run, and the replay waits for its event;
+    two attentions are written one by one, and the first has run before the second is."""
+    attention, capture = Attention("v1"), NpuCapture(updates)
+    total = torch.zeros(8, 7, 128, device="npu").bfloat16()
+
+    def work() -> None:
+        total.copy_(attention(LENGTHS) * 2 + attention(LENGTHS))
+
+    capture.lengths = attention.ops.attention_lengths(attention.rows(LENGTHS))
+    replay, seen = capture(work), []
+    graph = replay._graph
+    update, record = graph.update, torch.npu.ExternalEvent.record
+
+    def noted(**given: Any) -> None:
+        seen.append(("update", npu.graphs.waiting is not None))
+        update(**given)
+
+    def recorded(event: Any, stream: Any) -> None:
+        record(event, stream)
+        seen.append(("attentions", sum(call.op.endswith("attention_score.out") for call in npu.stream)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph, "update", noted)
+        patch.setattr(torch.npu.ExternalEvent, "record", recorded)
+        for lengths in OTHER_LENGTHS:
+            capture.lengths = attention.ops.attention_lengths(attention.rows(lengths))
+            npu.stream.clear()
+            seen.clear()
+            replay()
+            is_behind = updates == "behind"
+            assert seen == [("update", is_behind), ("attentions", int(is_behind)), ("attentions", 2 * is_behind)]
+            assert npu.graphs.waiting is None
+            assert torch.equal(total, attention(lengths) * 2 + attention(lengths))
+            seen.clear()
+            replay()  # the same lengths: nothing is written, the events come first
+            assert [kind for kind, _ in seen] == ["attentions"] * 2

@@ -54,11 +54,18 @@ class Rules:
     kind: Kind
     eos_token_id: int | None
     find_stop: FindStop | None
+    sampling: tuple[float, float, float]  # in the order of plan.SamplingField
 
     @classmethod
     def of(cls, decode: DecodeConfig, eos_token_id: int | None, stop_finder: StopFinder) -> Rules:
         own = eos_token_id if decode.eos_token_id is None else decode.eos_token_id
-        return cls(decode, Kind.of(decode), None if own == NO_TOKEN else own, stop_finder(decode.stop))
+        sampling = decode.temperature, decode.top_p, float(decode.top_k or 0)
+        end = None if own == NO_TOKEN else own
+        return cls(decode, Kind.of(decode), end, stop_finder(decode.stop), sampling)
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.decode.temperature > 0
 
     @property
     def max_blocks(self) -> int:

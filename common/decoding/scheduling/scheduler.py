@@ -12,17 +12,20 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from common.config import DecodeConfig
-from common.decoding.engine import Room
+from common.decoding.engine import PassCosts, Room
 from common.decoding.plan import Int, Predictions, Sampling, StepPlan
 from common.decoding.request import Completion, GenerationRequest
 from common.decoding.scheduling.arrays import RequestArrays
+from common.decoding.scheduling.budget import BranchBudget
 from common.decoding.scheduling.plain import PlainRequests
 from common.decoding.scheduling.rules import Rules, StopFinder, no_stop_strings
 from common.decoding.scheduling.state import Admission, DecodingRequest, Requests, StepRecord
 
-# Of a whole pass, which requests share: what attends to what, and how a token comes out of the logits.
-SHARED_SETTINGS = ("window_attention", "sampling_strategy", "temperature", "top_p", "top_k", "mask_token_id")
+# Of a whole pass, which requests share: what attends to what, and how a confidence comes out of the logits.
+SHARED_SETTINGS = ("window_attention", "sampling_strategy", "mask_token_id")
 MOST_RULES = 1000  # of different settings that are kept for requests to come
 FEW_REQUESTS = 4  # that are decoded faster one after another than as arrays
 
@@ -31,7 +34,8 @@ class Scheduler:
     """Decodes up to `num_slots` requests at once, all of them in every forward pass.
 
     decode, seed: of requests without their own. stop_finder: what looks for stop strings in the generated ids.
-    observer: sees a StepRecord of every request and step.
+    observer: sees a StepRecord of every request and step. costs: of passes; with them lookaheads are tried only where
+    they pay (`branch_budget: auto`). max_num_batched_tokens: of prompts that begin in one step; None: any number.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class Scheduler:
         stop_finder: StopFinder = no_stop_strings,
         observer: Callable[[StepRecord], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        costs: PassCosts | None = None,
+        max_num_batched_tokens: int | None = None,
     ) -> None:
         self.decode = decode
         self.num_slots = num_slots
@@ -58,6 +64,10 @@ class Scheduler:
         self._room_of_slot: dict[int, Room] = {}
         self._clock = clock
         mask = self.sampling.mask_token_id
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._num_begun = 0  # prompt tokens of requests that begin in the coming step
+        self._budget = None if costs is None else BranchBudget(costs, decode.num_lookahead, num_slots)
+        self._plan: StepPlan | None = None
         is_few = num_slots <= FEW_REQUESTS
         self._requests: Requests = PlainRequests(mask, observer) if is_few else RequestArrays(num_slots, mask, observer)
 
@@ -73,6 +83,11 @@ class Scheduler:
     @property
     def has_free_slot(self) -> bool:
         return bool(self._free_slots)
+
+    def can_begin(self, request: GenerationRequest) -> bool:
+        """Whether the coming step takes the request's prompt beside those that begin with it."""
+        most = self._max_num_batched_tokens
+        return most is None or not self._num_begun or self._num_begun + len(request.prompt) <= most
 
     def decode_of(self, request: GenerationRequest) -> DecodeConfig:
         """The settings that the request is decoded by."""
@@ -90,6 +105,9 @@ class Scheduler:
         name = request.id if request.noise_name is None else request.noise_name
         key = noise_key(self._seed if request.seed is None else request.seed, name)
         self._room_of_slot[slot] = Room(len(request.prompt), rules.decode)
+        self._num_begun += len(request.prompt) - num_reused
+        if self._budget is not None:
+            self._budget.admit(slot, len(request.prompt) - num_reused)
         self._requests.add(Admission(request, rules, slot, key, num_reused, self._clock()))
 
     def drop(self, request_id: str) -> Completion | None:
@@ -114,11 +132,21 @@ class Scheduler:
 
     def plan_step(self) -> StepPlan:
         """Open blocks in every branch, then lay all branches of all requests out as rows."""
-        return self._requests.plan_step(self.sampling)
+        self._num_begun = 0
+        if self._budget is None:
+            return self._requests.plan_step(self.sampling)
+        slot_N = np.array([decoding.slot for decoding in self.active])
+        self._requests.keep_lookaheads(self._budget.deal(slot_N, self._requests.num_lookaheads()))
+        self._plan = self._requests.plan_step(self.sampling)
+        return self._plan
 
     def select_winners(self, predictions: Predictions) -> Int:
         """The winning row of every request: arg max of its branch scores; the anchor comes last, so it loses ties."""
-        return self._requests.select_winners(predictions)
+        winners = self._requests.select_winners(predictions)
+        if self._budget is not None and self._plan is not None:
+            thresholds = [decoding.rules.decode.skip_threshold for decoding in self.active]
+            self._budget.learn(self._plan, predictions, self._requests.scores(), np.array(thresholds, dtype=np.float32))
+        return winners
 
     def advance(self, winner_row_of_request: Int) -> list[Completion]:
         """Turn every winner into the next anchor with its lookaheads; return what is finished and free its slot."""

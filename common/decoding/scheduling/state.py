@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.decoding.plan import Bool, Int, Predictions, Sampling, StepPlan
+from common.decoding.plan import Bool, Int, Predictions, Sampling, Score, StepPlan
 from common.decoding.request import Completion, GenerationRequest
 from common.decoding.scheduling.rules import Rules
 
@@ -67,10 +67,19 @@ class Requests(Protocol):
     def drop(self, request_id: str, now: float) -> tuple[DecodingRequest, Completion] | None:
         """End a request between two steps with what it has; None: it is not being decoded."""
 
+    def num_lookaheads(self) -> Int:
+        """Of each active request in the coming step."""
+
+    def keep_lookaheads(self, count_N: Int) -> None:
+        """Drop all but the first so many of each active request."""
+
     def plan_step(self, sampling: Sampling) -> StepPlan: ...
 
     def select_winners(self, predictions: Predictions) -> Int:
         """Rows of the step planned last."""
+
+    def scores(self) -> Score:
+        """C(B) of the rows that select_winners has looked at."""
 
     def advance(self, winner_row_of_request: Int, now: float) -> list[tuple[DecodingRequest, Completion]]:
         """Behind select_winners; those that have ended."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from common.bench import BenchOptions, run_bench
 from common.checkpoint import load_model_config
+from common.commands.bench import parse
 from common.config import DecodeConfig, DeviceProfile, RunConfig, find_config
 from common.config.files import load_run
 from tests.conftest import GOLDEN
@@ -29,6 +33,15 @@ def test_every_section_is_measured(tmp_path: Path) -> None:
     assert result["floors"]["int8_ops_per_s"] > 0
     assert result["conditions"]["engine"] == "lopa_ascend"
     assert "rows/rank" in (tmp_path / "b.md").read_text()
+
+
+def test_mixes_may_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    profile = DeviceProfile(name="t", engine="lopa_ascend", device="cpu", max_model_len=256)
+    options = replace(OPTIONS, mixes=())
+    run_bench(profile, RunConfig(model=str(GOLDEN / "model_b"), decode=DECODE, max_num_requests=2), options)
+    printed = capsys.readouterr().out
+    assert "mean window |" not in printed and "accepted a step" in printed
+    assert parse(["p", "r", "--no-mixes"]).no_mixes
 
 
 def test_the_first_runs_model_has_dream_7bs_shapes() -> None:

@@ -10,7 +10,7 @@ import pytest
 from common.checkpoint import ModelConfig, check_tensor_parallel
 from common.config import AUTO_LOOKAHEAD, DecodeConfig, DeviceProfile, RunConfig
 from common.errors import ConfigError
-from common.generate import with_branch_budget
+from common.generate import with_paying_lookaheads
 from common.platforms import build_engine
 from lopa_cuda import budget
 from lopa_cuda.mesh_choice import choose_mesh
@@ -41,18 +41,18 @@ def test_as_many_rows_are_used_as_their_tokens_pay_for(
     times = iter(milliseconds)
     monkeypatch.setattr(budget, "_step_ms", lambda *_: next(times))
     engine = build_engine(cpu, RunConfig(model=MODEL, decode=AUTO))
-    assert with_branch_budget(AUTO, engine).num_lookahead == lookaheads
+    assert with_paying_lookaheads(AUTO, engine).num_lookahead == lookaheads
 
 
 def test_a_generator_replaces_auto_by_a_number(cpu: DeviceProfile) -> None:
     engine = build_engine(cpu, RunConfig(model=MODEL, decode=AUTO))
-    assert with_branch_budget(AUTO, engine).num_lookahead >= 0
+    assert with_paying_lookaheads(AUTO, engine).num_lookahead >= 0
 
 
 def test_an_engine_that_cannot_measure_asks_for_a_number() -> None:
     engine = SimpleNamespace(num_paying_lookaheads=lambda decode: None)
     with pytest.raises(ConfigError, match="set a number"):
-        with_branch_budget(AUTO, engine)  # type: ignore[arg-type]
+        with_paying_lookaheads(AUTO, engine)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("num_lookahead", [0, 3, 7, 15])

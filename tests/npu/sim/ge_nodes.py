@@ -304,6 +304,19 @@ def _concat(node: Node, given: Given) -> list[Any]:
     return [torch.cat(list(given.values()), dim=axis)]
 
 
+@_node("StridedSliceV2")
+def _slice(node: Node, given: Given) -> list[Any]:
+    places = [given[name].reshape(-1).tolist() for name in ("axes", "begin", "end", "strides")]
+    picked = given["x"]
+    for axis, begin, end, stride in zip(*places, strict=True):
+        assert stride > 0
+        length = picked.shape[axis]
+        picked = picked.narrow(axis, begin, min(end, length) - begin)[
+            (slice(None),) * axis + (slice(None, None, stride),)
+        ]
+    return [picked.contiguous()]
+
+
 # ---- lookups
 
 
@@ -379,4 +392,5 @@ for _kind, _compute in {
 }.items():  # fmt: skip
     _binary(_kind, _compute)
 NODES["Exp"] = lambda node, given: [torch.exp(given["x"])]
+NODES["Reciprocal"] = lambda node, given: [torch.reciprocal(given["x"])]
 NODES["Log"] = lambda node, given: [torch.log(given["x"])]

@@ -34,6 +34,7 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
             "model: m\ndecode: {temperature: false}",
             "FILE: decode.temperature: set it to a number, not to true or false",
         ),
+        ("model: m\ndecode: {top_k: 257, temperature: 1}", "FILE: decode.top_k: set it to 256 or less (given 257)"),
         ("model: m\ndecode: {top_k: true, temperature: 1}", "FILE: decode.top_k: set it to a number, not to true"),
         ("model: m\nseed: true", "FILE: seed: set it to a number, not to true or false"),
         ("model: m\ndecode: {temperature: .inf}", "FILE: decode.temperature: set it to a finite number"),
@@ -62,8 +63,8 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
         ),
         ("model: [" + "1," * 10**5 + "]", "FILE: not valid YAML (more than 10000 values: settings have fewer)"),
         (
-            "model: m\ndecode: {temperature: 1, top_k: 9223372036854775808}",
-            "FILE: decode.top_k: set it to less than 2^63",
+            "model: m\ndecode: {max_steps: 9223372036854775808}",
+            "FILE: decode.max_steps: set it to less than 2^63",
         ),
         ("seed: !!bool x", "FILE: not valid YAML (a value does not fit its tag ('x'): remove the tag)"),
         ("seed: !!timestamp x", "FILE: not valid YAML (a value does not fit its tag ("),

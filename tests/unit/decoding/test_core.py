@@ -130,7 +130,7 @@ def test_each_request_has_its_own_settings_and_gets_the_tokens_it_gets_alone() -
     assert results["long"].num_canvas_tokens > results["plain"].num_canvas_tokens
 
 
-@pytest.mark.parametrize(("name", "value"), [("temperature", 0.7), ("window_attention", "block_causal")])
+@pytest.mark.parametrize(("name", "value"), [("sampling_strategy", "margin"), ("window_attention", "block_causal")])
 def test_settings_that_cannot_share_a_pass_reject_their_request_alone(name: str, value: Any) -> None:
     core = core_of(HashedEngine())
     core.add_request(request("good"))
@@ -139,6 +139,34 @@ def test_settings_that_cannot_share_a_pass_reject_their_request_alone(name: str,
     assert isinstance(results["good"], Completion)
     rejected = results["bad"]
     assert isinstance(rejected, Rejection) and rejected.reason.startswith(f"its {name} {value} cannot share a pass")
+
+
+def test_prompts_begin_over_several_steps_when_they_are_many_tokens() -> None:
+    engine = PromptEngine()
+    core = core_of(engine, max_num_batched_tokens=10)
+    lengths = {"a": 4, "b": 5, "c": 3, "long": 25, "d": 2}
+    for name, length in lengths.items():
+        core.add_request(GenerationRequest(name, tuple(range(3, 3 + length))))
+    results = run(core)
+    assert all(isinstance(result, Completion) for result in results.values())
+    assert engine.begun == [[4 + 4, 5 + 4], [3 + 4], [25 + 4], [2 + 4]]  # with a block each
+    wanted = alone(GenerationRequest("c", (3, 4, 5)))
+    assert (results["c"].token_ids, results["c"].num_forwards) == (wanted.token_ids, wanted.num_forwards)
+
+
+class PromptEngine(HashedEngine):
+    """begun: lengths of the prompts that begin in each pass in which any does. Slots for all."""
+
+    capacity = Capacity(num_slots=5, max_model_len=100, vocab_size=99)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[list[int]] = []
+
+    def forward(self, plan: StepPlan) -> Predictions:
+        if lengths := plan.num_entries_R[plan.step_R == 0].tolist():
+            self.begun.append(lengths)
+        return super().forward(plan)
 
 
 def test_what_is_decoded_already_cannot_be_added_again() -> None:

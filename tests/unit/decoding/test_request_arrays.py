@@ -41,14 +41,16 @@ def rows_of(plan: StepPlan) -> dict[int, list[Any]]:
         own = slice(int(plan.first_R[row]), int(plan.first_R[row] + plan.num_entries_R[row]))
         fields = plan.row_fields_8R[1:, row].tolist()
         entries = plan.entries_3T[:, own].tolist(), plan.is_read_T[own].tolist()
-        found.setdefault(int(plan.slot_R[row]), []).append((fields, entries))
+        drawn = None if plan.sampling_3R is None else plan.sampling_3R[:, row].tolist()
+        found.setdefault(int(plan.slot_R[row]), []).append((fields, entries, drawn))
     for span in plan.commits:
         found[span.slot].append(span[1:])
     return found
 
 
 class Decoded:
-    """Requests decoded step by step with `at_once` of them together; one is dropped in the middle."""
+    """Requests decoded step by step with `at_once` of them together; one is dropped in the middle. Under a budget some
+    lookaheads are not tried."""
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class Decoded:
         requests: list[tuple[GenerationRequest, DecodeConfig]],
         at_once: int,
         seed: int,
+        has_budget: bool,
     ) -> None:
         self.plans: list[dict[int, list[Any]]] = []
         self.records: list[str] = []
@@ -68,6 +71,9 @@ class Decoded:
                 number, (request, decode) = waiting.pop(0)
                 rules = Rules.of(decode, EOS, no_stop_strings)
                 decoder.add(Admission(request, rules, free.pop(0), number, 0, 0.0))
+            if has_budget:
+                slot_N = np.array([decoding.slot for decoding in decoder.active])
+                decoder.keep_lookaheads(np.minimum(decoder.num_lookaheads(), (slot_N + len(self.plans)) % 4))
             plan = decoder.plan_step(sampling)
             self.plans.append(rows_of(plan))
             ended = decoder.advance(decoder.select_winners(predict(plan, seed)), 0.0)
@@ -95,6 +101,7 @@ def random_decode(rng: random.Random, attention: str) -> DecodeConfig:
         "cache": rng.choice(["prefix", "dual"]) if strategy == "fast_dllm" else "prefix",
         "stop_at_eos": rng.random() < 0.5,
         "max_steps": rng.choice([None, None, None, 5]),
+        **rng.choice([{}, {}, {"temperature": 0.5}, {"temperature": 1.5, "top_p": 0.5, "top_k": 7}]),
     }
     return DecodeConfig(
         strategy=strategy,
@@ -117,9 +124,9 @@ def test_all_at_once_decides_as_one_after_another(seed: int) -> None:
         prompt = tuple(range(10, 10 + rng.choice([1, 3, 9, 300])))
         decode = random_decode(rng, attention) if rng.random() < 0.4 else shared
         requests.append((GenerationRequest(str(number), prompt), decode))
-    at_once = rng.randint(1, 5)
-    arrays = Decoded(lambda count, observe: RequestArrays(count, MASK, observe), requests, at_once, seed)
-    plain = Decoded(lambda _, observe: PlainRequests(MASK, observe), requests, at_once, seed)
+    at_once, has_budget = rng.randint(1, 5), rng.random() < 0.5
+    arrays = Decoded(lambda count, observe: RequestArrays(count, MASK, observe), requests, at_once, seed, has_budget)
+    plain = Decoded(lambda _, observe: PlainRequests(MASK, observe), requests, at_once, seed, has_budget)
     for step, (found, wanted) in enumerate(zip(arrays.plans, plain.plans, strict=True)):
         assert found == wanted, step
     assert arrays.records == plain.records

@@ -246,6 +246,33 @@ def test_prefetching_hides_at_most_the_all_reduces(ascend: Hardware) -> None:
     assert hiding.ms < capped.ms < plain.ms
 
 
+def test_a_length_update_behind_the_launch_costs_its_first_layer(ascend: Hardware) -> None:
+    def lengths_ms(hardware: Hardware, order: str) -> tuple[float, float]:
+        step = estimate_step(on_ascend(length_updates=order, is_block_causal=True), hardware)
+        layers = ("norms", "qkv", "attention", "o", "all-reduce", "gate_up", "down")
+        return step.ms - step.without("lengths"), step.ms - step.without(*layers)
+
+    assert ascend.length_update_us is not None
+    layer_ms = ascend.length_update_us.value * 1e-3
+    share = on_ascend().length_changes
+    assert share == pytest.approx(min(1.0, 2 * 10 / 32))
+    assert lengths_ms(ascend, "before")[0] == pytest.approx(28 * layer_ms * share)
+    assert lengths_ms(ascend, "behind")[0] == pytest.approx(layer_ms * share)
+    slow = ascend.model_copy(update={"length_update_us": ascend.length_update_us.model_copy(update={"value": 1000.0})})
+    waited_ms, layers_ms = lengths_ms(slow, "behind")
+    assert waited_ms == pytest.approx((28 - layers_ms * 27 / 28) * share)
+
+
+def test_lengths_are_written_for_captured_steps_alone() -> None:
+    orders = []
+    for mode in ("npugraph", "torchair", "eager"):
+        profile = load_profile(find_config("profiles", "ascend_910c_tp2_bp8"), [f"graph.mode={mode}"])
+        found = setup_of(profile, RunConfig(model="m"), DREAM_7B, Options())
+        orders.append(found.length_updates)
+        assert (found.tp, found.bp) == (2, 8)
+    assert orders == ["behind", None, None]
+
+
 def test_a_profile_that_prefetches_is_estimated_so() -> None:
     profile = load_profile(find_config("profiles", "ascend_910c_tp4_bp4"), ["weight_prefetch_mb=18"])
     found = setup_of(profile, RunConfig(model="m"), DREAM_7B, Options())

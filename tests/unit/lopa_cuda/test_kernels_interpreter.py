@@ -11,6 +11,7 @@ import itertools
 import os
 import subprocess
 import sys
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,7 +19,17 @@ import torch
 from torch import Tensor
 
 from common.decoding import Sampling
-from common.model import add_rms_norm, merge_statistics, rotary_table, rotate, shard_statistics, swiglu
+from common.model import (
+    SamplingRows,
+    add_rms_norm,
+    merge_statistics,
+    rotary_table,
+    rotate,
+    sampled_statistics,
+    sampling_fields,
+    shard_statistics,
+    swiglu,
+)
 from common.paging import pages_for
 from lopa_cuda.ops.plain import visible_keys
 from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Tiling, write_tiles
@@ -33,6 +44,7 @@ if IS_INTERPRETED:
     from lopa_cuda import kernels
     from lopa_cuda.kernels.linear import launch_linear
     from lopa_cuda.kernels.linear_table import TABLE, LinearConfig
+    from lopa_cuda.ops.fused import sampled_of
 
 
 def test_in_the_interpreter() -> None:
@@ -211,7 +223,9 @@ def test_head_statistics_ties_go_to_the_lower_id(monkeypatch: pytest.MonkeyPatch
     logits[3, 400] = logits[3, 17] = logits[4, 20] = logits[4, 21] = 30.0
     logits[5, 101] = 99.0  # the mask id
     statistics = kernels.head_statistics(logits, 1000, 1101)
-    torch.testing.assert_close(statistics, shard_statistics(logits, 1000, Sampling("default", 1101)))
+    for strategy, columns in (("margin", [0, 1, 2, 3, 5]), ("neg_entropy", [0, 1, 3, 4, 5])):
+        wanted = shard_statistics(logits, 1000, Sampling(strategy, 1101))
+        torch.testing.assert_close(statistics[:, columns], wanted[:, columns])
     assert statistics[3, 1] == 1017 and statistics[4, 1] == 1020
 
 
@@ -220,8 +234,28 @@ def test_head_statistics_ties_go_to_the_lower_id(monkeypatch: pytest.MonkeyPatch
 def test_shards_merge(strategy: str) -> None:
     logits = random(7, 400).float() * 4
     parts = enumerate(logits.split(100, dim=1))
-    statistics = torch.stack([shard_statistics(part, 100 * i, Sampling("default", 17)) for i, part in parts])
+    statistics = torch.stack([shard_statistics(part, 100 * i, Sampling(strategy, 17)) for i, part in parts])
     torch.testing.assert_close(kernels.merge_statistics(statistics, strategy), merge_statistics(statistics, strategy))
+
+
+@interpreted
+@pytest.mark.parametrize("strategy", ["default", "margin", "neg_entropy"])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_samples_are_those_of_the_plain_version(monkeypatch: pytest.MonkeyPatch, strategy: str, is_cut: bool) -> None:
+    """Greedy rows and drawn ones in one pass."""
+    monkeypatch.setattr(sys.modules["lopa_cuda.kernels.head_statistics"], "BLOCK_VOCAB", 128)
+    settings = np.array([(0, 1, 0), (0.7, 1, 0), (1.5, 0.9, 0), (1.0, 0.5, 7)] * 2, dtype=np.float32)
+    settings[:, 1:] = settings[:, 1:] if is_cut else (1, 0)
+    places = np.arange(8)
+    rows = SamplingRows.of(torch.from_numpy(sampling_fields(settings.T, places // 4 + 3, places, places * 5, 8)))
+    logits, sampling = random(8, 800) * 4, Sampling(cast(Any, strategy), 117, is_sampled=True, is_cut=is_cut)
+    logits[3, 17] = 99.0  # the mask id
+    wanted = sampled_statistics(logits, 100, strategy, 117, rows, lambda value: value[None], is_cut=is_cut)
+    found = sampled_of(logits.clone(), 100, sampling, rows, lambda value: value[None])
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    greedy = merge_statistics(kernels.head_statistics(logits, 100, 117)[None], strategy)
+    torch.testing.assert_close(found[::4], greedy[::4], rtol=1e-4, atol=1e-4)
+    assert (found[:, 0] != greedy[:, 0]).any()
 
 
 @interpreted

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from common.decoding import Sampling
-from common.model import NoiseKeys, merge_statistics, sampled_statistics, shard_statistics
-from common.model.sampling import gumbel_noise
+from common.model import SamplingRows, merge_statistics, sampled_statistics, sampling_fields, shard_statistics
 
 MASK = 17
 
@@ -54,52 +57,65 @@ def test_ties_go_to_the_lower_id() -> None:
     assert (merged[:, 0] == 0).all() and (merged[:, 2] == 0).all()
 
 
-def draw(x: Tensor, sampling: Sampling, parts: int, request: int = 1) -> Tensor:
-    """Runs the shards one after another with collectives played by two passes."""
-    n = x.shape[0]
-    keys = NoiseKeys(torch.full((n,), request), torch.zeros(n, dtype=torch.int64), torch.arange(n))
+def rows_of(n: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, request: int = 1) -> SamplingRows:
+    """n positions of one request and step."""
+    settings_3N = np.array((temperature, top_p, top_k), dtype=np.float32)[:, None].repeat(n, axis=1)
+    fields = sampling_fields(settings_3N, np.full(n, request), np.zeros(n, dtype=np.int64), np.arange(n), n)
+    return SamplingRows.of(torch.from_numpy(fields))
+
+
+def draw(x: Tensor, rows: SamplingRows, parts: int = 1, strategy: str = "default", mask: int = MASK) -> Tensor:
+    """Every shard in a thread of its own; all come to the same result."""
     pieces = shards(x, parts)
-    if parts == 1:
-        return sampled_statistics(pieces[0][1], 0, sampling, keys, lambda t: t, lambda t: t[None])
-    return _in_threads(pieces, sampling, keys)
+    is_cut = bool(((rows.top_p_N < 1) | (rows.top_k_N > 0)).any())
+    barrier, slots = threading.Barrier(parts), [x] * parts
 
-
-def _in_threads(pieces: list[tuple[int, Tensor]], sampling: Sampling, keys: NoiseKeys) -> Tensor:
-    import threading
-
-    barrier, slots, results = threading.Barrier(len(pieces)), [None] * len(pieces), [None] * len(pieces)
-
-    def work(rank: int) -> None:
+    def work(rank: int) -> Tensor:
         def gather(t: Tensor) -> Tensor:
             slots[rank] = t
-            barrier.wait()
-            stacked = torch.stack(list(slots))
-            barrier.wait()
+            barrier.wait(30)
+            stacked = torch.stack(slots)
+            barrier.wait(30)
             return stacked
 
         at, piece = pieces[rank]
-        results[rank] = sampled_statistics(piece, at, sampling, keys, lambda t: gather(t).sum(0), gather)
+        return sampled_statistics(piece, at, strategy, mask, rows, gather, is_cut=is_cut)
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(pieces))]
-    [thread.start() for thread in threads]
-    [thread.join(30) for thread in threads]
+    with ThreadPoolExecutor(parts) as pool:
+        results = list(pool.map(work, range(parts)))
     assert all(torch.equal(results[0], result) for result in results)
     return results[0]
 
 
-@pytest.mark.parametrize("top_p, top_k", [(1.0, None), (0.7, None), (1.0, 5), (0.9, 3)])
-def test_samples_do_not_depend_on_the_number_of_shards(top_p: float, top_k: int | None) -> None:
-    sampling = Sampling("neg_entropy", MASK, temperature=0.8, top_p=top_p, top_k=top_k)
-    whole = draw(logits(), sampling, 1)
-    halves = draw(logits(), sampling, 2)
-    assert torch.equal(whole[:, 0], halves[:, 0])
-    torch.testing.assert_close(whole, halves, atol=1e-5, rtol=1e-4)
+CUTS = [(1.0, 0), (0.7, 0), (1.0, 5), (0.9, 3)]
+
+
+@pytest.mark.parametrize("top_p, top_k", CUTS)
+@pytest.mark.parametrize("parts", [2, 5])
+def test_samples_do_not_depend_on_the_number_of_shards(top_p: float, top_k: int, parts: int) -> None:
+    x = logits(n=300, v=1201).bfloat16()  # with ties
+    rows = rows_of(300, 0.8, top_p, top_k)
+    whole, sharded = (draw(x, rows, number, "neg_entropy") for number in (1, parts))
+    assert torch.equal(whole[:, 0], sharded[:, 0])
+    torch.testing.assert_close(whole, sharded, atol=1e-5, rtol=1e-4)
+
+
+def test_a_row_is_drawn_the_same_whatever_its_neighbours_ask_for() -> None:
+    x = logits(n=len(CUTS) * 50, v=700)
+    mixed = [rows_of(len(x), 0.5 + 0.3 * place, *cut) for place, cut in enumerate(CUTS)]
+    parts = [torch.arange(len(x)) % len(CUTS) == place for place in range(len(CUTS))]
+    fields = [
+        sum(field * part for field, part in zip(column, parts, strict=True)) for column in zip(*mixed, strict=True)
+    ]
+    together = draw(x, SamplingRows(*fields), strategy="margin")
+    for rows, part in zip(mixed, parts, strict=True):
+        alone = draw(x[part], SamplingRows(*(field[part] for field in rows)), strategy="margin")
+        assert torch.equal(together[part], alone)
 
 
 def test_sampling_follows_the_cut_distribution() -> None:
     x = torch.tensor([[2.0, 1.0, 0.0, -1.0, 3.0]]).repeat(4000, 1)
-    sampling = Sampling("default", 4, temperature=1.0, top_p=0.9)
-    drawn = draw(x, sampling, 1)
+    drawn = draw(x, rows_of(4000, top_p=0.9), mask=4)
     p = torch.tensor([2.0, 1.0, 0.0, -1.0]).softmax(0)  # .64 .24 .09 .03: the nucleus of 0.9 holds the first three
     kept = torch.tensor([*p[:3], 0.0, 0.0]) / p[:3].sum()
     share = torch.bincount(drawn[:, 0].long(), minlength=5) / 4000
@@ -107,21 +123,48 @@ def test_sampling_follows_the_cut_distribution() -> None:
     torch.testing.assert_close(drawn[:, 1], kept[drawn[:, 0].long()], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_frequencies_are_those_of_the_softmax(temperature: float) -> None:
+    """Chi-square with 39 degrees of freedom, 20,000 draws."""
+    x, n = logits(n=1, v=41, scale=1.5), 20_000
+    drawn = draw(x.repeat(n, 1), rows_of(n, temperature))[:, 0].long()
+    x[:, MASK] = -torch.inf
+    expected = (x[0].double() / temperature).softmax(0) * n
+    found = torch.bincount(drawn, minlength=41)
+    assert found[MASK] == 0
+    is_possible = expected > 0
+    assert chi_square(found[is_possible], expected[is_possible]) < 72  # p = 0.001
+
+
+def chi_square(found: Tensor, expected: Tensor) -> float:
+    return float(((found - expected) ** 2 / expected).sum())
+
+
 def test_top_p_keeps_the_token_that_crosses_it() -> None:
     x = torch.tensor([[0.6, 0.3, 0.1, 1e-9]]).log().repeat(500, 1)
-    drawn = draw(x, Sampling("default", 3, temperature=1.0, top_p=0.65), 1)
+    drawn = draw(x, rows_of(500, top_p=0.65), mask=3)
     assert set(drawn[:, 0].long().tolist()) == {0, 1}
 
 
-def test_noise_is_standard_gumbel_and_keyed() -> None:
-    n = 400
-    keys = NoiseKeys(torch.full((n,), 3), torch.zeros(n, dtype=torch.int64), torch.arange(n))
-    noise = gumbel_noise(keys, torch.arange(500))
-    assert abs(noise.mean() - 0.5772) < 0.01 and abs(noise.var() - 1.6449) < 0.05
-    for place in range(3):
-        other = NoiseKeys(*(key + (place == i) for i, key in enumerate(keys)))
-        correlation = torch.corrcoef(torch.stack((noise.flatten(), gumbel_noise(other, torch.arange(500)).flatten())))[
-            0, 1
-        ]
-        # position + 1 is the next row's noise, so the same numbers one row on: no correlation in place
-        assert abs(correlation) < 0.02
+def test_top_p_is_a_share_of_the_whole_vocabulary() -> None:
+    """Ten tokens hold 0.6, some 4,000 others the rest: 0.5 takes nine of the ten, not one more."""
+    x = torch.full((2000, 4010), 0.4 / 4000).log()
+    x[:, 100:1100:100] = torch.tensor(0.06).log()
+    drawn = draw(x, rows_of(2000, top_p=0.5), parts=2, mask=5000)
+    assert set(drawn[:, 0].long().tolist()) == set(range(100, 1100, 100))  # they tie, so the tenth stays
+    torch.testing.assert_close(drawn[:, 1], torch.full((2000,), 0.1), atol=1e-4, rtol=1e-3)
+
+
+def test_no_more_than_the_candidates_are_drawn_from() -> None:
+    x = torch.arange(600.0).mul(-1e-4).repeat(3000, 1)
+    drawn = draw(x, rows_of(3000, top_p=0.99), parts=2, mask=700)[:, 0]
+    assert 240 < drawn.max() < 256
+    assert draw(x, rows_of(3000), parts=2, mask=700)[:, 0].max() > 560  # without a cut all of them take part
+
+
+def test_top_k_of_one_is_greedy() -> None:
+    x = logits(n=100)
+    greedy = merge_statistics(shard_statistics(x.clone(), 0, Sampling("default", MASK))[None], "default")
+    drawn = draw(x, rows_of(100, temperature=5.0, top_k=1))
+    assert torch.equal(drawn[:, 0], greedy[:, 0])
+    assert (drawn[:, 1] == 1).all()

@@ -47,6 +47,7 @@ class RequestBatch:
     is_activated_NM: the block has to fill at least one position a step.
     branch_2NB, confidence_NB: each branch's position and token beside the anchor's; lookaheads in order of descending
         confidence, then the anchor; anything behind num_branches.
+    sampling_3N: in the order of plan.SamplingField. is_sampled: whether any request is.
     carry_3N: token, probability and confidence predicted for the first position behind the cache, kept from the step
         that committed the position before it.
     """
@@ -94,6 +95,8 @@ class RequestBatch:
         self.branch_2NB: Int = np.zeros((2, 0, 0), dtype=np.int64)
         self.confidence_NB: Float = np.zeros((0, 0), dtype=np.float32)
         self.carry_3N: Float = np.zeros((3, 0), dtype=np.float32)
+        self.sampling_3N: Float = np.zeros((3, 0), dtype=np.float32)
+        self.is_sampled = False
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -117,6 +120,8 @@ class RequestBatch:
         self.skip_threshold_N = np.concatenate((self.skip_threshold_N, skip_N))
         self.creation_weight_N = np.concatenate((self.creation_weight_N, creation_N))
         self.carry_3N = np.concatenate((self.carry_3N, carry_3N), axis=1)
+        sampling_N3 = np.array([rules.sampling for rules in all_rules], dtype=np.float32)
+        self.sampling_3N = np.concatenate((self.sampling_3N, sampling_N3.T), axis=1)
         total = first + len(requests)
         num_blocks = max(self.num_masked_NM.shape[1], *(rules.max_blocks + 2 for rules in all_rules))
         num_branches = max(self.confidence_NB.shape[1], *(rules.decode.num_lookahead + 1 for rules in all_rules))
@@ -129,9 +134,16 @@ class RequestBatch:
         self._name()
         self.is_activated_NM[first:] = np.arange(num_blocks) < self.num_blocks_N[first:, None]
 
+    def keep_lookaheads(self, count_N: Int) -> None:
+        """Drop all but each request's first so many."""
+        place_N = np.arange(len(self))
+        np.minimum(self.num_branches_N, count_N + 1, out=self.num_branches_N)
+        self.branch_2NB[:, place_N, self.num_branches_N - 1] = ANCHOR
+        self.confidence_NB[place_N, self.num_branches_N - 1] = 1
+
     def keep(self, place_N: Int) -> None:
         """Keep the requests at these places, in this order, and forget the others."""
-        for name in ("integers_FN", "_switches_FN", "carry_3N"):
+        for name in ("integers_FN", "_switches_FN", "carry_3N", "sampling_3N"):
             setattr(self, name, getattr(self, name)[:, place_N])
         for name in ("num_masked_NM", "is_activated_NM", "confidence_NB", "skip_threshold_N", "creation_weight_N"):
             setattr(self, name, getattr(self, name)[place_N])
@@ -140,6 +152,7 @@ class RequestBatch:
         self._name()
 
     def _name(self) -> None:
+        self.is_sampled = bool(self.sampling_3N[0].any())
         self.of_rows_FN = self.integers_FN[: len(OF_ROWS)]
         self.__dict__.update(zip(_INTEGERS, self.integers_FN, strict=True))
         self.__dict__.update(zip(_SWITCHES, self._switches_FN, strict=True))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.decoding.plan import Bool, CommitSpan, Int, RowField, Sampling, StepPlan
+from common.decoding.plan import Bool, CommitSpan, Float, Int, RowField, Sampling, StepPlan
 from common.decoding.scheduling.arrays.rows import Rows, spread
 
 _NUM_FIELDS = len(RowField)
@@ -54,7 +54,25 @@ def lay_out(rows_of_batches: list[Rows], sampling: Sampling) -> tuple[StepPlan, 
     request_R = requests[0] if len(parts) == 1 else np.concatenate(requests)
     # The same for all: SHARED_SETTINGS of the scheduler.
     commits_locally = parts[0].rows.batch.kind.window_attention == "block_causal"
-    return StepPlan(entries_3T, is_read_T, fields_8R, request_R, tuple(commits), sampling, commits_locally), parts
+    sampling_3R = _sampling_of(rows_of_batches)
+    plan = StepPlan(
+        entries_3T,
+        is_read_T,
+        fields_8R,
+        request_R,
+        tuple(commits),
+        sampling.of_rows(sampling_3R),
+        commits_locally,
+        sampling_3R,
+    )
+    return plan, parts
+
+
+def _sampling_of(rows_of_batches: list[Rows]) -> Float | None:
+    """StepPlan.sampling_3R."""
+    if not any(rows.batch.is_sampled for rows in rows_of_batches):
+        return None
+    return np.concatenate([rows.batch.sampling_3N[:, rows.request_R] for rows in rows_of_batches], axis=1)
 
 
 def _commits(rows: Rows, first_request: int) -> Iterator[CommitSpan]:

@@ -67,6 +67,16 @@ class RequestArrays:
                     return decoding, completion
         return None
 
+    def num_lookaheads(self) -> Int:
+        self._take_in()
+        return np.concatenate([batch.num_branches_N for batch in self._batches.values()]) - 1
+
+    def keep_lookaheads(self, count_N: Int) -> None:
+        first = 0
+        for batch in self._batches.values():
+            batch.keep_lookaheads(count_N[first : first + len(batch)])
+            first += len(batch)
+
     def plan_step(self, sampling: Sampling) -> StepPlan:
         self._take_in()
         plan, self._parts = lay_out([plan_rows(batch) for batch in self._batches.values()], sampling)
@@ -80,6 +90,9 @@ class RequestArrays:
             winners.append(best_rows(part.rows, score_R) + part.first_row)
             self._scores.append(score_R)
         return winners[0] if len(winners) == 1 else np.concatenate(winners)
+
+    def scores(self) -> Score:
+        return np.concatenate(self._scores)
 
     def advance(self, winner_row_of_request: Int, now: float) -> list[tuple[DecodingRequest, Completion]]:
         assert self._predictions is not None, "advance follows select_winners"

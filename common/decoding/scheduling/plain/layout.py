@@ -39,7 +39,17 @@ def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
     request_R = np.arange(len(steps)).repeat([len(step.ends) for step in steps])
     # The same for all: SHARED_SETTINGS of the scheduler.
     commits_locally = steps[0].decoding.rules.decode.window_attention == "block_causal"
-    return StepPlan(entries_3T, is_read_T, row_fields_8R, request_R, tuple(commits), sampling, commits_locally)
+    sampling_3R = _sampling_of(steps)
+    return StepPlan(
+        entries_3T,
+        is_read_T,
+        row_fields_8R,
+        request_R,
+        tuple(commits),
+        sampling.of_rows(sampling_3R),
+        commits_locally,
+        sampling_3R,
+    )
 
 
 def _row_fields(steps: list[RequestStep]) -> Int:
@@ -57,6 +67,15 @@ def _row_fields(steps: list[RequestStep]) -> Int:
     num_entries_R = row_fields_8R[RowField.NUM_ENTRIES] = num_keys_R + of_row_6R[5]
     row_fields_8R[RowField.FIRST] = num_entries_R.cumsum() - num_entries_R
     return row_fields_8R
+
+
+def _sampling_of(steps: list[RequestStep]) -> Float | None:
+    """StepPlan.sampling_3R."""
+    if not any(step.decoding.rules.is_sampled for step in steps):
+        return None
+    of_request_N3 = np.array([step.decoding.rules.sampling for step in steps], dtype=np.float32)
+    sampling_3R: Float = of_request_N3.T.repeat([len(step.ends) for step in steps], axis=1)
+    return sampling_3R
 
 
 def _fill(step: RequestStep, entries_3T: Int, is_read_T: Bool) -> None:

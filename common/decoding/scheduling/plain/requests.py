@@ -64,6 +64,13 @@ class PlainRequests:
         assert completion is not None, "it ends in any case"
         return decoding, completion
 
+    def num_lookaheads(self) -> Int:
+        return np.array([len(decoding.branches) - 1 for decoding in self._requests], dtype=np.int64)
+
+    def keep_lookaheads(self, count_N: Int) -> None:
+        for decoding, count in zip(self._requests, count_N.tolist(), strict=True):
+            del decoding.branches[count:-1]
+
     def plan_step(self, sampling: Sampling) -> StepPlan:
         self._steps, first_row = [], 0
         for decoding in self._requests:
@@ -77,6 +84,9 @@ class PlainRequests:
         self._scores = [self._score(step, aligned) for step, aligned in zip(self._steps, self._aligned, strict=True)]
         winners = [step.first_row + int(score.argmax()) for step, score in zip(self._steps, self._scores, strict=True)]
         return np.array(winners, dtype=np.int64)
+
+    def scores(self) -> Score:
+        return np.concatenate(self._scores)
 
     def advance(self, winner_row_of_request: Int, now: float) -> list[tuple[DecodingRequest, Completion]]:
         finished: list[tuple[DecodingRequest, Completion]] = []

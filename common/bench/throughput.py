@@ -1,0 +1,189 @@
+"""Tokens a second at several loads: a large model's passes, timed as they are, with a small trained model's answers.
+
+With random weights nothing would be accepted, and a recording fits one number of lookaheads only. Here a trained model
+with the same vocabulary answers every plan behind the timed pass; its own time is taken out of every clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import fmean, median, quantiles
+from typing import Any, Protocol, cast
+
+from common.checkpoint import ModelConfig
+from common.config import DecodeConfig
+from common.decoding import (
+    Completion,
+    Engine,
+    GenerationRequest,
+    Int,
+    PassCosts,
+    Predictions,
+    QueuesForwards,
+    Scheduler,
+    StepPlan,
+    WrappedEngine,
+    decode_requests,
+)
+from common.runtime import step_floors_ms
+from common.tables import markdown
+
+
+class Timed(Engine, QueuesForwards, Protocol):
+    """What the timed engine adds to `Engine`."""
+
+    def last_num_tokens(self) -> int: ...
+
+    def measure_floors(self) -> dict[str, float]: ...
+
+
+class AnsweredEngine(WrappedEngine):
+    """Passes of `engine`, answers of `answering`, which gets the same plans and commits.
+
+    seconds_apart: spent on answers so far. passes: of each pass, when it was queued by the clock without them, its
+    tokens, rows and requests, and the tokens that it ran at.
+    """
+
+    def __init__(self, engine: Timed, answering: Engine, finish: Callable[[], None]) -> None:
+        super().__init__(engine)
+        self.seconds_apart = 0.0
+        self.passes: list[PassNote] = []
+        self._timed = engine
+        self._answering = answering
+        self._finish = finish
+        self._plan: StepPlan | None = None
+
+    def clock(self) -> float:
+        return time.perf_counter() - self.seconds_apart
+
+    def launch(self, plan: StepPlan) -> None:
+        self._plan, began = plan, self.clock()
+        self._timed.launch(plan)
+        num_requests = int(plan.request_R[-1]) + 1
+        note = PassNote(began, plan.num_tokens, plan.num_rows, num_requests, self._timed.last_num_tokens())
+        self.passes.append(note)
+
+    def receive(self) -> Predictions:
+        self._timed.receive()
+        assert self._plan is not None, "receive follows launch"
+        began = time.perf_counter()
+        predictions = self._answering.forward(self._plan)
+        self.seconds_apart += time.perf_counter() - began
+        return predictions
+
+    def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
+        began = time.perf_counter()
+        self._answering.commit(plan, winner_row_of_request)
+        self._finish()
+        self.seconds_apart += time.perf_counter() - began
+        self._timed.commit(plan, winner_row_of_request)
+
+
+@dataclass(frozen=True, slots=True)
+class PassNote:
+    """began: seconds. num_padded: tokens that the pass ran at."""
+
+    began: float
+    num_tokens: int
+    num_rows: int
+    num_requests: int
+    num_padded: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One line of the result. lookahead: k, or `auto`. Tokens are counted up to the end of each text.
+
+    step_ms: medians; floor_ms: the larger of reading the weights and multiplying a pass's own tokens, the mean.
+    """
+
+    at_once: int
+    lookahead: str
+    tokens_per_s: float
+    tokens_per_s_of_request: float
+    tokens_per_pass: float
+    rows_per_request: float
+    tokens_of_pass: float
+    padding: float
+    step_ms: float
+    step_p99_ms: float
+    floor_ms: float
+
+
+class Throughput:
+    """Decodes the same prompts at one load after another.
+
+    engine: what is timed; its settings are the answering model's. floors: of `measure_floors`. finish: waits until the
+    device has done everything.
+    """
+
+    def __init__(
+        self, engine: Timed, answering: Engine, timed_model: ModelConfig, answering_model: ModelConfig,
+        floors: dict[str, float], finish: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._answering = answering
+        self._timed_model = timed_model
+        self._answering_model = answering_model
+        self._floors = floors
+        self._finish = finish
+
+    def measure(
+        self, decode: DecodeConfig, costs: PassCosts | None, at_once: int, prompts: Sequence[tuple[int, ...]]
+    ) -> Load:
+        """costs: for `auto`, up to the settings' own number of lookaheads."""
+        answered = AnsweredEngine(self._engine, self._answering, self._finish)
+        model = self._answering_model
+        scheduler = Scheduler(
+            decode, mask_token_id=model.mask_token_id, eos_token_id=model.eos_token_id, num_slots=at_once,
+            clock=answered.clock, costs=costs,
+        )  # fmt: skip
+        requests = [GenerationRequest(str(index), prompt) for index, prompt in enumerate(prompts)]
+        began = answered.clock()
+        results = list(decode_requests(requests, scheduler, cast(Engine, answered)))
+        took = answered.clock() - began
+        completions = [result for result in results if isinstance(result, Completion)]
+        return self._summary(completions, answered.passes, took, at_once, decode, costs is not None)
+
+    def _summary(
+        self, completions: list[Completion], passes: list[PassNote], took: float, at_once: int, decode: DecodeConfig,
+        is_auto: bool,
+    ) -> Load:  # fmt: skip
+        full = [index for index, note in enumerate(passes[:-1]) if note.num_requests == at_once] or [0]
+        steps = [(passes[index + 1].began - passes[index].began) * 1e3 for index in full]
+        floor = partial(step_floors_ms, self._timed_model, self._floors, tp_size=self._engine.mesh.tp_size)
+        num_ranks = self._engine.mesh.bp_size
+        return Load(
+            at_once=at_once,
+            lookahead="auto" if is_auto else str(decode.num_lookahead),
+            tokens_per_s=sum(done.num_effective_tokens for done in completions) / took,
+            tokens_per_s_of_request=fmean(done.num_effective_tokens / done.total_s for done in completions),
+            tokens_per_pass=fmean(done.tokens_per_forward for done in completions),
+            rows_per_request=fmean(passes[index].num_rows / at_once for index in full),
+            tokens_of_pass=fmean(passes[index].num_tokens for index in full),
+            padding=1 - sum(note.num_tokens for note in passes) / sum(note.num_padded * num_ranks for note in passes),
+            step_ms=median(steps),
+            step_p99_ms=quantiles(steps, n=100)[98] if len(steps) > 1 else steps[0],
+            floor_ms=fmean(max(floor(num_tokens=passes[index].num_tokens // num_ranks).values()) for index in full),
+        )
+
+
+def table(loads: Sequence[Load]) -> str:
+    headings = [
+        "at once", "k", "tokens/s", "of a request", "a pass and request", "rows a request", "tokens of a pass",
+        "padding", "step ms", "99 %", "floor ms",
+    ]  # fmt: skip
+    rows = [
+        [str(load.at_once), load.lookahead, f"{load.tokens_per_s:,.0f}", f"{load.tokens_per_s_of_request:,.0f}",
+         f"{load.tokens_per_pass:.2f}", f"{load.rows_per_request:.2f}", f"{load.tokens_of_pass:,.0f}",
+         f"{load.padding:.1%}", f"{load.step_ms:.2f}", f"{load.step_p99_ms:.2f}", f"{load.floor_ms:.2f}"]
+        for load in loads
+    ]  # fmt: skip
+    return markdown(headings, rows)
+
+
+def as_json(loads: Sequence[Load]) -> list[dict[str, Any]]:
+    return [asdict(load) for load in loads]
