@@ -44,6 +44,7 @@ class FrontEnd:
         self._serve = begin.run.serve
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[None] | None = None
         self._engine = EngineClient(link, self._serve.max_queued_requests, self._load, self._ended.set)
         self._service = Service(begin.run, begin.model_names, self._engine, live_page())
         config = uvicorn.Config(

@@ -95,6 +95,7 @@ def test_nodes_that_do_not_fit_are_refused(environment: dict[str, str], expected
         (["evaluate", "cpu", "demo"], "evaluate: Missing argument"),
         (["evaluate", "cpu", "demo", "demo", "--retry-errors"], "evaluate: No such option: --retry-errors"),
         (["run", "cpu", "demo", "--overwritten"], "run: No such option: --overwritten"),
+        (["serve", "cpu", "demo", "--overwrite"], "serve: No such option: --overwrite"),
         (["run", "cpu", "demo", "other"], "run: Got unexpected extra argument"),
     ],
 )
@@ -109,6 +110,11 @@ def test_options_of_the_bench_are_checked_too(capsys: pytest.CaptureFixture[str]
     assert "unrecognized arguments: --bogus" in capsys.readouterr().err
     job, _, _ = plan_job(["bench", "cpu", "demo", "--shapes", "1x64"], {})
     assert not job.needs_input
+
+
+def test_a_server_needs_no_input() -> None:
+    job, _, _ = plan_job(["serve", "cpu", "demo", "--port", "0"], {})
+    assert not job.needs_input and job.worker[-2:] == ["--port", "0"]
 
 
 def test_a_profile_may_say_how_many_processes_a_node_holds() -> None:
