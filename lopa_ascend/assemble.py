@@ -36,6 +36,7 @@ from lopa_ascend.ops import (
     npu_ops,
     reference_ops,
     require_devices,
+    require_triton,
 )
 from lopa_ascend.parallel import Collectives
 from lopa_ascend.passes import Forward, Graphs, Patience, Shapes, folder_of, warm_up
@@ -158,14 +159,27 @@ def check(profile: DeviceProfile, run: RunConfig) -> None:
         )
     if profile.quantization == "fp8":
         raise MissingCapability(f"profile {profile.name}: Ascend 910 has no fp8: set quantization to w8a8 or remove it")
-    if profile.kernels not in ("auto", "npu"):
-        raise MissingCapability(
-            f"profile {profile.name}: engine lopa_ascend has no kernels {profile.kernels}: set kernels to auto"
-        )
+    _check_kernels(profile)
     if profile.graph.mode not in GRAPH_MODES and not profile.enforce_eager:
         raise MissingCapability(
             f"engine lopa_ascend has no graph.mode {profile.graph.mode}: set graph.mode to {' or '.join(GRAPH_MODES)}"
         )
+
+
+def _check_kernels(profile: DeviceProfile) -> None:
+    if profile.kernels in ("auto", "npu"):
+        return
+    if profile.kernels != "triton" or profile.device != "npu":
+        raise MissingCapability(
+            f"profile {profile.name}: engine lopa_ascend has no kernels {profile.kernels} on {profile.device}: "
+            "set kernels to auto"
+        )
+    if profile.graph.mode not in ("eager", "npugraph") and not profile.enforce_eager:
+        raise MissingCapability(
+            f"profile {profile.name}: graph.mode {profile.graph.mode} compiles steps and does not know the kernels of "
+            "Triton: set graph.mode to npugraph, or kernels to auto"
+        )
+    require_triton()
 
 
 def check_model(config: ModelConfig) -> None:
@@ -183,7 +197,8 @@ def _device_and_ops(profile: DeviceProfile, config: ModelConfig) -> tuple[torch.
         return torch.device("cpu"), reference_ops(hardware_types=profile.dtype != "float32", attention=form)
     torch_npu = require_devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     torch_npu.npu.set_device(local_rank())
-    return torch.device("npu", local_rank()), npu_ops(form)
+    ops = npu_ops(form)
+    return torch.device("npu", local_rank()), ops.with_fused_kv_write() if profile.kernels == "triton" else ops
 
 
 def _num_pages(

@@ -61,9 +61,10 @@ class AscendStages:
         return self._prefetching(linear, linear(x))
 
     def attend(self, qkv_TE: Tensor, layer: int, step: AttendStep) -> Tensor:
-        query, key, value = self._ops.split_and_rotate(qkv_TE, step.cos_T1H, step.sin_T1H, self._num_heads)
         key_cache, value_cache = step.cache.layers[layer]
-        self._ops.write_kv(key, value, key_cache, value_cache, step.slot_T)
+        query = self._ops.rotate_and_write(
+            qkv_TE, step.cos_T1H, step.sin_T1H, self._num_heads, key_cache, value_cache, step.slot_T
+        )
         attended_TNH = self._ops.paged_attention(query, key_cache, value_cache, step.rows, self._scale)
         return attended_TNH.view(attended_TNH.shape[0], -1)
 

@@ -103,8 +103,9 @@ class DeviceProfile(Settings):
     )
     kernels: Literal["torch", "triton", "npu", "auto"] = Field(
         default="auto",
-        description="Operators of the layers: plain PyTorch (`torch`), the fused kernels of `lopa_cuda` (`triton`), "
-        "those of `lopa_ascend` (`npu`), or the fastest that device and dtype allow (`auto`).",
+        description="Operators of the layers: plain PyTorch (`torch`), fused kernels (`triton`: those of `lopa_cuda`; "
+        "on device npu one of Triton-Ascend for rotation and KV write), those of `lopa_ascend` (`npu`), or the fastest "
+        "that device and dtype allow (`auto`).",
     )
     attention: Literal["auto", "v1", "v2"] = Field(
         default="v1",

@@ -10,6 +10,7 @@ from lopa_ascend.ops.facade import (
     Quantized,
     QuantizedNorm,
 )
+from lopa_ascend.ops.fused_kv import require_triton
 from lopa_ascend.ops.in_graph import lower_attention
 from lopa_ascend.ops.npu import (
     keep_kv_writes_in_place,
@@ -44,4 +45,5 @@ __all__ = [
     "num_visible_devices",
     "reference_ops",
     "require_devices",
+    "require_triton",
 ]

@@ -9,12 +9,13 @@ Letters: T tokens, D model width, N query heads, K KV heads, H head size, P page
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lopa_ascend.ops import in_graph, side_stream
+from lopa_ascend.ops import fused_kv, in_graph, side_stream
 from lopa_ascend.ops.rows import VirtualRows
 
 FRACTAL_NZ = 29
@@ -70,20 +71,31 @@ class Ops:
     """`kernels` has torch_npu's functions under torch_npu's names.
 
     writes_kv_by_atb: with the operator of older releases, which needs the ATB library of CANN's nnal package.
+    fuses_kv_write: split, rotation and KV write are one Triton-Ascend kernel (`fused_kv`).
     """
 
     def __init__(
-        self, kernels: Any, attention: AttentionForm = USUAL_ATTENTION, *, writes_kv_by_atb: bool = False
-    ) -> None:
+        self, kernels: Any, attention: AttentionForm = USUAL_ATTENTION, *, writes_kv_by_atb: bool = False,
+        fuses_kv_write: bool = False,
+    ) -> None:  # fmt: skip
         self._kernels = kernels
         self.attention = attention
         self.writes_kv_by_atb = writes_kv_by_atb
+        self.fuses_kv_write = fuses_kv_write
 
     def with_attention(self, attention: AttentionForm) -> Ops:
-        return Ops(self._kernels, attention, writes_kv_by_atb=self.writes_kv_by_atb)
+        return self._with(attention=attention)
 
     def with_kv_writes_by_atb(self) -> Ops:
-        return Ops(self._kernels, self.attention, writes_kv_by_atb=True)
+        return self._with(writes_kv_by_atb=True)
+
+    def with_fused_kv_write(self) -> Ops:
+        return self._with(fuses_kv_write=True)
+
+    def _with(self, **changed: Any) -> Ops:
+        other = copy(self)
+        vars(other).update(changed)
+        return other
 
     def rms_norm(self, x_TD: Tensor, gamma_D: Tensor, epsilon: float) -> Tensor:
         normed, _ = self._kernels.npu_rms_norm(x_TD, gamma_D, epsilon)
@@ -175,6 +187,17 @@ class Ops:
             self._kernels._npu_reshape_and_cache(key, value, key_cache, value_cache, slot_T)
         else:
             self._kernels.npu_scatter_pa_kv_cache(key, value, key_cache, value_cache, slot_T, cache_mode="Norm")
+
+    def rotate_and_write(
+        self, qkv: Tensor, cos_T1H: Tensor, sin_T1H: Tensor, num_heads: int, key_cache: Tensor, value_cache: Tensor,
+        slot_T: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """`split_and_rotate`, then `write_kv`; the rotated query [T, N, H]."""
+        if self.fuses_kv_write:
+            return fused_kv.rotate_and_write(qkv, cos_T1H, sin_T1H, key_cache, value_cache, slot_T, num_heads)
+        query, key, value = self.split_and_rotate(qkv, cos_T1H, sin_T1H, num_heads)
+        self.write_kv(key, value, key_cache, value_cache, slot_T)
+        return query
 
     def paged_attention(
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: VirtualRows, scale: float

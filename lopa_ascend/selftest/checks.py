@@ -175,6 +175,20 @@ def write_kv(bench: Bench) -> Verdict:
     return Verdict(Grade.SAME, "equal") if is_equal else Verdict(Grade.WRONG, "other KV than was written")
 
 
+def fused_kv_write(bench: Bench) -> Verdict:
+    """The kernel of `kernels: triton` against what it stands for: the query, and both caches whole."""
+    sizes = bench.sizes
+    qkv = bench.normal(NUM_TOKENS, (sizes.num_heads + 2 * sizes.num_kv_heads) * HEAD_SIZE)
+    angle = torch.rand(NUM_TOKENS, 1, HEAD_SIZE // 2).repeat(1, 1, 2)
+    caches = [torch.zeros(4, PAGE_SIZE, sizes.num_kv_heads, HEAD_SIZE).bfloat16() for _ in "kv"]
+    slot = (torch.arange(NUM_TOKENS) * 37 % (4 * PAGE_SIZE)).int()
+
+    def write(ops: Ops, qkv: Tensor, cos: Tensor, sin: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return ops.rotate_and_write(qkv, cos, sin, sizes.num_heads, *given), given[0], given[1]
+
+    return compare(*bench.both(write, qkv, angle.cos().bfloat16(), angle.sin().bfloat16(), *caches, slot))
+
+
 # Virtual rows as a step has them: (queries, visible positions, pages). They share pages in a cache smaller than the sum
 # of their blocks, see beyond 512 keys, and end on, before and behind page borders.
 ROWS = [(1, 1, [1]), (9, 128, [1]), (8, 129, [1, 2]), (8, 600, [1, 2, 3, 4, 5]), (22, 640, [1, 2, 3, 4, 6])]

@@ -24,7 +24,7 @@ from common.runtime import linear_schemes, scheme_at_load
 from lopa_ascend.ops import AttentionForm, Ops, load_torch_npu, npu_ops, require_devices
 from lopa_ascend.ops.versions import cann_version
 from lopa_ascend.selftest.called import called_operations
-from lopa_ascend.selftest.checks import CHECKS, Bench, Hang, Sizes
+from lopa_ascend.selftest.checks import CHECKS, Bench, Hang, Sizes, fused_kv_write
 from lopa_ascend.selftest.choose import attention_form, forms_of, settle, timed_attention
 from lopa_ascend.selftest.grades import Grade, Verdict
 from lopa_ascend.selftest.heads import HEAD_CHECKS, SAMPLING
@@ -103,7 +103,8 @@ def examine_alone(profile: DeviceProfile, model: str | None = None) -> list[Find
     if model is not None:
         config = load_model_config(model)
         sizes, schemes = Sizes.of(config, tp_size), set(linear_schemes(profile, model, config.num_layers).values())
-    ops = settle(npu_ops(attention_form(profile, sizes.num_kv_heads)), sizes, device, Mesh(), profile)
+    ops = npu_ops(attention_form(profile, sizes.num_kv_heads))
+    ops = settle(ops.with_fused_kv_write() if profile.kernels == "triton" else ops, sizes, device, Mesh(), profile)
     return list(examine(ops, sizes, device, Mesh(), profile.graph.mode, schemes))
 
 
@@ -127,6 +128,8 @@ def examine(
 def _checks(bench: Bench, mesh: Mesh, mode: str) -> Iterator[tuple[str, Callable[[], Verdict]]]:
     for name, check in CHECKS.items():
         yield name, partial(check, bench)
+    if bench.ops.fuses_kv_write:
+        yield "rotate_and_write", partial(fused_kv_write, bench)
     for name, check in HEAD_CHECKS.items():
         yield name, partial(check, bench)
     for form in forms_of(bench.sizes):

@@ -164,6 +164,20 @@ def test_replays_in_other_forms_give_the_same_tokens(npu: Any, attention: dict[s
     assert npu.counts[used] > before
 
 
+def test_the_fused_kv_write_is_one_kernel_instead_of_five(npu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kernels: triton, captured; the simulated device computes the kernel's twin."""
+    decode, fused = causal(), "lopa::rotate_and_write"
+    wanted = decode_all(engine_on("npu", decode, "w8a8", shapes=FEW), decode)
+    monkeypatch.setattr(assembling, "require_triton", lambda: None)
+    engine = engine_on("npu", decode, "w8a8", "npugraph", shapes=FEW, kernels="triton")
+    npu.counts.clear()
+    assert decode_all(engine, decode) == wanted
+    num_passes, rest = divmod(npu.counts[fused], load_model_config(MODEL).num_layers)
+    assert num_passes >= engine.num_steps and rest == 0  # one pass more for each shape that is captured meanwhile
+    assert npu.counts["npu::npu_apply_rotary_pos_emb"] == npu.counts["npu::npu_scatter_pa_kv_cache"] == 0
+    assert npu.counts["aten::clone"] == 0
+
+
 @pytest.mark.usefixtures("npu")
 def test_shapes_that_the_device_refuses_to_capture_run_as_they_are(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

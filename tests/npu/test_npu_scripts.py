@@ -173,13 +173,14 @@ def test_a_first_run_with_two_faults(torch_npu: Any, tmp_path: Path) -> None:
         tmp_path,
         MODES="npugraph",
         VARIANTS="prefetch ai_cpu",
-        LIMIT="180",
+        LIMIT="900",
         SHAPES="1x16",
         BENCH_OPTIONS="--no-mixes --steps 1 --cached 32",
         **faults,
     )
-    failed = {name: said.split(",")[0] for name, said in summary.items() if said != "ok"}
-    assert failed == {"selftest": "exit code 2", "demo_bf16": "no end within 180 s"}
+    failed = {name: said.split(",")[0][:9] for name, said in summary.items() if said != "ok"}
+    assert failed == {"selftest": "exit code", "demo_bf16": "exit code"}
     assert "rms_norm" in next(line for line in (out / "selftest.txt").read_text().splitlines() if "wrong" in line)
     assert "rms_norm is wrong here" in (out / "demo_npugraph.txt").read_text()
+    assert "the device has not answered for 60 s" in (out / "demo_bf16.txt").read_text()
     assert json.loads((out / "bench_ai_cpu.json").read_text())["steps"]

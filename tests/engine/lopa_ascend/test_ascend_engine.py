@@ -272,7 +272,13 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] 
     "float16": ({"dtype": "float16"}, {}, ConfigError, "set dtype to bfloat16 or float32"),
     "float32 on npu": ({"device": "npu"}, {}, ConfigError, "no float32 on npu: set dtype to bfloat16"),
     "fp8": ({"quantization": "fp8"}, {}, MissingCapability, "set quantization to w8a8"),
-    "triton": ({"kernels": "triton"}, {}, MissingCapability, "set kernels to auto"),
+    "triton on a CPU": ({"kernels": "triton"}, {}, MissingCapability, "set kernels to auto"),
+    "triton compiled": (
+        {"kernels": "triton", "device": "npu", "dtype": "bfloat16", "graph": {"mode": "torchair"}},
+        {},
+        MissingCapability,
+        "set graph.mode to npugraph, or kernels to auto",
+    ),
 }
 
 

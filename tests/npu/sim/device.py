@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from lopa_ascend.ops import side_stream
+from lopa_ascend.ops import reference_ops, side_stream
 from sim import collectives, contract, graph, table, traffic
 from sim.calls import (
     Call,
@@ -71,7 +71,7 @@ class SimulatedNpu(TorchDispatchMode):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "lopa":  # the engine's own: what it runs are a device's
+        if name_of(func) in side_stream.KERNELS:  # the engine's own: what it runs are a device's
             with self:
                 return side_stream.KERNELS[name_of(func)](*args, **(kwargs or {}))
         call = Call(func, args, kwargs or {})
@@ -136,6 +136,9 @@ class SimulatedNpu(TorchDispatchMode):
                 contract.check(call, result)
                 self.signatures.add(signature)
             return result
+        if call.name == "lopa::rotate_and_write":  # a Triton kernel of the engine's: its twin
+            qkv, cos, sin, keys, values, slot, num_heads = args
+            return reference_ops().rotate_and_write(qkv.clone(), cos, sin, num_heads, keys, values, slot)
         if torch.Tag.nondeterministic_seeded in call.func.tags:
             raise NotImplementedError(f"{call.name}: random numbers of an npu are not simulated; draw them on the cpu")
         kwargs.pop("pin_memory", None)

@@ -1,0 +1,53 @@
+"""Split, rotation and KV write in one Triton kernel: on a CPU, in Triton's interpreter, beside its twin."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lopa_ascend.ops import reference_ops
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+PAGE = 128
+interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="runs in test_in_the_interpreter's process")
+if IS_INTERPRETED:
+    from lopa_ascend.kernels import rotate_and_write
+
+
+def test_in_the_interpreter() -> None:
+    if IS_INTERPRETED:
+        pytest.skip("this is the interpreter's process")
+    triton = pytest.importorskip("triton", reason="the kernel needs Triton")
+    if np.lib.NumpyVersion(np.__version__) >= "2.4.0" and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
+        pytest.skip("Triton's interpreter before 3.7 cannot loop under numpy 2.4")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
+
+
+@interpreted
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(7, 1), (2, 2), (14, 2)])
+def test_it_computes_what_its_twin_does(num_heads: int, num_kv_heads: int) -> None:
+    """Dream-7B's heads on a rank of TP4 and of TP2. Values have the same bits, and so has what lies between the slots;
+    what is rotated is off by a step of bfloat16 at most, since the interpreter cuts bits off instead of rounding."""
+    draw, num_tokens, size = torch.Generator().manual_seed(num_heads), 21, 128
+    qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * size, generator=draw).bfloat16()
+    angle = torch.rand(num_tokens, 1, size // 2, generator=draw).mul(6).repeat(1, 1, 2)
+    cos, sin = angle.cos().bfloat16(), angle.sin().bfloat16()
+    slot = torch.randperm(3 * PAGE, generator=draw)[:num_tokens].int()
+    caches = [torch.randn(3, PAGE, num_kv_heads, size, generator=draw).bfloat16() for _ in "kv"]
+    found: list[Tensor] = [cache.clone() for cache in caches]
+    query = rotate_and_write(qkv.clone(), cos, sin, *found, slot, num_heads)
+    wanted = reference_ops().rotate_and_write(qkv.clone(), cos, sin, num_heads, *caches, slot)
+    torch.testing.assert_close(query, wanted, rtol=2.0**-7, atol=1e-6)
+    torch.testing.assert_close(found[0], caches[0], rtol=2.0**-7, atol=1e-6)
+    assert torch.equal(found[1], caches[1])
+    kept = torch.ones(3 * PAGE, dtype=torch.bool)
+    kept[slot.long()] = False
+    assert torch.equal(found[0].flatten(0, 1)[kept], caches[0].flatten(0, 1)[kept])
