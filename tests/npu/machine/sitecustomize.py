@@ -41,4 +41,8 @@ if os.environ.get("LOPA_SIM_MACHINE") == "1" and "pip" not in sys.orig_argv:
     if (hang := os.environ.get("LOPA_SIM_HANG")) and any(hang in argument for argument in sys.orig_argv):
         import torch
 
-        npu.NpuReplay.__call__ = lambda replay: setattr(torch.Event, "query", lambda event: False)
+        class _NeverDone(torch.Event):
+            def query(self) -> bool:
+                return False
+
+        npu.NpuReplay.__call__ = lambda replay: setattr(torch, "Event", _NeverDone)
