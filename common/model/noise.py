@@ -10,7 +10,7 @@ Shapes: N positions, V the shard's vocabulary.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -79,9 +79,9 @@ def noise_bits(rows: SamplingRows, vocab_start: int, num_columns: int) -> Tensor
     return torch.bitwise_xor(rows.key_N[:, None], key_V).mul_(torch.bitwise_xor(rows.factor_N[:, None], factor_V))
 
 
-@lru_cache(maxsize=8)
+@cache
 def column_keys(vocab_start: int, num_columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two int32 [V] of the token ids from vocab_start on, the second ones even. Kept, since graphs hold them."""
+    """Two int32 [V] of the token ids from vocab_start on, the second ones even. Kept for good: graphs hold them."""
     ids_V = np.arange(vocab_start, vocab_start + num_columns, dtype=np.uint64)
     key_V, factor_V = _halves(_mix(_mix(ids_V)))
     with torch.inference_mode(mode=False):
