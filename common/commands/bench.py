@@ -31,7 +31,10 @@ def bench(context: typer.Context) -> None:
     _check(known, profile.max_model_len, run.model)
     from common.bench import BenchOptions, run_bench
 
-    given = {"cases": known.shapes and tuple(known.shapes), "num_steps": known.steps, "num_cached": known.cached}
+    given = {
+        "cases": known.shapes and tuple(known.shapes), "num_steps": known.steps, "num_cached": known.cached,
+        "num_requests": known.requests,
+    }  # fmt: skip
     chosen = {name: value for name, value in given.items() if value is not None}
     if known.no_mixes:
         chosen["mixes"] = ()
@@ -55,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--steps", type=_count, help="timed steps of each shape")
     parser.add_argument("--cached", type=_count, help="prompt length")
+    parser.add_argument("--requests", type=_count, help="requests of each section of decoding steps")
     return parser
 
 

@@ -135,7 +135,7 @@ def rehearse(torch_npu: Any, tmp_path: Path, **environment: str) -> tuple[Path, 
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content))
     rehearsal = {
         "PROFILE": str(tmp_path / "profile.yaml"), "BENCH_RUN": str(tmp_path / "run.yaml"), "PROBLEMS": "1",
-        "SHAPES": "1x16 4x16", "BENCH_OPTIONS": "--no-mixes --steps 2 --cached 32",
+        "SHAPES": "1x16 4x16", "BENCH_OPTIONS": "--no-mixes --requests 1 --steps 2 --cached 32",
     }  # fmt: skip
     out = tmp_path / "out"
     rehearsal |= environment
@@ -175,7 +175,7 @@ def test_a_first_run_with_two_faults(torch_npu: Any, tmp_path: Path) -> None:
         VARIANTS="prefetch ai_cpu",
         LIMIT="900",
         SHAPES="1x16",
-        BENCH_OPTIONS="--no-mixes --steps 1 --cached 32",
+        BENCH_OPTIONS="--no-mixes --requests 1 --steps 1 --cached 32",
         **faults,
     )
     failed = {name: said.split(",")[0][:9] for name, said in summary.items() if said != "ok"}

@@ -41,7 +41,8 @@ def test_mixes_may_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     run_bench(profile, RunConfig(model=str(GOLDEN / "model_b"), decode=DECODE, max_num_requests=2), options)
     printed = capsys.readouterr().out
     assert "mean window |" not in printed and "accepted a step" in printed
-    assert parse(["p", "r", "--no-mixes"]).no_mixes
+    given = parse(["p", "r", "--no-mixes", "--requests", "2"])
+    assert given.no_mixes and given.requests == 2
 
 
 def test_the_first_runs_model_has_dream_7bs_shapes() -> None:
