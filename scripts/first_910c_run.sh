@@ -9,7 +9,8 @@
 #
 # LIMIT (1800): the most seconds of a step. For a rehearsal elsewhere: PROFILE (ascend_910c_tp4_bp4), PROBLEMS (100, of the
 # shipped model's), BENCH_RUN (first_910c), SHAPES and BENCH_OPTIONS (of the bench), MODES (npugraph npugraph_ex torchair
-# eager), VARIANTS (prefetch ai_cpu any_order attention_auto update_before tp2_bp8).
+# eager), VARIANTS (prefetch ai_cpu any_order attention_auto update_before fused_kv
+# tp2_bp8).
 set -uo pipefail
 if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
   sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
@@ -19,7 +20,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=${1:-outputs/first_910c}
 profile=${PROFILE:-ascend_910c_tp4_bp4}
 modes=${MODES:-npugraph npugraph_ex torchair eager}
-variants=${VARIANTS:-prefetch ai_cpu any_order attention_auto update_before tp2_bp8}
+variants=${VARIANTS:-prefetch ai_cpu any_order attention_auto update_before fused_kv tp2_bp8}
 limit=${LIMIT:-1800}
 read -ra bench <<<"${BENCH_RUN:-first_910c} ${BENCH_OPTIONS:-} --shapes ${SHAPES:-1x32 1x64 2x32 2x64 2x128}"
 source scripts/env.sh
@@ -103,6 +104,7 @@ for variant in $variants; do
   any_order) variables=(HCCL_DETERMINISTIC=false) ;;
   attention_auto) settings+=(--set attention=auto) ;;
   update_before) settings+=(--set graph.length_updates=before) ;; # else behind the launch
+  fused_kv) settings+=(--set kernels=triton) ;; # split, rotation and KV write in one kernel of Triton-Ascend
   tp2_bp8) settings+=(--set mesh.tensor_parallel_size=2 --set mesh.branch_parallel_size=8) ;;
   esac
   step bench_$variant env "${variables[@]}" scripts/bench.sh "$profile" "${bench[@]}" "${warn[@]}" "${settings[@]}" \
