@@ -47,7 +47,7 @@ def check_serving(serve: ServeConfig) -> None:
     """What can be known to fail before anything is started. Raises ConfigError."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"lopa serve needs {', '.join(missing)}: pip install 'lopa[server]'")
+        raise ConfigError(f"lopa serve needs {', '.join(missing)}: pip install -e '.[server]'")
     read_keys(serve.api_key_file)
 
 
