@@ -2,7 +2,7 @@
 
     embed -> [ norm -> qkv linear -> rope_prewrite -> attention -> o linear
                -> norm -> gate_up linear + SwiGLU -> down linear ] x layers
-          -> norm -> head -> head_statistics -> merge_statistics
+          -> norm -> head -> head_statistics -> merge_statistics, or sampled_statistics where rows are drawn
 
 Every function works on device tensors alone: no host synchronisation, grids from shapes only, so that it can be
 captured in a CUDA graph and replayed for any lengths and positions. Results are new tensors; activations are contiguous
