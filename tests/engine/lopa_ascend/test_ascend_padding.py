@@ -50,7 +50,7 @@ def test_padded_passes_decode_the_same_tokens(settings: dict[str, Any]) -> None:
         assemble(profile(), run_of(decode, 3)), decode, PROMPTS[:4]
     )
     assert engine.passes.layers.num_captured > 3
-    assert (engine.passes.head.num_captured == 0) == ("temperature" in settings)
+    assert engine.passes.head.num_captured > 3
 
 
 def test_a_step_beyond_the_largest_shape_runs_as_it_is() -> None:
