@@ -26,11 +26,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, cast
 
-from bench_throughput import LEAST_REQUESTS, prompts_of
+from bench_throughput import LEAST_REQUESTS, count_of, load_both, prompts_of
 
 from common.bench.throughput import AnsweredEngine, Timed
-from common.config import DecodeConfig, load_profile_and_run
+from common.config import DecodeConfig
 from common.decoding import Completion, Engine, GenerationRequest
+from common.errors import ConfigError, EngineError
 from common.tables import markdown
 
 _READY_S = 120.0
@@ -169,9 +170,7 @@ def measure(options: argparse.Namespace) -> list[Load]:
 
     most = max(options.at_once)
     sizes = [f"max_num_requests={most}", *options.set]
-    profile, answers = load_profile_and_run(options.profile, options.answers, sizes)
-    _, run = load_profile_and_run(options.profile, options.run, sizes)
-    run = run.model_copy(update={"decode": answers.decode})
+    profile, run, answers = load_both(options, sizes)
     finish = torch.cuda.synchronize if profile.device == "cuda" else lambda: None
     quiet = answers.model_copy(update={"branch_budget": "all"})
     with build_generator(profile, quiet) as answering, closing(build_engine(profile, run)) as engine:
@@ -213,13 +212,16 @@ def main() -> None:
     parser.add_argument("profile")
     parser.add_argument("run")
     parser.add_argument("--answers", required=True, help="the run whose model answers")
-    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--at-once", type=count_of, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--lookahead", type=int, nargs="+", default=[0, 3, 7])
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--output", type=Path, help="JSON file")
     options = parser.parse_args()
-    loads = measure(options)
+    try:
+        loads = measure(options)
+    except (ConfigError, EngineError) as error:
+        sys.exit(f"lopa: {error}")
     print(table(loads))
     if options.output is not None:
         options.output.write_text(json.dumps(loads, indent=2) + "\n", encoding="utf-8")

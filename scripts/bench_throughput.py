@@ -12,6 +12,7 @@ import argparse
 import itertools
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +22,8 @@ import torch
 from common.batch import prompt_or_reason, read_lines
 from common.bench.throughput import Load, Throughput, Timed, as_json, table
 from common.checkpoint import Tokenizer, load_model_config
-from common.config import RunConfig, load_profile_and_run
+from common.config import DeviceProfile, RunConfig, find_config, load_profile_and_run
+from common.errors import ConfigError, EngineError
 from common.generate import build_generator
 from common.platforms import build_engine
 
@@ -31,9 +33,7 @@ LEAST_REQUESTS = 16
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     most = max(options.at_once)
     sizes = [f"max_num_requests={most}"]
-    profile, answers = load_profile_and_run(options.profile, options.answers, sizes)
-    _, run = load_profile_and_run(options.profile, options.run, sizes)
-    run = run.model_copy(update={"decode": answers.decode})
+    profile, run, answers = load_both(options, sizes)
     with build_generator(profile, answers) as answering, closing(build_engine(profile, run)) as timed:
         finish = torch.cuda.synchronize if profile.device == "cuda" else lambda: None
         engine = cast(Timed, timed)
@@ -56,12 +56,33 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         return {"conditions": timed.describe(), "floors": floors, "costs": costs, "loads": as_json(loads)}
 
 
+def load_both(options: argparse.Namespace, overrides: Sequence[str]) -> tuple[DeviceProfile, RunConfig, RunConfig]:
+    """The profile, the run that is timed under the settings of the one that answers, and that one."""
+    path = find_config("profiles", options.profile)
+    profile, answers = load_profile_and_run(path, find_config("runs", options.answers), overrides)
+    _, run = load_profile_and_run(path, find_config("runs", options.run), overrides)
+    return profile, run.model_copy(update={"decode": answers.decode}), answers
+
+
 def prompts_of(run: RunConfig, tokenizer: Tokenizer, count: int) -> list[tuple[int, ...]]:
     """The first requests of the run's input; over and over where there are fewer."""
-    assert run.input is not None, "main has looked"
+    if run.input is None:
+        raise ConfigError("the run that answers names no input: set input.path to a JSONL file with its prompts")
     prompts = [prompt_or_reason(line, run.input, tokenizer) for line in read_lines(run.input)[:count]]
     readable = [prompt for prompt in prompts if not isinstance(prompt, str)]
     return list(itertools.islice(itertools.cycle(readable), count))
+
+
+def count_of(text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) <= 10**4:
+        raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers from 1 to 10000")
+    return int(text)
+
+
+def _lookahead(text: str) -> str:
+    if text != "auto" and not (text.isdigit() and int(text) <= 100):
+        raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers from 0 to 100, or auto")
+    return text
 
 
 def main() -> None:
@@ -69,11 +90,14 @@ def main() -> None:
     parser.add_argument("profile")
     parser.add_argument("run")
     parser.add_argument("--answers", required=True, help="the run whose model answers")
-    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--lookahead", nargs="+", default=["0", "3", "7", "auto"])
+    parser.add_argument("--at-once", type=count_of, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--lookahead", type=_lookahead, nargs="+", default=["0", "3", "7", "auto"])
     parser.add_argument("--output", type=Path, help="JSON file")
     options = parser.parse_args()
-    result = measure(options)
+    try:
+        result = measure(options)
+    except (ConfigError, EngineError) as error:
+        sys.exit(f"lopa: {error}")
     print(table([Load(**load) for load in result["loads"]]))
     if options.output is not None:
         options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
