@@ -14,6 +14,7 @@ KEYS_VARIABLE = "LOPA_API_KEYS"
 
 def read_keys(path: str | None) -> tuple[bytes, ...]:
     """Digests of the keys of a file, one a line, and of the environment, with commas between; none: nobody needs one.
+    Lines of the file that begin with # are comments.
 
     Raises ConfigError for a file that cannot be read or holds no key.
     """
@@ -23,7 +24,7 @@ def read_keys(path: str | None) -> tuple[bytes, ...]:
             own = Path(path).read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: the API keys cannot be read ({first_line(error)}); name a text file") from None
-        own = [line.strip() for line in own]
+        own = [line.strip() for line in own if not line.lstrip().startswith("#")]
         if not any(own):
             raise ConfigError(f"{path}: holds no API key; write one a line, or remove api_key_file")
         keys += own

@@ -26,7 +26,7 @@ from lopa_ascend.kv import PageBook, PagedKVCache, pages_for
 from lopa_ascend.ops import VirtualRows
 from lopa_ascend.parallel import Collectives
 from lopa_ascend.passes.buffers import ReadBuffers, Sizes, StepBuffers
-from lopa_ascend.passes.halves import Head, Layers
+from lopa_ascend.passes.halves import Head, Layers, SampledHead
 from lopa_ascend.passes.patience import Patience
 from lopa_ascend.passes.shapes import Shapes
 from lopa_ascend.passes.step import FlatStep, Reads, filler, pad
@@ -239,7 +239,8 @@ class Forward:
 
     def _head_of(self, key: HeadKey) -> Callable[..., Tensor]:
         if key not in self._compiled:
-            head = Head(self._model, self._collectives, key.sampling)
+            kind = SampledHead if key.sampling.is_sampled else Head
+            head = kind(self._model, self._collectives, key.sampling)
             name = f"m{key.num_reads}_{key.sampling.strategy}_mask{key.sampling.mask_token_id}"
             is_compiled = self._graphs is not None and key.is_captured and not key.sampling.is_sampled
             self._compiled[key] = self._graphs.compile_head(head, name) if self._graphs and is_compiled else head

@@ -34,7 +34,7 @@ class Layers(nn.Module):
 
 
 class Head(nn.Module):
-    """Hidden states to predictions, the most probable or sampled."""
+    """Hidden states to predictions: of each the most probable token."""
 
     def __init__(self, model: Dream, collectives: Collectives, sampling: Sampling) -> None:
         super().__init__()
@@ -44,15 +44,22 @@ class Head(nn.Module):
         self.collectives = collectives
         self.sampling = sampling
 
-    def forward(self, hidden_MD: Tensor, rows: SamplingRows | None = None) -> Tensor:
-        """[bp, M, 3] float32 of all branch ranks: token, probability, confidence. rows: where some are sampled."""
+    def forward(self, hidden_MD: Tensor) -> Tensor:
+        """[bp, M, 3] float32 of all branch ranks: token, probability, confidence."""
         logits_MV = self.ops.linear(hidden_MD, self.lm_head)
-        return self.collectives.bp_stack(self._predicted(logits_MV, rows))
+        statistics_M6 = shard_statistics(logits_MV, self.vocab_start, self.sampling)
+        stacked_PM6 = self.collectives.tp_stack(statistics_M6)
+        return self.collectives.bp_stack(merge_statistics(stacked_PM6, self.sampling.strategy))
 
-    def _predicted(self, logits_MV: Tensor, rows: SamplingRows | None) -> Tensor:
+
+class SampledHead(Head):
+    """The same where some reads are drawn."""
+
+    def forward(self, hidden_MD: Tensor, rows: SamplingRows) -> Tensor:  # type: ignore[override]
+        """rows: how each is drawn."""
+        logits_MV = self.ops.linear(hidden_MD, self.lm_head)
         strategy, mask_token_id, _, is_cut = self.sampling
-        stack = self.collectives.tp_stack
-        if rows is None:
-            statistics_M6 = shard_statistics(logits_MV, self.vocab_start, self.sampling)
-            return merge_statistics(stack(statistics_M6), strategy)
-        return sampled_statistics(logits_MV, self.vocab_start, strategy, mask_token_id, rows, stack, is_cut=is_cut)
+        predicted_M3 = sampled_statistics(
+            logits_MV, self.vocab_start, strategy, mask_token_id, rows, self.collectives.tp_stack, is_cut=is_cut
+        )
+        return self.collectives.bp_stack(predicted_M3)

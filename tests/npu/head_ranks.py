@@ -16,7 +16,7 @@ from common.model import NUM_SAMPLING_FIELDS, SamplingRows, sampling_fields
 from common.processes import Mesh
 from graphs.npu import NpuCapture
 from lopa_ascend.parallel import Collectives
-from lopa_ascend.passes.halves import Head
+from lopa_ascend.passes.halves import SampledHead
 
 NUM_READS, WIDTH, VOCAB, MASK = 24, 16, 1200, 1100
 CUTS = ((1.0, 0), (0.9, 0), (1.0, 20))
@@ -51,14 +51,14 @@ def _tokens(mesh: Mesh) -> list[list[int]]:
     tokens = []
     for top_p, top_k in CUTS:
         sampling = Sampling("neg_entropy", MASK, is_sampled=True, is_cut=top_p < 1 or top_k > 0)
-        head = Head(model, Collectives(mesh), sampling)
+        head = SampledHead(model, Collectives(mesh), sampling)
         fields_6M = _fields(top_p, top_k)[:, mine]
         predicted_PM3 = _replayed(head, hidden_MD[mine].to("npu"), torch.from_numpy(np.ascontiguousarray(fields_6M)))
         tokens.append(predicted_PM3.cpu()[..., 0].T.flatten().int().tolist())
     return tokens
 
 
-def _replayed(head: Head, hidden_MD: Tensor, fields_6M: Tensor) -> Tensor:
+def _replayed(head: SampledHead, hidden_MD: Tensor, fields_6M: Tensor) -> Tensor:
     """Captured with other rows than it is replayed with."""
     on_device = torch.ones((NUM_SAMPLING_FIELDS, hidden_MD.shape[0]), dtype=torch.int32, device="npu")
     rows, predicted_PM3 = SamplingRows.of(on_device), torch.zeros((head.collectives.mesh.bp_size, len(hidden_MD), 3))

@@ -95,7 +95,7 @@ def test_sampled_steps_are_replayed_and_give_the_tokens_of_eager(settings: dict[
 @pytest.mark.parametrize("world_size", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_sampled_tokens_do_not_depend_on_the_mesh(world_size: int) -> None:
     """tp 1, 2, 4 and bp 1, 2 (both at their most on eight devices), from the same hidden states."""
-    by_rank = run_ranks("head_ranks:sampled_tokens", world_size)
+    by_rank = run_ranks("head_ranks:sampled_tokens", world_size, timeout_s=60.0 * world_size)
     wanted = by_rank[0]["1 1"]
     assert len(by_rank[0]) == {4: 5, 8: 6}[world_size]
     assert all(tokens == wanted for found in by_rank for tokens in found.values())

@@ -32,6 +32,7 @@ from common.serving.http.service import Service
 from common.version import LOPA_VERSION
 
 logger = logging.getLogger(__name__)
+_PROBED = ["GET", "HEAD"]
 
 
 def build_app(service: Service, keys: tuple[bytes, ...]) -> FastAPI:
@@ -72,15 +73,15 @@ def _add_state(app: FastAPI, service: Service) -> None:
     async def page() -> Response:
         return HTMLResponse(service.page)
 
-    @app.get("/ping")
-    @app.get("/health")
+    @app.api_route("/ping", methods=_PROBED)
+    @app.api_route("/health", methods=_PROBED)
     async def health() -> Response:
         if engine.state == "dead":
             raise ApiError(503, "the engine has ended; start the server again")
         return JSONResponse({"status": engine.state})
 
-    @app.get("/readyz")
-    @app.get("/ready")
+    @app.api_route("/readyz", methods=_PROBED)
+    @app.api_route("/ready", methods=_PROBED)
     async def ready() -> Response:
         engine.require_ready()
         return JSONResponse({"status": "ready"})
@@ -123,7 +124,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/detokenize")
     async def detokenize(fields: DetokenizeFields) -> dict[str, str]:
         service.check_model(fields.model)
-        return {"prompt": service.prompts.decode(fields.tokens, skip_special_tokens=False)}
+        return {"prompt": service.prompts.decode_known(fields.tokens)}
 
 
 def _add_decoding(app: FastAPI, service: Service) -> None:

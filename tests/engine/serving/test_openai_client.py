@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import openai
 import pytest
@@ -120,6 +122,25 @@ def test_a_stream_that_is_left_early_stops_being_decoded(client: OpenAI, served:
     served.wait_for(served.is_empty, "empty", 10)
 
 
+def test_an_aborted_answer_ends_with_what_it_has(client: OpenAI, served: Served) -> None:
+    """Whole or streamed, and no client sends it again."""
+    with ThreadPoolExecutor(2) as pool:
+        fields: dict[str, Any] = {"model": "demo", "prompt": "a", "max_tokens": 192}
+        whole = pool.submit(client.completions.create, **fields, extra_body={"request_id": "w", "ignore_eos": True})
+        stream = client.completions.create(**fields, stream=True, extra_body={"request_id": "s", "ignore_eos": True})
+        bearer = {"Authorization": "Bearer first"}
+        served.wait_for(lambda: abort(served, "w", **bearer) == 1, "taken", 10)
+        assert abort(served, "s", **bearer) == 1
+        assert whole.result(30).choices[0].finish_reason == "abort"
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "abort"
+    served.wait_for(served.is_empty, "empty", 10)
+
+
+def abort(served: Served, request_id: str, **headers: str) -> int:
+    body = json.dumps({"request_id": request_id}).encode()
+    return int(json.loads(served.send("POST", "/abort_request", body, **headers)[1])["aborted"])
+
+
 def test_64_tasks_at_once(served: Served) -> None:
     async def ask() -> list[str]:
         async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="first", max_retries=0) as many:
@@ -137,6 +158,8 @@ def test_tokens_there_and_back(served: Served) -> None:
     assert made["count"] == len(made["tokens"]) == len(made["token_strs"]) and made["max_model_len"] == 512
     body = json.dumps({"tokens": made["tokens"]}).encode()
     assert json.loads(served.send("POST", "/detokenize", body, **bearer)[1]) == {"prompt": "Tom has"}
+    status, text = served.send("POST", "/detokenize", b'{"tokens": [5, 99999]}', **bearer)
+    assert status == 400 and "99999 is no token" in text
 
 
 def test_a_watched_request_tells_of_every_pass(served: Served) -> None:
@@ -152,6 +175,7 @@ def test_a_watched_request_tells_of_every_pass(served: Served) -> None:
 
 def test_only_probes_and_metrics_need_no_key(served: Served) -> None:
     assert {served.get(path)[0] for path in ("/health", "/ready", "/metrics", "/ping", "/")} == {200}
+    assert {served.send("HEAD", path, b"")[0] for path in ("/health", "/ready")} == {200}
     assert {served.get(path)[0] for path in ("/v1/models", "/version", "/openapi.json")} == {401}
 
 

@@ -135,5 +135,5 @@ def test_errors_of_fields_name_them() -> None:
 
 def test_without_the_extra_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "find_spec", lambda name: None if name == "fastapi" else find_spec(name))
-    with pytest.raises(ConfigError, match=r"needs fastapi: pip install 'lopa\[server\]'"):
+    with pytest.raises(ConfigError, match=r"needs fastapi: pip install -e '.\[server\]'"):
         front.check_serving(ServeConfig())

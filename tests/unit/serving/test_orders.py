@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from common.config import DecodeConfig, RunConfig, ServeConfig
 from common.serving.http.errors import ApiError
@@ -85,7 +86,7 @@ def test_settings_of_diffusion_have_limits() -> None:
     assert (order.decode.num_lookahead, order.decode.block_size, order.decode.skip_threshold) == (1, 8, 0.5)
     for settings, param in (
         ({"num_lookahead": 4}, "diffusion.num_lookahead"),
-        ({"skip_threshold": 0}, "skip_threshold"),
+        ({"skip_threshold": 0}, "diffusion.skip_threshold"),
     ):
         with pytest.raises(ApiError) as refused:
             orders(diffusion=settings)
@@ -106,3 +107,35 @@ def test_a_generate_request_has_one_prompt() -> None:
     for wrong in ({}, {"prompt": "a", "messages": [{"role": "user"}]}):
         with pytest.raises(ValueError, match="either prompt or messages"):
             GenerateFields.model_validate(wrong)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"diffusion": {"skip_threshold": 2.0}}, "diffusion.skip_threshold"),
+        ({"diffusion": {"block_size": 32}, "max_tokens": 2**31 - 1}, "max_tokens"),
+        ({"top_k": 300}, "top_k"),
+    ],
+)
+def test_what_is_refused_bears_the_name_that_the_client_sent(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        orders(**fields)
+    assert (refused.value.status, refused.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": "0.7"}, {"temperature": True}, {"top_p": "1"}, {"max_tokens": "5"}, {"max_tokens": 2**63},
+        {"diffusion": {"skip_threshold": "0.5"}}, {"max_completion_tokens": True},
+    ],
+)  # fmt: skip
+def test_numbers_are_numbers(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        CompletionFields.model_validate({"prompt": "a", **fields})
+    assert CompletionFields.model_validate({"prompt": "a", "temperature": 1}).temperature == 1
+
+
+def test_a_completion_may_name_its_length_as_a_chat_does() -> None:
+    (order,) = orders(max_completion_tokens=5).orders
+    assert order.max_tokens == 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictStr, model_validator
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +60,9 @@ class Diffusion(Fields):
 
     num_lookahead: Annotated[int, Field(strict=True, ge=0)] | None = None
     block_size: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    block_add_threshold: float | None = None
-    decoded_token_threshold: float | None = None
-    skip_threshold: float | None = None
+    block_add_threshold: StrictFloat | None = None
+    decoded_token_threshold: StrictFloat | None = None
+    skip_threshold: StrictFloat | None = None
     stream_mode: Literal["prefix", "block"] = "prefix"
     stats: StrictBool = False
 
@@ -71,9 +71,10 @@ class Sampling(Fields):
     """What completions, chats and /generate share."""
 
     model: StrictStr | None = None
-    max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(strict=True, ge=1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Field(strict=True, ge=1, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(strict=True, ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = None
     n: Annotated[int, Field(strict=True, ge=1)] = 1
     stream: StrictBool = False
@@ -129,7 +130,6 @@ class Message(Fields):
 
 class ChatFields(Sampling):
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
-    max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
     echo: Literal[False] = False
 
 

@@ -17,7 +17,7 @@ from common.serving.messages import Ready
 
 _NO_EOS = -1  # nothing ends the text
 _OWN_SETTINGS = ("num_lookahead", "block_size", "block_add_threshold", "decoded_token_threshold", "skip_threshold")
-_SAMPLING = ("temperature", "top_p")
+_SAMPLING = ("temperature", "top_p", "top_k", "stop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,7 @@ class OrderBook:
         return max_tokens, decode
 
     def _max_tokens(self, fields: Sampling, num_prompt_tokens: int) -> int:
-        wanted = fields.max_tokens
-        if isinstance(fields, ChatFields):
-            wanted = fields.max_completion_tokens or wanted
+        wanted = fields.max_completion_tokens or fields.max_tokens
         if wanted is not None:
             return wanted
         if not isinstance(fields, (ChatFields, GenerateFields)):
@@ -121,7 +119,7 @@ class OrderBook:
         given = {name: getattr(fields.diffusion, name) for name in _OWN_SETTINGS}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self._check_lookahead(changes.get("num_lookahead", 0))
-        changes |= {name: value for name in _SAMPLING if (value := getattr(fields, name)) is not None}
+        changes |= {name: value for name in ("temperature", "top_p") if (value := getattr(fields, name)) is not None}
         if fields.top_k is not None:
             changes["top_k"] = fields.top_k if fields.top_k > 0 else None
         if changes.get("temperature", base.temperature) == 0:
@@ -137,7 +135,8 @@ class OrderBook:
             return DecodeConfig.model_validate({**dict(base), **changes})
         except ValidationError as error:
             first = error.errors()[0]
-            param = ".".join(str(part) for part in first["loc"]) or "max_tokens"
+            name = ".".join(str(part) for part in first["loc"])
+            param = f"diffusion.{name}" if name in _OWN_SETTINGS else name if name in _SAMPLING else "max_tokens"
             raise ApiError(400, f"{param}: {first['msg'].removeprefix('Value error, ')}", param) from None
 
     def _check_lookahead(self, wanted: int) -> None:

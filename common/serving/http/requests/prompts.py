@@ -65,6 +65,13 @@ class Prompts:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens)
 
+    def decode_known(self, token_ids: Sequence[int]) -> str:
+        """Special tokens too. Raises ApiError for ids that are none."""
+        stranger = next((token for token in token_ids if token >= self._vocab_size), None)
+        if stranger is not None:
+            raise ApiError(400, f"tokens: {stranger} is no token of this model; use its own tokenizer", "tokens")
+        return self.decode(token_ids, skip_special_tokens=False)
+
     def strings(self, token_ids: Sequence[int]) -> list[str]:
         """Each token's own text."""
         return [self.decode([token], skip_special_tokens=False) for token in token_ids]

@@ -64,7 +64,7 @@ class Call:
     stream_mode: str
 
     async def pieces(self, answer: Answer) -> AsyncIterator[Piece]:
-        """Raises ApiError where the engine fails or somebody has aborted the request."""
+        """Raises ApiError where the engine fails."""
         order = answer.order
         text = TextStream(self._decode, order.decode.stop)
         pending: tuple[int, ...] = ()  # final, but of a block that is not

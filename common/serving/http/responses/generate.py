@@ -9,7 +9,6 @@ from typing import Any
 
 from common.serving.events import DenoiseEvents
 from common.serving.http.engine import EngineClient
-from common.serving.http.errors import ApiError
 from common.serving.http.responses.calls import Call, finish_reason, given_up
 from common.serving.http.responses.openai import pass_counts, usage
 from common.serving.http.responses.sse import DONE, event
@@ -45,8 +44,6 @@ class GenerateCall:
                 elif piece.ended is not None:
                     if held is not None:
                         yield event({**held, "finished": finish_reason(piece.ended)})
-                    if finish_reason(piece.ended) == "abort":
-                        raise ApiError(500, "the request was aborted")
                     yield event(self._last(text, token_ids, piece.ended))
                 elif is_drawn:
                     if held is not None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.serving.http.engine import EngineClient
-from common.serving.http.errors import ApiError
 from common.serving.http.requests.fields import StreamOptions
 from common.serving.http.responses.calls import Call, Finished, Piece, finish_reason, given_up, merged
 from common.serving.http.responses.sse import DONE, event
@@ -52,13 +51,10 @@ class OpenAiCall:
         return cls(call, engine, model, is_chat, int(time.time()), echoes or [""] * len(call.answers))
 
     async def body(self) -> dict[str, Any]:
-        """Of the whole answer. Raises ApiError."""
+        """Of the whole answer; of an aborted one, what it has. Raises ApiError."""
         call = self.call
         with given_up(self.engine, call.answers, call.metrics):
             finished = [await call.whole(answer) for answer in call.answers]
-        aborted = [one for one in finished if one.finish_reason == "abort"]
-        if aborted and len(aborted) == len(finished) and not any(one.token_ids for one in finished):
-            raise ApiError(503, "the request was aborted before its first token")
         num_tokens = sum(one.ended.num_tokens for one in finished)
         body = {
             **self._head("chat.completion" if self.is_chat else "text_completion"),
@@ -86,8 +82,6 @@ class OpenAiCall:
                 num_tokens += len(piece.token_ids)
                 if piece.ended is not None:
                     ended.append(piece.ended)
-                    if finish_reason(piece.ended) == "abort":
-                        raise ApiError(500, "the request was aborted")
                 for choice in self._parts(index, piece):
                     yield self._chunk([choice], options, num_tokens)
         if options.include_usage:
