@@ -42,17 +42,16 @@ def merge_statistics(statistics_PN6: Tensor, strategy: str) -> Tensor:
 
 
 def sampled_statistics(
-    logits_NV: Tensor, vocab_start: int, strategy: str, mask_token_id: int, noise: SamplingRows, gather: Gather,
-    *, is_cut: bool,
-) -> Tensor:  # fmt: skip
+    logits_NV: Tensor, vocab_start: int, sampling: Sampling, noise: SamplingRows, gather: Gather
+) -> Tensor:
     """[N, 3]: a sample by Gumbel noise (at temperature 0 the most probable token), its probability, and the confidence
     of the distribution.
 
-    is_cut: whether some row has top_p below 1 or a top_k. Rows without draw from all of the vocabulary either way.
+    Where sampling.is_cut, rows without top_p and top_k draw from all of the vocabulary all the same.
     A row's result depends on its own logits and settings alone, and its token not on the number of shards.
     """
-    logits_NV = _without(logits_NV.float() / noise.temperature_N[:, None], mask_token_id - vocab_start)
-    if is_cut:
+    logits_NV = _without(logits_NV.float() / noise.temperature_N[:, None], sampling.mask_token_id - vocab_start)
+    if sampling.is_cut:
         best_NC = logits_NV.topk(min(NUM_CANDIDATES, logits_NV.shape[1]), dim=-1).values
         mass_N1 = (logits_NV - best_NC[:, :1]).exp_().sum(-1, keepdim=True)
         edge_N1 = cut_edge(best_NC, mass_N1, noise, gather)
@@ -61,8 +60,8 @@ def sampled_statistics(
     score_N, column_N = torch.addcmul(logits_NV, noise_NV, noise.noise_N[:, None], value=-1).max(dim=-1)
     chosen_N = logits_NV.gather(1, column_N[:, None])[:, 0]
     max_N = logits_NV.max(dim=-1).values
-    statistics_N6 = _statistics(logits_NV, max_N, column_N, chosen_N, vocab_start, strategy)
-    return merge_sampled(gather(torch.cat((statistics_N6, score_N[:, None]), dim=-1)), strategy)
+    statistics_N6 = _statistics(logits_NV, max_N, column_N, chosen_N, vocab_start, sampling.strategy)
+    return merge_sampled(gather(torch.cat((statistics_N6, score_N[:, None]), dim=-1)), sampling.strategy)
 
 
 def merge_sampled(statistics_PN7: Tensor, strategy: str) -> Tensor:

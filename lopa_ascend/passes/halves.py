@@ -58,8 +58,6 @@ class SampledHead(Head):
     def forward(self, hidden_MD: Tensor, rows: SamplingRows) -> Tensor:  # type: ignore[override]
         """rows: how each is drawn."""
         logits_MV = self.ops.linear(hidden_MD, self.lm_head)
-        strategy, mask_token_id, _, is_cut = self.sampling
-        predicted_M3 = sampled_statistics(
-            logits_MV, self.vocab_start, strategy, mask_token_id, rows, self.collectives.tp_stack, is_cut=is_cut
-        )
+        stack = self.collectives.tp_stack
+        predicted_M3 = sampled_statistics(logits_MV, self.vocab_start, self.sampling, rows, stack)
         return self.collectives.bp_stack(predicted_M3)

@@ -156,8 +156,7 @@ class TorchOps:
         self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling, rows: SamplingRows,
         gather: Gather,
     ) -> Tensor:  # fmt: skip
-        logits_MV, (strategy, mask_token_id, _, is_cut) = self.logits(hidden_MD, head), sampling
-        return sampled_statistics(logits_MV, vocab_start, strategy, mask_token_id, rows, gather, is_cut=is_cut)
+        return sampled_statistics(self.logits(hidden_MD, head), vocab_start, sampling, rows, gather)
 
     def attend(self, qkv_TE: Tensor, layer: int, plain: PlainStep) -> Tensor:
         num_rotated = self.num_heads + self.num_kv_heads

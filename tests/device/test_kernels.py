@@ -369,10 +369,8 @@ def test_samples_are_those_of_the_plain_version(is_cut: bool) -> None:
     fields = torch.from_numpy(sampling_fields(settings.T, places // 4 + 3, places, places * 5, 64))
     logits = random(64, 152064, scale=3.0)
     logits[3, 151666] = 99.0  # the mask id
-    plain = sampled_statistics(
-        logits.cpu(), 0, "neg_entropy", 151666, SamplingRows.of(fields), lambda value: value[None], is_cut=is_cut
-    )
     sampling = Sampling("neg_entropy", 151666, is_sampled=True, is_cut=is_cut)
+    plain = sampled_statistics(logits.cpu(), 0, sampling, SamplingRows.of(fields), lambda value: value[None])
     rows = SamplingRows.of(fields.cuda())
     found = sampled_of(logits.clone(), 0, sampling, rows, lambda value: value[None]).cpu()
     # Noise is computed in float32 on both: where two tokens' scores are within its rounding, either may win.

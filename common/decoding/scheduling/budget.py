@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from common.decoding.engine import PassCosts
-from common.decoding.plan import Float, Int, Predictions, Score, StepPlan
+from common.decoding.plan import Int, Predictions, Score, StepPlan
 
 # Before anything is learnt: n branches bring n^0.4 times the tokens of one, as measured and published
 # (docs/results.md); so much weight has it, in requests seen.
@@ -42,6 +42,7 @@ class BranchBudget:
         self._worth = self._present_worth()
         self._rank_K = np.arange(most)
         self._tokens_of_slot = np.zeros(num_slots, dtype=np.int64)
+        self._skip_threshold_of_slot = np.zeros(num_slots, dtype=np.float32)
         self._num_passes = 0
 
     @property
@@ -50,9 +51,15 @@ class BranchBudget:
         before it."""
         return self._worth
 
-    def admit(self, slot: int, num_tokens: int) -> None:
-        """A request's first row has so many tokens."""
+    @property
+    def is_learning(self) -> bool:
+        """Whether `learn` is due behind the pass that was dealt last."""
+        return self._num_passes % _LEARN_EVERY == 0
+
+    def admit(self, slot: int, num_tokens: int, skip_threshold: float) -> None:
+        """A request's first row has so many tokens; above this probability its masks are filled."""
         self._tokens_of_slot[slot] = num_tokens
+        self._skip_threshold_of_slot[slot] = skip_threshold
 
     def deal(self, slot_N: Int, num_spawned_N: Int) -> Int:
         """How many of its lookaheads each request may try in the coming step."""
@@ -80,20 +87,20 @@ class BranchBudget:
         kept_N: Int = np.bincount(request_X[order_X[: rate_X.argmax()]], minlength=len(slot_N))
         return kept_N
 
-    def learn(self, plan: StepPlan, predictions: Predictions, score_R: Score, skip_threshold_N: Float) -> None:
-        """What the branches of this pass would bring. skip_threshold_N: above which probability a mask is filled."""
-        first_R, request_R = plan.first_R, plan.request_R
-        count_N = np.bincount(request_R)
-        last_N = count_N.cumsum() - 1
-        slot_N = plan.slot_R[last_N]
-        self._tokens_of_slot[slot_N] = plan.num_entries_R[last_N]
+    def note(self, plan: StepPlan) -> None:
+        """How long the rows of this pass are: the anchor's, which comes last of its request."""
+        self._tokens_of_slot[plan.slot_R] = plan.num_entries_R
         for span in plan.commits:
             self._tokens_of_slot[span.slot] -= min(span.length, self._tokens_of_slot[span.slot] - 1)
-        if self._num_passes % _LEARN_EVERY:
-            return
-        threshold_R = skip_threshold_N[request_R]
+
+    def learn(self, plan: StepPlan, predictions: Predictions, score_R: Score) -> None:
+        """What the branches of this pass would bring. score_R: C(B)."""
+        request_R = plan.request_R
+        count_N = np.bincount(request_R)
+        last_N = count_N.cumsum() - 1
+        threshold_R = self._skip_threshold_of_slot[plan.slot_R]
         is_sure_T = predictions.probability_T > threshold_R.repeat(plan.num_entries_R)
-        brought_R = np.add.reduceat(is_sure_T & plan.is_read_T, first_R, dtype=np.int64)
+        brought_R = np.add.reduceat(is_sure_T & plan.is_read_T, plan.first_R, dtype=np.int64)
         rank_R = np.arange(len(request_R)) - (last_N + 1 - count_N)[request_R]
         self._observe(count_N - 1, np.maximum(brought_R, 1), score_R, request_R, rank_R, last_N)
 

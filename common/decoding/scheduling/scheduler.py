@@ -107,7 +107,7 @@ class Scheduler:
         self._room_of_slot[slot] = Room(len(request.prompt), rules.decode)
         self._num_begun += len(request.prompt) - num_reused
         if self._budget is not None:
-            self._budget.admit(slot, len(request.prompt) - num_reused)
+            self._budget.admit(slot, len(request.prompt) - num_reused, rules.decode.skip_threshold)
         self._requests.add(Admission(request, rules, slot, key, num_reused, self._clock()))
 
     def drop(self, request_id: str) -> Completion | None:
@@ -144,8 +144,9 @@ class Scheduler:
         """The winning row of every request: arg max of its branch scores; the anchor comes last, so it loses ties."""
         winners = self._requests.select_winners(predictions)
         if self._budget is not None and self._plan is not None:
-            thresholds = [decoding.rules.decode.skip_threshold for decoding in self.active]
-            self._budget.learn(self._plan, predictions, self._requests.scores(), np.array(thresholds, dtype=np.float32))
+            self._budget.note(self._plan)
+            if self._budget.is_learning:
+                self._budget.learn(self._plan, predictions, self._requests.scores())
         return winners
 
     def advance(self, winner_row_of_request: Int) -> list[Completion]:

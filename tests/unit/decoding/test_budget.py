@@ -31,7 +31,7 @@ class CountedEngine(HashedEngine):
 def budget(costs: PassCosts, most: int = 7, num_slots: int = 64) -> BranchBudget:
     made = BranchBudget(costs, most, num_slots)
     for slot in range(num_slots):
-        made.admit(slot, 32)
+        made.admit(slot, 32, 0.9)
     return made
 
 
@@ -85,9 +85,8 @@ def learnt(num_sure: list[int], scores: list[float], num_lookaheads: list[int]) 
     is_sure = np.arange(NUM_ENTRIES) < np.array(num_sure)[:, None]
     probability = np.where(is_sure, 0.95, 0.5).ravel().astype(np.float32)
     predictions = Predictions.of(np.ones(probability.size), probability, probability)
-    threshold_N = np.full(len(num_lookaheads), 0.9, dtype=np.float32)
     for _ in range(20000):
-        made.learn(plan, predictions, np.array(scores), threshold_N)
+        made.learn(plan, predictions, np.array(scores))
     return made.worth.tolist()
 
 

@@ -250,7 +250,7 @@ def test_samples_are_those_of_the_plain_version(monkeypatch: pytest.MonkeyPatch,
     rows = SamplingRows.of(torch.from_numpy(sampling_fields(settings.T, places // 4 + 3, places, places * 5, 8)))
     logits, sampling = random(8, 800) * 4, Sampling(cast(Any, strategy), 117, is_sampled=True, is_cut=is_cut)
     logits[3, 17] = 99.0  # the mask id
-    wanted = sampled_statistics(logits, 100, strategy, 117, rows, lambda value: value[None], is_cut=is_cut)
+    wanted = sampled_statistics(logits, 100, sampling, rows, lambda value: value[None])
     found = sampled_of(logits.clone(), 100, sampling, rows, lambda value: value[None])
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     greedy = merge_statistics(kernels.head_statistics(logits, 100, 117)[None], strategy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -68,6 +69,7 @@ def draw(x: Tensor, rows: SamplingRows, parts: int = 1, strategy: str = "default
     """Every shard in a thread of its own; all come to the same result."""
     pieces = shards(x, parts)
     is_cut = bool(((rows.top_p_N < 1) | (rows.top_k_N > 0)).any())
+    sampling = Sampling(cast(Any, strategy), mask, is_sampled=True, is_cut=is_cut)
     barrier, slots = threading.Barrier(parts), [x] * parts
 
     def work(rank: int) -> Tensor:
@@ -79,7 +81,7 @@ def draw(x: Tensor, rows: SamplingRows, parts: int = 1, strategy: str = "default
             return stacked
 
         at, piece = pieces[rank]
-        return sampled_statistics(piece, at, strategy, mask, rows, gather, is_cut=is_cut)
+        return sampled_statistics(piece, at, sampling, rows, gather)
 
     with ThreadPoolExecutor(parts) as pool:
         results = list(pool.map(work, range(parts)))
