@@ -22,7 +22,7 @@ from demo_training.log import start_log
 from demo_training.model import Dream
 from demo_training.recipe import TINY, Recipe
 from demo_training.tokenizer import special_ids, train_tokenizer
-from demo_training.training import Trainer
+from demo_training.training import Trainer, dream_loss, random_batch
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model = Dream(recipe).to(device)
         log(f"{sum(p.numel() for p in model.parameters())} parameters on {device}")
-        trainer = Trainer(recipe, model, args.attention, log)
+        trainer = Trainer(recipe, model, dream_loss(device), random_batch(recipe, device), args.attention, log)
         corpus = corpus_of(wait_for_samples(), device)
     log(f"{len(corpus.starts)} samples, {len(corpus.tokens)} tokens; flex: {trainer.is_flex}")
     data = batches(corpus, recipe.batch, *special_ids(tokenizer))

@@ -2,5 +2,6 @@
 
     tokenizer -> data (worker processes) -> noise (on the device) -> training (model, optimizers) -> checkpoint -> check
 
-`recipe` holds the sizes of all of them.
+`recipe` holds the sizes of all of them. `block` has the stages that block diffusion does otherwise, for
+scripts/train_demo_block.py.
 """

@@ -1,4 +1,4 @@
-"""The files of the checkpoint folder, in the names and layout that Dream's have."""
+"""The files of the checkpoint folder, in the names and layout that Dream's have; weights of any model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
+from torch import nn
 
-from .model import Dream
 from .recipe import Recipe
 from .tokenizer import EOS, MASK, special_ids
 
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] + '\\n' }}{% endfor %}"
 
 
-def save_weights(model: Dream, out: Path) -> None:
+def save_weights(model: nn.Module, out: Path) -> None:
     tensors = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.state_dict().items()}
     partial = out / "model.safetensors.part"
     save_file(tensors, partial, metadata={"format": "pt"})

@@ -57,11 +57,24 @@ def corpus_of(chunks: list[TokenizedSamples], device: torch.device) -> Corpus:
     return Corpus(*(torch.from_numpy(part).to(device) for part in parts))
 
 
+class Rows(NamedTuple):
+    """Samples with EOS up to the end of the row; lengths are [B, 1], the answer's without an EOS."""
+
+    tokens_BS: torch.Tensor
+    prompt_length: torch.Tensor
+    answer_length: torch.Tensor
+
+
+def rows_of(corpus: Corpus, index_B: torch.Tensor, length: int, eos_id: int) -> Rows:
+    position_S = torch.arange(length, device=corpus.tokens.device)
+    rows = index_B[:, None]
+    index_BS = (corpus.starts[rows] + position_S).clamp(max=len(corpus.tokens) - 1)
+    tokens_BS = corpus.tokens[index_BS].long().masked_fill(position_S >= corpus.lengths[rows], eos_id)
+    prompt_length = corpus.prompt_lengths[rows]
+    return Rows(tokens_BS, prompt_length, corpus.lengths[rows] - prompt_length)
+
+
 def batches(corpus: Corpus, batch_size: int, eos_id: int, mask_id: int) -> Iterator[Batch]:
-    position_S = torch.arange(SEQUENCE, device=corpus.tokens.device)
     while True:
-        rows = torch.randint(len(corpus.starts), (batch_size, 1), device=corpus.tokens.device)
-        index_BS = (corpus.starts[rows] + position_S).clamp(max=len(corpus.tokens) - 1)
-        tokens_BS = corpus.tokens[index_BS].long().masked_fill(position_S >= corpus.lengths[rows], eos_id)
-        prompt_length = corpus.prompt_lengths[rows]
-        yield add_noise(tokens_BS, prompt_length, corpus.lengths[rows] - prompt_length, mask_id)
+        index_B = torch.randint(len(corpus.starts), (batch_size,), device=corpus.tokens.device)
+        yield add_noise(*rows_of(corpus, index_B, SEQUENCE, eos_id), mask_id)

@@ -105,6 +105,16 @@ class Body(nn.Module):
         self.norm = RMSNorm(recipe.hidden, recipe.norm_eps)
 
 
+def init_weights(model: nn.Module, layers: int) -> None:
+    """Normal matrices, narrower where a layer adds to the residual stream; biases are zero."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
+            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if is_output else 0.02)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+
+
 class Dream(nn.Module):
     """Row i of the logits predicts position i+1, as Dream's does."""
 
@@ -113,12 +123,7 @@ class Dream(nn.Module):
         self.recipe = recipe
         self.model = Body(recipe)
         self.lm_head = nn.Linear(recipe.hidden, recipe.vocabulary, bias=False)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
-                is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * recipe.layers) if is_output else 0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+        init_weights(self, recipe.layers)
 
     def visibility(self, block_BS: torch.Tensor, horizon_BS: torch.Tensor, is_flex: bool) -> Visibility:
         head_size = self.recipe.hidden // self.recipe.heads

@@ -7,7 +7,6 @@ import math
 import torch
 from torch import nn
 
-from .model import Dream
 from .recipe import Recipe
 
 
@@ -44,8 +43,9 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_add_(parameters, list(update.unbind()), alpha=-group["lr"] * scale)
 
 
-def make_optimizers(model: Dream, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    hidden = [p for p in model.model.layers.parameters() if p.ndim == 2]
+def make_optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """The hidden matrices are those of `model.layers`, as in the checkpoint's tensor names."""
+    hidden = [p for p in model.get_submodule("model.layers").parameters() if p.ndim == 2]
     is_hidden = {id(p) for p in hidden}
     rest = [p for p in model.parameters() if id(p) not in is_hidden]
     is_cuda = rest[0].is_cuda

@@ -6,17 +6,21 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from demo_problems import CANVAS_TOKENS, MAX_PROMPT_TOKENS
+from torch import nn
 
 from .log import Log
 from .model import Dream
 from .noise import Batch, add_noise
 from .optimizers import learning_rate_factor, make_optimizers
 from .recipe import SEQUENCE, Recipe
+
+AnyModel = TypeVar("AnyModel", bound=nn.Module)
+AnyBatch = TypeVar("AnyBatch", bound=tuple[Any, ...])  # its first tensor is the model's input
 
 
 def masked_loss(model: Dream, batch: Batch, is_flex: bool) -> torch.Tensor:
@@ -26,29 +30,49 @@ def masked_loss(model: Dream, batch: Batch, is_flex: bool) -> torch.Tensor:
     return (loss * weight).sum() / weight.sum()
 
 
+def dream_loss(device: torch.device) -> Callable[[Dream, Batch, bool], torch.Tensor]:
+    return torch.compile(masked_loss, dynamic=False) if device.type == "cuda" else masked_loss
+
+
+def random_batch(recipe: Recipe, device: torch.device) -> Batch:
+    """Of the usual size, for measuring."""
+    tokens_BS = torch.randint(recipe.vocabulary - 2, (recipe.batch, SEQUENCE), device=device)
+    prompt = torch.randint(20, MAX_PROMPT_TOKENS, (recipe.batch, 1), device=device)
+    return add_noise(tokens_BS, prompt, torch.randint_like(prompt, 30, CANVAS_TOKENS), recipe.vocabulary - 1)
+
+
 class Trial(NamedTuple):
     milliseconds: float
     loss: float
     norm: float
 
 
-class Trainer:
-    def __init__(self, recipe: Recipe, model: Dream, attention: str, log: Log) -> None:
-        self.recipe, self.model, self.log = recipe, model, log
-        self.device = model.lm_head.weight.device
+class Trainer(Generic[AnyModel, AnyBatch]):
+    """`loss` takes the model, a batch and whether flex attention computes it; `trial` is a batch to time kernels by."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: AnyModel,
+        loss: Callable[[AnyModel, AnyBatch, bool], torch.Tensor],
+        trial: AnyBatch,
+        attention: str,
+        log: Log,
+    ) -> None:
+        self.recipe, self.model, self.loss, self.log = recipe, model, loss, log
         self.parameters = list(model.parameters())
+        self.device = self.parameters[0].device
         self.optimizers = make_optimizers(model, recipe)
-        self.loss = torch.compile(masked_loss, dynamic=False) if self.device.type == "cuda" else masked_loss
-        self.is_flex = self._choose_flex() if attention == "auto" else attention == "flex"
+        self.is_flex = self._choose_flex(trial) if attention == "auto" else attention == "flex"
         self.is_stopped = False
 
-    def gradients(self, batch: Batch, is_flex: bool) -> torch.Tensor:
+    def gradients(self, batch: AnyBatch, is_flex: bool) -> torch.Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             loss = self.loss(self.model, batch, is_flex)
         loss.backward()
         return loss
 
-    def _time(self, batch: Batch, is_flex: bool) -> Trial:
+    def _time(self, batch: AnyBatch, is_flex: bool) -> Trial:
         """One compiled forward and backward pass."""
         for _ in range(3):
             self.gradients(batch, is_flex)
@@ -63,13 +87,10 @@ class Trainer:
         self.model.zero_grad()
         return Trial(milliseconds, loss.item(), norm.item())
 
-    def _choose_flex(self) -> bool:
+    def _choose_flex(self, batch: AnyBatch) -> bool:
         """The faster of two kernels for the same rule, if both agree. Runs while the samples are being generated."""
         if self.device.type != "cuda":
             return False
-        tokens_BS = torch.randint(self.recipe.vocabulary - 2, (self.recipe.batch, SEQUENCE), device=self.device)
-        prompt = torch.randint(20, MAX_PROMPT_TOKENS, (self.recipe.batch, 1), device=self.device)
-        batch = add_noise(tokens_BS, prompt, torch.randint_like(prompt, 30, CANVAS_TOKENS), self.recipe.vocabulary - 1)
         sdpa = self._time(batch, False)
         self.log(f"sdpa: {sdpa}")
         try:
@@ -82,7 +103,12 @@ class Trainer:
         agrees = abs(flex.loss - sdpa.loss) < 0.01 and abs(flex.norm - sdpa.norm) < 0.03 * sdpa.norm
         return agrees and flex.milliseconds < sdpa.milliseconds
 
-    def step(self, batch: Batch, factor: float) -> torch.Tensor:
+    def compile_for(self, batch: AnyBatch) -> None:
+        """Compile what a batch of this shape needs, so that no step of the run waits for it."""
+        self.gradients(batch, self.is_flex)
+        self.model.zero_grad()
+
+    def step(self, batch: AnyBatch, factor: float) -> torch.Tensor:
         loss = self.gradients(batch, self.is_flex)
         torch.nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip)
         for optimizer in self.optimizers:
@@ -95,19 +121,26 @@ class Trainer:
     def _stop(self, *_: Any) -> None:
         self.is_stopped = True
 
-    def run(self, data: Iterator[Batch], seconds: float, save: Callable[[], None]) -> None:
+    def run(self, data: Iterator[AnyBatch], seconds: float, save: Callable[[], None]) -> None:
         """Train for `seconds` or until SIGTERM; save every four minutes and at the end."""
-        signal.signal(signal.SIGTERM, self._stop)
+        previous = signal.signal(signal.SIGTERM, self._stop)
+        try:
+            self._run(data, seconds, save)
+        finally:  # processes that are forked later would outlive their pool, which ends them by SIGTERM
+            signal.signal(signal.SIGTERM, previous)
+
+    def _run(self, data: Iterator[AnyBatch], seconds: float, save: Callable[[], None]) -> None:
         began = saved = reported = time.perf_counter()
-        step = last_step = 0
+        step = positions = 0
         while not self.is_stopped and (elapsed := (time.perf_counter() - began) / seconds) < 1:
-            loss = self.step(next(data), learning_rate_factor(elapsed, step, self.recipe))
-            step += 1
+            batch = next(data)
+            loss = self.step(batch, learning_rate_factor(elapsed, step, self.recipe))
+            step, positions = step + 1, positions + batch[0].numel()
             now = time.perf_counter()
             if now - reported > 10:
-                rate = (step - last_step) * self.recipe.batch * SEQUENCE / (now - reported)
+                rate = positions / (now - reported)
                 self.log(f"step {step} loss {loss.item():.4f} {rate / 1e6:.2f} M positions/s {elapsed:.1%}")
-                reported, last_step = now, step
+                reported, positions = now, 0
             if now - saved > 240:
                 save()
                 saved = now
