@@ -8,8 +8,9 @@ import os
 import torch
 
 from common.checkpoint import ModelConfig, check_tensor_parallel, load_model_config
-from common.config import AUTO_LOOKAHEAD, DeviceProfile, RunConfig
-from common.errors import ConfigError, MissingCapability
+from common.config import DeviceProfile, RunConfig
+from common.decoding import Room
+from common.errors import ConfigError
 from common.estimate import tell_schemes
 from common.paging import PagePool
 from common.platforms import platform_of
@@ -26,7 +27,8 @@ from lopa_ascend.kv import (
     most_shift_entries,
     pages_for,
 )
-from lopa_ascend.load import HEAD_SIZE, load_model
+from lopa_ascend.limits import check, check_model
+from lopa_ascend.load import HEAD_SIZE, attention_scale, load_model
 from lopa_ascend.ops import (
     Ops,
     VirtualRows,
@@ -36,7 +38,6 @@ from lopa_ascend.ops import (
     npu_ops,
     reference_ops,
     require_devices,
-    require_triton,
 )
 from lopa_ascend.parallel import Collectives
 from lopa_ascend.passes import Forward, Graphs, Patience, Shapes, folder_of, warm_up
@@ -44,8 +45,6 @@ from lopa_ascend.selftest import Sizes, attention_form, require_correct, settle
 from lopa_ascend.stages import AscendStages, RotaryTable
 
 logger = logging.getLogger(__name__)
-
-GRAPH_MODES = ("npugraph_ex", "npugraph", "torchair", "eager")
 
 
 def assemble(
@@ -57,7 +56,7 @@ def assemble(
     """
     check(profile, run)
     config = load_model_config(run.model)
-    check_model(config)
+    check_model(profile, config)
     core = leave_first_core() if profile.device == "npu" and profile.cores == "slice" else None
     device, ops = _device_and_ops(profile, config)
     start_s = profile.start_timeout_s if device.type == "npu" else None
@@ -68,9 +67,9 @@ def assemble(
     dtype, collectives = getattr(torch, profile.dtype), Collectives(mesh)
     num_heads = config.num_heads // mesh.tp_size
     max_model_len = min(profile.max_model_len, config.max_position_embeddings)
-    stages = AscendStages(ops, collectives, num_heads, config.head_size**-0.5, profile.weight_prefetch_mb * 2**20)
+    stages = AscendStages(ops, collectives, num_heads, attention_scale(config), profile.weight_prefetch_mb * 2**20)
     model = load_model(profile, run, config, stages, ops, mesh, device)
-    page_bytes = bytes_per_page(config.num_layers, config.num_kv_heads // mesh.tp_size, HEAD_SIZE, dtype)
+    page_bytes = bytes_per_page(config.num_layers, config.kv_heads_of_rank(mesh.tp_size), HEAD_SIZE, dtype)
     num_pages = num_pages or _num_pages(profile, run, mesh, max_model_len, page_bytes, device)
     meet(profile.start_timeout_s)  # what follows has a collective's deadline, and some may still read weights
     num_pages = collectives.least(num_pages)
@@ -78,7 +77,7 @@ def assemble(
     reserved = pages_for(max(graphs.shapes.most_tokens, graphs.shapes.most_padding)) if graphs else 0
     cache = _build_cache(config, run, mesh, num_pages + reserved, page_bytes, max_model_len, dtype, device)
     book = PageBook(PagePool(cache.num_pages))
-    rotary = RotaryTable(max_model_len, config.head_size, HEAD_SIZE, config.rope_theta, dtype, device)
+    rotary = RotaryTable(max_model_len, config.rotary_size, HEAD_SIZE, config.rope_theta, dtype, device)
     passes = Forward(
         model, rotary, cache, book, collectives, device, max_model_len,
         Patience(profile.collective_timeout_s, profile.start_timeout_s), graphs,
@@ -99,12 +98,18 @@ def _proven(
 ) -> Ops:
     """The operations as this device has them right. Raises MissingCapability where one that is called is wrong."""
     check_tensor_parallel(config, mesh.tp_size)
-    schemes = linear_schemes(profile, run.model, config.num_layers, run.load_format)
+    schemes = {
+        linear: scheme
+        for linear, scheme in linear_schemes(profile, run.model, config.num_layers, run.load_format).items()
+        if not (config.is_moe_layer(linear.layer) and linear.kind in ("gate_up_proj", "down_proj"))
+    }
     if mesh.is_leader:
         logger.info("%s", tell_schemes(profile, run, config, schemes))
     sizes = Sizes.of(config, mesh.tp_size)
     ops = settle(ops, sizes, device, mesh, profile)
-    require_correct(ops, sizes, device, mesh, profile, set(schemes.values()))
+    has_shared_experts = config.moe is not None and config.moe.num_shared_experts > 0
+    called = {*schemes.values(), *(["FLOAT"] if has_shared_experts else [])}
+    require_correct(ops, sizes, device, mesh, profile, called)
     return ops
 
 
@@ -115,7 +120,7 @@ def _build_cache(
     requests = f"the KV cache of {run.max_num_requests} requests of {max_model_len} positions"
     with allocating(requests, num_pages * page_bytes):
         return PagedKVCache(
-            num_layers=config.num_layers, num_pages=num_pages, num_kv_heads=config.num_kv_heads // mesh.tp_size,
+            num_layers=config.num_layers, num_pages=num_pages, num_kv_heads=config.kv_heads_of_rank(mesh.tp_size),
             head_size=HEAD_SIZE, dtype=dtype, device=device,
         )  # fmt: skip
 
@@ -139,60 +144,9 @@ def _graphs(profile: DeviceProfile, config: ModelConfig, ops: Ops) -> Graphs | N
     return Graphs(shapes, AsItIs(), compiler, compiler, rows=VirtualRows.as_inputs)
 
 
-def check(profile: DeviceProfile, run: RunConfig) -> None:
-    """What this engine cannot do, said before anything is loaded."""
-    if run.decode.window_attention != "block_causal":
-        raise ConfigError(
-            f"engine lopa_ascend decodes with block-causal windows only, where branches need not exchange KV, and the "
-            f"run has window_attention {run.decode.window_attention} (strategy {run.decode.strategy}): set "
-            "decode.strategy to d2f and decode.window_attention to block_causal, or use a profile of engine lopa_cuda"
-        )
-    allowed = ("bfloat16",) if profile.device == "npu" else ("bfloat16", "float32")
-    if profile.dtype not in allowed:
-        raise ConfigError(
-            f"profile {profile.name}: paged attention of engine lopa_ascend has no {profile.dtype} on "
-            f"{profile.device}: set dtype to {' or '.join(allowed)}"
-        )
-    if run.decode.num_lookahead == AUTO_LOOKAHEAD:
-        raise ConfigError(
-            "num_lookahead auto: engine lopa_ascend does not measure how many are free; set a number, such as 7"
-        )
-    if profile.quantization == "fp8":
-        raise MissingCapability(f"profile {profile.name}: Ascend 910 has no fp8: set quantization to w8a8 or remove it")
-    _check_kernels(profile)
-    if profile.graph.mode not in GRAPH_MODES and not profile.enforce_eager:
-        raise MissingCapability(
-            f"engine lopa_ascend has no graph.mode {profile.graph.mode}: set graph.mode to {' or '.join(GRAPH_MODES)}"
-        )
-
-
-def _check_kernels(profile: DeviceProfile) -> None:
-    if profile.kernels in ("auto", "npu"):
-        return
-    if profile.kernels != "triton" or profile.device != "npu":
-        raise MissingCapability(
-            f"profile {profile.name}: engine lopa_ascend has no kernels {profile.kernels} on {profile.device}: "
-            "set kernels to auto"
-        )
-    if profile.graph.mode not in ("eager", "npugraph") and not profile.enforce_eager:
-        raise MissingCapability(
-            f"profile {profile.name}: graph.mode {profile.graph.mode} compiles steps and does not know the kernels of "
-            "Triton: set graph.mode to npugraph, or kernels to auto"
-        )
-    require_triton()
-
-
-def check_model(config: ModelConfig) -> None:
-    if config.head_size > HEAD_SIZE:
-        raise ConfigError(
-            f"the model has heads of {config.head_size}, Ascend's paged attention takes up to {HEAD_SIZE}: "
-            "use a profile of engine lopa_cuda"
-        )
-
-
 def _device_and_ops(profile: DeviceProfile, config: ModelConfig) -> tuple[torch.device, Ops]:
     """The current device of this process, and the operations of its lane."""
-    form = attention_form(profile, config.num_kv_heads // resolve_mesh(profile).tensor_parallel_size)
+    form = attention_form(profile, config.kv_heads_of_rank(resolve_mesh(profile).tensor_parallel_size))
     if profile.device == "cpu":
         return torch.device("cpu"), reference_ops(hardware_types=profile.dtype != "float32", attention=form)
     torch_npu = require_devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -206,7 +160,7 @@ def _num_pages(
 ) -> int:
     """As many as max_num_requests of the longest kind need; on a device no more than its free memory holds."""
     prompt_lengths = range(max(1, max_model_len - run.decode.max_new_tokens - PAGE_SIZE), max_model_len)
-    most = max(most_pages(length, run.decode, mesh.bp_size) for length in prompt_lengths)
+    most = max(most_pages(Room(length, run.decode), mesh.bp_size) for length in prompt_lengths)
     num_dummies = run.max_num_requests * most_shift_entries(run.decode, mesh.bp_size)
     wanted = run.max_num_requests * most + max(1, pages_for(num_dummies))
     if device.type == "cpu":

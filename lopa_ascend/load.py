@@ -1,7 +1,10 @@
 """The model of this engine: what `common.runtime.load` makes, laid out for Ascend's operators.
 
-Ascend's attention takes heads of 128 values. Smaller heads are padded with zeros here, in the weights, so that every
-model runs through the same operators: zeros change neither a score nor a sum, and no quantization scale.
+Ascend's attention takes heads of 128 values. Its rotation turns whole heads and pairs i with i + 64. So the values of
+every head are laid out anew here, in the weights: rotated pairs lie 64 apart, values that are not rotated lie where the
+angle is zero, and smaller heads are padded with zeros. Every model then runs through the same operators. The order of a
+head's values changes neither a score nor a sum, and zeros change no quantization scale. A norm over a padded head
+divides by 128 instead of the head's size: `attention_scale` and `match_padded_norms` make up for it.
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ from torch import Tensor
 
 from common.checkpoint import ModelConfig
 from common.config import DeviceProfile, RunConfig
-from common.model import Dream
+from common.model import Decoder
 from common.processes import Mesh
 from common.runtime import ModelLoader
 from lopa_ascend.ops import Ops
 from lopa_ascend.stages import (
     AscendStages,
     as_parameters,
+    lay_out_experts,
     link_linears,
     prepare_linears,
     put_columns_last,
@@ -35,6 +39,7 @@ HEAD_SIZE = 128
 # The dimension that holds heads, by parameter; a padded output channel's scale is never used, but may not be 0.
 _HEAD_DIMENSION = {
     **{f"qkv_proj.{leaf}": 0 for leaf in ("weight", "bias", "weight_scale", "deq_scale", "quant_bias")},
+    **{f"qk_norm.{leaf}": 0 for leaf in ("q_weight", "k_weight")},
     "o_proj.weight": 1,
 }
 _ONE_WHERE_PADDED = ("weight_scale", "deq_scale")
@@ -43,40 +48,69 @@ _ONE_WHERE_PADDED = ("weight_scale", "deq_scale")
 def load_model(
     profile: DeviceProfile, run: RunConfig, config: ModelConfig, stages: AscendStages, ops: Ops, mesh: Mesh,
     device: torch.device,
-) -> Dream:  # fmt: skip
+) -> Decoder:  # fmt: skip
     """Raises ConfigError, or QuantizationError naming file and tensor."""
     padded = replace(config, head_size=HEAD_SIZE)
     model = ModelLoader(
-        profile, run, config, padded, stages, mesh, device, adapt=partial(pad_heads, head_size=config.head_size),
-        quant_kernels=quant_kernels(ops),
+        profile, run, config, padded, stages, mesh, device, adapt=partial(lay_out_heads, config=config),
+        quant_kernels=quant_kernels(ops), takes_experts=True,
     ).load()  # fmt: skip
+    match_padded_norms(model, config)
     num_quantized = prepare_linears(model, ops)
+    num_mixtures = lay_out_experts(model, in_8_bits=profile.quantization == "w8a8")
     if profile.graph.mode == "torchair" and not profile.enforce_eager:
         put_columns_last(model)
         as_parameters(model)
     link_linears(model)
     if num_quantized:
         logger.info("%d linears in 8-bit integers", num_quantized)
+    if num_quantized and num_mixtures:
+        logger.info(
+            "the experts of %d layers in 8-bit integers; their routers are in float32, their shared experts in %s",
+            num_mixtures, profile.dtype,
+        )  # fmt: skip
     return model
 
 
-def pad_heads(tensors: Mapping[str, Tensor], head_size: int) -> dict[str, Tensor]:
-    """Parameters by our names, with heads of HEAD_SIZE. A rotated pair (i, i + half) stays a pair of its head."""
-    if head_size == HEAD_SIZE:
+def attention_scale(config: ModelConfig) -> float:
+    """Of the scores of heads of HEAD_SIZE: that of the true head size. Normed heads that are padded come out longer by
+    sqrt(HEAD_SIZE / head size), queries and keys both."""
+    is_longer = config.qk_norm
+    return float(config.head_size**-0.5) * (config.head_size / HEAD_SIZE if is_longer else 1.0)
+
+
+def match_padded_norms(model: Decoder, config: ModelConfig) -> None:
+    """A mean over a padded head is smaller by head size / HEAD_SIZE, and so must be what is added to it."""
+    for layer in model.layers:
+        if layer.qk_norm is not None:
+            layer.qk_norm.eps *= config.head_size / HEAD_SIZE
+
+
+def lay_out_heads(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Parameters by our names, with heads of HEAD_SIZE whose rotated pairs lie half of it apart."""
+    place_H = head_places(config.head_size, config.rotary_size)
+    if torch.equal(place_H, torch.arange(HEAD_SIZE)):
         return dict(tensors)
-    return {name: _padded(name, tensor, head_size) for name, tensor in tensors.items()}
+    return {name: _laid_out(name, tensor, place_H) for name, tensor in tensors.items()}
 
 
-def _padded(name: str, tensor: Tensor, head_size: int) -> Tensor:
+def head_places(head_size: int, rotary_size: int) -> Tensor:
+    """[head_size] where each value of a head lies among HEAD_SIZE: pairs first in both halves, then what is not
+    rotated."""
+    num_pairs, half = rotary_size // 2, HEAD_SIZE // 2
+    pairs, others = torch.arange(num_pairs), torch.arange(num_pairs, half)
+    free = torch.cat((others, half + others))
+    return torch.cat((pairs, half + pairs, free[: head_size - rotary_size]))
+
+
+def _laid_out(name: str, tensor: Tensor, place_H: Tensor) -> Tensor:
     module, _, leaf = name.rpartition(".")
     dimension = _HEAD_DIMENSION.get(f"{module.rpartition('.')[2]}.{leaf}")
     if dimension is None:
         return tensor
-    num_heads = tensor.shape[dimension] // head_size
-    place_H = torch.arange(head_size)
-    place_H[head_size // 2 :] += (HEAD_SIZE - head_size) // 2
+    num_heads = tensor.shape[dimension] // len(place_H)
     place = (torch.arange(num_heads)[:, None] * HEAD_SIZE + place_H).flatten().to(tensor.device)
     shape = list(tensor.shape)
     shape[dimension] = num_heads * HEAD_SIZE
-    padded = tensor.new_full(shape, 1 if leaf in _ONE_WHERE_PADDED else 0)
-    return padded.index_copy_(dimension, place, tensor)
+    laid_out = tensor.new_full(shape, 1 if leaf in _ONE_WHERE_PADDED else 0)
+    return laid_out.index_copy_(dimension, place, tensor)

@@ -7,17 +7,19 @@ away.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from common.model import Activation, Dream, Linear, RMSNorm, rotary_table
+from common.model import Activation, Decoder, Linear, MoE, QKNorm, RMSNorm, Routing, rotary_table
 from lopa_ascend.kv import PagedKVCache
-from lopa_ascend.ops import Ops, VirtualRows
+from lopa_ascend.ops import HeadNorms, Ops, VirtualRows, of_own_experts
 from lopa_ascend.parallel import Collectives
 from quant.linear import QuantizedLinear, QuantKernels
-from quant.w8a8 import QuantizedActivation
+from quant.w8a8 import QuantizedActivation, channel_scale, quantize_weight, round_up_to_bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class AttendStep:
 
 
 class AscendStages:
-    """num_heads: of this rank. scale: of the attention's scores; the true head size's, where heads are padded.
+    """num_heads: of this rank. scale: of the attention's scores (lopa_ascend.load.attention_scale).
 
     prefetch_bytes: so much of the weight behind an all-reduce is pulled into L2 meanwhile, once `link_linears` has said
     which weight that is; 0: nothing.
@@ -60,10 +62,11 @@ class AscendStages:
     def linear(self, x: Activation, linear: nn.Module) -> Tensor:
         return self._prefetching(linear, linear(x))
 
-    def attend(self, qkv_TE: Tensor, layer: int, step: AttendStep) -> Tensor:
+    def attend(self, qkv_TE: Tensor, layer: int, step: AttendStep, qk_norm: QKNorm | None) -> Tensor:
         key_cache, value_cache = step.cache.layers[layer]
+        norms = None if qk_norm is None else HeadNorms(qk_norm.q_weight, qk_norm.k_weight, qk_norm.eps)
         query = self._ops.rotate_and_write(
-            qkv_TE, step.cos_T1H, step.sin_T1H, self._num_heads, key_cache, value_cache, step.slot_T
+            qkv_TE, step.cos_T1H, step.sin_T1H, self._num_heads, key_cache, value_cache, step.slot_T, norms
         )
         attended_TNH = self._ops.paged_attention(query, key_cache, value_cache, step.rows, self._scale)
         return attended_TNH.view(attended_TNH.shape[0], -1)
@@ -75,6 +78,37 @@ class AscendStages:
         gate_up_TI = self._ops.quant_matmul_int32(values, gate_up.weight, gate_up.weight_scale)
         gated = self._ops.dequant_swiglu_quant(gate_up_TI, gate_up.weight_scale[None], scale_T)
         return self._prefetching(down, down(QuantizedActivation(*gated)))
+
+    def moe(self, x_TD: Tensor, moe: MoE) -> Tensor:
+        """The router in float32. Experts lie as `lay_out_experts` leaves them."""
+        logits_TE = functional.linear(x_TD.float(), moe.router)
+        routing, num_own = self._ops.route(logits_TE, moe.expert_bias, moe.config), len(moe.experts_gate_up)
+        if num_own < moe.config.num_experts:
+            routing = of_own_experts(routing, moe.first_expert, num_own)
+        is_int8 = moe.experts_down.dtype == torch.int8
+        mix = self._mixed_in_8_bits if is_int8 else self._mixed
+        mixed_TD = mix(x_TD, routing, moe)
+        if moe.shared_gate_up_proj is not None and moe.shared_down_proj is not None:
+            mixed_TD += self.mlp(x_TD, moe.shared_gate_up_proj, moe.shared_down_proj)
+        return self._prefetching(moe, mixed_TD)
+
+    def _mixed(self, x_TD: Tensor, routing: Routing, moe: MoE) -> Tensor:
+        rows = self._ops.dispatch(x_TD, routing.expert_TC, len(moe.experts_down))
+        inner_NX = self._ops.swiglu(self._ops.grouped_matmul(rows.rows_ND, moe.experts_gate_up, rows.count_E))
+        result_ND = self._ops.grouped_matmul(inner_NX, moe.experts_down, rows.count_E)
+        return self._ops.combine(result_ND, rows.place_N, routing.weight_TC)
+
+    def _mixed_in_8_bits(self, x_TD: Tensor, routing: Routing, moe: MoE) -> Tensor:
+        """A token is quantized once, in front of its copies."""
+        values, scale_T = self._ops.dynamic_quant(x_TD)
+        rows = self._ops.dispatch(values, routing.expert_TC, len(moe.experts_down), scale_T)
+        gate_up_NI = self._ops.grouped_matmul_int32(rows.rows_ND, moe.experts_gate_up, rows.count_E)
+        gate_up_scale, down_scale = moe.get_buffer("gate_up_scale"), moe.get_buffer("down_scale")
+        inner = self._ops.dequant_swiglu_quant(gate_up_NI, gate_up_scale, rows.scale_N, count_E=rows.count_E)
+        result_ND = self._ops.grouped_quant_matmul(
+            inner.values, moe.experts_down, rows.count_E, down_scale, inner.scale_T, x_TD.dtype
+        )
+        return self._ops.combine(result_ND, rows.place_N, routing.weight_TC)
 
     def all_reduce(self, x_TD: Tensor) -> Tensor:
         x_TD = self._tp_sum(x_TD)
@@ -96,19 +130,25 @@ class AscendStages:
 
 
 class RotaryTable:
-    """cos and sin of every position, in the dtype that the operator demands: that of query and key."""
+    """cos and sin of every position, in the dtype that the operator demands: that of query and key.
+
+    head_size: of the model as it was loaded. rotary_size: values of a head that are rotated; the others keep the angle
+    0 (lopa_ascend.load.head_places).
+    """
 
     def __init__(
-        self, num_positions: int, head_size: int, padded_size: int, theta: float, dtype: torch.dtype,
+        self, num_positions: int, rotary_size: int, head_size: int, theta: float, dtype: torch.dtype,
         device: torch.device,
     ) -> None:  # fmt: skip
-        table_S2F = rotary_table(num_positions, head_size, theta, torch.device("cpu"))
-        padding = (padded_size - head_size) // 2
-        half_S2F = torch.nn.functional.pad(table_S2F, (0, padding))  # what is padded holds zeros: any angle will do
-        both_S2H = torch.cat((half_S2F, half_S2F), dim=-1).to(device, dtype)
-        self.cos_S1H, self.sin_S1H = (
-            nn.Parameter(part.unsqueeze(1).contiguous(), requires_grad=False) for part in both_S2H.unbind(dim=1)
-        )
+        table_S2F = rotary_table(num_positions, rotary_size, theta, torch.device("cpu"))
+        num_others = (head_size - rotary_size) // 2
+
+        def both_halves(angles_SF: Tensor, of_zero: float) -> nn.Parameter:
+            half_SF = functional.pad(angles_SF, (0, num_others), value=of_zero)
+            both_S1H = torch.cat((half_SF, half_SF), dim=-1).unsqueeze(1).to(device, dtype)
+            return nn.Parameter(both_S1H, requires_grad=False)
+
+        self.cos_S1H, self.sin_S1H = both_halves(table_S2F[:, 0], 1.0), both_halves(table_S2F[:, 1], 0.0)
 
     def at(self, position_T: Tensor) -> tuple[Tensor, Tensor]:
         return self.cos_S1H.index_select(0, position_T), self.sin_S1H.index_select(0, position_T)
@@ -129,14 +169,40 @@ def quant_kernels(ops: Ops) -> QuantKernels:
     return QuantKernels(matmul, quantize, ops.static_quant)
 
 
-def link_linears(model: Dream) -> None:
+def link_linears(model: Decoder) -> None:
     """Note at every linear before an all-reduce which one reads its weight behind it; the last thing done to them."""
     layers = list(model.layers)
     behind = [*(layer.qkv_proj for layer in layers[1:]), model.lm_head]
     for layer, follower in zip(layers, behind, strict=True):
-        # In a tuple: not a module of that module.
-        layer.o_proj.read_next = (layer.gate_up_proj,)
-        layer.down_proj.read_next = (follower,)
+        # In a tuple: not a module of that module. Which experts are read is known only behind the router.
+        if layer.moe is None:
+            layer.o_proj.read_next = (layer.gate_up_proj,)
+        (layer.down_proj if layer.moe is None else layer.moe).read_next = (follower,)
+
+
+def lay_out_experts(model: nn.Module, *, in_8_bits: bool = False) -> int:
+    """Weights of experts as the grouped product reads them, [experts, in, out]; how many mixtures there are.
+
+    in_8_bits: as int8, with a scale an output channel: `gate_up_scale` in float32, `down_scale` in bfloat16, as the
+    operators want theirs. The latter are rounded before they divide, so that nothing is lost.
+    """
+    mixtures = [module for module in model.modules() if isinstance(module, MoE)]
+    for moe in mixtures:
+        gate_up_EOK, down_EOK = moe.experts_gate_up.data, moe.experts_down.data
+        if in_8_bits:
+            gate_up_EOK, scale_EO = _in_8_bits(gate_up_EOK, channel_scale)
+            moe.register_buffer("gate_up_scale", scale_EO)
+            down_EOK, scale_EO = _in_8_bits(down_EOK, lambda weight: round_up_to_bfloat16(channel_scale(weight)))
+            moe.register_buffer("down_scale", scale_EO.bfloat16())
+        for name, weight_EOK in (("experts_gate_up", gate_up_EOK), ("experts_down", down_EOK)):
+            setattr(moe, name, nn.Parameter(weight_EOK.transpose(1, 2).contiguous(), requires_grad=False))
+    return len(mixtures)
+
+
+def _in_8_bits(weight_EOK: Tensor, scale_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """int8 values, and float32 scales [E, O]; one expert at a time."""
+    quantized = [quantize_weight(weight_OK, scale_of(weight_OK)) for weight_OK in weight_EOK]
+    return torch.stack([one.values for one in quantized]), torch.stack([one.scale for one in quantized])
 
 
 def prepare_linears(model: nn.Module, ops: Ops) -> int:

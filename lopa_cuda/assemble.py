@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 # Tokens at which arithmetic takes as long as reading 2-byte weights on an H200 (790 TFLOP/s over 4.3 TB/s): what
 # buckets are spaced by. It need not be exact, but every rank must use the same.
 KNEE_TOKENS = 184.0
+LEAST_HEAD_SIZE = 16  # of the tensor cores
 # Of the largest captured step: for one request, and at most for any number, since its scratch memory is held for good.
 LEAST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS = 4096, 32768
 LEAST_CAPTURED_READS, MOST_LOGITS_BYTES = 512, 2**31
@@ -47,15 +48,15 @@ def assemble(
     profile = with_chosen_mesh(profile, run, config, device)
     mesh = init_mesh(profile, platform_of(profile).group_backends())
     dtype = getattr(torch, profile.dtype)
-    capture = capture or _capture(profile, dtype)
+    capture = capture or _capture(profile, dtype, config)
     max_model_len = min(profile.max_model_len, config.max_position_embeddings)
     buckets = _buckets(profile, run, config, max_model_len, mesh)
     captured_tokens = buckets.tokens[-1] if capture else 0
     model = load_model(profile, run, config, mesh, device)
     collectives = Collectives(mesh, choose_all_reduce(mesh.tp_group, device))
     sizes = CacheSizes(
-        config.num_layers, run.max_num_requests, max_model_len, config.num_kv_heads // mesh.tp_size, config.head_size,
-        dtype, captured_tokens,
+        config.num_layers, run.max_num_requests, max_model_len, config.kv_heads_of_rank(mesh.tp_size),
+        config.head_size, dtype, captured_tokens,
     )  # fmt: skip
     num_pages = collectives.least(num_pages or _num_pages(sizes, device, profile.gpu_memory_utilization))
     cache = _build_cache(sizes, num_pages, run.decode, device)
@@ -103,12 +104,12 @@ def _device(profile: DeviceProfile) -> torch.device:
     return torch.device("cuda", local_rank())
 
 
-def _capture(profile: DeviceProfile, dtype: torch.dtype) -> Capture | None:
+def _capture(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfig) -> Capture | None:
     if profile.enforce_eager or profile.graph.mode == "eager":
         return None
     if profile.graph.mode != "cuda_graph":
         raise MissingCapability(f"engine lopa_cuda has no graph.mode {profile.graph.mode}: set cuda_graph or eager")
-    if not _wants_kernels(profile, dtype):
+    if not _wants_kernels(profile, dtype, config):
         logger.info("plain operators take rows' lengths from the host: passes are not captured")
         return None
     from graphs.cuda import CudaCapture
@@ -130,12 +131,17 @@ def _buckets(profile: DeviceProfile, run: RunConfig, config: ModelConfig, max_mo
 
 def _ops(profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, collectives: Collectives) -> CudaOps:
     """The operators that the profile asks for. `auto` is Triton where the device and dtype allow it, and says so."""
-    if not _wants_kernels(profile, cache.committed.dtype):
+    dtype = cache.committed.dtype
+    if not _wants_kernels(profile, dtype, config):
         return TorchOps(config, cache, collectives)
-    if profile.kernels not in ("triton", "auto") or not _can_fuse(profile, cache.committed.dtype):
+    if profile.kernels not in ("triton", "auto") or not _can_fuse(profile, dtype, config):
         raise MissingCapability(
-            f"profile {profile.name}: kernels {profile.kernels} of engine lopa_cuda need device cuda and dtype "
-            "bfloat16: set kernels to torch or auto"
+            f"profile {profile.name}: kernels {profile.kernels} of engine lopa_cuda need device cuda, dtype bfloat16 "
+            f"and heads of {LEAST_HEAD_SIZE} or more: set kernels to torch or auto"
+        )
+    if profile.batch_invariant and config.moe is not None:
+        raise MissingCapability(
+            f"profile {profile.name}: batch_invariant of a mixture of experts is not implemented: remove it"
         )
     try:
         from lopa_cuda.ops.fused import FusedOps, InvariantOps
@@ -146,12 +152,12 @@ def _ops(profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, colle
     return (InvariantOps if profile.batch_invariant else FusedOps)(config, cache, collectives)
 
 
-def _can_fuse(profile: DeviceProfile, dtype: torch.dtype) -> bool:
-    return profile.device == "cuda" and dtype == torch.bfloat16
+def _can_fuse(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfig) -> bool:
+    return profile.device == "cuda" and dtype == torch.bfloat16 and config.head_size >= LEAST_HEAD_SIZE
 
 
-def _wants_kernels(profile: DeviceProfile, dtype: torch.dtype) -> bool:
-    return profile.kernels != "torch" and (profile.kernels != "auto" or _can_fuse(profile, dtype))
+def _wants_kernels(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfig) -> bool:
+    return profile.kernels != "torch" and (profile.kernels != "auto" or _can_fuse(profile, dtype, config))
 
 
 def _num_pages(sizes: CacheSizes, device: torch.device, utilization: float) -> int:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from common.checkpoint import ModelConfig
+from common.checkpoint import ModelConfig, fits_tensor_parallel
 from common.config import AUTO_LOOKAHEAD, DecodeConfig, MeshConfig
-from common.runtime import num_matrix_weights
+from common.runtime import num_matrix_weights, num_weights_read
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def choose_mesh(
     estimates = [
         estimate(num_processes // tp, tp, config, decode, bytes_per_weight, floors)
         for tp in range(1, num_processes + 1)
-        if num_processes % tp == 0 and not any(size % tp for size in _split_sizes(config))
+        if num_processes % tp == 0 and fits_tensor_parallel(config, tp)
     ]
     best = min(estimates, key=lambda candidate: candidate.step_s)
     logger.info("mesh auto is %s: estimated steps are %s", best, ", ".join(map(str, estimates)))
@@ -54,9 +54,8 @@ def estimate(
 ) -> Estimate:
     num_lookahead = ASSUMED_LOOKAHEAD if decode.num_lookahead == AUTO_LOOKAHEAD else decode.num_lookahead
     num_tokens = -(-(num_lookahead + 1) // bp) * NUM_BLOCKS * decode.block_size
-    num_weights = num_matrix_weights(config) / tp
-    read_s = num_weights * bytes_per_weight / floors["bytes_per_s"]
-    multiply_s = 2 * num_weights * num_tokens / floors["flops_per_s"]
+    read_s = num_weights_read(config, num_tokens) / tp * bytes_per_weight / floors["bytes_per_s"]
+    multiply_s = 2 * num_matrix_weights(config) / tp * num_tokens / floors["flops_per_s"]
     step_s = max(read_s, multiply_s) / EFFICIENCY + config.num_layers * LAYER_OVERHEAD_S
     if tp > 1:
         sum_s = SUM_LATENCY_S + 2 * num_tokens * config.hidden_size / SUM_BYTES_PER_S
@@ -64,7 +63,3 @@ def estimate(
     return Estimate(
         MeshConfig(branch_parallel_size=bp, tensor_parallel_size=tp), step_s + (GATHER_S if bp > 1 else 0.0)
     )
-
-
-def _split_sizes(config: ModelConfig) -> tuple[int, ...]:
-    return config.num_heads, config.num_kv_heads, config.intermediate_size

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from common.decoding import Int, Predictions, Sampling, StepPlan
-from common.model import Dream
+from common.model import Decoder, changed_logits, merge_statistics, sampled_statistics, special_statistics
 from common.runtime import PassTimes, Stopwatch, wait_until_done
 from graphs.buckets import Buckets, fit, round_up
 from graphs.runner import Capture, GraphRunner, capture_costs
@@ -52,7 +52,7 @@ class Passes:
     """
 
     def __init__(
-        self, model: Dream, ops: CudaOps, cache: PagedKVCache, collectives: Collectives, device: torch.device,
+        self, model: Decoder, ops: CudaOps, cache: PagedKVCache, collectives: Collectives, device: torch.device,
         buckets: Buckets, capture: Capture | None, timeout_s: float,
     ) -> None:  # fmt: skip
         self.device = device
@@ -137,6 +137,20 @@ class Passes:
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
         return {"peak_bytes": float(peak), **capture_costs(self.layers, self.head)}
 
+    def num_experts_hit(self, plan: StepPlan) -> float | None:
+        """Experts of a layer that a pass over all rows reads, the mean over layers; None for a model without. Behind a
+        pass of this plan, whose pages it reads."""
+        shares = deal(plan, np.arange(plan.num_rows)[None])
+        key = self.layers_key(shares)._replace(is_captured=False)
+        self._ops.noted_experts = noted = []
+        try:
+            entry = self.layers.entry(key, is_captured=False)
+            entry.buffers.fill(plan, shares[0])
+            entry.run()
+        finally:
+            self._ops.noted_experts = None
+        return sum(expert_TC.unique().numel() for expert_TC in noted) / len(noted) if noted else None
+
     @property
     def max_model_len(self) -> int:
         return self._cache.max_model_len
@@ -170,7 +184,7 @@ class Passes:
 
     def reads_key(self, num_reads: int, sampling: Sampling, *, is_captured: bool) -> ReadsKey:
         """The same on every rank."""
-        padded = fit(num_reads, self.buckets.reads) if is_captured else None
+        padded = fit(num_reads, self.buckets.reads) if is_captured and not sampling.is_special else None
         return ReadsKey(padded or max(1, num_reads), sampling, is_captured=padded is not None)
 
     def _captured_key(self, num_tokens: int) -> LayersKey:
@@ -209,7 +223,21 @@ class Passes:
         """[M, 3]: token, probability, confidence."""
         ops, head, vocab_start = self._ops, self.model.lm_head, self.model.vocab_start
         stack = self._collectives.tp_stack
+        if key.sampling.is_special:
+            return self._predict_specially(hidden_MD, key.sampling, reads)
         if reads.sampling_rows is None:
             statistics_M6 = ops.statistics(hidden_MD, head, vocab_start, key.sampling)
             return ops.merge(stack(statistics_M6), key.sampling.strategy)
         return ops.sampled(hidden_MD, head, vocab_start, key.sampling, reads.sampling_rows, stack)
+
+    def _predict_specially(self, hidden_MD: Tensor, sampling: Sampling, reads: ReadBuffers) -> Tensor:
+        """[M, 3] by plain operators; see common.model.special."""
+        head, vocab_start, stack = self.model.lm_head, self.model.vocab_start, self._collectives.tp_stack
+        guide_NV = (
+            self._ops.logits(self._hidden_TD.index_select(0, reads.guide_M), head) if sampling.cfg_scale else None
+        )
+        logits_NV = self._ops.logits(hidden_MD, head)
+        logits_NV = changed_logits(logits_NV, guide_NV, reads.lowered_M, vocab_start, sampling)
+        if reads.sampling_rows is None:
+            return merge_statistics(stack(special_statistics(logits_NV, vocab_start, sampling)), sampling.strategy)
+        return sampled_statistics(logits_NV, vocab_start, sampling, reads.sampling_rows, stack)

@@ -4,9 +4,10 @@ Nothing in a folder is executed, but for its chat template in a process of its o
 file and key. `rules` knows both vocabularies of parameters; tensors are read from `sources`.
 """
 
+from common.checkpoint.families import load_model_config
 from common.checkpoint.lora import LoraSource
-from common.checkpoint.model_config import ModelConfig, load_model_config
-from common.checkpoint.rules import check_tensor_parallel, shard_bounds
+from common.checkpoint.model_config import ModelConfig, MoEConfig
+from common.checkpoint.rules import check_tensor_parallel, fits_tensor_parallel, shard_bounds
 from common.checkpoint.sources import SafetensorsFolder
 from common.checkpoint.stop_strings import StopFinder, stop_finder
 from common.checkpoint.text_length import CharacterBound, character_bound, chat_text
@@ -16,6 +17,7 @@ from common.checkpoint.weights import load_weights
 __all__ = [
     "CharacterBound",
     "LoraSource",
+    "MoEConfig",
     "ModelConfig",
     "SafetensorsFolder",
     "StopFinder",
@@ -23,6 +25,7 @@ __all__ = [
     "character_bound",
     "chat_text",
     "check_tensor_parallel",
+    "fits_tensor_parallel",
     "load_model_config",
     "load_tokenizer",
     "load_weights",

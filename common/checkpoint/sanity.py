@@ -22,10 +22,19 @@ _FIX = (
 
 
 def look_finite(parameters: Collection[torch.Tensor]) -> bool:
-    """Of norms and biases every value, of matrices some rows. False also where finite values are astronomic."""
-    samples = [tensor if tensor.dim() < 2 else tensor[:: max(1, len(tensor) // _NUM_ROWS)] for tensor in parameters]
+    """Of norms and biases every value, of matrices some rows, of stacked experts a row of each tensor. False also where
+    finite values are astronomic."""
+    samples = [_sample(tensor) for tensor in parameters]
     # One sum for all, which is finite only if its terms are; one for each would cost a twentieth of the load.
     return isfinite(torch.cat([sample.flatten() for sample in samples]).sum(dtype=torch.float32).item())
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dim() < 2:
+        return tensor
+    if tensor.dim() == 2:
+        return tensor[:: max(1, len(tensor) // _NUM_ROWS)]
+    return tensor[:, :: max(1, tensor.shape[1] // 2)]  # gate and up lie in the two halves
 
 
 def check_finite(tensor: torch.Tensor, dtype: torch.dtype, where: str) -> None:

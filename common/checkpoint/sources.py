@@ -163,7 +163,7 @@ class DummySource:
 
     def read(self, name: str, slices: Slices = ()) -> torch.Tensor:
         shape = self._shapes[name]
-        if "norm" in name:
+        if len(shape) == 1 and name.endswith(".weight"):  # of a norm
             with allocated(name):
                 return torch.ones(shape, dtype=self._pool.dtype, device=self._pool.device)[slices]
         rows, *columns = slices or (slice(0, shape[0]),)

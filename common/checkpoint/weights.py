@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -13,9 +13,9 @@ import torch
 
 from common.checkpoint.folder import plain, shown
 from common.checkpoint.model_config import ModelConfig
-from common.checkpoint.rules import Rule, check_tensor_parallel, checkpoint_shapes, rules_of, shard_bounds
+from common.checkpoint.rules import Piece, Rule, check_tensor_parallel, checkpoint_shapes, pieces_of_rank, rules_of
 from common.checkpoint.sanity import allocated, check_finite, check_memory, look_finite
-from common.checkpoint.sources import DummySource, SafetensorsFolder, TensorSource
+from common.checkpoint.sources import DummySource, SafetensorsFolder, Slices, TensorSource
 from common.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def load_weights(
     source: TensorSource | None = None,
     without: Collection[str] = (),
 ) -> dict[str, torch.Tensor]:
-    """This rank's parameters by our names (see RULES); dummy weights read no file of `folder`.
+    """This rank's parameters by our names (see `rules_of`); dummy weights read no file of `folder`.
 
     source: where tensors come from instead. without: parameters, by our names, that come from elsewhere.
     Raises ConfigError naming file, tensor and fix, EngineError where they do not fit into memory.
@@ -48,7 +48,7 @@ def load_weights(
     if tp_rank == 0:
         _warn_of_unused(source, config)
     rules = [rule for rule in rules_of(config) if rule.name not in without]
-    shares = _Shares(source, checkpoint_shapes(config), tp_rank, tp_size, dtype)
+    shares = _Shares(source, config, tp_rank, tp_size, dtype)
     shares.check(rules, device)
     if lora_path is not None:
         from common.checkpoint.lora import LoraSource  # here because common.checkpoint.lora stands on this module
@@ -65,54 +65,61 @@ class _Shares:
     """What one rank reads of a source's tensors. Errors name file and tensor."""
 
     source: TensorSource
-    shapes: Mapping[str, tuple[int, ...]]
+    config: ModelConfig
     tp_rank: int
     tp_size: int
     dtype: torch.dtype
 
     def check(self, rules: Sequence[Rule], device: torch.device | str) -> None:
         """Before gigabytes are read: every tensor is there, with the shape that config.json says, and all fit."""
-        num_bytes = 0
+        num_bytes, shapes = 0, checkpoint_shapes(self.config)
         for rule in rules:
             for piece in rule.pieces:
-                _check_tensor(self.source, piece.name, self.shapes[piece.name])
-                size = prod(self.shapes[piece.name])
-                num_bytes += self.dtype.itemsize * (size if rule.split is None else size // self.tp_size)
+                _check_tensor(self.source, piece.name, shapes[piece.name])
+            for _, slices in self._pieces(rule):
+                num_bytes += self._dtype(rule).itemsize * prod(_sizes(slices))
         check_memory(num_bytes, device)
 
     def parameter(self, rule: Rule, device: torch.device | str) -> torch.Tensor:
-        parts = [self._read(piece.name, rule.split) for piece in rule.pieces]
+        pieces = list(self._pieces(rule))
+        num_rows, columns = sum(_sizes(slices)[0] for _, slices in pieces), _sizes(pieces[0][1])[1:]
         # Copied even where nothing changes: a part read from a file may still be backed by it.
         with allocated(rule.name):
-            shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-            stacked = torch.empty(shape, dtype=self.dtype, device=device)
+            stacked = torch.empty((num_rows, *columns), dtype=self._dtype(rule), device=device)
         row = 0
-        for part in parts:
+        for piece, slices in pieces:
+            part = self._read(piece.name, slices)
             stacked[row : row + len(part)].copy_(part)
             row += len(part)
-        return stacked
+        if not rule.num_experts:
+            return stacked
+        return stacked.view(-1, num_rows * len(rule.pieces) // (len(pieces) * rule.num_experts), *columns)
 
     def check_finite(self, rules: Sequence[Rule]) -> None:
         """Reads all again, every value of it, to name the tensor that is not."""
         for rule in rules:
-            for piece in rule.pieces:
-                check_finite(
-                    self._read(piece.name, rule.split), self.dtype, f"{self.source.where(piece.name)}: {piece.name}"
-                )
+            for piece, slices in self._pieces(rule):
+                where = f"{self.source.where(piece.name)}: {piece.name}"
+                check_finite(self._read(piece.name, slices), self._dtype(rule), where)
 
-    def _read(self, name: str, split: int | None) -> torch.Tensor:
-        """This rank's slice of dimension `split`."""
-        shape = self.shapes[name]
-        slices = [slice(0, size) for size in shape]
-        if split is not None:
-            slices[split] = slice(*shard_bounds(shape[split], self.tp_rank, self.tp_size))
-        share = self.source.read(name, tuple(slices))
+    def _pieces(self, rule: Rule) -> Iterator[tuple[Piece, Slices]]:
+        return pieces_of_rank(self.config, rule, self.tp_rank, self.tp_size)
+
+    def _dtype(self, rule: Rule) -> torch.dtype:
+        return torch.float32 if rule.dtype == "float32" else self.dtype
+
+    def _read(self, name: str, slices: Slices) -> torch.Tensor:
+        share = self.source.read(name, slices)
         if share.dtype not in _FLOAT_DTYPES:
             raise ConfigError(
                 f"{self.source.where(name)}: {name}: holds {share.dtype}, not plain weights; set quantization in the "
                 "profile or use the unquantized checkpoint"
             )
         return share
+
+
+def _sizes(slices: Slices) -> tuple[int, ...]:
+    return tuple(part.stop - part.start for part in slices)
 
 
 def _check_tensor(source: TensorSource, name: str, shape: tuple[int, ...]) -> None:

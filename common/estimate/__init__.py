@@ -2,7 +2,7 @@
 
     profile + run -> Setup -> record (the model on meta tensors) -> operations -> cost (roofline) -> tables
 
-The model that is recorded is the one that runs (common.model.dream); the hardware is a file of configs/hardware, in
+The model that is recorded is the one that runs (common.model.decoder); the hardware is a file of configs/hardware, in
 which every figure says where it comes from.
 """
 

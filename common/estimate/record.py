@@ -12,15 +12,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from common.estimate.experts import mixture_kernels
 from common.estimate.setup import Setup
-from common.model import NUM_STATISTICS, Dream, RMSNorm
+from common.model import NUM_STATISTICS, Decoder, MoE, QKNorm, RMSNorm
 
 PARTS = (
-    "host", "lengths", "embed", "norms", "qkv", "attention", "o", "all-reduce", "gate_up", "down", "head", "gather",
-    "commit",
+    "host", "lengths", "embed", "norms", "qkv", "attention", "o", "all-reduce", "gate_up", "down", "experts", "head",
+    "gather", "commit",
 )  # fmt: skip
 
-LAYER_PARTS = ("norms", "qkv", "attention", "o", "all-reduce", "gate_up", "down")
+LAYER_PARTS = ("norms", "qkv", "attention", "o", "all-reduce", "gate_up", "down", "experts")
 
 _PART_OF = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj": "down", "lm_head": "head"}
 _TORCH_DTYPE = {
@@ -75,7 +76,7 @@ def record_step(setup: Setup) -> list[Operation]:
     """Everything one rank does in a step, in order."""
     with torch.device("meta"):
         ops = RecordingOps(setup)
-        model = Dream(setup.model, ops, tp_size=setup.tp).to(_TORCH_DTYPE[setup.dtype])
+        model = Decoder(setup.model, ops, tp_size=setup.tp).to(_TORCH_DTYPE[setup.dtype])
     ops.adopt(model)
     token_T = torch.empty(setup.num_tokens, dtype=torch.int32, device="meta")
     ops.stream.append(HostWork())
@@ -95,7 +96,7 @@ class RecordingOps:
         self.stream: list[Operation] = []
         self._part_of: dict[nn.Module, str] = {}
 
-    def adopt(self, model: Dream) -> None:
+    def adopt(self, model: Decoder) -> None:
         """Give the layers' linears the dtype that they run in."""
         for name, module in model.named_modules():
             leaf = name.rpartition(".")[2]
@@ -123,9 +124,9 @@ class RecordingOps:
             self._note_linear(part, x_TK, _weight(linear)[:size], self._out_bytes(part, x_TK))
         return x_TK.new_empty(x_TK.shape[0], len(_weight(linear)))
 
-    def attend(self, qkv_TE: Tensor, layer: int, step: Any) -> Tensor:
+    def attend(self, qkv_TE: Tensor, layer: int, step: Any, qk_norm: QKNorm | None) -> Tensor:
         setup, model = self.setup, self.setup.model
-        num_heads, num_kv_heads = model.num_heads // setup.tp, model.num_kv_heads // setup.tp
+        num_heads, num_kv_heads = model.num_heads // setup.tp, model.kv_heads_of_rank(setup.tp)
         for number in range(setup.launches.rotary_kernels):
             self.note("attention", f"rotary_{number}", read=_bytes(qkv_TE), written=_bytes(qkv_TE))
         position_bytes = 2 * num_kv_heads * model.head_size * qkv_TE.element_size()
@@ -158,6 +159,17 @@ class RecordingOps:
             read = both_TI.numel() * self._out_bytes("gate_up", x_TD)
             self.note("gate_up", "swiglu", read=read, written=out)
         return self.linear(activated_TI, down)
+
+    def moe(self, x_TD: Tensor, moe: MoE) -> Tensor:
+        for name, read, written, products in mixture_kernels(moe, len(x_TD), self.setup.tp):
+            weight_bytes, flops = products
+            self.stream.append(
+                Kernel(
+                    "experts", name, "linear" if flops else "other", read + weight_bytes, written, flops=flops,
+                    dtype=self.setup.dtype, weight_bytes=weight_bytes,
+                )
+            )  # fmt: skip
+        return x_TD
 
     def all_reduce(self, x_TD: Tensor) -> Tensor:
         if self.setup.tp > 1:
@@ -199,11 +211,11 @@ class RecordingOps:
 
     def _qkv_sizes(self) -> tuple[int, int, int]:
         model = self.setup.model
-        query, key = (heads // self.setup.tp * model.head_size for heads in (model.num_heads, model.num_kv_heads))
-        return query, key, key
+        query, key = model.num_heads // self.setup.tp, model.kv_heads_of_rank(self.setup.tp)
+        return query * model.head_size, key * model.head_size, key * model.head_size
 
 
-def _note_head(ops: RecordingOps, model: Dream, hidden_TD: Tensor) -> None:
+def _note_head(ops: RecordingOps, model: Decoder, hidden_TD: Tensor) -> None:
     setup = ops.setup
     hidden_MD = hidden_TD.new_empty(setup.num_reads, hidden_TD.shape[1])
     ops.note("head", "select", read=_bytes(hidden_MD), written=_bytes(hidden_MD))
@@ -225,7 +237,7 @@ def _note_commit(ops: RecordingOps) -> None:
     """The winner's KV of a block, every so many steps; under block-causal attention nothing is sent."""
     setup, model = ops.setup, ops.setup.model
     times = setup.num_requests * setup.tokens_per_step / setup.block_size
-    num_values = 2 * setup.block_size * (model.num_kv_heads // setup.tp) * model.head_size
+    num_values = 2 * setup.block_size * model.kv_heads_of_rank(setup.tp) * model.head_size
     size = model.num_layers * num_values * _TORCH_DTYPE[setup.dtype].itemsize
     if setup.launches.commit_copies:
         ops.note("commit", "copy", read=size, written=size, times=times)

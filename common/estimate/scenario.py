@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from common.checkpoint import ModelConfig, check_tensor_parallel
+from common.checkpoint import ModelConfig, check_tensor_parallel, fits_tensor_parallel
 from common.config import AUTO_LOOKAHEAD, DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.errors import ConfigError
 from common.estimate.setup import LAUNCHES, Setup
@@ -58,7 +58,7 @@ def changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
     launches = setup.launches
     if setup.is_quantized:
         yield f"linears in {setup.dtype}", replace(setup, linear_dtype=setup.dtype)
-    else:
+    elif setup.model.moe is None:
         yield "linears in W8A8", replace(setup, linear_dtype="int8")
     yield "q, k, v not merged", replace(setup, launches=replace(launches, merges_qkv=not launches.merges_qkv))
     if setup.is_quantized:
@@ -78,9 +78,8 @@ def changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
 def meshes(setup: Setup) -> Iterator[Setup]:
     """All ways to arrange the same devices that the model can be cut for."""
     num_devices, model = setup.tp * setup.bp, setup.model
-    cut = (model.num_heads, model.num_kv_heads, model.intermediate_size)
     for tp in range(1, num_devices + 1):
-        if num_devices % tp == 0 and not any(size % tp for size in cut):
+        if num_devices % tp == 0 and fits_tensor_parallel(model, tp):
             yield replace(setup, tp=tp, bp=num_devices // tp)
 
 
@@ -106,14 +105,15 @@ def _num_lookahead(decode: DecodeConfig) -> int:
 
 
 def _window_and_prefix(decode: DecodeConfig, options: Options) -> tuple[int, int]:
-    """vanilla forwards prompt and canvas in every step and caches nothing; fast_dllm forwards from the current block
-    to the canvas's end, on average half of it, or the block alone where what is behind it is cached too."""
+    """vanilla forwards prompt and canvas in every step and caches nothing; fast_dllm and multi_block forward from the
+    current block to the canvas's end, on average half of it, or the block alone where what is behind it is cached too;
+    where blocks are counted from position 0, a step is of one block."""
     canvas = decode.max_new_tokens
     if decode.strategy == "vanilla":
         return options.window or options.prefix + canvas, 0
     if decode.strategy == "d2f":
         usual = _BLOCKS_OPEN * decode.block_size
-    elif decode.cache == "prefix":
+    elif decode.strategy in ("fast_dllm", "multi_block") and decode.cache == "prefix":
         usual = (canvas + decode.block_size) // 2
     else:
         usual = decode.block_size

@@ -10,13 +10,16 @@ from common.estimate.cost import StepCost, estimate_step
 from common.estimate.hardware import Hardware, hardware_of, load_hardware
 from common.estimate.scenario import Options, changes, meshes, setup_of
 from common.estimate.setup import Setup
+from common.runtime import check_strategy
 from common.tables import markdown
 
 
 def estimate_tables(profile: DeviceProfile, run: RunConfig, options: Options, hardware_name: str | None) -> str:
     """Of the run's model, of which only config.json is read. Raises ConfigError with the fix."""
     hardware = hardware_of(profile) if hardware_name is None else load_hardware(hardware_name)
-    setup = setup_of(profile, run, load_model_config(run.model), options)
+    model = load_model_config(run.model)
+    check_strategy(run.decode, model)
+    setup = setup_of(profile, run, model, options)
     assert profile.mesh != "auto", "setup_of refuses it"
     return report(setup, hardware, profile.mesh.data_parallel_size)
 

@@ -2,7 +2,8 @@
 of logits.
 """
 
-from common.model.dream import Dream, build_dream
+from common.model.decoder import Decoder, build_decoder
+from common.model.moe import Routing, mixture, route
 from common.model.noise import (
     NUM_SAMPLING_FIELDS,
     UNIFORM_SCALE,
@@ -12,7 +13,17 @@ from common.model.noise import (
     noise_bits,
     sampling_fields,
 )
-from common.model.ops import Activation, Linear, Ops, RMSNorm, add_rms_norm, attention, rotary_table, rotate, swiglu
+from common.model.ops import (
+    Activation,
+    Ops,
+    add_rms_norm,
+    attention,
+    rms_norm,
+    rotary_table,
+    rotate,
+    swiglu,
+)
+from common.model.parameters import Linear, MoE, QKNorm, RMSNorm
 from common.model.sampling import (
     NUM_STATISTICS,
     Gather,
@@ -22,31 +33,40 @@ from common.model.sampling import (
     sampled_statistics,
     shard_statistics,
 )
+from common.model.special import changed_logits, special_statistics
 
 __all__ = [
     "NUM_SAMPLING_FIELDS",
     "NUM_STATISTICS",
     "UNIFORM_SCALE",
     "Activation",
-    "Dream",
+    "Decoder",
     "Gather",
     "Int32",
     "Linear",
+    "MoE",
     "Ops",
+    "QKNorm",
     "RMSNorm",
+    "Routing",
     "SamplingRows",
     "add_rms_norm",
     "attention",
-    "build_dream",
+    "build_decoder",
+    "changed_logits",
     "column_keys",
     "cut_edge",
     "merge_sampled",
     "merge_statistics",
+    "mixture",
     "noise_bits",
+    "rms_norm",
     "rotary_table",
     "rotate",
+    "route",
     "sampled_statistics",
     "sampling_fields",
     "shard_statistics",
+    "special_statistics",
     "swiglu",
 ]

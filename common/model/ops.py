@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from common.model.parameters import MoE, QKNorm, RMSNorm
+
 Activation = Any  # a Tensor, or a platform's quantized activation on its way into a linear
 
 
@@ -27,35 +29,18 @@ class Ops(Protocol):
 
     def linear(self, x: Activation, linear: nn.Module) -> Tensor: ...
 
-    def attend(self, qkv_TE: Tensor, layer: int, step: Any) -> Tensor:
-        """Rotate q and k, pre-write k and v, attend: [T, (N + 2K) H] -> [T, N H]."""
+    def attend(self, qkv_TE: Tensor, layer: int, step: Any, qk_norm: QKNorm | None) -> Tensor:
+        """Norm q and k by head where the family does, rotate them, pre-write k and v, attend: [T, (N + 2K) H] -> [T, N
+        H]."""
 
     def mlp(self, x: Activation, gate_up: nn.Module, down: nn.Module) -> Tensor:
         """down(silu(gate(x)) * up(x)); a partial sum under tensor parallelism."""
 
+    def moe(self, x_TD: Activation, moe: MoE) -> Tensor:
+        """A mixture of experts in place of the MLP (common.model.moe); a partial sum under tensor parallelism."""
+
     def all_reduce(self, x_TD: Tensor) -> Tensor:
         """Sum over the tensor-parallel ranks."""
-
-
-class RMSNorm(nn.Module):
-    """Holds the weight; the platform's `Ops.norm` computes."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size), requires_grad=False)
-        self.eps = eps
-
-
-class Linear(nn.Module):
-    """Holds weight [out, in] and bias [out]; the platform's `Ops.linear` computes."""
-
-    def __init__(self, num_in: int, num_out: int, has_bias: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_out, num_in), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(num_out), requires_grad=False) if has_bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -71,18 +56,21 @@ def add_rms_norm(x_TD: Tensor, residual_TD: Tensor | None, weight_D: Tensor, eps
     return rms_norm(summed_TD, weight_D, eps), summed_TD
 
 
-def rotary_table(num_positions: int, head_size: int, theta: float, device: torch.device) -> Tensor:
-    """cos and sin of every position's angles, float32 [positions, 2, H / 2]."""
-    frequency_F = theta ** (-torch.arange(0, head_size, 2, dtype=torch.float64, device="cpu") / head_size)
+def rotary_table(num_positions: int, rotary_size: int, theta: float, device: torch.device) -> Tensor:
+    """cos and sin of every position's angles, float32 [positions, 2, F]; rotary_size 2F: dimensions of a head that are
+    rotated."""
+    frequency_F = theta ** (-torch.arange(0, rotary_size, 2, dtype=torch.float64, device="cpu") / rotary_size)
     angle_PF = torch.arange(num_positions, dtype=torch.float64)[:, None] * frequency_F
     return torch.stack((angle_PF.cos(), angle_PF.sin()), dim=1).float().to(device)
 
 
 def rotate(x_TNH: Tensor, table_T2F: Tensor) -> Tensor:
-    """Rotary embedding, half layout: the first half of a head pairs with its second half. Computed in float32."""
+    """Rotary embedding of a head's first 2F dimensions, half layout: i pairs with i + F. Computed in float32."""
+    num_pairs = table_T2F.shape[-1]
     cos_T1F, sin_T1F = table_T2F[:, 0].unsqueeze(1), table_T2F[:, 1].unsqueeze(1)
-    left, right = x_TNH.float().chunk(2, dim=-1)
-    rotated = torch.cat((left * cos_T1F - right * sin_T1F, right * cos_T1F + left * sin_T1F), dim=-1)
+    sizes = [num_pairs, num_pairs, x_TNH.shape[-1] - 2 * num_pairs]
+    left, right, rest = torch.split(x_TNH.float(), sizes, dim=-1)
+    rotated = torch.cat((left * cos_T1F - right * sin_T1F, right * cos_T1F + left * sin_T1F, rest), dim=-1)
     return rotated.to(x_TNH.dtype)
 
 

@@ -2,7 +2,8 @@
 
 Each tensor-parallel rank reduces its shard of the vocabulary to a few numbers a position; the shards' numbers are
 merged and full logits are never gathered. One shard is the case tp = 1. Token confidences (`sampling_strategy`):
-`default` p1, `margin` p1 - p2, `neg_entropy` sum p log p. The mask id takes no part in the distribution.
+`default` p1, `margin` p1 - p2, `neg_entropy` sum p log p, or another of `common/policies/token_confidences`. The mask
+id takes no part in the distribution.
 
 What has no part in the distribution gets a logit of -1e30 instead of minus infinity: its weight is 0 either way, and
 products with it need no second look. Every operation here is a kernel on a device, so there are few.
@@ -20,11 +21,12 @@ from torch import Tensor
 from common.config import NUM_CANDIDATES
 from common.decoding import Sampling
 from common.model.noise import SamplingRows, gumbel_noise
+from common.policies import Token, policy
 
 Gather = Callable[[Tensor], Tensor]  # stacks the shards' values along a new first dimension
 NUM_STATISTICS = 6
 _NEVER = -1e30
-_MAX, _ID, _SECOND, _SUM, _PRODUCT, _CHOSEN = range(NUM_STATISTICS)
+_MAX, _ID, _SECOND, SUM, PRODUCT, _CHOSEN = range(NUM_STATISTICS)
 
 
 def shard_statistics(logits_NV: Tensor, vocab_start: int, sampling: Sampling) -> Tensor:
@@ -85,8 +87,8 @@ def _statistics(
     """[N, 6]; column_N is where the chosen token stands."""
     weight_NV = (logits_NV - max_N[:, None]).exp_()
     sum_N = weight_NV.sum(-1)
-    second_N = logits_NV.topk(2, dim=-1).values[:, 1] if strategy == "margin" else max_N
-    product_N = weight_NV.mul_(logits_NV).sum(-1) if strategy == "neg_entropy" else sum_N
+    second_N = logits_NV.topk(2, dim=-1).values[:, 1] if strategy not in ("default", "neg_entropy") else max_N
+    product_N = weight_NV.mul_(logits_NV).sum(-1) if has_product(strategy) else sum_N
     return torch.stack((max_N, column_N.float() + vocab_start, second_N, sum_N, product_N, chosen_N), dim=-1)
 
 
@@ -95,16 +97,23 @@ def _merged(statistics_PNX: Tensor, max_N: Tensor, shard_N: Tensor, strategy: st
     index_1NX = shard_N[None, :, None].expand(1, -1, statistics_PNX.shape[-1])
     picked_NX = statistics_PNX.gather(0, index_1NX)[0]
     scale_PN1 = (statistics_PNX[..., :1] - max_N[:, None]).exp()
-    sum_N, product_N = (statistics_PNX[..., _SUM : _PRODUCT + 1] * scale_PN1).sum(dim=0).unbind(-1)
+    sum_N, product_N = (statistics_PNX[..., SUM : PRODUCT + 1] * scale_PN1).sum(dim=0).unbind(-1)
     best_N, token_N = sum_N.reciprocal(), picked_NX[:, _ID]
     probability_N = best_N if is_best else (picked_NX[:, _CHOSEN] - max_N).exp() * best_N
     if strategy == "default":
         return torch.stack((token_N, probability_N, probability_N), dim=-1)
-    if strategy == "margin":
-        two_2N = torch.cat((statistics_PNX[..., _MAX], statistics_PNX[..., _SECOND])).topk(2, dim=0).values
-        return torch.stack((token_N, probability_N, best_N - (two_2N[1] - max_N).exp() * best_N), dim=-1)
-    negative_entropy_N = product_N * best_N - max_N - sum_N.log()
-    return torch.stack((token_N, probability_N, negative_entropy_N), dim=-1)
+    negative_entropy_N = product_N * best_N - max_N - sum_N.log() if has_product(strategy) else best_N
+    if strategy == "neg_entropy":
+        return torch.stack((token_N, probability_N, negative_entropy_N), dim=-1)
+    two_2N = torch.cat((statistics_PNX[..., _MAX], statistics_PNX[..., _SECOND])).topk(2, dim=0).values
+    second_N = (two_2N[1] - max_N).exp() * best_N
+    token = Token(probability_N, best_N, second_N, negative_entropy_N)
+    return torch.stack((token_N, probability_N, policy("token_confidences", strategy)(token)), dim=-1)
+
+
+def has_product(strategy: str) -> bool:
+    """Whether the confidence needs sum exp(l - max) l, as all but two do."""
+    return strategy not in ("default", "margin")
 
 
 def cut_edge(best_NC: Tensor, mass_N1: Tensor, noise: SamplingRows, gather: Gather) -> Tensor:

@@ -31,6 +31,7 @@ from quant.quantize import FolderScheme, quantize_folder
 
 _SAMPLES = 64  # rows of every linear's input that are kept for output errors
 _REPORT_FILE = "quantization_report.json"
+_FAMILIES = ("dream", "sdar", "fast_dllm_v2", "stable_diffcoder")  # whose tensors have the names that `quant` knows
 _COLUMNS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -105,8 +106,13 @@ def _scheme(request: QuantizeRequest) -> FolderScheme:
 def _check_names(request: QuantizeRequest) -> None:
     """quantize_folder checks the same, but only once it is called."""
     _scheme(request)
-    num_layers = load_model_config(request.model).num_layers
-    every = [LinearName(layer, kind) for layer in range(num_layers) for kind in LINEARS]
+    config = load_model_config(request.model)
+    if config.family not in _FAMILIES:
+        raise ConfigError(
+            f"{request.model}: 8-bit folders of the family {config.family} are not implemented, only of "
+            f"{', '.join(_FAMILIES)}"
+        )
+    every = [LinearName(layer, kind) for layer in range(config.num_layers) for kind in LINEARS]
     excluded_linears(every, request.exclude)
 
 

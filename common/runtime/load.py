@@ -16,7 +16,7 @@ from torch import Tensor
 from common.checkpoint import ModelConfig, load_weights
 from common.config import DeviceProfile, RunConfig
 from common.errors import ConfigError
-from common.model import Dream, Ops, build_dream
+from common.model import Decoder, Ops, build_decoder
 from common.processes import Mesh
 from quant.folder import float_tensors, is_quantized_folder, load_quantized
 from quant.linear import PLAIN_INT8, QuantKernels, install_linears, swap_linears
@@ -38,6 +38,7 @@ class ModelLoader:
 
     config: as the model is built, which may pad what the checkpoint has. adapt: of this rank's tensors by our names,
     before they go to the device. quant_kernels: what computes quantized linears; None: plain operators.
+    takes_experts: a mixture beside quantized linears is left as it is for the engine, instead of being refused.
     """
 
     profile: DeviceProfile
@@ -49,15 +50,21 @@ class ModelLoader:
     device: torch.device
     adapt: Callable[[Tensors], Tensors] = unchanged
     quant_kernels: QuantKernels | None = None
+    takes_experts: bool = False
 
-    def load(self) -> Dream:
+    def load(self) -> Decoder:
         """Raises ConfigError, or QuantizationError naming file and tensor."""
         if self.run.load_format == "auto" and is_quantized_folder(self.run.model):
             return self._from_quantized_folder()
         return self._from_float()
 
-    def _from_float(self) -> Dream:
+    def _from_float(self) -> Decoder:
         run, scheme = self.run, self.profile.quantization
+        if scheme is not None and self.config.moe is not None and not self.takes_experts:
+            raise ConfigError(
+                f"profile {self.profile.name}: quantization {scheme} of a mixture of experts is not implemented: "
+                "remove it"
+            )
         weights = self._load_weights(
             lora_path=run.lora_path, load_format=run.load_format,
             device=self.device if run.load_format == "dummy" else "cpu",
@@ -71,7 +78,7 @@ class ModelLoader:
             )  # fmt: skip
         return model
 
-    def _from_quantized_folder(self) -> Dream:
+    def _from_quantized_folder(self) -> Decoder:
         run, profile = self.run, self.profile
         if profile.quantization != "w8a8":
             raise ConfigError(
@@ -97,11 +104,11 @@ class ModelLoader:
             dtype=self._dtype, **options,
         )  # fmt: skip
 
-    def _build(self, weights: Tensors, without: Collection[str] = ()) -> Dream:
+    def _build(self, weights: Tensors, without: Collection[str] = ()) -> Decoder:
         adapted = self.adapt(weights)
         if adapted is not weights:
             weights.clear()
-        return build_dream(
+        return build_decoder(
             self.config, self.ops, adapted, tp_rank=self.mesh.tp_rank, tp_size=self.mesh.tp_size, device=self.device,
             without=without,
         )  # fmt: skip

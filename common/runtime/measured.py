@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from common.decoding import StepPlan
 from common.runtime.times import PassTimes, Stopwatch
 
 
@@ -19,6 +20,8 @@ class MeasurablePasses(Protocol):
     def length_updates_ms(self) -> dict[str, float]: ...
 
     def memory(self) -> dict[str, float]: ...
+
+    def num_experts_hit(self, plan: StepPlan) -> float | None: ...
 
 
 class MeasuredEngine:
@@ -46,3 +49,6 @@ class MeasuredEngine:
 
     def memory(self) -> dict[str, float]:
         return self.passes.memory()
+
+    def num_experts_hit(self, plan: StepPlan) -> float | None:
+        return self.passes.num_experts_hit(plan)

@@ -4,24 +4,55 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.checkpoint import ModelConfig
+from common.checkpoint import ModelConfig, MoEConfig
 from common.decoding import RowField, Sampling, StepPlan
 
 
-def step_floors_ms(config: ModelConfig, floors: dict[str, float], num_tokens: int, tp_size: int) -> dict[str, float]:
-    """Every weight read once as bf16, and every product of the layers and the head for every token."""
-    num_weights = num_matrix_weights(config) / tp_size
+def step_floors_ms(
+    config: ModelConfig, floors: dict[str, float], num_tokens: int, tp_size: int, num_experts_hit: float | None = None
+) -> dict[str, float]:
+    """Every weight that the tokens need read once as bf16, and every product of the layers and the head for every
+    token. num_experts_hit: of a layer, where it was counted; else each expert is as likely as any other."""
+    num_read, num_multiplied = num_weights_read(config, num_tokens), num_matrix_weights(config)
+    if num_experts_hit is not None:
+        num_read = _num_weights(config, num_experts_hit)
     return {
-        "weight_floor_ms": 2 * num_weights / floors["bytes_per_s"] * 1e3,
-        "matrix_floor_ms": 2 * num_weights * num_tokens / floors["flops_per_s"] * 1e3,
+        "weight_floor_ms": 2 * num_read / tp_size / floors["bytes_per_s"] * 1e3,
+        "matrix_floor_ms": 2 * num_multiplied / tp_size * num_tokens / floors["flops_per_s"] * 1e3,
     }
 
 
-def num_matrix_weights(config: ModelConfig) -> int:
-    """Weights of the linears, the head included; embeddings are only looked up."""
+def num_matrix_weights(config: ModelConfig) -> float:
+    """Weights of the linears that a token is multiplied with: of a mixture of experts the router, the token's experts
+    and the shared ones. The head is included; embeddings are only looked up."""
+    return _num_weights(config, config.moe.experts_per_token if config.moe is not None else 0)
+
+
+def num_weights_read(config: ModelConfig, num_tokens: int) -> float:
+    """Weights of the linears that so many tokens need, if each of their experts is as likely as any other."""
+    without_experts = _num_weights(config, 0)
+    if config.moe is None:
+        return without_experts
+    experts = _num_weights(config, config.moe.num_experts) - without_experts
+    return without_experts + experts * share_of_experts_hit(config.moe, num_tokens)
+
+
+def share_of_experts_hit(moe: MoEConfig, num_tokens: int) -> float:
+    """The part of all experts that at least one token goes to, if each is as likely as any other."""
+    return float(1 - (1 - moe.experts_per_token / moe.num_experts) ** num_tokens)
+
+
+def _num_weights(config: ModelConfig, num_experts: float) -> float:
+    """With so many of a layer's experts."""
+    width, moe = config.hidden_size, config.moe
     query, key = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-    layer = config.hidden_size * (2 * query + 2 * key + 3 * config.intermediate_size)
-    return config.num_layers * layer + config.vocab_size * config.hidden_size
+    num_moe = sum(config.is_moe_layer(layer) for layer in range(config.num_layers))
+    weights: float = config.num_layers * width * (2 * query + 2 * key) + config.vocab_size * width
+    weights += (config.num_layers - num_moe) * 3 * width * config.intermediate_size
+    if moe is not None:
+        inner = (num_experts + moe.num_shared_experts) * moe.intermediate_size
+        weights += num_moe * width * (3 * inner + moe.num_experts)
+    return weights
 
 
 def synthetic_plan(
@@ -50,6 +81,6 @@ def synthetic_plan(
         row_fields_8R=row_fields_8R,
         request_R=np.zeros(num_rows, dtype=np.int64),
         commits=(),
-        sampling=Sampling("neg_entropy", config.mask_token_id),
+        sampling=Sampling("neg_entropy", config.mask_token_id or 0),  # any token does, where the folder names none
         commits_locally=block_size is not None,
     )

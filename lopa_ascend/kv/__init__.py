@@ -9,6 +9,7 @@ from lopa_ascend.kv.pages import (
     most_rows,
     most_shift_entries,
     pages_for,
+    why_not_decoded,
 )
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "most_rows",
     "most_shift_entries",
     "pages_for",
+    "why_not_decoded",
 ]

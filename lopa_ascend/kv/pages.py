@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from common.config import DecodeConfig
+from common.config import BLOCKS_FROM_ZERO, DecodeConfig
 from common.decoding import Int, Room, StepPlan
 from common.errors import EngineError
 from common.paging import NO_SLOT, PagedCapacity, PagePool, slots_going_on
@@ -36,10 +36,23 @@ class BranchCapacity(PagedCapacity):
 
     num_branch_ranks: int = 1
 
+    def why_refused(self, decode: DecodeConfig) -> str | None:
+        return why_not_decoded(decode)
+
     def num_reserved(self, rooms: Sequence[Room]) -> int:
-        needed = sum(most_pages(length, decode, self.num_branch_ranks) for length, decode in rooms)
+        needed = sum(most_pages(room, self.num_branch_ranks) for room in rooms)
         num_dummies = sum(most_shift_entries(room.decode, self.num_branch_ranks) for room in rooms)
         return needed + max(1, pages_for(num_dummies))
+
+
+def why_not_decoded(decode: DecodeConfig) -> str | None:
+    """Why these pages cannot hold what a request wants cached; None: they can."""
+    if decode.cache == "dual":
+        return (
+            "cache dual keeps KV that differs from branch to branch and changes before it is final, and branches of "
+            "engine lopa_ascend exchange none: set cache to prefix"
+        )
+    return None
 
 
 def most_rows(decode: DecodeConfig, num_branch_ranks: int) -> int:
@@ -47,15 +60,24 @@ def most_rows(decode: DecodeConfig, num_branch_ranks: int) -> int:
     return -(-(decode.num_lookahead + 1) // num_branch_ranks)
 
 
-def most_pages(prompt_length: int, decode: DecodeConfig, num_branch_ranks: int) -> int:
-    """Of one request at any time: the prompt's full pages once, all that lies behind them once a row."""
-    shared = prompt_length // PAGE_SIZE
-    private = pages_for(prompt_length + decode.max_new_tokens) - shared
-    return shared + most_rows(decode, num_branch_ranks) * private
+def most_pages(room: Room, num_branch_ranks: int) -> int:
+    """Of one request at any time: the full pages that its first step commits once, all that lies behind them once a
+    row."""
+    shared = _committed_first(room) // PAGE_SIZE
+    private = pages_for(room.num_positions) - shared
+    return shared + most_rows(room.decode, num_branch_ranks) * private
+
+
+def _committed_first(room: Room) -> int:
+    """Positions of the prompt that become final in the first step: of blocks counted from position 0, whole ones."""
+    length, decode = room
+    if decode.cache == "none":
+        return 0
+    return length // decode.block_size * decode.block_size if decode.strategy in BLOCKS_FROM_ZERO else length
 
 
 def most_shift_entries(decode: DecodeConfig, num_branch_ranks: int) -> int:
-    if decode.shift_row == "stale":
+    if decode.shift_row == "stale" or decode.strategy in BLOCKS_FROM_ZERO:
         return 0
     return most_rows(decode, num_branch_ranks) * (decode.max_new_tokens // decode.block_size)
 

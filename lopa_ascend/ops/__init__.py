@@ -1,15 +1,7 @@
 """Every Ascend operation the engine performs, behind one interface with two lanes: torch_npu, and CPU twins."""
 
-from lopa_ascend.ops.facade import (
-    USUAL_ATTENTION,
-    AttentionForm,
-    AttentionVersion,
-    Normed,
-    Ops,
-    Projections,
-    Quantized,
-    QuantizedNorm,
-)
+from lopa_ascend.ops.experts import Dispatched, of_own_experts
+from lopa_ascend.ops.facade import Ops
 from lopa_ascend.ops.fused_kv import require_triton
 from lopa_ascend.ops.in_graph import lower_attention
 from lopa_ascend.ops.npu import (
@@ -20,6 +12,16 @@ from lopa_ascend.ops.npu import (
     require_devices,
 )
 from lopa_ascend.ops.reference import reference_ops
+from lopa_ascend.ops.results import (
+    USUAL_ATTENTION,
+    AttentionForm,
+    AttentionVersion,
+    HeadNorms,
+    Normed,
+    Projections,
+    Quantized,
+    QuantizedNorm,
+)
 from lopa_ascend.ops.rows import QueryGroups, VirtualRows, group_queries
 from lopa_ascend.ops.rules import OpRuleError
 from lopa_ascend.ops.side_stream import lower_prefetch
@@ -28,6 +30,8 @@ __all__ = [
     "USUAL_ATTENTION",
     "AttentionForm",
     "AttentionVersion",
+    "Dispatched",
+    "HeadNorms",
     "Normed",
     "OpRuleError",
     "Ops",
@@ -43,6 +47,7 @@ __all__ = [
     "lower_prefetch",
     "npu_ops",
     "num_visible_devices",
+    "of_own_experts",
     "reference_ops",
     "require_devices",
     "require_triton",

@@ -10,64 +10,28 @@ Letters: T tokens, D model width, N query heads, K KV heads, H head size, P page
 from __future__ import annotations
 
 from copy import copy
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lopa_ascend.ops import fused_kv, in_graph, side_stream
-from lopa_ascend.ops.rows import VirtualRows
+from lopa_ascend.ops.experts import ExpertOps
+from lopa_ascend.ops.results import (
+    USUAL_ATTENTION,
+    AttentionForm,
+    HeadNorms,
+    Normed,
+    Projections,
+    Quantized,
+    QuantizedNorm,
+)
+from lopa_ascend.ops.rows import MOST_ROWS, VirtualRows
 
 FRACTAL_NZ = 29
 
-AttentionVersion = Literal[1, 2]
 
-
-class AttentionForm(NamedTuple):
-    """How attention is called: the operator's version, and the dimensions of the cache as it sees it.
-
-    3: [P, page, K * H]. 4: [P, 1, page, H], the same bytes where a rank has one KV head, and not possible elsewhere.
-    """
-
-    version: AttentionVersion = 1
-    view_dims: Literal[3, 4] = 3
-
-    def __str__(self) -> str:
-        return f"v{self.version} over {self.view_dims}-D pages"
-
-
-# Until a device has spoken: what production engines call.
-USUAL_ATTENTION = AttentionForm()
-
-
-class Normed(NamedTuple):
-    """hidden: the normed sum. residual: the sum itself, which the next residual add takes."""
-
-    hidden: Tensor
-    residual: Tensor
-
-
-class Quantized(NamedTuple):
-    """int8 [T, D] and what one unit of it is worth, float32 [T]."""
-
-    values: Tensor
-    scale_T: Tensor
-
-
-class QuantizedNorm(NamedTuple):
-    hidden: Quantized
-    residual: Tensor
-
-
-class Projections(NamedTuple):
-    """query [T, N, H] and key [T, K, H] rotated, value [T, K, H]; contiguous, as attention and cache demand."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-
-
-class Ops:
+class Ops(ExpertOps):
     """`kernels` has torch_npu's functions under torch_npu's names.
 
     writes_kv_by_atb: with the operator of older releases, which needs the ATB library of CANN's nnal package.
@@ -98,6 +62,7 @@ class Ops:
         return other
 
     def rms_norm(self, x_TD: Tensor, gamma_D: Tensor, epsilon: float) -> Tensor:
+        """Over the last dimension."""
         normed, _ = self._kernels.npu_rms_norm(x_TD, gamma_D, epsilon)
         return normed
 
@@ -147,14 +112,17 @@ class Ops:
         return self._kernels.npu_quant_matmul(x, weight_KN, weight_scale_N, output_dtype=torch.int32)
 
     def dequant_swiglu_quant(
-        self, gate_up: Tensor, weight_scale: Tensor, scale_T: Tensor, smooth: Tensor | None = None
-    ) -> Quantized:
-        """int32 [T, gate | up] -> int8 of silu(gate) * up. weight_scale is [1, gate + up], smooth [1, gate]."""
+        self, gate_up: Tensor, weight_scale: Tensor, scale_T: Tensor, smooth: Tensor | None = None,
+        count_E: Tensor | None = None,
+    ) -> Quantized:  # fmt: skip
+        """int32 [T, gate | up] -> int8 of silu(gate) * up. weight_scale is [1, gate + up], smooth [1, gate]; with the
+        rows of each expert it is [E, gate + up]."""
         values, scale = self._kernels.npu_dequant_swiglu_quant(
             gate_up,
             weight_scale=weight_scale,
             activation_scale=scale_T,
             quant_scale=smooth,
+            group_index=count_E,
             activate_left=True,
             quant_mode=1,
         )
@@ -164,8 +132,11 @@ class Ops:
         """silu(gate) * up of [T, gate | up]."""
         return self._kernels.npu_swiglu(gate_up, dim=-1)
 
-    def split_and_rotate(self, qkv: Tensor, cos_T1H: Tensor, sin_T1H: Tensor, num_heads: int) -> Projections:
-        """Split [T, (N + K + K) * H], rotate query and key. cos and sin span both halves. `qkv` is consumed.
+    def split_and_rotate(
+        self, qkv: Tensor, cos_T1H: Tensor, sin_T1H: Tensor, num_heads: int, norms: HeadNorms | None = None
+    ) -> Projections:
+        """Split [T, (N + K + K) * H], norm query and key by head, rotate them. cos and sin span both halves. `qkv` is
+        consumed.
 
         The operator overwrites its inputs although its schema says otherwise; here they are copies that nobody else
         holds (attention and cache need contiguous tensors anyway).
@@ -175,6 +146,9 @@ class Ops:
         num_kv_heads = (heads_TNH.shape[1] - num_heads) // 2
         parts = torch.split(heads_TNH, [num_heads, num_kv_heads, num_kv_heads], dim=1)
         query, key, value = (part.contiguous() for part in parts)
+        if norms is not None:
+            query = self.rms_norm(query, norms.query_H, norms.epsilon)
+            key = self.rms_norm(key, norms.key_H, norms.epsilon)
         query, key = self._kernels.npu_apply_rotary_pos_emb(query, key, cos_T1H, sin_T1H, layout="TND")
         return Projections(query, key, value)
 
@@ -190,12 +164,13 @@ class Ops:
 
     def rotate_and_write(
         self, qkv: Tensor, cos_T1H: Tensor, sin_T1H: Tensor, num_heads: int, key_cache: Tensor, value_cache: Tensor,
-        slot_T: Tensor,
+        slot_T: Tensor, norms: HeadNorms | None = None,
     ) -> Tensor:  # fmt: skip
         """`split_and_rotate`, then `write_kv`; the rotated query [T, N, H]."""
         if self.fuses_kv_write:
+            assert norms is None, "the kernel norms no heads, as lopa_ascend.limits says"
             return fused_kv.rotate_and_write(qkv, cos_T1H, sin_T1H, key_cache, value_cache, slot_T, num_heads)
-        query, key, value = self.split_and_rotate(qkv, cos_T1H, sin_T1H, num_heads)
+        query, key, value = self.split_and_rotate(qkv, cos_T1H, sin_T1H, num_heads, norms)
         self.write_kv(key, value, key_cache, value_cache, slot_T)
         return query
 
@@ -203,6 +178,11 @@ class Ops:
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, rows: VirtualRows, scale: float
     ) -> Tensor:
         """softmax(scale * query @ keys) @ values of every virtual row, [T, N, H]; write_kv comes before it."""
+        if len(rows.query_ends) > MOST_ROWS:
+            parts = (
+                self.paged_attention(query[own], key_cache, value_cache, part, scale) for own, part in rows.parts()
+            )
+            return torch.cat(list(parts))
         num_pages, page_size, num_kv_heads, head_size = key_cache.shape
         assert num_kv_heads == 1 or self.attention.view_dims == 3, "4-D pages are those of one KV head"
         view = (num_pages, page_size, -1) if self.attention.view_dims == 3 else (num_pages, 1, page_size, head_size)

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from common.errors import MissingCapability, first_line
-from lopa_ascend.ops.facade import USUAL_ATTENTION, AttentionForm, Ops
+from lopa_ascend.ops.facade import Ops
+from lopa_ascend.ops.results import USUAL_ATTENTION, AttentionForm
 
 CPU_BUILD = "--index-url https://download.pytorch.org/whl/cpu"
 # Of the first whose KV write says where a slot lies; earlier ones have no such operator for plain pages.

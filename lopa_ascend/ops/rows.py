@@ -7,6 +7,7 @@ position before a block, which sees what the block sees) joins its block's virtu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 Int = npt.NDArray[np.int64]
+MOST_ROWS = 4096  # virtual rows of one call of the attention operator
 
 
 class VirtualRows(NamedTuple):
@@ -34,6 +36,19 @@ class VirtualRows(NamedTuple):
         """The same with int64 host tensors for lengths."""
         ends, lengths = (torch.tensor(counts, dtype=torch.int64) for counts in (self.query_ends, self.kv_lengths))
         return VirtualRows(self.block_table, ends, lengths)
+
+    def parts(self) -> Iterator[tuple[slice, VirtualRows]]:
+        """The tokens and virtual rows of each call, where there are more rows than one call takes: prompts in blocks of
+        four positions have that many."""
+        for first in range(0, len(self.query_ends), MOST_ROWS):
+            ends = self.query_ends[first : first + MOST_ROWS]
+            start = int(self.query_ends[first - 1]) if first else 0
+            rows = VirtualRows(
+                self.block_table[first : first + MOST_ROWS],
+                [int(end) - start for end in ends],
+                self.kv_lengths[first : first + MOST_ROWS],
+            )
+            yield slice(start, int(ends[-1])), rows
 
 
 class QueryGroups(NamedTuple):

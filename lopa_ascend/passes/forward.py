@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from common.decoding import Sampling, StepPlan
-from common.model import Dream
+from common.model import Decoder
 from common.runtime import PassTimes, Stopwatch
 from graphs.runner import Entry, GraphRunner, Replay, capture_costs
 from lopa_ascend.kv import PageBook, PagedKVCache, pages_for
@@ -72,7 +72,7 @@ class Forward:
     """The model on its pages. Without `graphs` every pass runs at its own shape."""
 
     def __init__(
-        self, model: Dream, rotary: RotaryTable, cache: PagedKVCache, book: PageBook, collectives: Collectives,
+        self, model: Decoder, rotary: RotaryTable, cache: PagedKVCache, book: PageBook, collectives: Collectives,
         device: torch.device, max_model_len: int, patience: Patience, graphs: Graphs | None = None,
     ) -> None:  # fmt: skip
         self.device = device
@@ -161,6 +161,10 @@ class Forward:
         """Peak bytes of this process on the device, and what capture cost."""
         peak = 0.0 if self.device.type == "cpu" else float(torch.npu.max_memory_allocated(self.device))
         return {"peak_bytes": peak, **capture_costs(self.layers, self.head)}
+
+    def num_experts_hit(self, plan: StepPlan) -> float | None:
+        """Not counted here."""
+        return None
 
     def capture_layers(self, num_tokens: int, num_rows: int) -> None:
         """Ahead of the first step of this shape (a size of the graphs' shapes), if there is room for it."""

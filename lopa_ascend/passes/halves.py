@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from common.decoding import Sampling
-from common.model import Dream, SamplingRows, merge_statistics, sampled_statistics, shard_statistics
+from common.model import Decoder, SamplingRows, merge_statistics, sampled_statistics, shard_statistics
 from lopa_ascend.kv import PagedKVCache
 from lopa_ascend.ops import VirtualRows
 from lopa_ascend.parallel import Collectives
@@ -20,7 +20,7 @@ from lopa_ascend.stages import AttendStep, RotaryTable
 class Layers(nn.Module):
     """Token ids to the hidden states behind the last norm; the window's KV is written on the way."""
 
-    def __init__(self, model: Dream, rotary: RotaryTable, cache: PagedKVCache) -> None:
+    def __init__(self, model: Decoder, rotary: RotaryTable, cache: PagedKVCache) -> None:
         super().__init__()
         self.model = model
         self.rotary = rotary
@@ -36,7 +36,7 @@ class Layers(nn.Module):
 class Head(nn.Module):
     """Hidden states to predictions: of each the most probable token."""
 
-    def __init__(self, model: Dream, collectives: Collectives, sampling: Sampling) -> None:
+    def __init__(self, model: Decoder, collectives: Collectives, sampling: Sampling) -> None:
         super().__init__()
         self.lm_head = model.lm_head
         self.ops = model.ops

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from common.checkpoint import ModelConfig
-from common.config import DecodeConfig
+from common.config import BLOCKS_FROM_ZERO, DecodeConfig
 from common.decoding import Sampling
 from lopa_ascend.kv import most_rows
 from lopa_ascend.passes.forward import Forward
@@ -36,7 +36,7 @@ def warm_up(passes: Forward, shapes: Shapes, config: ModelConfig, decode: Decode
         passes.capture_layers(num_tokens, num_rows)
     most = max((num_tokens for num_tokens, _ in usual), default=0)
     for num_reads in reversed([size for size in shapes.heads if size <= most]):
-        passes.capture_head(num_reads, Sampling.of(decode, config.mask_token_id))
+        passes.capture_head(num_reads, Sampling.of(decode, config.mask_of(decode.mask_token_id)))
     # A collector pause would fall into some step; what exists now lives as long as the process.
     gc.collect()
     gc.freeze()
@@ -45,9 +45,20 @@ def warm_up(passes: Forward, shapes: Shapes, config: ModelConfig, decode: Decode
 
 
 def usual_shapes(shapes: Shapes, decode: DecodeConfig, num_branch_ranks: int) -> Iterator[tuple[int, int]]:
+    is_from_zero = decode.strategy in BLOCKS_FROM_ZERO
+    has_shift_entries = decode.shift_row == "fresh" and not is_from_zero
     for rows in {1, most_rows(decode, num_branch_ranks)}:
-        for blocks in range(1, min(NUM_BLOCKS, decode.max_new_tokens // decode.block_size) + 1):
-            shift_entries = blocks if decode.shift_row == "fresh" else 0
+        for blocks in range(1, min(NUM_BLOCKS, _most_blocks(decode)) + 1):
+            shift_entries = blocks if has_shift_entries else 0
             shape = shapes.shape(rows * (blocks * decode.block_size + shift_entries), rows * blocks)
             if shape is not None:
                 yield shape
+
+
+def _most_blocks(decode: DecodeConfig) -> int:
+    """Of a window behind the prompt."""
+    if decode.strategy not in BLOCKS_FROM_ZERO:
+        return decode.max_new_tokens // decode.block_size
+    if decode.block_add_threshold == 1:
+        return 1 if decode.commit == "separate" or decode.strategy == "fast_dllm_v2" else 2  # one full, one of masks
+    return -(-decode.max_new_tokens // decode.block_size)

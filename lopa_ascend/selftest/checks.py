@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.checkpoint import ModelConfig
+from common.checkpoint import ModelConfig, MoEConfig
 from common.errors import EngineError
 from common.runtime import wait_until_done
 from lopa_ascend.kv import PAGE_SIZE
@@ -29,17 +29,25 @@ class Hang(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of one tensor-parallel rank."""
+    """Of one tensor-parallel rank. num_experts: its own, of mixtures as `moe` says."""
 
     width: int
     num_heads: int
     num_kv_heads: int
     inner: int
+    has_head_norms: bool = False
+    moe: MoEConfig | None = None
+    num_experts: int = 0
 
     @classmethod
     def of(cls, config: ModelConfig, tp_size: int) -> Sizes:
-        heads, kv_heads = config.num_heads // tp_size, config.num_kv_heads // tp_size
-        return cls(config.hidden_size, heads, kv_heads, config.intermediate_size // tp_size)
+        heads, kv_heads, moe = config.num_heads // tp_size, config.kv_heads_of_rank(tp_size), config.moe
+        inner = config.intermediate_size // tp_size
+        if moe is None:
+            return cls(config.hidden_size, heads, kv_heads, inner, config.qk_norm)
+        # Where every layer is a mixture, what dense layers call is checked at an expert's size.
+        inner, num_experts = inner or moe.intermediate_size, moe.num_experts // tp_size
+        return cls(config.hidden_size, heads, kv_heads, inner, config.qk_norm, moe, num_experts)
 
     @classmethod
     def of_dream_7b(cls, tp_size: int) -> Sizes:
@@ -62,6 +70,10 @@ class Bench:
 
     def uniform(self, *shape: int) -> Tensor:
         return torch.rand(shape, generator=self._generator) * 1e-2 + 1e-3
+
+    def permuted(self, count: int) -> Tensor:
+        """0 to count - 1 as floats, in a drawn order."""
+        return torch.randperm(count, generator=self._generator).float()
 
     def both(self, call: Callable[..., Any], *inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Results of call(ops, *inputs) on the device and of the twins, flattened, on the CPU."""

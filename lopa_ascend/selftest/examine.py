@@ -26,6 +26,7 @@ from lopa_ascend.ops.versions import cann_version
 from lopa_ascend.selftest.called import called_operations
 from lopa_ascend.selftest.checks import CHECKS, Bench, Hang, Sizes, fused_kv_write
 from lopa_ascend.selftest.choose import attention_form, forms_of, settle, timed_attention
+from lopa_ascend.selftest.families import family_checks
 from lopa_ascend.selftest.grades import Grade, Verdict
 from lopa_ascend.selftest.heads import HEAD_CHECKS, SAMPLING
 from lopa_ascend.selftest.in_graphs import CAPTURING, GRAPH_CHECKS, all_reduce, replayed_with_collectives
@@ -113,7 +114,7 @@ def examine(
 ) -> Iterator[Finding]:
     """Ends early where the device hangs: nothing else can be asked of it then."""
     called = called_operations(schemes)
-    for name, check in _checks(Bench(ops, sizes, device), mesh, mode):
+    for name, check in _checks(Bench(ops, sizes, device), mesh, mode, in_8_bits="W8A8_DYNAMIC" in schemes):
         try:
             verdict = check()
         except Hang as error:
@@ -125,12 +126,14 @@ def examine(
         yield Finding(name, *verdict, is_called=is_called)
 
 
-def _checks(bench: Bench, mesh: Mesh, mode: str) -> Iterator[tuple[str, Callable[[], Verdict]]]:
+def _checks(bench: Bench, mesh: Mesh, mode: str, *, in_8_bits: bool) -> Iterator[tuple[str, Callable[[], Verdict]]]:
     for name, check in CHECKS.items():
         yield name, partial(check, bench)
     if bench.ops.fuses_kv_write:
         yield "rotate_and_write", partial(fused_kv_write, bench)
     for name, check in HEAD_CHECKS.items():
+        yield name, partial(check, bench)
+    for name, check in family_checks(bench, in_8_bits=in_8_bits):
         yield name, partial(check, bench)
     for form in forms_of(bench.sizes):
         yield f"{_FORMS}{form}", partial(_form, bench, form)

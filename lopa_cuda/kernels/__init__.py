@@ -1,7 +1,8 @@
 """The CUDA engine's fused stages: the decoder layer's pieces as Triton kernels, called by lopa_cuda.ops.fused.
 
     embed -> [ norm -> qkv linear -> rope_prewrite -> attention -> o linear
-               -> norm -> gate_up linear + SwiGLU -> down linear ] x layers
+               -> norm -> gate_up linear + SwiGLU -> down linear
+                       or router linear -> route -> mix_experts, shared experts ] x layers
           -> norm -> head -> head_statistics -> merge_statistics, or sampled_statistics where rows are drawn
 
 Every function works on device tensors alone: no host synchronisation, grids from shapes only, so that it can be
@@ -14,12 +15,14 @@ V vocabulary, C a linear's output channels, Z split-K parts, P vocabulary shards
 """
 
 from lopa_cuda.kernels.attention import BLOCK_QUERIES, window_attention
+from lopa_cuda.kernels.experts import mix_experts
 from lopa_cuda.kernels.head_statistics import head_statistics, merge_statistics, sampled_statistics
 from lopa_cuda.kernels.launch import Partials, Quantize, Shared
 from lopa_cuda.kernels.linear import gate_up_swiglu, invariant_linear, linear, linear_partials, sum_partials
 from lopa_cuda.kernels.norm import add_rms_norm
 from lopa_cuda.kernels.quantize import quantize_per_token, quantize_static
 from lopa_cuda.kernels.rope_prewrite import rope_prewrite
+from lopa_cuda.kernels.route import route
 from lopa_cuda.kernels.swiglu import swiglu
 
 __all__ = [
@@ -34,9 +37,11 @@ __all__ = [
     "linear",
     "linear_partials",
     "merge_statistics",
+    "mix_experts",
     "quantize_per_token",
     "quantize_static",
     "rope_prewrite",
+    "route",
     "sampled_statistics",
     "sum_partials",
     "swiglu",

@@ -1,6 +1,7 @@
 """Which skinny linears run on the Triton kernel, and with which tile: measured, not guessed.
 
-One NVIDIA H200, torch 2.11.0+cu130, Triton 3.6.0, Dream-7B's shapes whole and a rank's share of them at tp 2 and 4: the
+One NVIDIA H200, torch 2.11.0+cu130, Triton 3.6.0, Dream-7B's shapes whole and a rank's share of them at tp 2 and 4, and
+those of SDAR-8B and LLaDA-8B whole, up to 64 tokens: the
 fastest of up to 20 tiles for each entry (`scripts/bench_kernels.py --tune`), timed with the stage behind it in captured
 graphs over rotating weights, and only where it beat cuBLAS, `_int_mm` or `_scaled_mm`; in 8 bits up to 64 tokens at tp
 1 the fastest in a whole step. Other shapes and more tokens go to the library.
@@ -150,6 +151,13 @@ TABLE: dict[tuple[str, int, int, Fusion], Tiles] = {
     ),
     ("bf16", 3584, 4736, "none"): ((32, LinearConfig(64, 128, 2, 8)), (64, LinearConfig(32, 128, 1, 8))),
     ("bf16", 38016, 3584, "none"): ((64, LinearConfig(128, 64, 1, 3)),),
+    # SDAR-8B: qkv, o, down, head; o and down are LLaDA-8B's too, whose qkv and head follow. gate/up is the library's.
+    ("bf16", 6144, 4096, "none"): ((32, LinearConfig(64, 128, 4, 3)), (64, LinearConfig(32, 128, 2, 3))),
+    ("bf16", 4096, 4096, "none"): ((32, LinearConfig(64, 128, 2, 8)), (64, LinearConfig(32, 128, 2, 4))),
+    ("bf16", 4096, 12288, "none"): ((32, LinearConfig(64, 128, 4, 4)), (64, LinearConfig(128, 128, 4, 4))),
+    ("bf16", 151936, 4096, "none"): ((32, LinearConfig(128, 64, 1, 5)), (64, LinearConfig(256, 64, 1, 5))),
+    ("bf16", 12288, 4096, "none"): ((32, LinearConfig(64, 64, 2, 6)), (64, LinearConfig(64, 64, 2, 4))),
+    ("bf16", 126464, 4096, "none"): ((32, LinearConfig(256, 128, 1, 3)), (64, LinearConfig(256, 64, 1, 5))),
     ("fp8", 4608, 3584, "none"): ((32, LinearConfig(64, 128, 2, 7, early=True)), *_QKV_8BIT),
     ("fp8", 3584, 3584, "none"): _O_8BIT,
     ("fp8", 37888, 3584, "swiglu"): (

@@ -1,7 +1,9 @@
-"""QKV bias, rotary embedding and Pre-Write in one launch, between the qkv linear and attention.
+"""QKV bias, norms of query and key heads, rotary embedding and Pre-Write in one launch, between the qkv linear and
+attention.
 
 Reads the merged qkv (bf16, or split-K parts whose sum is taken here), writes the rotated q out and the rotated k and
-the v into this step's window cache. One program computes a few heads of one token.
+the v into this step's window cache. One program computes a few heads of one token. A head is three stretches: the left
+and the right of its rotated pairs, and the rest, which is empty unless rotation is partial.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.model import QKNorm
 from lopa_cuda.kernels.launch import (
     KEEP,
     Partials,
@@ -25,10 +28,32 @@ HEADS_PER_PROGRAM = 4
 
 
 @triton.jit
+def _head_weight(q_weight_ptr, k_weight_ptr, channel, is_query, SIZE: tl.constexpr):
+    """The norm's weight for each head's channels, of which the last of a block may lie behind the head."""
+    q_weight = tl.load(q_weight_ptr + channel, mask=channel < SIZE, other=0.0).to(tl.float32)
+    k_weight = tl.load(k_weight_ptr + channel, mask=channel < SIZE, other=0.0).to(tl.float32)
+    return tl.where(is_query, q_weight, k_weight)
+
+
+@triton.jit
+def _normed(x, scale, weight, is_value):
+    """Rounded to bf16, as the plain norm's output is; values as they are."""
+    return tl.where(is_value, x, (x * scale * weight).to(tl.bfloat16).to(tl.float32))
+
+
+@triton.jit
+def _store_heads(x, q_at, kv_at, is_query, is_key_value):
+    x = x.to(tl.bfloat16)
+    tl.store(q_at, x, mask=is_query, eviction_policy=KEEP)
+    tl.store(kv_at, x, mask=is_key_value)
+
+
+@triton.jit
 def _rope_prewrite_kernel(
-    values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, position_ptr, rotary_ptr, q_ptr, window_ptr,
-    part_stride, num_heads, num_kv_heads, window_kv, window_token,
-    PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr, HEAD_SIZE: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
+    values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, q_weight_ptr, k_weight_ptr, position_ptr, rotary_ptr, q_ptr,
+    window_ptr, part_stride, num_heads, num_kv_heads, window_kv, window_token, eps,
+    PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr, HEAD_SIZE: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     release_successor(PDL)
@@ -36,54 +61,74 @@ def _rope_prewrite_kernel(
     groups = tl.cdiv(num_all, HEADS)
     token = program // groups
     head = (program % groups * HEADS + tl.arange(0, HEADS))[:, None]
-    half: tl.constexpr = HEAD_SIZE // 2
-    channel = tl.arange(0, half)[None, :]
-    mask = (head < num_all) & (channel < half)
-    column = head * HEAD_SIZE + channel
+    is_query_head, is_value = head < num_heads, head >= num_heads + num_kv_heads
+    pair, rest = tl.arange(0, BLOCK)[None, :], 2 * PAIRS + tl.arange(0, REST_BLOCK)[None, :]
+    mask, rest_mask = (head < num_all) & (pair < PAIRS), (head < num_all) & (rest < HEAD_SIZE)
     position = tl.load(position_ptr + token).to(tl.int64)
-    cos = tl.load(rotary_ptr + position * HEAD_SIZE + channel)
-    sin = tl.load(rotary_ptr + position * HEAD_SIZE + half + channel)
+    cos = tl.load(rotary_ptr + position * 2 * PAIRS + pair, mask=pair < PAIRS, other=0.0)
+    sin = tl.load(rotary_ptr + position * 2 * PAIRS + PAIRS + pair, mask=pair < PAIRS, other=0.0)
     start_after_predecessor(PDL)
     left = load_sum(
-        values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, mask, part_stride, num_all * HEAD_SIZE,
-        PARTS, IS_BIAS_INT,
-    )  # fmt: skip
-    right = load_sum(
-        values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column + half, mask, part_stride,
+        values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, head * HEAD_SIZE + pair, mask, part_stride,
         num_all * HEAD_SIZE, PARTS, IS_BIAS_INT,
     )  # fmt: skip
-    is_value = head >= num_heads + num_kv_heads
-    rotated_left = tl.where(is_value, left, left * cos - right * sin).to(tl.bfloat16)
-    rotated_right = tl.where(is_value, right, right * cos + left * sin).to(tl.bfloat16)
-    is_query = mask & (head < num_heads)
-    q_at = q_ptr + token.to(tl.int64) * num_heads * HEAD_SIZE + column
-    tl.store(q_at, rotated_left, mask=is_query, eviction_policy=KEEP)
-    tl.store(q_at + half, rotated_right, mask=is_query, eviction_policy=KEEP)
+    right = load_sum(
+        values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, head * HEAD_SIZE + PAIRS + pair, mask, part_stride,
+        num_all * HEAD_SIZE, PARTS, IS_BIAS_INT,
+    )  # fmt: skip
+    if 2 * PAIRS < HEAD_SIZE:
+        still = load_sum(
+            values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, head * HEAD_SIZE + rest, rest_mask,
+            part_stride, num_all * HEAD_SIZE, PARTS, IS_BIAS_INT,
+        )  # fmt: skip
+    if q_weight_ptr is not None:
+        total = tl.sum(left * left + right * right, axis=1)[:, None]
+        if 2 * PAIRS < HEAD_SIZE:
+            total += tl.sum(still * still, axis=1)[:, None]
+        scale = tl.rsqrt(total / HEAD_SIZE + eps)
+        left = _normed(left, scale, _head_weight(q_weight_ptr, k_weight_ptr, pair, is_query_head, HEAD_SIZE), is_value)
+        weight = _head_weight(q_weight_ptr, k_weight_ptr, PAIRS + pair, is_query_head, HEAD_SIZE)
+        right = _normed(right, scale, weight, is_value)
+        if 2 * PAIRS < HEAD_SIZE:
+            weight = _head_weight(q_weight_ptr, k_weight_ptr, rest, is_query_head, HEAD_SIZE)
+            still = _normed(still, scale, weight, is_value)
+    q_at = q_ptr + token.to(tl.int64) * num_heads * HEAD_SIZE + head * HEAD_SIZE
     kv_head = head - num_heads - tl.where(is_value, num_kv_heads, 0)
-    kv_at = window_ptr + tl.where(is_value, window_kv, 0) + token * window_token + kv_head * HEAD_SIZE + channel
-    is_key_value = mask & (head >= num_heads)
-    tl.store(kv_at, rotated_left, mask=is_key_value)
-    tl.store(kv_at + half, rotated_right, mask=is_key_value)
+    kv_at = window_ptr + tl.where(is_value, window_kv, 0) + token * window_token + kv_head * HEAD_SIZE
+    is_query, is_key_value = mask & is_query_head, mask & (head >= num_heads)
+    _store_heads(tl.where(is_value, left, left * cos - right * sin), q_at + pair, kv_at + pair, is_query, is_key_value)
+    _store_heads(
+        tl.where(is_value, right, right * cos + left * sin), q_at + PAIRS + pair, kv_at + PAIRS + pair, is_query,
+        is_key_value,
+    )  # fmt: skip
+    if 2 * PAIRS < HEAD_SIZE:
+        _store_heads(still, q_at + rest, kv_at + rest, rest_mask & is_query_head, rest_mask & (head >= num_heads))
 
 
 def rope_prewrite(
-    qkv: Tensor | Partials, position_T: Tensor, rotary_P2F: Tensor, window_2TKH: Tensor, *, num_heads: int
-) -> Tensor:
-    """Rotate q and k, write k and v into the window cache, return q [T, N, H].
+    qkv: Tensor | Partials, position_T: Tensor, rotary_P2F: Tensor, window_2TKH: Tensor, *, num_heads: int,
+    qk_norm: QKNorm | None = None,
+) -> Tensor:  # fmt: skip
+    """Norm q and k by head if asked to, rotate them, write k and v into the window cache, return q [T, N, H].
 
-    qkv: [T, (N + 2 K) H] with its bias added (or Partials that carry it). rotary: common.model.ops.rotary_table.
-    window: one layer of the window cache, of T tokens at least. position: int32 or int64.
+    qkv: [T, (N + 2 K) H] with its bias added (or Partials that carry it). rotary: common.model.ops.rotary_table, whose
+    2 F dimensions are the first of a head. window: one layer of the window cache, of T tokens at least. position: int32
+    or int64.
     """
     pointers, constants = partial_arguments(qkv)
     num_tokens = pointers[0].shape[-2]
     num_kv_heads, head_size = window_2TKH.shape[-2:]
+    num_pairs = rotary_P2F.shape[-1]
     assert window_2TKH.stride()[-2:] == (head_size, 1) and position_T.is_contiguous()
+    weights = (None, None, 0.0) if qk_norm is None else (qk_norm.q_weight, qk_norm.k_weight, qk_norm.eps)
     q_TNH = torch.empty((num_tokens, num_heads, head_size), dtype=torch.bfloat16, device=rotary_P2F.device)
     num_programs = num_tokens * triton.cdiv(num_heads + 2 * num_kv_heads, HEADS_PER_PROGRAM)
     _rope_prewrite_kernel[(num_programs,)](
-        *pointers, position_T, rotary_P2F, q_TNH, window_2TKH,
+        *pointers, *weights[:2], position_T, rotary_P2F, q_TNH, window_2TKH,
         num_heads=num_heads, num_kv_heads=num_kv_heads,
-        window_kv=window_2TKH.stride(0), window_token=window_2TKH.stride(1),
-        **constants, HEAD_SIZE=head_size, HEADS=HEADS_PER_PROGRAM, num_warps=2, **overlap(),
+        window_kv=window_2TKH.stride(0), window_token=window_2TKH.stride(1), eps=weights[2],
+        **constants, HEAD_SIZE=head_size, PAIRS=num_pairs, BLOCK=triton.next_power_of_2(num_pairs),
+        REST_BLOCK=triton.next_power_of_2(max(1, head_size - 2 * num_pairs)),
+        HEADS=HEADS_PER_PROGRAM, num_warps=2, **overlap(),
     )  # fmt: skip
     return q_TNH

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from common.checkpoint import ModelConfig
 from common.config import NUM_CANDIDATES
 from common.decoding import Sampling
-from common.model import Activation, Gather, RMSNorm, SamplingRows, cut_edge, merge_sampled
+from common.model import Activation, Gather, MoE, QKNorm, RMSNorm, SamplingRows, cut_edge, merge_sampled
 from lopa_cuda import kernels
 from lopa_cuda.ops.plain import rotary_of
 from lopa_cuda.parallel import Collectives
@@ -30,10 +31,12 @@ class FusedOps:
 
     num_splits: int | None = None  # of a row's keys in attention; None: by the number of tokens
 
+    noted_experts: list[Tensor] | None = None
+
     def __init__(self, config: ModelConfig, cache: PagedKVCache, collectives: Collectives) -> None:
         tp_size = collectives.mesh.tp_size
         self.head_size = config.head_size
-        self.num_heads, self.num_kv_heads = config.num_heads // tp_size, config.num_kv_heads // tp_size
+        self.num_heads, self.num_kv_heads = config.num_heads // tp_size, config.kv_heads_of_rank(tp_size)
         self.tiling = Tiling(self.num_heads // self.num_kv_heads, kernels.BLOCK_QUERIES)
         self.cache = cache
         self.rotary = rotary_of(config, cache)
@@ -45,7 +48,8 @@ class FusedOps:
     def adopt(self, model: nn.Module) -> None:
         layers = list(model.get_submodule("layers").children())
         self._behind_attention = [layer.get_submodule("o_proj") for layer in layers]
-        self._row_parallel = {*self._behind_attention, *(layer.get_submodule("down_proj") for layer in layers)}
+        down = [module for layer in layers for name, module in layer.named_children() if name == "down_proj"]
+        self._row_parallel = {*self._behind_attention, *down}
 
     def plan(self, step: DeviceStep) -> DeviceStep:
         return step
@@ -70,14 +74,27 @@ class FusedOps:
         activated = kernels.gate_up_swiglu(_input(x, gate_up), weight, scale, quantize=quantize_for(down))
         return self.linear(activated, down)
 
+    def moe(self, x_TD: Tensor, moe: MoE) -> Tensor:
+        logits_TE = functional.linear(x_TD.float(), moe.router)
+        routing = kernels.route(logits_TE, moe.expert_bias, moe.config)
+        if self.noted_experts is not None:
+            self.noted_experts.append(routing.expert_TC)
+        shared_TD = None
+        if moe.shared_gate_up_proj is not None and moe.shared_down_proj is not None:
+            inner_TX = kernels.gate_up_swiglu(x_TD, moe.shared_gate_up_proj.weight)
+            shared_TD = kernels.linear(inner_TX, moe.shared_down_proj.weight)
+        return kernels.mix_experts(x_TD, routing, moe, shared_TD)
+
     def all_reduce(self, x_TD: Any) -> Any:
         if self._collectives.mesh.tp_group is None or isinstance(x_TD, kernels.Shared):
             return x_TD
         return self._collectives.tp_sum(kernels.sum_partials(x_TD))
 
-    def attend(self, qkv_TE: Any, layer: int, step: DeviceStep) -> Activation:
+    def attend(self, qkv_TE: Any, layer: int, step: DeviceStep, qk_norm: QKNorm | None) -> Activation:
         window = self.cache.staging[layer]
-        q_TNH = kernels.rope_prewrite(qkv_TE, step.position_T, self.rotary, window, num_heads=self.num_heads)
+        q_TNH = kernels.rope_prewrite(
+            qkv_TE, step.position_T, self.rotary, window, num_heads=self.num_heads, qk_norm=qk_norm
+        )
         behind = self._behind_attention[layer]
         return kernels.window_attention(
             q_TNH, self.cache.committed[layer], window, table_SP=self.cache.table_SP,

@@ -17,14 +17,19 @@ from common.decoding import Sampling
 from common.model import (
     Activation,
     Gather,
+    MoE,
     Ops,
+    QKNorm,
     RMSNorm,
     SamplingRows,
     add_rms_norm,
     attention,
     merge_statistics,
+    mixture,
+    rms_norm,
     rotary_table,
     rotate,
+    route,
     sampled_statistics,
     shard_statistics,
     swiglu,
@@ -49,12 +54,13 @@ def visible_keys(horizon_RW: Tensor, run: Run) -> Tensor:
 
 
 def rotary_of(config: ModelConfig, cache: PagedKVCache) -> Tensor:
-    """The rotary table with the values that the cache's dtype can hold, as float32.
+    """The rotary table as the published model has it: with values that the cache's dtype can hold, as float32.
 
-    The published model rounds cos and sin to its own dtype, and Ascend's operator takes them in no other.
+    Most published models round cos and sin to their own dtype, and Ascend's operator takes them in no other; LLaDA
+    does not.
     """
-    table = rotary_table(cache.max_model_len, config.head_size, config.rope_theta, cache.committed.device)
-    return table.to(cache.committed.dtype).float()
+    table = rotary_table(cache.max_model_len, config.rotary_size, config.rope_theta, cache.committed.device)
+    return table.to(cache.committed.dtype).float() if config.rounds_rotary else table
 
 
 class VisibleRun(NamedTuple):
@@ -77,10 +83,11 @@ class CudaOps(Ops, Protocol):
     """What this engine's passes need beside the layers' stages.
 
     tiling: of attention that takes the rows and their lengths from the device; None: it looks at step.runs, which are
-    fixed when a pass is captured.
+    fixed when a pass is captured. noted_experts: while it is a list, every mixture of experts adds its choices, [T, C].
     """
 
     tiling: Tiling | None
+    noted_experts: list[Tensor] | None
 
     def adopt(self, model: nn.Module) -> None:
         """Called once, when the model's linears are final."""
@@ -108,11 +115,12 @@ class TorchOps:
     """CudaOps over a PagedKVCache, whose pages are gathered for every run."""
 
     tiling = None
+    noted_experts: list[Tensor] | None = None
 
     def __init__(self, config: ModelConfig, cache: PagedKVCache, collectives: Collectives) -> None:
         tp_size = collectives.mesh.tp_size
         self.head_size = config.head_size
-        self.num_heads, self.num_kv_heads = config.num_heads // tp_size, config.num_kv_heads // tp_size
+        self.num_heads, self.num_kv_heads = config.num_heads // tp_size, config.kv_heads_of_rank(tp_size)
         self.cache = cache
         self.rotary = rotary_of(config, cache)
         self._tp_sum = collectives.tp_sum
@@ -140,6 +148,11 @@ class TorchOps:
     def mlp(self, x: Activation, gate_up: nn.Module, down: nn.Module) -> Tensor:
         return down(swiglu(gate_up(x)))
 
+    def moe(self, x_TD: Tensor, moe: MoE) -> Tensor:
+        if self.noted_experts is not None:
+            self.noted_experts.append(route(x_TD, moe).expert_TC)
+        return mixture(x_TD, moe)
+
     def all_reduce(self, x_TD: Tensor) -> Tensor:
         return self._tp_sum(x_TD)
 
@@ -158,12 +171,13 @@ class TorchOps:
     ) -> Tensor:  # fmt: skip
         return sampled_statistics(self.logits(hidden_MD, head), vocab_start, sampling, rows, gather)
 
-    def attend(self, qkv_TE: Tensor, layer: int, plain: PlainStep) -> Tensor:
-        num_rotated = self.num_heads + self.num_kv_heads
+    def attend(self, qkv_TE: Tensor, layer: int, plain: PlainStep, qk_norm: QKNorm | None) -> Tensor:
         qkv_TGH = qkv_TE.view(len(qkv_TE), -1, self.head_size)
-        rotated_TGH = rotate(qkv_TGH[:, :num_rotated], plain.rotary_T2F)
-        q_TNH, key_TKH = rotated_TGH.split((self.num_heads, self.num_kv_heads), dim=1)
-        value_TKH = qkv_TGH[:, num_rotated:]
+        q_TNH, key_TKH, value_TKH = qkv_TGH.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        if qk_norm is not None:
+            q_TNH = rms_norm(q_TNH, qk_norm.q_weight, qk_norm.eps)
+            key_TKH = rms_norm(key_TKH, qk_norm.k_weight, qk_norm.eps)
+        q_TNH, key_TKH = rotate(q_TNH, plain.rotary_T2F), rotate(key_TKH, plain.rotary_T2F)
         self.cache.prewrite(layer, key_TKH, value_TKH)
         attended = [self._attend_run(q_TNH, key_TKH, value_TKH, layer, *visible) for visible in plain.runs]
         return attended[0] if len(attended) == 1 else torch.cat(attended)

@@ -94,6 +94,7 @@ class Committer:
         for length in lengths:
             for owner in owners:
                 self.runner.entry(CommitKey(length, owner, is_captured=True))
+        self._cache.committed.zero_()  # what captures have copied is no prompt's, and may be no number
         # Not later: what runs before a capture would write to the cache, where by then a request may be.
         self._captured_lengths = tuple(sorted(lengths))
 

@@ -56,7 +56,11 @@ class Reads:
 
 
 class ReadBuffers:
-    """Indices of the hidden states to read, how they are drawn, and the gathered predictions on the host."""
+    """Indices of the hidden states to read, how they are drawn or changed, and the gathered predictions on the host.
+
+    guide_M, lowered_M: StepPlan.changes_2T where the pass is special; entries that guide are counted in the plan, which
+    a single branch rank computes in its order.
+    """
 
     def __init__(self, key: ReadsKey, device: torch.device, num_ranks: int) -> None:
         is_pinned, is_random = device.type == "cuda", key.sampling.is_sampled
@@ -67,6 +71,10 @@ class ReadBuffers:
         self.predicted_PM3 = self._predicted_PM3.numpy()
         self.index_M = self._index.device
         self.sampling_rows = SamplingRows.of(self._sampling.device) if is_random else None
+        shape = 2 if key.sampling.is_special else 0, key.num_reads
+        self._changes = Upload(torch.zeros(shape, dtype=torch.int32, pin_memory=is_pinned), device)
+        if key.sampling.is_special:
+            self.guide_M, self.lowered_M = self._changes.device.unbind()
 
     def fill(self, plan: StepPlan, reads: Reads, rank: int) -> None:
         tokens_M, entries_M = reads.tokens_PM[rank], reads.entries_PM[rank]
@@ -79,8 +87,13 @@ class ReadBuffers:
                 plan.position_T[entries_M] + 1, self._sampling.host.shape[1],
             )  # fmt: skip
 
+        if plan.changes_2T is not None:
+            self._changes.host[:, : len(tokens_M)] = plan.changes_2T[:, entries_M]
+
     def send(self) -> None:
         self._index.send()
+        if self._changes.host.size:
+            self._changes.send()
         if self.sampling_rows is not None:
             self._sampling.send()
 

@@ -11,6 +11,13 @@ Arithmetic: float32 inside, one rounding at the end; integers exactly.
 from lopa_ascend.ops.twins.activations import npu_dequant_swiglu_quant, npu_swiglu
 from lopa_ascend.ops.twins.attention import npu_fused_infer_attention_score, npu_fused_infer_attention_score_v2
 from lopa_ascend.ops.twins.cache import _npu_reshape_and_cache, npu_scatter_pa_kv_cache
+from lopa_ascend.ops.twins.experts import (
+    npu_grouped_matmul,
+    npu_moe_gating_top_k,
+    npu_moe_gating_top_k_softmax,
+    npu_moe_init_routing_v2,
+    npu_moe_token_unpermute,
+)
 from lopa_ascend.ops.twins.norms import npu_add_rms_norm, npu_add_rms_norm_dynamic_quant, npu_rms_norm
 from lopa_ascend.ops.twins.quant import npu_dynamic_quant, npu_quant_matmul, npu_quantize
 from lopa_ascend.ops.twins.rotary import npu_apply_rotary_pos_emb
@@ -26,6 +33,11 @@ __all__ = [
     "npu_format_cast",
     "npu_fused_infer_attention_score",
     "npu_fused_infer_attention_score_v2",
+    "npu_grouped_matmul",
+    "npu_moe_gating_top_k",
+    "npu_moe_gating_top_k_softmax",
+    "npu_moe_init_routing_v2",
+    "npu_moe_token_unpermute",
     "npu_prefetch",
     "npu_quant_matmul",
     "npu_quantize",

@@ -9,6 +9,8 @@ from torch.nn.functional import silu
 from lopa_ascend.ops.rules import refuse, require
 from lopa_ascend.ops.twins.quant import quantize_rows
 
+_WIDEST_GROUPED = 10496
+
 
 def npu_swiglu(input: Tensor, dim: int = -1) -> Tensor:
     """silu(first half) * second half."""
@@ -25,10 +27,13 @@ def npu_dequant_swiglu_quant(
     weight_scale: Tensor | None = None,
     activation_scale: Tensor | None = None,
     quant_scale: Tensor | None = None,
+    group_index: Tensor | None = None,
     activate_left: bool = False,
     quant_mode: int = 0,
+    hardware_types: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """int32 accumulator [T, 2H] -> (int8 [T, H], scale [T]). The default activates the RIGHT half."""
+    """int32 accumulator [T, 2H] -> (int8 [T, H], scale [T]). The default activates the RIGHT half. group_index: rows of
+    each group, which has a line of weight_scale; rows behind them would be garbage."""
     op = "npu_dequant_swiglu_quant"
     require(x.dim() == 2, op, "x is 2-D", x)
     require(x.shape[1] % 2 == 0, op, "the last dimension of x is even", x)
@@ -37,8 +42,13 @@ def npu_dequant_swiglu_quant(
     num_tokens, width = x.shape
     require(weight_scale is not None and activation_scale is not None, op, "an int32 x needs both scales", x)
     assert weight_scale is not None and activation_scale is not None
-    fits = weight_scale.dtype == torch.float32 and tuple(weight_scale.shape) == (1, width)
-    require(fits, op, f"weight_scale is float32 with shape [1, {width}]", weight_scale)
+    num_groups = 1 if group_index is None else len(group_index)
+    fits = weight_scale.dtype == torch.float32 and tuple(weight_scale.shape) == (num_groups, width)
+    require(fits, op, f"weight_scale is float32 with shape [{num_groups}, {width}]", weight_scale)
+    if group_index is not None:
+        _check_groups(op, group_index, num_tokens, width // 2, hardware_types)
+        refuse(op, quant_scale=quant_scale)
+        weight_scale = weight_scale.repeat_interleave(group_index, dim=0)
     fits = activation_scale.dtype == torch.float32 and tuple(activation_scale.shape) == (num_tokens,)
     require(fits, op, f"activation_scale is float32 with shape [{num_tokens}]", activation_scale)
     left, right = x.float().mul_(weight_scale).mul_(activation_scale[:, None]).chunk(2, 1)
@@ -48,3 +58,12 @@ def npu_dequant_swiglu_quant(
         require(tuple(quant_scale.shape) == half, op, f"quant_scale has shape {list(half)}", quant_scale)
         gated = gated * quant_scale.float()
     return quantize_rows(gated)
+
+
+def _check_groups(op: str, group_index: Tensor, num_tokens: int, half: int, hardware_types: bool) -> None:
+    counts = group_index.dtype == torch.int64 and group_index.dim() == 1
+    require(counts, op, "group_index is int64 counts", group_index)
+    is_whole = int(group_index.min()) >= 0 and int(group_index.sum()) == num_tokens
+    require(is_whole, op, f"counts are not negative and sum up to the {num_tokens} rows of x", group_index)
+    fits = half <= _WIDEST_GROUPED and (half % 64 == 0 or not hardware_types)
+    require(fits, op, f"in groups H is a multiple of 64 up to {_WIDEST_GROUPED}", half)

@@ -1,5 +1,6 @@
-"""Dream (and DiffuCoder): the Qwen2 layout without a causal mask. The maths once; the platform's ops are injected.
+"""The decoder of every family, without a causal mask. The maths once; the platform's ops are injected.
 
+What differs between families is data of `ModelConfig`: biases, norms of query and key heads, mixtures of experts.
 Parameter names are those of common.checkpoint.rules: q, k, v merged into qkv_proj, gate and up into gate_up_proj, both
 already cut to this tensor-parallel rank's share.
 """
@@ -15,38 +16,46 @@ from torch.nn import functional
 
 from common.checkpoint import ModelConfig, shard_bounds
 from common.errors import ConfigError
-from common.model.ops import Linear, Ops, RMSNorm
+from common.model.ops import Ops
+from common.model.parameters import Linear, MoE, QKNorm, RMSNorm
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig, index: int, tp_size: int) -> None:
+    def __init__(self, config: ModelConfig, index: int, tp_rank: int, tp_size: int) -> None:
         super().__init__()
         self.index = index
-        num_heads, num_kv_heads = config.num_heads // tp_size, config.num_kv_heads // tp_size
+        num_heads, num_kv_heads = config.num_heads // tp_size, config.kv_heads_of_rank(tp_size)
         head_size, width, inner = config.head_size, config.hidden_size, config.intermediate_size // tp_size
         self.input_norm = RMSNorm(width, config.rms_norm_eps)
-        self.qkv_proj = Linear(width, (num_heads + 2 * num_kv_heads) * head_size, has_bias=True)
+        self.qkv_proj = Linear(width, (num_heads + 2 * num_kv_heads) * head_size, has_bias=config.attention_bias)
+        self.qk_norm = QKNorm(head_size, config.rms_norm_eps) if config.qk_norm else None
         self.o_proj = Linear(num_heads * head_size, width)
         self.post_attention_norm = RMSNorm(width, config.rms_norm_eps)
-        self.gate_up_proj = Linear(width, 2 * inner)
-        self.down_proj = Linear(inner, width)
+        is_moe = config.moe is not None and config.is_moe_layer(index)
+        self.moe = MoE(config.moe, width, tp_rank, tp_size) if config.moe is not None and is_moe else None
+        if self.moe is None:
+            self.gate_up_proj = Linear(width, 2 * inner)
+            self.down_proj = Linear(inner, width)
 
     def forward(self, x_TD: Tensor, residual_TD: Tensor | None, ops: Ops, step: Any) -> tuple[Tensor, Tensor]:
         h, residual_TD = ops.norm(x_TD, residual_TD, self.input_norm, self.qkv_proj)
-        attended = ops.attend(ops.linear(h, self.qkv_proj), self.index, step)
+        attended = ops.attend(ops.linear(h, self.qkv_proj), self.index, step, self.qk_norm)
         x_TD = ops.all_reduce(ops.linear(attended, self.o_proj))
+        if self.moe is not None:
+            h, residual_TD = ops.norm(x_TD, residual_TD, self.post_attention_norm, None)
+            return ops.all_reduce(ops.moe(h, self.moe)), residual_TD
         h, residual_TD = ops.norm(x_TD, residual_TD, self.post_attention_norm, self.gate_up_proj)
         return ops.all_reduce(ops.mlp(h, self.gate_up_proj, self.down_proj)), residual_TD
 
 
-class Dream(nn.Module):
+class Decoder(nn.Module):
     """Token ids in, normalised hidden states out; the head is applied by the engine, where and how it needs it."""
 
     def __init__(self, config: ModelConfig, ops: Ops, *, tp_rank: int = 0, tp_size: int = 1) -> None:
         super().__init__()
         self.ops = ops
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, index, tp_size) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, n, tp_rank, tp_size) for n in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.vocab_start, vocab_end = shard_bounds(config.vocab_size, tp_rank, tp_size)
         self.lm_head = Linear(config.hidden_size, vocab_end - self.vocab_start)
@@ -62,16 +71,16 @@ class Dream(nn.Module):
         return hidden_TD
 
 
-def build_dream(
+def build_decoder(
     config: ModelConfig, ops: Ops, weights: dict[str, Tensor], *, tp_rank: int, tp_size: int, device: torch.device,
     without: Collection[str] = (),
-) -> Dream:  # fmt: skip
-    """A Dream on `device` with the given weights, which are moved one by one and dropped from the dict.
+) -> Decoder:  # fmt: skip
+    """A decoder on `device` with the given weights, which are moved one by one and dropped from the dict.
 
     without: parameters of modules that the caller replaces; they hold nothing.
     """
     with torch.device("meta"):
-        model = Dream(config, ops, tp_rank=tp_rank, tp_size=tp_size)
+        model = Decoder(config, ops, tp_rank=tp_rank, tp_size=tp_size)
     for name, parameter in list(model.named_parameters()):
         if name in without:
             continue

@@ -1,0 +1,68 @@
+"""Mixtures of experts: which experts a token goes to, and the plain version of what they compute.
+
+Shapes: T tokens, D model width, E experts, G groups of them, C chosen experts of a token, X MLP width of an expert. A
+tensor-parallel rank holds whole experts, consecutive ones, and its share of the shared experts' MLP; the router is on
+every rank.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from common.checkpoint import MoEConfig
+from common.model.ops import swiglu
+from common.model.parameters import MoE
+
+
+class Routing(NamedTuple):
+    """expert_TC: ids of a token's experts, the best first; weight_TC: float32, what their results are multiplied by."""
+
+    expert_TC: Tensor
+    weight_TC: Tensor
+
+
+def route(x_TD: Tensor, moe: MoE) -> Routing:
+    """Scores in float32; experts with equal scores in the order of their ids. All shapes follow from T alone."""
+    config = moe.config
+    logits_TE = functional.linear(x_TD.float(), moe.router)
+    scores_TE = logits_TE.sigmoid() if config.scoring == "sigmoid" else logits_TE.softmax(dim=-1)
+    choice_TE = scores_TE if moe.expert_bias is None else scores_TE + moe.expert_bias
+    if config.top_groups < config.num_groups:
+        choice_TE = _in_best_groups(choice_TE, config)
+    expert_TC = _best(choice_TE, config.experts_per_token)
+    weight_TC = scores_TE.gather(1, expert_TC)
+    if config.normalise:
+        weight_TC = weight_TC / (weight_TC.sum(dim=-1, keepdim=True) + 1e-20)
+    return Routing(expert_TC, weight_TC * config.scaling)
+
+
+def mixture(x_TD: Tensor, moe: MoE) -> Tensor:
+    """The weighted sum of this rank's experts, summed in float32, and its share of the shared experts: [T, D]."""
+    expert_TC, weight_TC = route(x_TD, moe)
+    mixed_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
+    for number in range(len(moe.experts_gate_up)):
+        token_N, place_N = (expert_TC == moe.first_expert + number).nonzero(as_tuple=True)
+        if len(token_N):
+            inner_NX = swiglu(functional.linear(x_TD[token_N], moe.experts_gate_up[number]))
+            result_ND = functional.linear(inner_NX, moe.experts_down[number]).float()
+            mixed_TD.index_add_(0, token_N, result_ND * weight_TC[token_N, place_N, None])
+    if moe.shared_gate_up_proj is not None and moe.shared_down_proj is not None:
+        mixed_TD += moe.shared_down_proj(swiglu(moe.shared_gate_up_proj(x_TD)))
+    return mixed_TD.to(x_TD.dtype)
+
+
+def _in_best_groups(choice_TE: Tensor, config: MoEConfig) -> Tensor:
+    """-inf outside the best groups; a group's score is the sum of its two largest."""
+    choice_TGE = choice_TE.view(len(choice_TE), config.num_groups, -1)
+    best_TG = _best(choice_TGE.topk(2, dim=-1).values.sum(dim=-1), config.top_groups)
+    is_out_TG = torch.ones(choice_TGE.shape[:2], dtype=torch.bool, device=choice_TE.device).scatter_(1, best_TG, False)
+    return choice_TGE.masked_fill(is_out_TG[:, :, None], -torch.inf).flatten(1)
+
+
+def _best(scores_TN: Tensor, count: int) -> Tensor:
+    """topk leaves the order of equal scores open."""
+    return scores_TN.sort(dim=-1, descending=True, stable=True).indices[:, :count]

@@ -1,0 +1,87 @@
+"""Whether a model can be decoded by the settings of a run: asked before its weights are read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from common.checkpoint import ModelConfig, load_model_config
+from common.config import BLOCKS_FROM_ZERO, DecodeConfig, DeviceProfile, RunConfig
+from common.decoding import Sampling
+from common.errors import ConfigError
+from common.processes import resolve_mesh
+
+logger = logging.getLogger(__name__)
+
+
+def check_settings(settings: Mapping[str, DecodeConfig], profile: DeviceProfile, run: RunConfig) -> None:
+    """Each of several settings, by its row's name, against the run's model. Raises ConfigError naming the row."""
+    if not settings:
+        return
+    model = load_model_config(run.model)
+    for name, decode in settings.items():
+        with _of_row(name):
+            check_decode(decode, profile, model)
+
+
+@contextmanager
+def _of_row(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"row {name!r}: {error}") from None
+
+
+def check_decode(decode: DecodeConfig, profile: DeviceProfile, model: ModelConfig) -> None:
+    """Settings against the model, before it is loaded. Raises ConfigError."""
+    for name, token_id in (("mask_token_id", decode.mask_token_id), ("eos_token_id", decode.eos_token_id)):
+        if token_id is not None and not 0 <= token_id < model.vocab_size:
+            raise ConfigError(f"decode.{name} {token_id} is no token: the model's vocabulary has {model.vocab_size}")
+    mask = model.mask_of(decode.mask_token_id)
+    if mask == (model.eos_token_id if decode.eos_token_id is None else decode.eos_token_id):
+        raise ConfigError(
+            f"decode.mask_token_id and decode.eos_token_id are both {mask}: a text would end at its first mask; remove "
+            "one of them, the checkpoint has its own"
+        )
+    check_strategy(decode, model)
+    if Sampling.of(decode, mask).is_special and profile.engine != "lopa_cuda":
+        raise ConfigError(
+            "cfg_scale, penalty_lambda, mask_probability counted and any sampling_strategy but default, margin and "
+            "neg_entropy are of lopa_cuda: remove them, or use its profile"
+        )
+    if decode.cfg_scale and resolve_mesh(profile).branch_parallel_size > 1:
+        raise ConfigError("cfg_scale: a row and the one that guides it need one rank; set branch_parallel_size to 1")
+    if decode.max_new_tokens >= min(profile.max_model_len, model.max_position_embeddings):
+        raise ConfigError(
+            f"decode.max_new_tokens {decode.max_new_tokens} leaves no room for a prompt: the model has "
+            f"{model.max_position_embeddings} positions, the profile's max_model_len is {profile.max_model_len}"
+        )
+
+
+def check_strategy(decode: DecodeConfig, model: ModelConfig) -> None:
+    """The strategy against how the model was trained: where blocks are counted from, and what predicts a position.
+
+    Another block size than the config's is no error, and is told of. Raises ConfigError.
+    """
+    is_from_zero = decode.strategy in BLOCKS_FROM_ZERO
+    if is_from_zero != (model.block_origin == "zero"):
+        counted = "position 0" if model.block_origin == "zero" else "the prompt's end"
+        fitting = "fast_dllm_v2" if model.shift else "block_diffusion"
+        fitting = f"{fitting} (or a preset of configs/presets)" if model.block_origin == "zero" else "d2f or fast_dllm"
+        raise ConfigError(
+            f"decode.strategy {decode.strategy}: the model's blocks ({model.family}) are counted from {counted}: "
+            f"set it to {fitting}"
+        )
+    if is_from_zero and (decode.strategy == "fast_dllm_v2") != (model.shift == 1):
+        side = "the position before it" if model.shift else "itself"
+        fitting = "fast_dllm_v2" if model.shift else "block_diffusion"
+        raise ConfigError(
+            f"decode.strategy {decode.strategy}: this model ({model.family}) predicts a position from {side}: "
+            f"set it to {fitting}"
+        )
+    if is_from_zero and model.block_size not in (None, decode.block_size):
+        logger.warning(
+            "decode.block_size is %d, the model was trained with blocks of %d: set it to %d",
+            decode.block_size, model.block_size, model.block_size,
+        )  # fmt: skip

@@ -1,0 +1,153 @@
+"""The products of a mixture of experts: each expert that is hit reads its weights once, for all of its tokens.
+
+Behind `route.deal`, which says which (token, choice) pairs are whose. Two grouped products, gate and up with SwiGLU,
+then down, and a sum over each token's choices. A program computes a tile of one expert's tokens; those for which there
+are none end at once, so that few tokens cost what their experts' weights do. The grid has room for the case that every
+token goes to the same expert: it follows from T alone. Sums are taken in a fixed order, without atomics.
+
+Shapes: P pairs = T tokens times C choices, Er experts of this rank, X MLP width of an expert, D model width.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.checkpoint import MoEConfig
+from common.model import MoE, Routing
+from lopa_cuda.kernels.launch import KEEP, operand, overlap, release_successor, start_after_predecessor
+from lopa_cuda.kernels.quantize import silu_times
+from lopa_cuda.kernels.route import Deal, deal
+
+MOST_BLOCK_TOKENS, BLOCK_COLUMNS, STAGES = 128, 64, 4
+SUM_BLOCK = 1024
+
+
+@triton.jit
+def _dot(acc, x, w, IS_SWAPPED: tl.constexpr):
+    """acc + x @ w.T, or its transpose: the weight rows then fill the matrix unit where tokens would not."""
+    if IS_SWAPPED:
+        x, w = w, x
+    return tl.dot(operand(x), tl.trans(operand(w)), acc)
+
+
+@triton.jit
+def _expert_kernel(
+    x_ptr, weight_ptr, pair_weight_ptr, out_ptr, order_ptr, first_ptr, count_ptr, num_columns, blocks_of_tokens,
+    DEPTH: tl.constexpr, CHOSEN: tl.constexpr, IS_GATED: tl.constexpr, IS_SWAPPED: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Gated: rows of x by token, out in the order of the deal. Else: rows of x in that order, out by pair, weighted."""
+    tiles = tl.cdiv(num_columns, BLOCK_C)  # of one block of tokens, behind one another: they read the same tokens
+    tile, stretch = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    expert, block = stretch // blocks_of_tokens, stretch % blocks_of_tokens
+    start_after_predecessor(PDL)
+    count = tl.load(count_ptr + expert)
+    if block * BLOCK_T < count:
+        row = block * BLOCK_T + tl.arange(0, BLOCK_T)
+        is_row = row < count
+        place = tl.load(first_ptr + expert) + row
+        pair = tl.load(order_ptr + place, mask=is_row, other=0)
+        column = tile * BLOCK_C + tl.arange(0, BLOCK_C)
+        is_column = column < num_columns
+        depth = tl.arange(0, BLOCK_K)
+        source = (pair // CHOSEN if IS_GATED else place).to(tl.int64)
+        x_at = x_ptr + source[:, None] * DEPTH + depth[None, :]
+        rows_of_expert = num_columns * (2 if IS_GATED else 1)
+        w_at = weight_ptr + (expert.to(tl.int64) * rows_of_expert + column)[:, None] * DEPTH + depth[None, :]
+        up_offset = num_columns.to(tl.int64) * DEPTH
+        acc = tl.zeros([BLOCK_C, BLOCK_T] if IS_SWAPPED else [BLOCK_T, BLOCK_C], tl.float32)
+        acc_up = acc
+        for at in tl.range(0, DEPTH, BLOCK_K, num_stages=STAGES):
+            x = tl.load(x_at + at, mask=is_row[:, None], other=0.0)
+            acc = _dot(acc, x, tl.load(w_at + at, mask=is_column[:, None], other=0.0), IS_SWAPPED)
+            if IS_GATED:
+                up = tl.load(w_at + up_offset + at, mask=is_column[:, None], other=0.0)
+                acc_up = _dot(acc_up, x, up, IS_SWAPPED)
+        release_successor(PDL)  # programs that wait would take room from those that stream
+        if IS_SWAPPED:
+            acc, acc_up = tl.trans(acc), tl.trans(acc_up)
+        if IS_GATED:
+            y = silu_times(acc.to(tl.bfloat16).to(tl.float32), acc_up.to(tl.bfloat16).to(tl.float32))
+            target = place
+        else:
+            y = (acc * tl.load(pair_weight_ptr + pair, mask=is_row, other=0.0)[:, None]).to(tl.bfloat16)
+            target = pair
+        out_at = out_ptr + target.to(tl.int64)[:, None] * num_columns + column[None, :]
+        tl.store(out_at, y, mask=is_row[:, None] & is_column[None, :], eviction_policy=KEEP)
+
+
+@triton.jit
+def _sum_choices_kernel(
+    pairs_ptr, expert_ptr, shared_ptr, out_ptr, num_columns, first_expert, num_experts,
+    CHOSEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Of one token: the shared experts' result and its choices on this rank, in their order."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < num_columns
+    release_successor(PDL)
+    start_after_predecessor(PDL)
+    total = tl.zeros([BLOCK], tl.float32)
+    for number in tl.static_range(CHOSEN):
+        pair = token * CHOSEN + number
+        own = tl.load(expert_ptr + pair) - first_expert + tl.zeros([BLOCK], tl.int32)
+        is_here = (own >= 0) & (own < num_experts)
+        total += tl.load(pairs_ptr + pair * num_columns + column, mask=mask & is_here, other=0.0).to(tl.float32)
+    if shared_ptr is not None:
+        total += tl.load(shared_ptr + token * num_columns + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * num_columns + column, total.to(tl.bfloat16), mask=mask, eviction_policy=KEEP)
+
+
+def mix_experts(x_TD: Tensor, routing: Routing, moe: MoE, shared_TD: Tensor | None) -> Tensor:
+    """The weighted sum of this rank's experts, and `shared_TD` on top: bf16 [T, D].
+
+    routing: as `route` gives it, over all ranks' experts; those of other ranks add nothing.
+    """
+    expert_TC, weight_TC = routing
+    num_experts = len(moe.experts_down)
+    dealt = deal(expert_TC, moe.first_expert, num_experts)
+    block_t = block_tokens(len(x_TD), moe.config)
+    inner_PX = _launch(x_TD, moe.experts_gate_up, None, dealt, expert_TC, block_t)
+    result_PD = _launch(inner_PX, moe.experts_down, weight_TC, dealt, expert_TC, block_t)
+    num_tokens, chosen = expert_TC.shape
+    out_TD = torch.empty_like(x_TD)
+    num_columns = x_TD.shape[1]
+    _sum_choices_kernel[(num_tokens, triton.cdiv(num_columns, SUM_BLOCK))](
+        result_PD, expert_TC, shared_TD, out_TD, num_columns=num_columns, first_expert=moe.first_expert,
+        num_experts=num_experts, CHOSEN=chosen, BLOCK=SUM_BLOCK, num_warps=4, **overlap(),
+    )  # fmt: skip
+    return out_TD
+
+
+def _launch(
+    x_NK: Tensor, weight_ECK: Tensor, weight_TC: Tensor | None, dealt: Deal, expert_TC: Tensor, block_t: int
+) -> Tensor:
+    """bf16 [P, C], weighted; without weights gated, [P, C / 2]."""
+    assert x_NK.is_contiguous() and weight_ECK.is_contiguous() and x_NK.dtype == torch.bfloat16
+    num_experts, num_rows, depth = weight_ECK.shape
+    is_gated = weight_TC is None
+    num_columns, (num_tokens, chosen) = num_rows // (2 if is_gated else 1), expert_TC.shape
+    blocks_of_tokens = triton.cdiv(num_tokens, block_t)
+    out_PC = torch.empty((expert_TC.numel(), num_columns), dtype=torch.bfloat16, device=x_NK.device)
+    _expert_kernel[(triton.cdiv(num_columns, BLOCK_COLUMNS) * num_experts * blocks_of_tokens,)](
+        x_NK, weight_ECK, weight_TC, out_PC, *dealt, num_columns=num_columns, blocks_of_tokens=blocks_of_tokens,
+        DEPTH=depth, CHOSEN=chosen, IS_GATED=is_gated, IS_SWAPPED=block_t < 64,
+        BLOCK_T=block_t, BLOCK_C=BLOCK_COLUMNS, BLOCK_K=_block_depth(depth), STAGES=STAGES, num_warps=4, **overlap(),
+    )  # fmt: skip
+    return out_PC
+
+
+def block_tokens(num_tokens: int, config: MoEConfig) -> int:
+    """Tokens of a tile: about what an expert gets where all are hit alike."""
+    usual = triton.next_power_of_2(max(1, num_tokens * config.experts_per_token // config.num_experts))
+    return max(16, min(MOST_BLOCK_TOKENS, usual))
+
+
+def _block_depth(depth: int) -> int:
+    for size in (64, 32, 16):
+        if depth % size == 0:
+            return size
+    raise ValueError(f"experts of width {depth}: the kernels take multiples of 16; set kernels to torch")

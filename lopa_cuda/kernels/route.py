@@ -1,0 +1,154 @@
+"""The router of a mixture of experts behind its logits, and which tokens each expert gets.
+
+`route` follows common.model.moe.route, one program a token. `deal` sorts the (token, choice) pairs by expert without a
+word to the host: the program of an expert counts the pairs of the experts before it, which is where its own begin, and
+writes its own there. Shapes follow from T alone, so both are captured.
+
+Shapes: E experts, G groups, C chosen experts of a token, Er experts of this rank.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.checkpoint import MoEConfig
+from common.model import Routing
+from lopa_cuda.kernels.launch import overlap, release_successor, start_after_predecessor
+
+NOBODY = tl.constexpr(2**30)  # no expert's id
+DEAL_BLOCK = 1024
+
+
+class Deal(NamedTuple):
+    """order_P: indices of pairs, those of this rank's first expert first. first_E, count_E: where an expert's are."""
+
+    order_P: Tensor
+    first_E: Tensor
+    count_E: Tensor
+
+
+@triton.jit
+def _first_of_best(value, index):
+    """The largest value and the lowest index that has it, over one dimension."""
+    best = tl.max(value, axis=0)
+    return best, tl.min(tl.where(value == best, index, NOBODY), axis=0)
+
+
+@triton.jit
+def _best_groups(choice, group, num_groups, TOP_GROUPS: tl.constexpr, LENGTH: tl.constexpr):
+    """[G, 1] true for the groups whose two largest values have the largest sums."""
+    column = tl.arange(0, LENGTH)[None, :]
+    best = tl.max(choice, axis=1)
+    place = tl.min(tl.where(choice == best[:, None], column, NOBODY), axis=1)
+    second = tl.max(tl.where(column == place[:, None], float("-inf"), choice), axis=1)
+    score = tl.where(group < num_groups, best + second, float("-inf"))
+    is_kept = group < 0
+    for _ in tl.static_range(TOP_GROUPS):
+        _, chosen = _first_of_best(score, group)
+        is_kept = is_kept | (group == chosen)
+        score = tl.where(group == chosen, float("-inf"), score)
+    return is_kept[:, None]
+
+
+@triton.jit
+def _route_kernel(
+    logits_ptr, bias_ptr, expert_ptr, weight_ptr, num_groups, group_size, scaling,
+    CHOSEN: tl.constexpr, CHOSEN_BLOCK: tl.constexpr, TOP_GROUPS: tl.constexpr, IS_GROUPED: tl.constexpr,
+    IS_SIGMOID: tl.constexpr, IS_NORMALISED: tl.constexpr, GROUPS: tl.constexpr, LENGTH: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    release_successor(PDL)
+    group, column = tl.arange(0, GROUPS), tl.arange(0, LENGTH)[None, :]
+    expert = group[:, None] * group_size + column
+    mask = (group[:, None] < num_groups) & (column < group_size)
+    start_after_predecessor(PDL)
+    logits = tl.load(logits_ptr + token * num_groups * group_size + expert, mask=mask, other=float("-inf"))
+    if IS_SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        scores = tl.exp(logits - tl.max(tl.max(logits, axis=1), axis=0))
+        scores = scores / tl.sum(tl.sum(scores, axis=1), axis=0)
+    choice = scores
+    if bias_ptr is not None:
+        choice += tl.load(bias_ptr + expert, mask=mask, other=0.0)
+    choice = tl.where(mask, choice, float("-inf"))
+    if IS_GROUPED:
+        choice = tl.where(_best_groups(choice, group, num_groups, TOP_GROUPS, LENGTH), choice, float("-inf"))
+    slot = tl.arange(0, CHOSEN_BLOCK)
+    chosen_expert, chosen_score = tl.full([CHOSEN_BLOCK], NOBODY, tl.int32), tl.zeros([CHOSEN_BLOCK], tl.float32)
+    for number in tl.static_range(CHOSEN):
+        best = tl.max(tl.max(choice, axis=1), axis=0)
+        found = tl.min(tl.min(tl.where(choice == best, expert, NOBODY), axis=1), axis=0)
+        is_found = expert == found
+        score = tl.sum(tl.sum(tl.where(is_found, scores, 0.0), axis=1), axis=0)
+        chosen_expert = tl.where(slot == number, found, chosen_expert)
+        chosen_score = tl.where(slot == number, score, chosen_score)
+        choice = tl.where(is_found, float("-inf"), choice)
+    if IS_NORMALISED:
+        chosen_score = chosen_score / (tl.sum(chosen_score, axis=0) + 1e-20)
+    tl.store(expert_ptr + token * CHOSEN + slot, chosen_expert, mask=slot < CHOSEN)
+    tl.store(weight_ptr + token * CHOSEN + slot, chosen_score * scaling, mask=slot < CHOSEN)
+
+
+@triton.jit
+def _deal_kernel(
+    expert_ptr, order_ptr, first_ptr, count_ptr, num_pairs, first_expert, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    own = tl.program_id(0)
+    release_successor(PDL)
+    start_after_predecessor(PDL)
+    lane = tl.arange(0, BLOCK)
+    before = tl.zeros([BLOCK], tl.int32)
+    mine = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, num_pairs, BLOCK):
+        pair = start + lane
+        expert = tl.load(expert_ptr + pair, mask=pair < num_pairs, other=NOBODY) - first_expert
+        before += ((expert >= 0) & (expert < own)).to(tl.int32)
+        mine += (expert == own).to(tl.int32)
+    place = tl.sum(before, axis=0)
+    tl.store(first_ptr + own, place)
+    tl.store(count_ptr + own, tl.sum(mine, axis=0))
+    for start in range(0, num_pairs, BLOCK):
+        pair = start + lane
+        expert = tl.load(expert_ptr + pair, mask=pair < num_pairs, other=NOBODY) - first_expert
+        is_mine = (expert == own).to(tl.int32)
+        tl.store(order_ptr + place + tl.cumsum(is_mine, axis=0) - 1, pair, mask=is_mine > 0)
+        place += tl.sum(is_mine, axis=0)
+
+
+def route(logits_TE: Tensor, expert_bias_E: Tensor | None, config: MoEConfig) -> Routing:
+    """expert_TC int32 and weight_TC float32 from float32 logits; experts with equal scores in the order of their
+    ids."""
+    num_tokens, chosen = len(logits_TE), config.experts_per_token
+    assert logits_TE.dtype == torch.float32 and logits_TE.is_contiguous()
+    expert_TC = torch.empty((num_tokens, chosen), dtype=torch.int32, device=logits_TE.device)
+    weight_TC = torch.empty((num_tokens, chosen), dtype=torch.float32, device=logits_TE.device)
+    group_size = config.num_experts // config.num_groups
+    _route_kernel[(num_tokens,)](
+        logits_TE, expert_bias_E, expert_TC, weight_TC,
+        num_groups=config.num_groups, group_size=group_size, scaling=config.scaling,
+        CHOSEN=chosen, CHOSEN_BLOCK=triton.next_power_of_2(chosen), TOP_GROUPS=config.top_groups,
+        IS_GROUPED=config.top_groups < config.num_groups, IS_SIGMOID=config.scoring == "sigmoid",
+        IS_NORMALISED=config.normalise, GROUPS=triton.next_power_of_2(config.num_groups),
+        LENGTH=triton.next_power_of_2(group_size), num_warps=1, **overlap(),
+    )  # fmt: skip
+    return Routing(expert_TC, weight_TC)
+
+
+def deal(expert_TC: Tensor, first_expert: int, num_experts: int) -> Deal:
+    """The pairs of the experts [first_expert, first_expert + num_experts); the end of order_P is undefined where others
+    have some."""
+    device, num_pairs = expert_TC.device, expert_TC.numel()
+    order_P = torch.empty(num_pairs, dtype=torch.int32, device=device)
+    first_E, count_E = (torch.empty(num_experts, dtype=torch.int32, device=device) for _ in range(2))
+    _deal_kernel[(num_experts,)](
+        expert_TC, order_P, first_E, count_E, num_pairs=num_pairs, first_expert=first_expert, BLOCK=DEAL_BLOCK,
+        num_warps=4, **overlap(),
+    )  # fmt: skip
+    return Deal(order_P, first_E, count_E)
