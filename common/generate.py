@@ -23,6 +23,8 @@ from common.decoding import (
 from common.errors import ConfigError, EngineError
 from common.platforms import build_engine
 from common.processes import apply_environment
+from common.runtime import check_decode, facts_of
+from common.runtime import check_settings as check_settings
 
 
 class OneAtATime:
@@ -94,12 +96,16 @@ class Generator:
             text_of[result.id] = without_stop(text, self.run.decode.stop)
         return [text_of[request.id] for request in requests]
 
+    def check(self, decode: DecodeConfig) -> None:
+        """ConfigError for settings by which this model cannot be decoded."""
+        check_decode(decode, self.profile, self.model_config)
+
     def with_decode(self, decode: DecodeConfig) -> Generator:
         """The same loaded model under other decode settings."""
-        check_decode(decode, self.profile, self.model_config)
+        self.check(decode)
         run, tokenizer = self.run.model_copy(update={"decode": decode}), self.tokenizer
         if decode.mask_token_id != self.run.decode.mask_token_id:
-            tokenizer = load_tokenizer(run.model, decode.mask_token_id)
+            tokenizer = load_tokenizer(run.tokenizer_folder, self.model_config.mask_of(decode.mask_token_id))
         return Generator(self.profile, run, self.engine, tokenizer, self.model_config, self._one_at_a_time)
 
     def describe(self) -> dict[str, Any]:
@@ -119,13 +125,14 @@ class Generator:
         decode, model = self.run.decode, self.model_config
         return Scheduler(
             decode,
-            mask_token_id=model.mask_token_id,
+            mask_token_id=model.mask_of(decode.mask_token_id),
             eos_token_id=model.eos_token_id if decode.eos_token_id is None else decode.eos_token_id,
             num_slots=self.engine.capacity.num_slots,
             seed=self.run.seed,
             stop_finder=partial(stop_finder, tokenizer=self.tokenizer),
             costs=self._costs,
             max_num_batched_tokens=self.run.max_num_batched_tokens,
+            facts=facts_of(model),
         )
 
 
@@ -133,27 +140,9 @@ def build_generator(profile: DeviceProfile, run: RunConfig) -> Generator:
     """Load the run's model on the profile's hardware. Raises ConfigError, MissingCapability or EngineError."""
     apply_environment(profile.environment)
     model_config = load_model_config(run.model)
-    tokenizer = load_tokenizer(run.model, run.decode.mask_token_id)
+    tokenizer = load_tokenizer(run.tokenizer_folder, model_config.mask_of(run.decode.mask_token_id))
     check_decode(run.decode, profile, model_config)
     return Generator(profile, run, build_engine(profile, run), tokenizer, model_config)
-
-
-def check_decode(decode: DecodeConfig, profile: DeviceProfile, model: ModelConfig) -> None:
-    """Settings against the model, before it is loaded. Raises ConfigError."""
-    for name, token_id in (("mask_token_id", decode.mask_token_id), ("eos_token_id", decode.eos_token_id)):
-        if token_id is not None and not 0 <= token_id < model.vocab_size:
-            raise ConfigError(f"decode.{name} {token_id} is no token: the model's vocabulary has {model.vocab_size}")
-    mask = model.mask_token_id if decode.mask_token_id is None else decode.mask_token_id
-    if mask == (model.eos_token_id if decode.eos_token_id is None else decode.eos_token_id):
-        raise ConfigError(
-            f"decode.mask_token_id and decode.eos_token_id are both {mask}: a text would end at its first mask; remove "
-            "one of them, the checkpoint has its own"
-        )
-    if decode.max_new_tokens >= min(profile.max_model_len, model.max_position_embeddings):
-        raise ConfigError(
-            f"decode.max_new_tokens {decode.max_new_tokens} leaves no room for a prompt: the model has "
-            f"{model.max_position_embeddings} positions, the profile's max_model_len is {profile.max_model_len}"
-        )
 
 
 def with_paying_lookaheads(decode: DecodeConfig, engine: Engine) -> DecodeConfig:

@@ -1,12 +1,13 @@
 """A batch run: a JSONL file of requests in, a JSONL file of results out, resumable at any moment."""
 
 from common.batch.files import input_and_output, metrics_path, real_file, require_file, write_whole
-from common.batch.inputs import InputLine, check_input, read_lines, require_shareable
+from common.batch.inputs import InputLine, read_lines, require_shareable
+from common.batch.marking import require_permission
 from common.batch.output import read_records
-from common.batch.prompts import prompt_or_reason
 from common.batch.records import TextGenerator
 from common.batch.report import accuracy, markdown, number, print_summary, print_table, sweep_table
-from common.batch.run import require_some_finished, run_batch
+from common.batch.requests import prompt_or_reason
+from common.batch.run import check_input, require_some_finished, run_batch
 
 __all__ = [
     "InputLine",
@@ -24,6 +25,7 @@ __all__ = [
     "read_records",
     "real_file",
     "require_file",
+    "require_permission",
     "require_shareable",
     "require_some_finished",
     "run_batch",

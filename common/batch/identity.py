@@ -6,6 +6,7 @@ the model and the LoRA by what their folders hold.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -17,12 +18,13 @@ from common.batch.files import real_file, sidecar_path
 from common.batch.inputs import Input
 from common.batch.model_files import digests, last_change
 from common.batch.sidecar import recorded_identity
-from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.benchmarks import task_of
+from common.config import DecodeConfig, DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 FIX = "choose another output.path, or pass --overwrite to start anew"
-_FOLDERS = {"model": "the model", "lora_path": "the LoRA"}
+_FOLDERS = {"model": "the model", "lora_path": "the LoRA", "tokenizer": "the tokenizer"}
 _PLACE, _FILES, _CHANGED = "{}.real_path", "{}.files", "{}.last_change"
 
 
@@ -32,11 +34,11 @@ def identity(profile: DeviceProfile, run: RunConfig, found: Input) -> dict[str, 
     return {
         **_folder("model", run.model, with_weights=run.load_format != "dummy"),
         **_folder("lora_path", run.lora_path, with_weights=True),
+        **_folder("tokenizer", run.tokenizer, with_weights=False),
         "load_format": run.load_format,
         "seed": run.seed,
         **_decode_identity(run.decode),
-        "input.prompt_template": run.input.prompt_template,
-        "input.add_bos_token": run.input.add_bos_token,
+        **_input_identity(run.input),
         "input_bytes": found.num_bytes,
         "input_sha256": found.sha256,
         "dtype": profile.dtype,
@@ -60,7 +62,7 @@ def check_identity(path: Path, identity: Mapping[str, Any]) -> None:
     recorded = recorded_identity(path)
     if recorded is None:
         raise ConfigError(f"{path} exists but {sidecar_path(path).name} does not say which run wrote it: {FIX}")
-    before = {**_decode_identity(DecodeConfig()), **recorded}
+    before = {**_decode_identity(DecodeConfig()), **_input_identity(InputConfig(path="-")), **recorded}
     wanted = json.loads(json.dumps(identity))
     changed = [_change(key, before, wanted) for key in sorted(before) if not _is_same(key, before, wanted)]
     if changed:
@@ -88,6 +90,14 @@ def _folder(key: str, path: str | None, *, with_weights: bool) -> dict[str, Any]
 
 def _decode_identity(decode: DecodeConfig) -> dict[str, Any]:
     return {f"decode.{key}": value for key, value in decode.model_dump(mode="json").items()}
+
+
+def _input_identity(source: InputConfig) -> dict[str, Any]:
+    """What the prompts and the marks depend on beside the input's bytes."""
+    names = ("prompt_template", "add_bos_token", "benchmark", "apply_chat_template", "settings_field")
+    task = task_of(source)
+    shots = None if task is None else hashlib.sha256(task.shots.encode()).hexdigest()
+    return {**{f"input.{name}": getattr(source, name) for name in names}, "input.fewshot_sha256": shots}
 
 
 def _is_same(key: str, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

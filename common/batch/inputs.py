@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from common.batch.source import is_read_once, open_input, shown
 from common.batch.template import fits, require_fit
+from common.benchmarks import task_of
 from common.config import InputConfig
 from common.errors import ConfigError
 from common.processes import global_rank
@@ -81,16 +82,14 @@ def read_input(config: InputConfig, num_bytes: int | None = None) -> Input:
         raise ConfigError(f"{name}: the input file is empty; put one JSON request on each line")
     _require_own_ids(lines, name)
     readable = [line.fields for line in lines if line.fields]
+    task = task_of(config)
+    if task is not None:
+        for line in lines:
+            if line.fields:
+                task.require_row(line.fields, f"{name}: line {line.number}")
     if config.prompt_template is not None and readable:
         require_fit(config.prompt_template, readable, name)
     return Input(lines, digest.num_bytes, digest.hexdigest())
-
-
-def check_input(config: InputConfig, num_processes: int = 1) -> None:
-    """What is known before any process starts; what can be read only once is left to the run. Raises ConfigError."""
-    require_shareable(config, num_processes)
-    if not is_read_once(config.path):
-        read_lines(config)
 
 
 def require_shareable(config: InputConfig, num_processes: int) -> None:
@@ -110,8 +109,10 @@ def _lines(stream: BinaryIO, config: InputConfig, name: str, digest: _Digest) ->
         if not raw.strip() or num_found == config.limit:
             continue  # lines beyond the limit are only digested
         if is_whole:
-            num_found += 1
-            yield _parse(number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, config.prompt_template)
+            line = _parse(number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, config)
+            if _is_asked(line, config):
+                num_found += 1
+                yield line
         elif global_rank() == 0:
             logger.warning(
                 "%s: line %d, the last, is not whole yet: it has no line end and is not valid JSON. The next start "
@@ -139,7 +140,13 @@ def _require_own_ids(lines: Sequence[InputLine], name: str) -> None:
             )
 
 
-def _parse(number: int, raw: bytes, template: str | None) -> InputLine:
+def _is_asked(line: InputLine, config: InputConfig) -> bool:
+    """A benchmark's file may hold rows that are none of its test split."""
+    task = task_of(config)
+    return task is None or not line.fields or task.benchmark.is_test(line.fields)
+
+
+def _parse(number: int, raw: bytes, config: InputConfig) -> InputLine:
     # Not the bare number: another line's own id may well be that number.
     unknown_id = f"line-{number}"
     try:
@@ -148,10 +155,11 @@ def _parse(number: int, raw: bytes, template: str | None) -> InputLine:
         return InputLine(unknown_id, number, error=f"line {number} is not valid JSON: {error}")
     if not isinstance(fields, dict):
         return InputLine(unknown_id, number, error=f"line {number} is not a JSON object with a prompt")
-    id = number if fields.get("id") is None else fields["id"]
+    names = ("id",) if config.benchmark is None else ("id", "task_id")
+    id = next((fields[name] for name in names if fields.get(name) is not None), number)
     if isinstance(id, bool) or not isinstance(id, (str, int)):
         return InputLine(unknown_id, number, fields, error=f"line {number}: id must be a string or an integer")
-    problem = _problem(fields, template)
+    problem = None if config.benchmark is not None else _problem(fields, config.prompt_template)
     return InputLine(id, number, fields, error=None if problem is None else f"line {number}: {problem}")
 
 

@@ -51,6 +51,10 @@ class Progress:
                 self._seconds += record["seconds"]
         self._show()
 
+    def recount(self) -> None:
+        """Behind an `update` that may have been interrupted between reading records and counting them."""
+        self._num_before = len(Tail(self._path).read_new()) - len(self.records)
+
     def close(self) -> None:
         if self._view is not None:
             self._show(is_last=True)

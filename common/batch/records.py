@@ -6,9 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from common.batch.inputs import InputLine
-from common.batch.prompts import LengthLimit, TokenizerLike, prompt_or_reason
-from common.config import InputConfig
+from common.batch.marking import marks
+from common.batch.requests import LengthLimit, OwnSettings, TokenizerLike, prompt_or_reason
+from common.benchmarks import task_of
+from common.config import DecodeConfig, InputConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection, without_stop
+from common.errors import ConfigError
 from common.metrics import request_record
 
 
@@ -20,7 +23,13 @@ class TextGenerator(Protocol):
     num_replicas: int
 
     @property
+    def run(self) -> RunConfig: ...
+
+    @property
     def tokenizer(self) -> TokenizerLike: ...
+
+    def check(self, decode: DecodeConfig) -> None:
+        """ConfigError for settings by which its model cannot be decoded."""
 
     def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Completion | Rejection]: ...
 
@@ -34,33 +43,67 @@ def records(
     stops: Sequence[str],
     max_model_len: int,
 ) -> Iterator[dict[str, Any]]:
-    """The output lines of these requests, as they end."""
+    """The output lines of these requests, as they end.
+
+    stops: where answers end, unless a line has its own; none are those of the input's benchmark, if it is one.
+    """
+    decode = None if stops else _of_benchmark(generator.run.decode, source)
+    maker = _RequestMaker(generator, source, max_model_len, decode)
     line_of = {line.key: line for line in lines}
     refused: list[dict[str, Any]] = []
-    limit = LengthLimit(generator.tokenizer, max_model_len)
-    for result in generator.generate(_requests(lines, source, generator.tokenizer, limit, refused)):
-        line = line_of[result.id]
+    stops_of: dict[str, Sequence[str]] = {}  # of requests with settings that are not the run's
+    for result in generator.generate(_requests(lines, maker, refused, stops_of)):
+        line, own_stops = line_of[result.id], stops_of.pop(result.id, stops)
         if isinstance(result, Rejection):
             yield {"id": line.id, "error": result.reason}
         elif generator.is_leader:
-            yield _scored(line, result, _text(result, generator.tokenizer, stops))
+            text = _text(result, generator.tokenizer, own_stops)
+            yield {**request_record(line.id, text, result), **marks(line, text, source)}
         yield from _drain(refused)
     yield from _drain(refused)
 
 
 def _requests(
     lines: Iterable[InputLine],
-    source: InputConfig,
-    tokenizer: TokenizerLike,
-    limit: LengthLimit,
+    maker: _RequestMaker,
     refused: list[dict[str, Any]],
+    stops_of: dict[str, Sequence[str]],
 ) -> Iterator[GenerationRequest]:
     for line in lines:
-        prompt = prompt_or_reason(line, source, tokenizer, limit)
+        request = maker.request_or_reason(line)
+        if isinstance(request, str):
+            refused.append({"id": line.id, "error": request})
+            continue
+        if request.decode is not None:
+            stops_of[request.id] = request.decode.stop
+        yield request
+
+
+class _RequestMaker:
+    """From lines to requests. decode: of lines without settings of their own; None: the run's."""
+
+    def __init__(
+        self, generator: TextGenerator, source: InputConfig, max_model_len: int, decode: DecodeConfig | None
+    ) -> None:
+        self._source, self._tokenizer, self._decode = source, generator.tokenizer, decode
+        self._limit = LengthLimit(generator.tokenizer, max_model_len)
+        self._settings = OwnSettings(source, decode or generator.run.decode, generator.check)
+
+    def request_or_reason(self, line: InputLine) -> GenerationRequest | str:
+        """Or why there is none: the text of an error record."""
+        prompt = prompt_or_reason(line, self._source, self._tokenizer, self._limit)
         if isinstance(prompt, str):
-            refused.append({"id": line.id, "error": prompt})
-        else:
-            yield GenerationRequest(line.key, prompt)
+            return prompt
+        try:
+            own = self._settings.of(line)
+        except ConfigError as error:
+            return str(error)
+        return GenerationRequest(line.key, prompt, own.decode or self._decode, own.seed)
+
+
+def _of_benchmark(decode: DecodeConfig, source: InputConfig) -> DecodeConfig | None:
+    task = task_of(source)
+    return None if task is None else decode.model_copy(update={"stop": task.benchmark.stop})
 
 
 def _drain(refused: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -70,31 +113,3 @@ def _drain(refused: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _text(completion: Completion, tokenizer: TokenizerLike, stops: Sequence[str]) -> str:
     return without_stop(tokenizer.decode(list(completion.token_ids)), stops)
-
-
-def _scored(line: InputLine, completion: Completion, text: str) -> dict[str, Any]:
-    record = request_record(line.id, text, completion)
-    if isinstance(line.fields.get("kind"), str):
-        record["kind"] = line.fields["kind"]
-    if is_checkable(line):
-        record |= _mark(line, text)
-    return record
-
-
-def _mark(line: InputLine, text: str) -> dict[str, Any]:
-    from common.metrics import score
-
-    try:
-        return {"correct": score(line.fields, text)}
-    except Exception as error:
-        # The answer in the input cannot be compared with, or its program not be run: the completion is as good as any
-        # other. Only Stopped goes on, which is no Exception.
-        return {"unscored": f"{type(error).__name__}: {error}"}
-
-
-def is_checkable(line: InputLine) -> bool:
-    """Whether common.metrics.scoring can tell right from wrong for this line."""
-    if line.fields.get("kind") == "code":
-        return all(key in line.fields for key in ("entry_point", "inputs", "expected"))
-    answer = line.fields.get("answer")
-    return "final" in line.fields or (isinstance(answer, str) and "####" in answer)

@@ -91,6 +91,7 @@ def _outcome(metrics: Mapping[str, Any]) -> list[str]:
     facts = [f"{requests['finished']} requests finished, {requests['errors']} errors"]
     if found is not None:
         facts.append(f"accuracy {accuracy(metrics)} ({found['correct']} of {found['scored']})")
+        facts += [f"{rule} {100 * of['share']:.1f} %" for rule, of in found.get("by_rule", {}).items()]
     return facts
 
 

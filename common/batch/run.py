@@ -16,10 +16,13 @@ from typing import Any
 from common.batch.files import input_and_output, metrics_path, real_file, require_own_metrics, write_whole
 from common.batch.identity import identity, recorded_input_bytes
 from common.batch.inputs import InputLine, read_input, read_lines, require_shareable
+from common.batch.marking import require_permission
 from common.batch.output import OutputFile, Record, every_record, join_output, read_records, start_output
 from common.batch.progress import Progress
 from common.batch.records import TextGenerator, records
-from common.config import DeviceProfile, RunConfig
+from common.batch.requests import why_unused
+from common.batch.source import is_read_once
+from common.config import DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError
 from common.metrics import DEFINITIONS, code_isolation, fingerprint, summarize, summarize_start
 from common.processes import Stopped, global_rank, num_started, share_from_first, wait_for_all
@@ -47,7 +50,10 @@ def run_batch(
     pending: list[int] = []
     found = read_input(source, None if overwrite else recorded_input_bytes(path))
     lines = found.lines
+    require_permission(lines, source)
     if global_rank() == 0:
+        if (reason := why_unused(lines, source)) is not None:
+            logger.warning("%s", reason)
         output = start_output(path, identity(profile, run, found), overwrite=overwrite, retry_errors=retry_errors)
     try:
         if output is not None:
@@ -66,6 +72,13 @@ def run_batch(
     finally:
         if output is not None:
             output.close()
+
+
+def check_input(config: InputConfig, num_processes: int = 1) -> None:
+    """What is known before any process starts; what can be read only once is left to the run. Raises ConfigError."""
+    require_shareable(config, num_processes)
+    if not is_read_once(config.path):
+        require_permission(read_lines(config), config)
 
 
 def require_some_finished(run: RunConfig, metrics: dict[str, Any]) -> None:
@@ -101,7 +114,7 @@ def _decode(
         wait_for_all(progress.update if progress is not None else lambda: None)
     except Stopped as stopped:
         if progress is not None:
-            progress.update()
+            progress.recount()
             counts = progress.done, progress.total
             logger.warning("%s; %d of %d requests are done, start again to resume", stopped, *counts)
             stopped.is_reported = True

@@ -4,18 +4,22 @@ A device *profile* says what runs the model, a *run* what is decoded, a *sweep* 
 behind this room sees a dict or fills in a default.
 """
 
+from common.config.consistent import BLOCKS_FROM_ZERO
 from common.config.decode import AUTO_LOOKAHEAD, NUM_CANDIDATES, DecodeConfig
-from common.config.explain import explain
-from common.config.files import find_config, load_profile, load_profile_and_run, load_run, load_yaml
-from common.config.frozen import Frozen
+from common.config.explain import explain, problem, remedy
+from common.config.files import fewshot_file, find_config, load_profile, load_profile_and_run, load_run, load_yaml
+from common.config.frozen import Frozen, Settings
 from common.config.profile import DeviceProfile, GraphConfig, MeshConfig
-from common.config.run import InputConfig, OutputConfig, RunConfig
+from common.config.run import BenchmarkName, InputConfig, OutputConfig, RunConfig
 from common.config.serve import ServeConfig
-from common.config.sweep import load_sweep, slug
+from common.config.sweep import OWN, Sweep, SweepLaunch, SweepPoint, load_sweep, slug
 
 __all__ = [
     "AUTO_LOOKAHEAD",
+    "BLOCKS_FROM_ZERO",
     "NUM_CANDIDATES",
+    "OWN",
+    "BenchmarkName",
     "DecodeConfig",
     "DeviceProfile",
     "Frozen",
@@ -25,12 +29,19 @@ __all__ = [
     "OutputConfig",
     "RunConfig",
     "ServeConfig",
+    "Settings",
+    "Sweep",
+    "SweepLaunch",
+    "SweepPoint",
     "explain",
+    "fewshot_file",
     "find_config",
     "load_profile",
     "load_profile_and_run",
     "load_run",
     "load_sweep",
     "load_yaml",
+    "problem",
+    "remedy",
     "slug",
 ]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
+from common.config.consistent import BLOCKS_FROM_ZERO, contradictions
 from common.config.frozen import Settings
+from common.config.policy import Policy
 
-Strategy = Literal["d2f", "fast_dllm", "vanilla"]
-SamplingStrategy = Literal["default", "margin", "neg_entropy"]
+Strategy = Literal["d2f", "multi_block", "fast_dllm", "vanilla", "block_diffusion", "fast_dllm_v2"]
 WindowAttention = Literal["full", "block_causal"]
-BranchScore = Literal["mean", "sliding_window", "random"]
-SpawnRule = Literal["confident", "uncertain", "random"]
 SpawnBlocks = Literal["all", "first"]
 
 NUM_CANDIDATES = 256  # the most tokens of a position that top_p and top_k can leave
@@ -24,8 +24,10 @@ class DecodeConfig(Settings):
 
     strategy: Strategy = Field(
         default="d2f",
-        description="The rule under the lookahead branches: `d2f` pipelines blocks, `fast_dllm` fills one block after "
-        "another, `vanilla` fills the whole canvas and caches nothing.",
+        description="The rule under the lookahead branches: `d2f` pipelines blocks, `multi_block` (d3LLM) does over a "
+        "whole canvas, `fast_dllm` fills one block after another, `vanilla` fills the whole canvas and caches nothing, "
+        "`block_diffusion` (SDAR, TraDo, LLaDA2) and `fast_dllm_v2` are those of models whose blocks are counted from "
+        "position 0.",
     )
     num_lookahead: int = Field(
         default=3,
@@ -43,7 +45,8 @@ class DecodeConfig(Settings):
         default=0.1,
         ge=0,
         le=1,
-        description="tau_add: the next block opens once this share of the last one is filled (`d2f`).",
+        description="tau_add: the next block opens once this share of the last one is filled (`d2f`, "
+        "`multi_block`; with `block_diffusion` 1 unless it is set).",
     )
     decoded_token_threshold: float = Field(
         default=0.95,
@@ -58,20 +61,56 @@ class DecodeConfig(Settings):
         le=1,
         description="tau_conf: every mask whose token is more probable than this is filled.",
     )
-    sampling_strategy: SamplingStrategy = Field(
+    fill_rule: Annotated[str, Policy("fill_rules")] = Field(
+        default="threshold",
+        description="Which masks of a block a step fills: those above `skip_threshold` (`threshold`); as many as "
+        "`denoising_steps` asks for, the most confident (`static`), the first (`sequential`), or all above "
+        "`skip_threshold` if those are more (`dynamic`); those of the lowest entropies up to `entropy_bound` "
+        "(`entropy_bounded`); by `factor`; or all below `entropy_threshold` (`entropy`); at least one in any case.",
+    )
+    denoising_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="Steps in which `static`, `sequential` and `dynamic` fill a whole block, so many positions a step; "
+        "`null` is one position a step.",
+    )
+    entropy_bound: float = Field(
+        default=0.35,
+        gt=0,
+        description="What the sum of the entropies (natural logarithm) of the positions that one step fills stays "
+        "below (`fill_rule: entropy_bounded`).",
+    )
+    entropy_threshold: float = Field(
+        default=0.5,
+        gt=0,
+        description="The entropy (natural logarithm) below which `fill_rule: entropy` fills a position.",
+    )
+    factor: float = Field(
+        default=1.0,
+        gt=0,
+        description="`fill_rule: factor` fills the n most probable masks, n the most for which (n + 1)(1 - p) stays "
+        "below this for all of them.",
+    )
+    sampling_strategy: Annotated[str, Policy("token_confidences")] = Field(
         default="neg_entropy",
         description="Token confidence, which ranks masks and branches: the highest probability (`default`), its lead "
-        "over the second (`margin`), or the negative entropy (`neg_entropy`).",
+        "over the second (`margin`), the negative entropy (`neg_entropy`), or a policy that the head's kernels lack "
+        "(slower, `lopa_cuda`).",
     )
-    branch_score: BranchScore = Field(
+    branch_score: Annotated[str, Policy("branch_scores")] = Field(
         default="mean",
         description="Branch confidence C(B): the mean over the remaining masks (`mean`), over the weakest run of a "
         "block's length (`sliding_window`), or chance, as a control (`random`).",
     )
-    spawn_rule: SpawnRule = Field(
+    spawn_rule: Annotated[str, Policy("spawn_rules")] = Field(
         default="confident",
         description="Which masks the lookaheads fill: the most confident, or as controls the most uncertain or random "
         "ones.",
+    )
+    lookahead_rule: Annotated[str, Policy("lookahead_rules")] = Field(
+        default="all",
+        description="How many of the `num_lookahead` lookaheads a step tries: `all`, as published, or fewer by "
+        "what the step before it did.",
     )
     spawn_blocks: SpawnBlocks = Field(
         default="all",
@@ -101,10 +140,60 @@ class DecodeConfig(Settings):
         description="What predicts the first token behind the cache: the step that committed the position before it "
         "(`stale`, as published), or, as for every block's first token, what the window holds (`fresh`).",
     )
-    cache: Literal["prefix", "dual"] = Field(
+    cache: Literal["prefix", "dual", "none"] = Field(
         default="prefix",
-        description="What `strategy: fast_dllm` caches: the KV in front of the current block (`prefix`), or behind it "
-        "too (`dual`).",
+        description="What is cached: the KV in front of the current block (`prefix`); behind it too, with "
+        "`fast_dllm_v2` that of its other sub-blocks (`dual`: `fast_dllm`, `fast_dllm_v2`); or nothing (`none`: "
+        "`fast_dllm`, `block_diffusion`).",
+    )
+    commit: Literal["fused", "separate"] = Field(
+        default="fused",
+        description="How a finished block's KV becomes final (`block_diffusion`): in the next block's first pass "
+        "(`fused`), or as published, in a pass of its own, the last block's too (`separate`); without lookahead and "
+        "temperature the tokens are the same. `fast_dllm_v2` always has that pass, which gives it a token.",
+    )
+    cache_delay: int = Field(
+        default=0,
+        ge=0,
+        description="Passes that a finished block waits before its KV is kept (`multi_block`); meanwhile passes "
+        "forward everything and renew what is cached.",
+    )
+    sub_block_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="`fast_dllm_v2` fills a block in pieces of so many positions, from left to right; `null` is the "
+        "whole block.",
+    )
+    edit_threshold: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Replace a filled token once another one is more probable than this, until nothing changes any "
+        "more (`block_diffusion`, LLaDA2.1); 0 replaces whenever another one is the most probable, `null` never.",
+    )
+    max_post_edit_steps: int = Field(
+        default=16, ge=0, description="The most steps that a block is edited in once it has no mask."
+    )
+    penalty_lambda: float = Field(
+        default=0.0,
+        ge=0,
+        description="What the logit of the token in front of a position is lowered by at that position "
+        "(`edit_threshold`, within a block).",
+    )
+    cfg_scale: float = Field(
+        default=0.0,
+        ge=0,
+        description="Classifier-free guidance: logits are u + (cfg_scale + 1)(l - u), u those of a row whose prompt is "
+        "masked (`fast_dllm` with `cache: none`).",
+    )
+    min_block_steps: int = Field(
+        default=1, ge=1, description="The least steps that `fast_dllm` spends on a block, filled or not."
+    )
+    max_block_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="The most steps that `fast_dllm` spends on a block; masks that are left are filled by the first "
+        "step of a later block, or never. `null` is no limit.",
     )
     reuse_prefix: bool = Field(
         default=False,
@@ -135,16 +224,34 @@ class DecodeConfig(Settings):
         default=True,
         description="End a request at its first end token; without it the blocks that are open are filled first.",
     )
+    end_at: Literal["token", "block"] = Field(
+        default="token",
+        description="A request ends once no mask is left in front of its end token (`token`), or once its block is "
+        "finished (`block`, as most published code; `block_diffusion` and `fast_dllm_v2`).",
+    )
     stop: tuple[str, ...] = Field(default=(), description="An answer ends with the first of these texts.")
     max_steps: int | None = Field(
         default=None,
         ge=1,
-        description="The most steps of a request; `null` is 2 x max_new_tokens + 16, which is more than any needs.",
+        description="The most steps of a request; `null` is more than any needs, of `d2f` 2 x max_new_tokens + 16.",
     )
     eos_token_id: int | None = Field(default=None, description="The end token; `null` is the checkpoint's own.")
+    mask_probability: Literal["excluded", "counted"] = Field(
+        default="excluded",
+        description="Whether the mask token, which is never filled in, has a part in the probabilities of the others "
+        "(`counted`, as in most published code, slower and on `lopa_cuda` only); trained models give it next to none.",
+    )
     mask_token_id: int | None = Field(
         default=None, description="The token of an unfilled position; `null` is the checkpoint's own."
     )
+
+    def changed(self, changes: Mapping[str, Any]) -> DecodeConfig:
+        """These settings with others in the place of some. Raises pydantic's ValidationError.
+
+        top_p and top_k, which act above temperature 0 only, go with a temperature that is changed to it.
+        """
+        greedy = {"top_p": 1.0, "top_k": None} if changes.get("temperature") == 0 else {}
+        return DecodeConfig.model_validate({**self.model_dump(), **greedy, **changes})
 
     @field_validator("num_lookahead", mode="before")
     @classmethod
@@ -172,25 +279,18 @@ class DecodeConfig(Settings):
     def _stops_somewhere(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if "" in value:
             raise ValueError("an empty stop string stops before the first token: remove it")
+        if any("\ud800" <= letter <= "\udfff" for text in value for letter in text):
+            raise ValueError("half a surrogate pair is no text: correct it")
         return value
 
     @model_validator(mode="after")
     def _consistent(self) -> DecodeConfig:
-        if self.strategy != "vanilla" and self.block_size > self.max_new_tokens:
-            raise ValueError(
-                f"block_size {self.block_size} is larger than max_new_tokens {self.max_new_tokens}: "
-                "no block would fit; lower block_size or raise max_new_tokens"
-            )
-        if self.strategy != "d2f" and self.window_attention == "block_causal":
-            raise ValueError(f"strategy {self.strategy} attends to its whole canvas: set window_attention to full")
-        if self.strategy != "d2f" and self.reuse_prefix:
-            raise ValueError(f"strategy {self.strategy} forwards the prompt again and again: remove reuse_prefix")
-        if self.strategy != "fast_dllm" and self.cache == "dual":
-            raise ValueError(f"cache dual is the one of strategy fast_dllm, not of {self.strategy}: change one of them")
-        if self.branch_score != "mean" and self.bottom_share < 1:
-            raise ValueError(f"bottom_share only acts with branch_score mean, not {self.branch_score}: remove it")
-        if self.mask_token_id is not None and self.mask_token_id == self.eos_token_id:
-            raise ValueError(f"mask_token_id and eos_token_id are both {self.mask_token_id}: change one of them")
-        if self.temperature == 0 and (self.top_p < 1 or self.top_k is not None):
-            raise ValueError("top_p and top_k only act with temperature > 0: set temperature or remove them")
+        self._take_defaults_of_strategy()
+        for problem in contradictions(self):
+            raise ValueError(problem)
         return self
+
+    def _take_defaults_of_strategy(self) -> None:
+        if self.strategy in BLOCKS_FROM_ZERO:
+            own = {"block_add_threshold": 1.0, "window_attention": "block_causal"}
+            self.__dict__.update({name: value for name, value in own.items() if name not in self.model_fields_set})

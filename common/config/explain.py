@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -11,12 +11,18 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+REFUSED_KEYS = {
+    "branching_factor": "published scripts use it for both k and k+1; set decode.num_lookahead to k, the number of "
+    "lookahead branches beside the anchor",
+    "trust_remote_code": "code from a checkpoint folder is never run; remove the key",
+}
 _MAX_GIVEN = 200  # characters of a value that is repeated in a sentence
 # What to do, where pydantic says what is wrong.
 _FIXES = {
     "greater_than_equal": "set it to {ge} or more",
     "greater_than": "set it to more than {gt}",
     "less_than_equal": "set it to {le} or less",
+    "less_than": "set it to less than {lt}",
     "literal_error": "set it to {expected}",
     "missing": "this key is missing: add it",
     "int_parsing": "set it to a whole number",
@@ -36,21 +42,31 @@ _FIXES = {
     "too_long": "write at most {max_length} of them",
     "dict_type": "write it as keys with their values",
     "model_type": "write it as a section of settings: keys with their values",
+    "model_attributes_type": "write it as an object: keys with their values",
     "json_invalid": "not valid JSON ({error})",
 }
 
 
 def explain(error: ValidationError, path: Path, kind: type[BaseModel]) -> str:
     """The sentence for the first of the errors."""
+    return f"{path}: {problem(error, kind)}"
+
+
+def problem(error: ValidationError, kind: type[BaseModel], section: str = "") -> str:
+    """The first of the errors: its key, and what to do. section: the key under which the settings stand."""
     first = error.errors()[0]
-    where = ".".join(_keys(first["loc"]))
-    if first["type"] == "extra_forbidden":
-        return f"{path}: {where}: unknown key; {_suggest(first['loc'], kind)}"
-    fix = _FIXES.get(first["type"])
-    message = fix.format(**first.get("ctx", {})) if fix else first["msg"].removeprefix("Value error, ")
-    is_whole = isinstance(first["input"], (dict, bytes, BaseModel))  # bytes: the file itself
-    given = "" if is_whole else f" (given {_short(first['input'])})"
-    return f"{path}: {where + ': ' if where else ''}{message}{given}"
+    where = ".".join([section] * bool(section) + _keys(first["loc"]))
+    return f"{where + ': ' if where else ''}{remedy(first, first['loc'], kind)}"
+
+
+def remedy(error: Mapping[str, Any], location: Sequence[int | str], kind: type[BaseModel]) -> str:
+    """What to do about one of pydantic's errors, and what was given. location: of the error within `kind`."""
+    if error["type"] == "extra_forbidden":
+        return REFUSED_KEYS.get(str(location[-1])) or f"unknown key; {_suggest(location, kind)}"
+    fix = _FIXES.get(error["type"])
+    message = fix.format(**error.get("ctx", {})) if fix else error["msg"].removeprefix("Value error, ")
+    is_whole = isinstance(error["input"], (dict, bytes, BaseModel))  # bytes: the file itself
+    return message if is_whole else f"{message} (given {_short(error['input'])})"
 
 
 def wants_text(kind: type[BaseModel], keys: Sequence[str]) -> bool:
@@ -76,7 +92,7 @@ def _keys(location: tuple[int | str, ...]) -> list[str]:
     return [str(part) for part in location if not re.match(r"literal\[|\w+Config$", str(part))]
 
 
-def _suggest(location: tuple[int | str, ...], kind: type[BaseModel]) -> str:
+def _suggest(location: Sequence[int | str], kind: type[BaseModel]) -> str:
     homes = _homes_of(str(location[-1]), kind)
     if homes:
         return f"write it as {homes[0]}"

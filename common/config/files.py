@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
-from common.config.explain import explain, wants_text
+from common.config.decode import DecodeConfig
+from common.config.explain import REFUSED_KEYS, explain, problem, wants_text
 from common.config.frozen import Frozen
 from common.config.profile import DeviceProfile
 from common.config.run import RunConfig
@@ -20,29 +21,29 @@ from common.errors import ConfigError
 _ROOT = Path(__file__).resolve().parents[2]
 _CONFIGS = _ROOT / "configs"
 
-_REFUSED_KEYS = {
-    "branching_factor": "published scripts use it for both k and k+1; set decode.num_lookahead to k, the number of "
-    "lookahead branches beside the anchor",
-    "trust_remote_code": "code from a checkpoint folder is never run; remove the key",
-}
-
 ConfigT = TypeVar("ConfigT", bound=Frozen)
 
 
-def find_config(kind: Literal["profiles", "runs", "sweeps"], name: str | Path) -> Path:
+def find_config(kind: Literal["profiles", "runs", "sweeps", "presets"], name: str | Path) -> Path:
     """A path as it is; the bare name of a file in configs/`kind` as its path. Raises ConfigError naming those there."""
     folder = _CONFIGS / kind
     candidates = (Path(name), folder / name, folder / f"{name}.yaml")
-    found = next((path for path in candidates if _is_file(path)), None)
+    found = next((path for path in candidates if _is(Path.is_file, path)), None)
     if found is None:
         known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml"))) or "none"
-        raise ConfigError(f"{name}: no such file, and not one of the {kind} in {folder} ({known})")
+        what = "a folder" if _is(Path.is_dir, Path(name)) else "no such file"
+        raise ConfigError(f"{name}: {what}, and not one of the {kind} in {folder} ({known})")
     return found
 
 
-def _is_file(path: Path) -> bool:
+def fewshot_file(name: str) -> Path:
+    """A file of configs/fewshot: solved rows of a benchmark."""
+    return _CONFIGS / "fewshot" / name
+
+
+def _is(kind: Callable[[Path], bool], path: Path) -> bool:
     try:
-        return path.is_file()
+        return kind(path)
     except (OSError, ValueError):  # a name that no file can have
         return False
 
@@ -80,11 +81,48 @@ def load_yaml(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] = 
     for override in overrides:
         _apply_override(tree, override, kind)
     _refuse_keys(tree, Path(path))
+    if kind is RunConfig and tree.get("preset") is not None:
+        _take_preset(tree, Path(path))
     _refuse_broken_text(tree, Path(path))
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(explain(error, Path(path), kind)) from None
+        preset = f" (decode has the settings of preset {tree['preset']} too)" if _is_of_preset(tree, error) else ""
+        raise ConfigError(f"{explain(error, Path(path), kind)}{preset}") from None
+
+
+def _is_of_preset(tree: Mapping[str, Any], error: ValidationError) -> bool:
+    """Whether what is wrong is how settings of `decode` fit each other, some of which the preset may have."""
+    return bool(tree.get("preset")) and error.errors()[0]["loc"] == ("decode",)
+
+
+def _take_preset(tree: dict[str, Any], path: Path) -> None:
+    """Put the preset's `decode` under the run's own."""
+    name, own = tree["preset"], tree.get("decode") or {}
+    if not isinstance(name, str) or not isinstance(own, dict):
+        raise ConfigError(f"{path}: preset: give the name of a file in configs/presets, and settings under decode")
+    try:
+        preset = find_config("presets", name)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: preset: {error}") from None
+    tree["decode"] = {**_preset_settings(preset), **own}
+
+
+def _preset_settings(path: Path) -> dict[str, Any]:
+    """Raises ConfigError naming the preset, not the run, for what no run's settings could make right."""
+    preset = read_yaml(path)
+    settings = preset.pop("decode", None)
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path}: expected a mapping called decode, the settings of a family")
+    if preset:
+        raise ConfigError(f"{path}: {next(iter(preset))}: a preset has decode only; write this in the run file")
+    _refuse_keys(settings, path)
+    try:
+        DecodeConfig.model_validate(settings)
+    except ValidationError as error:
+        if error.errors()[0]["loc"]:  # else settings that contradict each other, which the run's may amend
+            raise ConfigError(f"{path}: {problem(error, DecodeConfig, 'decode')}") from None
+    return settings
 
 
 def _apply_override(tree: dict[str, Any], override: str, kind: type[Frozen]) -> None:
@@ -131,7 +169,7 @@ def _refuse_broken_text(node: Any, path: Path, key: str = "") -> None:
 
 def _refuse_keys(tree: Mapping[str, Any], path: Path, prefix: str = "") -> None:
     for key, value in tree.items():
-        if key in _REFUSED_KEYS:
-            raise ConfigError(f"{path}: {prefix}{key}: {_REFUSED_KEYS[key]}")
+        if key in REFUSED_KEYS:
+            raise ConfigError(f"{path}: {prefix}{key}: {REFUSED_KEYS[key]}")
         if isinstance(value, Mapping):
             _refuse_keys(value, path, f"{prefix}{key}.")

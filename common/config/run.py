@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from common.config.decode import DecodeConfig
 from common.config.frozen import Settings
 from common.config.serve import ServeConfig
+
+BenchmarkName = Literal["gsm8k", "math", "humaneval", "humaneval_instruct", "humaneval_plus", "mbpp", "mbpp_plus"]
+
+_FIELDS_WITH_A_MEANING = ("id", "prompt", "messages", "question", "seed")
 
 
 class InputConfig(Settings):
@@ -26,6 +30,52 @@ class InputConfig(Settings):
     add_bos_token: bool = Field(
         default=False, description="Put the tokenizer's begin token in front of prompts that no chat template made."
     )
+    benchmark: BenchmarkName | None = Field(
+        default=None,
+        description="The public benchmark that the lines are rows of: it makes the prompts, sets `decode.stop` unless "
+        "that is set, and marks the answers (docs/evaluation.md).",
+    )
+    num_fewshot: int | None = Field(
+        default=None, ge=0, description="Solved rows in front of each question; `null` is as many as lm-eval has."
+    )
+    fewshot_path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The JSONL file whose first rows are shown solved; `null` is the benchmark's own (`math`, `mbpp`, "
+        "`mbpp_plus`).",
+    )
+    apply_chat_template: bool = Field(
+        default=False, description="Ask a benchmark's question, with the solved rows, as the one message of a chat."
+    )
+    run_generated_code: bool | None = Field(
+        default=None,
+        description="Whether to run answers that are programs, which marks them (docs/evaluation.md); `false` leaves "
+        "them unmarked, `null` refuses the run before it starts.",
+    )
+
+    settings_field: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The field of a line, such as `decode`, that holds keys of `decode` for this request alone, beside "
+        "a `seed` of its own; `null` takes both as data.",
+    )
+
+    @field_validator("settings_field")
+    @classmethod
+    def _is_no_field_of_another_meaning(cls, value: str | None) -> str | None:
+        if value in _FIELDS_WITH_A_MEANING:
+            raise ValueError(f"a line's {value} has a meaning already: choose another name, such as decode")
+        return value
+
+    @model_validator(mode="after")
+    def _is_of_a_benchmark(self) -> InputConfig:
+        given = [name for name in ("num_fewshot", "fewshot_path") if getattr(self, name) is not None]
+        given += ["apply_chat_template"] * self.apply_chat_template
+        if given and self.benchmark is None:
+            raise ValueError(f"{given[0]} acts on a benchmark's prompts: set benchmark, or remove it")
+        if self.benchmark is not None and self.prompt_template is not None:
+            raise ValueError("benchmark makes the prompts: remove prompt_template, or benchmark")
+        return self
 
 
 class OutputConfig(Settings):
@@ -46,17 +96,28 @@ class RunConfig(Settings):
     lora_path: str | None = Field(
         default=None, min_length=1, description="PEFT LoRA folder that is merged into the weights at load."
     )
+    tokenizer: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder of the tokenizer, where it is not the model's: `null` is `model`.",
+    )
     load_format: Literal["auto", "dummy"] = Field(
         default="auto",
         description="`auto` reads the folder's weights; `dummy` makes random ones, for which a config.json is enough.",
+    )
+    preset: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A file of configs/presets, or one of your own, whose `decode` stands for what the run's does not "
+        "say: the published settings of a family.",
     )
     decode: DecodeConfig = Field(default=DecodeConfig(), description="How requests are decoded.")
     max_num_requests: int = Field(default=1, ge=1, description="Requests that are decoded together.")
     max_num_batched_tokens: int = Field(
         default=8192,
         ge=1,
-        description="Prompt tokens that may begin in one pass; others wait for the next, and a longer prompt begins "
-        "without others.",
+        description="Prompt tokens of one pass: other prompts wait for the next, and a longer one begins alone or, "
+        "where positions see nothing behind their block (`block_diffusion`, `fast_dllm_v2`), is cut.",
     )
     branch_budget: Literal["all", "auto"] = Field(
         default="all",
@@ -67,3 +128,7 @@ class RunConfig(Settings):
     input: InputConfig | None = Field(default=None, description="Where requests come from.")
     output: OutputConfig | None = Field(default=None, description="Where results go.")
     serve: ServeConfig = Field(default=ServeConfig(), description="How `lopa serve` takes requests.")
+
+    @property
+    def tokenizer_folder(self) -> str:
+        return self.tokenizer or self.model

@@ -26,7 +26,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML ({_reason(error)})") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: expected a mapping of settings, found {type(tree).__name__}")
+        found = "a list" if isinstance(tree, list) else "nothing" if tree is None else "a single value"
+        raise ConfigError(f"{path}: expected settings as key: value, found {found}")
     return tree
 
 

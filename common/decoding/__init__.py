@@ -20,11 +20,13 @@ from common.decoding.plan import (
 )
 from common.decoding.relay import Command, Relay
 from common.decoding.request import Completion, GenerationRequest, Rejection, RequestOutput
-from common.decoding.scheduling import FindStop, Scheduler, StepRecord, without_stop
+from common.decoding.scheduling import DREAM, Candidate, FindStop, ModelFacts, Scheduler, StepRecord, without_stop
 from common.decoding.wrapped import WrappedEngine
 
 __all__ = [
+    "DREAM",
     "NUM_UPLOADED_FIELDS",
+    "Candidate",
     "Capacity",
     "Command",
     "CommitSpan",
@@ -34,6 +36,7 @@ __all__ = [
     "FindStop",
     "GenerationRequest",
     "Int",
+    "ModelFacts",
     "PassCosts",
     "Predictions",
     "QueuesForwards",

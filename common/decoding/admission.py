@@ -35,7 +35,7 @@ def finite(predictions: Predictions, plan: StepPlan, active: Sequence[DecodingRe
 def why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: Capacity) -> str | None:
     """Why this engine could not decode the request even if it were empty; None: it could."""
     decode = scheduler.decode_of(request)
-    num_tokens, room = len(request.prompt), capacity.max_model_len - decode.max_new_tokens
+    num_tokens, room = len(request.prompt), scheduler.room_of(request).longest_prompt(capacity.max_model_len)
     if not num_tokens:
         return "the prompt is empty; give at least one token"
     strangers = _strangers(request.prompt, capacity.vocab_size)
@@ -45,6 +45,8 @@ def why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: C
             "use the tokenizer of this checkpoint"
         )
     if (reason := scheduler.why_apart(decode)) is not None:
+        return reason
+    if (reason := capacity.why_refused(decode)) is not None:
         return reason
     if decode.reuse_prefix and not capacity.keeps_slots:
         return "reuse_prefix: this engine frees a request's KV when it ends; remove it"

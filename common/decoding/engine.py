@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from common.config import DecodeConfig
+from common.config import BLOCKS_FROM_ZERO, DecodeConfig
 from common.decoding.plan import Int, Predictions, Score, StepPlan
 from common.decoding.relay import Relay
 
@@ -19,6 +19,30 @@ class Room(NamedTuple):
 
     prompt_length: int
     decode: DecodeConfig
+
+    @property
+    def num_positions(self) -> int:
+        """Of the prompt and all that may be opened behind it: blocks counted from position 0 are whole."""
+        length = self.prompt_length + self.decode.max_new_tokens
+        if self.decode.strategy not in BLOCKS_FROM_ZERO:
+            return length
+        return -(-length // self.decode.block_size) * self.decode.block_size
+
+    @property
+    def block_start(self) -> int:
+        """Where the block begins that holds the first position behind the prompt; the prompt's remainder lies in it
+        where blocks are counted from position 0."""
+        size = self.decode.block_size
+        return self.prompt_length // size * size if self.decode.strategy in BLOCKS_FROM_ZERO else self.prompt_length
+
+    def num_blocks(self, end: int) -> int:
+        """Blocks that the positions from the prompt's end up to `end` lie in."""
+        return -(-(end - self.block_start) // self.decode.block_size) if end > self.prompt_length else 0
+
+    def longest_prompt(self, max_model_len: int) -> int:
+        """Tokens of the longest prompt whose canvas still fits; below 1 where none does."""
+        size = self.decode.block_size if self.decode.strategy in BLOCKS_FROM_ZERO else 1
+        return max_model_len // size * size - self.decode.max_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +65,10 @@ class Capacity:
         Slots always fit; an engine whose requests share memory of another kind overrides this.
         """
         return True
+
+    def why_refused(self, decode: DecodeConfig) -> str | None:
+        """Why a request cannot be decoded by these settings, one sentence; None: it can."""
+        return None
 
 
 class PassCosts(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import cache
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -56,24 +56,40 @@ class SamplingField(IntEnum):
     TOP_K = 2  # 0: any number
 
 
+_IN_KERNELS = ("default", "margin", "neg_entropy")  # token confidences that every head computes
+
+
 class Sampling(NamedTuple):
     """What a pass does with its logits; the same for every row.
 
     strategy: how a token's confidence comes out of them. mask_token_id: the token that is never predicted.
-    is_sampled: some row has a temperature above 0. is_cut: and top_p below 1, or a top_k.
+    is_sampled: some row has a temperature above 0. is_cut: and top_p below 1, or a top_k. cfg_scale, penalty_lambda: as
+    in DecodeConfig. counts_mask: the mask token has a part in the probabilities of the others.
     """
 
-    strategy: Literal["default", "margin", "neg_entropy"]
+    strategy: str
     mask_token_id: int
     is_sampled: bool = False
     is_cut: bool = False
+    cfg_scale: float = 0.0
+    penalty_lambda: float = 0.0
+    counts_mask: bool = False
+
+    @property
+    def is_special(self) -> bool:
+        """Whether the pass does with its logits what engines have no fast way for."""
+        return bool(self.cfg_scale or self.penalty_lambda or self.counts_mask) or self.strategy not in _IN_KERNELS
 
     @classmethod
     def of(cls, decode: DecodeConfig, mask_token_id: int) -> Sampling:
         """What the scheduler will ask for under these settings. mask_token_id: the model's, unless they name one."""
         own = mask_token_id if decode.mask_token_id is None else decode.mask_token_id
         is_cut = decode.top_p < 1 or decode.top_k is not None
-        return cls(decode.sampling_strategy, own, decode.temperature > 0, is_cut)
+        is_sampled = decode.temperature > 0
+        counts_mask = decode.mask_probability == "counted"
+        return cls(
+            decode.sampling_strategy, own, is_sampled, is_cut, decode.cfg_scale, decode.penalty_lambda, counts_mask
+        )
 
     def of_rows(self, sampling_3R: Float | None) -> Sampling:
         """The same for rows that are drawn in this way (StepPlan.sampling_3R)."""
@@ -84,12 +100,17 @@ class Sampling(NamedTuple):
 
 
 class CommitSpan(NamedTuple):
-    """Positions of one request whose KV becomes final in this step; taken from the winner's row."""
+    """Positions of one request whose KV is kept from this step; taken from the winner's row."""
 
     request: int  # index of the request in this step, as in StepPlan.request_R
     slot: int
     start: int  # absolute; equals the window's start
     length: int
+    is_final: bool = True  # else it is written over later in the request
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
 
 
 class StepPlan(NamedTuple):
@@ -103,6 +124,8 @@ class StepPlan(NamedTuple):
         its own copy.
     request_R: index of the row's request in this step; rows of one request are adjacent, lookaheads first, anchor last.
     sampling_3R: what `SamplingField` names, one number a row; None: every row is greedy.
+    changes_2T: where sampling.is_special: the entry whose logits guide each entry's (its own: none do), and the token
+    whose logit is lowered at each entry (-1: none).
     """
 
     entries_3T: Int
@@ -113,6 +136,7 @@ class StepPlan(NamedTuple):
     sampling: Sampling
     commits_locally: bool
     sampling_3R: Float | None = None
+    changes_2T: Int | None = None
 
     @property
     def num_rows(self) -> int:

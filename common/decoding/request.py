@@ -102,6 +102,9 @@ class Completion:
     canvas_token_ids: every opened position, behind the EOS too; positions never filled hold the mask id.
     num_canvas_tokens: the filled ones among them: the published way of counting.
     num_forwards: steps; one step is one forward pass whatever the number of branches.
+    winner_per_step: the branch that won each step: 0 is the anchor, j the j-th lookahead.
+    window_per_step: positions that the winner computed in each step.
+    num_rows: branches computed, of all steps together.
     num_forced_fills: tokens that passed no threshold, each the most confident of a block that had to fill one.
     first_step_s, total_s: seconds from admission to the end of the first step, and to the end.
     """
@@ -117,7 +120,10 @@ class Completion:
     first_step_s: float
     total_s: float
     tokens_per_step: tuple[int, ...] = field(default=())
+    winner_per_step: tuple[int, ...] = field(default=())
+    window_per_step: tuple[int, ...] = field(default=())
     num_forced_fills: int = 0
+    num_rows: int = 0
 
     @classmethod
     def of_nothing(cls, request: GenerationRequest, reason: FinishReason) -> Completion:

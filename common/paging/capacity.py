@@ -25,4 +25,4 @@ class PagedCapacity(Capacity):
 
     def num_reserved(self, rooms: Sequence[Room]) -> int:
         """Pages of the whole prompts and canvases."""
-        return sum(pages_for(room.prompt_length + room.decode.max_new_tokens, self.page_size) for room in rooms)
+        return sum(pages_for(room.num_positions, self.page_size) for room in rooms)

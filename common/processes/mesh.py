@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AXES = ("dp", "bp", "tp")
+_START_MANY = "start as many processes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +73,15 @@ def resolve_mesh(profile: DeviceProfile) -> MeshConfig:
     return mesh
 
 
-def check_started(profile: DeviceProfile) -> MeshConfig:
-    """The mesh, if as many processes were started as it has. Raises ConfigError naming both numbers."""
+def check_started(profile: DeviceProfile, remedy: str = _START_MANY) -> MeshConfig:
+    """The mesh, if as many processes were started as it has. Raises ConfigError naming both numbers, and the remedy."""
     sizes = resolve_mesh(profile)
     if num_started() != sizes.num_processes:
         raise ConfigError(
             f"profile {profile.name} wants {sizes.num_processes} processes "
             f"(dp {sizes.data_parallel_size} x bp {sizes.branch_parallel_size} x tp {sizes.tensor_parallel_size}) "
             f"but {num_started()} {'was' if num_started() == 1 else 'were'} started: "
-            "start it with scripts/run_batch.sh (an evaluation: scripts/sweep.sh), which reads the number from "
-            "the profile, or change mesh in the profile"
+            f"{remedy}, or change mesh in the profile"
         )
     return sizes
 

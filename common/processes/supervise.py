@@ -58,6 +58,7 @@ def supervise(arguments: Sequence[str], node: int, num_nodes: int, address: str,
     finally:
         if watch is not None:
             watch.end()
+    write_error_file(sentence)  # for who started this launcher
     print(f"lopa: {sentence}", file=sys.stderr, flush=True)
     return exit_code
 
@@ -103,7 +104,7 @@ def _order(failure: Any) -> tuple[bool, float]:
 
 
 def write_error_file(sentence: str) -> None:
-    """Leave a worker's last words where torchrun's agent looks for them; nothing without an agent."""
+    """Leave last words where who started this process looks for them, torchrun's agent among them; else nothing."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         now = time.time()

@@ -3,13 +3,16 @@ lookaheads, ends. Pure host code; `scheduler` is where to begin.
 """
 
 from common.decoding.scheduling.ending import without_stop
-from common.decoding.scheduling.rules import FindStop
+from common.decoding.scheduling.rules import DREAM, FindStop, ModelFacts
 from common.decoding.scheduling.scheduler import Scheduler
-from common.decoding.scheduling.state import DecodingRequest, StepRecord
+from common.decoding.scheduling.state import Candidate, DecodingRequest, StepRecord
 
 __all__ = [
+    "DREAM",
+    "Candidate",
     "DecodingRequest",
     "FindStop",
+    "ModelFacts",
     "Scheduler",
     "StepRecord",
     "without_stop",

@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from common.decoding.plan import Bool, Int
 from common.decoding.request import Completion, FinishReason
+from common.decoding.scheduling.rules import Rules
 from common.decoding.scheduling.state import DecodingRequest
 
 
 class Canvas(NamedTuple):
-    """What a request has come to: its opened positions, and how it came there."""
+    """What a request has come to: its opened positions, and how it came there.
+
+    num_final: positions in front of which an end counts already; None: any.
+    """
 
     token_C: Int
     is_masked_C: Bool
     has_eos: bool
     num_forwards: int
     num_lookahead_wins: int
+    num_final: int | None = None
 
 
 def without_stop(text: str, stops: Sequence[str]) -> str:
@@ -39,10 +46,13 @@ def completion_of(
     """
     generated, is_masked = canvas.token_C, canvas.is_masked_C
     num_filled_prefix = int(is_masked.argmax()) if is_masked.any() else len(generated)
+    if canvas.num_final is not None and spent is None and reason is None:
+        num_filled_prefix = min(num_filled_prefix, canvas.num_final)
     num_kept, own_reason = _find_end(decoding, generated[:num_filled_prefix], canvas.has_eos, spent)
     reason = own_reason or reason
     if reason is None:
         return None
+    tokens, rows, winners, windows = zip(*decoding.steps, strict=True) if decoding.steps else ((),) * 4
     return Completion(
         id=decoding.request.id,
         prompt_length=decoding.prompt_length,
@@ -54,8 +64,11 @@ def completion_of(
         finish_reason=reason,
         first_step_s=decoding.first_step_s,
         total_s=now - decoding.admitted_at,
-        tokens_per_step=tuple(decoding.tokens_per_step),
+        tokens_per_step=tokens,
+        winner_per_step=winners,
+        window_per_step=windows,
         num_forced_fills=decoding.num_forced_fills,
+        num_rows=sum(rows),
     )
 
 
@@ -64,7 +77,7 @@ def _find_end(
 ) -> tuple[int, FinishReason | None]:
     """How much of the filled prefix is the answer, and why the request ends, if it does."""
     rules = decoding.rules
-    eos_at = (prefix == rules.eos_token_id).nonzero()[0] if has_eos else prefix[:0]
+    eos_at = _ends_in(prefix, rules) if has_eos else prefix[:0]
     num_kept = int(eos_at[0]) + 1 if eos_at.size else len(prefix)
     if rules.find_stop is not None:
         stop_at = rules.find_stop(prefix[:num_kept].tolist(), decoding.num_searched)
@@ -74,3 +87,12 @@ def _find_end(
     if eos_at.size and (rules.decode.stop_at_eos or spent == "length"):
         return num_kept, "eos"
     return num_kept, spent
+
+
+def _ends_in(prefix: Int, rules: Rules) -> Int:
+    """Places of end tokens."""
+    is_end = prefix == rules.eos_token_id
+    if len(rules.end_token_ids) > 1:
+        is_end = np.isin(prefix, list(rules.end_token_ids))
+    found: Int = is_end.nonzero()[0]
+    return found

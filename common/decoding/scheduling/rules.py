@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from common.config import DecodeConfig
+from common.config import BLOCKS_FROM_ZERO, DecodeConfig
 
 # Generated ids so far, and how many of them are known to hold no stop string -> how many of them to keep, or None.
 FindStop = Callable[[Sequence[int], int], "int | None"]
@@ -22,18 +22,40 @@ def no_stop_strings(stops: Sequence[str]) -> FindStop | None:
     return None
 
 
+class ModelFacts(NamedTuple):
+    """What the scheduler has to know of a model; the names are those of `common.checkpoint.ModelConfig`.
+
+    shift: 1: a position's token is predicted by the entry before it; 0: by its own. more_end_token_ids: end a text too,
+    unless a request's settings name an end token.
+    """
+
+    shift: int = 1
+    more_end_token_ids: tuple[int, ...] = ()
+
+
+DREAM = ModelFacts()
+
+
+class Lookahead(NamedTuple):
+    """A branch as policies see it (`policies.inputs.Tried`)."""
+
+    position: int | None
+    token: int
+    creation_confidence: float
+
+
 class Kind(NamedTuple):
     """What requests must have in common to lie in one `RequestBatch`; the names are DecodeConfig's.
 
-    block_size: of `vanilla` the whole canvas. span: of `branch_score: sliding_window`.
+    block_size: of `vanilla` the whole canvas.
     """
 
     strategy: str
     block_size: int
-    span: int
     branch_score: str
     bottom_share: float
     spawn_rule: str
+    lookahead_rule: str
     spawn_blocks: str
     window_attention: str
     shift_row: str
@@ -41,27 +63,51 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, decode: DecodeConfig) -> Kind:
-        settings = (getattr(decode, name) for name in cls._fields[3:])
+        settings = (getattr(decode, name) for name in cls._fields[2:])
         size = decode.max_new_tokens if decode.strategy == "vanilla" else decode.block_size
-        return cls(decode.strategy, size, decode.block_size, *settings)
+        return cls(decode.strategy, size, *settings)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rules:
-    """eos_token_id: the settings' own, or the model's; None: nothing ends a text, which settings say by -1."""
+    """eos_token_id: the settings' own, or the model's; None: nothing ends a text, which settings say by -1.
+
+    chunk: positions of a prompt that one pass takes, whole blocks: a longer prompt takes several passes. None: any
+    number, where a prompt's positions see each other, so that it cannot be cut.
+    """
 
     decode: DecodeConfig
     kind: Kind
     eos_token_id: int | None
     find_stop: FindStop | None
     sampling: tuple[float, float, float]  # in the order of plan.SamplingField
+    shift: int = 1
+    end_token_ids: frozenset[int] = frozenset()
+    chunk: int | None = None
 
     @classmethod
-    def of(cls, decode: DecodeConfig, eos_token_id: int | None, stop_finder: StopFinder) -> Rules:
+    def of(
+        cls,
+        decode: DecodeConfig,
+        eos_token_id: int | None,
+        stop_finder: StopFinder,
+        facts: ModelFacts = DREAM,
+        max_num_batched_tokens: int | None = None,
+    ) -> Rules:
         own = eos_token_id if decode.eos_token_id is None else decode.eos_token_id
+        more = facts.more_end_token_ids if decode.eos_token_id is None else ()
         sampling = decode.temperature, decode.top_p, float(decode.top_k or 0)
         stop = stop_finder(decode.stop)
-        return cls(decode, Kind.of(decode), None if own == NO_TOKEN else own, stop, sampling)
+        own = None if own == NO_TOKEN else own
+        ends = frozenset(() if own is None else (own, *more))
+        chunk = None
+        if max_num_batched_tokens is not None and decode.strategy in BLOCKS_FROM_ZERO and decode.cache != "none":
+            chunk = max(1, max_num_batched_tokens // decode.block_size) * decode.block_size
+        return cls(decode, Kind.of(decode), own, stop, sampling, facts.shift, ends, chunk)
+
+    def num_first(self, prompt_length: int) -> int:
+        """Prompt tokens of a request's first pass."""
+        return prompt_length if self.chunk is None else min(self.chunk, prompt_length)
 
     @property
     def is_sampled(self) -> bool:
@@ -74,4 +120,14 @@ class Rules:
 
     @property
     def max_steps(self) -> int:
-        return self.decode.max_steps or 2 * self.decode.max_new_tokens + 16
+        """More than any request needs, unless it is set."""
+        decode = self.decode
+        if decode.max_steps is not None:
+            return decode.max_steps
+        most = 2 * decode.max_new_tokens + 16
+        if decode.strategy in BLOCKS_FROM_ZERO:
+            edits = 0 if decode.edit_threshold is None else decode.max_post_edit_steps + 2
+            most += (decode.max_new_tokens // decode.block_size + 2) * (decode.block_size + edits)
+        if decode.strategy == "fast_dllm":
+            most += self.max_blocks * decode.min_block_steps
+        return most

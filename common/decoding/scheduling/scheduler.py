@@ -21,11 +21,13 @@ from common.decoding.request import Completion, GenerationRequest
 from common.decoding.scheduling.arrays import RequestArrays
 from common.decoding.scheduling.budget import BranchBudget
 from common.decoding.scheduling.plain import PlainRequests
-from common.decoding.scheduling.rules import Rules, StopFinder, no_stop_strings
+from common.decoding.scheduling.rules import DREAM, ModelFacts, Rules, StopFinder, no_stop_strings
 from common.decoding.scheduling.state import Admission, DecodingRequest, Requests, StepRecord
 
 # Of a whole pass, which requests share: what attends to what, and how a confidence comes out of the logits.
-SHARED_SETTINGS = ("window_attention", "sampling_strategy", "mask_token_id")
+SHARED_SETTINGS = (
+    "window_attention", "sampling_strategy", "mask_token_id", "mask_probability", "cfg_scale", "penalty_lambda",
+)  # fmt: skip
 MOST_RULES = 1000  # of different settings that are kept for requests to come
 FEW_REQUESTS = 4  # that are decoded faster one after another than as arrays
 
@@ -35,7 +37,9 @@ class Scheduler:
 
     decode, seed: of requests without their own. stop_finder: what looks for stop strings in the generated ids.
     observer: sees a StepRecord of every request and step. costs: of passes; with them lookaheads are tried only where
-    they pay (`branch_budget: auto`). max_num_batched_tokens: of prompts that begin in one step; None: any number.
+    they pay (`branch_budget: auto`). max_num_batched_tokens: of prompts in one step; None: any number. A longer prompt
+    is cut where that changes nothing (`Rules.chunk`), and begins alone elsewhere.
+    facts: of the model.
     """
 
     def __init__(
@@ -51,25 +55,29 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
         costs: PassCosts | None = None,
         max_num_batched_tokens: int | None = None,
+        facts: ModelFacts = DREAM,
     ) -> None:
         self.decode = decode
         self.num_slots = num_slots
         self.sampling = Sampling.of(decode, mask_token_id)
         self._eos_token_id = eos_token_id
         self._stop_finder = stop_finder
-        self._rules: dict[DecodeConfig, Rules] = {decode: Rules.of(decode, eos_token_id, stop_finder)}
+        self._facts = facts
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._rules: dict[DecodeConfig, Rules] = {decode: self._made_rules(decode)}
         self._seed = seed
         self._free_slots = list(range(num_slots))
         self._prompt_of_slot: list[tuple[int, ...]] = [()] * num_slots  # whose KV a slot still holds
         self._room_of_slot: dict[int, Room] = {}
         self._clock = clock
         mask = self.sampling.mask_token_id
-        self._max_num_batched_tokens = max_num_batched_tokens
         self._num_begun = 0  # prompt tokens of requests that begin in the coming step
         self._budget = None if costs is None else BranchBudget(costs, decode.num_lookahead, num_slots)
         self._plan: StepPlan | None = None
-        is_few = num_slots <= FEW_REQUESTS
-        self._requests: Requests = PlainRequests(mask, observer) if is_few else RequestArrays(num_slots, mask, observer)
+        self._are_arrays = num_slots > FEW_REQUESTS and self._fits_arrays(decode)
+        self._requests: Requests = (
+            RequestArrays(num_slots, mask, observer) if self._are_arrays else PlainRequests(mask, observer)
+        )
 
     @property
     def active(self) -> list[DecodingRequest]:
@@ -87,7 +95,10 @@ class Scheduler:
     def can_begin(self, request: GenerationRequest) -> bool:
         """Whether the coming step takes the request's prompt beside those that begin with it."""
         most = self._max_num_batched_tokens
-        return most is None or not self._num_begun or self._num_begun + len(request.prompt) <= most
+        if most is None:
+            return True
+        taken = self._num_begun + self._requests.num_prompt_tokens()
+        return not taken or taken + self._rules_of(request).num_first(len(request.prompt)) <= most
 
     def decode_of(self, request: GenerationRequest) -> DecodeConfig:
         """The settings that the request is decoded by."""
@@ -105,7 +116,7 @@ class Scheduler:
         name = request.id if request.noise_name is None else request.noise_name
         key = noise_key(self._seed if request.seed is None else request.seed, name)
         self._room_of_slot[slot] = Room(len(request.prompt), rules.decode)
-        self._num_begun += len(request.prompt) - num_reused
+        self._num_begun += rules.num_first(len(request.prompt)) - num_reused
         if self._budget is not None:
             self._budget.admit(slot, len(request.prompt) - num_reused, rules.decode.skip_threshold)
         self._requests.add(Admission(request, rules, slot, key, num_reused, self._clock()))
@@ -124,11 +135,17 @@ class Scheduler:
 
     def why_apart(self, decode: DecodeConfig) -> str | None:
         """Why requests of these settings cannot share a pass with the run's; None: they can."""
-        for name in SHARED_SETTINGS:
-            own, shared = getattr(decode, name), getattr(self.decode, name)
-            if own != shared:
-                return f"its {name} {own} cannot share a pass with the run's {shared}; decode it in a run of its own"
-        return None
+        name = next((name for name in SHARED_SETTINGS if getattr(decode, name) != getattr(self.decode, name)), None)
+        if name is None and self._are_arrays:
+            name = _beyond_arrays(decode)
+        if name is None:
+            return None
+        own, shared = getattr(decode, name), getattr(self.decode, name)
+        return f"its {name} {own} cannot share a pass with the run's {shared}; decode it in a run of its own"
+
+    def _fits_arrays(self, decode: DecodeConfig) -> bool:
+        """Whether `arrays` decodes by these settings of this model; `plain` does by all."""
+        return self._facts.shift == 1 and not self._facts.more_end_token_ids and _beyond_arrays(decode) is None
 
     def plan_step(self) -> StepPlan:
         """Open blocks in every branch, then lay all branches of all requests out as rows."""
@@ -165,8 +182,11 @@ class Scheduler:
                 raise ValueError(f"request {request.id}: {reason}")
             if len(self._rules) >= MOST_RULES:  # of requests that have ended, mostly
                 self._rules = {self.decode: self._rules[self.decode]}
-            rules = self._rules[decode] = Rules.of(decode, self._eos_token_id, self._stop_finder)
+            rules = self._rules[decode] = self._made_rules(decode)
         return rules
+
+    def _made_rules(self, decode: DecodeConfig) -> Rules:
+        return Rules.of(decode, self._eos_token_id, self._stop_finder, self._facts, self._max_num_batched_tokens)
 
     def _freed(self, decoding: DecodingRequest, completion: Completion) -> Completion:
         self._free_slots.append(decoding.slot)
@@ -184,6 +204,19 @@ class Scheduler:
         slot = self._free_slots.pop(choice)
         self._prompt_of_slot[slot] = prompt
         return slot, num_reused
+
+
+def _beyond_arrays(decode: DecodeConfig) -> str | None:
+    """The first setting whose value `arrays` does not know; None: it knows all."""
+    is_known = {
+        "strategy": decode.strategy in ("d2f", "fast_dllm", "vanilla"),
+        "cache": decode.cache != "none",
+        "fill_rule": decode.fill_rule == "threshold",
+        "mask_probability": decode.mask_probability == "excluded",
+        "min_block_steps": decode.min_block_steps == 1,
+        "max_block_steps": decode.max_block_steps is None,
+    }
+    return next((name for name, known in is_known.items() if not known), None)
 
 
 def noise_key(seed: int, name: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from common.decoding.plan import Bool, Int, Predictions, Sampling, Score, StepPlan
 from common.decoding.request import Completion, GenerationRequest
@@ -29,12 +29,13 @@ class DecodingRequest(Admission):
 
     num_searched: generated tokens in which no stop string was found.
     num_forced_fills: as in `Completion`.
+    steps: tokens, rows, winner and window of each, as in `Completion`.
     """
 
     num_searched: int = 0
     num_forced_fills: int = 0
     first_step_s: float = 0.0
-    tokens_per_step: list[int] = field(default_factory=list)
+    steps: list[tuple[int, int, int, int]] = field(default_factory=list)
 
     @property
     def prompt_length(self) -> int:
@@ -73,6 +74,9 @@ class Requests(Protocol):
     def keep_lookaheads(self, count_N: Int) -> None:
         """Drop all but the first so many of each active request."""
 
+    def num_prompt_tokens(self) -> int:
+        """In the coming step, of prompts that are cut and have begun."""
+
     def plan_step(self, sampling: Sampling) -> StepPlan: ...
 
     def select_winners(self, predictions: Predictions) -> Int:
@@ -88,12 +92,23 @@ class Requests(Protocol):
         """Of requests that go on: tokens that can no longer change and were not told of by an earlier call."""
 
 
+class Candidate(NamedTuple):
+    """What a step predicts at a position. current: the token that stands there; None: a mask."""
+
+    token: int
+    probability: float
+    confidence: float
+    current: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """What happened to a request in one step, for traces: branches in row order, lookaheads first and the anchor
     last.
 
-    start: the window's first position. Confidences are those of `sampling_strategy`.
+    start: the window's first position. Confidences are those of `sampling_strategy`. Only of requests decoded one after
+    another: candidates: what the winner predicted at each position that the step could fill or edit; num_sure: masks
+    above `skip_threshold`, of each branch.
     """
 
     request_id: str
@@ -105,3 +120,7 @@ class StepRecord:
     filled: dict[int, int]  # position -> token, the winner's own fill
     filled_confidence: list[float]  # of these, in their order
     lookahead: list[tuple[int, int, float]]  # position, token, confidence: spawned for the next step
+    candidates: dict[int, Candidate] = field(default_factory=dict, compare=False, repr=False)
+    num_sure: list[int] = field(default_factory=list, compare=False, repr=False)
+    edited: dict[int, int] = field(default_factory=dict)  # position -> new token
+    is_tentative: bool = False  # what was committed is written over later

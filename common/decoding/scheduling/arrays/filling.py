@@ -15,9 +15,8 @@ from common.decoding.plan import Bool, Float, Int
 from common.decoding.scheduling.arrays.batch import ANCHOR, RequestBatch
 from common.decoding.scheduling.arrays.rows import Rows, Spread, spread
 from common.decoding.scheduling.arrays.strategies import STRATEGIES
-from common.decoding.scheduling.confidence import SPAWN_RULES, random_numbers
+from common.policies import Draws, Spawning, Stepped, policy
 
-_NO_RANDOMNESS = np.random.default_rng(0)
 _FEW_VALUES = 1024  # that a sort of all is as fast as a search for the largest, one after another
 
 
@@ -128,12 +127,12 @@ def carry(rows: Rows, winner_row_N: Int, values_3T: Float) -> None:
             batch.carry_3N[:, place_N] = values_3T[:, entry_N]
 
 
-def spawn(batch: RequestBatch, blocks: OpenBlocks) -> None:
+def spawn(batch: RequestBatch, blocks: OpenBlocks, num_filled_N: Int) -> None:
     """Up to k lookaheads of every request, each the anchor plus one more of its remaining masks; then the anchor.
-    Behind `settle`."""
+    Behind `settle`. num_filled_N: by the fill rule in this step."""
     size = batch.kind.block_size
     candidates_N, rank_NC = _ranks(batch, blocks)
-    num_spawned_N = np.minimum(batch.num_lookahead_N, candidates_N)
+    num_spawned_N = np.minimum(_most(batch, num_filled_N, candidates_N), candidates_N)
     most = int(num_spawned_N.max())
     if most:
         order_NK = _lowest(rank_NC, most)
@@ -160,23 +159,41 @@ def _ranks(batch: RequestBatch, blocks: OpenBlocks) -> tuple[Int, Float]:
     if batch.kind.spawn_blocks == "first" or batch.kind.strategy == "fast_dllm":
         num_masked_Q = np.add.reduce(is_masked_QW, axis=1, dtype=np.int64)
         candidates_N = np.bincount(request_Q, num_masked_Q, minlength=len(batch)).astype(np.int64)
-    if batch.kind.spawn_rule == "random":
-        rank_QW = _random_ranks(batch, is_masked_QW, candidates_N)
+    if batch.kind.spawn_rule == "confident":
+        rank_QW = np.where(is_masked_QW, -blocks.values_3QW[2], np.float32(np.inf))
     else:
-        worth_QW = SPAWN_RULES[batch.kind.spawn_rule](blocks.values_3QW[2], _NO_RANDOMNESS)
-        rank_QW = np.where(is_masked_QW, -worth_QW, np.float32(np.inf))
+        rank_QW = _own_ranks(batch, blocks, is_masked_QW, candidates_N)
     num_requests, widest, size = len(batch), int(blocks.count_N.max()), is_masked_QW.shape[1]
     rank_NQW = np.full((num_requests, widest, size), np.inf, dtype=rank_QW.dtype)
     rank_NQW[request_Q, index_Q] = rank_QW
     return candidates_N, rank_NQW.reshape(num_requests, widest * size)
 
 
-def _random_ranks(batch: RequestBatch, is_masked_QW: Bool, candidates_N: Int) -> Float:
-    rank_QW = np.full(is_masked_QW.shape, np.inf)
-    counts = enumerate(candidates_N.tolist())
-    drawn = [-random_numbers(*batch.key_of(place), stream=1).random(count) for place, count in counts]
-    rank_QW[is_masked_QW] = np.concatenate(drawn)
+def _own_ranks(batch: RequestBatch, blocks: OpenBlocks, is_masked_QW: Bool, candidates_N: Int) -> Float:
+    """By a rule that looks at one request's masks together."""
+    rank, rank_QW = policy("spawn_rules", batch.kind.spawn_rule), np.full(is_masked_QW.shape, np.inf)
+    width, values_3X = is_masked_QW.shape[1], blocks.values_3QW.reshape(3, -1)
+    for place, first in enumerate(blocks.spread.begin_N.tolist()):
+        if candidates_N[place]:
+            own = slice(first, first + int(blocks.count_N[place]))
+            values_3W = values_3X[:, own.start * width : own.stop * width]
+            column_C, start = is_masked_QW[own].ravel().nonzero()[0], int(batch.next_N[place])
+            settings, draws = batch.requests[place].rules.decode, Draws(*batch.key_of(place), stream=1)
+            found = np.full(len(values_3W[0]), np.inf)
+            found[column_C] = -rank(Spawning(values_3W, column_C, start, settings, draws))
+            rank_QW[own] = found.reshape(-1, width)
     return rank_QW
+
+
+def _most(batch: RequestBatch, num_filled_N: Int, candidates_N: Int) -> Int:
+    """Lookaheads of each request's next step, by `lookahead_rule`."""
+    if batch.kind.lookahead_rule == "all":
+        return batch.num_lookahead_N
+    count = policy("lookahead_rules", batch.kind.lookahead_rule)
+    stepped = zip(num_filled_N.tolist(), candidates_N.tolist(), batch.requests, strict=True)
+    found = [count(Stepped(filled, masked, request.rules.decode)) for filled, masked, request in stepped]
+    most_N: Int = np.minimum(found, batch.num_lookahead_N)
+    return most_N
 
 
 def _lowest(rank_NC: Float, count: int) -> Int:

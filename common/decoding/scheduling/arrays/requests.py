@@ -77,6 +77,9 @@ class RequestArrays:
             batch.keep_lookaheads(count_N[first : first + len(batch)])
             first += len(batch)
 
+    def num_prompt_tokens(self) -> int:
+        return 0  # no strategy of these cuts prompts
+
     def plan_step(self, sampling: Sampling) -> StepPlan:
         self._take_in()
         plan, self._parts = lay_out([plan_rows(batch) for batch in self._batches.values()], sampling)
@@ -135,11 +138,13 @@ class RequestArrays:
         carry(rows, winner_row_N, values_3T)
         start_N = batch.start_N.tolist() if self.observer is not None else []  # of this step, before it moves
         STRATEGIES[batch.kind.strategy].settle(batch)
-        spawn(batch, blocks)
+        spawn(batch, blocks, num_filled_N)
         batch.num_forwards_N += 1
         batch.num_wins_N += is_lookahead_N
-        for decoding, count in zip(batch.requests, (num_filled_N + is_lookahead_N).tolist(), strict=True):
-            decoding.tokens_per_step.append(count)
+        winner_N = (winner_row_N - rows.first_row_N + 1) * is_lookahead_N
+        steps = num_filled_N + is_lookahead_N, np.bincount(rows.request_R), winner_N, rows.num_keys_R[winner_row_N]
+        for decoding, step in zip(batch.requests, zip(*(one_N.tolist() for one_N in steps), strict=True), strict=True):
+            decoding.steps.append(step)
         for place in (batch.num_forwards_N == 1).nonzero()[0].tolist():
             batch.requests[place].first_step_s = now - batch.requests[place].admitted_at
         if self.observer is not None:

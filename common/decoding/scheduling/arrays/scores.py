@@ -10,7 +10,8 @@ import numpy as np
 from common.decoding.plan import Bool, Float, Int, Score
 from common.decoding.scheduling.arrays.batch import RequestBatch
 from common.decoding.scheduling.arrays.rows import Rows
-from common.decoding.scheduling.confidence import BRANCH_SCORES, NO_MASK_LEFT, random_numbers
+from common.decoding.scheduling.rules import Lookahead
+from common.policies import NO_MASK_LEFT, Draws, Scoring, policy
 
 
 def score_rows(rows: Rows, is_scored_T: Bool, values_3T: Float) -> Score:
@@ -19,8 +20,7 @@ def score_rows(rows: Rows, is_scored_T: Bool, values_3T: Float) -> Score:
     if batch.kind.branch_score == "mean" and batch.kind.bottom_share >= 1:
         score_R = _mean_scores(rows, is_scored_T, values_3T[2])
     else:
-        rngs = (random_numbers(*batch.key_of(place), stream=0) for place in range(len(batch)))
-        parts = [_own_score(rows, place, values_3T[2], rng) for place, rng in enumerate(rngs)]
+        parts = [_own_score(rows, place, values_3T) for place in range(len(batch))]
         score_R = np.concatenate(parts)
     weight_N = batch.creation_weight_N
     if weight_N.any():
@@ -61,24 +61,32 @@ def _num_masked(batch: RequestBatch) -> Int:
     return np.where(batch.is_refreshed_N, own_N, batch.num_masked_N)
 
 
-def _own_score(rows: Rows, place: int, confidence_T: Float, rng: np.random.Generator) -> Score:
+def _own_score(rows: Rows, place: int, values_3T: Float) -> Score:
     """[B]: of one request's rows, by a rule that looks at a window as a whole."""
     batch = rows.batch
     first, count = int(rows.first_row_N[place]), int(batch.num_branches_N[place])
     own = slice(first, first + count)
     start, width = int(batch.start_N[place]), int(rows.num_keys_R[own].max())
-    confidence_BW = np.zeros((count, width), dtype=np.float32)
+    values_3BW = np.zeros((3, count, width), dtype=np.float32)
     is_masked_BW = np.zeros((count, width), dtype=np.bool_)
     is_masked_W = batch.requests[place].is_masked_S[start : start + width]
     spans = zip(rows.first_R[own].tolist(), rows.num_keys_R[own].tolist(), rows.position_R[own].tolist(), strict=True)
     for branch, (begin, num_keys, position) in enumerate(spans):
-        confidence_BW[branch, 1:num_keys] = confidence_T[begin : begin + num_keys - 1]
+        values_3BW[:, branch, 1:num_keys] = values_3T[:, begin : begin + num_keys - 1]
         is_masked_BW[branch, :num_keys] = is_masked_W[:num_keys]
         if position >= 0:
             is_masked_BW[branch, position - start] = False
-    confidence_BW[:, 0] = batch.carry_3N[2, place]
+    values_3BW[:, :, 0] = batch.carry_3N[:, place, None]
     if rows.shifts is not None:
         row_X, start_X, entry_X = rows.shifts
         is_own_X = (row_X >= own.start) & (row_X < own.stop)
-        confidence_BW[row_X[is_own_X] - first, start_X[is_own_X] - start] = confidence_T[entry_X[is_own_X]]
-    return BRANCH_SCORES[batch.kind.branch_score](confidence_BW, is_masked_BW, batch.kind, rng)
+        values_3BW[:, row_X[is_own_X] - first, start_X[is_own_X] - start] = values_3T[:, entry_X[is_own_X]]
+    tried = zip(
+        rows.position_R[own].tolist(), rows.token_R[own].tolist(), batch.confidence_NB[place].tolist(), strict=False
+    )
+    branches = [Lookahead(position if position >= 0 else None, token, created) for position, token, created in tried]
+    settings, draws = batch.requests[place].rules.decode, Draws(*batch.key_of(place), stream=0)
+    score_B: Score = policy("branch_scores", batch.kind.branch_score)(
+        Scoring(values_3BW, is_masked_BW, branches, start, settings, draws)
+    )
+    return score_B

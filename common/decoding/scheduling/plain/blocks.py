@@ -1,34 +1,38 @@
-"""A request's blocks: fixed spans decoded together, and what each strategy does with them: D2F, Fast-dLLM,
-vanilla.
-
-A strategy says which blocks exist, which may be filled, what a step's window is and when a block's KV becomes final.
-LoPA's branches, scores and spawning are the same over all three and live in the scheduler.
-"""
+"""A request's blocks, the window of a step over them, and what a strategy has to say about both."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from common.config import DecodeConfig
+from common.decoding.plan import Bool
 
 
 class BlockStatus(Enum):
-    ACTIVE = auto()  # holds masks, or waits behind a block that does
-    TO_CACHE = auto()  # full; the next forward writes its final KV
+    ACTIVE = auto()  # holds masks, waits behind a block that does, or is still edited
+    TO_CACHE = auto()  # finished; the next forward writes its final KV
     IN_CACHE = auto()
 
 
 @dataclass(slots=True)
 class Block:
-    """Positions [start, end); the prompt is block 0 and counts as full."""
+    """Positions [start, end); what the prompt fills of them counts as full.
+
+    num_steps: steps that could fill it. num_edit_steps: those of them that began without a mask. num_waits: passes that
+    it has waited for the cache (`cache_delay`).
+    """
 
     start: int
     end: int
     num_masked: int
     status: BlockStatus = BlockStatus.ACTIVE
     is_fully_activated: bool = False
+    num_steps: int = 0
+    num_edit_steps: int = 0
+    num_waits: int = 0
 
     @property
     def filled_share(self) -> float:
@@ -40,6 +44,8 @@ class Window(NamedTuple):
     become final.
 
     next_start: where the following step's window begins, whose first position is predicted from this step.
+    predicts_next: the step also predicts the position behind the window, which begins the next block.
+    is_tentative: what is committed differs from branch to branch, and is written over later.
     """
 
     start: int
@@ -47,15 +53,28 @@ class Window(NamedTuple):
     cached: int
     commit_length: int
     next_start: int
+    predicts_next: bool = False
+    is_tentative: bool = False
 
     def until(self, end: int) -> Window:
         return self._replace(end=end)
 
 
 class BlockStrategy(Protocol):
-    """The plain decoding rule under the lookahead branches."""
+    """The plain decoding rule under the lookahead branches.
 
-    def initial_blocks(self, prompt_length: int, num_cached: int) -> list[Block]:
+    origin: where blocks are counted from: a position before it lies in one block with all others before it, if there is
+        a prompt in front of the blocks; None: from position 0.
+    keeps_carry: the token behind the cache is predicted by the step that committed the position before it.
+    """
+
+    @property
+    def origin(self) -> int | None: ...
+
+    @property
+    def keeps_carry(self) -> bool: ...
+
+    def initial_blocks(self, num_cached: int) -> list[Block]:
         """num_cached: positions of the prompt whose KV is there already."""
 
     def opens_block(self, blocks: list[Block], last_filled_share: float) -> bool:
@@ -65,129 +84,75 @@ class BlockStrategy(Protocol):
 
     def window(self, blocks: list[Block], is_refreshed: bool) -> Window: ...
 
-    def fillable(self, blocks: list[Block]) -> list[Block]:
-        """Blocks whose masks may be filled, and from which lookaheads are spawned."""
+    def fillable(self, blocks: list[Block], is_refreshed: bool) -> list[Block]:
+        """Blocks, or parts of one, whose masks may be filled, and from which lookaheads are spawned."""
 
-    def settle(self, blocks: list[Block]) -> bool:
-        """Move full blocks towards the cache after the winner's fill; True if the cache must be rebuilt next step."""
+    def settle(self, blocks: list[Block], has_changed: bool) -> bool:
+        """Move finished blocks towards the cache after the winner's fill; True if the cache must be rebuilt next step.
+        has_changed: the step has filled or edited something."""
 
+    def is_done(self, blocks: list[Block], has_eos: bool) -> bool:
+        """Nothing is left to do."""
 
-@dataclass(frozen=True, slots=True)
-class PipelinedBlocks:
-    """D2F: blocks open while their predecessors are still being filled, and enter the cache one after another."""
-
-    decode: DecodeConfig
-
-    def initial_blocks(self, prompt_length: int, num_cached: int) -> list[Block]:
-        return [Block(num_cached, prompt_length, 0, BlockStatus.TO_CACHE, True)]
-
-    def opens_block(self, blocks: list[Block], last_filled_share: float) -> bool:
-        max_blocks = self.decode.max_new_tokens // self.decode.block_size
-        return len(blocks) <= max_blocks and last_filled_share >= self.decode.block_add_threshold
-
-    def new_block(self, blocks: list[Block]) -> Block:
-        start, size = blocks[-1].end, self.decode.block_size
-        return Block(start, start + size, size, is_fully_activated=len(blocks) == 1)
-
-    def window(self, blocks: list[Block], is_refreshed: bool) -> Window:
-        committing = [block for block in blocks if block.status is BlockStatus.TO_CACHE]
-        pending = [block for block in blocks if block.status is BlockStatus.ACTIVE]
-        start = (committing or pending)[0].start
-        commit_end = committing[-1].end if committing else start
-        return Window(start, blocks[-1].end, start, commit_end - start, commit_end)
-
-    def fillable(self, blocks: list[Block]) -> list[Block]:
-        return [block for block in blocks if block.status is BlockStatus.ACTIVE]
-
-    def settle(self, blocks: list[Block]) -> bool:
-        for block in blocks:
-            if block.status is BlockStatus.TO_CACHE:
-                block.status = BlockStatus.IN_CACHE
-        for block in blocks:
-            if block.status is BlockStatus.ACTIVE:
-                if block.num_masked:
-                    break
-                block.status = BlockStatus.TO_CACHE
-        return False
+    def final_end(self, blocks: list[Block]) -> int | None:
+        """Filled positions below this can no longer change; None: no filled position can."""
 
 
-@dataclass(frozen=True, slots=True)
-class OneBlockAtATime:
-    """Fast-dLLM: a fixed canvas in blocks decoded in order; one full forward at each block's start rebuilds the
-    cache."""
-
-    decode: DecodeConfig
-
-    def initial_blocks(self, prompt_length: int, num_cached: int) -> list[Block]:
-        size = self.decode.block_size
-        canvas_length = self.decode.max_new_tokens // size * size
-        starts = range(prompt_length, prompt_length + canvas_length, size)
-        canvas = [Block(start, start + size, size, is_fully_activated=True) for start in starts]
-        return [Block(0, prompt_length, 0, BlockStatus.IN_CACHE, True), *canvas]
-
-    def opens_block(self, blocks: list[Block], last_filled_share: float) -> bool:
-        return False
-
-    def new_block(self, blocks: list[Block]) -> Block:
-        raise AssertionError("the canvas is whole from the start")
-
-    def window(self, blocks: list[Block], is_refreshed: bool) -> Window:
-        current, end = self.fillable(blocks)[0], blocks[-1].end
-        is_dual = self.decode.cache == "dual"
-        if not is_refreshed:
-            return Window(0, end, 0, end if is_dual else current.start, current.start)
-        if is_dual:
-            return Window(current.start, current.end, end, 0, current.start)
-        return Window(current.start, end, current.start, 0, current.start)
-
-    def fillable(self, blocks: list[Block]) -> list[Block]:
-        return [block for block in blocks if block.status is BlockStatus.ACTIVE][:1]
-
-    def settle(self, blocks: list[Block]) -> bool:
-        is_stale = False
-        for block in blocks:
-            if block.status is BlockStatus.ACTIVE:
-                if block.num_masked:
-                    break
-                block.status, is_stale = BlockStatus.IN_CACHE, True
-        return is_stale
+def active_blocks(blocks: list[Block]) -> list[Block]:
+    """Of a list that begins with those in the cache, then has those that wait for it, then the active ones."""
+    first = len(blocks)
+    while first and blocks[first - 1].status is BlockStatus.ACTIVE:
+        first -= 1
+    return blocks[first:]
 
 
-@dataclass(frozen=True, slots=True)
-class WholeCanvas:
-    """Vanilla: the canvas is one block and nothing is cached; every step forwards the prompt and the canvas."""
-
-    decode: DecodeConfig
-
-    def initial_blocks(self, prompt_length: int, num_cached: int) -> list[Block]:
-        size = self.decode.max_new_tokens
-        canvas = Block(prompt_length, prompt_length + size, size, is_fully_activated=True)
-        return [Block(0, prompt_length, 0, BlockStatus.IN_CACHE, True), canvas]
-
-    def opens_block(self, blocks: list[Block], last_filled_share: float) -> bool:
-        return False
-
-    def new_block(self, blocks: list[Block]) -> Block:
-        raise AssertionError("the canvas is whole from the start")
-
-    def window(self, blocks: list[Block], is_refreshed: bool) -> Window:
-        return Window(0, blocks[-1].end, 0, 0, 0)
-
-    def fillable(self, blocks: list[Block]) -> list[Block]:
-        return [block for block in blocks if block.status is BlockStatus.ACTIVE]
-
-    def settle(self, blocks: list[Block]) -> bool:
-        if blocks[-1].num_masked == 0:
-            blocks[-1].status = BlockStatus.IN_CACHE
-        return False
+def window_behind_cache(blocks: list[Block]) -> Window:
+    """Everything that is not cached yet; what waits for the cache becomes final."""
+    active = active_blocks(blocks)
+    first = num_committed = len(blocks) - len(active)
+    while first and blocks[first - 1].status is BlockStatus.TO_CACHE:
+        first -= 1
+    # A branch may open the first block behind what is cached.
+    start = blocks[first].start if first < len(blocks) else blocks[-1].end
+    commit_end = blocks[num_committed - 1].end if first < num_committed else start
+    return Window(start, blocks[-1].end, start, commit_end - start, commit_end)
 
 
-STRATEGIES: dict[str, type[PipelinedBlocks] | type[OneBlockAtATime] | type[WholeCanvas]] = {
-    "d2f": PipelinedBlocks,
-    "fast_dllm": OneBlockAtATime,
-    "vanilla": WholeCanvas,
-}
+def prompt_blocks(prompt_end: int, chunk: int | None, status: BlockStatus) -> list[Block]:
+    """A prompt's whole blocks [0, prompt_end), in chunks of so many positions that each take a pass."""
+    size = chunk or max(prompt_end, 1)
+    return [
+        Block(start, min(start + size, prompt_end), 0, status, is_fully_activated=True)
+        for start in range(0, prompt_end, size)
+    ]
 
 
-def block_strategy(decode: DecodeConfig) -> BlockStrategy:
-    return STRATEGIES[decode.strategy](decode)
+def prompt_part(blocks: list[Block], prompt_length: int) -> Block | None:
+    """The part of the prompt that the coming step takes; None: all of it is cached."""
+    return next(_prompt_parts(blocks, prompt_length), None)
+
+
+def next_chunk(blocks: list[Block], prompt_length: int) -> Block | None:
+    """The same, if another part waits behind it."""
+    parts = _prompt_parts(blocks, prompt_length)
+    first, behind = next(parts, None), next(parts, None)
+    return None if behind is None else first
+
+
+def _prompt_parts(blocks: list[Block], prompt_length: int) -> Iterator[Block]:
+    """Those that are not cached yet."""
+    own = itertools.takewhile(lambda block: block.end <= prompt_length, blocks)
+    return (block for block in own if block.status is BlockStatus.TO_CACHE)
+
+
+def note_committed(blocks: list[Block]) -> None:
+    """Behind a pass over `window_behind_cache`: what waited for the cache is in it."""
+    for block in reversed(blocks):
+        if block.status is BlockStatus.IN_CACHE:
+            break
+        if block.status is BlockStatus.TO_CACHE:
+            block.status = BlockStatus.IN_CACHE
+
+
+def num_masked_of(block: Block, is_masked_S: Bool) -> int:
+    return int(is_masked_S[block.start : block.end].sum())

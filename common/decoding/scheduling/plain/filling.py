@@ -3,15 +3,25 @@ try."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from common.decoding.plan import Int
-from common.decoding.scheduling.confidence import random_numbers, spawn_order
+from common.config import DecodeConfig
+from common.decoding.plan import Bool, Int
 from common.decoding.scheduling.plain.blocks import Block
 from common.decoding.scheduling.plain.state import Aligned, Branch, PlainRequest, RequestStep
+from common.policies import Draws, Filling, Spawning, Stepped, policy
 
-_NO_RANDOMNESS = np.random.default_rng(0)
 _NOTHING = np.empty(0, dtype=np.int64)
+
+
+class Filled(NamedTuple):
+    """What a step has written beside the winner's lookahead token. edited: position -> new token."""
+
+    position_N: Int
+    token_N: Int
+    edited: dict[int, int]
 
 
 def adopt(decoding: PlainRequest, branch: Branch) -> None:
@@ -24,15 +34,53 @@ def adopt(decoding: PlainRequest, branch: Branch) -> None:
         decoding.blocks[decoding.block_index_at(branch.position)].num_masked -= 1
         decoding.token_S[branch.position] = branch.token
         decoding.is_masked_S[branch.position] = False
-        decoding.has_eos = decoding.has_eos or branch.token == decoding.rules.eos_token_id
+        decoding.has_eos = decoding.has_eos or branch.token in decoding.rules.end_token_ids
 
 
-def fill(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> tuple[Int, Int]:
-    """Fill every mask above tau_conf; a fully activated block without one fills its most confident mask. The
-    positions filled, and their tokens."""
+def fill(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Filled:
+    """Fill masks by the fill rule, and edit tokens; a block that is not fully activated need not fill any."""
     decoding = step.decoding
     if not fillable:
-        return _NOTHING, _NOTHING
+        return Filled(_NOTHING, _NOTHING, {})
+    is_edited = decoding.rules.decode.edit_threshold is not None
+    edited = _edits(step, aligned, winner, fillable[0]) if is_edited else {}
+    choose = _above_threshold if decoding.rules.decode.fill_rule == "threshold" else _by_rule
+    position_N = choose(step, aligned, winner, fillable)
+    token_N = aligned.tokens(winner, position_N - step.window.start)
+    decoding.token_S[position_N] = token_N
+    decoding.is_masked_S[position_N] = False
+    for position, token in edited.items():
+        decoding.token_S[position] = token
+    if edited:
+        own = slice(decoding.prompt_length, decoding.blocks[-1].end)
+        tokens = decoding.token_S[own][~decoding.is_masked_S[own]].tolist()
+        decoding.has_eos = not decoding.rules.end_token_ids.isdisjoint(tokens)
+    else:
+        decoding.has_eos = decoding.has_eos or not decoding.rules.end_token_ids.isdisjoint(token_N.tolist())
+    return Filled(position_N, token_N, edited)
+
+
+def seed_next_block(step: RequestStep, aligned: Aligned, winner: int) -> tuple[int, int]:
+    """Open the next block and fill its first position with what the window's last entry predicts."""
+    decoding = step.decoding
+    assert aligned.next_3B is not None, "the plan has it read"
+    block, token = decoding.strategy.new_block(decoding.blocks), int(aligned.next_3B[0, winner])
+    decoding.blocks.append(block)
+    block.num_masked -= 1
+    decoding.token_S[block.start], decoding.is_masked_S[block.start] = token, False
+    decoding.has_eos = decoding.has_eos or token in decoding.rules.end_token_ids
+    return block.start, token
+
+
+def quota(decode: DecodeConfig, block_size: int, step: int) -> int:
+    """How many positions the given step of a block fills, if `denoising_steps` of them fill all of it; 1 at least."""
+    num_steps = min(decode.denoising_steps or block_size, block_size)
+    return block_size // num_steps + (step < block_size % num_steps)
+
+
+def _above_threshold(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Int:
+    """Positions to fill: every mask above tau_conf; a fully activated block without one fills its most confident."""
+    decoding = step.decoding
     start, offset = fillable[0].start, fillable[0].start - step.window.start
     is_masked_C = decoding.is_masked_S[start : fillable[-1].end]
     columns = slice(offset, offset + len(is_masked_C))
@@ -49,39 +97,83 @@ def fill(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]
                 num_chosen = 1
                 decoding.num_forced_fills += 1
             block.num_masked -= num_chosen
-    chosen_N = is_chosen_C.nonzero()[0]
-    position_N, token_N = chosen_N + start, aligned.tokens(winner, chosen_N + offset)
-    decoding.token_S[position_N] = token_N
-    is_masked_C[chosen_N] = False
-    decoding.has_eos = decoding.has_eos or decoding.rules.eos_token_id in token_N.tolist()
-    return position_N, token_N
+    return is_chosen_C.nonzero()[0] + start
 
 
-def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> list[Branch]:
-    """Up to k lookaheads, each the anchor plus one more of its remaining masks; then the anchor."""
+def _by_rule(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Int:
+    """Positions to fill, by `fill_rule`."""
+    decoding, offset = step.decoding, step.window.start
+    decode, size, chosen = decoding.rules.decode, decoding.rules.kind.block_size, []
+    may_wait = False  # of several blocks `multi_block` has the first fully activated one alone fill something
+    choose = policy("fill_rules", decode.fill_rule)
+    for block in fillable:
+        masked_M = decoding.is_masked_S[block.start : block.end].nonzero()[0] + block.start
+        if masked_M.size:
+            count = quota(decode, size, block.num_steps)
+            filling = Filling(aligned.values_3BW.take(masked_M - offset, axis=2), winner, count, decode)
+            is_chosen_M, is_sure_M = choose(filling), _is_sure(filling)
+            if may_wait or not block.is_fully_activated:
+                is_chosen_M &= is_sure_M
+            may_wait = may_wait or (block.is_fully_activated and decode.strategy == "multi_block")
+            block.num_masked -= int(is_chosen_M.sum())
+            decoding.num_forced_fills += int((is_chosen_M & ~is_sure_M).sum())
+            chosen.append(masked_M[is_chosen_M])
+    return np.concatenate(chosen) if chosen else _NOTHING
+
+
+def _is_sure(filling: Filling) -> Bool:
+    """What passes the rule's threshold, so that it may be filled in a block that need not fill any."""
+    decode = filling.settings
+    is_below_M: Bool = -filling.confidence_M < decode.entropy_threshold
+    is_above_M: Bool = filling.probability_M > decode.skip_threshold
+    return is_below_M if decode.fill_rule == "entropy" else is_above_M
+
+
+def _edits(step: RequestStep, aligned: Aligned, winner: int, block: Block) -> dict[int, int]:
+    """Filled positions of the block to be replaced (LLaDA2.1): another token than the own one is the most probable,
+    with more than `edit_threshold`. Counts the step, if the block has no mask."""
+    decoding, decode = step.decoding, step.decoding.rules.decode
+    assert decode.edit_threshold is not None
+    block.num_edit_steps += not block.num_masked
+    if block.num_edit_steps > decode.max_post_edit_steps:
+        return {}
+    first = max(block.start, decoding.prompt_length)
+    position_N = (~decoding.is_masked_S[first : block.end]).nonzero()[0] + first
+    token_N = aligned.tokens(winner, position_N - step.window.start)
+    probability_N = aligned.probability_BW[winner].take(position_N - step.window.start)
+    is_edited_N = (token_N != decoding.token_S[position_N]) & (probability_N > decode.edit_threshold)
+    return dict(zip(position_N[is_edited_N].tolist(), token_N[is_edited_N].tolist(), strict=True))
+
+
+def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block], num_filled: int) -> list[Branch]:
+    """Up to k lookaheads, each the anchor plus one more of its remaining masks; then the anchor.
+
+    num_filled: by the fill rule in this step.
+    """
     decoding, start, decode = step.decoding, step.window.start, step.decoding.rules.decode
     masked = [block for block in fillable if block.num_masked]
     if decode.spawn_blocks == "first":
         masked = masked[:1]
     if not masked or decode.num_lookahead == 0:
         return [Branch()]
+    most = decode.num_lookahead
+    if decode.lookahead_rule != "all":
+        stepped = Stepped(num_filled, sum(block.num_masked for block in masked), decode)
+        most = min(most, policy("lookahead_rules", decode.lookahead_rule)(stepped))
     offset = masked[0].start - start
     # What lies between the first and the last of these blocks is full.
     candidate_C = decoding.is_masked_S[masked[0].start : masked[-1].end].nonzero()[0] + offset
-    confidence_C = aligned.confidence_BW[winner].take(candidate_C)
-    rng = random_of(decoding, stream=1)
-    order_K = spawn_order(decode.spawn_rule, confidence_C, decode.num_lookahead, rng)
-    chosen_K = candidate_C[order_K]
+    values_3W = aligned.values_3BW[:, winner]
+    spawning = Spawning(values_3W, candidate_C, start, decode, draws_of(decoding, stream=1))
+    rank_C = policy("spawn_rules", decode.spawn_rule)(spawning)
+    chosen_K = candidate_C[(-rank_C).argsort(kind="stable")[:most]]
     columns = (
         (chosen_K + start).tolist(),
         aligned.tokens(winner, chosen_K).tolist(),
-        confidence_C[order_K].tolist(),
+        values_3W[2].take(chosen_K).tolist(),
     )
     return [Branch(*column) for column in zip(*columns, strict=True)] + [Branch()]
 
 
-def random_of(decoding: PlainRequest, stream: int) -> np.random.Generator:
-    kind = decoding.rules.kind
-    if "random" not in (kind.branch_score, kind.spawn_rule):
-        return _NO_RANDOMNESS
-    return random_numbers(decoding.noise_key, decoding.num_forwards, stream)
+def draws_of(decoding: PlainRequest, stream: int) -> Draws:
+    return Draws(decoding.noise_key, decoding.num_forwards, stream)

@@ -1,8 +1,9 @@
 """From the branches of all requests to the arrays of one forward pass (StepPlan).
 
-A row holds its window's positions first and its shift entries behind them. Position p is predicted by the entry of p
-- 1: inside the window by its left neighbour, at the window's first position by the carry, and with `shift_row: fresh`
-by a shift entry, a second query of position p - 1 that sees what p sees and provides no key.
+A row holds its window's positions first and its shift entries behind them. Of a model without shift, position p is
+predicted by its own entry. With it, by the entry of p - 1: inside the window by its left neighbour, at the window's
+first position by the carry, and with `shift_row: fresh` by a shift entry, a second query of position p - 1 that sees
+what p sees and provides no key.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from common.decoding.plan import (
     Sampling,
     StepPlan,
 )
-from common.decoding.scheduling.plain.state import Aligned, RequestStep
+from common.decoding.scheduling.plain.changes import with_changes
+from common.decoding.scheduling.plain.state import Aligned, PlainRequest, RequestStep
 
 
 def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
@@ -34,13 +36,15 @@ def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
         own = slice(first, first + count)
         _fill(step, entries_3T[:, own], is_read_T[own])
         if step.window.commit_length:
-            commits.append(CommitSpan(index, step.decoding.slot, step.window.start, step.window.commit_length))
+            span = step.decoding.slot, step.window.start, step.window.commit_length
+            commits.append(CommitSpan(index, *span, is_final=not step.window.is_tentative))
         first += count
     request_R = np.arange(len(steps)).repeat([len(step.ends) for step in steps])
     # The same for all: SHARED_SETTINGS of the scheduler.
     commits_locally = steps[0].decoding.rules.decode.window_attention == "block_causal"
+    commits_locally &= not any(step.window.is_tentative for step in steps)
     sampling_3R = _sampling_of(steps)
-    return StepPlan(
+    plan = StepPlan(
         entries_3T,
         is_read_T,
         row_fields_8R,
@@ -50,22 +54,21 @@ def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
         commits_locally,
         sampling_3R,
     )
+    return with_changes(plan, steps) if sampling.is_special else plan
 
 
 def _row_fields(steps: list[RequestStep]) -> Int:
     """StepPlan.row_fields_8R, in the order of RowField."""
-    of_request = [
-        (step.window.start, max(step.window.cached, step.window.start), step.decoding.slot, step.decoding.noise_key,
-         step.decoding.num_forwards, len(step.shift_column_of))
-        for step in steps
-    ]  # fmt: skip
-    of_row_6R = np.array(of_request, dtype=np.int64).T.repeat([len(step.ends) for step in steps], axis=1)
-    end_R = np.array([end for step in steps for end in step.ends])
-    row_fields_8R = np.empty((8, len(end_R)), dtype=np.int64)
-    row_fields_8R[RowField.START :] = of_row_6R[:5]
-    num_keys_R = row_fields_8R[RowField.NUM_KEYS] = end_R - of_row_6R[0]
-    num_entries_R = row_fields_8R[RowField.NUM_ENTRIES] = num_keys_R + of_row_6R[5]
-    row_fields_8R[RowField.FIRST] = num_entries_R.cumsum() - num_entries_R
+    row_fields_8R = np.empty((8, steps[-1].end_row), dtype=np.int64)
+    for step in steps:
+        own_8B, decoding, window = row_fields_8R[:, step.first_row : step.end_row], step.decoding, step.window
+        num_keys_B = own_8B[RowField.NUM_KEYS] = np.array(step.ends) - window.start
+        np.add(num_keys_B, len(step.shift_column_of), out=own_8B[RowField.NUM_ENTRIES])
+        cached = max(window.cached, window.start)
+        same = (window.start, cached, decoding.slot, decoding.noise_key, decoding.num_forwards)
+        own_8B[RowField.START :] = np.array(same, dtype=np.int64)[:, None]
+    num_entries_R = row_fields_8R[RowField.NUM_ENTRIES]
+    np.subtract(num_entries_R.cumsum(), num_entries_R, out=row_fields_8R[RowField.FIRST])
     return row_fields_8R
 
 
@@ -100,13 +103,20 @@ def _fill_window(step: RequestStep, decode: DecodeConfig, entries_3BW: Int, is_r
     token_BW, position_BW, horizon_BW = entries_3BW
     token_BW[:, :width] = decoding.token_S[start:end]
     position_BW[:, :width] = np.arange(start, end)
-    is_read_BW[:, : width - 1] = step.is_masked_BW[:, 1:]
-    if step.window.commit_length and decode.shift_row == "stale":
-        is_read_BW[:, step.window.next_start - start - 1] = True  # the next step's carry
+    if decoding.rules.shift:
+        is_read_BW[:, : width - 1] = step.is_masked_BW[:, 1:]
+        if step.reads_carry:
+            is_read_BW[:, step.window.next_start - start - 1] = True
+        if step.window.predicts_next:
+            is_read_BW[:, width - 1] = True
+    else:
+        is_read_BW[:, :width] = step.is_masked_BW
+        if decode.edit_threshold is not None:
+            is_read_BW[:, :width] |= _is_edited(step)
     if decode.window_attention == "full":
         horizon_BW[:, :width] = end
     else:
-        horizon_BW[:, :width] = _block_end(start, end, decoding.prompt_length, decode.block_size)
+        horizon_BW[:, :width] = _block_end(start, end, decoding.strategy.origin, decode.block_size)
     for index, (branch, own_end) in enumerate(zip(decoding.branches, step.ends, strict=True)):
         if branch.position is not None:
             token_BW[index, branch.position - start] = branch.token
@@ -114,26 +124,36 @@ def _fill_window(step: RequestStep, decode: DecodeConfig, entries_3BW: Int, is_r
             horizon_BW[index, : own_end - start] = own_end
 
 
-def _block_end(start: int, end: int, prompt_length: int, block_size: int) -> Int:
-    """End of the block that each position of [start, end) lies in; the prompt is one block."""
-    block_W = np.maximum((np.arange(start, end) - prompt_length) // block_size + 1, 0)
-    return prompt_length + block_W * block_size
+def _is_edited(step: RequestStep) -> Bool:
+    """[W] positions whose filled tokens the step may replace: of active blocks, behind the prompt."""
+    is_edited_W = np.zeros(step.window.end - step.window.start, dtype=np.bool_)
+    for block in step.decoding.strategy.fillable(step.decoding.blocks, step.decoding.is_refreshed):
+        first = max(block.start, step.decoding.prompt_length)
+        is_edited_W[first - step.window.start : block.end - step.window.start] = True
+    return is_edited_W
 
 
-def shift_entries(
-    step_start: int, step_end: int, prompt_length: int, is_masked_S: Bool, decode: DecodeConfig
-) -> list[int]:
+def _block_end(start: int, end: int, origin: int | None, block_size: int) -> Int:
+    """End of the block that each position of [start, end) lies in; what lies before the origin is one block."""
+    if origin is None:
+        return (np.arange(start, end) // block_size + 1) * block_size
+    block_W = np.maximum((np.arange(start, end) - origin) // block_size + 1, 0)
+    return origin + block_W * block_size
+
+
+def shift_entries(step_start: int, step_end: int, decoding: PlainRequest) -> list[int]:
     """Starts of the blocks whose first position is predicted by a shift entry.
 
     In full attention only the first position behind the cache needs one: every later predictor is in the window and
     sees all of it. Under block-causal attention no predictor sees the block behind it, so every block's first
     position does.
     """
-    if decode.shift_row == "stale":
+    decode, is_masked_S = decoding.rules.decode, decoding.is_masked_S
+    if decode.shift_row == "stale" or not (decoding.rules.shift and decoding.strategy.keeps_carry):
         return []
     if decode.window_attention == "full":
         return [step_start] if step_start and is_masked_S[step_start] else []
-    starts = range(prompt_length, step_end, decode.block_size)
+    starts = range(decoding.prompt_length, step_end, decode.block_size)
     return [start for start in starts if start >= step_start and is_masked_S[start]]
 
 
@@ -164,6 +184,8 @@ def align(steps: list[RequestStep], predictions: Predictions) -> list[Aligned]:
 
 def _align(step: RequestStep, values_3T: Float) -> Aligned:
     start, width, num_shifts = step.window.start, step.window.end - step.window.start, len(step.shift_column_of)
+    if not step.decoding.rules.shift:
+        return Aligned(_own_predictions(step, values_3T, width))
     aligned_3BW = np.zeros((3, len(step.ends), width), dtype=np.float32)
     if values_3T.size == 3 * len(step.ends) * step.width:
         aligned_3BW[:, :, 1:] = values_3T.reshape(3, len(step.ends), -1)[:, :, : width - 1]
@@ -176,4 +198,17 @@ def _align(step: RequestStep, values_3T: Float) -> Aligned:
         first_shift_B = np.array([own.stop for own in step.entries_of_branches()]) - num_shifts
         for block_start, shift_column in step.shift_column_of.items():
             aligned_3BW[:, :, block_start - start] = values_3T[:, first_shift_B + shift_column]
+    if step.window.predicts_next:
+        last_B = np.array([own.stop for own in step.entries_of_branches()]) - num_shifts - 1
+        return Aligned(aligned_3BW, values_3T[:, last_B])
     return Aligned(aligned_3BW)
+
+
+def _own_predictions(step: RequestStep, values_3T: Float, width: int) -> Float:
+    """[3, B, W] where every position is predicted by its own entry."""
+    if values_3T.size == 3 * len(step.ends) * width:
+        return values_3T.reshape(3, len(step.ends), width)
+    aligned_3BW = np.zeros((3, len(step.ends), width), dtype=np.float32)
+    for index, own in enumerate(step.entries_of_branches()):
+        aligned_3BW[:, index, : own.stop - own.start] = values_3T[:, own]
+    return aligned_3BW

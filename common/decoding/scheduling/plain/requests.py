@@ -10,16 +10,19 @@ from collections.abc import Callable
 
 import numpy as np
 
+from common.decoding.engine import Room
 from common.decoding.plan import Int, Predictions, Sampling, Score, StepPlan
 from common.decoding.request import Completion, FinishReason
-from common.decoding.scheduling.confidence import BRANCH_SCORES
 from common.decoding.scheduling.ending import completion_of
-from common.decoding.scheduling.plain.blocks import BlockStatus, block_strategy
-from common.decoding.scheduling.plain.filling import adopt, fill, random_of, spawn
+from common.decoding.scheduling.plain.blocks import prompt_part
+from common.decoding.scheduling.plain.filling import adopt, draws_of, fill, seed_next_block, spawn
 from common.decoding.scheduling.plain.layout import align, lay_out
 from common.decoding.scheduling.plain.planning import plan_request
+from common.decoding.scheduling.plain.records import candidates_of, record_of
 from common.decoding.scheduling.plain.state import Aligned, PlainRequest, RequestStep
+from common.decoding.scheduling.plain.strategies import block_strategy
 from common.decoding.scheduling.state import Admission, DecodingRequest, StepRecord
+from common.policies import Scoring, policy
 
 
 class PlainRequests:
@@ -41,17 +44,19 @@ class PlainRequests:
         return [*self._requests]
 
     def add(self, admission: Admission) -> None:
-        prompt, decode = admission.request.prompt, admission.rules.decode
-        capacity, strategy = len(prompt) + decode.max_new_tokens, block_strategy(decode)
-        token_S = np.full(capacity, self._mask_token_id, dtype=np.int64)
+        prompt = admission.request.prompt
+        num_positions = Room(len(prompt), admission.rules.decode).num_positions
+        token_S = np.full(num_positions, self._mask_token_id, dtype=np.int64)
         token_S[: len(prompt)] = prompt
+        is_masked_S = np.arange(num_positions) >= len(prompt)
+        strategy = block_strategy(admission.rules, len(prompt), is_masked_S)
         self._requests.append(
             PlainRequest(
                 **vars(admission),
                 strategy=strategy,
                 token_S=token_S,
-                is_masked_S=np.arange(capacity) >= len(prompt),
-                blocks=strategy.initial_blocks(len(prompt), admission.num_reused),
+                is_masked_S=is_masked_S,
+                blocks=strategy.initial_blocks(admission.num_reused),
             )
         )
 
@@ -70,6 +75,11 @@ class PlainRequests:
     def keep_lookaheads(self, count_N: Int) -> None:
         for decoding, count in zip(self._requests, count_N.tolist(), strict=True):
             del decoding.branches[count:-1]
+
+    def num_prompt_tokens(self) -> int:
+        begun = (decoding for decoding in self._requests if decoding.num_forwards)
+        chunks = (prompt_part(decoding.blocks, decoding.prompt_length) for decoding in begun)
+        return sum(chunk.end - chunk.start for chunk in chunks if chunk is not None)
 
     def plan_step(self, sampling: Sampling) -> StepPlan:
         self._steps, first_row = [], 0
@@ -107,8 +117,10 @@ class PlainRequests:
 
     def _score(self, step: RequestStep, aligned: Aligned) -> Score:
         decoding = step.decoding
-        decode, rng = decoding.rules.decode, random_of(decoding, stream=0)
-        score_B = BRANCH_SCORES[decode.branch_score](aligned.confidence_BW, step.is_masked_BW, decoding.rules.kind, rng)
+        decode, values_3BW = decoding.rules.decode, aligned.values_3BW
+        draws, start = draws_of(decoding, stream=0), step.window.start
+        scoring = Scoring(values_3BW, step.is_masked_BW, decoding.branches, start, decode, draws)
+        score_B: Score = policy("branch_scores", decode.branch_score)(scoring)
         if decode.creation_weight == 0:
             return score_B
         created_B = np.array([branch.creation_confidence for branch in decoding.branches])
@@ -119,59 +131,42 @@ class PlainRequests:
         is_anchor = decoding.branches[winner].position is None
         adopt(decoding, decoding.branches[winner])
         strategy = decoding.strategy
-        fillable = strategy.fillable(decoding.blocks)
-        position_N, token_N = fill(step, aligned, winner, fillable)
-        if step.window.commit_length and decoding.rules.decode.shift_row == "stale":
+        fillable = strategy.fillable(decoding.blocks, decoding.is_refreshed)
+        if fillable and fillable[-1].end > step.window.end:  # the lookahead's token was the window's last mask
+            fillable = []
+        candidates = {} if self.observer is None else candidates_of(step, aligned, winner, fillable)
+        filled = fill(step, aligned, winner, fillable)
+        if step.reads_carry:
             column = step.window.next_start - step.window.start
             decoding.carry_31 = aligned.values_3BW[:, winner, column : column + 1].copy()
-        decoding.is_refreshed = not strategy.settle(decoding.blocks)
-        decoding.branches = spawn(step, aligned, winner, fillable)
+        seed = seed_next_block(step, aligned, winner) if step.window.predicts_next else None
+        decoding.is_refreshed = not strategy.settle(decoding.blocks, bool(len(filled.position_N) or filled.edited))
+        if decoding.rules.decode.max_block_steps is not None:  # masks may be left where the next step fills none
+            fillable = strategy.fillable(decoding.blocks, True) if decoding.is_refreshed else []
+        decoding.branches = spawn(step, aligned, winner, fillable, len(filled.position_N))
         decoding.num_forwards += 1
         decoding.num_lookahead_wins += not is_anchor
-        decoding.tokens_per_step.append(len(position_N) + (not is_anchor))
+        num_tokens = len(filled.position_N) + (not is_anchor) + (seed is not None)
+        winner_place, width = 0 if is_anchor else winner + 1, step.ends[winner] - step.window.start
+        decoding.steps.append((num_tokens, len(step.ends), winner_place, width))
         if decoding.num_forwards == 1:
             decoding.first_step_s = now - decoding.admitted_at
         if self.observer is not None:
-            filled = dict(zip(position_N.tolist(), token_N.tolist(), strict=True))
-            confidence_N = aligned.confidence_BW[winner].take(position_N - step.window.start)
-            self.observer(_record(step, score_B, is_anchor, filled, confidence_N.tolist()))
+            self.observer(record_of(step, aligned, winner, score_B, is_anchor, filled, seed, candidates))
 
 
 def _ended(decoding: PlainRequest, now: float) -> Completion | None:
     """The finished request, or None while it goes on."""
     spent: FinishReason | None = None
-    if _is_done(decoding):
+    if decoding.strategy.is_done(decoding.blocks, decoding.has_eos):
         spent = "length"
-    elif decoding.num_forwards >= decoding.rules.max_steps:
+    elif decoding.num_forwards >= decoding.rules.max_steps + _num_chunks(decoding):
         spent = "max_steps"
     if spent is None and not decoding.has_eos and decoding.rules.find_stop is None:
         return None
     return completion_of(decoding, decoding.canvas, now, spent=spent)
 
 
-def _is_done(decoding: PlainRequest) -> bool:
-    """No mask left, no block active, and none to open."""
-    if any(block.num_masked or block.status is BlockStatus.ACTIVE for block in decoding.blocks):
-        return False
-    return decoding.has_eos or not decoding.strategy.opens_block(decoding.blocks, last_filled_share=1.0)
-
-
-def _record(
-    step: RequestStep, score_B: Score, is_anchor: bool, filled: dict[int, int], filled_confidence: list[float]
-) -> StepRecord:
-    decoding = step.decoding
-    return StepRecord(
-        request_id=decoding.request.id,
-        start=step.window.start,
-        commit_length=step.window.commit_length,
-        window_lengths=[end - step.window.start for end in step.ends],
-        branch_scores=score_B.tolist(),
-        winner_is_anchor=is_anchor,
-        filled=filled,
-        filled_confidence=filled_confidence,
-        lookahead=[
-            (branch.position, branch.token, branch.creation_confidence)
-            for branch in decoding.branches
-            if branch.position is not None
-        ],
-    )
+def _num_chunks(decoding: PlainRequest) -> int:
+    """Passes that only read the prompt."""
+    return 0 if decoding.rules.chunk is None else decoding.prompt_length // decoding.rules.chunk

@@ -52,26 +52,36 @@ class PlainRequest(DecodingRequest):
     num_given: int = 0
 
     @property
+    def end(self) -> int:
+        """Of what has been opened and asked for."""
+        asked = self.prompt_length + self.rules.decode.max_new_tokens
+        return max(self.prompt_length, min(self.blocks[-1].end, asked))
+
+    @property
     def canvas(self) -> Canvas:
-        own = slice(self.prompt_length, self.blocks[-1].end)
+        own = slice(self.prompt_length, self.end)
         counts = self.has_eos, self.num_forwards, self.num_lookahead_wins
-        return Canvas(self.token_S[own], self.is_masked_S[own], *counts)
+        final_end = self.strategy.final_end(self.blocks)
+        num_final = None if final_end is None else max(0, final_end - self.prompt_length)
+        return Canvas(self.token_S[own], self.is_masked_S[own], *counts, num_final)
 
     def final_tokens(self) -> tuple[int, ...]:
         """Of the answer, what follows its first num_given tokens and can no longer change: no mask lies before it, and
         no end."""
-        begin = self.prompt_length + self.num_given
-        is_masked = self.is_masked_S[begin : self.blocks[-1].end]
+        begin, final_end = self.prompt_length + self.num_given, self.strategy.final_end(self.blocks)
+        end = self.end if final_end is None else min(self.end, final_end)
+        is_masked = self.is_masked_S[begin:end]
         if not is_masked.size or is_masked[0]:
             return ()
         num_final = int(is_masked.argmax()) or is_masked.size
         token_ids = tuple(self.token_S[begin : begin + num_final].tolist())
         if not self.has_eos:
             return token_ids
-        eos = self.rules.eos_token_id
-        if self.num_given and self.token_S[begin - 1] == eos:
+        ends = self.rules.end_token_ids
+        if self.num_given and int(self.token_S[begin - 1]) in ends:
             return ()
-        return token_ids[: token_ids.index(eos) + 1] if eos in token_ids else token_ids
+        end = next((place for place, token in enumerate(token_ids) if token in ends), len(token_ids))
+        return token_ids[: end + 1]
 
     def block_index_at(self, position: int) -> int:
         index = len(self.blocks) - 1
@@ -96,6 +106,13 @@ class RequestStep(NamedTuple):
     shift_column_of: dict[int, int]
 
     @property
+    def reads_carry(self) -> bool:
+        """Whether the step predicts the first position behind what it commits, for the next step."""
+        rules = self.decoding.rules
+        is_kept = self.decoding.strategy.keeps_carry and rules.decode.shift_row == "stale"
+        return bool(is_kept and rules.shift and self.window.commit_length)
+
+    @property
     def width(self) -> int:
         """Entries of the widest branch."""
         return self.window.end - self.window.start + len(self.shift_column_of)
@@ -117,9 +134,10 @@ class RequestStep(NamedTuple):
 
 class Aligned(NamedTuple):
     """A request's predictions (token, probability, confidence, as in `Predictions`) aligned with its window: column j
-    speaks of position window.start + j."""
+    speaks of position window.start + j. next_3B: of the position behind the window; None unless `predicts_next`."""
 
     values_3BW: Float
+    next_3B: Float | None = None
 
     def tokens(self, branch: int, column_N: Int) -> Int:
         """Ids that this branch predicts in these columns."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from common.batch.inputs import InputLine
 from common.batch.template import fill, fits
+from common.benchmarks import BenchmarkTask, Row, task_of
 from common.config import InputConfig
 from common.errors import EngineError, first_line
 
@@ -90,6 +91,9 @@ def prompt_or_reason(
 
 
 def _encode(line: InputLine, config: InputConfig, tokenizer: TokenizerLike, limit: LengthLimit | None) -> Sequence[int]:
+    task = task_of(config)
+    if task is not None:
+        return _benchmark_prompt(task, line.fields, config, tokenizer, limit)
     if "messages" in line.fields:
         return _chat(line.fields["messages"], tokenizer, limit)
     if config.prompt_template is not None and fits(config.prompt_template, line.fields):
@@ -98,6 +102,19 @@ def _encode(line: InputLine, config: InputConfig, tokenizer: TokenizerLike, limi
         return _chat([{"role": "user", "content": line.fields["question"]}], tokenizer, limit)
     else:
         text = line.fields["prompt"] if "prompt" in line.fields else line.fields["question"]
+    if limit is not None:
+        limit.check(text)
+    return tokenizer.encode(text, add_bos=config.add_bos_token)
+
+
+def _benchmark_prompt(
+    task: BenchmarkTask, row: Row, config: InputConfig, tokenizer: TokenizerLike, limit: LengthLimit | None
+) -> Sequence[int]:
+    prompt = task.prompt(row)
+    if config.apply_chat_template:
+        asked = _chat([{"role": "user", "content": prompt.text}], tokenizer, limit)
+        return [*asked, *tokenizer.encode(prompt.begun)] if prompt.begun else asked
+    text = prompt.text + prompt.begun
     if limit is not None:
         limit.check(text)
     return tokenizer.encode(text, add_bos=config.add_bos_token)

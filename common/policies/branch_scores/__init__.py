@@ -1,0 +1,1 @@
+"""Branch confidence C(B): `score(Scoring) -> float64 [B]`."""

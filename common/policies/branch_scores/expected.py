@@ -1,0 +1,22 @@
+"""What a branch fills at once, its own token included, weighted with how likely that token is by now.
+
+The anchor of the same pass knows of the fills that came after the lookahead was spawned, so it judges the token anew;
+another token than the anchor's own best counts as wrong. trust: the power of that likelihood; 0 leaves only the check
+that the token still is the best, and more trusts lookaheads less.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.policies.branch_scores import num_sure
+from common.policies.inputs import Score, Scoring
+
+
+def score(scoring: Scoring, *, trust: float = 1.0, soon: float = 1.0) -> Score:
+    column_L, token_L = scoring.lookaheads
+    token_now_L, probability_L = scoring.values_3BW[:2, -1].take(column_L, axis=1)
+    likely_L = np.where(token_now_L == token_L, probability_L.astype(np.float64) ** trust, 0.0)
+    found_B = num_sure.score(scoring, soon=soon)
+    found_B[: len(likely_L)] = (found_B[: len(likely_L)] + 1) * likely_L
+    return found_B

@@ -1,0 +1,1 @@
+"""Which masks of a block a step fills: `choose(Filling) -> bool [M]`."""

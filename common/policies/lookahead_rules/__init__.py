@@ -1,0 +1,1 @@
+"""How many lookaheads the next step tries: `count(Stepped) -> int`."""

@@ -1,0 +1,18 @@
+"""What fill rules have in common."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.policies.inputs import Bool, Float, Int
+
+
+def most_confident(confidence_M: Float, count: int) -> Bool:
+    """The `count` most confident; of equal ones the first."""
+    return marked(np.argsort(-confidence_M, kind="stable")[:count], len(confidence_M))
+
+
+def marked(chosen: Int, length: int) -> Bool:
+    is_chosen = np.zeros(length, dtype=np.bool_)
+    is_chosen[chosen] = True
+    return is_chosen

@@ -1,0 +1,1 @@
+"""Which masks lookaheads fill: `rank(Spawning) -> number [C]`."""
