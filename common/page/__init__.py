@@ -3,9 +3,10 @@
 It is fed by `denoise` events, either those of a trace that comes with it or those of the server that serves it.
 """
 
-from common.page.html import live_page, trace_page
+from common.page.html import colours, live_page, trace_page
 
 __all__ = [
+    "colours",
     "live_page",
     "trace_page",
 ]

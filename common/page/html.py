@@ -23,6 +23,13 @@ def live_page() -> str:
     return _with_data(None)
 
 
+@cache
+def colours() -> str:
+    """The style of the pages' colours, on light pages and on dark ones: variables such as --ink of the whole page."""
+    root, brace, _ = _part("page.css").partition("}\n")
+    return root + brace
+
+
 def trace_page(trace: Mapping[str, Any]) -> str:
     """The page that replays a trace, as `common.evaluation.record_trace` makes it.
 

@@ -3,12 +3,16 @@ POST /generate.
 
     {"pass": 3,                      passes of the request so far, from 1
      "prompt_length": 17,            positions in front of the canvas
+     "block_start": 16,              the canvas's first block begins here; in front of the canvas where blocks are
+                                     counted from position 0 and the prompt's remainder lies in it
+     "block_size": 16,               positions of a block
      "start": 16,                    the window's first position; all positions are absolute, the prompt's first is 0
      "window_lengths": [32, 32],     positions that each branch computed, in the order of the branches
      "branch_scores": [-0.2, -0.3],  of the branches; the best wins, a tie goes to the earlier
                                      one; null: a branch without masks, which is better than any score
      "winner": 1,                    index among the branches; the last branch is the anchor
      "filled": [[18, 734, " cat", -0.01]],     position, token id, text, confidence: masks that became tokens
+     "edited": [[17, 52, " dog", -0.02]],      the same of tokens that were replaced (`edit_threshold`)
      "lookahead": [[21, 11, -0.40, ","]],      position, token id, confidence, text: what the next pass tries
      "commit_length": 16,            positions from start on whose keys and values became final
      "canvas_length": 32,            opened positions behind the prompt
@@ -25,17 +29,20 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any
 
-from common.decoding import StepRecord
+from common.config import DecodeConfig
+from common.decoding import Room, StepRecord
 
 
 class DenoiseEvents:
     """The events of one request, made from its step records in their order.
 
-    text_of: the text of some token ids.
+    decode: its settings. text_of: the text of some token ids.
     """
 
-    def __init__(self, prompt_length: int, text_of: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, prompt_length: int, decode: DecodeConfig, text_of: Callable[[Sequence[int]], str]) -> None:
         self._prompt_length = prompt_length
+        self._block_start = Room(prompt_length, decode).block_start
+        self._block_size = decode.max_new_tokens if decode.strategy == "vanilla" else decode.block_size
         self._text_of = text_of
         self._num_passes = 0
         self._end = prompt_length  # of the opened canvas
@@ -51,7 +58,9 @@ class DenoiseEvents:
         filled += [(position, token, confidence) for (position, token), confidence in pairs]
         self._tried = record.lookahead
         self._num_passes += 1
-        self._end = max(self._end, record.start + max(record.window_lengths))
+        # A token may begin the block behind the window.
+        ends = record.start + max(record.window_lengths), *(position + 1 for position, _, _ in filled)
+        self._end = max(self._end, *ends)
         self._is_filled.update(position for position, _, _ in filled)
         while self._prompt_length + self._final_length in self._is_filled:
             self._is_filled.remove(self._prompt_length + self._final_length)
@@ -59,13 +68,19 @@ class DenoiseEvents:
         return {
             "pass": self._num_passes,
             "prompt_length": self._prompt_length,
+            "block_start": self._block_start,
+            "block_size": self._block_size,
             "start": record.start,
             "window_lengths": record.window_lengths,
             "branch_scores": [score if isfinite(score) else None for score in record.branch_scores],
             "winner": winner,
             "filled": [[position, token, self._text_of([token]), score] for position, token, score in filled],
+            "edited": [
+                [position, token, self._text_of([token]), record.candidates[position].confidence]
+                for position, token in record.edited.items()
+            ],
             "lookahead": [[*made, self._text_of([made[1]])] for made in record.lookahead],
-            "commit_length": record.commit_length,
+            "commit_length": 0 if record.is_tentative else record.commit_length,
             "canvas_length": self._end - self._prompt_length,
             "final_length": self._final_length,
             "finished": None,

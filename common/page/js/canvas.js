@@ -87,7 +87,10 @@ class CanvasView {
     view.sure.style.width = `${100 * confidence}%`;
     view.cell.style.setProperty("--pass", filled ? filled.pass : 1);
     view.cell.style.setProperty("--c", confidence.toFixed(3));
-    const is = { filled, mask: !filled, tried: !filled && tried, fresh: isFresh, won: filled?.won, dropped: isDropped };
+    const is = {
+      filled, mask: !filled, tried: !filled && tried, fresh: isFresh, won: filled?.won, edited: filled?.before,
+      dropped: isDropped,
+    };
     const names = Object.keys(is).filter((name) => is[name]);
     const others = [text.length > 6 ? "long" : "", place === this.active ? "active" : ""];
     view.cell.className = ["cell", ...names, ...others].filter(Boolean).join(" ");
@@ -102,7 +105,11 @@ class CanvasView {
       if (!tried) return [...phrases, "mask"];
       return [...phrases, "mask", `branch B${tried.branch} will try ${quoted(tried.text)}`];
     }
-    phrases.push(quoted(filled.text), `token ${filled.token}`, `filled in pass ${filled.pass}`);
+    phrases.push(quoted(filled.text), `token ${filled.token}`);
+    phrases.push(`${filled.before ? "replaced" : "filled"} in pass ${filled.pass}`);
+    for (let { before } = filled; before; before = before.before) {
+      phrases.push(`was ${quoted(before.text)}, token ${before.token}, from pass ${before.pass}`);
+    }
     if (filled.won) phrases.push("by the lookahead that won");
     phrases.push(`${replay.isEntropy ? "negative entropy" : "confidence"} ${decimal(filled.confidence, 3)}`);
     return phrases;

@@ -7,6 +7,7 @@ function showNumbers(replay, pass) {
   byId("numbers").replaceChildren(
     ...numberPair("Passes", pass, ` of ${replay.length}`),
     ...numberPair("Won by a lookahead", replay.numWins(pass), ` of ${pass}`),
+    ...(replay.numEdited(replay.length) ? numberPair("Replaced", replay.numEdited(pass), " tokens") : []),
   );
   byId("rates").replaceChildren(
     rateRow("Filled", replay.numFilled(pass), pass, seconds),
@@ -83,6 +84,7 @@ function showLegend(isByConfidence) {
     legendItem(legendCell("mask", "·"), "mask"),
     legendItem(legendCell("filled fresh", "", { "--t": 0.3, "--c": 0.8 }), "filled in this pass"),
     legendItem(legendCell("filled won", "", { "--t": 0.3, "--c": 0.8 }), "brought by the winning lookahead"),
+    legendItem(legendCell("filled edited", "", { "--t": 0.3, "--c": 0.8 }), "replaced; its line says what it was"),
     legendItem(legendCell("mask tried", "B1"), "what the next pass's branches try"),
     legendItem(sure, "bar: confidence; number: pass"),
     legendItem(make("i", "swatch lookahead"), "pass won by a lookahead"),

@@ -153,8 +153,9 @@ class Player {
       return;
     }
     const winner = replay.branchesOf(pass).find((branch) => branch.isWinner);
-    const count = plural(replay.passes[pass - 1].filled.length, "token");
-    byId("status").textContent = `Pass ${pass} of ${replay.length}: ${count} filled, ${winner.name} won.`;
+    const { filled, edited } = replay.passes[pass - 1];
+    const done = `${plural(filled.length, "token")} filled${edited.length ? `, ${edited.length} replaced` : ""}`;
+    byId("status").textContent = `Pass ${pass} of ${replay.length}: ${done}, ${winner.name} won.`;
   }
 
   // A key that nothing else has use for; true if it was one of the player's.

@@ -6,7 +6,7 @@ class Replay {
   constructor(settings) {
     this.settings = settings;
     this.passes = [];
-    this.cells = []; // by place on the canvas: how it was filled, or undefined
+    this.cells = []; // by place on the canvas: how it was filled and then edited, the latest last, or undefined
     this.texts = new Map(); // token id -> text, as far as events have told
     this.seconds = []; // from the start to the end of each pass
     this.answer = null; // { text, length } as the tokenizer has it, where that is known
@@ -24,8 +24,8 @@ class Replay {
 
   // One event. Raises an Error where it is none of this request's.
   add(event, seconds) {
-    if (!Array.isArray(event.filled) || !Array.isArray(event.branch_scores)) {
-      throw new Error("an event without `filled` and `branch_scores`");
+    if (![event.filled, event.edited, event.branch_scores].every(Array.isArray)) {
+      throw new Error("an event without `filled`, `edited` and `branch_scores`");
     }
     const number = this.length + 1;
     const hasWon = event.winner < event.branch_scores.length - 1; // a lookahead, whose token comes first
@@ -33,8 +33,13 @@ class Replay {
       this.isEntropy ||= confidence < 0;
       this.texts.set(token, text);
       const won = hasWon && index === 0;
-      this.cells[position - event.prompt_length] = { pass: number, token, text, confidence, won };
+      this.cells[position - event.prompt_length] = [{ pass: number, token, text, confidence, won }];
     });
+    for (const [position, token, text, confidence] of event.edited) {
+      this.texts.set(token, text);
+      const states = this.cells[position - event.prompt_length], before = states[states.length - 1];
+      states.push({ pass: number, token, text, confidence, before });
+    }
     for (const [, token, confidence, text] of event.lookahead) {
       this.isEntropy ||= confidence < 0;
       if (text !== undefined) this.texts.set(token, text);
@@ -54,14 +59,6 @@ class Replay {
     return Math.max(0, Math.min(1, this.isEntropy ? Math.exp(confidence) : confidence));
   }
 
-  // Positions of a block: the setting, or what the canvas has grown by.
-  get blockSize() {
-    if (this.settings.strategy === "vanilla") return Math.max(1, this.canvasLength(this.length));
-    const divisor = (a, b) => (b ? divisor(b, a % b) : a);
-    const grown = this.passes.map((event) => event.canvas_length).reduce(divisor, 0);
-    return this.settings.block_size || grown || 1;
-  }
-
   canvasLength(pass) {
     return pass ? this.passes[pass - 1].canvas_length : 0;
   }
@@ -71,14 +68,13 @@ class Replay {
     if (!this.finished) return null;
     if (this.answer) return this.answer.length;
     const final = this.passes[this.length - 1].final_length;
-    const end = this.cells.findIndex((cell) => cell !== undefined && isSpecial(cell.text));
+    const end = this.cells.findIndex((states) => states !== undefined && isSpecial(states[states.length - 1].text));
     return this.finished === "eos" && end >= 0 && end < final ? end + 1 : final;
   }
 
-  // The cell as it is behind a pass: undefined for a mask.
+  // The cell as it is behind a pass: undefined for a mask. `before` is what an edit has replaced.
   cellAt(place, pass) {
-    const cell = this.cells[place];
-    return cell && cell.pass <= pass ? cell : undefined;
+    return this.cells[place]?.findLast((state) => state.pass <= pass);
   }
 
   // What the lookaheads of the coming pass try: place -> [branch, text, confidence].
@@ -111,14 +107,14 @@ class Replay {
     }));
   }
 
-  // The blocks that are open behind a pass.
+  // The blocks that are open behind a pass, by places of the canvas; the prompt's part of the first is left out.
   blocksAt(pass) {
     if (!pass) return [];
-    const { start, commit_length: committed, prompt_length: prompt } = this.passes[pass - 1];
-    const size = this.blockSize, end = this.canvasLength(pass), cachedTo = start + committed - prompt;
+    const { start, commit_length: committed, prompt_length: prompt, block_size: size } = this.passes[pass - 1];
+    const end = this.canvasLength(pass), cachedTo = start + committed - prompt;
     const blocks = [];
-    for (let first = 0; first < end; first += size) {
-      const next = Math.min(first + size, end);
+    for (let begin = this.passes[pass - 1].block_start - prompt; begin < end; begin += size) {
+      const first = Math.max(begin, 0), next = Math.min(begin + size, end);
       let filled = 0;
       for (let place = first; place < next; place++) filled += this.cellAt(place, pass) !== undefined;
       const state = filled < next - first ? "active" : next <= cachedTo ? "cached" : "full";
@@ -129,6 +125,10 @@ class Replay {
 
   numFilled(pass) {
     return this.passes.slice(0, pass).reduce((sum, event) => sum + event.filled.length, 0);
+  }
+
+  numEdited(pass) {
+    return this.passes.slice(0, pass).reduce((sum, event) => sum + event.edited.length, 0);
   }
 
   numWins(pass) {

@@ -75,8 +75,9 @@ def _listen(serve: ServeConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in serve.host else socket.AF_INET
     try:
         return socket.create_server((serve.host, serve.port), family=family, backlog=2048)
-    except OSError as error:
+    except (OSError, TypeError, ValueError) as error:  # the latter two: a name that no resolver takes
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         raise ConfigError(
-            f"{serve.host}:{serve.port} cannot be listened on ({error.strerror or error}): choose another address with "
-            "--host, or another port with --port"
+            f"{serve.host:.200}:{serve.port} cannot be listened on ({reason}): choose another address with --host, or "
+            "another port with --port"
         ) from None

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.decoding import EngineCore, Rejection, RequestOutput, StepRecord
+from common.decoding import EngineCore, Rejection, RequestOutput, Room, StepRecord
 from common.errors import EngineError
 from common.serving.engine.passes import CountedEngine
 from common.serving.link import Link, LinkClosed
@@ -43,7 +43,7 @@ class RequestLoop:
 
     def run(self) -> None:
         """Until the front end says that it is over. Raises EngineError where the engine or the front end is gone."""
-        self.engine.block_sizes = self._block_sizes
+        self.engine.rooms = self._rooms
         has_peers = self.core.engine.mesh.relay is not None
         try:
             while not self.is_over:
@@ -137,5 +137,5 @@ class RequestLoop:
         self._counted_at, self._was_idle = now, is_idle
         self._answers.append(self.engine.now(len(self.core.scheduler.active), self.core.num_waiting))
 
-    def _block_sizes(self) -> list[int]:
-        return [decoding.rules.kind.block_size for decoding in self.core.scheduler.active]
+    def _rooms(self) -> list[Room]:
+        return [Room(decoding.prompt_length, decoding.rules.decode) for decoding in self.core.scheduler.active]

@@ -6,21 +6,22 @@ from collections.abc import Callable
 
 import numpy as np
 
-from common.decoding import Engine, Int, Predictions, StepPlan, WrappedEngine, start_forward
+from common.decoding import Engine, Int, Predictions, Room, StepPlan, WrappedEngine, start_forward
 from common.serving.messages import TOKEN_BUCKETS, WINDOW_BUCKETS, Counts
 
+_REBUILD = ("fast_dllm", "multi_block")  # strategies that compute what is cached anew
 _TOKEN_BOUNDS, _WINDOW_BOUNDS = np.array(TOKEN_BUCKETS), np.array(WINDOW_BUCKETS)
 
 
 class CountedEngine(WrappedEngine):
     """The wrapped engine's passes, counted while the device computes the next.
 
-    block_sizes: of the requests of a step, in their order.
+    rooms: of the requests of a step, in their order.
     """
 
-    def __init__(self, engine: Engine, block_sizes: Callable[[], list[int]] = list) -> None:
+    def __init__(self, engine: Engine, rooms: Callable[[], list[Room]] = list) -> None:
         super().__init__(engine)
-        self.block_sizes = block_sizes
+        self.rooms = rooms
         self.counts = Counts(
             num_slots=engine.capacity.num_slots,
             tokens_histogram=[0] * (len(TOKEN_BUCKETS) + 1),
@@ -28,7 +29,7 @@ class CountedEngine(WrappedEngine):
         )
         self._windows = np.zeros(len(WINDOW_BUCKETS) + 1, dtype=np.int64)
         self._receive: Callable[[], Predictions] | None = None
-        self._won: tuple[StepPlan, Int, list[int]] | None = None
+        self._won: tuple[StepPlan, Int, list[Room]] | None = None
         self._graphs_before = self._graph_counts()
 
     def forward(self, plan: StepPlan) -> Predictions:
@@ -55,7 +56,7 @@ class CountedEngine(WrappedEngine):
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
         self.engine.commit(plan, winner_row_of_request)
-        self._won = plan, winner_row_of_request, self.block_sizes() if plan.commits else []
+        self._won = plan, winner_row_of_request, self.rooms() if plan.commits else []
 
     def now(self, num_running: int, num_waiting: int) -> Counts:
         """The counts as they are."""
@@ -80,10 +81,8 @@ class CountedEngine(WrappedEngine):
         """Of the pass that was committed last. Rows of one request are adjacent, the anchor last."""
         if self._won is None:
             return
-        (plan, winner_row_of_request, sizes), self._won = self._won, None
-        self.counts.num_committed += sum(span.length for span in plan.commits)
-        # Behind the prompt, which is committed with the first pass, spans are whole blocks.
-        self.counts.num_blocks += sum(span.length // sizes[span.request] for span in plan.commits if span.start)
+        (plan, winner_row_of_request, rooms), self._won = self._won, None
+        self._count_commits(plan, rooms)
         winners, request_R = winner_row_of_request.tolist(), plan.request_R
         ends = request_R.searchsorted(np.arange(len(winners)), side="right").tolist()
         wins, first = self.counts.wins, 0
@@ -91,3 +90,11 @@ class CountedEngine(WrappedEngine):
             branch = "anchor" if winner == end - 1 else str(winner - first + 1)
             wins[branch] = wins.get(branch, 0) + 1
             first = end
+
+    def _count_commits(self, plan: StepPlan, rooms: list[Room]) -> None:
+        """What is written over later is not counted: caches that are rebuilt, and what sub-blocks leave."""
+        for span in plan.commits:
+            room = rooms[span.request]
+            if span.is_final and room.decode.strategy not in _REBUILD:
+                self.counts.num_committed += span.length
+                self.counts.num_blocks += room.num_blocks(span.end) - room.num_blocks(span.start)

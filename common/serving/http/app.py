@@ -9,11 +9,12 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
-from common.serving.http.errors import ApiError, explained
+from common.serving.http.errors import ApiError
 from common.serving.http.gate import Gate, error_response
+from common.serving.http.requests.explain import explained
 from common.serving.http.requests.fields import (
     REQUEST_ID,
     AbortFields,
@@ -33,6 +34,9 @@ from common.version import LOPA_VERSION
 
 logger = logging.getLogger(__name__)
 _PROBED = ["GET", "HEAD"]
+_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "One JSON, or events with stream true", "content": {"text/event-stream": {}}}
+}
 
 
 def build_app(service: Service, keys: tuple[bytes, ...]) -> FastAPI:
@@ -69,7 +73,7 @@ def _add_errors(app: FastAPI) -> None:
 def _add_state(app: FastAPI, service: Service) -> None:
     engine = service.engine
 
-    @app.get("/")
+    @app.get("/", response_class=HTMLResponse)
     async def page() -> Response:
         return HTMLResponse(service.page)
 
@@ -86,7 +90,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
         engine.require_ready()
         return JSONResponse({"status": "ready"})
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -134,7 +138,7 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
         prefix: str, request: Request, fields: Sampling, prompts: Sequence[Sequence[int]], mode: str
     ) -> Call:
         header_id = request.headers.get("x-request-id", "")
-        own_id = header_id if re.match(REQUEST_ID, header_id) else None
+        own_id = header_id if re.fullmatch(REQUEST_ID, header_id) else None
         return await service.submit(prefix, fields, prompts, own_id, mode)
 
     async def answer(request: Request, made: OpenAiCall | GenerateCall) -> Response:
@@ -142,7 +146,7 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
             return event_stream(made.events(), keep_alive_s)
         return JSONResponse(await unless_gone(request, made.body()))
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=_STREAMED)
     async def completions(request: Request, fields: CompletionFields) -> Response:
         prompts = await service.prompts_of(fields)
         call = await submitted("cmpl-", request, fields, prompts, fields.diffusion.stream_mode)
@@ -152,7 +156,7 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
             request, OpenAiCall.of(call, service.engine, service.name_of(fields), is_chat=False, echoes=echoes)
         )
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=_STREAMED)
     async def chat(request: Request, fields: ChatFields) -> Response:
         service.check(fields)
         prompts = [await service.prompts.of_chat(fields.messages)]
@@ -161,7 +165,7 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
             request, OpenAiCall.of(call, service.engine, service.name_of(fields), is_chat=True, echoes=[])
         )
 
-    @app.post("/generate")
+    @app.post("/generate", responses=_STREAMED)
     async def generate(request: Request, fields: GenerateFields) -> Response:
         service.check(fields)
         prompts = [await service.prompt_of(fields)]

@@ -96,14 +96,20 @@ class EngineClient:
             self._on_end()
 
     def submit(self, orders: Sequence[Order], *, is_watched: bool = False) -> list[Answer]:
-        """Raises ApiError where no more can be taken now, or an id is in use."""
+        """Raises ApiError where no more can be taken now, or where a call of that name is open."""
         self.require_ready()
         assert self.ready is not None, "it has told so"
         if len(self._answers) + len(orders) > self.ready.num_slots + self._max_queued:
             self.num_rejected += 1
             raise ApiError(503, f"the queue is full ({self._max_queued} requests wait): send it again later")
-        if any(order.request.id in self._answers for order in orders):
-            raise ApiError(400, "request_id: a request of this id is being decoded; give each its own", "request_id")
+        names = {name for order in orders for name in _call_names(order.request.id)}
+        if any(name in names for request_id in self._answers for name in _call_names(request_id)):
+            raise ApiError(
+                400,
+                "request_id: a call of this id is still being answered; give each call an id of its own, here or in "
+                "the header X-Request-Id",
+                "request_id",
+            )
         answers = [Answer(order) for order in orders]
         self._answers.update({answer.id: answer for answer in answers})
         self._send([Add(order.request, order.max_tokens, is_watched) for order in orders])
@@ -123,7 +129,7 @@ class EngineClient:
 
     def abort_call(self, call_id: str | None) -> int:
         """All requests of a call by its answer's id, with its prefix or without; None: of all calls. How many."""
-        found = [answer for answer in self._answers.values() if call_id is None or _is_of(answer.id, call_id)]
+        found = [answer for answer in self._answers.values() if call_id is None or call_id in _call_names(answer.id)]
         self.abort(found)
         return len(found)
 
@@ -171,6 +177,7 @@ class EngineClient:
                 self._writer.write(framed(messages))
 
 
-def _is_of(request_id: str, call_id: str) -> bool:
+def _call_names(request_id: str) -> tuple[str, str]:
+    """What the call of this request can be aborted by: its answer's id, and that without the route's prefix."""
     own = request_id.rpartition("-")[0]
-    return call_id in (own, own.partition("-")[2])
+    return own, own.partition("-")[2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from common.errors import one_line
@@ -36,18 +35,3 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         return {"Retry-After": _RETRY_AFTER_S} if self.status == 503 else {}
-
-
-def explained(errors: Sequence[Any]) -> ApiError:
-    """The first of pydantic's errors; FastAPI puts `body` in front of its place."""
-    error = errors[0]
-    place = [str(part) for part in error["loc"] if part != "body"]
-    if error["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON ({error.get('ctx', {}).get('error', 'see its syntax')})")
-    if error["type"] == "value_error" and not place:
-        message = error["msg"].removeprefix("Value error, ")
-        return ApiError(400, message, message.partition(":")[0])
-    if not place:
-        return ApiError(400, f"the body: {error['msg']}; send a JSON object, with Content-Type application/json")
-    param = ".".join(place[:2]) if place[0] in ("diffusion", "stream_options") else place[0]
-    return ApiError(400, f"{param}: {error['msg'].removeprefix('Value error, ')}", param[:200])

@@ -38,11 +38,12 @@ class Service:
     def load(self, ready: Ready) -> None:
         """Read the tokenizer, in a thread, since it takes a while. Raises ConfigError."""
         # Here: torch comes with them, and probes are to be answered while it is being loaded.
-        from common.checkpoint import load_tokenizer
+        from common.checkpoint import load_model_config, load_tokenizer
         from common.serving.http.requests.prompts import Prompts
 
+        mask_token_id = load_model_config(self.run.model).mask_of(self.run.decode.mask_token_id)
         self._prompts = Prompts(
-            load_tokenizer(self.run.model, self.run.decode.mask_token_id),
+            load_tokenizer(self.run.tokenizer_folder, mask_token_id),
             add_bos=self.run.input is not None and self.run.input.add_bos_token,
             max_tokens=ready.max_model_len,
             vocab_size=ready.vocab_size,

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictStr, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictStr, model_validator
 
 logger = logging.getLogger(__name__)
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
-REQUEST_ID = r"^[\x21-\x7e]{1,128}$"
-RequestId = Annotated[str, Field(strict=True, pattern=REQUEST_ID)]
+REQUEST_ID = r"[\x21-\x7e]{1,128}"
+
+
+def _is_request_id(value: str) -> str:
+    if not re.fullmatch(REQUEST_ID, value):
+        raise ValueError("write 1 to 128 visible ASCII characters")
+    return value
+
+
+RequestId = Annotated[StrictStr, AfterValidator(_is_request_id)]
 Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 _MOST_LOGGED = 200  # unknown names
 _logged: set[str] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from common.config import DecodeConfig, RunConfig
-from common.decoding import GenerationRequest
+from common.config import BLOCKS_FROM_ZERO, DecodeConfig, RunConfig, remedy
+from common.decoding import GenerationRequest, Room
 from common.serving.http.errors import ApiError
 from common.serving.http.requests.fields import ChatFields, GenerateFields, Sampling
 from common.serving.messages import Ready
@@ -33,6 +34,10 @@ class Order:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.request.prompt)
+
+    @property
+    def room(self) -> Room:
+        return Room(self.num_prompt_tokens, self.decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +66,24 @@ class OrderBook:
             raise ApiError(
                 400, f"{param}: a diffusion model does not decode token by token and cannot do this: remove it", param
             )
-        limit = self._run.serve.max_prompts
-        if num_prompts * fields.n > limit:
-            what = f"{num_prompts} prompts times n {fields.n}"
-            raise ApiError(400, f"{what} are more than {limit} answers: send less", "n" if fields.n > 1 else "prompt")
+        self._check_count(fields, num_prompts)
         if len(_stops(fields)) > self._run.serve.max_stop_strings:
             limit = self._run.serve.max_stop_strings
             raise ApiError(400, f"stop: {len(_stops(fields))} strings, at most {limit} can be given", "stop")
+
+    def _check_count(self, fields: Sampling, num_prompts: int) -> None:
+        """What could never be taken at once is no matter of coming again later."""
+        serve, num_slots = self._run.serve, self._ready.num_slots
+        count, room = num_prompts * fields.n, num_slots + serve.max_queued_requests
+        limit = min(serve.max_prompts, room)
+        if count > limit:
+            why = "the most of one call" if limit < room else f"as {num_slots} are decoded and the others wait"
+            raise ApiError(
+                400,
+                f"{num_prompts} prompts times n {fields.n} are {count} answers, at most {limit} can be taken at once, "
+                f"{why}: send them in several calls",
+                "n" if fields.n > 1 else "prompt",
+            )
 
     def orders(self, prefix: str, fields: Sampling, prompts: Sequence[Sequence[int]], header_id: str | None) -> Orders:
         """prefix: of the answer's id. header_id: a request id that the body does not name."""
@@ -92,15 +108,16 @@ class OrderBook:
         context = self._ready.max_model_len
         max_tokens = self._max_tokens(fields, num_prompt_tokens)
         decode = self._decode(fields, max_tokens)
-        if num_prompt_tokens + decode.max_new_tokens > context:
-            what = f"max_tokens {max_tokens}"
-            if decode.max_new_tokens > max_tokens:
-                what += f", which take whole blocks up to {decode.max_new_tokens},"
+        num_positions = Room(num_prompt_tokens, decode).num_positions
+        if num_positions > context:
+            what = f"{_length_name(fields)} {max_tokens}"
+            if num_positions > num_prompt_tokens + max_tokens:
+                what += f", which take whole blocks up to {num_positions - num_prompt_tokens},"
             raise ApiError(
                 400,
                 f"the prompt of {num_prompt_tokens} tokens and {what} are more than the model's context of {context} "
-                "tokens: shorten the prompt, or lower max_tokens",
-                "max_tokens",
+                f"tokens: shorten the prompt, or lower {_length_name(fields)}",
+                _length_name(fields),
             )
         return max_tokens, decode
 
@@ -110,9 +127,11 @@ class OrderBook:
             return wanted
         if not isinstance(fields, (ChatFields, GenerateFields)):
             return 16  # what OpenAI's API says
-        room = self._ready.max_model_len - num_prompt_tokens
         size = fields.diffusion.block_size or self._ready.decode.block_size
-        return max(1, min(self._ready.decode.max_new_tokens, room // size * size))
+        # Blocks begin behind the prompt, or at position 0.
+        begin = 0 if self._ready.decode.strategy in BLOCKS_FROM_ZERO else num_prompt_tokens
+        end = begin + (self._ready.max_model_len - begin) // size * size
+        return max(1, min(self._ready.decode.max_new_tokens, end - num_prompt_tokens))
 
     def _decode(self, fields: Sampling, max_tokens: int) -> DecodeConfig:
         base = self._ready.decode
@@ -128,16 +147,20 @@ class OrderBook:
             changes["stop"] = _stops(fields)
         if fields.ignore_eos:
             changes["eos_token_id"] = _NO_EOS
-        size = 1 if base.strategy == "vanilla" else changes.get("block_size", base.block_size)
+        takes_any = base.strategy in ("vanilla", *BLOCKS_FROM_ZERO)
+        size = 1 if takes_any else changes.get("block_size", base.block_size)
         changes["max_new_tokens"] = -(-max_tokens // size) * size
         changes["max_steps"] = None if max_tokens > base.max_new_tokens else base.max_steps
         try:
-            return DecodeConfig.model_validate({**dict(base), **changes})
+            return base.changed(changes)
         except ValidationError as error:
             first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"])
-            param = f"diffusion.{name}" if name in _OWN_SETTINGS else name if name in _SAMPLING else "max_tokens"
-            raise ApiError(400, f"{param}: {first['msg'].removeprefix('Value error, ')}", param) from None
+            problem = remedy(first, first["loc"], DecodeConfig)
+            # Of settings that contradict each other the sentence names all, and the client has sent one of them.
+            named = first["loc"] or re.findall(r"\w+", problem)
+            name = next((str(name) for name in named if name in changes and name in _OWN_SETTINGS + _SAMPLING), None)
+            param = f"diffusion.{name}" if name in _OWN_SETTINGS else name or _length_name(fields)
+            raise ApiError(400, f"{param}: {problem}", param) from None
 
     def _check_lookahead(self, wanted: int) -> None:
         limit = self._run.serve.max_num_lookahead
@@ -146,6 +169,11 @@ class OrderBook:
             raise ApiError(
                 400, f"diffusion.num_lookahead: {wanted} is more than {most}, the most here", "diffusion.num_lookahead"
             )
+
+
+def _length_name(fields: Sampling) -> str:
+    """Of the field that says the most tokens."""
+    return "max_completion_tokens" if fields.max_completion_tokens else "max_tokens"
 
 
 def _stops(fields: Sampling) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from common.serving.http.engine import Answer, EngineClient
 from common.serving.http.errors import ApiError
 from common.serving.http.metrics import Metrics
 from common.serving.http.requests.fields import Sampling
-from common.serving.http.requests.orders import Orders
+from common.serving.http.requests.orders import Order, Orders
 from common.serving.http.responses.text import TextStream
 from common.serving.messages import Ended, Passed
 
@@ -68,7 +68,7 @@ class Call:
         order = answer.order
         text = TextStream(self._decode, order.decode.stop)
         pending: tuple[int, ...] = ()  # final, but of a block that is not
-        num_given, block_size = 0, order.decode.block_size if self.stream_mode == "block" else 1
+        num_given = 0
         first_at: float | None = None
         async for part in answer.parts():
             if isinstance(part, Passed):
@@ -83,11 +83,18 @@ class Call:
                 self._log(answer, part, first_at)
                 yield Piece(text.end(pending), pending, ended=part)
                 return
-            whole = (num_given + len(pending)) // block_size * block_size - num_given
+            whole = self._num_whole(order, num_given + len(pending)) - num_given
             ready, pending = pending[:whole], pending[whole:]
             num_given += whole
             if ready:
                 yield Piece(text.add(ready), ready)
+
+    def _num_whole(self, order: Order, num_final: int) -> int:
+        """Tokens that can be sent once so many are final."""
+        if self.stream_mode != "block":
+            return num_final
+        size, shared = order.decode.block_size, order.num_prompt_tokens - order.room.block_start
+        return max(0, (shared + num_final) // size * size - shared)
 
     async def whole(self, answer: Answer) -> Finished:
         text, ended = "", None

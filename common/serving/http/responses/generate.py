@@ -30,7 +30,8 @@ class GenerateCall:
     async def events(self) -> AsyncIterator[str]:
         """Of the stream: texts as they become final or an event a pass, then the whole answer, then [DONE]."""
         call, (answer,) = self.call, self.call.answers
-        drawn = DenoiseEvents(answer.order.num_prompt_tokens, partial(call.prompts.decode, skip_special_tokens=False))
+        text_of = partial(call.prompts.decode, skip_special_tokens=False)
+        drawn = DenoiseEvents(answer.order.num_prompt_tokens, answer.order.decode, text_of)
         is_drawn, text = call.stream_mode == "denoise", ""
         token_ids: tuple[int, ...] = ()
         held: dict[str, Any] | None = None  # the last event says why the request ended, which is known behind it
@@ -61,5 +62,5 @@ class GenerateCall:
             "token_ids": list(token_ids),
             "finish_reason": finish_reason(ended),
             "usage": usage(order.num_prompt_tokens, ended.num_tokens),
-            "diffusion": pass_counts([ended], order.decode.block_size),
+            "diffusion": pass_counts([ended], [order]),
         }

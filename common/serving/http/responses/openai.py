@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from common.serving.http.engine import EngineClient
 from common.serving.http.requests.fields import StreamOptions
+from common.serving.http.requests.orders import Order
 from common.serving.http.responses.calls import Call, Finished, Piece, finish_reason, given_up, merged
 from common.serving.http.responses.sse import DONE, event
 from common.serving.messages import Ended
@@ -22,8 +23,10 @@ def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
     }
 
 
-def pass_counts(ended: list[Ended], block_size: int) -> dict[str, Any]:
-    """What `diffusion.stats` asks for, of all answers of a call."""
+def pass_counts(ended: Sequence[Ended], orders: Sequence[Order]) -> dict[str, Any]:
+    """What `diffusion.stats` asks for, of all answers of a call. orders: theirs, in any order."""
+    room_of = {order.request.id: order.room for order in orders}
+    blocks = [room_of[one.id].num_blocks(room_of[one.id].prompt_length + one.num_tokens) for one in ended]
     num_forwards = sum(one.num_forwards for one in ended)
     num_tokens = sum(one.num_tokens for one in ended)
     return {
@@ -31,7 +34,7 @@ def pass_counts(ended: list[Ended], block_size: int) -> dict[str, Any]:
         "tokens_per_forward": num_tokens / max(1, num_forwards),
         "lookahead_wins": sum(one.num_lookahead_wins for one in ended),
         "forced_fills": sum(one.num_forced_fills for one in ended),
-        "blocks": sum(-(-one.num_tokens // block_size) for one in ended),
+        "blocks": sum(blocks),
     }
 
 
@@ -62,8 +65,7 @@ class OpenAiCall:
             "usage": usage(call.orders.num_prompt_tokens, num_tokens),
         }
         if call.fields.diffusion.stats:
-            size = call.answers[0].order.decode.block_size
-            body["diffusion"] = pass_counts([one.ended for one in finished], size)
+            body["diffusion"] = pass_counts([one.ended for one in finished], call.orders.orders)
         return body
 
     async def events(self) -> AsyncIterator[str]:
@@ -88,7 +90,7 @@ class OpenAiCall:
             last = {**self._head(self._chunk_kind), "choices": []}
             last["usage"] = usage(call.orders.num_prompt_tokens, num_tokens)
             if call.fields.diffusion.stats:
-                last["diffusion"] = pass_counts(ended, call.answers[0].order.decode.block_size)
+                last["diffusion"] = pass_counts(ended, call.orders.orders)
             yield event(last)
         yield DONE
 
