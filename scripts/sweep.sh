@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Decode one input under several settings and print a row for each. Start it again to go on.
+# Decode under several settings and print a row for each. Start it again to go on.
 #
-#   scripts/sweep.sh PROFILE RUN SWEEP [--set key=value ...] [--overwrite] [--show N]
+#   scripts/sweep.sh [PROFILE RUN] SWEEP [--row NAME ...] [--retries N] [--set key=value ...] [--overwrite] [--show N]
+#                    [--allow-code-execution]
 #
-# SWEEP is a YAML file, or the name of one in configs/sweeps; the rest is as for scripts/run_batch.sh. This is `lopa evaluate
-# RUN SWEEP --profile PROFILE` in as many processes as the profile asks for.
+# SWEEP is a YAML file, or the name of one in configs/sweeps; PROFILE and RUN as for scripts/run_batch.sh. Both are left
+# out where the sweep names its own; `-` in the place of one of them leaves out that one. --row runs one row, --retries
+# says how often a failed point is tried again (once). DRY_RUN=true prints what is started. docs/sweeps.md has more.
 set -euo pipefail
-if [ $# -lt 3 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
+if [ $# -lt 1 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
   sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
   exit 2
 fi

@@ -26,7 +26,9 @@ from common.config import (
     RunConfig,
     ServeConfig,
 )
+from common.config.policy import Policy
 from common.config.sweep import SweepConfig, SweepRow
+from common.policies import shipped
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD = """# Settings
@@ -114,6 +116,8 @@ def _bound(limit: object) -> str:
         return f" above {limit.gt}"
     if isinstance(limit, Le):
         return f", at most {limit.le}"
+    if isinstance(limit, Policy):
+        return ": " + ", ".join(f"`{name}`" for name in shipped(limit.folder))
     assert isinstance(limit, MinLen), f"say in words what {limit} demands"
     return ""
 

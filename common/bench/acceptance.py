@@ -147,12 +147,17 @@ def _numbered_steps(requests: Iterable[RecordedRequest]) -> Iterable[tuple[str, 
 def record_trace(
     engine: Engine, decode: DecodeConfig, config: ModelConfig, prompts: Iterable[tuple[int, ...]], path: Path
 ) -> Trace:
-    """Decode prompts one after another and write what the model predicted in every step."""
-    recording = RecordingEngine(engine)
+    """Decode prompts one after another and write what the model predicted in every step.
+
+    Raises ConfigError for a model without shift: a recording holds predictions of the position behind each entry.
+    """
+    if not config.shift:
+        raise ConfigError(f"{path}: recordings are of models with shift, {config.family} has none: record another one")
+    recording, mask_token_id = RecordingEngine(engine), config.mask_of(decode.mask_token_id)
     for prompt in prompts:
         recording.begin(prompt)
-        scheduler = Scheduler(decode, mask_token_id=config.mask_token_id, eos_token_id=config.eos_token_id)
+        scheduler = Scheduler(decode, mask_token_id=mask_token_id, eos_token_id=config.eos_token_id)
         list(decode_requests(iter([GenerationRequest("recorded", prompt)]), scheduler, recording))
-    trace = Trace(decode, config.mask_token_id, config.eos_token_id, recording.requests)
+    trace = Trace(decode, mask_token_id, config.eos_token_id, recording.requests)
     save_trace(path, trace)
     return trace

@@ -80,14 +80,16 @@ def _words(key: str) -> str:
 def _shapes(shapes: Sequence[Result]) -> str:
     headings = ["rows/rank", "window", "reads", "layers ms", "head ms", "gather ms", "device ms", "call ms",
                 "weight floor", "matrix floor", "device/floor"]  # fmt: skip
+    has_experts = any(shape.get("experts_hit") for shape in shapes)
     names = ("layers_ms", "head_ms", "gather_ms", "device_ms", "call_ms", "weight_floor_ms", "matrix_floor_ms")
     rows = [
         [str(shape["rows"]), str(shape["width"]), str(shape["reads"])]
         + [_number(shape.get(name)) for name in names]
         + [f"{shape['ratio']:.2f}"]
+        + ([f"{shape['experts_hit']:.0f}"] if has_experts else [])
         for shape in shapes
     ]
-    return markdown(headings, rows)
+    return markdown([*headings, "experts hit"] if has_experts else headings, rows)
 
 
 def _length_updates(shapes: Sequence[Result]) -> list[str]:

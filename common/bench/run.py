@@ -19,9 +19,9 @@ from common.bench.report import publish
 from common.bench.timed import NotesBusyTime, TimedDecoding, request_times
 from common.checkpoint import ModelConfig, load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Engine
+from common.decoding import Engine, StepPlan
 from common.platforms import build_engine
-from common.runtime import step_floors_ms, synthetic_plan
+from common.runtime import check_decode, facts_of, step_floors_ms, synthetic_plan
 
 SCRIPTED_TOKENS = (3, 6, 9)  # accepted a step in the decoding sections
 
@@ -60,14 +60,21 @@ class Measurable(Engine, NotesBusyTime, Protocol):
         """Milliseconds of the last pass's layers, launch and wait, where a replay needs its attention lengths written
         apart: with those it has, and with new ones written behind the launch or before it. Else empty."""
 
+    def num_experts_hit(self, plan: StepPlan) -> float | None:
+        """Experts of a layer that such a pass reads, the mean over layers; None for a model without, or not known."""
+
     def memory(self) -> dict[str, float]:
         """Bytes: the peak, what captured graphs hold; and seconds spent capturing."""
 
 
 def run_bench(profile: DeviceProfile, run: RunConfig, options: BenchOptions) -> dict[str, Any]:
-    """Measure everything; the first rank also prints the tables and writes `options.output`."""
-    engine = cast(Measurable, build_engine(profile, run))
+    """Measure everything; the first rank also prints the tables and writes `options.output`.
+
+    Raises ConfigError for settings that the model cannot be decoded by.
+    """
     config = load_model_config(run.model)
+    check_decode(run.decode, profile, config)
+    engine = cast(Measurable, build_engine(profile, run))
     try:
         bench = _Bench(engine, config, run.decode, options)
         result = bench.run()
@@ -120,7 +127,8 @@ class _Bench:
         device_ms = median(sum(part.values()) for part in parts[5:]) if part_ms else median(calls[5:])
         updates_ms = self.engine.length_updates_ms()
         num_reads = int(plan.is_read_T.sum()) // self.engine.mesh.bp_size
-        floors = step_floors_ms(self.config, self.floors, rows * width, self.engine.mesh.tp_size)
+        hit = self.engine.num_experts_hit(plan)
+        floors = step_floors_ms(self.config, self.floors, rows * width, self.engine.mesh.tp_size, hit)
         return {
             "rows": rows,
             "width": width,
@@ -131,6 +139,7 @@ class _Bench:
             "call_ms": median(calls[5:]),
             "length_updates_ms": updates_ms,
             **floors,
+            "experts_hit": hit,
             "ratio": device_ms / max(floors.values()),
         }
 
@@ -150,8 +159,9 @@ class _Bench:
         """Whole decoding steps by part, with a fixed number of accepted tokens; prompts' first steps are left out."""
         scripted = ScriptedEngine(self.engine, num_accepted)
         decode = self.decode.model_copy(update={"stop_at_eos": False, "skip_threshold": 0.9})
+        mask_token_id = self.config.mask_of(decode.mask_token_id)
         for num_requests in (1, self.options.num_requests):  # the first captures what has not been
-            timed = TimedDecoding(scripted, self.engine, decode, self.config.mask_token_id, None)
+            timed = TimedDecoding(scripted, self.engine, decode, mask_token_id, None, facts_of(self.config))
             completions = [timed.decode(self._filler_prompt()) for _ in range(num_requests)]
         return {"accepted": num_accepted, **request_times(completions), **timed.summary()}
 

@@ -28,7 +28,7 @@ from common.decoding import (
     WrappedEngine,
     decode_requests,
 )
-from common.runtime import step_floors_ms
+from common.runtime import facts_of, step_floors_ms
 from common.tables import markdown
 
 
@@ -145,8 +145,8 @@ class Throughput:
         answered = AnsweredEngine(self._engine, self._answering, self._finish)
         model = self._answering_model
         scheduler = Scheduler(
-            decode, mask_token_id=model.mask_token_id, eos_token_id=model.eos_token_id, num_slots=at_once,
-            clock=answered.clock, costs=costs,
+            decode, mask_token_id=model.mask_of(decode.mask_token_id), eos_token_id=model.eos_token_id,
+            num_slots=at_once, clock=answered.clock, costs=costs, facts=facts_of(model),
         )  # fmt: skip
         requests = [GenerationRequest(str(index), prompt) for index, prompt in enumerate(prompts)]
         began = answered.clock()

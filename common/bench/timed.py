@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import Any, Protocol
 
 from common.config import DecodeConfig
-from common.decoding import Completion, GenerationRequest, Scheduler, StepPlan, WrappedEngine
+from common.decoding import DREAM, Completion, GenerationRequest, ModelFacts, Scheduler, StepPlan, WrappedEngine
 
 
 class NotesBusyTime(Protocol):
@@ -23,11 +23,12 @@ class TimedDecoding:
     PARTS = ("schedule", "forward", "select", "commit", "advance")
 
     def __init__(
-        self, engine: WrappedEngine, inner: NotesBusyTime, decode: DecodeConfig, mask_token_id: int, eos: int | None
-    ) -> None:
+        self, engine: WrappedEngine, inner: NotesBusyTime, decode: DecodeConfig, mask_token_id: int, eos: int | None,
+        facts: ModelFacts = DREAM,
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._inner = inner
-        self._scheduler = Scheduler(decode, mask_token_id=mask_token_id, eos_token_id=eos)
+        self._scheduler = Scheduler(decode, mask_token_id=mask_token_id, eos_token_id=eos, facts=facts)
         self._records: list[dict[str, float]] = []
 
     def decode(self, prompt: tuple[int, ...]) -> Completion:

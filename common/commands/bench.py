@@ -27,7 +27,7 @@ def bench(context: typer.Context) -> None:
         return
     if known.run is None:
         raise ConfigError("bench: give PROFILE and RUN, or --compare A.json B.json")
-    profile, run = load_to_run(known.profile, known.run, known.set)
+    profile, run = load_to_run(known.profile, known.run, known.set, "scripts/bench.sh")
     _check(known, profile.max_model_len, run.model)
     from common.bench import BenchOptions, run_bench
 

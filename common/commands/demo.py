@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from common.commands.options import GeneratorOnDemand, OptionalText, SetOption, load_to_run
+from common.commands.options import GeneratorOnDemand, OptionalText, SetOption, make_ready
 from common.config import find_config, load_sweep
 from common.errors import ConfigError
 
@@ -34,9 +34,10 @@ def demo(
             "or name the folder with --model"
         )
     own = [f"model={folder}", f"input.path={folder / _PROBLEMS}", f"input.limit={num_problems}"]
-    device_profile, run_config = load_to_run(profile, "demo", [*own, *(set or [])])
-    settings = load_sweep(find_config("sweeps", "demo"), run_config.decode)
+    sweep = load_sweep(find_config("sweeps", "demo"), profile, "demo", [*own, *(set or [])])
+    (launch,) = sweep.launches
+    make_ready(launch.profile)
     typer.echo(_BEFORE, err=True)
-    with GeneratorOnDemand(device_profile, run_config) as build:
-        evaluate_sweep(device_profile, run_config, settings, build, overwrite=True, num_shown=3)
+    with GeneratorOnDemand(launch.profile, launch.run) as build:
+        evaluate_sweep(sweep, build, overwrite=True, num_shown=3)
     typer.echo(_AFTER)

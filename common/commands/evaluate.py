@@ -1,38 +1,75 @@
-"""`lopa evaluate`: several decode settings on one input."""
+"""`lopa evaluate`: several settings on one input. `lopa lm-eval`: lm-eval's own command line with our model."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from common.commands.options import (
+    AllowCodeOption,
     GeneratorOnDemand,
     OverwriteOption,
-    ProfileOption,
-    RunArgument,
     SetOption,
+    allowing,
     load_to_run,
+    make_ready,
 )
-from common.config import find_config, load_sweep
+from common.config import OWN, Sweep, SweepLaunch, find_config, load_sweep
+from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from common.generate import Generator
+
+_Names = Optional[list[str]]  # noqa: UP045  typer reads this at run time, on Python 3.10 too
 
 
 def evaluate(
-    run: RunArgument,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="What is decoded, as for `run`; - is the sweep's own.")],
     sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="Settings to compare: a YAML file of configs/sweeps.")],
-    profile: ProfileOption,
+    profile: Annotated[
+        str, typer.Option("--profile", "-p", help="What runs the model, as for `run`; - is the sweep's own.")
+    ] = OWN,
     set: SetOption = None,
+    row: Annotated[_Names, typer.Option("--row", metavar="NAME", help="Run this row only. Repeatable.")] = None,
     overwrite: OverwriteOption = False,
+    allow_code_execution: AllowCodeOption = False,
     show: Annotated[int, typer.Option(min=0, help="Print this many solved problems of the last setting.")] = 0,
 ) -> None:
     """Decode one input under several settings and print a row for each: accuracy, TPF, steps, TPS, latency.
 
     The model is loaded once. Every setting has its own output file in a folder named after output.path, so a sweep
-    that was stopped goes on where it was.
+    that was stopped goes on where it was. scripts/sweep.sh goes on with the others where one fails, and starts each
+    profile of a sweep that names several.
     """
+    chosen = load_sweep(find_config("sweeps", sweep), profile, run, allowing(set, allow_code_execution), row or ())
+    launch = _only_launch(chosen)
+    make_ready(launch.profile, "scripts/sweep.sh")
     from common.evaluation import evaluate_sweep
 
-    device_profile, run_config = load_to_run(profile, run, set)
-    settings = load_sweep(find_config("sweeps", sweep), run_config.decode)
-    with GeneratorOnDemand(device_profile, run_config) as build:
-        evaluate_sweep(device_profile, run_config, settings, build, overwrite=overwrite, num_shown=show)
+    settings = {point.name: point.run.decode for point in launch.points}
+    with GeneratorOnDemand(launch.profile, launch.run, settings) as build:
+        evaluate_sweep(chosen, build, overwrite=overwrite, num_shown=show)
+
+
+def _only_launch(sweep: Sweep) -> SweepLaunch:
+    if len(sweep.launches) > 1:
+        names = " and ".join(f"{launch.points[0].name!r}" for launch in sweep.launches)
+        raise ConfigError(
+            f"{sweep.path}: {names} need models or devices of their own: start it with scripts/sweep.sh, which starts "
+            "one after the other, or choose rows by --row"
+        )
+    return sweep.launches[0]
+
+
+def lm_eval(context: typer.Context) -> None:
+    """Start lm-eval (extra `eval`) with this engine as --model lopa --model_args run=RUN,profile=PROFILE."""
+    from common.evaluation import drive
+
+    drive(context.args, _build)
+
+
+def _build(profile: str, run: str, overrides: list[str]) -> Generator:
+    from common.generate import build_generator
+
+    return build_generator(*load_to_run(profile, run, overrides))

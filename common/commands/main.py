@@ -14,9 +14,10 @@ from common.commands.bench import RAW_ARGUMENTS, bench
 from common.commands.demo import demo
 from common.commands.doctor import doctor
 from common.commands.estimate import estimate
-from common.commands.evaluate import evaluate
+from common.commands.evaluate import evaluate, lm_eval
 from common.commands.parity import parity
 from common.commands.quantize import quantize
+from common.commands.report import report
 from common.commands.run import run
 from common.commands.serve import serve
 from common.commands.trace import trace
@@ -41,9 +42,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for _command in (demo, run, serve, evaluate, trace, parity, doctor, quantize, estimate):
+for _command in (demo, run, serve, evaluate, report, trace, parity, doctor, quantize, estimate):
     app.command()(_command)
 app.command(**RAW_ARGUMENTS)(bench)
+app.command("lm-eval", **RAW_ARGUMENTS)(lm_eval)
 
 
 def _version(wanted: bool) -> None:

@@ -3,12 +3,13 @@ when a run turns out to need it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from common.config import DeviceProfile, RunConfig, find_config, load_profile_and_run
+from common.config import DecodeConfig, DeviceProfile, RunConfig, find_config, load_profile_and_run
 from common.platforms import platform_of
 from common.processes import apply_environment, check_started, num_started_here, resolve_mesh
 
@@ -27,7 +28,19 @@ SetOption = Annotated[
 ]
 OptionalText = Optional[str]  # noqa: UP045
 OptionalCount = Optional[int]  # noqa: UP045
+_READS = "which reads the number from the profile"
+_ONE_PROCESS = "this command runs in one process, so name a profile of one with --profile, such as cpu"
+ALLOWED = "input.run_generated_code=true"
+AllowCodeOption = Annotated[
+    bool,
+    typer.Option("--allow-code-execution", help=f"Run answers that are programs, to mark them: --set {ALLOWED}."),
+]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Drop earlier results instead of resuming them.")]
+
+
+def allowing(overrides: list[str] | None, is_allowed: bool) -> list[str]:
+    """The overrides, with --allow-code-execution among them if it was given."""
+    return [*(overrides or []), *[ALLOWED] * is_allowed]
 
 
 def load_both(profile: str, run: str, overrides: list[str] | None) -> tuple[DeviceProfile, RunConfig]:
@@ -35,31 +48,50 @@ def load_both(profile: str, run: str, overrides: list[str] | None) -> tuple[Devi
     return load_profile_and_run(find_config("profiles", profile), find_config("runs", run), overrides or [])
 
 
-def load_to_run(profile: str, run: str, overrides: list[str] | None) -> tuple[DeviceProfile, RunConfig]:
-    """Both files, and this process made ready to run them. Raises ConfigError or MissingCapability."""
+def load_to_run(
+    profile: str, run: str, overrides: list[str] | None, start_many: str | None = None
+) -> tuple[DeviceProfile, RunConfig]:
+    """Both files, and this process made ready to run them. Raises ConfigError or MissingCapability.
+
+    start_many: the script that starts this command in several processes; None: there is none.
+    """
     device_profile, run_config = load_both(profile, run, overrides)
+    make_ready(device_profile, start_many)
+    return device_profile, run_config
+
+
+def make_ready(device_profile: DeviceProfile, start_many: str | None = None) -> None:
+    """This process made ready to run the profile's engine. Raises ConfigError or MissingCapability.
+
+    start_many: as for `load_to_run`.
+    """
     # run_batch.sh has exported them already; torch, which reads some of them when it loads, is not loaded yet.
     apply_environment(device_profile.environment)
     platform = platform_of(device_profile)
     if platform.needs_devices_at_start:
         here = num_started_here() or device_profile.processes_per_node
         platform.require_devices(device_profile, here or resolve_mesh(device_profile).num_processes)
-    check_started(device_profile)
-    return device_profile, run_config
+    check_started(device_profile, _ONE_PROCESS if start_many is None else f"start it with {start_many}, {_READS}")
 
 
 class GeneratorOnDemand:
-    """Loads the model when a run turns out to need it, once, and closes it at the end: the `build` of run_batch."""
+    """Loads the model when a run turns out to need it, once, and closes it at the end: the `build` of run_batch.
 
-    def __init__(self, profile: DeviceProfile, run: RunConfig) -> None:
-        self._profile, self._run = profile, run
+    settings: name -> decode settings that the model will be used with; they are checked before it is loaded.
+    """
+
+    def __init__(
+        self, profile: DeviceProfile, run: RunConfig, settings: Mapping[str, DecodeConfig] | None = None
+    ) -> None:
+        self._profile, self._run, self._settings = profile, run, settings or {}
         self._generator: Generator | None = None
 
     def __call__(self) -> Generator:
         if self._generator is None:
             # Here: a run that turns out to be done has no reason to load torch.
-            from common.generate import build_generator
+            from common.generate import build_generator, check_settings
 
+            check_settings(self._settings, self._profile, self._run)
             self._generator = build_generator(self._profile, self._run)
         return self._generator
 

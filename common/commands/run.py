@@ -10,11 +10,13 @@ from typing import Annotated
 import typer
 
 from common.commands.options import (
+    AllowCodeOption,
     GeneratorOnDemand,
     OverwriteOption,
     ProfileOption,
     RunArgument,
     SetOption,
+    allowing,
     load_to_run,
 )
 
@@ -24,6 +26,7 @@ def run(
     profile: ProfileOption,
     set: SetOption = None,
     overwrite: OverwriteOption = False,
+    allow_code_execution: AllowCodeOption = False,
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Try failed requests once more.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Print every number, with what it means.")] = False,
 ) -> None:
@@ -34,7 +37,8 @@ def run(
     """
     from common.batch import metrics_path, print_summary, require_some_finished, run_batch
 
-    device_profile, run_config = load_to_run(profile, run, set)
+    overrides = allowing(set, allow_code_execution)
+    device_profile, run_config = load_to_run(profile, run, overrides, "scripts/run_batch.sh")
     with GeneratorOnDemand(device_profile, run_config) as build:
         metrics = run_batch(device_profile, run_config, build, overwrite=overwrite, retry_errors=retry_errors)
     if metrics is not None and run_config.output is not None:

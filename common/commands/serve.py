@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 import typer
 
-from common.commands.options import OptionalCount, OptionalText, ProfileOption, RunArgument, SetOption, load_to_run
+from common.commands.options import OptionalText, ProfileOption, RunArgument, SetOption, load_to_run
+from common.errors import ConfigError
+
+
+def _port(text: str | None) -> str | None:
+    """Raises ConfigError for what is no port."""
+    if text is not None and not (text.isascii() and text.isdecimal() and int(text[:9]) <= 65535):
+        raise ConfigError(f"--port: {text!r:.50} is no port; give a number from 0 to 65535, where 0 takes a free one")
+    return text
+
+
+def _not_empty(param: typer.CallbackParam, value: str | None) -> str | None:
+    """Raises ConfigError: an empty variable of a script must not open the server to all, for one."""
+    if value is not None and not value.strip():
+        raise ConfigError(f"{param.opts[0]}: it is empty; name one, or leave the option out")
+    return value
 
 
 def serve(
     run: RunArgument,
     profile: ProfileOption,
     set: SetOption = None,
-    host: Annotated[OptionalText, typer.Option("--host", help="The address to listen on.")] = None,
-    port: Annotated[OptionalCount, typer.Option("--port", help="The port to listen on; 0 takes a free one.")] = None,
+    host: Annotated[OptionalText, typer.Option("--host", help="The address to listen on.", callback=_not_empty)] = None,
+    port: Annotated[
+        OptionalText,
+        typer.Option("--port", metavar="PORT", help="The port to listen on; 0 takes a free one.", callback=_port),
+    ] = None,
     api_key_file: Annotated[
-        OptionalText, typer.Option("--api-key-file", help="A file with one API key a line; so has LOPA_API_KEYS.")
+        OptionalText,
+        typer.Option(
+            "--api-key-file", help="A file with one API key a line; so has LOPA_API_KEYS.", callback=_not_empty
+        ),
     ] = None,
 ) -> None:
     """Answer requests over HTTP, as OpenAI's API does, until SIGTERM or Ctrl-C.
@@ -26,7 +48,8 @@ def serve(
     """
     from common.serving import serve as serve_run
 
-    device_profile, run_config = load_to_run(profile, run, [*(set or []), *_overrides(host, port, api_key_file)])
+    settings = [*(set or []), *_overrides(host, port, api_key_file)]
+    device_profile, run_config = load_to_run(profile, run, settings, "scripts/serve.sh")
 
     def build() -> Any:
         # Here: probes are answered while torch is being loaded.
@@ -37,6 +60,7 @@ def serve(
     serve_run(device_profile, run_config, build)
 
 
-def _overrides(host: str | None, port: int | None, api_key_file: str | None) -> list[str]:
-    given = {"host": host, "port": port, "api_key_file": api_key_file}
-    return [f"serve.{name}={value}" for name, value in given.items() if value is not None]
+def _overrides(host: str | None, port: str | None, api_key_file: str | None) -> list[str]:
+    """Texts in quotes: a file may be called null."""
+    given = {"host": host, "port": None if port is None else int(port), "api_key_file": api_key_file}
+    return [f"serve.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]

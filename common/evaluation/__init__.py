@@ -1,12 +1,18 @@
-"""Is it right: several settings on one input with a table of them, golden traces replayed step by step, and the trace
-of one prompt."""
+"""Is it right: several settings on one input with a table of them, golden traces replayed step by step, the trace of
+one prompt, and lm-eval driven with our model."""
 
+from common.evaluation.board import Board
+from common.evaluation.harness import HarnessModel, drive
 from common.evaluation.parity import replay_files
 from common.evaluation.record import record_trace
-from common.evaluation.sweep import evaluate_sweep
+from common.evaluation.sweep import evaluate_sweep, print_board
 
 __all__ = [
+    "Board",
+    "HarnessModel",
+    "drive",
     "evaluate_sweep",
+    "print_board",
     "record_trace",
     "replay_files",
 ]

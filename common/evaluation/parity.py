@@ -1,5 +1,7 @@
 """Replay golden traces through the real engine and name the first difference: the engine against its oracle.
 
+Traces of other families' published code (`families`) say other things of a pass, and are replayed all the same.
+
 A trace is a JSON file with a `model` folder beside it, decode settings, a prompt, and every step's window lengths,
 branch scores, winner, fills and lookaheads. Replay runs in float32 on CPU, at temperature 0, without the early stop
 at EOS.
@@ -14,13 +16,25 @@ from typing import Any
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Completion, Engine, GenerationRequest, Rejection, Scheduler, StepRecord, decode_requests
+from common.decoding import (
+    Completion,
+    Engine,
+    GenerationRequest,
+    ModelFacts,
+    Rejection,
+    Scheduler,
+    StepRecord,
+    decode_requests,
+)
 from common.errors import ConfigError, EngineError
+from common.evaluation import families
+from common.evaluation.difference import first_of
+from common.evaluation.families import FamilyTrace, is_family_trace, read_family_trace
 from common.evaluation.trace import Trace, TraceStep, read_trace
 from common.platforms import build_engine
+from common.runtime import facts_of
 
 logger = logging.getLogger(__name__)
-SCORE_TOLERANCE = 1e-3  # of branch scores and of lookaheads' confidences
 
 
 def replay_files(paths: Sequence[Path], profile: DeviceProfile | None = None) -> int:
@@ -33,12 +47,17 @@ def replay_files(paths: Sequence[Path], profile: DeviceProfile | None = None) ->
 def _replay_file(path: Path, profile: DeviceProfile) -> int:
     """Print or log what became of one trace; its exit code."""
     try:
-        trace = read_trace(path)
-        difference = first_difference(trace, path.parent / trace.model, profile)
+        if is_family_trace(path):
+            family_trace = read_family_trace(path)
+            num_steps, difference = family_trace.num_forward_steps, family_difference(family_trace, path, profile)
+        else:
+            trace = read_trace(path)
+            num_steps = trace.num_forward_steps
+            difference = first_difference(trace, path.parent / trace.model, profile)
     except (ConfigError, EngineError, OSError) as error:
         logger.error("%s: %s", path, " ".join(str(error).removeprefix(f"{path}: ").split()))
         return 2
-    print(f"{path.name}: {difference or f'ok, {trace.num_forward_steps} steps'}")
+    print(f"{path.name}: {difference or f'ok, {num_steps} steps'}")
     return 0 if difference is None else 1
 
 
@@ -46,19 +65,35 @@ def cpu_profile() -> DeviceProfile:
     return DeviceProfile(name="parity", engine="lopa_cuda", device="cpu", dtype="float32")
 
 
+def family_difference(trace: FamilyTrace, path: Path, profile: DeviceProfile) -> str | None:
+    """As `first_difference`, for a trace of another family's published code."""
+    return families.first_difference(trace, *replay_family(trace, path, profile))
+
+
+def replay_family(trace: FamilyTrace, path: Path, profile: DeviceProfile) -> tuple[list[StepRecord], Completion]:
+    """Decode the trace's prompt by the settings that it names; every step's record, and the completion."""
+    return _decode(path.parent / trace.model, families.settings_of(trace), trace.prompt, profile)
+
+
 def replay(trace: Trace, model: Path, profile: DeviceProfile) -> tuple[list[StepRecord], Completion]:
     """Decode the trace's prompt with its settings; every step's record, and the completion."""
-    _check_token_ids(trace, load_model_config(model).vocab_size)
-    decode = trace.decode.model_copy(update={"stop_at_eos": False})
+    return _decode(model, trace.decode.model_copy(update={"stop_at_eos": False}), trace.prompt, profile)
+
+
+def _decode(
+    model: Path, decode: DecodeConfig, prompt: list[int], profile: DeviceProfile
+) -> tuple[list[StepRecord], Completion]:
+    config = load_model_config(model)
+    _check_token_ids(prompt, decode, config.vocab_size)
     engine = build_engine(profile, RunConfig(model=str(model), decode=decode))
     try:
-        return _replay(engine, decode, trace.prompt)
+        return _replay(engine, decode, prompt, facts_of(config))
     finally:
         engine.close()
 
 
-def _check_token_ids(trace: Trace, vocab_size: int) -> None:
-    for key, ids in (("prompt", trace.prompt), ("decode.mask_token_id", [trace.decode.mask_token_id])):
+def _check_token_ids(prompt: list[int], decode: DecodeConfig, vocab_size: int) -> None:
+    for key, ids in (("prompt", prompt), ("decode.mask_token_id", [decode.mask_token_id])):
         for token in ids:
             if token not in range(vocab_size):
                 raise ConfigError(
@@ -66,12 +101,15 @@ def _check_token_ids(trace: Trace, vocab_size: int) -> None:
                 )
 
 
-def _replay(engine: Engine, decode: DecodeConfig, prompt: list[int]) -> tuple[list[StepRecord], Completion]:
+def _replay(
+    engine: Engine, decode: DecodeConfig, prompt: list[int], facts: ModelFacts
+) -> tuple[list[StepRecord], Completion]:
     records: list[StepRecord] = []
     assert decode.mask_token_id is not None, "a trace names its mask id"
     scheduler = Scheduler(
-        decode, mask_token_id=decode.mask_token_id, eos_token_id=decode.eos_token_id, observer=records.append
-    )
+        decode, mask_token_id=decode.mask_token_id, eos_token_id=decode.eos_token_id, observer=records.append,
+        facts=facts,
+    )  # fmt: skip
     request = GenerationRequest("parity", tuple(prompt))
     (result,) = decode_requests(iter([request]), scheduler, engine)
     if isinstance(result, Rejection):
@@ -83,7 +121,7 @@ def first_difference(trace: Trace, model: Path, profile: DeviceProfile) -> str |
     """One sentence on the first step or token that disagrees with the trace; None if all agree."""
     records, completion = replay(trace, model, profile)
     for number, (expected, record) in enumerate(zip(trace.steps, records, strict=False), start=1):
-        difference = _step_difference(expected, record)
+        difference = first_of(_exact(expected, record), _close(expected, record))
         if difference:
             return f"step {number}: {difference}"
     if len(records) != len(trace.steps):
@@ -95,16 +133,6 @@ def first_difference(trace: Trace, model: Path, profile: DeviceProfile) -> str |
             return f"generated token {place} is {token}, the trace has {expected_token}"
     if len(completion.canvas_token_ids) != len(trace.generated):
         return f"{len(completion.canvas_token_ids)} tokens, the trace has {len(trace.generated)}"
-    return None
-
-
-def _step_difference(expected: TraceStep, record: StepRecord) -> str | None:
-    for what, wanted, found in _exact(expected, record):
-        if wanted != found:
-            return f"{what} {found}, the trace has {wanted}"
-    for what, wanted, found in _close(expected, record):
-        if not abs(wanted - found) <= SCORE_TOLERANCE:
-            return f"{what} is {found:.6f}, the trace has {wanted:.6f}"
     return None
 
 
@@ -123,7 +151,7 @@ def _exact(expected: TraceStep, record: StepRecord) -> Iterator[tuple[str, Any, 
 
 
 def _close(expected: TraceStep, record: StepRecord) -> Iterator[tuple[str, float, float]]:
-    """What must agree up to SCORE_TOLERANCE."""
+    """What must agree up to `difference.TOLERANCE`."""
     for branch, ((wanted, _), found) in enumerate(zip(expected.branch_scores, record.branch_scores, strict=True)):
         yield f"score of branch {branch}", wanted, found
     for place, (made, spawned) in enumerate(zip(expected.lookahead, record.lookahead, strict=True)):

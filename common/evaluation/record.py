@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from common.batch import InputLine, prompt_or_reason
@@ -51,7 +52,7 @@ def record_trace(generator: Generator, prompt: str) -> dict[str, Any] | None:
 def _request(generator: Generator, prompt: str) -> GenerationRequest:
     if not prompt.strip():
         raise ConfigError("PROMPT is empty: give the text to answer")
-    source = generator.run.input or InputConfig(path="-")
+    source = (generator.run.input or InputConfig(path="-")).model_copy(update={"benchmark": None})  # not a row of one
     tokens = prompt_or_reason(InputLine("trace", 1, {"question": prompt}), source, generator.tokenizer)
     if isinstance(tokens, str):
         raise ConfigError(f"PROMPT: {tokens}")
@@ -62,7 +63,8 @@ def _trace(
     generator: Generator, prompt: str, completion: Completion, records: list[StepRecord], seconds: list[float]
 ) -> dict[str, Any]:
     tokenizer, decode = generator.tokenizer, generator.run.decode
-    told = DenoiseEvents(completion.prompt_length, lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+    text_of = partial(tokenizer.decode, skip_special_tokens=False)
+    told = DenoiseEvents(completion.prompt_length, decode, text_of)
     events = [told.of(record) for record in records]
     events[-1]["finished"] = completion.finish_reason
     text = without_stop(tokenizer.decode(completion.token_ids), decode.stop)

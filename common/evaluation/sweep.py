@@ -1,57 +1,97 @@
-"""Several decode settings on one input and one loaded model, each a batch run of its own; a table of all of them."""
+"""Several settings on one loaded model, each a batch run of its own; a table of all of them."""
 
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from common.batch import (
     TextGenerator,
     input_and_output,
-    markdown,
     print_table,
     read_lines,
     read_records,
+    require_some_finished,
     run_batch,
-    sweep_table,
-    write_whole,
 )
-from common.config import DecodeConfig, DeviceProfile, RunConfig, slug
+from common.config import DecodeConfig, RunConfig, Sweep, SweepPoint
 from common.errors import ConfigError
-from common.metrics import DEFINITIONS, area_under_accuracy
-from common.processes import global_rank
+from common.evaluation.board import Board, Row
+from common.metrics import DEFINITIONS
+from common.processes import Stopped, global_rank
+
+logger = logging.getLogger(__name__)
 
 
-def evaluate_sweep(
-    profile: DeviceProfile,
-    run: RunConfig,
-    settings: Mapping[str, DecodeConfig],
-    build: Callable[[], Any],
-    *,
-    overwrite: bool = False,
-    num_shown: int = 0,
-) -> list[dict[str, Any]]:
-    """Run every setting; on rank 0 print and write the table, and return its rows."""
-    _, target = input_and_output(run)
-    folder = Path(target.path).with_suffix("")
-    if folder.is_file():
-        raise ConfigError(f"output.path {target.path}: results go to the folder {folder}, which is a file; change it")
-    rows: list[dict[str, Any]] = []
-    row_run = run
-    for name, decode in settings.items():
-        output = target.model_copy(update={"path": str(folder / f"{slug(name)}.jsonl"), "metrics_path": None})
-        row_run = run.model_copy(update={"decode": decode, "output": output})
-        metrics = run_batch(profile, row_run, _with_decode(build, decode), overwrite=overwrite)
-        if metrics is not None:
-            rows.append({"name": name, "decode": decode.model_dump(mode="json"), "metrics": metrics})
-    if global_rank() == 0:
+def evaluate_sweep(sweep: Sweep, build: Callable[[], Any], *, overwrite: bool = False, num_shown: int = 0) -> list[Row]:
+    """Run every point of a sweep of one launch; on rank 0 print and write the table, and return its rows.
+
+    A point that fails ends this: what is done stays, the board says which point and why, and the next start tries it
+    again. Raises ConfigError, EngineError, OSError, and Stopped on SIGINT and SIGTERM.
+    """
+    points, board = sweep.points, Board(sweep)
+    is_first = global_rank() == 0
+    if is_first:
+        board.begin(points)
+    for place, point in enumerate(points):
+        with _noted(board, point, f"{point.name}: point {place + 1} of {len(points)}", is_first):
+            _run(board if is_first else None, point, build, overwrite)
+    if is_first:
         if num_shown:
-            _print_solved(row_run, num_shown)
-        _publish(folder, rows)
-    return rows
+            _print_solved(points[-1].run, num_shown)
+        print_board(board)
+    return board.rows() if is_first else []
+
+
+def print_board(board: Board) -> None:
+    """Write the tables of a sweep, and print the first of them."""
+    headings, cells, area = board.publish()
+    remarks = [] if area is None else [f"AUP {area:.1f}: {DEFINITIONS['area_under_accuracy'].removeprefix('AUP: ')}"]
+    folder = board.path.parent
+    remarks.append(f"written to {folder}/sweep.md, sweep.csv and sweep.json; a page of it: lopa report {folder}")
+    print_table(headings, cells, remarks)
+
+
+def _run(board: Board | None, point: SweepPoint, build: Callable[[], Any], overwrite: bool) -> None:
+    retries = board is not None and board.has_failed_before(point.name)
+    metrics = run_batch(
+        point.profile, point.run, _with_decode(build, point.run.decode), overwrite=overwrite, retry_errors=retries
+    )
+    if board is not None and metrics is not None:
+        require_some_finished(point.run, metrics)
+        board.finish(point.name, metrics)
+
+
+@contextmanager
+def _noted(board: Board, point: SweepPoint, title: str, is_first: bool) -> Iterator[None]:
+    """The board says what becomes of the point. A disk that has no room for that is no reason to hide why."""
+    if not is_first:
+        yield
+        return
+    seconds = board.seconds_left()
+    logger.info("%s%s", title, "" if seconds is None else f", ETA {timedelta(seconds=round(seconds))}")
+    board.run(point.name)
+    try:
+        yield
+    except Stopped:
+        _try(lambda: board.wait(point.name))
+        raise
+    except Exception as error:
+        sentence = " ".join(str(error).split())
+        _try(lambda: board.fail(point.name, sentence))
+        raise
+
+
+def _try(note: Callable[[], None]) -> None:
+    try:
+        note()
+    except ConfigError as error:
+        logger.warning("%s", error)
 
 
 def _with_decode(build: Callable[[], Any], decode: DecodeConfig) -> Callable[[], TextGenerator]:
@@ -60,16 +100,6 @@ def _with_decode(build: Callable[[], Any], decode: DecodeConfig) -> Callable[[],
         return generator
 
     return build_row
-
-
-def _publish(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    headings, cells = sweep_table("setting", rows)
-    area = area_under_accuracy([row["metrics"] for row in rows])
-    result = {"rows": rows, "area_under_accuracy": area, "definitions": DEFINITIONS}
-    write_whole(folder / "sweep.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    write_whole(folder / "sweep.md", markdown(headings, cells))
-    remarks = [] if area is None else [f"AUP {area:.1f}: {DEFINITIONS['area_under_accuracy'].removeprefix('AUP: ')}"]
-    print_table(headings, cells, [*remarks, f"written to {folder}/sweep.md and {folder}/sweep.json"])
 
 
 def _print_solved(run: RunConfig, count: int) -> None:

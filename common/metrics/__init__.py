@@ -3,19 +3,26 @@ of answers by programs that are kept from harm, and where the numbers come from.
 """
 
 from common.metrics.fingerprint import fingerprint
+from common.metrics.flat import flat_numbers
 from common.metrics.isolation import Isolation, code_isolation, isolation
+from common.metrics.programs import NotStarted, run_program
 from common.metrics.records import DEFINITIONS, request_record
 from common.metrics.scoring import score, standard_error
+from common.metrics.suites import passes
 from common.metrics.summary import area_under_accuracy, summarize, summarize_start
 
 __all__ = [
     "DEFINITIONS",
     "Isolation",
+    "NotStarted",
     "area_under_accuracy",
     "code_isolation",
     "fingerprint",
+    "flat_numbers",
     "isolation",
+    "passes",
     "request_record",
+    "run_program",
     "score",
     "standard_error",
     "summarize",

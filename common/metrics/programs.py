@@ -46,15 +46,19 @@ class NotStarted(OSError):
     """The cell could not be made, so that nothing is known of the program."""
 
 
-def run_program(source: str, entry_point: str, inputs: Sequence[object], level: Level) -> list[object] | None:
+def run_program(
+    source: str, entry_point: str, inputs: Sequence[object], level: Level, time_limit_s: float | None = None
+) -> list[object] | None:
     """What `entry_point` yields for each of `inputs` (lists of positional arguments), as JSON holds it.
 
+    time_limit_s: wall and processor time, TIME_LIMIT_S unless given.
     None where the program fails, exceeds a limit, yields what JSON cannot hold or tampers with its keeper.
     Raises NotStarted where this machine cannot make a cell of this level.
     """
     name = f"lopa-answer-{os.getpid()}-{secrets.token_hex(4)}"
     folder = str(Path(tempfile.gettempdir()) / name)
-    job = _job(source, entry_point, inputs, level, folder)
+    time_limit_s = TIME_LIMIT_S if time_limit_s is None else time_limit_s
+    job = _job(source, entry_point, inputs, level, folder, time_limit_s)
     # Without `site` the interpreter starts in half the time; its packages are added by the cell.
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _START, str(_CELL), name],
@@ -67,7 +71,7 @@ def run_program(source: str, entry_point: str, inputs: Sequence[object], level: 
         start_new_session=True,
     )
     try:
-        output = _exchange(process, job, time.monotonic() + START_LIMIT_S + TIME_LIMIT_S + END_LIMIT_S)
+        output = _exchange(process, job, time.monotonic() + START_LIMIT_S + time_limit_s + END_LIMIT_S)
     finally:
         _end(process)
         remove(folder)
@@ -76,7 +80,9 @@ def run_program(source: str, entry_point: str, inputs: Sequence[object], level: 
     return _values(output) if process.returncode == RAN else None
 
 
-def _job(source: str, entry_point: str, inputs: Sequence[object], level: Level, folder: str) -> bytes:
+def _job(
+    source: str, entry_point: str, inputs: Sequence[object], level: Level, folder: str, time_limit_s: float
+) -> bytes:
     """Eight bytes of length, then JSON."""
     job = {
         "level": level,
@@ -85,9 +91,9 @@ def _job(source: str, entry_point: str, inputs: Sequence[object], level: Level, 
         "entry_point": entry_point,
         "inputs": inputs,
         "libraries": sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}),
-        "limits": _limits(),
+        "limits": _limits(time_limit_s),
         "start_limit_s": START_LIMIT_S,
-        "time_limit_s": TIME_LIMIT_S,
+        "time_limit_s": time_limit_s,
         "end_limit_s": END_LIMIT_S,
         "result_limit": RESULT_LIMIT_BYTES,
     }
@@ -95,10 +101,10 @@ def _job(source: str, entry_point: str, inputs: Sequence[object], level: Level, 
     return len(body).to_bytes(8, "little") + body
 
 
-def _limits() -> dict[str, int]:
+def _limits(time_limit_s: float) -> dict[str, int]:
     limits = {
         "RLIMIT_AS": MEMORY_LIMIT_BYTES,
-        "RLIMIT_CPU": math.ceil(TIME_LIMIT_S),
+        "RLIMIT_CPU": math.ceil(time_limit_s),
         "RLIMIT_FSIZE": FILE_LIMIT_BYTES,
         "RLIMIT_NOFILE": 32,
         "RLIMIT_NPROC": 0,

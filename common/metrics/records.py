@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,9 @@ DEFINITIONS = {
     "without_first_step": "the first step's time is left out but its tokens are counted (the paper's way); requests of "
     "one step are left out",
     "latency_s": "seconds of a request from its admission to its end",
+    "rows_per_step": "branches computed a step, the anchor among them: all rows / all steps",
+    "wins_by_branch": "steps won by each branch: first the anchor, then the lookaheads from the surest one on",
+    "windows": "steps by the positions that the winner computed in them; the first step, with the prompt, left out",
     "this_start": "requests finished since this start; aggregate: all their tokens / wall time, loading excluded",
     "area_under_accuracy": "AUP: area under accuracy (in %) over effective TPF, each accuracy weighted by "
     "exp(-3 (1 - it / the best)), settings more than 5 points below the slowest left out",
@@ -27,6 +31,7 @@ DEFINITIONS = {
 def request_record(id: str | int, text: str, completion: Completion) -> dict[str, Any]:
     """The output line of a finished request."""
     canvas, effective, steps = completion.num_canvas_tokens, completion.num_effective_tokens, completion.num_forwards
+    wins = Counter(completion.winner_per_step)
     later_s = completion.total_s - completion.first_step_s if steps > 1 else 0.0
     return {
         "id": id,
@@ -36,7 +41,10 @@ def request_record(id: str | int, text: str, completion: Completion) -> dict[str
         "canvas_tokens": canvas,
         "effective_tokens": effective,
         "steps": steps,
+        "rows": completion.num_rows,
         "lookahead_wins": completion.num_lookahead_wins,
+        "wins_by_branch": [wins[branch] for branch in range(1 + max(wins, default=0))],
+        "windows": {str(length): count for length, count in sorted(Counter(completion.window_per_step[1:]).items())},
         "tpf_canvas": canvas / steps,
         "tpf_effective": effective / steps,
         "seconds": completion.total_s,

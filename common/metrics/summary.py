@@ -37,6 +37,9 @@ def summarize(records: Iterable[Record]) -> dict[str, Any]:
         "first_step_s": _spread([record["first_step_seconds"] for record in finished]),
         "steps": _spread([record["steps"] for record in finished]),
         "tokens": {name: sum(record[f"{name}_tokens"] for record in finished) for name in _TOKEN_COUNTS},
+        "rows_per_step": _ratio(sum(record.get("rows", 0) for record in finished), _total(finished, "steps")) or None,
+        "wins_by_branch": _added(record.get("wins_by_branch", ()) for record in finished),
+        "windows": _counted(record.get("windows", {}) for record in finished),
         "lookahead_win_share": _ratio(_total(finished, "lookahead_wins"), _total(finished, "steps")),
     }
 
@@ -83,7 +86,14 @@ def _accuracy(finished: Sequence[Record]) -> dict[str, Any] | None:
         return None
     kinds = sorted({record["kind"] for record in scored if isinstance(record.get("kind"), str)})
     by_kind = {kind: _share_correct([record for record in scored if record.get("kind") == kind]) for kind in kinds}
-    return {**_share_correct(scored), "by_kind": by_kind}
+    return {**_share_correct(scored), "by_kind": by_kind, "by_rule": _by_rule(scored)}
+
+
+def _by_rule(scored: Sequence[Record]) -> dict[str, Any]:
+    """Benchmarks with several rules of what is right; the first decides."""
+    marks = [record.get("by_rule") or {} for record in scored]
+    rules = list(dict.fromkeys(rule for found in marks for rule in found))
+    return {rule: _share_correct([{"correct": found[rule]} for found in marks if rule in found]) for rule in rules}
 
 
 def _share_correct(scored: Sequence[Record]) -> dict[str, Any]:
@@ -128,6 +138,18 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _total(records: Sequence[Record], key: str) -> int:
     return sum(record[key] for record in records)
+
+
+def _added(lists: Iterable[Sequence[int]]) -> list[int]:
+    """Element by element; records of earlier versions have none."""
+    return [sum(values) for values in itertools.zip_longest(*lists, fillvalue=0)]
+
+
+def _counted(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return {key: total[key] for key in sorted(total, key=int)}
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

@@ -1,0 +1,102 @@
+"""What one node starts for a command: the command line and the environment of its processes, and what is checked before
+any of them begins."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import typer
+from typer.main import get_command
+
+from common.batch import check_input, input_and_output
+from common.commands import bench
+from common.commands.main import app
+from common.config import DeviceProfile, RunConfig
+from common.errors import ConfigError
+from common.platforms import platform_of
+from common.processes import Nodes, processes_here, resolve_mesh, supervise, torchrun_options
+
+_USAGE_ERROR: Any = typer.BadParameter.__base__  # click's, which late versions of typer bring along
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What this node starts: `worker` is the Python command line of one process, `torchrun` how several are started.
+
+    needs_input: whether the command decodes the run's input.
+    """
+
+    environment: dict[str, str]
+    worker: list[str]
+    needs_input: bool
+    torchrun: list[str] = field(default_factory=list)
+    nodes: Nodes = field(default_factory=Nodes)
+
+    @property
+    def command(self) -> list[str]:
+        launcher = ["-m", "torch.distributed.run", *self.torchrun] if self.torchrun else []
+        return [sys.executable, *launcher, *self.worker]
+
+    def script(self) -> str:
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return "\n".join([*exports, shlex.join(self.command)])
+
+
+def job_of(worker: list[str], profile: DeviceProfile, environment: Mapping[str, str], *, needs_input: bool) -> Job:
+    """This node's share of a command that runs under the profile. Raises ConfigError."""
+    nodes = Nodes.from_environment(environment)
+    num_here = processes_here(profile, nodes)
+    variables = {"OMP_NUM_THREADS": str(max(1, _num_cpus() // num_here)), **profile.environment}
+    added = {name: value for name, value in variables.items() if name not in environment}
+    if num_here * nodes.count == 1:
+        return Job(added, worker, needs_input)
+    return Job(added, worker, needs_input, torchrun_options(nodes, num_here), nodes)
+
+
+def check_options(command: str, arguments: list[str]) -> None:
+    """Once, what every process would find wrong with its own command line. Raises ConfigError; argparse's own end."""
+    if command == "bench":
+        bench.parse(arguments)
+        return
+    parser: Any = get_command(app)
+    try:
+        parser.commands[command].make_context(command, list(arguments))
+    except _USAGE_ERROR as error:
+        raise ConfigError(f"{command}: {error.format_message()}") from None
+
+
+def check_before_start(profile: DeviceProfile, run: RunConfig, nodes: Nodes, *, needs_input: bool) -> None:
+    """What can be known to fail before any process is started. Raises ConfigError or MissingCapability."""
+    # Here: what is only printed under DRY_RUN has no reason to load torch.
+    from common.checkpoint import check_tensor_parallel, load_model_config
+
+    wanted, platform = processes_here(profile, nodes), platform_of(profile)
+    if platform.needs_devices_at_start:
+        platform.require_devices(profile, wanted)
+    if needs_input:
+        source, _ = input_and_output(run)
+        check_input(source, wanted * nodes.count)
+    check_tensor_parallel(load_model_config(run.model), resolve_mesh(profile).tensor_parallel_size)
+    platform.require_devices(profile, wanted)
+
+
+def start_here(job: Job) -> int:
+    """Become the job's one process, or the launcher of several; the exit code."""
+    os.environ.update(job.environment)
+    if not job.torchrun:
+        # In place: a signal to this process, kill -9 too, is one to the worker.
+        os.execv(sys.executable, job.command)
+    return supervise(job.torchrun + job.worker, job.nodes.rank, job.nodes.count, job.nodes.address, job.nodes.port)
+
+
+def is_dry_run(environment: Mapping[str, str]) -> bool:
+    return environment.get("DRY_RUN", "").lower() in ("1", "true", "yes")
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

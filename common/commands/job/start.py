@@ -1,0 +1,75 @@
+"""`scripts/run_batch.sh` and its sisters behind their first lines: check the files, then start the processes that the
+profile asks for.
+
+    python -m common.commands.job run PROFILE RUN [--set key=value ...] [options of `lopa run`]
+    python -m common.commands.job evaluate [PROFILE RUN] SWEEP [options]        see `sweep`
+
+One process is started directly; several go through torchrun, on this node or on NNODES of them. What is printed under
+DRY_RUN=true is what is started, except that torchrun's own main is called in this process: its end can then be reported
+as one sentence, with the message of the rank that failed first, instead of its stack trace and table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+from common.commands.job import sweep
+from common.commands.job.launch import Job, check_before_start, check_options, is_dry_run, job_of, start_here
+from common.commands.options import allowing
+from common.config import DeviceProfile, RunConfig, find_config, load_profile_and_run
+from common.errors import ConfigError, MissingCapability, one_line
+
+_HELP = {"-h", "--help"}
+
+
+def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Job, DeviceProfile, RunConfig]:
+    """What to start for `command PROFILE RUN ...` in this environment. Raises ConfigError."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)  # --help is the worker's
+    parser.add_argument("command", choices=("run", "serve", "evaluate", "bench"), help=argparse.SUPPRESS)
+    parser.add_argument("profile", help="device profile: a YAML file, or the name of one in configs/profiles")
+    parser.add_argument("run", help="run file: a YAML file, or the name of one in configs/runs")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting")
+    parser.add_argument("--allow-code-execution", action="store_true", help="mark answers that are programs")
+    known, others = parser.parse_known_args(arguments)
+    known.set = allowing(known.set, known.allow_code_execution)
+    profile_path, run_path = find_config("profiles", known.profile), find_config("runs", known.run)
+    profile, run = load_profile_and_run(profile_path, run_path, known.set)
+    settings = [item for override in known.set for item in ("--set", override)]
+    profile_option = [] if known.command == "bench" else ["--profile"]
+    files = [*profile_option, str(profile_path), str(run_path)]
+    if not _HELP & set(others):
+        check_options(known.command, [*files, *others, *settings])
+    worker = ["-m", "common.commands", known.command, *files, *others, *settings]
+    return job_of(worker, profile, environment, needs_input=known.command == "run"), profile, run
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code. Checks and torchrun's own imports take seconds, in which Ctrl-C is an end like any other."""
+    try:
+        return _check_and_start(arguments)
+    except KeyboardInterrupt:
+        print("lopa: stopped by SIGINT", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _check_and_start(arguments: Sequence[str]) -> int:
+    # With torch-npu installed but no CANN, importing torch would fail with torch-npu's traceback.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    try:
+        if arguments[0] == "evaluate" and not _HELP & set(arguments):
+            return sweep.start(arguments[1:], os.environ)
+        job, profile, run = plan_job(arguments, os.environ)
+        if is_dry_run(os.environ):
+            print(job.script())
+            return 0
+        if _HELP & set(arguments):
+            os.execv(sys.executable, [sys.executable, *job.worker])
+        check_before_start(profile, run, job.nodes, needs_input=job.needs_input)
+    except (ConfigError, MissingCapability, OSError) as error:
+        print(f"lopa: {one_line(str(error))}", file=sys.stderr)
+        return 2
+    return start_here(job)

@@ -1,0 +1,118 @@
+"""From the settings of published decoding code to `decode`: the same tokens in the same passes.
+
+Where that code decodes to the end of a block, so does `max_new_tokens` here; `commit: separate` and `end_at: block` are
+its ways.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from common.config import DecodeConfig
+from common.errors import ConfigError
+from common.evaluation.families.trace import FamilyTrace
+
+_DUAL_WITHOUT_CAP = "24cc59e7"  # the older dual cache, which looks for masks behind a pass
+_SDAR_RULES = {
+    "low_confidence_static": "static", "low_confidence_dynamic": "dynamic", "sequential": "sequential",
+    "entropy_bounded": "entropy_bounded",
+}  # fmt: skip
+_CACHES = {"generate": "none", "generate_with_prefix_cache": "prefix", "generate_with_dual_cache": "dual"}
+
+
+def settings_of(trace: FamilyTrace) -> DecodeConfig:
+    """Raises ConfigError for settings of no known code."""
+    given = trace.decode
+    try:
+        if "small_block_size" in given:
+            own = _fast_dllm_v2(trace)
+        elif "remasking_strategy" in given:
+            own = _sdar(trace)
+        elif "remasking" in given:
+            own = _llada(trace)
+        elif "block_length" in given:
+            own = _llada2(trace)
+        else:
+            raise ConfigError(f"decode: none of {', '.join(sorted(given))} is known to name a family's code")
+        shared = {
+            "mask_token_id": given["mask_id"],
+            "num_lookahead": 0,
+            "sampling_strategy": "default",
+            "mask_probability": "counted",
+        }
+        return DecodeConfig.model_validate({**shared, **own})
+    except KeyError as error:
+        raise ConfigError(f"decode.{error.args[0]}: missing or of a value that is not known here") from None
+    except ValidationError as error:
+        raise ConfigError(f"decode: {error.errors()[0]['msg']}") from None
+    except (TypeError, ZeroDivisionError) as error:
+        raise ConfigError(f"decode: its values make no settings ({error}): restore the file") from None
+
+
+def _to_block_end(trace: FamilyTrace, num_tokens: int, block_size: int) -> int:
+    """Tokens behind the prompt up to the end of the block in which this many end; blocks count from position 0."""
+    length = len(trace.prompt)
+    return -(-(length + num_tokens) // block_size) * block_size - length
+
+
+def _llada(trace: FamilyTrace) -> dict[str, Any]:
+    given = trace.decode
+    size, cache = given["block_length"], _CACHES[trace.source.function]
+    num_steps = given["steps"] // (given["gen_length"] // size)
+    own = {
+        "strategy": "fast_dllm", "cache": cache, "block_size": size, "max_new_tokens": given["gen_length"],
+        "cfg_scale": given["cfg_scale"], "eos_token_id": -1,
+    }  # fmt: skip
+    if given["threshold"] is not None:
+        own |= {"fill_rule": "threshold", "skip_threshold": given["threshold"]}
+    elif given["factor"] is not None:
+        own |= {"fill_rule": "factor", "factor": given["factor"]}
+    else:
+        own |= {"fill_rule": "static", "denoising_steps": num_steps}
+    if cache == "dual":
+        is_older = trace.source.commit.startswith(_DUAL_WITHOUT_CAP)
+        own |= {"min_block_steps": 2} if is_older else {"max_block_steps": num_steps}
+    return own
+
+
+def _sdar(trace: FamilyTrace) -> dict[str, Any]:
+    given = trace.decode
+    size, rule, stops = given["block_length"], _SDAR_RULES[given["remasking_strategy"]], given["stop_tokens"] or [-1]
+    own = {
+        "strategy": "block_diffusion", "commit": "separate", "block_size": size, "fill_rule": rule, "end_at": "block",
+        "max_new_tokens": _to_block_end(trace, given["gen_length"], size), "eos_token_id": stops[0],
+    }  # fmt: skip
+    if rule == "entropy_bounded":
+        return own | {"entropy_bound": given["eb_threshold"], "sampling_strategy": "neg_entropy"}
+    return own | {"denoising_steps": given["denoising_steps"], "skip_threshold": given["confidence_threshold"]}
+
+
+def _fast_dllm_v2(trace: FamilyTrace) -> dict[str, Any]:
+    given = trace.decode
+    size = given["block_size"]
+    first = size - len(trace.prompt) % size  # what the first block takes of the answer
+    num_tokens = first + (given["max_new_tokens"] // size - 1) * size + 1  # the last pass predicts one beyond
+    return {
+        "strategy": "fast_dllm_v2", "block_size": size, "sub_block_size": given["small_block_size"],
+        "cache": "dual" if given["use_block_cache"] else "prefix", "max_new_tokens": num_tokens,
+        "skip_threshold": given["threshold"], "eos_token_id": given["stop_token"],
+        "end_at": "block" if trace.source.function == "batch_sample" else "token",
+    }  # fmt: skip
+
+
+def _llada2(trace: FamilyTrace) -> dict[str, Any]:
+    given = trace.decode
+    size, is_cached = given["block_length"], not trace.source.function.endswith("generate")
+    own = {
+        "strategy": "block_diffusion", "block_size": size, "skip_threshold": given["threshold"], "end_at": "block",
+        "max_new_tokens": _to_block_end(trace, given["gen_length"], size), "eos_token_id": given.get("eos_token", -1),
+        "cache": "prefix" if is_cached else "none", "commit": "separate",
+    }  # fmt: skip
+    if "steps" in given:
+        own |= {"fill_rule": "dynamic", "denoising_steps": min(given["steps"], size)}
+    for edit, limit in (("editing_threshold", "max_post_steps"), ("edit_threshold", "max_post_edit_steps")):
+        if edit in given:
+            own |= {"edit_threshold": given[edit], "max_post_edit_steps": given[limit]}
+    return own | {"penalty_lambda": given.get("penalty_lambda", 0)}

@@ -1,0 +1,72 @@
+"""lm-eval's own command line, with `lopa` among its models.
+
+lm-eval finds models in its own package only, so its command cannot know of ours: it is called with ours registered.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from common.errors import ConfigError
+from common.evaluation.harness.model import HarnessModel
+
+if TYPE_CHECKING:
+    from common.generate import Generator
+
+NAME = "lopa"
+Build = Callable[[str, str, list[str]], "Generator"]  # profile, run, overrides
+
+
+def drive(arguments: Sequence[str], build: Build) -> None:
+    """Run lm-eval's command line. Raises ConfigError without lm-eval; lm-eval itself may end the process."""
+    try:
+        from lm_eval.__main__ import cli_evaluate
+    except ImportError as error:
+        raise ConfigError(f"lm-eval cannot be loaded ({error}): install it with pip install 'lopa[eval]'") from None
+    register(build)
+    sys.argv = ["lm_eval", *arguments]
+    try:
+        cli_evaluate()
+    except FileNotFoundError as error:
+        raise ConfigError(f"lm-eval: {error}; put it there, or correct data_files in the task's YAML file") from error
+    except ValueError as error:  # what it says of its own command line and tasks
+        raise ConfigError(f"lm-eval: {error}") from error
+
+
+def register(build: Build) -> type[HarnessModel]:
+    """`--model lopa`; `--model_args run=RUN,profile=PROFILE` and any other setting as `key=value`."""
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+
+    def __init__(self: HarnessModel, **arguments: Any) -> None:  # noqa: N807  of the class below
+        HarnessModel.__init__(self, build(*settings_of(arguments)))
+
+    # Not a class statement: without lm-eval its base class has no type that could be checked.
+    model: type[HarnessModel] = type(LM)("LopaModel", (HarnessModel, LM), {"__init__": __init__})
+    register_model(NAME)(model)
+    return model
+
+
+def settings_of(arguments: dict[str, Any]) -> tuple[str, str, list[str]]:
+    """Profile, run and overrides. What lm-eval adds of its own is left out. Raises ConfigError."""
+    ours = {name: value for name, value in arguments.items() if name not in _OF_LM_EVAL and value is not None}
+    missing = [name for name in ("run", "profile") if name not in ours]
+    if missing:
+        raise ConfigError(
+            f"--model_args has no {missing[0]}: write --model_args run=RUN,profile=PROFILE, files or names from "
+            "configs/runs and configs/profiles"
+        )
+    run, profile = str(ours.pop("run")), str(ours.pop("profile"))
+    return profile, run, [f"{name}={_written(value)}" for name, value in ours.items()]
+
+
+# Sizes and devices: here the run's max_num_requests and the profile say so.
+_OF_LM_EVAL = {"batch_size", "max_batch_size", "device"}
+
+
+def _written(value: object) -> str:
+    """As YAML reads it; lm-eval has made numbers and truth values of what looked like them."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# The whole study of docs/results.md on the demo models: every sweep `study_*`, random orders, what scores foresee.
+#
+#   scripts/study.sh PROFILE [--reduced] [OUT]            OUT: outputs/study unless given
+#
+# The whole is meant for a GPU. --reduced takes 4 problems instead of 500 and 300, and leaves out seeds, policies, most of
+# code and the distilled model: minutes on two CPU cores. It shows that all of it runs; its numbers mean little.
+# Start it again to go on. Then `python -m scripts.study.page OUT --docs docs` puts the numbers on the page, and
+# `lopa report OUT` draws them. DRY_RUN=true prints what is started.
+set -euo pipefail
+if [ $# -lt 1 ] || [ "${1#-}" != "$1" ]; then
+  sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
+  exit 2
+fi
+profile=$1 math=500 code=300 at_once=350 orders=100 problems=20 foreseen=200 out=outputs/study reduced=
+shift
+for argument in "$@"; do
+  if [ "$argument" = --reduced ]; then
+    reduced=yes math=4 code=4 at_once=4 orders=5 problems=3 foreseen=6
+  elif [ "${argument#-}" = "$argument" ]; then
+    out=$argument
+  else
+    echo "study.sh: unknown option $argument; there is --reduced" >&2
+    exit 2
+  fi
+done
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/env.sh
+case ${DRY_RUN:-} in 1 | [Tt][Rr][Uu][Ee] | [Yy][Ee][Ss]) is_dry=true ;; *) is_dry=false ;; esac
+
+# In the background: a shell that waits hears a signal at once, and what it has started ends with it.
+child=
+trap 'kill $child 2>/dev/null || true; wait; exit 143' TERM
+trap 'kill $child 2>/dev/null || true; wait; exit 130' INT
+start() {
+  "$@" &
+  child=$!
+  wait "$child"
+  child=
+}
+sweep() { # RUN SWEEP LIMIT [--set ...]
+  local run=$1 name=$2 limit=$3
+  shift 3
+  start scripts/sweep.sh "$profile" "$run" "$name" --set input.limit="$limit" --set max_num_requests="$at_once" \
+    --set output.path="$out/$run/$name.jsonl" "$@"
+}
+first() { # COUNT INPUT OUTPUT
+  if [ "$is_dry" = true ]; then
+    echo "head -n $1 $2 >$3"
+  else
+    mkdir -p "$out"
+    head -n "$1" "$2" >"$3"
+  fi
+}
+part() { # MODULE ...
+  if [ "$is_dry" = true ]; then echo "$PYTHON -m $*"; else start "$PYTHON" -m "$@"; fi
+}
+parts() { # RUN
+  [ -s "$out/part_orders_$1.json" ] || part scripts.study.orders --profile "$profile" --run "$1" \
+    --problems "$problems" --orders "$orders" --requests "$at_once" --out "$out/part_orders_$1.json"
+  # Four at once: what each branch is sure of is only known of requests that are decoded one after another.
+  [ -s "$out/part_foresight_$1.json" ] || part scripts.study.foresight --profile "$profile" --run "$1" \
+    --problems "$foreseen" --requests 4 --out "$out/part_foresight_$1.json"
+}
+for name in lookahead scores spawn budget boundaries; do
+  sweep demo "study_$name" "$math"
+done
+sweep demo_code study_lookahead "$code"
+sweep demo_block block "$math"
+parts demo
+if [ -z "$reduced" ]; then
+  for name in scores spawn budget boundaries seeds; do
+    sweep demo_code "study_$name" "$code"
+  done
+  sweep demo study_seeds "$math"
+  sweep demo_block_distilled block "$math"
+  parts demo_code
+  # Policies are developed on the first half of the problems; what holds there is to be confirmed on the rest.
+  first 350 models/demo/heldout_math.jsonl "$out/math_first_half.jsonl"
+  first 150 models/demo/heldout_code.jsonl "$out/code_first_half.jsonl"
+  sweep demo study_policies "$math" --set input.path="$out/math_first_half.jsonl"
+  sweep demo_code study_policies "$code" --set input.path="$out/code_first_half.jsonl"
+fi
+part scripts.study.page "$out"

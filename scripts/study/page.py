@@ -1,0 +1,203 @@
+"""From a study's result folder to numbers that are kept, and from those to the tables of docs/results.md.
+
+python -m scripts.study.page OUT                  collect OUT into OUT/study.json and print its tables
+python -m scripts.study.page OUT --docs docs      and make them the page's: docs/results/study.json, docs/results.md
+
+A table stands on the page between two comments that name it, and nothing else writes there. Sections that OUT lacks
+stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.batch import markdown
+from common.metrics.bootstrap import Interval, difference, gain, paired_interval
+
+# What each sweep is compared with; of several the one that is right most often, and of equal ones the fastest.
+BASES = {
+    "study_lookahead": tuple(f"k = 0, tau {tau}" for tau in ("0.8", "0.85", "0.9", "0.95", "0.98", "0.99")),
+    "block": tuple(f"skip_threshold={tau}, num_lookahead=0" for tau in ("0.6", "0.8", "0.9", "0.95", "0.98")),
+    "block_pipelined": ("k = 0, opens at 1",),
+    "study_scores": ("mean, as published",),
+    "study_spawn": ("confident, as published",),
+    "study_budget": ("k = 7",),
+    "study_boundaries": ("stale, full",),
+    "study_policies": ("LoPA",),
+    "study_seeds": ("greedy",),
+}
+_ENVIRONMENT = ("engine", "device", "device_name", "dtype", "quantization", "torch", "commit")
+_MARK = re.compile(r"(<!-- study: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+Record = Mapping[str, Any]
+
+
+def collect(folder: Path) -> dict[str, Any]:
+    """All sections of a result folder, by `run/sweep`, and what the other parts of the study found, by their name."""
+    sections = {
+        f"{path.parent.parent.name}/{path.parent.name}": _section(path)
+        for path in sorted(folder.glob("*/*/sweep.json"))
+    }
+    parts = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("part_*.json"))}
+    return sections | {name: _part(part) for name, part in parts.items()}
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """What a page tells of it: not every problem."""
+    kept = {key: value for key, value in part.items() if key != "rows"}
+    return {**kept, "environment": _environment(part.get("environment", {}))}
+
+
+def _environment(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: found[name] for name in _ENVIRONMENT if found.get(name) is not None}
+
+
+def _section(path: Path) -> dict[str, Any]:
+    """The points that are done. gain, accuracy_gain: against the section's base, with 95 % intervals over the problems
+    that both have answered."""
+    done = [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if row["status"] == "done"]
+    records = {row["name"]: _records(path.parent, row) for row in done}
+    base = _base(done, BASES.get(path.parent.name, ()))
+    rows = [_point(row, records[row["name"]], None if base is None else records[base]) for row in done]
+    environment = done[0]["metrics"].get("environment", {}) if done else {}
+    return {"base": base, "environment": _environment(environment), "rows": rows}
+
+
+def _records(folder: Path, row: Mapping[str, Any]) -> dict[str, Record]:
+    from common.config import slug
+
+    lines = (folder / f"{slug(row['name'])}.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    return {str(record["id"]): record for record in records if "error" not in record}
+
+
+def _base(done: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str | None:
+    candidates = [row for row in done if row["name"] in names]
+    best = max(candidates, key=_accuracy_and_speed, default=None)
+    return None if best is None else str(best["name"])
+
+
+def _accuracy_and_speed(row: Mapping[str, Any]) -> tuple[float, float]:
+    metrics = row["metrics"]
+    correct = metrics["accuracy"]["correct"] if metrics["accuracy"] else 0
+    return correct, metrics["tpf"]["effective"]["per_request_mean"]
+
+
+def _point(row: Mapping[str, Any], own: dict[str, Record], base: dict[str, Record] | None) -> dict[str, Any]:
+    metrics = row["metrics"]
+    accuracy = metrics["accuracy"] or {}
+    point = {
+        "name": row["name"],
+        "requests": metrics["requests"]["finished"],
+        "correct": accuracy.get("correct"),
+        "standard_error": _rounded(accuracy.get("standard_error"), 4),
+        "tpf_effective": _rounded(metrics["tpf"]["effective"]["per_request_mean"], 3),
+        "tpf_canvas": _rounded(metrics["tpf"]["canvas"]["per_request_mean"], 3),
+        "steps": _rounded(metrics["steps"]["mean"], 2),
+        "rows_per_step": _rounded(metrics.get("rows_per_step"), 2),
+    }
+    shared = sorted(own.keys() & base.keys()) if base is not None else []
+    if base is None or base is own or not shared:
+        return point
+    speeds, rights = (
+        [[float(records[key][name]) for key in shared] for records in (own, base)]
+        for name in ("tpf_effective", "correct" if all("correct" in own[key] for key in shared) else "steps")
+    )
+    point["gain"] = _kept(paired_interval(*speeds, gain))
+    if accuracy:
+        point["accuracy_gain"] = _kept(paired_interval(*rights, difference))
+    return point
+
+
+def _kept(interval: Interval) -> list[float]:
+    return [round(value, 4) for value in interval]
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def tables(results: Mapping[str, Any]) -> dict[str, str]:
+    """Markdown by section."""
+    made = {"rows": table, "orders": orders_table, "among_branches": foresight_table}
+    return {name: write(section) for name, section in results.items() for key, write in made.items() if key in section}
+
+
+def table(section: Mapping[str, Any]) -> str:
+    headings = ["setting", "right", "accuracy", "against the base", "TPF effective", "gain", "steps", "rows a step"]
+    rows = [list(_cells(row, section["base"])) for row in section["rows"]]
+    return markdown(headings, rows)
+
+
+def orders_table(part: Mapping[str, Any]) -> str:
+    mean = part["mean"]
+    headings = ["problems, orders of each", "worst", "mean", "best", f"LoPA, k = {part['num_lookahead']}", "k = 0",
+                "orders that LoPA reaches", "right: random, LoPA"]  # fmt: skip
+    tpf = [f"{mean[name]:.2f}" for name in ("worst", "mean", "best", "lopa", "no_lookahead")]
+    shares = f"{100 * mean['percentile']:.0f} %", f"{100 * mean['right']:.0f} %, {100 * mean['lopa_right']:.0f} %"
+    return markdown(headings, [[f"{part['problems']}, {part['orders']}", *tpf, *shares]])
+
+
+def foresight_table(part: Mapping[str, Any]) -> str:
+    over_time = part["over_time"]
+    headings = ["problems, steps", "branches of a step: what each would fill at once"]
+    headings += [f"winners: tokens of {span} step{'s' * (span > 1)}" for span in (1, 2, 3)]
+    found = [part["among_branches"]["mean_rank_correlation"]]
+    found += [over_time[f"tokens_of_{span}_steps"] for span in (1, 2, 3)]
+    return markdown(headings, [[f"{part['problems']}, {part['steps']}", *(f"{value:+.2f}" for value in found)]])
+
+
+def _cells(row: Mapping[str, Any], base: str | None) -> Iterator[str]:
+    is_base = row["name"] == base
+    yield f"{row['name']} (base)" if is_base else row["name"]
+    if row["correct"] is None:
+        yield from ("-", "-")
+    else:
+        yield f"{row['correct']} of {row['requests']}"
+        yield f"{100 * row['correct'] / row['requests']:.1f} ± {100 * row['standard_error']:.1f} %"
+    yield _interval(row.get("accuracy_gain"), "points")
+    yield f"{row['tpf_effective']:.2f}"
+    yield _interval(row.get("gain"), "%")
+    yield f"{row['steps']:.1f}"
+    yield "-" if row["rows_per_step"] is None else f"{row['rows_per_step']:.1f}"
+
+
+def _interval(interval: Sequence[float] | None, unit: str) -> str:
+    if interval is None:
+        return "-"
+    value, low, high = (100 * number for number in interval)
+    return f"{value:+.1f} ({low:+.1f} to {high:+.1f}) {unit}"
+
+
+def with_tables(page: str, written: Mapping[str, str]) -> str:
+    """The page with every marked table that is known put in. Raises ValueError for a mark that is never ended."""
+    if page.count("<!-- study: ") != len(_MARK.findall(page)):
+        raise ValueError("a comment `<!-- study: NAME -->` has no `<!-- end -->` behind it")
+    return _MARK.sub(lambda mark: mark[1] + written[mark[2]] + mark[3] if mark[2] in written else mark[0], page)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--docs", type=Path)
+    options = parser.parse_args()
+    found = collect(options.folder)
+    if not found:
+        parser.error(f"{options.folder} holds no results of a study: run scripts/study.sh first")
+    (options.folder / "study.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for name, text in tables(found).items():
+        print(f"{name}\n\n{text}")
+    if options.docs is not None:
+        kept, page = options.docs / "results" / "study.json", options.docs / "results.md"
+        known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+        kept.write_text(json.dumps({**known, **found}, indent=1) + "\n", encoding="utf-8")
+        page.write_text(with_tables(page.read_text(encoding="utf-8"), tables({**known, **found})), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
