@@ -161,6 +161,54 @@ def _horizons(bounds: list[tuple[int, int]], start: int, end: int, attention: st
     return [next(b for a, b in bounds if a <= p < b) for p in range(start, end)]
 
 
+def plain_multi_block(model: PlainModel, prompt: list[int], decode: DecodeConfig) -> tuple[list[int], int]:
+    """d3LLM with one branch and no end token: (canvas, forward steps). A block that was found full in pass n is kept
+    in pass n + cache_delay; the prompt was found full in pass 0."""
+    size, mask, total = decode.block_size, model.config.mask_token_id, len(prompt) + decode.max_new_tokens
+    tokens, bounds = prompt + [mask] * decode.max_new_tokens, [(0, len(prompt)), (len(prompt), len(prompt) + size)]
+    activated, full_since, cached, steps, carry = [True, True], {0: 0}, 0, 0, None
+    while mask in tokens:
+        steps += 1
+        share = [1 - tokens[a:b].count(mask) / (b - a) for a, b in bounds]
+        activated = [was or share[max(i - 1, 0)] >= decode.decoded_token_threshold for i, was in enumerate(activated)]
+        if bounds[-1][1] < total and share[-1] >= decode.block_add_threshold:
+            bounds.append((bounds[-1][1], bounds[-1][1] + size))
+            activated.append(share[-1] >= decode.decoded_token_threshold)
+        start, kept, waits = cached, cached, False
+        for a, b in bounds:
+            if mask in tokens[a:b]:
+                break
+            if b > cached:
+                is_ready = steps - full_since.setdefault(a, steps) >= decode.cache_delay
+                kept, waits = (b, waits) if is_ready else (kept, True)
+        if waits and kept == cached:
+            start = 0
+        commit = set(range(start, kept))
+        logits = model.forward(tokens[start:], start, [total] * (total - start), set(range(start)), commit)
+        shifted = torch.cat((logits[:1] if carry is None else carry[None], logits[:-1]))
+        if commit:
+            cached, carry = kept, logits[kept - 1 - start]
+        _fill_by_entropy(tokens, bounds, activated, shifted, start, decode.entropy_threshold, mask)
+    return tokens[len(prompt) :], steps
+
+
+def _fill_by_entropy(
+    tokens: list[int], bounds: list[tuple[int, int]], activated: list[bool], shifted: Tensor, start: int,
+    threshold: float, mask: int,
+) -> None:  # fmt: skip
+    entropy, masked = -confidences(shifted, "neg_entropy"), [p for p in range(bounds[-1][1]) if tokens[p] == mask]
+    chosen = {p for p in masked if entropy[p - start] < threshold}
+    due = [
+        block
+        for (a, b), is_due in zip(bounds, activated, strict=True)
+        if is_due and (block := {p for p in masked if a <= p < b})
+    ]
+    if due and not due[0] & chosen:
+        chosen.add(min(due[0], key=lambda p: float(entropy[p - start])))
+    for p in chosen:
+        tokens[p] = int(shifted[p - start].argmax())
+
+
 def plain_fast_dllm(model: PlainModel, prompt: list[int], decode: DecodeConfig) -> tuple[list[int], int]:
     """Fast-dLLM: one full forward at a block's start, then windows over the cache before (or around) the block."""
     mask, steps, total = model.config.mask_token_id, 0, len(prompt) + decode.max_new_tokens

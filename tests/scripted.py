@@ -67,7 +67,10 @@ class ScriptedGenerator:
             if len(request.prompt) > MAX_PROMPT:
                 yield Rejection(request.id, f"the prompt has {len(request.prompt)} tokens, {MAX_PROMPT} fit")
             else:
-                yield answer(request, self.run.decode)
+                yield answer(request, request.decode or self.run.decode)
+
+    def check(self, decode: DecodeConfig) -> None:
+        """This model can be decoded by any settings."""
 
     def with_decode(self, decode: DecodeConfig) -> ScriptedGenerator:
         return ScriptedGenerator(self.profile, self.run.model_copy(update={"decode": decode}))
@@ -81,17 +84,20 @@ class ScriptedGenerator:
 
 def answer(request: GenerationRequest, decode: DecodeConfig) -> Completion:
     tokens = (*(ord(chr(token).upper()[0]) for token in request.prompt), EOS)
+    num_forwards = 1 + len(tokens) // (decode.num_lookahead + 1)
     return Completion(
         id=request.id,
         prompt_length=len(request.prompt),
         token_ids=tokens,
         canvas_token_ids=(*tokens, EOS, EOS),
         num_canvas_tokens=len(tokens) + 2,
-        num_forwards=1 + len(tokens) // (decode.num_lookahead + 1),
+        num_forwards=num_forwards,
         num_lookahead_wins=1,
         finish_reason="eos",
         first_step_s=0.01,
         total_s=0.05,
+        winner_per_step=(min(1, decode.num_lookahead), *[0] * (num_forwards - 1)),
+        window_per_step=(len(request.prompt) + 32, *[32] * (num_forwards - 1)),
     )
 
 
@@ -117,6 +123,7 @@ def fail_as_told() -> None:
 if __name__ == "__main__":
     stand_in: Any = types.ModuleType("common.generate")
     stand_in.build_generator = ScriptedGenerator
+    stand_in.check_settings = lambda *_: None
     sys.modules["common.generate"] = stand_in
     from common.commands.main import main
 

@@ -6,11 +6,13 @@ import pytest
 
 from tests.distributed.meshes import Mesh, assert_same_kv, assert_same_tokens, name_of
 
+pytestmark = pytest.mark.slow  # every mesh takes a minute on two cores
+
 # dp beside bp: tests/engine/test_run_batch.py too.
-OTHERS = [pytest.param(mesh, marks=pytest.mark.slow) for mesh in ((1, 1, 2), (2, 1, 1), (2, 2, 1))]
+MESHES = [(1, 2, 1), (1, 2, 2), (1, 1, 2), (2, 1, 1), (2, 2, 1)]
 
 
-@pytest.mark.parametrize("mesh", [*OTHERS, (1, 2, 2)], ids=name_of)
+@pytest.mark.parametrize("mesh", MESHES, ids=name_of)
 def test_the_mesh_does_not_change_the_tokens(mesh: Mesh) -> None:
     assert_same_tokens(mesh)
 

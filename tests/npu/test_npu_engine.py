@@ -168,7 +168,7 @@ def test_the_fused_kv_write_is_one_kernel_instead_of_five(npu: Any, monkeypatch:
     """kernels: triton, captured; the simulated device computes the kernel's twin."""
     decode, fused = causal(), "lopa::rotate_and_write"
     wanted = decode_all(engine_on("npu", decode, "w8a8", shapes=FEW), decode)
-    monkeypatch.setattr(assembling, "require_triton", lambda: None)
+    monkeypatch.setattr("lopa_ascend.limits.require_triton", lambda: None)
     engine = engine_on("npu", decode, "w8a8", "npugraph", shapes=FEW, kernels="triton")
     npu.counts.clear()
     assert decode_all(engine, decode) == wanted

@@ -56,6 +56,11 @@ def dequant_swiglu_quant(**change: Any) -> None:
     twins.npu_dequant_swiglu_quant(**{**call, "activation_scale": zeros(4, dtype=F32), **change})
 
 
+def dequant_of_groups(**change: Any) -> None:
+    call = {"x": zeros(4, 128, dtype=I32), "weight_scale": zeros(2, 128, dtype=F32)}
+    dequant_swiglu_quant(**{**call, "group_index": torch.tensor([3, 1]), **change})
+
+
 def rotary(**change: Any) -> None:
     call = {"query": zeros(4, 7, 128), "key": zeros(4, 1, 128), "cos": zeros(4, 1, 128), "sin": zeros(4, 1, 128)}
     twins.npu_apply_rotary_pos_emb(**{**call, "layout": "TND", **change})
@@ -91,7 +96,43 @@ def prefetch(**change: Any) -> None:
     twins.npu_prefetch(**{"input": zeros(32, 16), "dependency": None, "max_size": 64, **change})
 
 
+def gating(**change: Any) -> None:
+    call = {"x": zeros(4, 64, dtype=F32), "k": 8, "bias": zeros(64, dtype=F32), "k_group": 4, "group_count": 8}
+    twins.npu_moe_gating_top_k(**{**call, "group_select_mode": 1, "norm_type": 1, **change})
+
+
+def gating_softmax(**change: Any) -> None:
+    twins.npu_moe_gating_top_k_softmax(**{"x": zeros(4, 64, dtype=F32), "k": 8, **change})
+
+
+def routing(**change: Any) -> None:
+    call = {"x": zeros(4, 32), "expert_idx": torch.arange(8, dtype=I32).view(4, 2), "active_num": 8, "expert_num": 8}
+    counts = {"expert_tokens_num_type": 1, "expert_tokens_num_flag": True, "active_expert_range": [0, 8]}
+    twins.npu_moe_init_routing_v2(**{**call, **counts, **change})
+
+
+def grouped_matmul(**change: Any) -> None:
+    call = {"x": [zeros(6, 32)], "weight": [zeros(3, 32, 16)], "group_list": torch.tensor([4, 0, 2])}
+    twins.npu_grouped_matmul(**{**call, "split_item": 2, "group_type": 0, "group_list_type": 1, **change})
+
+
+def grouped_matmul_int8(**change: Any) -> None:
+    call = {"x": [zeros(6, 32, dtype=I8)], "weight": [zeros(3, 32, 16, dtype=I8)], "scale": [zeros(3, 16)]}
+    grouped_matmul(**{**call, "per_token_scale": [zeros(6, dtype=F32)], "output_dtype": BF16, **change})
+
+
+def unpermute(**change: Any) -> None:
+    call = {"permuted_tokens": zeros(8, 32), "sorted_indices": torch.arange(8, dtype=I32)}
+    twins.npu_moe_token_unpermute(**{**call, "probs": zeros(4, 2, dtype=F32), **change})
+
+
 CALLS: list[Callable[..., None]] = [
+    gating,
+    gating_softmax,
+    routing,
+    grouped_matmul,
+    grouped_matmul_int8,
+    unpermute,
     rms_norm,
     add_rms_norm,
     add_rms_norm_dynamic_quant,
@@ -99,6 +140,7 @@ CALLS: list[Callable[..., None]] = [
     quantize,
     quant_matmul,
     dequant_swiglu_quant,
+    dequant_of_groups,
     rotary,
     scatter,
     attention,
@@ -153,6 +195,10 @@ REJECTED: list[tuple[Callable[..., None], dict[str, Any], str]] = [
     (dequant_swiglu_quant, {"activation_scale": zeros(3, dtype=F32)}, "activation_scale is float32"),
     (dequant_swiglu_quant, {"quant_scale": zeros(32, dtype=F32)}, "quant_scale has"),
     (dequant_swiglu_quant, {"quant_mode": 2}, "quant_mode"),
+    (dequant_of_groups, {"group_index": torch.tensor([3, 1], dtype=I32)}, "int64 counts"),
+    (dequant_of_groups, {"group_index": torch.tensor([3, 2])}, "sum up to the 4 rows"),
+    (dequant_of_groups, {"group_index": torch.tensor([3, 1, 0])}, "\\[3, 128\\]"),
+    (dequant_of_groups, {"x": zeros(4, 64, dtype=I32), "weight_scale": zeros(2, 64, dtype=F32)}, "multiple of 64"),
     (rotary, {"rotary_mode": "interleave"}, "rotary_mode"),
     (rotary, {"layout": "SBND"}, "layout"),
     (rotary, {"query": zeros(1, 4, 7, 128)}, "3-D"),
@@ -211,6 +257,62 @@ REJECTED: list[tuple[Callable[..., None], dict[str, Any], str]] = [
     (format_cast, {"input": zeros(4, 4, 4, dtype=I8)}, "2-D"),
     (format_cast, {"input": zeros(32, 16, dtype=F32)}, "int8 and halves"),
     (format_cast, {"input": zeros(32, 16, dtype=I8).T}, "contiguous before"),
+    (gating, {"x": zeros(4, 64, dtype=I32)}, "float16, bfloat16 or float32"),
+    (gating, {"x": zeros(1, 4, 64, dtype=F32)}, "\\[T, E\\]"),
+    (gating, {"x": zeros(4, 4096, dtype=F32), "bias": None}, "at most 2048 experts"),
+    (gating, {"bias": zeros(64)}, "bias has x's dtype"),
+    (gating, {"bias": zeros(32, dtype=F32)}, "shape \\[64\\]"),
+    (gating, {"group_count": 7}, "divides the experts"),
+    (gating, {"group_count": 32}, "more than two experts"),
+    (gating, {"x": zeros(4, 1280, dtype=F32), "bias": None, "group_count": 128}, "rounded up to 32"),
+    (gating, {"k_group": 9}, "k_group is 1 to 8"),
+    (gating, {"k": 33}, "k is at most 32"),
+    (gating, {"renorm": 1}, "renorm is 0"),
+    (gating_softmax, {"x": zeros(4, 64, dtype=I8)}, "float16, bfloat16 or float32"),
+    (gating_softmax, {"k": 65}, "of the experts"),
+    (routing, {"x": zeros(4, 32, dtype=I32)}, "floats or int8"),
+    (routing, {"expert_idx": torch.arange(8).view(4, 2)}, "expert_idx is int32"),
+    (routing, {"expert_idx": torch.arange(6, dtype=I32).view(3, 2)}, "int32 \\[4, C\\]"),
+    (routing, {"active_num": 4}, "active_num is T \\* C = 8"),
+    (routing, {"expert_num": 10241}, "at most 10240"),
+    (routing, {"drop_pad_mode": 1}, "drop_pad_mode is 0"),
+    (routing, {"expert_tokens_num_type": 0}, "expert_tokens_num_type is 1 or 2"),
+    (routing, {"expert_tokens_num_flag": False}, "expert_tokens_num_flag is True"),
+    (routing, {"quant_mode": 0}, "quant_mode is -1 or 1"),
+    (routing, {"expert_num": 7, "active_expert_range": [0, 7]}, "experts lie in \\[0, 6\\]"),
+    (routing, {"scale": zeros(8, dtype=F32)}, "scale is float32 with shape \\[4\\]"),
+    (grouped_matmul, {"weight": [zeros(32, 16)]}, "weight 3-D"),
+    (grouped_matmul, {"weight": [zeros(3, 16, 32)]}, "\\[E, K, O\\]"),
+    (grouped_matmul, {"weight": [zeros(3, 32, 16, dtype=F32)]}, "one dtype"),
+    (grouped_matmul, {"x": [zeros(6, 32, dtype=I32)], "weight": [zeros(3, 32, 16, dtype=I32)]}, "floats or int8"),
+    (grouped_matmul, {"x": [zeros(6, 65536)], "weight": [zeros(3, 65536, 1)]}, "below 65536"),
+    (grouped_matmul, {"split_item": 0}, "split_item is 2 or 3"),
+    (grouped_matmul, {"group_type": None}, "group_type is 0"),
+    (grouped_matmul, {"group_list": None}, "needs a group_list"),
+    (grouped_matmul, {"group_list": torch.tensor([4, 0, 2], dtype=I32)}, "group_list is int64"),
+    (grouped_matmul, {"group_list": torch.tensor([4, 2])}, "shape \\[3\\]"),
+    (grouped_matmul, {"weight": [zeros(1, 32, 16)], "group_list": torch.tensor([6])}, "2 to 1024 groups"),
+    (grouped_matmul, {"group_list": torch.tensor([4, 0, 1])}, "sum up to the 6 rows"),
+    (grouped_matmul, {"group_list": torch.tensor([4, -1, 3])}, "not negative"),
+    (grouped_matmul, {"output_dtype": F32}, "output_dtype is that of x"),
+    (grouped_matmul, {"scale": [zeros(3, 16)]}, "floats take no scale"),
+    (grouped_matmul_int8, {"scale": [zeros(3, 16, dtype=F32)]}, "scale is bfloat16"),
+    (grouped_matmul_int8, {"per_token_scale": [zeros(3, dtype=F32)]}, "per_token_scale is float32"),
+    (grouped_matmul_int8, {"output_dtype": I32}, "int32 output takes no scale"),
+    (unpermute, {"permuted_tokens": zeros(8, 32, dtype=I8)}, "\\[N, D\\] floats"),
+    (unpermute, {"sorted_indices": torch.arange(8)}, "sorted_indices is int32"),
+    (unpermute, {"sorted_indices": torch.tensor([0, 1, 2, 3, 4, 5, 6, 6], dtype=I32)}, "each of 0 to 7 once"),
+    (unpermute, {"probs": zeros(4, 2, dtype=I32)}, "probs is"),
+    (unpermute, {"probs": zeros(3, 2, dtype=F32)}, "probs has 8 values"),
+    (
+        unpermute,
+        {
+            "permuted_tokens": zeros(513, 2),
+            "sorted_indices": torch.arange(513, dtype=I32),
+            "probs": zeros(1, 513, dtype=F32),
+        },
+        "at most 512 choices",
+    ),
     (prefetch, {"max_size": 0}, "positive"),
     (prefetch, {"offset": 1 << 20}, "inside the tensor"),
 ]
@@ -230,6 +332,19 @@ UNMODELLED: list[tuple[Callable[..., None], dict[str, Any], str]] = [
     (attention, {"block_table": None}, "unpaged"),
     (attention, {"key": zeros(4, 2, 128, 64), "value": zeros(4, 2, 128, 64)}, "cache"),
     (format_cast, {"acl_format": 2}, "acl_format"),
+    (gating, {"norm_type": 0}, "norm_type"),
+    (gating, {"out_flag": True}, "out_flag"),
+    (gating, {"group_select_mode": 0}, "group_select_mode"),
+    (gating_softmax, {"finished": torch.zeros(4, dtype=torch.bool)}, "finished"),
+    (routing, {"expert_tokens_num_type": 2}, "expert_tokens_num_type"),
+    (routing, {"quant_mode": 1}, "quant_mode"),
+    (routing, {"active_expert_range": [2, 8]}, "active_expert_range"),
+    (routing, {"row_idx_type": 1}, "row_idx_type"),
+    (grouped_matmul, {"weight": [zeros(32, 16)] * 3}, "lists"),
+    (grouped_matmul, {"group_list_type": 0}, "group_list_type"),
+    (grouped_matmul_int8, {"output_dtype": torch.float16}, "output_dtype"),
+    (grouped_matmul_int8, {"scale": None}, "scales"),
+    (unpermute, {"probs": None}, "probs"),
 ]
 
 

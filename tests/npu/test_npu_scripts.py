@@ -72,6 +72,7 @@ def test_the_first_run_says_what_it_would_do() -> None:
     assert "env HCCL_OP_EXPANSION_MODE=AI_CPU scripts/bench.sh" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_first_run_ends_with_the_reason_where_there_is_no_device(tmp_path: Path) -> None:
     done = start("scripts/first_910c_run.sh", str(tmp_path / "out"), PYTHONPATH="")
     assert done.returncode == 2

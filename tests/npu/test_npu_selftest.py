@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from sim.ranks import run_ranks
 from torch import Tensor
 
+from common.checkpoint import MoEConfig
 from common.config import DeviceProfile
 from common.errors import MissingCapability
 from common.processes import Mesh
@@ -20,11 +22,20 @@ from lopa_ascend.ops.twins.quant import quantize_rows
 from lopa_ascend.selftest import Finding, Sizes, checks, examine, examine_alone, heads, require_correct
 from lopa_ascend.selftest.called import called_operations
 from lopa_ascend.selftest.checks import CHECKS
+from lopa_ascend.selftest.families import IN_8_BITS, family_checks
 from lopa_ascend.selftest.grades import Grade
 from lopa_ascend.selftest.heads import HEAD_CHECKS, SAMPLING
 from lopa_ascend.selftest.in_graphs import GRAPH_CHECKS
 
 SMALL = Sizes(width=256, num_heads=2, num_kv_heads=1, inner=128)
+LING = MoEConfig(
+    num_experts=16, experts_per_token=4, intermediate_size=64, num_shared_experts=1, num_groups=4, top_groups=2,
+    scoring="sigmoid", normalise=True, scaling=2.5, first_dense=1, has_expert_bias=True,
+)  # fmt: skip
+QWEN = replace(LING, scoring="softmax", num_groups=1, top_groups=1, scaling=1.0, has_expert_bias=False)
+EXPERTS = replace(SMALL, has_head_norms=True, moe=LING, num_experts=8)
+FAMILY = {"norms of heads", "route", "dispatch", "grouped_matmul", "combine"}
+FAMILY_IN_8_BITS = {"norms of heads", "route", "combine", *IN_8_BITS}
 WIDE = Sizes(width=3584, num_heads=2, num_kv_heads=1, inner=128)
 NUM_FORMS = 4  # of attention, with one KV head
 EVERY_SCHEME = ("FLOAT", "W8A8", "W8A8_DYNAMIC")
@@ -42,9 +53,9 @@ def findings_of(ops: Any, sizes: Sizes = SMALL, schemes: tuple[str, ...] = EVERY
     return list(examine(ops, sizes, torch.device("cpu"), Mesh(), "eager", schemes))
 
 
-def unlike(ops: Any, sizes: Sizes = SMALL) -> dict[str, Grade]:
+def unlike(ops: Any, sizes: Sizes = SMALL, schemes: tuple[str, ...] = EVERY_SCHEME) -> dict[str, Grade]:
     """Without the forms of attention that are not called."""
-    found = [one for one in findings_of(ops, sizes) if one.is_called or one.name in CHECKS]
+    found = [one for one in findings_of(ops, sizes, schemes) if one.is_called or one.name in CHECKS]
     return {one.name: one.grade for one in found if one.grade is not Grade.SAME}
 
 
@@ -52,14 +63,29 @@ def profile(**settings: Any) -> DeviceProfile:
     return DeviceProfile.model_validate({"name": "p", "engine": "lopa_ascend", "device": "npu", **settings})
 
 
-def test_the_twins_agree_with_themselves() -> None:
-    assert unlike(reference_ops()) == {}
+@pytest.mark.parametrize("sizes", [SMALL, EXPERTS, replace(EXPERTS, moe=QWEN)], ids=["dense", "sigmoid", "softmax"])
+def test_the_twins_agree_with_themselves(sizes: Sizes) -> None:
+    assert unlike(reference_ops(), sizes) == {}
+
+
+def replace_sizes(bench: checks.Bench, sizes: Sizes) -> checks.Bench:
+    return checks.Bench(bench.ops, sizes, bench.device)
 
 
 def test_every_operation_of_a_step_is_checked() -> None:
     assert called_operations(EVERY_SCHEME) == CHECKS.keys() - {"quant_matmul of plain weights"}
-    checked = {name.partition(" of ")[0] for name in CHECKS}
-    others = {"npu_prefetch", "npu_format_cast", "_npu_reshape_and_cache", "npu_fused_infer_attention_score_v2"}
+    bench = checks.Bench(reference_ops(), EXPERTS, torch.device("cpu"))
+    families = {name for name, _ in family_checks(bench)}
+    assert {name for name, _ in family_checks(bench, in_8_bits=True)} == FAMILY_IN_8_BITS
+    assert families == FAMILY and {name for name, _ in family_checks(replace_sizes(bench, SMALL))} == set()
+    checked = {name.partition(" of ")[0] for name in CHECKS} | families
+    others = {
+        "npu_moe_gating_top_k_softmax",
+        "npu_prefetch",
+        "npu_format_cast",
+        "_npu_reshape_and_cache",
+        "npu_fused_infer_attention_score_v2",
+    }
     assert len(set(twins.__all__) - others) <= len(checked)
 
 
@@ -138,6 +164,70 @@ SPOILED: dict[str, tuple[str, Callable[[Any], Any], dict[str, Grade]]] = {
 }
 
 
+# Of a model with norms of heads and experts.
+SPOILED_EXPERTS: dict[str, tuple[str, Callable[[Any], Any], dict[str, Grade]]] = {
+    "another expert": (
+        "npu_moe_gating_top_k",
+        lambda result: (result[0], result[1].roll(1, dims=1), result[2]),
+        {"route": WRONG},
+    ),
+    "weights that are not shares": (
+        "npu_moe_gating_top_k",
+        lambda result: (result[0] * 1.1, *result[1:]),
+        {"route": WRONG},
+    ),
+    "rows of another expert": (
+        "npu_moe_init_routing_v2",
+        lambda result: (result[0].roll(1, dims=0), *result[1:]),
+        {"dispatch": WRONG},
+    ),
+    "rows counted from the end": (
+        "npu_moe_init_routing_v2",
+        lambda result: (*result[:2], result[2].flip(0), result[3]),
+        {"dispatch": WRONG},
+    ),
+    "another expert's weight": ("npu_grouped_matmul", lambda result: [result[0].flip(0)], {"grouped_matmul": WRONG}),
+    "a sum without its weights": ("npu_moe_token_unpermute", lambda result: result * 2, {"combine": WRONG}),
+}
+
+
+SPOILED_IN_8_BITS: dict[str, tuple[str, Callable[[Any], Any], set[str]]] = {
+    "scales of other rows": (
+        "npu_moe_init_routing_v2",
+        lambda result: (*result[:3], result[3].roll(1)),
+        {"dispatch of int8"},
+    ),
+    "an accumulator off by one": (
+        "npu_grouped_matmul",
+        lambda result: [result[0] + 1] if result[0].dtype == torch.int32 else result,
+        {"grouped_matmul_int32"},
+    ),
+    "another row's values": (
+        "npu_dequant_swiglu_quant",
+        lambda result: (result[0].roll(1, dims=0), result[1]),
+        {"dequant_swiglu_quant", "dequant_swiglu_quant of experts"},
+    ),
+    "a product without a scale": (
+        "npu_grouped_matmul",
+        lambda result: [result[0] * 2] if result[0].dtype == torch.bfloat16 else result,
+        {"grouped_quant_matmul"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED_IN_8_BITS)
+def test_a_spoiled_operator_of_experts_in_8_bits_is_named(case: str) -> None:
+    operator, spoil, names = SPOILED_IN_8_BITS[case]
+    assert unlike(with_wrong(operator, spoil), EXPERTS, ("W8A8_DYNAMIC",)) == dict.fromkeys(names, WRONG)
+
+
+@pytest.mark.parametrize("case", SPOILED_EXPERTS)
+def test_a_spoiled_operator_of_experts_is_named_and_stops_only_models_that_have_some(case: str) -> None:
+    operator, spoil, grades = SPOILED_EXPERTS[case]
+    assert unlike(with_wrong(operator, spoil), EXPERTS, ("FLOAT",)) == grades
+    assert unlike(with_wrong(operator, spoil), SMALL, ("FLOAT",)) == {}
+
+
 @pytest.mark.parametrize("case", SPOILED)
 def test_a_spoiled_operator_is_named_and_graded(case: str) -> None:
     operator, spoil, grades = SPOILED[case]
@@ -193,6 +283,19 @@ def test_the_simulated_device_passes_with_graphs(mode: str) -> None:
     assert [finding for finding in findings if finding.grade is not Grade.SAME] == []
     assert findings[-1].name == GRAPH_CHECKS[mode][0]
     assert len(findings) == len(CHECKS) + len(HEAD_CHECKS) + NUM_FORMS + 1
+
+
+@pytest.mark.sim
+@pytest.mark.usefixtures("npu")
+@pytest.mark.parametrize(
+    ("moe", "scheme", "names"),
+    [(LING, "FLOAT", FAMILY), (QWEN, "FLOAT", FAMILY), (LING, "W8A8_DYNAMIC", FAMILY_IN_8_BITS)],
+)
+def test_the_simulated_device_passes_with_experts(moe: MoEConfig, scheme: str, names: set[str]) -> None:
+    sizes = replace(EXPERTS, moe=moe)
+    findings = list(examine(npu_ops(), sizes, torch.device("npu", 0), Mesh(), "eager", (scheme,)))
+    assert [finding for finding in findings if finding.grade is not Grade.SAME] == []
+    assert {finding.name for finding in findings if finding.is_called} >= names
 
 
 @pytest.mark.sim

@@ -12,7 +12,7 @@ from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
 from common.platforms import build_engine
 from tests.conftest import GOLDEN
-from tests.reference import PlainModel, plain_d2f, plain_fast_dllm, plain_vanilla
+from tests.reference import PlainModel, plain_d2f, plain_fast_dllm, plain_multi_block, plain_vanilla
 
 MODEL = GOLDEN / "model_a"
 PROMPT = json.loads((GOLDEN / "01_d2f_full_k0.json").read_text())["prompt"]
@@ -61,6 +61,23 @@ def test_fast_dllm_without_lookahead_is_plain_fast_dllm(cpu: DeviceProfile, cach
     )
 
 
+@pytest.mark.parametrize(
+    ("delay", "threshold", "activation"),
+    [(0, 1.0, 0.95), (1, 1.5, 0.95), (2, 0.7, 0.95), (3, 1.0, 0.5), (2, 0.5, 0.25), (1000, 1.0, 0.95)],
+)
+def test_multi_block_without_lookahead_is_plain_multi_block(
+    cpu: DeviceProfile, delay: int, threshold: float, activation: float
+) -> None:
+    decode = DecodeConfig(
+        strategy="multi_block", fill_rule="entropy", entropy_threshold=threshold, cache_delay=delay, num_lookahead=0,
+        block_size=8, max_new_tokens=48, decoded_token_threshold=activation, stop_at_eos=False, eos_token_id=-1,
+    )  # fmt: skip
+    (completion,) = decode_with_engine(cpu, decode, PROMPT)
+    wanted = plain_multi_block(plain_model(), PROMPT, decode)
+    assert (list(completion.canvas_token_ids), completion.num_forwards) == wanted
+    assert 0 < completion.num_forced_fills < 48, "entropies lie on both sides of the threshold"
+
+
 @pytest.mark.parametrize("threshold", [1.0, 0.5])
 def test_vanilla_without_lookahead_is_plain_vanilla(cpu: DeviceProfile, threshold: float) -> None:
     decode = DecodeConfig(
@@ -72,15 +89,19 @@ def test_vanilla_without_lookahead_is_plain_vanilla(cpu: DeviceProfile, threshol
         assert completion.num_forwards == 24
 
 
-@pytest.mark.parametrize("strategy", ["vanilla", "fast_dllm", "d2f"])
+MULTI_BLOCK = {"strategy": "multi_block", "fill_rule": "entropy", "entropy_threshold": 0.2, "cache_delay": 2}
+
+
+@pytest.mark.parametrize("strategy", ["vanilla", "fast_dllm", "d2f", "multi_block"])
 @pytest.mark.parametrize("shift_row", ["stale", "fresh"])
 def test_lookahead_needs_fewer_forwards_over_every_strategy(cpu: DeviceProfile, strategy: str, shift_row: str) -> None:
     steps = []
     for k in (0, 3):
-        decode = DecodeConfig(
-            strategy=strategy, shift_row=shift_row, num_lookahead=k, block_size=16, max_new_tokens=48,
-            stop_at_eos=False, skip_threshold=0.95,
-        )  # fmt: skip
+        own = MULTI_BLOCK if strategy == "multi_block" else {"strategy": strategy}
+        decode = DecodeConfig.model_validate({
+            **own, "shift_row": shift_row, "num_lookahead": k, "block_size": 16, "max_new_tokens": 48,
+            "stop_at_eos": False, "skip_threshold": 0.95,
+        })  # fmt: skip
         (completion,) = decode_with_engine(cpu, decode, PROMPT)
         assert load_model_config(MODEL).mask_token_id not in completion.canvas_token_ids
         assert sum(completion.tokens_per_step) == completion.num_canvas_tokens == len(completion.canvas_token_ids)

@@ -49,6 +49,21 @@ def test_held_out_problems_are_solved(num_lookahead: int) -> None:
     assert mean_tpf > (8 if num_lookahead else 3)
 
 
+@pytest.mark.parametrize("name", ["demo_block", pytest.param("demo_block_distilled", marks=pytest.mark.slow)])
+def test_block_diffusion_models_solve_them_too(name: str) -> None:
+    folder = ROOT / "models" / name
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 16 * 2**20
+    with (DEMO / "heldout_math.jsonl").open() as lines:
+        problems = [json.loads(line) for line, _ in zip(lines, range(8), strict=False)]
+    overrides = [f"model={folder}", "decode.num_lookahead=7", "max_num_requests=4"]
+    decoded = completions_of(
+        load_run(ROOT / f"configs/runs/{name}.yaml", overrides), [problem["question"] for problem in problems]
+    )
+    assert sum(score(problem, decoded[str(n)][1]) for n, problem in enumerate(problems)) >= 5
+    mean_tpf = sum(completion.tokens_per_forward for completion, _ in decoded.values()) / len(decoded)
+    assert mean_tpf > (8 if "distilled" in name else 5)
+
+
 @pytest.mark.slow
 def test_questions_of_another_kind_go_through_all_the_same() -> None:
     lines = (ROOT / "tests/data/gsm8k_sample.jsonl").read_text().splitlines()

@@ -34,6 +34,18 @@ def requests(count: int) -> list[GenerationRequest]:
     return [GenerationRequest(str(n), (5, 6, 7 + n)) for n in range(count)]
 
 
+def test_random_weights_need_a_config_and_another_folders_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((MODEL / "config.json").read_text())
+    profile = DeviceProfile(name="test", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=320)
+    decode = DECODE.model_copy(update={"max_new_tokens": 16})
+    run = RunConfig(model=str(tmp_path), load_format="dummy", decode=decode)
+    with pytest.raises(ConfigError, match=r"neither tokenizer\.json nor vocab\.json with merges\.txt found"):
+        build_generator(profile, run)
+    with build_generator(profile, run.model_copy(update={"tokenizer": str(MODEL)})) as built:
+        (text,) = built.complete(QUESTION)
+        assert isinstance(text, str)
+
+
 def test_a_second_generate_in_the_middle_of_the_first_is_refused_and_the_first_goes_on(generator: Generator) -> None:
     alone = [result.token_ids for result in generator.generate(requests(2))]
     first = generator.generate(requests(2))

@@ -21,6 +21,7 @@ DECODE = DecodeConfig(
 OPTIONS = BenchOptions(cases=((1, 8), (2, 16)), mixes=((163, (8, 16)),), num_cached=40, num_steps=2, num_requests=1)
 
 
+@pytest.mark.slow
 def test_every_section_is_measured(tmp_path: Path) -> None:
     profile = DeviceProfile.model_validate(
         {"name": "t", "engine": "lopa_ascend", "device": "cpu", "quantization": "w8a8", "max_model_len": 256}
@@ -35,6 +36,7 @@ def test_every_section_is_measured(tmp_path: Path) -> None:
     assert "rows/rank" in (tmp_path / "b.md").read_text()
 
 
+@pytest.mark.slow
 def test_mixes_may_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     profile = DeviceProfile(name="t", engine="lopa_ascend", device="cpu", max_model_len=256)
     options = replace(OPTIONS, mixes=())

@@ -84,7 +84,8 @@ def tokens_of(engine: Engine) -> dict[str, tuple[int, ...]]:
     return {result.id: result.canvas_token_ids for result in results if isinstance(result, Completion)}
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_tokens_are_those_of_the_cuda_engine(dtype: str) -> None:
     """In bfloat16 because both round at the same points; 99% of the positions would be enough.
 

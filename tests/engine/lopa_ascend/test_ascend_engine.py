@@ -15,10 +15,7 @@ from common.decoding import (
     Completion,
     Engine,
     GenerationRequest,
-    Int,
-    Predictions,
     Scheduler,
-    StepPlan,
     decode_requests,
 )
 from common.errors import ConfigError, EngineError, MissingCapability
@@ -31,6 +28,7 @@ from lopa_ascend.kv import PAGE_SIZE
 from quant.calibration import calibrate
 from quant.quantize import quantize_folder
 from tests.conftest import GOLDEN
+from tests.engine.lopa_ascend.watching import Agreement, WatchingEngine
 
 MODEL = GOLDEN / "model_a"
 TRACES = sorted(GOLDEN.glob("0[567]_causal_*.json"))
@@ -161,30 +159,6 @@ def test_after_the_last_request_only_its_pages_are_held_and_the_next_step_frees_
     assert engine.book.pool.num_used <= 1 + 4 * 2
 
 
-class WatchingEngine:
-    """The engine, and before every commit a look at the spans that are about to become final."""
-
-    def __init__(self, engine: AscendEngine) -> None:
-        self.engine, self.capacity, self.mesh = engine, engine.capacity, engine.mesh
-        self.num_compared = 0
-
-    def forward(self, plan: StepPlan) -> Predictions:
-        return self.engine.forward(plan)
-
-    def commit(self, plan: StepPlan, winners: Int) -> None:
-        for span in plan.commits:
-            held = self.engine.book.pages_of(span.slot)
-            views = [self.kv(held.shared + tail, span.start + span.length) for tail in held.tails[: held.num_rows]]
-            for view in views[1:]:
-                torch.testing.assert_close(view, views[0], rtol=1e-5, atol=1e-5)
-                self.num_compared += 1
-        self.engine.commit(plan, winners)
-
-    def kv(self, pages: tuple[int, ...], length: int) -> torch.Tensor:
-        """[L, 2, length, K, H]"""
-        return self.engine.cache.read(list(pages))[:, :, :length]
-
-
 @pytest.mark.parametrize("shift_row", ["stale", "fresh"])
 def test_all_branches_hold_the_same_kv_of_a_finished_block(shift_row: str) -> None:
     """Which is why any of them can be committed, before the winner is known and without traffic."""
@@ -192,31 +166,6 @@ def test_all_branches_hold_the_same_kv_of_a_finished_block(shift_row: str) -> No
     engine = WatchingEngine(assemble(profile(), run_of(decode, 2)))
     decode_all(engine, decode, PROMPTS[1:4])  # type: ignore[arg-type]
     assert engine.num_compared > 20
-
-
-class Agreement:
-    """Follows one engine and asks another for the same steps: the share of equal predictions.
-
-    Two decodings of a random model in bfloat16 part ways at the first tie, so they are compared position by position,
-    where the first engine's best token is ahead of its second by at least `margin`.
-    """
-
-    def __init__(self, leader: Engine, follower: Engine, margin: float) -> None:
-        self.leader, self.follower, self.capacity = leader, follower, leader.capacity
-        self.mesh = leader.mesh
-        self.margin = margin
-        self.num_equal = self.num_read = 0
-
-    def forward(self, plan: StepPlan) -> Predictions:
-        wanted, found = self.leader.forward(plan), self.follower.forward(plan)
-        is_clear = plan.is_read_T & (wanted.confidence_T >= self.margin)
-        self.num_read += int(is_clear.sum())
-        self.num_equal += int((wanted.token_T == found.token_T)[is_clear].sum())
-        return wanted
-
-    def commit(self, plan: StepPlan, winners: Int) -> None:
-        self.leader.commit(plan, winners)
-        self.follower.commit(plan, winners)
 
 
 def agreement(leader: Engine, follower: Engine, decode: DecodeConfig, margin: float = 0.05) -> float:
@@ -231,9 +180,8 @@ def cuda_and_ascend(dtype: str, decode: DecodeConfig, model: Path, **settings: A
     return [build_engine(profile(name, dtype, **settings), run) for name in ("lopa_cuda", "lopa_ascend")]
 
 
-@pytest.mark.parametrize(
-    ("model", "shift_row"), [pytest.param("model_a", "stale", marks=pytest.mark.slow), ("model_b", "fresh")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "shift_row"), [("model_a", "stale"), ("model_b", "fresh")])
 def test_bfloat16_predicts_what_the_cuda_engine_does(model: str, shift_row: str) -> None:
     decode = causal(shift_row=shift_row, sampling_strategy="margin")
     assert agreement(*cuda_and_ascend("bfloat16", decode, GOLDEN / model), decode) >= 0.99
@@ -250,6 +198,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {scheme: out / scheme for scheme in ("w8a8_dynamic", "w8a8")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["w8a8_dynamic", "w8a8"])
 def test_a_quantized_folder_predicts_what_the_cuda_engine_does(folders: dict[str, Path], scheme: str) -> None:
     decode = causal(sampling_strategy="margin", num_lookahead=1)
@@ -257,6 +206,7 @@ def test_a_quantized_folder_predicts_what_the_cuda_engine_does(folders: dict[str
     assert agreement(*engines, decode) >= 0.99
 
 
+@pytest.mark.slow
 def test_a_quantized_folder_is_the_model_quantized_at_load(folders: dict[str, Path]) -> None:
     decode = causal(num_lookahead=1)
     from_folder, at_load = (

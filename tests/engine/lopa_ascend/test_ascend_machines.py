@@ -74,7 +74,10 @@ BROKEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BROKEN)
+SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in ("mismatched", "old", "no CANN")]
+
+
+@pytest.mark.parametrize("case", ["no device", *SLOW])
 def test_one_sentence_and_exit_code_2(case: str, tmp_path: Path) -> None:
     torch_npu, release, sentence = BROKEN[case]
     done = start(tmp_path, machine(tmp_path, torch_npu=torch_npu, release=release), "common.commands")

@@ -219,7 +219,7 @@ def _going_on(row_fields_8R: Int) -> Int:
 def test_what_a_request_needs_at_most(num_ranks: int, needed: int) -> None:
     """1000 prompt tokens fill 7 pages; the rest of 1256 positions takes 3 more for each row of a rank."""
     decode = DecodeConfig(num_lookahead=7, max_new_tokens=256, window_attention="block_causal")
-    assert most_pages(1000, decode, num_ranks) == needed
+    assert most_pages(Room(1000, decode), num_ranks) == needed
     capacity = BranchCapacity(4, 4096, 2 * needed + 1, num_ranks)
     assert capacity.can_hold([Room(1000, decode)] * 2)
     assert not capacity.can_hold([Room(1000, decode)] * 3)

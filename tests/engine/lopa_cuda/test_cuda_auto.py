@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.checkpoint import ModelConfig, check_tensor_parallel
+from common.checkpoint import check_tensor_parallel, load_model_config
 from common.config import AUTO_LOOKAHEAD, DecodeConfig, DeviceProfile, RunConfig
 from common.errors import ConfigError
 from common.generate import with_paying_lookaheads
@@ -17,11 +17,7 @@ from lopa_cuda.mesh_choice import choose_mesh
 
 MODEL = str(Path(__file__).parents[2] / "golden" / "model_a")
 AUTO = DecodeConfig(num_lookahead="auto", block_size=8, max_new_tokens=32)  # type: ignore[arg-type]
-DREAM = ModelConfig(
-    vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_layers=28, num_heads=28, num_kv_heads=4,
-    head_size=128, rope_theta=1e6, rms_norm_eps=1e-6, max_position_embeddings=131072, mask_token_id=151666,
-    eos_token_id=151643, pad_token_id=151643, tie_word_embeddings=False,
-)  # fmt: skip
+DREAM = load_model_config(Path(__file__).parents[3] / "configs" / "models" / "dream_7b")
 H200 = {"bytes_per_s": 4.29e12, "flops_per_s": 790e12}
 
 

@@ -10,15 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.batch.test_run_batch import (  # noqa: F401  model is a fixture
-    finish,
-    model,
-    start,
-    texts,
-    wait_for_lines,
-    workers_of,
-    write_files,
-)
+from tests.engine.batch.conftest import model  # noqa: F401  a fixture
+from tests.engine.batch.test_run_batch import finish, start, texts, wait_for_lines, workers_of, write_files
 
 DP, BP = "data_parallel_size", "branch_parallel_size"
 

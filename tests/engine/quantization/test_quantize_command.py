@@ -30,6 +30,7 @@ from lopa_cuda.assemble import assemble
 from quant.errors import QuantizationError
 from quant.folder import float_tensors, load_quantized
 from quant.folder.checkpoint import read_description
+from tests.engine.families.passes import engine_of, first_pass, read
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "model_a"
@@ -187,6 +188,26 @@ def test_mistakes_are_one_sentence(model: Path, tmp_path: Path, changed: dict[st
     with pytest.raises((ConfigError, QuantizationError), match=sentence):
         quantize_model(request(model, tmp_path / "out", **changed))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("family", ["llada", "llada2"])
+def test_families_of_other_tensor_names_are_refused(tmp_path: Path, family: str) -> None:
+    folder = ROOT / "tests" / "golden_families" / family / "model_a"
+    with pytest.raises(
+        ConfigError, match=r"8-bit folders of the family llada.* are not implemented, only of dream, sdar"
+    ):
+        quantize_model(request(folder, tmp_path / "out"))
+
+
+def test_a_family_of_the_same_names_is_quantized(tmp_path: Path) -> None:
+    """The folder computes what quantizing at load does."""
+    trace = read("sdar/01_dynamic_block4")
+    plan = first_pass(trace, load_model_config(trace["folder"]))
+    quantize_model(request(trace["folder"], tmp_path / "out"))
+    profile = request(tmp_path, tmp_path).profile.model_copy(update={"quantization": "w8a8"})
+    folders = trace["folder"], tmp_path / "out"
+    at_load, folder = (engine_of(profile, {**trace, "folder": path}).forward(plan).values_3T for path in folders)
+    assert np.array_equal(at_load, folder)
 
 
 def test_a_full_folder_is_not_overwritten(model: Path, tmp_path: Path) -> None:

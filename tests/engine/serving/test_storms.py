@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,11 +53,26 @@ def test_sigterm_loses_no_stream(tmp_path: Path) -> None:
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
+def refused_beside_a_long_one(server: Served) -> list[tuple[int, Any]]:
+    """What short requests are answered while the only slot is taken."""
+    long = threading.Thread(
+        target=server.post, args=("/v1/completions", {"prompt": "a", "max_tokens": 192, "ignore_eos": True})
+    )
+    long.start()
+    time.sleep(0.2)  # it is taken first
+    answers = []
+    while long.is_alive():
+        answers.append(server.post("/v1/completions", {"prompt": "b", "max_tokens": 4}))
+    return answers
+
+
 @pytest.mark.slow
 def test_a_full_queue_says_so_and_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
     with Served(tmp_path / "log", "--set", "serve.max_queued_requests=0") as server:
         status, answer = server.post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 4})
-        assert status == 503 and "queue is full" in answer["error"]["message"]
+        assert status == 400 and "at most 1 can be taken at once" in answer["error"]["message"], "no later call helps"
+        answers = refused_beside_a_long_one(server)
+        assert any(status == 503 and "queue is full" in answer["error"]["message"] for status, answer in answers)
         assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 4})[0] == 200
         (front_end,) = children_of(server.process.pid)
         os.kill(front_end, signal.SIGSTOP)  # a drain that will not end

@@ -54,6 +54,8 @@ def _special() -> dict[str, Callable[..., Any]]:
     table: dict[str, Callable[..., Any]] = {
         "npu_apply_rotary_pos_emb": _rotate,
         "npu_scatter_pa_kv_cache_functional": _scatter_into_copies,
+        "_npu_moe_token_unpermute": _unpermute,
+        "npu_add_rms_norm_cast": _norm_and_cast,
     }
     for operator in _ATTENTION:
         table[f"{operator}.out"] = _writing_into(operator)
@@ -74,6 +76,20 @@ def _scatter_into_copies(
     copies = key_cache.clone(), value_cache.clone()
     _call(twins.npu_scatter_pa_kv_cache, "npu_scatter_pa_kv_cache", (key, value, *copies, slot_mapping), kwargs)
     return copies
+
+
+def _norm_and_cast(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What npugraph_ex makes of a norm whose result is cast to float32, as the router's is: both forms of it. Whether
+    the device rounds before the cast only a device can say."""
+    normed, inverse_rms, total = _call(twins.npu_add_rms_norm, "npu_add_rms_norm", args, kwargs)
+    return normed.float(), normed, inverse_rms, total
+
+
+def _unpermute(permuted_tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """What torch_npu's npu_moe_token_unpermute calls; the tokens come back for a backward pass."""
+    given = permuted_tokens, *args
+    mixed = _call(twins.npu_moe_token_unpermute, "npu_moe_token_unpermute", given, kwargs)
+    return mixed, permuted_tokens.clone()
 
 
 def _writing_into(operator: str) -> Callable[..., Any]:

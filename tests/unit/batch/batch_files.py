@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from scripted import ScriptedGenerator
 
 from common.batch import run_batch
-from common.config import DeviceProfile, RunConfig
+from common.config import DecodeConfig, DeviceProfile, OutputConfig, RunConfig, Sweep, SweepLaunch, SweepPoint, slug
 from common.decoding import Completion, GenerationRequest, Rejection
 
 Lines = list[dict[str, Any] | str]
@@ -33,6 +33,17 @@ def records(run: RunConfig) -> list[dict[str, Any]]:
 
 def execute(profile: DeviceProfile, run: RunConfig, **options: bool) -> dict[str, Any] | None:
     return run_batch(profile, run, lambda: ScriptedGenerator(profile, run), **options)
+
+
+def sweep_of(profile: DeviceProfile, run: RunConfig, settings: Mapping[str, DecodeConfig]) -> Sweep:
+    """A sweep of one launch over the run's input, as `load_sweep` makes it of a file."""
+    folder = output_path(run).with_suffix("")
+    points = []
+    for name, decode in settings.items():
+        output = OutputConfig(path=str(folder / f"{slug(name)}.jsonl"))
+        own = run.model_copy(update={"decode": decode, "output": output})
+        points.append(SweepPoint(name, Path("profile.yaml"), Path("run.yaml"), profile, own))
+    return Sweep(Path("sweep.yaml"), folder, tuple(settings), (SweepLaunch(tuple(points)),))
 
 
 def without_this_start(metrics: dict[str, Any] | None) -> dict[str, Any]:

@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_files import Interrupted, Lines, StopsAfter, execute, output_path, records, without_this_start, write_input
+from batch_files import (
+    Interrupted,
+    Lines,
+    StopsAfter,
+    execute,
+    output_path,
+    records,
+    sweep_of,
+    without_this_start,
+    write_input,
+)
 from scripted import ScriptedGenerator, ScriptedTokenizer
 
 from common.batch import prompt_or_reason, read_lines, read_records, run_batch
@@ -353,7 +363,7 @@ def test_two_runs_never_write_to_one_output(tmp_path: Path, monkeypatch: pytest.
 def test_each_setting_of_a_sweep_has_its_own_resumable_output(cpu: DeviceProfile, run: RunConfig) -> None:
     write_input(run, [{"question": "#### 4", "final": 4}])
     settings = {"k = 0": DecodeConfig(num_lookahead=0), "k = 7": DecodeConfig(num_lookahead=7)}
-    rows = evaluate_sweep(cpu, run, settings, lambda: ScriptedGenerator(cpu, run), num_shown=1)
+    rows = evaluate_sweep(sweep_of(cpu, run, settings), lambda: ScriptedGenerator(cpu, run), num_shown=1)
     folder = output_path(run).with_suffix("")
     assert {path.name for path in folder.glob("*.jsonl")} == {"k-0.jsonl", "k-7.jsonl"}
     tpf = [row["metrics"]["tpf"]["effective"]["total"] for row in rows]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_files import execute, output_path, records, write_input
+from batch_files import execute, output_path, records, sweep_of, write_input
 from scripted import ScriptedGenerator
 
 from common.batch import check_input, read_lines, run_batch, source
@@ -194,7 +194,7 @@ def test_a_named_pipe_is_read_once_for_all_settings_of_a_sweep(
     writer.start()
     settings = {"k0": DecodeConfig(num_lookahead=0), "k7": DecodeConfig(num_lookahead=7)}
     changed = from_path(run, pipe)
-    rows = evaluate_sweep(cpu, changed, settings, lambda: ScriptedGenerator(cpu, run), num_shown=1)
+    rows = evaluate_sweep(sweep_of(cpu, changed, settings), lambda: ScriptedGenerator(cpu, run), num_shown=1)
     assert [row["metrics"]["requests"]["finished"] for row in rows] == [2, 2]
     writer.join(10)
 

@@ -134,7 +134,7 @@ def runs_or_refuses(profile: DeviceProfile, run: RunConfig) -> bool:
 def check(profile: DeviceProfile, run: RunConfig, data: bytes, **changes: Any) -> None:
     """One record for every line, or none at all."""
     assert run.input is not None
-    run = run.model_copy(update={"input": run.input.model_copy(update=changes)})
+    run = run.model_copy(update={"input": run.input.model_copy(update={"run_generated_code": True, **changes})})
     assert run.input is not None
     shutil.rmtree(output_path(run).parent, ignore_errors=True)
     if run.input.path == "-":

@@ -17,6 +17,7 @@ from common.checkpoint.sources import DummySource
 from common.errors import ConfigError
 
 CONFIG = ModelConfig(
+    family="dream",
     vocab_size=51,
     hidden_size=16,
     intermediate_size=24,
@@ -29,8 +30,17 @@ CONFIG = ModelConfig(
     max_position_embeddings=128,
     mask_token_id=50,
     eos_token_id=48,
+    stop_token_ids=(48,),
     pad_token_id=48,
     tie_word_embeddings=False,
+    shift=1,
+    block_origin="prompt_end",
+    block_size=None,
+    qk_norm=False,
+    attention_bias=True,
+    rotary_size=4,
+    rounds_rotary=True,
+    moe=None,
 )
 SHAPES = checkpoint_shapes(CONFIG)
 TARGETS = ["q_proj", "v_proj", "o_proj", "down_proj"]

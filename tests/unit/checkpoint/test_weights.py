@@ -148,7 +148,7 @@ def test_tied_head_is_the_embedding(tmp_path: Path) -> None:
     assert torch.equal(weights["lm_head.weight"], weights["embed_tokens.weight"][start:stop])
 
 
-@pytest.mark.parametrize(("tp_size", "fix"), [(3, "set it to 1 or 2"), (4, "does not divide 2 KV heads")])
+@pytest.mark.parametrize(("tp_size", "fix"), [(3, "set it to 1 or 2 or 4"), (8, "does not divide 4 heads")])
 def test_tp_must_divide_heads(tmp_path: Path, config: ModelConfig, tp_size: int, fix: str) -> None:
     with pytest.raises(ConfigError, match=fix):
         load(tmp_path, config, 0, tp_size)

@@ -98,6 +98,51 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: li
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--port", "abc"], "--port: 'abc' is no port; give a number from 0 to 65535"),
+        (["--port", "99999"], "--port: '99999' is no port; give a number from 0 to 65535"),
+        (["--port", "-1"], "--port: '-1' is no port; give a number from 0 to 65535"),
+        (["--host", ""], "--host: it is empty; name one"),
+        (["--api-key-file", ""], "--api-key-file: it is empty; name one"),
+        (["--api-key-file", "null"], "null: the API keys cannot be read"),
+        (["--api-key-file", "."], ".: the API keys cannot be read"),
+        (["--host", "203.0.113.7", "--port", "0"], "203.0.113.7:0 cannot be listened on"),
+        (["--host", "h\u00fc..x", "--port", "0"], "h\u00fc..x:0 cannot be listened on"),
+    ],
+)
+def test_an_address_or_keys_that_cannot_be_had_are_one_sentence(
+    tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    write_run(tmp_path)
+    result = lopa(tmp_path, "serve", "--profile", "cpu", "run.yaml", *arguments)
+    assert result.returncode == 2 and result.stderr.startswith(f"lopa: {sentence}"), result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        (
+            ["trace", "hello", "--run", "run.yaml"],
+            "this command runs in one process, so name a profile of one with --profile, such as cpu",
+        ),
+        (["serve", "run.yaml"], "start it with scripts/serve.sh"),
+        (["run", "run.yaml"], "start it with scripts/run_batch.sh"),
+    ],
+)
+def test_a_profile_of_several_processes_is_told_what_starts_it(
+    tmp_path: Path, arguments: list[str], remedy: str
+) -> None:
+    write_run(tmp_path)
+    result = lopa(tmp_path, *arguments, "--profile", "cpu_bp2")
+    assert result.returncode == 2 and f"wants 2 processes (dp 1 x bp 2 x tp 1) but 1 was started: {remedy}" in (
+        result.stderr
+    )
+    assert result.stderr.count("\n") == 1
+
+
 def test_a_forgotten_argument_is_named(tmp_path: Path) -> None:
     result = lopa(tmp_path, "run", "run.yaml")
     assert result.returncode == 2

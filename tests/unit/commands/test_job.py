@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from common.commands import job
 from common.commands.job import plan_job
+from common.commands.job import start as job
 from common.config import DeviceProfile
 from common.errors import ConfigError
 from common.processes import Nodes, processes_here
@@ -43,6 +43,12 @@ def test_one_process_is_started_directly() -> None:
         f"{sys.executable} -m common.commands run --profile {ROOT}/configs/profiles/cpu.yaml "
         f"{ROOT}/configs/runs/demo.yaml --overwrite --set decode.num_lookahead=1"
     )
+
+
+def test_allowing_programs_is_a_setting_of_the_run() -> None:
+    job, _, run = plan_job(["run", "cpu", "demo", "--allow-code-execution"], {})
+    assert job.script().endswith(" --set input.run_generated_code=true")
+    assert run.input is not None and run.input.run_generated_code
 
 
 def test_several_processes_are_started_by_torchrun_with_the_profiles_environment() -> None:
@@ -91,9 +97,6 @@ def test_nodes_that_do_not_fit_are_refused(environment: dict[str, str], expected
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["evaluate", "cpu", "demo", "nope"], "nope: no such file, and not one of the sweeps"),
-        (["evaluate", "cpu", "demo"], "evaluate: Missing argument"),
-        (["evaluate", "cpu", "demo", "demo", "--retry-errors"], "evaluate: No such option: --retry-errors"),
         (["run", "cpu", "demo", "--overwritten"], "run: No such option: --overwritten"),
         (["serve", "cpu", "demo", "--overwrite"], "serve: No such option: --overwrite"),
         (["run", "cpu", "demo", "other"], "run: Got unexpected extra argument"),
@@ -126,7 +129,7 @@ def test_a_profile_may_say_how_many_processes_a_node_holds() -> None:
 
 def test_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "DRY_RUN": "true", "PYTHON": sys.executable}
-    script = [str(ROOT / "scripts/run_batch.sh"), "ascend_910c_tp4_bp4", "gsm8k", "--set", "input.prompt_template=a b"]
+    script = [str(ROOT / "scripts/run_batch.sh"), "ascend_910c_tp4_bp4", "demo", "--set", "input.prompt_template=a b"]
     result = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     assert "export HCCL_OP_EXPANSION_MODE=AIV" in result.stdout

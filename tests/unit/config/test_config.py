@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import find_config, load_profile, load_profile_and_run, load_sweep
+from common.config import BLOCKS_FROM_ZERO, find_config, load_profile, load_profile_and_run, load_sweep
 from common.config.files import load_run
 from common.errors import ConfigError
 
@@ -86,7 +86,11 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
         ("model: m\ndecode: {num_lookahead: -1.0}", "FILE: decode.num_lookahead: set it to 0 or more, or to auto"),
         ("model: m\ndecode: {num_lookahead: x}", "FILE: decode.num_lookahead: set it to a whole number (given 'x')"),
         ("model: m\ndecode: {skip_threshold: 2}", "FILE: decode.skip_threshold: set it to 1.0 or less (given 2)"),
-        ("model: m\ndecode: {strategy: d3f}", "FILE: decode.strategy: set it to 'd2f', 'fast_dllm' or 'vanilla'"),
+        (
+            "model: m\ndecode: {strategy: d3f}",
+            "FILE: decode.strategy: set it to 'd2f', 'multi_block', 'fast_dllm', 'vanilla', 'block_diffusion' or "
+            "'fast_dllm_v2'",
+        ),
         ("model: m\ndecode: {stop: END}", "FILE: decode.stop: write it as a list (given 'END')"),
         ("model: m\ndecode: [1]", "FILE: decode: write it as a section of settings"),
         (
@@ -100,9 +104,14 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
             "FILE: decode: block_size 64 is larger than max_new",
         ),
         ("model: m\ndecode: {top_p: 0.5}", "top_p and top_k only act with temperature > 0"),
-        ("model: m\ndecode: {cache: dual}", "cache dual is the one of strategy fast_dllm, not of d2f"),
+        ("model: m\ndecode: {cache: dual}", "cache dual is one of strategies fast_dllm and fast_dllm_v2, not of d2f"),
         ("model: m\ndecode: {branch_score: random, bottom_share: 0.5}", "bottom_share only acts with branch_score"),
-        ("- a list", "FILE: expected a mapping of settings, found list"),
+        (
+            "model: m\npreset: d3llm\ndecode: {strategy: d2f, block_size: 16}",
+            "remove it (decode has the settings of preset d3llm too)",
+        ),
+        ("# nothing", "FILE: expected settings as key: value, found nothing"),
+        ("- a list", "FILE: expected settings as key: value, found a list"),
         ("a: [", "FILE: not valid YAML"),
         ("model: m\nseed: 1\nmodel: n", "FILE: not valid YAML (the key model stands there twice"),
     ],
@@ -175,7 +184,7 @@ def test_a_shipped_run_loads(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_shipped_sweep_fits_the_demo_run(path: Path) -> None:
-    assert load_sweep(path, load_run(ROOT / "configs/runs/demo.yaml").decode)
+    assert load_sweep(path, "cpu", "demo").points
 
 
 def test_booleans_of_the_environment_become_the_words_that_programs_expect(tmp_path: Path) -> None:
@@ -228,13 +237,23 @@ def test_nonsense_in_a_profile_is_refused_by_key(tmp_path: Path, text: str, expe
         ("rows: [{name: '...'}]", "a row is called '...': give it a name"),
         ("rows: [{name: a, decode: {foo: 1}}]", "row 'a': decode.foo: unknown key"),
         ("rows: [{name: a, decode: {block_size: true}}]", "row 'a': decode.block_size: set it to a number"),
+        ("rows: [{name: a, profle: cpu}]", "unknown key; did you mean profile?"),
+        ("rows: [{name: a, set: {input.pat: x}}]", "row 'a': "),
+        ("rows: [{name: a, set: {nonsense: 1}}]", "nonsense: unknown key"),
+        ("rows: [{name: a}, {name: A}]", "rows 'a' and 'A' both write to a.jsonl"),
+        ("rows: []", "no settings to compare; add rows, a grid or a zip"),
+        ("grid: {block_size: []}", "grid.block_size: its list is empty, so that there is no setting: add a value"),
+        ("zip: {block_size: [16], skip_threshold: []}", "zip.skip_threshold: its list is empty"),
+        ("zip: {block_size: [16], skip_threshold: [0.9, 1]}", "but block_size has 1, skip_threshold has 2 values"),
+        ("grid: {block_size: [16]}\nzip: {block_size: [16]}", "block_size is in grid and in zip"),
+        ("grid: {block_sice: [16]}", "row 'block_sice=16': decode.block_sice: unknown key; did you mean block_size?"),
     ],
 )
 def test_a_sweep_names_row_and_key(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(expected)):
-        load_sweep(path, load_run(ROOT / "configs/runs/demo.yaml").decode)
+        load_sweep(path, "cpu", "demo")
 
 
 def test_a_sentence_is_one_printable_line_of_bounded_length_whatever_it_names() -> None:
@@ -242,3 +261,38 @@ def test_a_sentence_is_one_printable_line_of_bounded_length_whatever_it_names() 
     assert str(ConfigError(f"{odd}: correct it")) == r"a b c\x1b[2J\u200b\ud800\x00é 🙂: correct it"
     endless = str(ConfigError(f"in.jsonl: {'x' * 10**6}: correct it"))
     assert endless.startswith("in.jsonl: xxx") and endless.endswith("xxx: correct it") and len(endless) < 2000
+
+
+def test_a_preset_stands_for_what_the_run_does_not_say(tmp_path: Path) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text("model: m\npreset: sdar\ndecode: {block_size: 16}")
+    decode = load_run(path, ["decode.num_lookahead=7"]).decode
+    assert (decode.strategy, decode.block_size, decode.num_lookahead) == ("block_diffusion", 16, 7)
+
+
+@pytest.mark.parametrize(
+    ("preset", "expected"),
+    [
+        ("decode: {skip_treshold: 0.9}", "PRESET: decode.skip_treshold: unknown key; did you mean skip_threshold?"),
+        ("decode: {skip_threshold: 1.8}", "PRESET: decode.skip_threshold: set it to 1.0 or less (given 1.8)"),
+        ("decode: {block_size: 4}\nseed: 1", "PRESET: seed: a preset has decode only; write this in the run file"),
+        ("decode: 3", "PRESET: expected a mapping called decode, the settings of a family"),
+        ("decode: {strategy: fast_dllm_v2, commit: separate}", "FILE: decode: commit only acts with strategy"),
+    ],
+)
+def test_a_wrong_preset_is_named_itself(tmp_path: Path, preset: str, expected: str) -> None:
+    (tmp_path / "preset.yaml").write_text(preset)
+    (tmp_path / "file.yaml").write_text(f"model: m\npreset: {tmp_path / 'preset.yaml'}")
+    with pytest.raises(ConfigError) as caught:
+        load_run(tmp_path / "file.yaml")
+    message = str(caught.value).replace(str(tmp_path / "preset.yaml"), "PRESET")
+    assert message.replace(str(tmp_path / "file.yaml"), "FILE").startswith(expected)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs/presets").glob("*.yaml")))
+def test_a_shipped_preset_stands_on_its_own(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text(f"model: m\npreset: {name}")
+    decode = load_run(path).decode
+    assert decode.sampling_strategy == ("neg_entropy" if decode.fill_rule == "entropy" else "default")
+    assert decode.strategy in ("d2f", "multi_block", "fast_dllm", *BLOCKS_FROM_ZERO)

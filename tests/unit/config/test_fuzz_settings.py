@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from common.config import find_config, load_profile, load_run, load_sweep
 from common.errors import ConfigError
 
-DECODE = load_run(find_config("runs", "demo")).decode
 LOADERS = {
     "profiles": load_profile,
     "runs": load_run,
-    "sweeps": lambda path, overrides=(): load_sweep(Path(path), DECODE),
+    "sweeps": lambda path, overrides=(): load_sweep(Path(path), "cpu", "demo"),
 }
 SHIPPED = {
     kind: sorted(find_config(kind, "demo" if kind != "profiles" else "cpu").parent.glob("*.yaml")) for kind in LOADERS

@@ -87,7 +87,10 @@ class Decoded:
 
 
 def random_decode(rng: random.Random, attention: str) -> DecodeConfig:
-    size, score = rng.choice([1, 2, 4, 8]), rng.choice(["mean", "mean", "sliding_window", "random"])
+    size, score = (
+        rng.choice([1, 2, 4, 8]),
+        rng.choice(["mean", "mean", "sliding_window", "random", "expected(soon=0.3)"]),
+    )
     strategy = "d2f" if attention == "block_causal" else rng.choice(["d2f", "d2f", "d2f", "fast_dllm", "vanilla"])
     choices: dict[str, Any] = {
         "block_add_threshold": rng.choice([0, 0.1, 0.5, 1]),
@@ -95,7 +98,8 @@ def random_decode(rng: random.Random, attention: str) -> DecodeConfig:
         "skip_threshold": rng.choice([0.1, 0.5, 0.9, 0.97, 1]),
         "bottom_share": rng.choice([1.0, 0.5, 0.1]) if score == "mean" else 1.0,
         "creation_weight": rng.choice([0, 0.5]),
-        "spawn_rule": rng.choice(["confident", "confident", "uncertain", "random"]),
+        "spawn_rule": rng.choice(["confident", "confident", "uncertain", "random", "mixed", "near"]),
+        "lookahead_rule": rng.choice(["all", "all", "stalled(plenty=2)"]),
         "spawn_blocks": rng.choice(["all", "first"]),
         "shift_row": rng.choice(["stale", "fresh"]),
         "cache": rng.choice(["prefix", "dual"]) if strategy == "fast_dllm" else "prefix",

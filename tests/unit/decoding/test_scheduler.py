@@ -129,6 +129,9 @@ def test_decoding_ends_and_fills_only_masks(decode: DecodeConfig, seed: int) -> 
     assert completion.num_forwards == len(records) == len(engine.plans)
     assert completion.num_forwards <= decode.max_new_tokens + decode.max_new_tokens // decode.block_size + 1
     assert sum(completion.tokens_per_step) == completion.num_canvas_tokens
+    assert [winner == 0 for winner in completion.winner_per_step] == [record.winner_is_anchor for record in records]
+    for record, winner, window in zip(records, completion.winner_per_step, completion.window_per_step, strict=True):
+        assert window == record.window_lengths[winner - 1]  # lookaheads first, the anchor last
     assert completion.finish_reason in ("eos", "length")
     if not decode.stop_at_eos:
         assert MASK not in completion.canvas_token_ids

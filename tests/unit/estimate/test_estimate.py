@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from common.checkpoint import ModelConfig, load_model_config
+from common.checkpoint import load_model_config
 from common.checkpoint.rules import checkpoint_shapes
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig, find_config, load_profile, load_run
 from common.config.profile import GraphConfig
@@ -33,11 +33,7 @@ from quant.names import LINEARS, LinearName
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "model_a"
-DREAM_7B = ModelConfig(
-    vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_layers=28, num_heads=28, num_kv_heads=4,
-    head_size=128, rope_theta=1e6, rms_norm_eps=1e-6, max_position_embeddings=131072, mask_token_id=151666,
-    eos_token_id=151643, pad_token_id=151643, tie_word_embeddings=False,
-)  # fmt: skip
+DREAM_7B = load_model_config(ROOT / "configs" / "models" / "dream_7b")
 
 # One H200, bf16, prefix 1024: library linears, compiled norm, rotation and activation, SDPA, one captured graph, every
 # position through the head. (rows, window) -> measured ms; see docs/estimate.md.
@@ -397,3 +393,15 @@ def test_a_device_without_figures_has_no_estimate() -> None:
     cpu, config = load_profile(find_config("profiles", "cpu")), load_model_config(run.model)
     told = tell_schemes(cpu, run, config, schemes(o_proj__FLOAT=1))
     assert told.startswith("112 linears of decoder layers: 111 dynamic, 0 static, 1 float (no estimate: ")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "cache", "window"),
+    [("d2f", "prefix", 24), ("fast_dllm", "prefix", 36), ("fast_dllm", "dual", 8), ("block_diffusion", "prefix", 8),
+     ("fast_dllm_v2", "prefix", 8), ("fast_dllm_v2", "dual", 8)],
+)  # fmt: skip
+def test_the_usual_window_is_the_strategys(strategy: str, cache: str, window: int) -> None:
+    decode = DecodeConfig.model_validate({"strategy": strategy, "cache": cache, "block_size": 8, "max_new_tokens": 64})
+    profile = DeviceProfile(name="test", engine="lopa_cuda", device="cuda", mesh=MeshConfig(), max_model_len=2048)
+    run = RunConfig(model="m", decode=decode)
+    assert setup_of(profile, run, load_model_config(GOLDEN), Options()).window == window

@@ -11,6 +11,7 @@ import itertools
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -35,6 +36,7 @@ from lopa_cuda.ops.plain import visible_keys
 from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Tiling, write_tiles
 from quant import fp8, w8a8
 from quant.w8a8 import QuantizedActivation
+from tests.unit.lopa_cuda.operands import random, relative_error
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TOLERANCE = 2e-2
@@ -53,7 +55,8 @@ def test_in_the_interpreter() -> None:
     triton = pytest.importorskip("triton", reason="the kernels need Triton")
     if np.lib.NumpyVersion(np.__version__) >= "2.4.0" and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
         pytest.skip("Triton's interpreter before 3.7 cannot loop under numpy 2.4")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    files = [__file__, str(Path(__file__).with_name("test_family_kernels.py"))]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
 
@@ -61,14 +64,6 @@ def test_in_the_interpreter() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
-
-
-def random(*shape: int) -> Tensor:
-    return torch.randn(shape).bfloat16()
-
-
-def relative_error(value: Tensor, reference: Tensor) -> float:
-    return float((value.double() - reference.double()).norm() / reference.double().norm())
 
 
 def dequantized(activation: QuantizedActivation) -> Tensor:
@@ -118,7 +113,17 @@ RAGGED = {
 @pytest.mark.parametrize("rows", RAGGED.values(), ids=RAGGED)
 def test_attention_of_ragged_rows(rows: list[tuple[int, ...]], num_splits: int) -> None:
     """Also of padding, which sees its own first key, and with tiles to spare."""
-    tiling, kv = Tiling(NUM_HEADS // NUM_KV_HEADS, kernels.BLOCK_QUERIES), (NUM_KV_HEADS, HEAD_SIZE)
+    assert_attends(rows, NUM_HEADS, num_splits)
+
+
+@interpreted
+@pytest.mark.parametrize("group", [1, 4, 7, 8])
+def test_attention_of_every_number_of_query_heads(group: int) -> None:
+    assert_attends([(11, 9, 70, 70, 3), (4, 4, 0, 0, 1)], group * NUM_KV_HEADS, 2)
+
+
+def assert_attends(rows: list[tuple[int, ...]], num_heads: int, num_splits: int) -> None:
+    tiling, kv = Tiling(num_heads // NUM_KV_HEADS, kernels.BLOCK_QUERIES), (NUM_KV_HEADS, HEAD_SIZE)
     runs = [Run(1, *row) for row in rows]
     num_entries = sum(run.num_entries for run in runs)
     num_tokens = num_entries + 3
@@ -127,7 +132,7 @@ def test_attention_of_ragged_rows(rows: list[tuple[int, ...]], num_splits: int) 
     write_tiles(tiles, tiling, spans, num_tokens)
     runs.append(Run(1, 3, 1, 0, 0, 0))
     reach = torch.cat([torch.randint(0, run.num_entries + 2, (run.num_entries,)) + run.start for run in runs])
-    query, window = random(num_tokens, NUM_HEADS, HEAD_SIZE), random(2, num_tokens + 5, *kv)
+    query, window = random(num_tokens, num_heads, HEAD_SIZE), random(2, num_tokens + 5, *kv)
     window[:, num_tokens:] = torch.nan
     committed, table = shuffled_pages(rows)
     attended = kernels.window_attention(
@@ -165,7 +170,7 @@ def firsts(runs: list[Run]) -> list[int]:
 
 def plain_attention(query: Tensor, cached: Tensor, window: Tensor, horizon: Tensor, run: Run) -> Tensor:
     """Of one row."""
-    group = NUM_HEADS // NUM_KV_HEADS
+    group = query.shape[1] // NUM_KV_HEADS
     key, value = (torch.cat((cached[part], window[part])).float().repeat_interleave(group, 1) for part in (0, 1))
     score = torch.einsum("wnh,xnh->nwx", query.float() * HEAD_SIZE**-0.5, key)
     weight = score.masked_fill(~visible_keys(horizon[None], run)[0], -torch.inf).softmax(-1).nan_to_num()

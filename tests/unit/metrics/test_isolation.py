@@ -208,8 +208,8 @@ def test_what_a_program_starts_dies_with_its_namespace(cell: Path, monkeypatch: 
     """Without the filter and the limit, which refuse forks before they come to that."""
     needs("namespaces")
     change(cell, *NO_FILTER)
-    limits = programs._limits()
-    monkeypatch.setattr(programs, "_limits", lambda: {**limits, "RLIMIT_NPROC": 1000})
+    limits = programs._limits(programs.TIME_LIMIT_S)
+    monkeypatch.setattr(programs, "_limits", lambda _: {**limits, "RLIMIT_NPROC": 1000})
     assert run_program(FORKS, "f", [[1]], "namespaces") == [1]
     assert not left_of(marker())
     kill = "import os\ndef f(n):\n    try: os.kill(-1, 9)\n    except ProcessLookupError: return 'nobody else is here'"

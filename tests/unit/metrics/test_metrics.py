@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,6 +49,18 @@ def test_a_request_of_one_step_has_no_speed_without_its_first_step() -> None:
         "max": None,
         "top10_mean": None,
     }
+
+
+def test_wins_and_windows_are_counted_and_the_prompts_step_is_no_window() -> None:
+    steps = {"winner_per_step": (0, 2, 2, 1), "window_per_step": (300, 16, 32, 32)}
+    found = request_record("x", "", replace(completion(30, 40, 4, 2.0, 0.5), **steps))
+    assert (found["wins_by_branch"], found["windows"]) == ([1, 1, 2], {"16": 1, "32": 2})
+    earlier = record(30, 40, 4, 2.0, 0.5)  # of a version that did not count them
+    del earlier["wins_by_branch"], earlier["windows"]
+    one_branch = {**earlier, "wins_by_branch": [5], "windows": {"128": 5}}
+    metrics = summarize([found, one_branch, earlier])
+    assert metrics["wins_by_branch"] == [6, 1, 2]
+    assert list(metrics["windows"].items()) == [("16", 1), ("32", 2), ("128", 5)]
 
 
 def test_means_of_ratios_and_ratios_of_sums_are_told_apart() -> None:

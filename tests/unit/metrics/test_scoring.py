@@ -9,7 +9,8 @@ import pytest
 
 from common import metrics
 from common.batch.inputs import InputLine
-from common.batch.records import _mark
+from common.batch.marking import marks
+from common.config import InputConfig
 from common.metrics import score, standard_error
 from common.metrics.scoring import score_math
 from common.processes import Stopped
@@ -19,6 +20,7 @@ DOUBLE = {
     "inputs": [[n] for n in range(12)], "expected": [2 * n for n in range(12)],
 }  # fmt: skip
 RIGHT = "def double(n):\n    return 2 * n"
+ALLOWED = InputConfig(path="in.jsonl", run_generated_code=True)
 HELD_OUT = Path(__file__).parents[3] / "models" / "demo" / "heldout_code.jsonl"
 
 
@@ -89,7 +91,7 @@ def test_whatever_hinders_scoring_leaves_the_record_unscored(error: Exception, m
         raise error
 
     monkeypatch.setattr(metrics, "score", fail)
-    assert _mark(line(DOUBLE), RIGHT) == {"unscored": f"{type(error).__name__}: {error}"}
+    assert marks(line(DOUBLE), RIGHT, ALLOWED) == {"kind": "code", "unscored": f"{type(error).__name__}: {error}"}
 
 
 def test_a_run_that_is_stopped_while_it_scores_stops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,13 +100,16 @@ def test_a_run_that_is_stopped_while_it_scores_stops(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(metrics, "score", stop)
     with pytest.raises(Stopped):
-        _mark(line(DOUBLE), RIGHT)
+        marks(line(DOUBLE), RIGHT, ALLOWED)
 
 
 def test_an_unscored_record_says_why() -> None:
-    assert _mark(line({"final": "abc"}), "no number") == {"unscored": "ValueError: `final` is no number: 'abc'"}
-    assert _mark(line({**DOUBLE, "inputs": 5}), RIGHT)["unscored"].startswith("ValueError: `inputs` is no list")
-    assert _mark(line(DOUBLE), RIGHT) == {"correct": True}
+    unscored = {"unscored": "ValueError: `final` is no number: 'abc'"}
+    assert marks(line({"final": "abc"}), "no number", ALLOWED) == unscored
+    assert marks(line({**DOUBLE, "inputs": 5}), RIGHT, ALLOWED)["unscored"].startswith(
+        "ValueError: `inputs` is no list"
+    )
+    assert marks(line(DOUBLE), RIGHT, ALLOWED) == {"kind": "code", "correct": True}
 
 
 def line(fields: dict[str, Any]) -> InputLine:

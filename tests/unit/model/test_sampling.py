@@ -13,6 +13,7 @@ from torch import Tensor
 
 from common.decoding import Sampling
 from common.model import SamplingRows, merge_statistics, sampled_statistics, sampling_fields, shard_statistics
+from common.policies import shipped
 
 MASK = 17
 
@@ -30,7 +31,7 @@ def shards(x: Tensor, parts: int) -> list[tuple[int, Tensor]]:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
-@pytest.mark.parametrize("strategy", ["default", "margin", "neg_entropy"])
+@pytest.mark.parametrize("strategy", shipped("token_confidences"))
 def test_shards_merge_to_the_plain_formula(strategy: str, parts: int) -> None:
     x = logits()
     sampling = Sampling(strategy, MASK)
@@ -39,6 +40,7 @@ def test_shards_merge_to_the_plain_formula(strategy: str, parts: int) -> None:
     p = x.double().softmax(-1)
     best = p.topk(2).values
     wanted = {"default": best[:, 0], "margin": best[:, 0] - best[:, 1], "neg_entropy": (p * (p + 1e-10).log()).sum(-1)}
+    wanted["logit_margin"] = best[:, 0].log() - best[:, 1].log()
     assert (merged[:, 0] == x.argmax(-1)).all()
     torch.testing.assert_close(merged[:, 1].double(), best[:, 0], atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(merged[:, 2].double(), wanted[strategy], atol=1e-5, rtol=1e-5)

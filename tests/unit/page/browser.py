@@ -15,8 +15,44 @@ webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pi
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
+# No window and nothing of its own over the network.
+ARGUMENTS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
 WAIT_S = 10.0
 PHONE, DESK = (390, 844), (1400, 1000)
+
+# In the player too, which does not scroll with the page.
+TOO_WIDE = "one => one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 0.5"
+
+# What has less contrast, as texts; a canvas turns any CSS colour into numbers.
+CONTRAST = """(() => {
+  const context = Object.assign(document.createElement("canvas"), { width: 1, height: 1 })
+    .getContext("2d", { willReadFrequently: true });
+  const luminance = (colours) => {
+    context.clearRect(0, 0, 1, 1);
+    for (const colour of colours) { context.fillStyle = colour; context.fillRect(0, 0, 1, 1); }
+    const [r, g, b] = [...context.getImageData(0, 0, 1, 1).data].slice(0, 3).map((value) => value / 255)
+      .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const poor = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    const exempt = element.closest(".dropped, :disabled, .hidden, script, style, option, title");
+    const style = getComputedStyle(element);
+    if (!own || exempt || !element.checkVisibility()) continue;
+    const behind = [];
+    for (let node = element; node; node = node.parentElement) behind.unshift(getComputedStyle(node).backgroundColor);
+    const one = luminance(behind), ink = style[element instanceof SVGElement ? "fill" : "color"];
+    const other = luminance([...behind, ink]);
+    const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+    const name = element.getAttribute("class");
+    if (ratio < 4.5) poor.push(`${element.textContent.slice(0, 20)} ${name} ${ratio.toFixed(2)}`);
+  }
+  return poor;
+})()"""
 
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None or DRIVER is None, reason="needs Chromium and its driver: apt-get install chromium chromium-driver"
@@ -87,7 +123,7 @@ def browsing(profile: Path) -> Iterator[Page]:
     """profile: an empty folder for what the browser remembers."""
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+    for argument in ARGUMENTS:
         options.add_argument(argument)
     options.add_argument(f"--user-data-dir={profile}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

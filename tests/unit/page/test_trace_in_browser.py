@@ -11,40 +11,11 @@ from typer.testing import CliRunner
 
 from common.commands.main import app
 from common.page import trace_page
-from tests.unit.page.browser import DESK, PHONE, Page, filled_by, needs_chromium
+from tests.unit.page.browser import CONTRAST, DESK, PHONE, TOO_WIDE, Page, filled_by, needs_chromium
 
 MODEL = Path(__file__).parents[3] / "models" / "demo"
 
 pytestmark = [pytest.mark.slow, needs_chromium]
-
-
-# In the player too, which does not scroll with the page.
-TOO_WIDE = "one => one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 0.5"
-
-# What has less contrast, as texts; a canvas turns any CSS colour into numbers.
-CONTRAST = """(() => {
-  const context = Object.assign(document.createElement("canvas"), { width: 1, height: 1 })
-    .getContext("2d", { willReadFrequently: true });
-  const luminance = (colours) => {
-    context.clearRect(0, 0, 1, 1);
-    for (const colour of colours) { context.fillStyle = colour; context.fillRect(0, 0, 1, 1); }
-    const [r, g, b] = [...context.getImageData(0, 0, 1, 1).data].slice(0, 3).map((value) => value / 255)
-      .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const poor = [];
-  for (const element of document.querySelectorAll("body *")) {
-    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    const exempt = element.closest(".dropped, :disabled, .hidden, script, style, option");
-    if (!own || exempt || !element.checkVisibility()) continue;
-    const behind = [];
-    for (let node = element; node; node = node.parentElement) behind.unshift(getComputedStyle(node).backgroundColor);
-    const one = luminance(behind), other = luminance([...behind, getComputedStyle(element).color]);
-    const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
-    if (ratio < 4.5) poor.push(`${element.textContent.slice(0, 20)} ${element.className} ${ratio.toFixed(2)}`);
-  }
-  return poor;
-})()"""
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +90,36 @@ def test_the_blocks_have_the_states_of_the_scheduler(page: Page, trace: dict[str
         states = page.ask("[...document.querySelectorAll('.block-state')].map(state => state.className.split(' ')[1])")
         assert states == expected
     assert {"active", "full", "cached"} >= set(expected)
+
+
+def test_edits_and_the_borders_of_blocks_from_position_0(
+    page: Page, edited_trace: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "edited.html"
+    path.write_text(trace_page(edited_trace), encoding="utf-8")
+    page.open(path.as_uri())
+    assert page.text("answer") == edited_trace["answer"]["text"]
+    sizes = "[...document.querySelectorAll('#canvas .cells')].map(grid => grid.children.length)"
+    assert page.ask(sizes) == [1, 4, 4, 4, 4], "the first block begins in the prompt"
+    page.press("HOME")
+    histories: dict[int, list[tuple[int, int]]] = {}
+    for number, event in enumerate(edited_trace["events"], start=1):
+        page.press("ARROW_RIGHT")
+        for position, token, *_ in (*event["filled"], *event["edited"]):
+            histories.setdefault(position - 7, []).append((number, token))
+        marked = "[...document.querySelectorAll('#canvas .edited')].map(cell => Number(cell.id.slice(5)))"
+        assert page.ask(marked) == sorted(place for place, history in histories.items() if len(history) > 1)
+        for place, *_ in ((position - 7, token) for position, token, *_ in event["edited"]):
+            *before, last = histories[place]
+            page.ask("document.getElementById(arguments[0]).click()", f"cell-{place}")
+            shown = page.text("inspected")
+            assert f"token {last[1]}, replaced in pass {last[0]}" in shown
+            assert all(f"token {token}, from pass {made}" in shown for made, token in before)
+        assert page.filled() == set(histories)
+        if event["edited"]:
+            page.press("ARROW_LEFT", "ARROW_RIGHT")
+            assert f"{len(event['edited'])} replaced" in page.text("status")
+    assert any(event["edited"] for event in edited_trace["events"])
 
 
 def test_hostile_tokens_are_shown_as_text(page: Page, trace: dict[str, Any], file_url: str) -> None:

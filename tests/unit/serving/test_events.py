@@ -7,7 +7,9 @@ import json
 import pytest
 
 from common.config import DecodeConfig
+from common.decoding import ModelFacts
 from common.serving import DenoiseEvents
+from tests.unit.decoding.test_block_strategies import Decoded
 from tests.unit.decoding.test_scheduler import run
 
 
@@ -16,7 +18,7 @@ from tests.unit.decoding.test_scheduler import run
 def test_the_events_of_a_request_draw_its_canvas(strategy: str, seed: int) -> None:
     decode = DecodeConfig(strategy=strategy, num_lookahead=3, block_size=4, max_new_tokens=16, skip_threshold=0.6)
     _, (completion,), records = run(decode, seed)
-    told = DenoiseEvents(completion.prompt_length, lambda ids: f"<{ids[0]}>")
+    told = DenoiseEvents(completion.prompt_length, decode, lambda ids: f"<{ids[0]}>")
     events = [told.of(record) for record in records]
     drawn = {position: token for event in events for position, token, _, _ in event["filled"]}
     masked = records and set(range(len(completion.canvas_token_ids))) - {p - completion.prompt_length for p in drawn}
@@ -29,3 +31,46 @@ def test_the_events_of_a_request_draw_its_canvas(strategy: str, seed: int) -> No
     assert finals == sorted(finals) and finals[-1] >= len(completion.token_ids)
     assert sum(event["winner"] < len(event["branch_scores"]) - 1 for event in events) == completion.num_lookahead_wins
     json.dumps(events, allow_nan=False)  # what a browser can read
+
+
+@pytest.mark.parametrize("strategy", ["block_diffusion", "fast_dllm_v2"])
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_from_position_0_are_drawn_with_their_edits(strategy: str, seed: int) -> None:
+    is_edited = strategy == "block_diffusion"
+    decode = DecodeConfig.model_validate({
+        "strategy": strategy, "block_size": 4, "max_new_tokens": 14, "skip_threshold": 0.6, "eos_token_id": -1,
+        "edit_threshold": 0.5 if is_edited else None,
+    })  # fmt: skip
+    decoded = Decoded(decode, ModelFacts(0 if is_edited else 1), seed, [8])
+    told = DenoiseEvents(8, decode, lambda ids: f"<{ids[0]}>")
+    drawn: dict[int, int] = {}
+    for record in decoded.records:
+        event = told.of(record)
+        drawn |= {position: token for position, token, _, _ in event["filled"]}
+        drawn |= {position: token for position, token, _, _ in event["edited"]}
+        assert (event["block_start"], event["block_size"]) == (8, 4)
+        edits = [one.confidence for place, one in record.candidates.items() if place in record.edited]
+        assert [confidence for *_, confidence in event["edited"]] == edits
+        assert event["commit_length"] == (0 if record.is_tentative else record.commit_length)
+        assert 8 + event["canvas_length"] > max(drawn, default=0) and event["final_length"] <= event["canvas_length"]
+    assert tuple(drawn[8 + place] for place in range(14)) == decoded.completions["0"].canvas_token_ids
+    assert is_edited == any(record.edited for record in decoded.records)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"), [("d2f", (10, 4)), ("vanilla", (10, 16)), ("block_diffusion", (8, 4))]
+)
+def test_events_say_where_blocks_begin(strategy: str, expected: tuple[int, int]) -> None:
+    decode = DecodeConfig.model_validate({"strategy": strategy, "block_size": 4, "max_new_tokens": 16})
+    record = Decoded(decode, ModelFacts(0), 0, [10]).records[0]
+    event = DenoiseEvents(10, decode, str).of(record)
+    assert (event["block_start"], event["block_size"]) == expected
+
+
+def test_what_sub_blocks_write_over_later_is_not_told_as_final() -> None:
+    settings = {"strategy": "fast_dllm_v2", "cache": "dual", "block_size": 4, "sub_block_size": 2, "max_new_tokens": 16}
+    decode = DecodeConfig.model_validate({**settings, "eos_token_id": -1})
+    records = Decoded(decode, ModelFacts(1), 0, [8]).records
+    told = DenoiseEvents(8, decode, str)
+    assert any(record.is_tentative for record in records)
+    assert sum(told.of(record)["commit_length"] for record in records) == 8 + 12, "the last block's is not needed"

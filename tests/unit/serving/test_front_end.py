@@ -16,17 +16,17 @@ from common.decoding import GenerationRequest
 from common.errors import ConfigError
 from common.serving.engine import front
 from common.serving.http.engine import EngineClient
-from common.serving.http.errors import ApiError, explained
+from common.serving.http.errors import ApiError
 from common.serving.http.requests.orders import Order
 from common.serving.http.responses.sse import DONE, event, event_stream
 from common.serving.link import Link
-from common.serving.messages import Accepted, Add, Ended, Failed, Ready, Rejected, Tokens
+from common.serving.messages import Abort, Accepted, Add, Ended, Failed, Ready, Rejected, Tokens
 
 READY = Ready(DecodeConfig(), num_slots=2, max_model_len=64, vocab_size=10)
 
 
-def order(name: str) -> Order:
-    return Order(0, 0, GenerationRequest(name, (1, 2)), 8, DecodeConfig())
+def order(name: str, index: int = 0, route: str = "cmpl") -> Order:
+    return Order(index, 0, GenerationRequest(f"{route}-{name}-{index}", (1, 2)), 8, DecodeConfig())
 
 
 def with_engine(talk: Any, max_queued: int = 1) -> None:
@@ -50,12 +50,12 @@ def with_engine(talk: Any, max_queued: int = 1) -> None:
 def test_a_request_is_told_of_up_to_its_end() -> None:
     async def talk(client: EngineClient, engine: Link) -> None:
         (answer,) = client.submit([order("a")])
-        engine.send([Accepted("a"), Tokens("a", (3,)), Ended("a", (4,), "eos", 2)])
+        engine.send([Accepted("cmpl-a-0"), Tokens("cmpl-a-0", (3,)), Ended("cmpl-a-0", (4,), "eos", 2)])
         await answer.accepted()
         assert [part.token_ids async for part in answer.parts()] == [(3,), (4,)]
         assert client.num_open == 0
         (added,) = engine.receive(wait_s=1)
-        assert isinstance(added, Add) and added.request.id == "a"
+        assert isinstance(added, Add) and added.request.id == "cmpl-a-0"
 
     with_engine(talk)
 
@@ -70,17 +70,45 @@ def test_more_than_slots_and_queue_hold_is_told_to_come_again() -> None:
     with_engine(talk)
 
 
-def test_an_id_in_use_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("name", "route"), [("a", "cmpl"), ("a", "gen"), ("a", "chatcmpl"), ("cmpl-a", "gen"), ("b", "cmpl")]
+)
+def test_a_name_is_one_open_calls(name: str, route: str) -> None:
+    """On whichever route, and also while only a part of its answers is open; then it can be used again."""
+
     async def talk(client: EngineClient, engine: Link) -> None:
-        client.submit([order("a")])
-        with pytest.raises(ApiError) as refused:
-            client.submit([order("a")])
-        assert refused.value.param == "request_id"
+        calls = [client.submit([order("a", 0), order("a", 1)]), client.submit([order("gen-b")])]
+        engine.send([Accepted("cmpl-a-0"), Ended("cmpl-a-0", (4,), "eos", 1)])
+        _ = [part async for part in calls[0][0].parts()]
+        wanted = [order(name, route=route)]
+        if name == "b":
+            assert client.submit(wanted)
+            return
+        with pytest.raises(ApiError, match="id of its own") as refused:
+            client.submit(wanted)
+        assert (refused.value.status, refused.value.param) == (400, "request_id")
+        engine.send([Accepted("cmpl-a-1"), Ended("cmpl-a-1", (4,), "eos", 1)])
+        _ = [part async for part in calls[0][1].parts()]
+        assert client.submit(wanted)
 
-    with_engine(talk)
+    with_engine(talk, max_queued=5)
 
 
-@pytest.mark.parametrize(("message", "status"), [(Rejected("a", "too long"), 400), (Failed("rank 1 is gone"), 500)])
+def test_an_abort_ends_one_call() -> None:
+    async def talk(client: EngineClient, engine: Link) -> None:
+        for name in ("a", "b", "a-0", "gen-b"):
+            client.submit([order(name, 0), order(name, 1)])
+        assert engine.receive(wait_s=1)
+        assert client.abort_call("a") == 2 and client.abort_call("cmpl-b") == 2 and client.abort_call("c") == 0
+        aborted = [message.id for message in engine.receive(wait_s=1) if isinstance(message, Abort)]
+        assert aborted == ["cmpl-a-0", "cmpl-a-1", "cmpl-b-0", "cmpl-b-1"]
+
+    with_engine(talk, max_queued=8)
+
+
+@pytest.mark.parametrize(
+    ("message", "status"), [(Rejected("cmpl-a-0", "too long"), 400), (Failed("rank 1 is gone"), 500)]
+)
 def test_what_the_engine_refuses_and_where_it_fails(message: Any, status: int) -> None:
     async def talk(client: EngineClient, engine: Link) -> None:
         (answer,) = client.submit([order("a")])
@@ -122,15 +150,6 @@ def test_silence_is_broken_and_an_error_ends_a_stream_without_done() -> None:
     first, *silence, last, nothing = text.split("\n\n")
     assert first == 'data: {"a": 1}' and set(silence) == {": keep-alive"} and nothing == ""
     assert json.loads(last.removeprefix("data: "))["error"]["message"] == "lost"
-
-
-def test_errors_of_fields_name_them() -> None:
-    first = {"loc": ("body", "prompt", "str"), "msg": "Input should be a string", "type": "string_type"}
-    assert explained([first]).param == "prompt"
-    own = {"loc": ("body", "diffusion", "block_size"), "msg": "too small", "type": "x"}
-    assert explained([own]).param == "diffusion.block_size"
-    whole = {"loc": ("body",), "msg": "Value error, stream_options: only with stream", "type": "value_error"}
-    assert explained([whole]).param == "stream_options"
 
 
 def test_without_the_extra_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

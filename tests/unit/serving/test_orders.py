@@ -15,6 +15,8 @@ from common.serving.messages import Ready
 
 DECODE = DecodeConfig(num_lookahead=3, block_size=16, max_new_tokens=64, temperature=0.7, top_p=0.9, stop=("END",))
 
+BLOCKS = DecodeConfig(strategy="block_diffusion", block_size=16, max_new_tokens=64)  # counted from position 0
+
 
 def book(decode: DecodeConfig = DECODE, **serve: Any) -> OrderBook:
     run = RunConfig(model="m", decode=decode, serve=ServeConfig(**serve), seed=5)
@@ -54,6 +56,22 @@ def test_a_chat_without_a_length_gets_the_runs_or_what_is_left() -> None:
     chat = ChatFields.model_validate({"messages": [{"role": "user", "content": "a"}]})
     lengths = [book().orders("c-", chat, [range(n)], None).orders[0].max_tokens for n in (10, 200, 230)]
     assert lengths == [64, 48, 16]
+
+
+@pytest.mark.parametrize(("prompt_length", "longest"), [(10, 64), (200, 56), (207, 49), (230, 26)])
+def test_blocks_from_position_0_end_with_the_context(prompt_length: int, longest: int) -> None:
+    chat = ChatFields.model_validate({"messages": [{"role": "user", "content": "a"}]})
+    (order,) = book(BLOCKS).orders("c-", chat, [range(prompt_length)], None).orders
+    assert order.max_tokens == order.decode.max_new_tokens == longest
+
+
+def test_a_last_block_from_position_0_has_to_fit() -> None:
+    run = RunConfig(model="m", decode=BLOCKS)
+    own = OrderBook(run, Ready(BLOCKS, num_slots=4, max_model_len=150, vocab_size=100))
+    made = CompletionFields.model_validate({"prompt": "a", "max_tokens": 20})
+    assert own.orders("c-", made, [range(124)], None).orders[0].decode.max_new_tokens == 20
+    with pytest.raises(ApiError, match="whole blocks up to 35"):
+        own.orders("c-", made, [range(125)], None)
 
 
 def test_greedy_requests_need_no_top_p() -> None:
@@ -103,6 +121,22 @@ def test_what_is_too_much_or_cannot_be_done_is_named(fields: dict[str, Any], par
     assert refused.value.status == 400 and refused.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("num_prompts", "n", "param"), [(6, 1, None), (3, 2, None), (7, 1, "prompt"), (1, 7, "n"), (2, 4, "n")]
+)
+def test_more_answers_than_could_ever_be_taken_are_no_matter_of_coming_again(
+    num_prompts: int, n: int, param: str | None
+) -> None:
+    fields = CompletionFields.model_validate({"prompt": "a", "n": n})
+    of_four_slots = book(max_queued_requests=2)
+    if param is None:
+        of_four_slots.check(fields, num_prompts)
+        return
+    with pytest.raises(ApiError, match=r"at most 6 can be taken at once, as 4 are decoded .* in several") as refused:
+        of_four_slots.check(fields, num_prompts)
+    assert (refused.value.status, refused.value.param) == (400, param)
+
+
 def test_a_generate_request_has_one_prompt() -> None:
     for wrong in ({}, {"prompt": "a", "messages": [{"role": "user"}]}):
         with pytest.raises(ValueError, match="either prompt or messages"):
@@ -121,6 +155,27 @@ def test_what_is_refused_bears_the_name_that_the_client_sent(fields: dict[str, A
     with pytest.raises(ApiError) as refused:
         orders(**fields)
     assert (refused.value.status, refused.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields", "param"),
+    [
+        ({"strategy": "fast_dllm_v2", "sub_block_size": 8}, {"diffusion": {"block_size": 12}}, "diffusion.block_size"),
+        ({"fill_rule": "static", "denoising_steps": 8}, {"diffusion": {"block_size": 4}}, "diffusion.block_size"),
+        ({"commit": "separate"}, {"diffusion": {"block_add_threshold": 0.5}}, "diffusion.block_add_threshold"),
+        ({"edit_threshold": 0.5}, {"diffusion": {"block_add_threshold": 0.5}}, "diffusion.block_add_threshold"),
+        ({"mask_probability": "counted"}, {"temperature": 0.5, "top_p": 0.9}, "temperature"),
+        ({}, {"diffusion": {"block_size": 32}, "max_completion_tokens": 300}, "max_completion_tokens"),
+    ],
+)
+def test_of_settings_that_contradict_each_other_the_one_that_was_sent_is_named(
+    settings: dict[str, Any], fields: dict[str, Any], param: str
+) -> None:
+    decode = DecodeConfig.model_validate({**BLOCKS.model_dump(exclude_unset=True), **settings})
+    with pytest.raises(ApiError) as refused:
+        orders(decode=decode, **fields)
+    assert (refused.value.status, refused.value.param) == (400, param)
+    assert str(refused.value).count(param.removeprefix("diffusion.")) >= 1
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ import pytest
 
 from common.config import DecodeConfig
 from common.decoding import (
+    DREAM,
     Capacity,
     EngineCore,
     GenerationRequest,
     Int,
+    ModelFacts,
     Predictions,
     Scheduler,
     StepPlan,
@@ -64,11 +66,11 @@ class Chance:
 class Fixture:
     """A loop whose front end is the test, which acts between the steps."""
 
-    def __init__(self, num_slots: int = 2) -> None:
+    def __init__(self, num_slots: int = 2, decode: DecodeConfig | None = None, facts: ModelFacts = DREAM) -> None:
         here, there = socket.socketpair()
         self.engine = Chance(num_slots)
         counted = CountedEngine(self.engine)
-        self.core = EngineCore(scheduler(num_slots), counted)
+        self.core = EngineCore(scheduler(num_slots, decode or DECODE, facts), counted)
         self.front = Link(there)
         self.loop = RequestLoop(self.core, counted, Link(here))
         self.told: list[Any] = []
@@ -96,8 +98,8 @@ class Fixture:
         return [message for message in self.told if isinstance(message, kind)]
 
 
-def scheduler(num_slots: int) -> Scheduler:
-    return Scheduler(DECODE, mask_token_id=MASK, eos_token_id=EOS, num_slots=num_slots)
+def scheduler(num_slots: int, decode: DecodeConfig = DECODE, facts: ModelFacts = DREAM) -> Scheduler:
+    return Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=num_slots, facts=facts)
 
 
 def request(name: str, decode: DecodeConfig | None = None) -> GenerationRequest:
@@ -176,3 +178,31 @@ def test_counts_are_those_of_the_passes() -> None:
     assert won == sum(message.num_lookahead_wins for message in ended)
     assert (counts.num_running_now, counts.num_waiting_now, counts.kv_usage) == (0, 0, 0)
     assert counts.num_blocks * 4 < counts.num_committed
+
+
+@pytest.mark.parametrize("prompt_length", [3, 8, 10])
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [
+        ("d2f", {}),
+        ("fast_dllm", {}),
+        ("block_diffusion", {"commit": "separate"}),
+        ("fast_dllm_v2", {"cache": "dual", "sub_block_size": 2}),
+    ],
+)
+def test_blocks_are_counted_once_their_kv_is_final(strategy: str, more: dict[str, Any], prompt_length: int) -> None:
+    settings = {"strategy": strategy, "block_size": 4, "max_new_tokens": 16, "eos_token_id": -1, **more}
+    decode = DecodeConfig.model_validate(settings)
+    fixture = Fixture(2, decode, ModelFacts(0 if strategy == "block_diffusion" else 1))
+    fixture.run(Add(GenerationRequest("a", tuple(range(5, 5 + prompt_length))), 64))
+    counts = fixture.of(Counts)[-1]
+    shared = prompt_length % 4 if strategy not in ("d2f", "fast_dllm") else 0
+    blocks = {
+        "d2f": 3,  # the last one's KV is never needed
+        "fast_dllm": 0,
+        "block_diffusion": -(-(16 + shared) // 4),
+        "fast_dllm_v2": -(-(16 + shared) // 4) - 1,
+    }
+    assert counts.num_blocks == blocks[strategy]
+    whole = {"d2f": prompt_length, "fast_dllm": 0}.get(strategy, prompt_length - shared)
+    assert counts.num_committed == whole + 4 * blocks[strategy]

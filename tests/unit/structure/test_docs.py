@@ -122,7 +122,7 @@ def is_there(name: str) -> bool:
 def test_commands_are_there(page: Path) -> None:
     known = {command.name or (command.callback and command.callback.__name__) for command in app.registered_commands}
     code = [*code_in(page), *blocks_in(page, "bash", "")]
-    named = {found for text in code for found in re.findall(r"(?m)^lopa ([a-z]+)", text)}
+    named = {found for text in code for found in re.findall(r"(?m)^lopa ([a-z][a-z-]*)", text)}
     assert named <= known, f"{page.name} names {sorted(named - known)}"
 
 

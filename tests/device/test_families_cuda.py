@@ -1,0 +1,128 @@
+"""What only some families have, on a GPU: experts, norms of heads and partial rotation, at published sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from common.checkpoint import MoEConfig, load_model_config
+from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.config.profile import GraphConfig
+from common.decoding import Predictions
+from common.model import MoE, QKNorm, mixture, rms_norm, rotary_table, rotate
+from common.model import route as plain_route
+from common.runtime import synthetic_plan
+from graphs.cuda import CudaCapture
+from lopa_cuda.assemble import assemble
+
+pytestmark = pytest.mark.cuda
+if torch.cuda.is_available():
+    pytest.importorskip("triton", reason="the kernels need Triton")
+    from lopa_cuda import kernels
+
+MODELS = Path(__file__).parents[2] / "configs" / "models"
+FEW_LAYERS = {
+    "llada_8b": "n_layers", "sdar_4b": "num_hidden_layers", "llada2_mini": "num_hidden_layers",
+    "fast_dllm_v2_1_5b": "num_hidden_layers",
+}  # fmt: skip
+
+
+def random(*shape: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, device="cuda") * scale).bfloat16()
+
+
+def relative_error(value: Tensor, reference: Tensor) -> float:
+    assert value.isfinite().all(), "every element must be written and finite"
+    return float((value.double() - reference.double()).norm() / reference.double().norm())
+
+
+def random_moe(config: MoEConfig, width: int, tp_rank: int = 0, tp_size: int = 1) -> MoE:
+    moe = MoE(config, width, tp_rank, tp_size)
+    for name, parameter in moe.named_parameters():
+        is_float32 = name in ("router", "expert_bias")
+        drawn = torch.randn(parameter.shape, device="cuda") * parameter.shape[-1] ** -0.5
+        parameter.data = drawn if is_float32 else drawn.bfloat16()
+    return moe
+
+
+def mini() -> tuple[MoEConfig, int]:
+    config = load_model_config(MODELS / "llada2_mini")
+    assert config.moe is not None
+    return config.moe, config.hidden_size
+
+
+@pytest.mark.parametrize("num_tokens", [1, 33, 256, 2000])
+@pytest.mark.parametrize("tp_size", [1, 4])
+def test_experts_mix_as_the_plain_version(num_tokens: int, tp_size: int) -> None:
+    config, width = mini()
+    moe, x = random_moe(config, width, tp_size - 1, tp_size), random(num_tokens, width)
+    logits = x.float() @ moe.router.T
+    routing, expected = kernels.route(logits, moe.expert_bias, config), plain_route(x, moe)
+    assert (routing.expert_TC == expected.expert_TC).float().mean() > 0.999  # products may be summed in another order
+    shared = random(num_tokens, width)
+    mixed = kernels.mix_experts(x, routing, moe, shared)
+    moe.shared_gate_up_proj = moe.shared_down_proj = None
+    assert relative_error(mixed, mixture(x, moe).float() + shared.float()) < 2e-2
+
+
+def test_a_captured_mixture_follows_its_input() -> None:
+    config, width = mini()
+    moe, x = random_moe(config, width), random(64, width)
+
+    def mix() -> Tensor:
+        routing = kernels.route(torch.nn.functional.linear(x.float(), moe.router), moe.expert_bias, config)
+        return kernels.mix_experts(x, routing, moe, None)
+
+    mix()
+    held: dict[str, Tensor] = {}
+    replay = CudaCapture()(lambda: held.update(mixed=mix()))
+    for _ in range(3):
+        x.copy_(random(64, width))
+        replay()
+        assert torch.equal(held["mixed"], mix())
+
+
+@pytest.mark.parametrize("rotary_size", [64, 128])
+@pytest.mark.parametrize("num_tokens", [1, 64, 300])
+def test_heads_are_normed_and_rotated_in_part(rotary_size: int, num_tokens: int) -> None:
+    heads, kv_heads, size = 32, 4, 128
+    qkv, norm = random(num_tokens, (heads + 2 * kv_heads) * size), QKNorm(size, 1e-6)
+    norm.q_weight.data, norm.k_weight.data = random(size), random(size)
+    table = rotary_table(2048, rotary_size, 6e5, torch.device("cuda"))
+    position = torch.randint(0, 2048, (num_tokens,), device="cuda")
+    window = torch.zeros(2, num_tokens, kv_heads, size, device="cuda", dtype=torch.bfloat16)
+    query = kernels.rope_prewrite(qkv, position, table, window, num_heads=heads, qk_norm=norm)
+    q, k, v = qkv.view(num_tokens, -1, size).split((heads, kv_heads, kv_heads), dim=1)
+    expected_q = rotate(rms_norm(q, norm.q_weight, norm.eps), table[position])
+    expected_k = rotate(rms_norm(k, norm.k_weight, norm.eps), table[position])
+    assert relative_error(query, expected_q) < 1e-2
+    assert relative_error(window[0], expected_k) < 1e-2 and torch.equal(window[1], v)
+
+
+@pytest.mark.parametrize("name", FEW_LAYERS)
+def test_fused_kernels_predict_what_plain_operators_do(tmp_path: Path, name: str) -> None:
+    """Two layers of each published size, random weights."""
+    tree = json.loads((MODELS / name / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**tree, FEW_LAYERS[name]: 2}))
+    plain = predict(tmp_path, kernels="torch", mode="eager")
+    eager = predict(tmp_path, kernels="triton", mode="eager")
+    fused = predict(tmp_path, kernels="triton", mode="cuda_graph")
+    for found in (eager, fused):
+        np.testing.assert_allclose(found.confidence_T, plain.confidence_T, atol=0.05)
+        assert (found.token_T == plain.token_T).mean() > 0.7
+
+
+def predict(model: Path, *, kernels: Any, mode: Any) -> Predictions:
+    profile = DeviceProfile(
+        name="test", engine="lopa_cuda", device="cuda", max_model_len=512, kernels=kernels, graph=GraphConfig(mode=mode)
+    )
+    decode = DecodeConfig(num_lookahead=3, block_size=32, max_new_tokens=64)
+    engine = assemble(profile, RunConfig(model=str(model), load_format="dummy", max_num_requests=1, decode=decode))
+    config = load_model_config(model)
+    return engine.forward(synthetic_plan(config, num_rows=2, width=48, num_cached=0, read_share=1.0))

@@ -1,0 +1,86 @@
+"""The ranks of a distributed test: decode every family's tiny model by its strategies on the mesh of the command line.
+
+tests/distributed/strategies_worker.py DP BP TP OUTPUT_FOLDER ENGINE CASE...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from ranks import fork_ranks
+
+from common.checkpoint import load_model_config
+from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
+from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
+from common.platforms import build_engine
+from common.runtime import facts_of
+
+MODELS = Path(__file__).parents[1] / "golden_families"
+MASK = 511
+PROMPTS = [[(13 * n * n + 7 * m + n) % 490 + 2 for m in range(9 + 12 * n)] for n in range(2)]
+SHARED = {"max_new_tokens": 24, "skip_threshold": 0.3, "sampling_strategy": "default", "eos_token_id": -1}
+# Of each kind one: dense and MoE, with and without shift, committing in the next pass, in its own, tentatively, never.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "sdar fused": ("sdar/model_a", {"strategy": "block_diffusion", "block_size": 16}),
+    "sdar separate": ("sdar/model_b", {"strategy": "block_diffusion", "block_size": 8, "commit": "separate"}),
+    "llada2 edits": ("llada2/model_a", {"strategy": "block_diffusion", "block_size": 16, "edit_threshold": 0.6}),
+    "fast_dllm_v2 dual": (
+        "fastdllm_v2/model_a",
+        {"strategy": "fast_dllm_v2", "block_size": 16, "sub_block_size": 8, "cache": "dual"},
+    ),
+    "llada dual": ("llada/model_a", {"strategy": "fast_dllm", "block_size": 16, "cache": "dual"}),
+    "llada multi_block": (
+        "llada/model_a",
+        {
+            "strategy": "multi_block",
+            "block_size": 8,
+            "fill_rule": "entropy",
+            "entropy_threshold": 0.5,
+            "cache_delay": 1,
+            "sampling_strategy": "neg_entropy",
+        },
+    ),
+    "llada d2f": ("llada/model_a", {"strategy": "d2f", "block_size": 16, "window_attention": "block_causal"}),
+}
+
+
+def decode_all(profile: DeviceProfile, name: str, num_slots: int = 2) -> dict[str, dict[str, Any]]:
+    """Tokens and passes of one case by number of lookaheads, and request of this replica."""
+    decoded, (model, own) = {}, CASES[name]
+    most = DecodeConfig.model_validate({**SHARED, **own, "num_lookahead": 7})
+    engine: Any = build_engine(profile, RunConfig(model=str(MODELS / model), decode=most, max_num_requests=num_slots))
+    facts = facts_of(load_model_config(MODELS / model))
+    mine = [(n, prompt) for n, prompt in enumerate(PROMPTS) if n % engine.mesh.dp_size == engine.mesh.dp_rank]
+    for k in (0, 3, 7):
+        decode = DecodeConfig.model_validate({**SHARED, **own, "num_lookahead": k})
+        scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=None, num_slots=num_slots, facts=facts)
+        requests = iter([GenerationRequest(str(n), tuple(prompt)) for n, prompt in mine])
+        results = list(decode_requests(requests, scheduler, engine))
+        completions = [result for result in results if isinstance(result, Completion)]
+        decoded[f"k={k}"] = {done.id: [list(done.canvas_token_ids), done.num_forwards] for done in completions}
+    engine.close()
+    return decoded
+
+
+def run_rank(mesh: MeshConfig, engine: str, name: str, output: Path) -> None:
+    torch.set_num_threads(1)
+    settings = {"name": "distributed", "engine": engine, "device": "cpu", "dtype": "float32", "max_model_len": 256}
+    profile = DeviceProfile.model_validate({**settings, "mesh": mesh})
+    (output / f"{name} {os.environ['RANK']}.json").write_text(json.dumps(decode_all(profile, name)))
+
+
+def main() -> None:
+    dp, bp, tp = map(int, sys.argv[1:4])
+    mesh = MeshConfig(data_parallel_size=dp, branch_parallel_size=bp, tensor_parallel_size=tp)
+    output, engine = Path(sys.argv[4]), sys.argv[5]
+    for name in sys.argv[6:]:
+        fork_ranks(run_rank, mesh.num_processes, mesh, engine, name, output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Every family's tokens are the same on every arrangement of processes, alone and among others."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.config import DeviceProfile
+from tests.distributed.meshes import ROOT, Mesh, name_of
+
+WORKER = Path(__file__).with_name("strategies_worker.py")
+sys.path.insert(0, str(WORKER.parent))  # as the worker itself has it
+from strategies_worker import CASES, decode_all  # noqa: E402
+
+MESHES = [(1, 4, 1), (2, 1, 1), (1, 2, 2)]
+
+
+ONE = DeviceProfile(name="one", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256)
+
+
+@cache
+def alone(name: str) -> dict[str, Any]:
+    return decode_all(ONE, name, num_slots=1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_several_requests_at_once_decode_as_one_after_another(name: str) -> None:
+    assert decode_all(ONE, name, num_slots=8) == alone(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES, ids=name_of)
+def test_the_mesh_does_not_change_the_tokens(mesh: Mesh, tmp_path: Path) -> None:
+    assert decoded_on(mesh, "lopa_cuda", CASES, tmp_path) == {name: alone(name) for name in CASES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "names"), [((1, 2, 2), ["sdar fused", "llada2 edits"]), ((1, 1, 4), ["llada2 edits"])], ids=str
+)
+def test_the_ascend_engines_meshes_decode_as_one_process_of_the_cuda_engine(
+    mesh: Mesh, names: list[str], tmp_path: Path
+) -> None:
+    """On four ranks two share a KV head, and each has two of eight experts."""
+    assert decoded_on(mesh, "lopa_ascend", names, tmp_path) == {name: alone(name) for name in names}
+
+
+def decoded_on(mesh: Mesh, engine: str, names: Iterable[str], folder: Path) -> dict[str, dict[str, Any]]:
+    """By case and setting, the requests of all replicas."""
+    command = [sys.executable, str(WORKER), *map(str, mesh), str(folder), engine, *names]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    decoded: dict[str, dict[str, Any]] = {}
+    for path in folder.glob("*.json"):
+        of_case = decoded.setdefault(path.stem.rpartition(" ")[0], {})
+        for setting, tokens in json.loads(path.read_text()).items():
+            of_case[setting] = {**of_case.get(setting, {}), **tokens}
+    return decoded

@@ -1,0 +1,79 @@
+"""Every family's model computes what the published code computes: the candidates of a trace's first pass."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from common.checkpoint import ModelConfig, load_model_config
+from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.decoding import Predictions
+from common.errors import ConfigError, MissingCapability
+from common.platforms import build_engine
+from common.runtime import check_decode
+from lopa_cuda.assemble import _ops
+from tests.engine.families.passes import FAMILIES, TRACES, engine_of, first_pass, first_step, read
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_the_first_pass_has_the_published_candidates(cpu: DeviceProfile, name: str) -> None:
+    trace = read(name)
+    config = load_model_config(trace["folder"])
+    predictions = engine_of(cpu, trace).forward(first_pass(trace, config))
+    check_candidates(predictions, trace, config)
+
+
+def check_candidates(predictions: Predictions, trace: dict[str, Any], config: ModelConfig) -> None:
+    candidates: dict[str, Any] = first_step(trace)["candidates"]
+    assert candidates
+    for position, (token, confidence) in candidates.items():
+        entry = int(position) - config.shift
+        assert predictions.token_T[entry] == token, position
+        assert predictions.probability_T[entry] == pytest.approx(confidence, abs=1e-4), position
+
+
+@pytest.mark.parametrize("name", [name for name in TRACES if not name.startswith("llada/")])
+def test_the_ascend_engine_has_them_too(cpu: DeviceProfile, name: str) -> None:
+    """Of block-causal families."""
+    trace = read(name)
+    config, ascend = load_model_config(trace["folder"]), cpu.model_copy(update={"engine": "lopa_ascend"})
+    engine = engine_of(ascend, trace, window_attention="block_causal")
+    check_candidates(engine.forward(first_pass(trace, config)), trace, config)
+
+
+def test_a_mask_token_that_nobody_names_is_asked_for(cpu: DeviceProfile) -> None:
+    config, settings = (
+        load_model_config(FAMILIES / "llada2" / "model_a"),
+        DecodeConfig(strategy="block_diffusion", max_new_tokens=64),
+    )
+    with pytest.raises(ConfigError, match=r"^decode\.mask_token_id: missing"):
+        check_decode(settings, cpu, config)
+    check_decode(settings.model_copy(update={"mask_token_id": 511}), cpu, config)
+
+
+@pytest.mark.parametrize(("block_size", "warnings"), [(4, 0), (16, 1)])
+def test_another_block_size_than_the_models_is_told_of(
+    cpu: DeviceProfile, caplog: pytest.LogCaptureFixture, block_size: int, warnings: int
+) -> None:
+    config = load_model_config(FAMILIES / "sdar" / "model_a")
+    check_decode(DecodeConfig(strategy="block_diffusion", block_size=block_size, max_new_tokens=64), cpu, config)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["decode.block_size is 16, the model was trained with blocks of 4: set it to 4"] * warnings
+
+
+def test_a_mixture_of_experts_is_not_quantized(cpu: DeviceProfile) -> None:
+    run = RunConfig(model=str(FAMILIES / "llada2" / "model_a"), decode=DecodeConfig(mask_token_id=511))
+    with pytest.raises(ConfigError, match="quantization w8a8 of a mixture of experts is not implemented: remove it"):
+        build_engine(cpu.model_copy(update={"quantization": "w8a8"}), run)
+
+
+def test_a_mixture_of_experts_has_no_invariant_sums() -> None:
+    profile = DeviceProfile(name="test", engine="lopa_cuda", device="cuda", max_model_len=64, batch_invariant=True)
+    config = load_model_config(FAMILIES / "llada2" / "model_a")
+    cache: Any = SimpleNamespace(committed=torch.zeros(1, dtype=torch.bfloat16))
+    nowhere: Any = None
+    with pytest.raises(MissingCapability, match="batch_invariant of a mixture of experts is not implemented: remove"):
+        _ops(profile, config, cache, nowhere)

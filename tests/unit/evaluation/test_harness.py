@@ -1,0 +1,150 @@
+"""What lm-eval asks of a model, answered by a generator; lm-eval itself is played by a few lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+from scripted import ScriptedGenerator
+
+from common.config import DecodeConfig, DeviceProfile, InputConfig, RunConfig
+from common.decoding import Completion, GenerationRequest, Rejection
+from common.errors import ConfigError
+from common.evaluation import HarnessModel, drive
+from common.evaluation.harness.start import settings_of
+
+RUN = RunConfig(
+    model="folder",
+    decode=DecodeConfig(max_new_tokens=96, stop=("</s>",)),
+    input=InputConfig(path="x", add_bos_token=True),
+)
+
+
+class Request(NamedTuple):
+    args: tuple[str, dict[str, Any]]
+
+
+class Backwards(ScriptedGenerator):
+    """Answers come in the order in which they end."""
+
+    asked: list[GenerationRequest]
+
+    def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Completion | Rejection]:
+        self.asked = list(requests)
+        yield from super().generate(reversed(self.asked))
+
+
+@pytest.fixture
+def generator(cpu: DeviceProfile) -> Backwards:
+    return Backwards(cpu, RUN)
+
+
+@pytest.fixture
+def model(generator: Backwards) -> HarnessModel:
+    return HarnessModel(generator)  # type: ignore[arg-type]
+
+
+def ask(*texts: str, **asked: Any) -> list[Request]:
+    return [Request((text, asked)) for text in texts]
+
+
+def test_answers_come_back_in_the_order_of_the_requests(model: HarnessModel, generator: Backwards) -> None:
+    assert model.generate_until(ask("a", "b", "c"), disable_tqdm=True) == ["A", "B", "C"]
+    assert all(request.prompt[0] == 1 for request in generator.asked)  # the run's add_bos_token
+
+
+def test_an_answer_ends_at_the_tasks_stop_string_or_the_runs(model: HarnessModel) -> None:
+    assert model.generate_until(ask("one question: two", until=["QUESTION:"]), disable_tqdm=True) == ["ONE "]
+    assert model.decode_of({"until": "x"}).stop == ("x", "</s>")
+    assert model.decode_of({"until": ["x", "", "</s>"]}).stop == ("x", "</s>")
+    assert model.decode_of({}).stop == ("</s>",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [({}, 96), ({"max_gen_toks": 1024}, 96), ({"max_gen_toks": 40}, 40), ({"max_tokens": 8}, 32)]
+)
+def test_a_task_may_ask_for_fewer_tokens_but_a_block(model: HarnessModel, asked: dict[str, Any], expected: int) -> None:
+    assert model.decode_of(asked).max_new_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, (0.5, 0.9, None)),
+        ({"do_sample": False, "temperature": 0.7}, (0.0, 1.0, None)),
+        ({"temperature": 0.0}, (0.0, 1.0, None)),
+        ({"do_sample": True}, (1.0, 1.0, None)),
+        ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 5}, (0.7, 0.8, 5)),
+    ],
+)
+def test_sampling_is_the_tasks_where_it_says_so(
+    cpu: DeviceProfile, asked: dict[str, Any], expected: tuple[float, float, int | None]
+) -> None:
+    run = RUN.model_copy(update={"decode": DecodeConfig(temperature=0.5, top_p=0.9)})
+    decode = HarnessModel(ScriptedGenerator(cpu, run)).decode_of(asked)  # type: ignore[arg-type]
+    assert (decode.temperature, decode.top_p, decode.top_k) == expected
+
+
+def test_what_a_task_asks_for_is_checked(model: HarnessModel) -> None:
+    with pytest.raises(ConfigError, match=r"generation_kwargs of the task: top_p .*; change --gen_kwargs"):
+        model.decode_of({"do_sample": True, "top_p": 3})
+
+
+def test_prompts_that_do_not_fit_have_no_text(model: HarnessModel, caplog: pytest.LogCaptureFixture) -> None:
+    assert model.generate_until(ask("a", "b" * 500), disable_tqdm=True) == ["A", ""]
+    assert "1 of 2 requests have no text (the prompt has 501 tokens" in caplog.text
+    with pytest.raises(ConfigError, match="none of 1 requests could be decoded"):
+        model.generate_until(ask("b" * 500), disable_tqdm=True)
+
+
+def test_there_is_no_likelihood(model: HarnessModel) -> None:
+    for method in (model.loglikelihood, model.loglikelihood_rolling):
+        with pytest.raises(ConfigError, match="no left-to-right likelihood here: take tasks whose output_type is"):
+            method([])
+
+
+def test_model_args_name_a_run_a_profile_and_settings() -> None:
+    arguments = {"run": "demo", "profile": "cpu", "decode.num_lookahead": 7, "stop_at_eos": True, "batch_size": 1}
+    assert settings_of(arguments) == ("cpu", "demo", ["decode.num_lookahead=7", "stop_at_eos=true"])
+    with pytest.raises(ConfigError, match="--model_args has no profile: write --model_args run=RUN,profile=PROFILE"):
+        settings_of({"run": "demo", "device": None})
+
+
+def test_without_lm_eval_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(ConfigError, match=r"install it with pip install 'lopa\[eval\]'"):
+        drive([], lambda *_: None)  # type: ignore[arg-type, return-value]
+
+
+def test_lm_eval_finds_the_model_by_its_name(monkeypatch: pytest.MonkeyPatch, generator: Backwards) -> None:
+    models: dict[str, Any] = {}
+    texts: list[str] = []
+
+    class LM:
+        def __init__(self) -> None:
+            self.cache_hook = None
+
+    def cli_evaluate() -> None:
+        assert sys.argv == ["lm_eval", "--model", "lopa"]
+        model = models["lopa"](run="demo", profile="cpu", max_num_requests=4, batch_size=1, device=None)
+        assert isinstance(model, LM)
+        texts.extend(model.generate_until(ask("a"), disable_tqdm=True))
+
+    contents = {
+        "lm_eval": {},
+        "lm_eval.__main__": {"cli_evaluate": cli_evaluate},
+        "lm_eval.api": {},
+        "lm_eval.api.model": {"LM": LM},
+        "lm_eval.api.registry": {"register_model": lambda name: lambda model: models.update({name: model})},
+    }
+    for name, content in contents.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys, "argv", ["lopa"])
+    built: list[Any] = []
+    drive(["--model", "lopa"], lambda *given: built.append(given) or generator)  # type: ignore[arg-type, func-returns-value, return-value]
+    assert texts == ["A"] and built == [("cpu", "demo", ["max_num_requests=4"])]

@@ -1,0 +1,142 @@
+"""A sweep over a scripted model: what becomes of points that fail, are stopped, or find no room on the disk."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import ScriptedGenerator
+
+from common.config import DecodeConfig, DeviceProfile, RunConfig, Sweep
+from common.decoding import Completion, GenerationRequest, Rejection
+from common.errors import EngineError
+from common.evaluation import Board, evaluate_sweep
+from common.processes import Stopped
+from tests.unit.batch.batch_files import output_path, sweep_of, write_input
+
+SETTINGS = {f"k = {k}": DecodeConfig(num_lookahead=k) for k in (0, 1, 7)}
+
+
+@pytest.fixture
+def sweep(cpu: DeviceProfile, run: RunConfig) -> Sweep:
+    write_input(run, [{"id": name, "question": "#### 4", "final": 4} for name in "abc"])
+    return sweep_of(cpu, run, SETTINGS)
+
+
+class Failing(ScriptedGenerator):
+    """Under one setting it fails once it has finished a request."""
+
+    error: BaseException = EngineError("step 7: out of memory")
+
+    def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Completion | Rejection]:
+        for number, result in enumerate(super().generate(requests)):
+            if number == 1 and self.run.decode.num_lookahead == 1:
+                raise self.error
+            yield result
+
+    def with_decode(self, decode: DecodeConfig) -> ScriptedGenerator:
+        changed = type(self)(self.profile, self.run.model_copy(update={"decode": decode}))
+        changed.error = self.error
+        return changed
+
+
+def decode_all(sweep: Sweep, kind: type[ScriptedGenerator] = ScriptedGenerator) -> list[dict[str, Any]]:
+    point = sweep.points[0]
+    return evaluate_sweep(sweep, lambda: kind(point.profile, point.run))
+
+
+def status(sweep: Sweep) -> list[str]:
+    return [row["status"] for row in Board(sweep).rows()]
+
+
+def num_lines(sweep: Sweep) -> list[int]:
+    paths = [output_path(point.run) for point in sweep.points]
+    return [path.read_text().count("\n") if path.exists() else 0 for path in paths]
+
+
+def test_a_folder_holds_records_metrics_and_where_they_come_from_for_each_point(sweep: Sweep) -> None:
+    decode_all(sweep)
+    for point in sweep.points:
+        metrics = json.loads(output_path(point.run).with_suffix(".metrics.json").read_text())
+        assert metrics["environment"]["torch"] and metrics["environment"]["profile"] == "test"
+        assert metrics["run"]["decode"]["num_lookahead"] == point.run.decode.num_lookahead
+    with (sweep.folder / "sweep.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["name"], row["status"], row["num_lookahead"]) for row in rows] == [
+        ("k = 0", "done", "0"), ("k = 1", "done", "1"), ("k = 7", "done", "7"),
+    ]  # fmt: skip
+    assert all(float(row["tpf_effective"]) > 0 and row["commit"] and row["records"] for row in rows)
+    assert float(rows[2]["tpf_effective"]) > float(rows[0]["tpf_effective"])
+
+
+def test_a_point_that_fails_is_on_the_board_and_the_next_start_tries_it_again(sweep: Sweep) -> None:
+    with pytest.raises(EngineError, match="out of memory"):
+        decode_all(sweep, Failing)
+    assert status(sweep) == ["done", "failed", "waiting"]
+    assert Board(sweep).row("k = 1")["error"] == "step 7: out of memory"
+    assert num_lines(sweep) == [3, 1, 0]
+    rows = decode_all(sweep)
+    assert [row["status"] for row in rows] == ["done"] * 3 and num_lines(sweep) == [3, 3, 3]
+    assert [row["metrics"]["requests"]["finished"] for row in rows] == [3, 3, 3]
+
+
+def test_a_point_whose_requests_were_all_refused_has_failed_and_is_tried_anew(
+    cpu: DeviceProfile, run: RunConfig
+) -> None:
+    write_input(run, [{"prompt": "x" * 300}])
+    sweep = sweep_of(cpu, run, {"only": DecodeConfig()})
+    for failures in (1, 2):
+        with pytest.raises(ValueError, match="none of 1 requests could be decoded"):
+            decode_all(sweep)
+        assert Board(sweep).row("only")["failures"] == failures
+    assert num_lines(sweep) == [1]
+
+
+def test_a_stopped_point_waits(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Failing, "error", Stopped(signal.SIGTERM))
+    with pytest.raises(Stopped):
+        decode_all(sweep, Failing)
+    assert status(sweep) == ["done", "waiting", "waiting"]
+    assert not Board(sweep).has_failed_before("k = 1")
+
+
+def test_a_disk_that_fills_up_names_the_file_and_nothing_is_lost(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, write_text = os.write, Path.write_text
+    num_written = 0
+
+    def full() -> OSError:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fails_from_the_fifth(descriptor: int, data: bytes) -> int:
+        nonlocal num_written
+        num_written += 1
+        if num_written > 4:
+            raise full()
+        return write(descriptor, data)
+
+    def fails_too(path: Path, data: str, **options: Any) -> int:
+        if num_written > 4:
+            raise full()
+        return write_text(path, data, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", fails_from_the_fifth)
+        patched.setattr(Path, "write_text", fails_too)
+        with pytest.raises(OSError, match=r"No space left on device: .*k-1\.jsonl"):
+            decode_all(sweep)
+    assert status(sweep) == ["done", "running", "waiting"] and num_lines(sweep) == [3, 1, 0]
+    assert [row["status"] for row in decode_all(sweep)] == ["done"] * 3
+    assert num_lines(sweep) == [3, 3, 3]
+
+
+def test_a_start_that_finds_all_done_keeps_what_the_first_one_measured(sweep: Sweep) -> None:
+    first = decode_all(sweep)
+    again = decode_all(sweep)
+    assert again == first

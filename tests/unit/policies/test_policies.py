@@ -1,0 +1,194 @@
+"""Policies decide by what they are given, are found by name, and come from other packages too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from common.config import DecodeConfig
+from common.decoding.scheduling.rules import Lookahead
+from common.errors import ConfigError
+from common.policies import Draws, Filling, Scoring, Spawning, Stepped, policy, shipped
+from common.policies.checked import checked
+
+DRAWS = Draws(7, 3, 0)
+ANCHOR = Lookahead(None, -1, 1.0)
+
+
+def decode(**settings: Any) -> DecodeConfig:
+    return DecodeConfig(skip_threshold=0.8, num_lookahead=2, **settings)
+
+
+def scoring(token_BW: list[list[int]], probability_BW: list[list[float]], tried: list[tuple[int, int]]) -> Scoring:
+    """tried: column and token of each lookahead; the window begins at position 10. A confidence is p - 1."""
+    probability = np.array(probability_BW)
+    values_3BW = np.stack((np.array(token_BW), probability, probability - 1)).astype(np.float32)
+    is_masked_BW = np.ones(probability.shape, dtype=np.bool_)
+    for branch, (column, _) in enumerate(tried):
+        is_masked_BW[branch, column] = False
+    branches = [*(Lookahead(10 + column, token, 0.5) for column, token in tried), ANCHOR]
+    return Scoring(values_3BW, is_masked_BW, branches, 10, decode(), DRAWS)
+
+
+# Two lookaheads, at columns 0 and 1, and the anchor. The first makes one mask sure, the second two. The anchor still
+# predicts the first's token, with 0.5, and no longer the second's.
+THREE = scoring(
+    [[5, 1, 2, 3], [1, 6, 2, 3], [5, 7, 2, 3]],
+    [[0.1, 0.7, 0.9, 0.7], [0.2, 0.1, 0.9, 0.9], [0.5, 0.4, 0.6, 0.6]],
+    [(0, 5), (1, 6)],
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "winner"),
+    [
+        ("mean", 0),  # 0.77, 0.67, 0.53
+        ("num_sure", 1),
+        ("num_sure(soon=0.1)", 0),  # 0.86 + 1 + 0.86 beside 0.14 + 1 + 1
+        ("expected", 0),  # (1 + 1) 0.5, nothing, 0
+        ("expected(trust=3)", 2),  # 2 / 8 and a tie break below the anchor's
+        ("anchor", 2),
+        ("lookahead", 0),
+    ],
+)
+def test_branch_scores(name: str, winner: int) -> None:
+    score_B = policy("branch_scores", name)(THREE)
+    assert score_B.dtype == np.float64 and score_B.shape == (3,)
+    assert int(score_B.argmax()) == winner
+
+
+@pytest.mark.parametrize("name", shipped("branch_scores"))
+def test_a_branch_without_masks_and_one_without_lookaheads_have_scores(name: str) -> None:
+    full = THREE._replace(is_masked_BW=np.zeros_like(THREE.is_masked_BW))
+    alone = scoring([[1, 2]], [[0.5, 0.9]], [])
+    for given in (full, alone):
+        assert np.isfinite(policy("branch_scores", name)(given)).all()
+
+
+def spawned(name: str, probability: list[float], **settings: Any) -> list[int]:
+    probability_C = np.array(probability, dtype=np.float32)
+    values_3C = np.stack((np.zeros_like(probability_C), probability_C, probability_C - 1))
+    rank_C = policy("spawn_rules", name)(
+        Spawning(values_3C, np.arange(len(probability)), 10, decode(**settings), DRAWS)
+    )
+    return np.argsort(-rank_C, kind="stable")[:2].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "tried"),
+    [
+        ("confident", [3, 1]),
+        ("uncertain", [2, 0]),
+        ("spread", [3, 2]),
+        ("near", [1, 0]),
+        ("near(probability=0.2)", [2, 0]),
+        ("mixed(share=1)", [3, 1]),
+    ],
+)
+def test_spawn_rules(name: str, tried: list[int]) -> None:
+    assert spawned(name, [0.4, 0.7, 0.1, 0.9]) == tried
+
+
+def test_mixed_takes_its_share_of_the_most_confident_and_draws_the_rest() -> None:
+    probability = np.linspace(0, 1, 200).tolist()
+    assert spawned("mixed", probability)[0] == 199
+    assert spawned("mixed", probability)[1] != 198
+    assert spawned("random", probability) == spawned("random", probability), "every rank draws the same"
+
+
+@pytest.mark.parametrize(("name", "filled"), [("agreed", [0]), ("agreed(share=0.6)", [0, 2]), ("threshold", [0, 1, 2])])
+def test_fill_rules_that_look_at_other_branches(name: str, filled: list[int]) -> None:
+    token_BM = np.array([[1, 2, 3, 4], [1, 9, 3, 4], [1, 8, 7, 4]])
+    probability_BM = np.full((3, 4), [0.9, 0.95, 0.99, 0.5])
+    values_3BM = np.stack((token_BM, probability_BM, probability_BM - 1)).astype(np.float32)
+    is_chosen_M = policy("fill_rules", name)(Filling(values_3BM, 0, 1, decode()))
+    assert is_chosen_M.nonzero()[0].tolist() == filled
+
+
+def test_a_step_that_filled_much_is_followed_by_fewer_lookaheads() -> None:
+    settings = DecodeConfig(num_lookahead=7)
+    count = policy("lookahead_rules", "stalled(plenty=5, share=0.3)")
+    assert [count(Stepped(filled, 20, settings)) for filled in (0, 4, 5)] == [7, 7, 2]
+    assert policy("lookahead_rules", "all")(Stepped(9, 20, settings)) == 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"branch_score": "best"}, "set it to one of anchor, expected"),
+        ({"branch_score": "num_sure(early=1)"}, r"num_sure takes soon, as in num_sure\(soon=1\)"),
+        ({"branch_score": "num_sure(soon=much)"}, "num_sure takes soon"),
+        ({"branch_score": "mean(a=1)"}, "mean takes no numbers"),
+        ({"spawn_rule": "os.system"}, "set it to one of confident"),
+        ({"lookahead_rule": ""}, "set it to one of all, stalled"),
+    ],
+)
+def test_an_unknown_one_is_refused_in_a_sentence(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        DecodeConfig(**settings)
+
+
+PLUG_IN = """
+import numpy as np
+
+def score(scoring, *, slope=1.0):
+    return slope * np.arange(len(scoring.branches), dtype=np.float64)
+"""
+
+
+def test_a_package_of_ones_own_adds_one(tmp_path: Path) -> None:
+    """By an entry point, as pip would install it."""
+    (tmp_path / "last_one.py").write_text(PLUG_IN)
+    info = tmp_path / "last_one-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: last-one\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[lopa.branch_scores]\nlast_one = last_one:score\n")
+    program = (
+        "from common.config import DecodeConfig; from common.policies import policy\n"
+        "decode = DecodeConfig(branch_score='last_one(slope=2)')\n"
+        "class Given: branches = [1, 2, 3]\n"
+        "print(policy('branch_scores', decode.branch_score)(Given).tolist())"
+    )
+    root = Path(__file__).parents[3]
+    path = f"{tmp_path}:{root}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={"PYTHONPATH": path}, cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "[0.0, 2.0, 4.0]", done.stderr
+
+
+@pytest.mark.parametrize("numbers", ["share=1e400", "share=nan", "share=1, share=2"])
+def test_numbers_are_finite_and_given_once(numbers: str) -> None:
+    with pytest.raises(ValidationError, match="stalled takes plenty, share"):
+        DecodeConfig(lookahead_rule=f"stalled({numbers})")
+
+
+@pytest.mark.parametrize(("share", "tried"), [(-5, 0), (9, 2)])
+def test_no_rule_tries_more_lookaheads_than_there_are_or_less_than_none(share: int, tried: int) -> None:
+    stepped = Stepped(num_filled=4, num_masked=9, settings=decode())
+    assert policy("lookahead_rules", f"stalled(share={share})")(stepped) == tried
+
+
+FILLING = Filling(THREE.values_3BW, 0, 1, decode())
+
+
+@pytest.mark.parametrize(
+    ("folder", "given", "decide", "reason"),
+    [
+        ("lookahead_rules", Stepped(4, 9, decode()), lambda given: 0.5, "TypeError"),
+        ("lookahead_rules", Stepped(4, 9, decode()), lambda given: given.nosuch, "AttributeError"),
+        ("branch_scores", THREE, lambda given: given.probability_BW, r"shape \(3, 4\) where .* \(3,\)"),
+        ("branch_scores", THREE, lambda given: [1.0, 2.0, 3.0], "returned list"),
+        ("fill_rules", FILLING, lambda given: given.probability_M, "returned float32"),
+        ("fill_rules", FILLING, lambda given: given.probability_M > 2, "chose no mask"),
+    ],
+)
+def test_a_policy_that_fails_is_named_in_a_sentence(folder: str, given: Any, decide: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"decode.{folder[:-1]}: mine: the policy failed .*{reason}"):
+        checked(folder, "mine", decide)(given)

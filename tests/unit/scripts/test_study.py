@@ -1,0 +1,112 @@
+"""The study's numbers: from result files to the page, and from nowhere else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.metrics.bootstrap import difference, gain, paired_interval
+from scripts.study import foresight, page
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_pages_tables_are_those_of_the_result_files() -> None:
+    results = json.loads((ROOT / "docs/results/study.json").read_text())
+    written, shown = page.tables(results), (ROOT / "docs/results.md").read_text()
+    assert page.with_tables(shown, written) == shown, "run python -m scripts.study.page OUT --docs docs"
+    assert any(f"<!-- study: {name} -->" in shown for name in written)
+
+
+def test_a_changed_number_would_be_found() -> None:
+    text = "<!-- study: a/b -->\n| 1 |\n<!-- end -->\n"
+    assert page.with_tables(text, {"a/b": "| 2 |\n"}) == text.replace("1", "2")
+    assert page.with_tables(text, {}) == text
+    with pytest.raises(ValueError, match="no `<!-- end -->`"):
+        page.with_tables("<!-- study: a/b -->\n", {})
+
+
+def result_folder(tmp_path: Path, rights: dict[str, list[bool]], speeds: dict[str, list[float]]) -> Path:
+    folder = tmp_path / "demo" / "study_lookahead"
+    folder.mkdir(parents=True)
+    rows: list[dict[str, Any]] = []
+    for number, name in enumerate(rights):
+        pairs = list(zip(rights[name], speeds[name], strict=True))
+        lines = [json.dumps({"id": n, "correct": right, "tpf_effective": tpf}) for n, (right, tpf) in enumerate(pairs)]
+        lines.append(json.dumps({"id": 99, "error": "too long"}))
+        (folder / f"k-{number}-tau-0.9.jsonl").write_text("\n".join(lines) + "\n")
+        tpf = {"per_request_mean": float(np.mean(speeds[name]))}
+        metrics = {
+            "accuracy": {"correct": sum(rights[name]), "standard_error": 0.1},
+            "tpf": {"effective": tpf, "canvas": tpf}, "steps": {"mean": 5.0}, "rows_per_step": 2.0,
+            "requests": {"finished": len(pairs)}, "environment": {"device": "cpu", "host": "unnamed"},
+        }  # fmt: skip
+        rows.append({"name": name, "status": "done", "metrics": metrics})
+    rows.append({"name": "k = 7, tau 0.9", "status": "failed", "metrics": None})
+    (folder / "sweep.json").write_text(json.dumps({"rows": rows}))
+    return tmp_path
+
+
+def test_points_are_compared_problem_by_problem_with_their_base(tmp_path: Path) -> None:
+    rights = {"k = 0, tau 0.9": [True, True, False, True], "k = 1, tau 0.9": [True, True, True, True]}
+    speeds = {"k = 0, tau 0.9": [2.0, 4.0, 3.0, 3.0], "k = 1, tau 0.9": [4.0, 8.0, 6.0, 6.0]}
+    section = page.collect(result_folder(tmp_path, rights, speeds))["demo/study_lookahead"]
+    assert section["base"] == "k = 0, tau 0.9" and section["environment"] == {"device": "cpu"}
+    assert [row["name"] for row in section["rows"]] == list(rights), "the failed one has no numbers"
+    base, other = section["rows"]
+    assert "gain" not in base and other["gain"] == [1.0, 1.0, 1.0], "twice as many for every problem, so for any"
+    value, low, high = other["accuracy_gain"]
+    assert value == 0.25 and low == 0.0 < high
+    assert "| k = 1, tau 0.9 | 4 of 4 | 100.0 ± 10.0 % | +25.0" in page.table(section)
+
+
+def test_an_interval_holds_what_was_measured_and_shrinks_with_more_problems() -> None:
+    rng = np.random.default_rng(1)
+    first, second = rng.normal(10, 3, 400), rng.normal(8, 3, 400)
+    few, many = (paired_interval(first[:count].tolist(), second[:count].tolist(), gain) for count in (25, 400))
+    for found in (few, many):
+        assert found.low < found.value < found.high
+    assert many.high - many.low < (few.high - few.low) / 2
+    same = paired_interval([1.0, 5.0], [1.0, 5.0], difference)
+    assert same == (0, 0, 0)
+    with pytest.raises(ValueError, match="3 and 2 numbers"):
+        paired_interval([1, 2, 3], [1, 2], difference)
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [([10, 20, 30, 40], 1), ([4, 3, 2, 1], -1), ([1, 1, 2, 2], 0.894427), ([5, 5, 5, 5], None), ([2, 1, 4, 3], 0.6)],
+)
+def test_rank_correlation(second: list[float], expected: float | None) -> None:
+    assert foresight.rank_correlation([1, 2, 3, 4], second) == pytest.approx(expected)
+
+
+def test_parts_that_are_no_sweeps_have_tables_too(tmp_path: Path) -> None:
+    mean = {"worst": 5.0, "mean": 8.0, "best": 11.0, "lopa": 10.0, "no_lookahead": 4.0, "percentile": 0.9,
+            "right": 0.5, "lopa_right": 1.0}  # fmt: skip
+    orders = {"problems": 3, "orders": 7, "num_lookahead": 7, "mean": mean, "rows": [1, 2, 3]}
+    over_time = {f"tokens_of_{span}_steps": 0.1 * span for span in (1, 2, 3)}
+    foreseen = {"problems": 4, "steps": 40, "among_branches": {"mean_rank_correlation": -0.25}, "over_time": over_time}
+    (tmp_path / "part_orders_demo.json").write_text(json.dumps(orders))
+    (tmp_path / "part_foresight_demo.json").write_text(json.dumps(foreseen))
+    found = page.tables(page.collect(tmp_path))
+    assert found["part_orders_demo"].endswith("| 3, 7 | 5.00 | 8.00 | 11.00 | 10.00 | 4.00 | 90 % | 50 %, 100 % |\n")
+    assert found["part_foresight_demo"].endswith("| 4, 40 | -0.25 | +0.10 | +0.20 | +0.30 |\n")
+
+
+@pytest.mark.slow
+def test_random_orders_and_foresight_on_the_shipped_model() -> None:
+    from scripts.study import given, orders
+
+    options = given.parser("").parse_args(["--out", "unused", "--problems", "2"])
+    with given.load(options) as generator:
+        found = orders.study(generator, 2, num_orders=3)
+        seen = foresight.study(generator, 3)
+    assert found["mean"]["worst"] <= found["mean"]["mean"] <= found["mean"]["best"]
+    assert found["mean"]["lopa"] > found["mean"]["no_lookahead"]
+    assert seen["among_branches"]["mean_rank_correlation"] > 0.3, "a surer branch fills more"
+    assert sum(1 for part in seen["calibration"]) == 10

@@ -1,0 +1,94 @@
+"""What a client is told of a body that cannot be taken: the field's path, and what to send instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from common.serving.http.errors import ApiError
+from common.serving.http.requests.explain import explained
+from common.serving.http.requests.fields import ChatFields, CompletionFields, GenerateFields
+
+
+def refused(kind: type[BaseModel], fields: dict[str, Any]) -> ApiError:
+    with pytest.raises(ValidationError) as found:
+        kind.model_validate(fields)
+    return explained([{**error, "loc": ("body", *error["loc"])} for error in found.value.errors()])
+
+
+IDS = "is no token id; send whole numbers"
+
+
+@pytest.mark.parametrize("kind", [CompletionFields, GenerateFields])
+@pytest.mark.parametrize(
+    ("prompt", "sentence"),
+    [
+        ([-1], f"prompt.0: -1 {IDS}"),
+        ([3, True], f"prompt.1: True {IDS}"),
+        ([1.0], f"prompt.0: 1.0 {IDS}"),
+        ([2**40], f"prompt.0: 1099511627776 {IDS}"),
+        ([None], f"prompt.0: None {IDS}"),
+        ([[1], [2, -3]], f"prompt.1.1: -3 {IDS}"),
+        ([1, "a"], "prompt: a list of several kinds; send texts only"),
+        (5, "prompt: send a text, or token ids in a list"),
+        ({"a": 1}, "prompt: send a text, or token ids in a list"),
+    ],
+)
+def test_a_wrong_prompt_is_told_by_its_place(kind: type[BaseModel], prompt: Any, sentence: str) -> None:
+    error = refused(kind, {"prompt": prompt})
+    assert str(error).startswith(sentence) and (error.status, error.param) == (400, "prompt")
+
+
+def test_several_prompts_are_one_routes() -> None:
+    assert CompletionFields.model_validate({"prompt": [[1], [2]]})
+    assert "takes one" in str(refused(GenerateFields, {"prompt": [[1], [2]]}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "param", "sentence"),
+    [
+        ({"num_lookahed": 1}, "diffusion.num_lookahed", "unknown key; did you mean diffusion.num_lookahead?"),
+        ({"temperature": 1}, "diffusion.temperature", "unknown key; write it as temperature"),
+        ({"qqq": 1}, "diffusion.qqq", "unknown key; known keys of diffusion: num_lookahead, block_size"),
+        ({"num_lookahead": "2"}, "diffusion.num_lookahead", "set it to a whole number (given '2')"),
+        ({"num_lookahead": True}, "diffusion.num_lookahead", "set it to a whole number (given True)"),
+        ({"num_lookahead": -1}, "diffusion.num_lookahead", "set it to 0 or more (given -1)"),
+        ({"block_size": 9999}, "diffusion.block_size", "set it to 4096 or less (given 9999)"),
+        ({"skip_threshold": "a"}, "diffusion.skip_threshold", "set it to a number (given 'a')"),
+        ({"stats": 1}, "diffusion.stats", "set it to true or false (given 1)"),
+        ({"stream_mode": "x"}, "diffusion.stream_mode", "set it to 'prefix' or 'block' (given 'x')"),
+        ([], "diffusion", "write it as"),
+        ("x", "diffusion", "write it as"),
+    ],
+)
+def test_a_wrong_setting_of_diffusion_is_told_by_its_path(settings: Any, param: str, sentence: str) -> None:
+    error = refused(CompletionFields, {"prompt": "a", "diffusion": settings})
+    assert str(error).startswith(f"{param}: {sentence}") and (error.status, error.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"stop": [1]}, "stop.0: write it as text"),
+        ({"request_id": "a b"}, "request_id: write 1 to 128 visible ASCII characters"),
+        ({"request_id": "a" * 129}, "request_id: write 1 to 128 visible ASCII characters"),
+        ({"request_id": "a\n"}, "request_id: write 1 to 128 visible ASCII characters"),
+        ({"messages": [{"role": "user"}, {}]}, "messages.1.role: this key is missing: add it"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "text": ""}]}]},
+            "messages.0.content.0.type: set it to 'text' (given 'image')",
+        ),
+        ({"stream_options": 5}, "stream_options: write it as"),
+        ({"stream_options": {}}, "stream_options: only with stream true"),
+    ],
+)
+def test_other_fields_are_told_by_their_paths(fields: dict[str, Any], sentence: str) -> None:
+    error = refused(ChatFields, {"messages": [{"role": "user"}], **fields})
+    assert str(error).startswith(sentence) and error.param == sentence.partition(":")[0]
+
+
+def test_a_name_of_any_length_is_cut() -> None:
+    error = refused(CompletionFields, {"prompt": "a", "diffusion": {"x" * 9999: 1}})
+    assert error.param is not None and len(error.param) == 200 and len(str(error)) < 500
