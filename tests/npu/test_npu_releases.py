@@ -16,6 +16,7 @@ import pytest
 import torch
 from sim.runtime import RELEASES, release_here
 
+from common.checkpoint import MoEConfig
 from lopa_ascend.ops import AttentionForm, Ops, VirtualRows, reference_ops
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]  # downloads a wheel of 40 MB
@@ -50,7 +51,14 @@ def wheel(request: pytest.FixtureRequest) -> Iterator[zipfile.ZipFile]:
         yield opened
 
 
-_NUM_RESULTS = {"npu_add_rms_norm": 3, "npu_add_rms_norm_dynamic_quant": 5}
+_NUM_RESULTS = {
+    "npu_add_rms_norm": 3,
+    "npu_add_rms_norm_dynamic_quant": 5,
+    "npu_grouped_matmul": 1,
+    "npu_moe_gating_top_k": 3,
+    "npu_moe_gating_top_k_softmax": 3,
+    "npu_moe_init_routing_v2": 4,
+}
 
 
 def keywords_of_calls() -> dict[str, set[str]]:
@@ -83,6 +91,13 @@ def keywords_of_calls() -> dict[str, set[str]]:
         ops.paged_attention(page[0], page, page, rows, 1.0)
         ops.to_nz(x)
         ops.prefetch(x, x, 1)
+        for scoring in ("sigmoid", "softmax"):
+            ops.route(x, x, MoEConfig(4, 2, 8, 0, 1, 1, scoring, True, 1.0, 0, False))
+        ops.dispatch(x, x, 4, x)
+        ops.grouped_matmul(x, x, x)
+        ops.grouped_matmul_int32(x, x, x)
+        ops.grouped_quant_matmul(x, x, x, x, x, torch.bfloat16)
+        ops.combine(x, x, x)
     assert calls.keys() == vars(right).keys()
     return calls
 
