@@ -19,7 +19,7 @@ _NOT_RUN = "input.run_generated_code is false, and the answer is a program"
 
 def require_permission(lines: Sequence[InputLine], source: InputConfig) -> None:
     """ConfigError if marking would run generated programs and nobody has said whether it may."""
-    if source.run_generated_code is None and any(_is_program(line, source) for line in lines):
+    if source.run_generated_code is None and any(is_program(line, source) for line in lines):
         raise ConfigError(
             f"{shown(source.path)}: answers are programs, and marking them means running what the model writes: allow "
             "it with --allow-code-execution (input.run_generated_code: true), or set that to false to leave the "
@@ -35,7 +35,7 @@ def marks(line: InputLine, text: str, source: InputConfig) -> dict[str, Any]:
         found["kind"] = kind
     if not is_checkable(line, source):
         return found
-    if not source.run_generated_code and _is_program(line, source):
+    if not source.run_generated_code and is_program(line, source):
         return {**found, "unscored": _NOT_RUN}
     try:
         return {**found, **_marks(line, text, source)}
@@ -66,7 +66,8 @@ def _marks(line: InputLine, text: str, source: InputConfig) -> dict[str, Any]:
     return {"correct": correct, "by_rule": by_rule} if len(by_rule) > 1 else {"correct": correct}
 
 
-def _is_program(line: InputLine, source: InputConfig) -> bool:
+def is_program(line: InputLine, source: InputConfig) -> bool:
+    """Whether marking its answer would run what the model wrote."""
     task = task_of(source)
     if task is not None:
         return task.benchmark.runs_code

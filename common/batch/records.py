@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from common.batch.inputs import InputLine
-from common.batch.marking import marks
+from common.batch.marking_pool import MarkingPool
 from common.batch.requests import LengthLimit, OwnSettings, TokenizerLike, prompt_or_reason
 from common.benchmarks import task_of
 from common.config import DecodeConfig, InputConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection, without_stop
 from common.errors import ConfigError
 from common.metrics import request_record
+from common.processes import Stopped
 
 
 class TextGenerator(Protocol):
@@ -43,7 +44,7 @@ def records(
     stops: Sequence[str],
     max_model_len: int,
 ) -> Iterator[dict[str, Any]]:
-    """The output lines of these requests, as they end.
+    """The output lines of these requests, as they end and are marked.
 
     stops: where answers end, unless a line has its own; none are those of the input's benchmark, if it is one.
     """
@@ -52,14 +53,23 @@ def records(
     line_of = {line.key: line for line in lines}
     refused: list[dict[str, Any]] = []
     stops_of: dict[str, Sequence[str]] = {}  # of requests with settings that are not the run's
-    for result in generator.generate(_requests(lines, maker, refused, stops_of)):
-        line, own_stops = line_of[result.id], stops_of.pop(result.id, stops)
-        if isinstance(result, Rejection):
-            yield {"id": line.id, "error": result.reason}
-        elif generator.is_leader:
-            text = _text(result, generator.tokenizer, own_stops)
-            yield {**request_record(line.id, text, result), **marks(line, text, source)}
-        yield from _drain(refused)
+    marking = MarkingPool(source)
+    try:
+        for result in generator.generate(_requests(lines, maker, refused, stops_of)):
+            line, own_stops = line_of[result.id], stops_of.pop(result.id, stops)
+            if isinstance(result, Rejection):
+                yield {"id": line.id, "error": result.reason}
+            elif generator.is_leader:
+                text = _text(result, generator.tokenizer, own_stops)
+                marking.put(request_record(line.id, text, result), line, text)
+            yield from marking.done()
+            yield from _drain(refused)
+        yield from marking.rest()
+    except Stopped:
+        yield from marking.rest()
+        raise
+    finally:
+        marking.close()
     yield from _drain(refused)
 
 

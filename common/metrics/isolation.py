@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ MEANINGS: dict[Level, str] = {
     "subreaper": "what a program starts is ended with it, but it can signal and write what the user can",
     "limits": "a program has limits of time and memory only, and may leave processes behind if it sets out to",
 }
+_one_at_a_time = threading.Lock()
 _PROBE = "import decimal, random, re\ndef probe(number):\n    return [number, len(re.sub('x', '', 'xy'))]"
 
 
@@ -34,9 +36,14 @@ class Isolation:
         return f"{self.level}: {MEANINGS[self.level]}"
 
 
-@functools.cache
 def isolation() -> Isolation:
     """The level used for every program of this process; tried out by a harmless one and logged the first time."""
+    with _one_at_a_time:
+        return _strongest()
+
+
+@functools.cache
+def _strongest() -> Isolation:
     level = next((level for level in LEVELS[:-1] if works(level)), LEVELS[-1])
     chosen = Isolation(level)
     is_weak = level in ("subreaper", "limits")

@@ -17,7 +17,7 @@ import pytest
 
 from common.metrics import code_isolation, isolation, programs, scoring
 from common.metrics.cell import system_calls
-from common.metrics.isolation import MEANINGS, works
+from common.metrics.isolation import MEANINGS, _strongest, works
 from common.metrics.programs import LEVELS, Level, run_program
 from tests.unit.metrics.traces import left_of, marker
 
@@ -31,9 +31,9 @@ NO_CELL = ("keeper", "def _keep(", "def _keep(_):\n    raise OSError('none here'
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    isolation.cache_clear()
+    _strongest.cache_clear()
     yield
-    isolation.cache_clear()
+    _strongest.cache_clear()
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ print(isolation().level)
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
 def test_root_without_the_right_to_make_namespaces_makes_them_as_a_user() -> None:
-    script = "from common.metrics.isolation import works\nprint(works('namespaces'))"
+    script = "from common.metrics.isolation import _strongest, works\nprint(works('namespaces'))"
     command = ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", script]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     if done.stdout.strip() != "True":

@@ -1,0 +1,22 @@
+"""The tokens that a branch fills, its own included, less what its own token may cost where it is wrong.
+
+The anchor of the same pass judges the lookahead's token anew, as it knows of the fills that came after it was spawned:
+p is its probability where the token still is the best one, else 0. A lookahead counts 1 - risk * (1 - p) on top of
+what the next step would fill (`num_sure`), the anchor nothing. risk: in tokens; 1: the expected number of right ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.policies.branch_scores import num_sure
+from common.policies.inputs import Score, Scoring
+
+
+def score(scoring: Scoring, *, risk: float = 2.0, soon: float = 1.0) -> Score:
+    column_L, token_L = scoring.lookaheads
+    token_now_L, probability_L = scoring.values_3BW[:2, -1].take(column_L, axis=1)
+    likely_L = np.where(token_now_L == token_L, probability_L.astype(np.float64), 0.0)
+    found_B = num_sure.score(scoring, soon=soon)
+    found_B[: len(likely_L)] += 1 - risk * (1 - likely_L)
+    return found_B
