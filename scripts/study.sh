@@ -3,8 +3,8 @@
 #
 #   scripts/study.sh PROFILE [--reduced] [OUT]            OUT: outputs/study unless given
 #
-# The whole is meant for a GPU. --reduced takes 4 problems instead of 500 and 300, and leaves out seeds, policies, most of
-# code and the distilled model: minutes on two CPU cores. It shows that all of it runs; its numbers mean little.
+# The whole is meant for a GPU. --reduced takes 4 problems instead of 500 and 300, and leaves out seeds, number formats,
+# policies, most of code and the distilled model: minutes on two CPU cores. It shows that all of it runs; its numbers mean little.
 # Start it again to go on. Then `python -m scripts.study.page OUT --docs docs` puts the numbers on the page, and
 # `lopa report OUT` draws them. DRY_RUN=true prints what is started.
 set -euo pipefail
@@ -12,11 +12,11 @@ if [ $# -lt 1 ] || [ "${1#-}" != "$1" ]; then
   sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
   exit 2
 fi
-profile=$1 math=500 code=300 at_once=350 orders=100 problems=20 foreseen=200 out=outputs/study reduced=
+profile=$1 math=500 code=300 at_once=350 orders=100 problems=20 foreseen=200 alone=60 out=outputs/study reduced=
 shift
 for argument in "$@"; do
   if [ "$argument" = --reduced ]; then
-    reduced=yes math=4 code=4 at_once=4 orders=5 problems=3 foreseen=6
+    reduced=yes math=4 code=4 at_once=4 orders=5 problems=3 foreseen=6 alone=2
   elif [ "${argument#-}" = "$argument" ]; then
     out=$argument
   else
@@ -38,19 +38,21 @@ start() {
   wait "$child"
   child=
 }
-sweep() { # RUN SWEEP LIMIT [--set ...]
-  local run=$1 name=$2 limit=$3
-  shift 3
+sweep() { # RUN SWEEP LIMIT AT_ONCE [--set ...]
+  local run=$1 name=$2 limit=$3 at_once=$4
+  shift 4
   start scripts/sweep.sh "$profile" "$run" "$name" --set input.limit="$limit" --set max_num_requests="$at_once" \
     --set output.path="$out/$run/$name.jsonl" "$@"
 }
-first() { # COUNT INPUT OUTPUT
+halves() { # RUN SWEEP PART INPUT LIMIT: PART, such as "head -n 350", says which problems of INPUT
+  local half="$out/$1/$2_problems.jsonl"
   if [ "$is_dry" = true ]; then
-    echo "head -n $1 $2 >$3"
+    echo "$3 $4 >$half"
   else
-    mkdir -p "$out"
-    head -n "$1" "$2" >"$3"
+    mkdir -p "$out/$1"
+    $3 "$4" >"$half"
   fi
+  sweep "$1" "$2" "$5" "$at_once" --set input.path="$half"
 }
 part() { # MODULE ...
   if [ "$is_dry" = true ]; then echo "$PYTHON -m $*"; else start "$PYTHON" -m "$@"; fi
@@ -63,22 +65,26 @@ parts() { # RUN
     --problems "$foreseen" --requests 4 --out "$out/part_foresight_$1.json"
 }
 for name in lookahead scores spawn budget boundaries; do
-  sweep demo "study_$name" "$math"
+  sweep demo "study_$name" "$math" "$at_once"
 done
-sweep demo_code study_lookahead "$code"
-sweep demo_block block "$math"
+sweep demo_code study_lookahead "$code" "$at_once"
+sweep demo_block block "$math" "$at_once"
+sweep demo study_verification "$alone" 1
 parts demo
 if [ -z "$reduced" ]; then
   for name in scores spawn budget boundaries seeds; do
-    sweep demo_code "study_$name" "$code"
+    sweep demo_code "study_$name" "$code" "$at_once"
   done
-  sweep demo study_seeds "$math"
-  sweep demo_block_distilled block "$math"
+  sweep demo study_seeds "$math" "$at_once"
+  sweep demo study_precision "$math" "$at_once"
+  sweep demo_block block_pipelined "$math" "$at_once"
+  sweep demo_block_distilled block "$math" "$at_once"
   parts demo_code
-  # Policies are developed on the first half of the problems; what holds there is to be confirmed on the rest.
-  first 350 models/demo/heldout_math.jsonl "$out/math_first_half.jsonl"
-  first 150 models/demo/heldout_code.jsonl "$out/code_first_half.jsonl"
-  sweep demo study_policies "$math" --set input.path="$out/math_first_half.jsonl"
-  sweep demo_code study_policies "$code" --set input.path="$out/code_first_half.jsonl"
+  # Policies are developed on the first half of the problems; what held there is run once on the other.
+  math_file=models/demo/heldout_math.jsonl code_file=models/demo/heldout_code.jsonl
+  halves demo study_policies "head -n 350" $math_file 350
+  halves demo_code study_policies "head -n 150" $code_file 150
+  halves demo study_confirmed "tail -n +351" $math_file 350
+  halves demo_code study_confirmed "tail -n +151" $code_file 150
 fi
 part scripts.study.page "$out"

@@ -29,7 +29,10 @@ BASES = {
     "study_budget": ("k = 7",),
     "study_boundaries": ("stale, full",),
     "study_policies": ("LoPA",),
+    "study_confirmed": ("LoPA",),
+    "study_verification": ("k = 0",),
     "study_seeds": ("greedy",),
+    "study_precision": ("bfloat16",),
 }
 _ENVIRONMENT = ("engine", "device", "device_name", "dtype", "quantization", "torch", "commit")
 _MARK = re.compile(r"(<!-- study: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -59,7 +62,7 @@ def _environment(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _section(path: Path) -> dict[str, Any]:
     """The points that are done. gain, accuracy_gain: against the section's base, with 95 % intervals over the problems
-    that both have answered."""
+    that both have answered. step_ms: mean time of a step, where requests were decoded one by one."""
     done = [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if row["status"] == "done"]
     records = {row["name"]: _records(path.parent, row) for row in done}
     base = _base(done, BASES.get(path.parent.name, ()))
@@ -101,6 +104,8 @@ def _point(row: Mapping[str, Any], own: dict[str, Record], base: dict[str, Recor
         "steps": _rounded(metrics["steps"]["mean"], 2),
         "rows_per_step": _rounded(metrics.get("rows_per_step"), 2),
     }
+    if metrics["run"]["max_num_requests"] == 1:
+        point["step_ms"] = _rounded(1000 * metrics["latency_s"]["mean"] / metrics["steps"]["mean"], 3)
     shared = sorted(own.keys() & base.keys()) if base is not None else []
     if base is None or base is own or not shared:
         return point
@@ -131,6 +136,9 @@ def tables(results: Mapping[str, Any]) -> dict[str, str]:
 def table(section: Mapping[str, Any]) -> str:
     headings = ["setting", "right", "accuracy", "against the base", "TPF effective", "gain", "steps", "rows a step"]
     rows = [list(_cells(row, section["base"])) for row in section["rows"]]
+    if all("step_ms" in row for row in section["rows"]):
+        headings.append("ms a step")
+        rows = [[*cells, f"{row['step_ms']:.2f}"] for cells, row in zip(rows, section["rows"], strict=True)]
     return markdown(headings, rows)
 
 

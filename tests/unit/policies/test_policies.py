@@ -53,6 +53,10 @@ THREE = scoring(
         ("num_sure(soon=0.1)", 0),  # 0.86 + 1 + 0.86 beside 0.14 + 1 + 1
         ("expected", 0),  # (1 + 1) 0.5, nothing, 0
         ("expected(trust=3)", 2),  # 2 / 8 and a tie break below the anchor's
+        ("hedged", 0),  # 1 + 1 - 2 / 2 and 2 + 1 - 2: of equal ones the one of the higher mean
+        ("hedged(risk=1)", 1),  # 2 + 1 - 1 beside 1 + 1 - 1 / 2
+        ("hedged(risk=3)", 0),  # 1 + 1 - 3 / 2 beside 2 + 1 - 3
+        ("hedged(risk=5)", 2),
         ("anchor", 2),
         ("lookahead", 0),
     ],

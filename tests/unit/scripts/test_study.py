@@ -44,6 +44,7 @@ def result_folder(tmp_path: Path, rights: dict[str, list[bool]], speeds: dict[st
             "accuracy": {"correct": sum(rights[name]), "standard_error": 0.1},
             "tpf": {"effective": tpf, "canvas": tpf}, "steps": {"mean": 5.0}, "rows_per_step": 2.0,
             "requests": {"finished": len(pairs)}, "environment": {"device": "cpu", "host": "unnamed"},
+            "run": {"max_num_requests": 1}, "latency_s": {"mean": 0.02},
         }  # fmt: skip
         rows.append({"name": name, "status": "done", "metrics": metrics})
     rows.append({"name": "k = 7, tau 0.9", "status": "failed", "metrics": None})
@@ -61,7 +62,9 @@ def test_points_are_compared_problem_by_problem_with_their_base(tmp_path: Path) 
     assert "gain" not in base and other["gain"] == [1.0, 1.0, 1.0], "twice as many for every problem, so for any"
     value, low, high = other["accuracy_gain"]
     assert value == 0.25 and low == 0.0 < high
-    assert "| k = 1, tau 0.9 | 4 of 4 | 100.0 ± 10.0 % | +25.0" in page.table(section)
+    table = page.table(section)
+    assert "| k = 1, tau 0.9 | 4 of 4 | 100.0 ± 10.0 % | +25.0" in table
+    assert "| ms a step |" in table and table.splitlines()[-1].endswith("| 4.00 |"), "20 ms and 5 steps a request"
 
 
 def test_an_interval_holds_what_was_measured_and_shrinks_with_more_problems() -> None:
