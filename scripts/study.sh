@@ -3,7 +3,7 @@
 #
 #   scripts/study.sh PROFILE [--reduced] [OUT]            OUT: outputs/study unless given
 #
-# The whole is meant for a GPU. --reduced takes 4 problems instead of 500 and 300, and leaves out seeds, number formats,
+# The whole is meant for a GPU. --reduced takes 4 problems instead of hundreds, and leaves out seeds, number formats,
 # policies, most of code and the distilled model: minutes on two CPU cores. It shows that all of it runs; its numbers mean little.
 # Start it again to go on. Then `python -m scripts.study.page OUT --docs docs` puts the numbers on the page, and
 # `lopa report OUT` draws them. DRY_RUN=true prints what is started.
@@ -12,11 +12,11 @@ if [ $# -lt 1 ] || [ "${1#-}" != "$1" ]; then
   sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
   exit 2
 fi
-profile=$1 math=500 code=300 at_once=350 orders=100 problems=20 foreseen=200 alone=60 out=outputs/study reduced=
+profile=$1 all_math=700 math=500 code=300 at_once=350 orders=100 problems=20 foreseen=200 alone=60 out=outputs/study reduced=
 shift
 for argument in "$@"; do
   if [ "$argument" = --reduced ]; then
-    reduced=yes math=4 code=4 at_once=4 orders=5 problems=3 foreseen=6 alone=2
+    reduced=yes all_math=4 math=4 code=4 at_once=4 orders=5 problems=3 foreseen=6 alone=2
   elif [ "${argument#-}" = "$argument" ]; then
     out=$argument
   else
@@ -64,6 +64,8 @@ parts() { # RUN
   [ -s "$out/part_foresight_$1.json" ] || part scripts.study.foresight --profile "$profile" --run "$1" \
     --problems "$foreseen" --requests 4 --out "$out/part_foresight_$1.json"
 }
+sweep demo table "$all_math" "$at_once"
+sweep demo_code table "$code" "$at_once"
 for name in lookahead scores spawn budget boundaries; do
   sweep demo "study_$name" "$math" "$at_once"
 done

@@ -21,6 +21,15 @@ from common.metrics.bootstrap import Interval, difference, gain, paired_interval
 
 # What each sweep is compared with; of several the one that is right most often, and of equal ones the fastest.
 BASES = {
+    "table": (
+        "vanilla",
+        "one token a step, one block at a time",
+        "fast_dllm, tau 0.9",
+        "d2f, tau 0.9",
+        "d2f, tau 0.95",
+        "d2f, tau 0.98",
+        "d2f, tau 0.95, one block at a time",
+    ),
     "study_lookahead": tuple(f"k = 0, tau {tau}" for tau in ("0.8", "0.85", "0.9", "0.95", "0.98", "0.99")),
     "block": tuple(f"skip_threshold={tau}, num_lookahead=0" for tau in ("0.6", "0.8", "0.9", "0.95", "0.98")),
     "block_pipelined": ("k = 0, opens at 1",),
@@ -34,6 +43,7 @@ BASES = {
     "study_seeds": ("greedy",),
     "study_precision": ("bfloat16",),
 }
+_HEADLINE = ("d2f, tau 0.95", "LoPA, k = 7", "k = 7, random winner")
 _ENVIRONMENT = ("engine", "device", "device_name", "dtype", "quantization", "torch", "commit")
 _MARK = re.compile(r"(<!-- study: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -130,7 +140,12 @@ def _rounded(value: float | None, digits: int) -> float | None:
 def tables(results: Mapping[str, Any]) -> dict[str, str]:
     """Markdown by section."""
     made = {"rows": table, "orders": orders_table, "among_branches": foresight_table}
-    return {name: write(section) for name, section in results.items() for key, write in made.items() if key in section}
+    written = {
+        name: write(section) for name, section in results.items() for key, write in made.items() if key in section
+    }
+    if "demo/table" in results and "demo_code/table" in results:
+        written["headline"] = headline(results["demo/table"], results["demo_code/table"])
+    return written
 
 
 def table(section: Mapping[str, Any]) -> str:
@@ -140,6 +155,34 @@ def table(section: Mapping[str, Any]) -> str:
         headings.append("ms a step")
         rows = [[*cells, f"{row['step_ms']:.2f}"] for cells, row in zip(rows, section["rows"], strict=True)]
     return markdown(headings, rows)
+
+
+def headline(math: Mapping[str, Any], code: Mapping[str, Any]) -> str:
+    """The base, the same settings as lookahead's without it, lookahead, and its control; of both kinds of problems."""
+    by_name = [{row["name"]: row for row in section["rows"]} for section in (math, code)]
+    counts = [section["rows"][0]["requests"] for section in (math, code)]
+    headings = [
+        "setting",
+        f"math, {counts[0]} problems",
+        "TPF effective",
+        f"code, {counts[1]} problems",
+        "TPF effective",
+    ]
+    names = [("most accurate without lookahead", (math["base"], code["base"]))]
+    names += [(name, (name, name)) for name in _HEADLINE]
+    rows = [
+        [label, *(cell for found, name in zip(by_name, pair, strict=True) for cell in _accuracy_and_tpf(found[name]))]
+        for label, pair in names
+    ]
+    return markdown(headings, rows)
+
+
+def _accuracy_and_tpf(row: Mapping[str, Any]) -> tuple[str, str]:
+    return _accuracy(row), f"{row['tpf_effective']:.2f}"
+
+
+def _accuracy(row: Mapping[str, Any]) -> str:
+    return f"{100 * row['correct'] / row['requests']:.1f} ± {100 * row['standard_error']:.1f} %"
 
 
 def orders_table(part: Mapping[str, Any]) -> str:
@@ -167,7 +210,7 @@ def _cells(row: Mapping[str, Any], base: str | None) -> Iterator[str]:
         yield from ("-", "-")
     else:
         yield f"{row['correct']} of {row['requests']}"
-        yield f"{100 * row['correct'] / row['requests']:.1f} ± {100 * row['standard_error']:.1f} %"
+        yield _accuracy(row)
     yield _interval(row.get("accuracy_gain"), "points")
     yield f"{row['tpf_effective']:.2f}"
     yield _interval(row.get("gain"), "%")

@@ -113,3 +113,20 @@ def test_random_orders_and_foresight_on_the_shipped_model() -> None:
     assert found["mean"]["lopa"] > found["mean"]["no_lookahead"]
     assert seen["among_branches"]["mean_rank_correlation"] > 0.3, "a surer branch fills more"
     assert sum(1 for part in seen["calibration"]) == 10
+
+
+def test_the_first_table_sets_both_kinds_of_problems_side_by_side() -> None:
+    def section(base: str, accuracy: float) -> dict[str, Any]:
+        names = ("d2f, tau 0.98", "d2f, tau 0.95", "LoPA, k = 7", "k = 7, random winner")
+        rows = [
+            {"name": name, "requests": 100, "correct": round(100 * accuracy) - number, "standard_error": 0.02,
+             "tpf_effective": 3.0 + number, "steps": 9.0, "rows_per_step": 1.0}
+            for number, name in enumerate(names)
+        ]  # fmt: skip
+        return {"base": base, "rows": rows}
+
+    found = page.tables({"demo/table": section("d2f, tau 0.98", 0.9), "demo_code/table": section("d2f, tau 0.95", 0.8)})
+    lines = found["headline"].splitlines()
+    assert lines[2] == "| most accurate without lookahead | 90.0 ± 2.0 % | 3.00 | 79.0 ± 2.0 % | 4.00 |"
+    assert lines[4] == "| LoPA, k = 7 | 88.0 ± 2.0 % | 5.00 | 78.0 ± 2.0 % | 5.00 |"
+    assert len(lines) == 6
