@@ -3,7 +3,7 @@
     python scripts/bench_kernels.py [--sections linears stages steps] [--tune] [--tensor-parallel N] [--json FILE]
 
 Everything is timed inside captured graphs, median over replays, rotating over enough weight copies that nothing stays
-in L2. `--tune` searches the skinny linears' configurations and prints entries for lopa_cuda/kernels/linear_table.py;
+in L2. `--tune` searches the skinny linears' configurations and prints the fastest;
 with `--tensor-parallel` for one rank's share of them, where o and down are summed before they travel.
 """
 
@@ -23,6 +23,7 @@ from kernel_bench.tuning import compile_all, tune
 
 from common.runtime import measure_floors
 from lopa_cuda.floors import median_seconds
+from lopa_cuda.tiles import install_tiles, load_tiles, this_device
 
 
 def main() -> None:
@@ -38,6 +39,9 @@ def main() -> None:
     arguments = parser.parse_args()
     cases = [(1, 32), (1, 64), (1, 128), (4, 32), (8, 64), (8, 128)]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
+    tiles = load_tiles(this_device())
+    install_tiles(tiles.table)
+    print(f"tiles of {' and '.join(map(str, tiles.files)) or 'no file'}")
     floors = measure_floors(torch.device("cuda"), torch.bfloat16, median_seconds)
     result: dict[str, object] = {"floors": floors}
     print(floors, flush=True)

@@ -1,4 +1,4 @@
-"""The linears, each with the stage that takes its sum: the library beside the table's choice."""
+"""The linears, each with the stage that takes its sum: the library beside the tiles' choice."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from torch import Tensor
 
 from common.model import rotary_table
 from lopa_cuda import kernels
-from lopa_cuda.kernels import linear_table
 from lopa_cuda.kernels.launch import Partials
 from lopa_cuda.kernels.linear import launch_linear
-from lopa_cuda.kernels.linear_table import LinearConfig
+from lopa_cuda.tiles import LinearConfig, find_config, only_tiles
 
 from .inputs import (
     EPS,
@@ -68,11 +67,8 @@ def linear_pair(
 
 
 def library_us(name: str, kind: str, num_tokens: int, weights: list[Weight], tp: int = 1) -> float:
-    kept, linear_table.TABLE = linear_table.TABLE, {}
-    try:
+    with only_tiles({}):
         return linear_pair(name, kind, num_tokens, weights, None, tp)
-    finally:
-        linear_table.TABLE = kept
 
 
 def rotation(shape: tuple[int, int], kind: str) -> list[Weight]:
@@ -88,14 +84,14 @@ def linears_of(kinds: list[str], tp: int = 1) -> Iterator[tuple[str, str, list[W
 
 
 def compare_linears(kinds: list[str], token_counts: list[int]) -> list[dict[str, object]]:
-    """Library against the table's choice, each with the stage behind it."""
+    """Library against the tiles' choice, each with the stage behind it."""
     results: list[dict[str, object]] = []
     for kind, name, weights in linears_of(kinds):
         values = weights[0].values
         for num_tokens in token_counts:
             library = library_us(name, kind, num_tokens, weights)
             fusion = "swiglu" if name == "gate_up" else "none"
-            config = linear_table.find_config(kind, *values.shape, num_tokens, fusion)
+            config = find_config(kind, *values.shape, num_tokens, fusion)
             ours = linear_pair(name, kind, num_tokens, weights, config) if config else library
             results.append({"kind": kind, "linear": name, "tokens": num_tokens, "library_us": library, "ours_us": ours})
             rate = values.numel() * values.element_size() / ours * 1e-6

@@ -1,4 +1,4 @@
-"""The search for the skinny linears' tiles, whose winners stand in lopa_cuda/kernels/linear_table.py."""
+"""The search for the skinny linears' tiles, whose winners stand in configs/tiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from lopa_cuda.kernels.linear import launch_linear
-from lopa_cuda.kernels.linear_table import LinearConfig
+from lopa_cuda.tiles import LinearConfig
 
 from .inputs import SHAPES, linear_shapes, make_input, make_weight
 from .linears import library_us, linear_pair, linears_of
