@@ -53,7 +53,8 @@ def assemble(
     max_model_len = min(profile.max_model_len, config.max_position_embeddings)
     buckets = _buckets(profile, run, config, max_model_len, mesh)
     captured_tokens = buckets.tokens[-1] if capture else 0
-    tiles = _install_tiles(profile, run, config, mesh) if _chooses_tiles(profile, dtype, config) else []
+    is_choosing = chooses_tiles(profile, dtype, config)
+    tiles = _install_tiles(profile, run, config, mesh.tp_size, mesh.tp_rank) if is_choosing else []
     model = load_model(profile, run, config, mesh, device)
     collectives = Collectives(mesh, choose_all_reduce(mesh.tp_group, device))
     sizes = CacheSizes(
@@ -154,12 +155,14 @@ def _ops(profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, colle
     return (InvariantOps if profile.batch_invariant else FusedOps)(config, cache, collectives)
 
 
-def _install_tiles(profile: DeviceProfile, run: RunConfig, config: ModelConfig, mesh: Mesh) -> list[str]:
+def _install_tiles(
+    profile: DeviceProfile, run: RunConfig, config: ModelConfig, tp_size: int, tp_rank: int
+) -> list[str]:
     """The tiles of this device for this process's linears; the files they come from. Raises ConfigError."""
     device = this_device()
     tiles = load_tiles(device)
     install_tiles(tiles.table)
-    logger.info("%s", tell(device, tiles, model_linears(profile, run, config, mesh.tp_size, mesh.tp_rank)))
+    logger.info("%s", tell(device, tiles, model_linears(profile, run, config, tp_size, tp_rank)))
     return [str(path) for path in tiles.files]
 
 
@@ -171,7 +174,7 @@ def _wants_kernels(profile: DeviceProfile, dtype: torch.dtype, config: ModelConf
     return profile.kernels != "torch" and (profile.kernels != "auto" or _can_fuse(profile, dtype, config))
 
 
-def _chooses_tiles(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfig) -> bool:
+def chooses_tiles(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfig) -> bool:
     """Whether its linears are looked up by their shapes; those of `batch_invariant` have one tile."""
     return profile.device == "cuda" and _wants_kernels(profile, dtype, config) and not profile.batch_invariant
 

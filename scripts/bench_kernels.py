@@ -1,10 +1,9 @@
 """Time the CUDA kernels on one GPU at Dream-7B's shapes: linears against the library, stages, whole steps.
 
-    python scripts/bench_kernels.py [--sections linears stages steps] [--tune] [--tensor-parallel N] [--json FILE]
+    python scripts/bench_kernels.py [--sections linears stages steps] [--json FILE]
 
 Everything is timed inside captured graphs, median over replays, rotating over enough weight copies that nothing stays
-in L2. `--tune` searches the skinny linears' configurations and prints the fastest;
-with `--tensor-parallel` for one rank's share of them, where o and down are summed before they travel.
+in L2. `lopa tune` searches tiles.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from kernel_bench.inputs import KINDS
 from kernel_bench.linears import compare_linears
 from kernel_bench.stages import stages
 from kernel_bench.steps import steps
-from kernel_bench.tuning import compile_all, tune
 
 from common.runtime import measure_floors
 from lopa_cuda.floors import median_seconds
@@ -31,9 +29,6 @@ def main() -> None:
     parser.add_argument("--sections", nargs="+", default=["linears", "stages", "steps"])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--tokens", nargs="+", type=int, default=[16, 32, 64, 96, 128, 256])
-    parser.add_argument("--tune", action="store_true", help="search the linears' configurations instead")
-    parser.add_argument("--tensor-parallel", type=int, default=1, help="with --tune: the share of one of N ranks")
-    parser.add_argument("--jobs", type=int, default=8, help="with --tune: processes that compile")
     parser.add_argument("--prefix", type=int, default=1024)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -45,17 +40,12 @@ def main() -> None:
     floors = measure_floors(torch.device("cuda"), torch.bfloat16, median_seconds)
     result: dict[str, object] = {"floors": floors}
     print(floors, flush=True)
-    if arguments.tune:
-        tp = arguments.tensor_parallel
-        compile_all(arguments.kinds, arguments.tokens, tp, arguments.jobs)
-        result["tune"] = tune(arguments.kinds, arguments.tokens, tp)
-    else:
-        if "linears" in arguments.sections:
-            result["linears"] = compare_linears(arguments.kinds, arguments.tokens)
-        if "stages" in arguments.sections:
-            result["stages"] = stages(cases, arguments.prefix)
-        if "steps" in arguments.sections:
-            result["steps"] = steps(arguments.kinds, cases, arguments.prefix, floors)
+    if "linears" in arguments.sections:
+        result["linears"] = compare_linears(arguments.kinds, arguments.tokens)
+    if "stages" in arguments.sections:
+        result["stages"] = stages(cases, arguments.prefix)
+    if "steps" in arguments.sections:
+        result["steps"] = steps(arguments.kinds, cases, arguments.prefix, floors)
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1, default=str))
 
