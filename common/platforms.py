@@ -42,6 +42,15 @@ class GroupBackends(NamedTuple):
     axes: str | None = None
 
 
+class TuneOptions(NamedTuple):
+    """What `lopa tune` measures. token_counts: ascending. output: a file, None: where engines read this user's tiles.
+    is_overwriting: also what the file has."""
+
+    token_counts: tuple[int, ...]
+    output: str | None = None
+    is_overwriting: bool = False
+
+
 class Platform:
     """One engine on one kind of device. What is not overridden holds for a CPU."""
 
@@ -83,6 +92,14 @@ class Platform:
         model: the folder whose linears decide what is called.
         """
         raise ConfigError("--selftest is for profiles of device npu: add --profile ascend_910c_tp4_bp4")
+
+    def tune(self, profile: DeviceProfile, run: RunConfig, options: TuneOptions) -> Iterator[str]:
+        """Tiles of the run's model, measured on this device; a line for every finding. Raises ConfigError where the
+        engine has none, ConfigError, MissingCapability or EngineError where they cannot be measured."""
+        raise ConfigError(
+            f"profile {profile.name} is for device {profile.device}, and tiles are of the kernels of device cuda: name "
+            "another, such as h200_tp1_bp1"
+        )
 
 
 @cache

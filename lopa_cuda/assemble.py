@@ -23,6 +23,7 @@ from lopa_cuda.ops import CudaOps, TorchOps
 from lopa_cuda.parallel import Collectives, choose_all_reduce
 from lopa_cuda.passes import Passes
 from lopa_cuda.steps import PAGE_SIZE, CacheSizes, Committer, PagedKVCache
+from lopa_cuda.tiles import install_tiles, load_tiles, model_linears, tell, this_device
 from lopa_cuda.warmup import most_reads, warm_up
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ def assemble(
     max_model_len = min(profile.max_model_len, config.max_position_embeddings)
     buckets = _buckets(profile, run, config, max_model_len, mesh)
     captured_tokens = buckets.tokens[-1] if capture else 0
+    is_choosing = chooses_tiles(profile, dtype, config)
+    tiles = _install_tiles(profile, run, config, mesh.tp_size, mesh.tp_rank) if is_choosing else []
     model = load_model(profile, run, config, mesh, device)
     collectives = Collectives(mesh, choose_all_reduce(mesh.tp_group, device))
     sizes = CacheSizes(
@@ -71,7 +74,7 @@ def assemble(
     passes = Passes(model, ops, cache, collectives, device, buckets, capture, timeout_s)
     committer = Committer(cache, collectives, capture)
     warm_up(passes, committer, config, run.decode, capacity.num_slots, mesh.bp_size)
-    details = {"kernels": type(ops).__name__, "graph": profile.graph.mode if capture else "eager"}
+    details = {"kernels": type(ops).__name__, "graph": profile.graph.mode if capture else "eager", "tiles": tiles}
     return CudaEngine(passes, committer, cache, collectives, capacity, config, details)
 
 
@@ -152,12 +155,28 @@ def _ops(profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, colle
     return (InvariantOps if profile.batch_invariant else FusedOps)(config, cache, collectives)
 
 
+def _install_tiles(
+    profile: DeviceProfile, run: RunConfig, config: ModelConfig, tp_size: int, tp_rank: int
+) -> list[str]:
+    """The tiles of this device for this process's linears; the files they come from. Raises ConfigError."""
+    device = this_device()
+    tiles = load_tiles(device)
+    install_tiles(tiles.table)
+    logger.info("%s", tell(device, tiles, model_linears(profile, run, config, tp_size, tp_rank)))
+    return [str(path) for path in tiles.files]
+
+
 def _can_fuse(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfig) -> bool:
     return profile.device == "cuda" and dtype == torch.bfloat16 and config.head_size >= LEAST_HEAD_SIZE
 
 
 def _wants_kernels(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfig) -> bool:
     return profile.kernels != "torch" and (profile.kernels != "auto" or _can_fuse(profile, dtype, config))
+
+
+def chooses_tiles(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfig) -> bool:
+    """Whether its linears are looked up by their shapes; those of `batch_invariant` have one tile."""
+    return profile.device == "cuda" and _wants_kernels(profile, dtype, config) and not profile.batch_invariant
 
 
 def _num_pages(sizes: CacheSizes, device: torch.device, utilization: float) -> int:

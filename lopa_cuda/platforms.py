@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import common.platforms
 from common.errors import ConfigError
-from common.platforms import Finding, GroupBackends
+from common.platforms import Finding, GroupBackends, TuneOptions
 
 if TYPE_CHECKING:
     from common.config import DeviceProfile, RunConfig
@@ -51,6 +51,11 @@ class Cuda(Cpu):
 
     def versions(self) -> dict[str, str | None]:
         return {f"nvidia {number}": line for number, line in enumerate(_nvidia_smi())}
+
+    def tune(self, profile: DeviceProfile, run: RunConfig, options: TuneOptions) -> Iterator[str]:
+        from lopa_cuda.tuning import tune_model
+
+        return tune_model(profile, run, options)
 
     def requirements(self, profile: DeviceProfile, num_processes: int, num_here: int) -> Iterator[Finding]:
         import torch

@@ -1,10 +1,9 @@
 """Time the CUDA kernels on one GPU at Dream-7B's shapes: linears against the library, stages, whole steps.
 
-    python scripts/bench_kernels.py [--sections linears stages steps] [--tune] [--tensor-parallel N] [--json FILE]
+    python scripts/bench_kernels.py [--sections linears stages steps] [--json FILE]
 
 Everything is timed inside captured graphs, median over replays, rotating over enough weight copies that nothing stays
-in L2. `--tune` searches the skinny linears' configurations and prints entries for lopa_cuda/kernels/linear_table.py;
-with `--tensor-parallel` for one rank's share of them, where o and down are summed before they travel.
+in L2. `lopa tune` searches tiles.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from kernel_bench.inputs import KINDS
 from kernel_bench.linears import compare_linears
 from kernel_bench.stages import stages
 from kernel_bench.steps import steps
-from kernel_bench.tuning import compile_all, tune
 
 from common.runtime import measure_floors
 from lopa_cuda.floors import median_seconds
+from lopa_cuda.tiles import install_tiles, load_tiles, this_device
 
 
 def main() -> None:
@@ -30,28 +29,23 @@ def main() -> None:
     parser.add_argument("--sections", nargs="+", default=["linears", "stages", "steps"])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--tokens", nargs="+", type=int, default=[16, 32, 64, 96, 128, 256])
-    parser.add_argument("--tune", action="store_true", help="search the linears' configurations instead")
-    parser.add_argument("--tensor-parallel", type=int, default=1, help="with --tune: the share of one of N ranks")
-    parser.add_argument("--jobs", type=int, default=8, help="with --tune: processes that compile")
     parser.add_argument("--prefix", type=int, default=1024)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     cases = [(1, 32), (1, 64), (1, 128), (4, 32), (8, 64), (8, 128)]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
+    tiles = load_tiles(this_device())
+    install_tiles(tiles.table)
+    print(f"tiles of {' and '.join(map(str, tiles.files)) or 'no file'}")
     floors = measure_floors(torch.device("cuda"), torch.bfloat16, median_seconds)
     result: dict[str, object] = {"floors": floors}
     print(floors, flush=True)
-    if arguments.tune:
-        tp = arguments.tensor_parallel
-        compile_all(arguments.kinds, arguments.tokens, tp, arguments.jobs)
-        result["tune"] = tune(arguments.kinds, arguments.tokens, tp)
-    else:
-        if "linears" in arguments.sections:
-            result["linears"] = compare_linears(arguments.kinds, arguments.tokens)
-        if "stages" in arguments.sections:
-            result["stages"] = stages(cases, arguments.prefix)
-        if "steps" in arguments.sections:
-            result["steps"] = steps(arguments.kinds, cases, arguments.prefix, floors)
+    if "linears" in arguments.sections:
+        result["linears"] = compare_linears(arguments.kinds, arguments.tokens)
+    if "stages" in arguments.sections:
+        result["stages"] = stages(cases, arguments.prefix)
+    if "steps" in arguments.sections:
+        result["steps"] = steps(arguments.kinds, cases, arguments.prefix, floors)
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1, default=str))
 

@@ -10,16 +10,17 @@ from typing import Annotated
 
 import typer
 
-from common.commands.bench import RAW_ARGUMENTS, bench
 from common.commands.demo import demo
 from common.commands.doctor import doctor
-from common.commands.estimate import estimate
 from common.commands.evaluate import evaluate, lm_eval
 from common.commands.parity import parity
 from common.commands.quantize import quantize
 from common.commands.report import report
 from common.commands.run import run
 from common.commands.serve import serve
+from common.commands.speed.bench import RAW_ARGUMENTS, bench
+from common.commands.speed.estimate import estimate
+from common.commands.speed.tune import tune
 from common.commands.trace import trace
 from common.errors import ConfigError, EngineError, one_line
 from common.processes import (
@@ -36,7 +37,7 @@ app = typer.Typer(
     name="lopa",
     help="Decode text with diffusion language models, several lookahead branches at a time (LoPA).\n\n"
     "A profile says what runs the model, a run what is decoded. `run`, `serve` and `evaluate` take the profile as "
-    "--profile, `estimate` and `bench` as the argument before RUN, as all scripts do.",
+    "--profile, `estimate`, `bench` and `tune` as the argument before RUN, as all scripts do.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -45,6 +46,7 @@ app = typer.Typer(
 for _command in (demo, run, serve, evaluate, report, trace, parity, doctor, quantize, estimate):
     app.command()(_command)
 app.command(**RAW_ARGUMENTS)(bench)
+app.command(**RAW_ARGUMENTS)(tune)
 app.command("lm-eval", **RAW_ARGUMENTS)(lm_eval)
 
 

@@ -7,7 +7,15 @@ behind this room sees a dict or fills in a default.
 from common.config.consistent import BLOCKS_FROM_ZERO
 from common.config.decode import AUTO_LOOKAHEAD, NUM_CANDIDATES, DecodeConfig
 from common.config.explain import explain, problem, remedy
-from common.config.files import fewshot_file, find_config, load_profile, load_profile_and_run, load_run, load_yaml
+from common.config.files import (
+    fewshot_file,
+    find_config,
+    load_profile,
+    load_profile_and_run,
+    load_run,
+    load_yaml,
+    tiles_folder,
+)
 from common.config.frozen import Frozen, Settings
 from common.config.profile import DeviceProfile, GraphConfig, MeshConfig
 from common.config.run import BenchmarkName, InputConfig, OutputConfig, RunConfig
@@ -44,4 +52,5 @@ __all__ = [
     "problem",
     "remedy",
     "slug",
+    "tiles_folder",
 ]

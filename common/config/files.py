@@ -41,6 +41,11 @@ def fewshot_file(name: str) -> Path:
     return _CONFIGS / "fewshot" / name
 
 
+def tiles_folder() -> Path:
+    """configs/tiles: the tiles of linears that come with the package, a file a device."""
+    return _CONFIGS / "tiles"
+
+
 def _is(kind: Callable[[Path], bool], path: Path) -> bool:
     try:
         return kind(path)

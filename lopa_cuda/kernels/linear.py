@@ -3,7 +3,8 @@
 bf16, int8 (exact int32 sums) and fp8 e4m3, operands fetched by the tensor memory accelerator. The depth is cut into
 split-K parts so that every multiprocessor streams from the first microsecond to the last; the parts are summed in a
 fixed order by whoever reads them (norm, rope, or `sum_partials`), without atomics. Each program prefetches the head of
-its weight rows into L2 before it waits for its predecessor. `linear_table` says for which shapes this beats the library
+its weight rows into L2 before it waits for its predecessor. `lopa_cuda.tiles` says for which shapes this beats the
+library.
 
 Shapes: T tokens, C output channels, K input channels.
 """
@@ -30,16 +31,16 @@ from lopa_cuda.kernels.launch import (
     release_successor,
     start_after_predecessor,
 )
-from lopa_cuda.kernels.linear_table import LinearConfig, find_config
 from lopa_cuda.kernels.quantize import quantize_per_token, silu_times
 from lopa_cuda.kernels.swiglu import swiglu
+from lopa_cuda.tiles import MOST_TILE_TOKENS, Kind, LinearConfig, find_config
 from quant.w8a8 import QuantizedActivation
 
 SUM_BLOCK = 1024
-KIND_OF = {torch.bfloat16: "bf16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+KIND_OF: dict[torch.dtype, Kind] = {torch.bfloat16: "bf16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 # wgmma sums fp8 products in less than fp32; after this many input channels the sum moves to an fp32 register.
 FP8_ACCUMULATE = 128
-_INVARIANT_TILE, _INVARIANT_TOKENS = LinearConfig(128, 64, 1, 4, warps=8), 128
+_INVARIANT_TILE = LinearConfig(128, 64, 1, 4, warps=8)
 
 
 @triton.jit
@@ -260,7 +261,7 @@ def invariant_linear(x_TK: Tensor, weight_CK: Tensor, bias_C: Tensor | None = No
     """bf16 [T, C], each row by the same sums whatever T is: one tile for every number of tokens."""
     block_k = 64 if weight_CK.shape[1] % 64 == 0 else 32
     tile = _INVARIANT_TILE._replace(block_k=block_k)
-    y_TC = launch_linear(x_TK, None, weight_CK, bias_C, None, tile, block_t=_INVARIANT_TOKENS)
+    y_TC = launch_linear(x_TK, None, weight_CK, bias_C, None, tile, block_t=MOST_TILE_TOKENS)
     assert isinstance(y_TC, Tensor)
     return y_TC
 
@@ -281,9 +282,7 @@ def launch_linear(
     out = None if is_partial else out_TC
     if out is None:
         out = torch.empty(shape, dtype=acc_dtype if is_partial else torch.bfloat16, device=x_TK.device)
-    # Few weight rows, or a tail, cannot take the matrix unit's first dimension: the tokens then fill it up to 64.
-    least_t = 64 if config.tail or config.block_c < 64 else 16
-    block_t = block_t or max(least_t, min(128, triton.next_power_of_2(num_tokens)))
+    block_t = block_t or config.tile_tokens(num_tokens)
     num_tiles = triton.cdiv(num_columns, config.block_c + config.tail)
     tail = TensorDescriptor.from_tensor(weight_CK, [config.tail, config.block_k]) if config.tail else None
     _linear_kernel[(num_tiles, config.splits, triton.cdiv(num_tokens, block_t))](

@@ -1,4 +1,4 @@
-"""What scripts/bench_kernels.py times: linears, stages, steps, one module each, and the search for tiles.
+"""What scripts/bench_kernels.py times: linears, stages, steps, one module each.
 
 Importing its modules needs Triton; running them needs a CUDA device.
 """

@@ -1,10 +1,6 @@
-"""Dream-7B's shapes, random tensors of them, and the stopwatch: what every section shares."""
+"""Dream-7B's shapes, and random tensors of them: what every section shares."""
 
 from __future__ import annotations
-
-import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,74 +8,20 @@ from torch import Tensor
 
 from common.paging import pages_for
 from lopa_cuda import kernels
-from lopa_cuda.kernels.launch import Quantize
 from lopa_cuda.steps import PAGE_SIZE, RECORD, Tiling, write_tiles
-from quant.w8a8 import QuantizedActivation
+from lopa_cuda.tiles import Kind
+from lopa_cuda.tuning.stopwatch import random
 
 WIDTH, INNER, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, VOCAB = 3584, 18944, 28, 28, 4, 128, 152064
 MASK_ID, EPS = 151666, 1e-6
 QKV = (HEADS + 2 * KV_HEADS) * HEAD_SIZE
-KINDS = ("bf16", "int8", "fp8")
-
-
-def linear_shapes(tp: int) -> dict[str, tuple[int, int]]:
-    """(output channels, input channels) of every linear on one of tp ranks."""
-    return {
-        "qkv": (QKV // tp, WIDTH), "o": (WIDTH, WIDTH // tp), "gate_up": (2 * INNER // tp, WIDTH),
-        "down": (WIDTH, INNER // tp), "head": (VOCAB // tp, WIDTH),
-    }  # fmt: skip
-
-
-SHAPES = linear_shapes(1)
+KINDS: tuple[Kind, ...] = ("bf16", "int8", "fp8")
 LAYER = ("qkv", "o", "gate_up", "down")
-
-
-def graph_us(run: Callable[[int], object], launches: int, replays: int = 15) -> float:
-    """Microseconds of one run(i), captured `launches` times in one graph; median over replays."""
-    run(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(launches):
-            run(i)
-    times = []
-    for _ in range(replays + 3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / launches)
-    return statistics.median(times[3:])
-
-
-def random(*shape: int, scale: float = 1.0) -> Tensor:
-    return torch.randn(shape, device="cuda", dtype=torch.bfloat16) * scale
-
-
-@dataclass
-class Weight:
-    values: Tensor
-    scale: Tensor | None = None
-
-
-def make_weight(num_out: int, num_in: int, kind: str) -> Weight:
-    """Random, of the scale trained weights have."""
-    if kind == "bf16":
-        return Weight(random(num_out, num_in, scale=0.02))
-    values = torch.randint(-127, 128, (num_out, num_in), device="cuda", dtype=torch.int8)
-    if kind == "fp8":
-        values = random(num_out, num_in, scale=100.0).clamp(-448, 448).to(torch.float8_e4m3fn)
-    return Weight(values, torch.full((num_out,), 2e-4, device="cuda"))
-
-
-def make_input(num_tokens: int, num_in: int, kind: str) -> Tensor | QuantizedActivation:
-    x = random(num_tokens, num_in)
-    return x if kind == "bf16" else kernels.quantize_per_token(x, kind)  # type: ignore[arg-type]
-
-
-def as_quantize(kind: str) -> Quantize | None:
-    return None if kind == "bf16" else kind  # type: ignore[return-value]
+# (output channels, input channels)
+SHAPES = {
+    "qkv": (QKV, WIDTH), "o": (WIDTH, WIDTH), "gate_up": (2 * INNER, WIDTH), "down": (WIDTH, INNER),
+    "head": (VOCAB, WIDTH),
+}  # fmt: skip
 
 
 def num_pages(prefix: int) -> int:

@@ -9,6 +9,7 @@ import torch
 from common.model import rotary_table
 from lopa_cuda import kernels
 from lopa_cuda.kernels.launch import Partials
+from lopa_cuda.tuning.stopwatch import graph_us, random
 
 from .inputs import (
     EPS,
@@ -20,10 +21,8 @@ from .inputs import (
     QKV,
     VOCAB,
     WIDTH,
-    graph_us,
     make_committed,
     make_rows,
-    random,
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,8 @@ from torch import Tensor
 from common.model import rotary_table
 from lopa_cuda import kernels
 from lopa_cuda.kernels.launch import Partials
+from lopa_cuda.tiles import Kind
+from lopa_cuda.tuning.stopwatch import Weight, as_quantize, graph_us, make_weight, random
 
 from .inputs import (
     EPS,
@@ -23,20 +25,15 @@ from .inputs import (
     SHAPES,
     VOCAB,
     WIDTH,
-    Weight,
-    as_quantize,
-    graph_us,
     make_committed,
     make_rows,
-    make_weight,
-    random,
 )
 
 
 class Step:
     """All layers, head and statistics of one step, as lopa_cuda.ops.plain strings the kernels together at tp = 1."""
 
-    def __init__(self, kind: str, num_layers: int = LAYERS) -> None:
+    def __init__(self, kind: Kind, num_layers: int = LAYERS) -> None:
         self.kind, self.quantize = kind, as_quantize(kind)
         self.layers = [{name: make_weight(*SHAPES[name], kind) for name in LAYER} for _ in range(num_layers)]
         self.bias, self.norm_weight, self.head = random(QKV), random(WIDTH), make_weight(VOCAB, WIDTH, "bf16")
@@ -76,7 +73,7 @@ class Step:
 
 
 def steps(
-    kinds: list[str], cases: list[tuple[int, int]], prefix: int, floors: dict[str, float]
+    kinds: Sequence[Kind], cases: list[tuple[int, int]], prefix: int, floors: dict[str, float]
 ) -> list[dict[str, object]]:
     results: list[dict[str, object]] = []
     for kind in kinds:

@@ -6,6 +6,7 @@ Outputs are poisoned through the allocator's reuse: every check draws new random
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import accumulate, product
 from typing import Any
 
@@ -29,6 +30,7 @@ from common.model import (
 from common.paging import pages_for
 from lopa_cuda.ops.plain import visible_keys
 from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Tiling, write_tiles
+from lopa_cuda.tiles import LinearConfig, find_config, load_tiles, only_tiles, this_device
 from quant import fp8, w8a8
 
 pytestmark = pytest.mark.cuda
@@ -36,11 +38,17 @@ if torch.cuda.is_available():
     pytest.importorskip("triton", reason="the kernels need Triton")
     from lopa_cuda import kernels
     from lopa_cuda.kernels.linear import launch_linear
-    from lopa_cuda.kernels.linear_table import LinearConfig, find_config
     from lopa_cuda.ops.fused import sampled_of
 
 BF16_TOLERANCE = 1e-2
 DREAM, DEMO = (28, 4, 128), (4, 2, 64)  # heads, KV heads, head size
+
+
+@pytest.fixture(scope="module", autouse=True)
+def committed_tiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What ships for this device, without what its user has measured."""
+    with only_tiles(load_tiles(this_device(), own=tmp_path_factory.mktemp("none")).table):
+        yield
 
 
 def random(*shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
@@ -222,8 +230,7 @@ def test_attention_quantizes_its_output() -> None:
 @pytest.mark.parametrize("kind", ["bf16", "int8", "fp8"])
 @pytest.mark.parametrize(
     "config", [LinearConfig(64, 128, 1, 4), LinearConfig(64, 128, 7, 3), LinearConfig(128, 128, 4, 3, swap=True)]
-    if torch.cuda.is_available() else []
-)  # fmt: skip
+)
 def test_skinny_linear(num_tokens: int, kind: str, config: LinearConfig) -> None:
     x, weight, bias = random(num_tokens, 3584), random(1152, 3584, scale=0.02, seed=1), random(1152, seed=2)
     if kind == "bf16":

@@ -14,8 +14,8 @@ import typer
 from typer.main import get_command
 
 from common.batch import check_input, input_and_output
-from common.commands import bench
 from common.commands.main import app
+from common.commands.speed import bench
 from common.config import DeviceProfile, RunConfig
 from common.errors import ConfigError
 from common.platforms import platform_of

@@ -34,6 +34,7 @@ from common.model import (
 from common.paging import pages_for
 from lopa_cuda.ops.plain import visible_keys
 from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Tiling, write_tiles
+from lopa_cuda.tiles import LinearConfig
 from quant import fp8, w8a8
 from quant.w8a8 import QuantizedActivation
 from tests.unit.lopa_cuda.operands import random, relative_error
@@ -45,7 +46,6 @@ interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="runs in test_in_the
 if IS_INTERPRETED:
     from lopa_cuda import kernels
     from lopa_cuda.kernels.linear import launch_linear
-    from lopa_cuda.kernels.linear_table import TABLE, LinearConfig
     from lopa_cuda.ops.fused import sampled_of
 
 
@@ -261,16 +261,3 @@ def test_samples_are_those_of_the_plain_version(monkeypatch: pytest.MonkeyPatch,
     greedy = merge_statistics(kernels.head_statistics(logits, 100, 117)[None], strategy)
     torch.testing.assert_close(found[::4], greedy[::4], rtol=1e-4, atol=1e-4)
     assert (found[:, 0] != greedy[:, 0]).any()
-
-
-@interpreted
-def test_every_entry_of_the_linear_table_fits_the_device() -> None:
-    for (kind, _, num_in, fusion), entries in TABLE.items():
-        limits = [most_tokens for most_tokens, _ in entries]
-        assert limits == sorted(set(limits))
-        for most_tokens, config in entries:
-            weight_rows = (config.block_c + config.tail) * (2 if fusion == "swiglu" else 1)
-            stage_bytes = (most_tokens + weight_rows) * config.block_k * (2 if kind == "bf16" else 1)
-            assert num_in % config.block_k == 0 and stage_bytes * config.stages <= 227 * 1024
-            assert fusion == "none" or config.splits == 1
-            assert not config.tail or (fusion == "swiglu" and not config.swap)

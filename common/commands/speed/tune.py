@@ -1,0 +1,50 @@
+"""`lopa tune`: measure tiles for a model's linears. It reads its own arguments, since `--tokens` takes a list."""
+
+from __future__ import annotations
+
+import argparse
+
+import typer
+
+from common.commands.options import load_both
+from common.platforms import TuneOptions, platform_of
+from common.processes import apply_environment
+
+USUAL_TOKENS = (16, 32, 64, 128, 192)  # of a step of one row, and of four short ones
+_MOST_TOKENS = 1024
+
+
+def tune(context: typer.Context) -> None:
+    """Measure which tiles this model's linears run fastest with on this GPU, for the engine's next start."""
+    known = parse(context.args)
+    profile, run = load_both(known.profile, known.run, known.set)
+    apply_environment(profile.environment)
+    options = TuneOptions(tuple(sorted(set(known.tokens))), known.output, known.overwrite)
+    for line in platform_of(profile).tune(profile, run, options):
+        typer.echo(line)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Ends the process with a usage message where they are wrong."""
+    return _parser().parse_args(arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lopa tune", description=tune.__doc__)
+    parser.add_argument("profile", metavar="PROFILE", help="a YAML file, or a name from configs/profiles")
+    parser.add_argument("run", metavar="RUN", help="a YAML file, or a name from configs/runs, whose model is meant")
+    parser.add_argument(
+        "--tokens", nargs="+", type=_count, default=list(USUAL_TOKENS), metavar="N",
+        help=f"numbers of tokens to measure for, each also for those below it; {' '.join(map(str, USUAL_TOKENS))} if "
+        "not given",
+    )  # fmt: skip
+    parser.add_argument("--output", metavar="FILE", help="write here, not where engines read this user's tiles")
+    parser.add_argument("--overwrite", action="store_true", help="measure again what the file has")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= _MOST_TOKENS:
+        raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers from 1 to {_MOST_TOKENS}")
+    return int(text)

@@ -1,0 +1,53 @@
+"""Tiles of the skinny linears: which shapes run on the Triton kernel and how, as data that needs no Triton.
+
+    configs/tiles/*.json, the user's file -> load_tiles -> install_tiles, once a process -> find_config, every linear
+
+Files are read where the engine is built. What has no entry runs on the library. `lopa_cuda.tuning` measures entries.
+"""
+
+from lopa_cuda.tiles.files import TileEntry, TilesFile, impossible, read_tiles, save_tiles, shared_bytes, to_json
+from lopa_cuda.tiles.linears import ModelLinear, model_linears
+from lopa_cuda.tiles.lookup import Device, DeviceTiles, is_file, load_tiles, own_folder, tell, this_device
+from lopa_cuda.tiles.table import (
+    MOST_TILE_TOKENS,
+    Fusion,
+    Kind,
+    LinearConfig,
+    LinearShape,
+    Tiles,
+    TileTable,
+    find_config,
+    install_tiles,
+    merge_tiles,
+    only_tiles,
+)
+
+__all__ = [
+    "MOST_TILE_TOKENS",
+    "Device",
+    "DeviceTiles",
+    "Fusion",
+    "Kind",
+    "LinearConfig",
+    "LinearShape",
+    "ModelLinear",
+    "TileEntry",
+    "TileTable",
+    "Tiles",
+    "TilesFile",
+    "find_config",
+    "impossible",
+    "install_tiles",
+    "is_file",
+    "load_tiles",
+    "merge_tiles",
+    "model_linears",
+    "only_tiles",
+    "own_folder",
+    "read_tiles",
+    "save_tiles",
+    "shared_bytes",
+    "tell",
+    "this_device",
+    "to_json",
+]

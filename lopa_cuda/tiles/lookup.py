@@ -1,0 +1,97 @@
+"""Which tiles a device gets: those committed for it, or for the nearest one, and over them the user's own.
+
+A file is named by its device, `nvidia_h200.json`. Committed files lie in configs/tiles, the user's in a cache folder:
+`$LOPA_TILES`, else `lopa/tiles` in `$XDG_CACHE_HOME` or `~/.cache`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from common.config import tiles_folder
+from lopa_cuda.tiles.files import TilesFile, read_tiles
+from lopa_cuda.tiles.table import LinearShape, Tiles, TileTable, merge_tiles
+
+FOLDER_VARIABLE = "LOPA_TILES"
+
+
+class Device(NamedTuple):
+    name: str  # as the driver says it: NVIDIA H200
+    compute_capability: str  # 9.0
+
+    @property
+    def file_name(self) -> str:
+        return re.sub(r"[^a-z0-9]+", "_", self.name.lower()).strip("_") + ".json"
+
+
+def this_device() -> Device:
+    """The CUDA device that this process uses."""
+    return Device(torch.cuda.get_device_name(), ".".join(map(str, torch.cuda.get_device_capability())))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTiles:
+    """files: where the table comes from, later ones over earlier ones."""
+
+    table: TileTable
+    files: tuple[Path, ...] = ()
+
+
+def own_folder() -> Path:
+    """Where this user's tiles lie, whether or not it exists."""
+    given = os.environ.get(FOLDER_VARIABLE)
+    if given:
+        return Path(given)
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not cache.is_absolute():  # the XDG rules: a relative one is none
+        cache = Path(os.environ.get("HOME") or "/") / ".cache"
+    return cache / "lopa" / "tiles"
+
+
+def load_tiles(device: Device, committed: Path | None = None, own: Path | None = None) -> DeviceTiles:
+    """The tiles of a device. committed, own: folders other than configs/tiles and the user's.
+
+    Raises ConfigError for a file that is wrong, OSError for one that cannot be read.
+    """
+    shipped = _committed_for(device, committed or tiles_folder())
+    mine = (own or own_folder()) / device.file_name
+    found = [*([shipped] if shipped else []), *([(mine, read_tiles(mine))] if is_file(mine) else [])]
+    table: dict[LinearShape, Tiles] = {}
+    for _, file in found:
+        for shape, entry in file.entries.items():
+            table[shape] = merge_tiles(table.get(shape, ()), entry.tiles)
+    return DeviceTiles(table, tuple(path for path, _ in found))
+
+
+def _committed_for(device: Device, folder: Path) -> tuple[Path, TilesFile] | None:
+    """The device's own file; else the first, by name, of its compute capability."""
+    exact = folder / device.file_name
+    if is_file(exact):
+        return exact, read_tiles(exact)
+    files = ((path, read_tiles(path)) for path in sorted(folder.glob("*.json")))
+    return next((found for found in files if found[1].compute_capability == device.compute_capability), None)
+
+
+def is_file(path: Path) -> bool:
+    """False also where a folder above it may not be looked into."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def tell(device: Device, tiles: DeviceTiles, linears: Iterable[tuple[str, LinearShape]]) -> str:
+    """The line of a start: where the tiles come from, and which linears of the model (name, shape) have none."""
+    source = " and ".join(map(str, tiles.files)) or "no file"
+    without = [f"{name} {shape}" for name, shape in linears if shape not in tiles.table]
+    line = f"linear tiles of {device.name}: {source}"
+    if not without:
+        return line
+    return f"{line}; on the library for want of an entry: {', '.join(without)} (`lopa tune PROFILE RUN` measures them)"

@@ -1,0 +1,93 @@
+"""Which tiles are worth timing: those whose programs stream the weight at one speed and end together.
+
+What the search of many shapes has shown: programs should fill the multiprocessors once, or evenly a few times; each
+should hold as many blocks in flight as its share of the shared memory has room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import product
+from math import ceil
+
+from lopa_cuda.tiles import MOST_TILE_TOKENS, LinearConfig, LinearShape, impossible, shared_bytes
+
+MOST_CANDIDATES = 28  # of a shape and a number of tokens: each is compiled
+_SHARED_BYTES = 232_448  # of a multiprocessor
+_RESERVED_BYTES = 1500  # of a program: barriers and descriptors
+_MOST_STAGES, _LEAST_STAGES = 8, 3
+_MOST_RESIDENT = 3  # programs of a multiprocessor at once, where there are more than fit
+_MOST_SUMS = 128 * 288  # of a program: they fit its registers
+_WIDE_SUMS = 128 * 128  # from here on a program takes 8 warps, up to here 4
+_FEWEST_PROGRAMS = 0.5  # of the multiprocessors: fewer leave memory bandwidth unused
+_MANY_WAVES = 3  # programs a multiprocessor that need not all be there at once, and no parts
+_EVEN_WAVES = 4  # from so many programs a multiprocessor on, those that end late no longer matter
+_USUAL_ROWS = {32: 0.97, 64: 1.0, 128: 0.98, 256: 0.94}
+_SECOND_CHOICE = 0.8  # what a variant that seldom wins promises beside its first version
+
+Case = tuple[LinearShape, int, LinearConfig]  # int: tokens
+
+
+def candidates(shape: LinearShape, num_tokens: int, multiprocessors: int) -> list[LinearConfig]:
+    """The most promising first, at most MOST_CANDIDATES. All can run."""
+    promise: dict[LinearConfig, float] = {}
+    waves_of = {tile: _num_programs(shape, tile, num_tokens) / multiprocessors for tile in _blocks(shape, num_tokens)}
+    fewest = min(_FEWEST_PROGRAMS, max(waves_of.values(), default=0) / 2)  # a small linear fills no device
+    for narrow, waves in waves_of.items():
+        if waves < fewest or (waves > _MANY_WAVES and narrow.splits > 1):
+            continue
+        balance = 1.0 if waves >= _EVEN_WAVES else waves / ceil(waves)
+        for resident in range(1, _MOST_RESIDENT + 1) if waves > _MANY_WAVES else (ceil(waves),):
+            for config, worth in _filled(shape, narrow, num_tokens, resident):
+                promise[config] = max(balance * worth * _usual(config), promise.get(config, 0.0))
+    return sorted(promise, key=lambda config: (-promise[config], config))[:MOST_CANDIDATES]
+
+
+def _usual(config: LinearConfig) -> float:
+    """Decides between tiles of one balance: by what has won more often."""
+    return _USUAL_ROWS[config.block_c] * (0.95 if config.splits > 4 or config.swap else 1.0)
+
+
+def _blocks(shape: LinearShape, num_tokens: int) -> Iterator[LinearConfig]:
+    """Tiles with as few stages as pay."""
+    is_gated, element = shape.fusion == "swiglu", 2 if shape.kind == "bf16" else 1
+    splits = (1,) if is_gated else (1, 2, 3, 4, 7)
+    tails = (0, 16) if is_gated and num_tokens > 32 else (0,)
+    # The matrix unit's first dimension: tokens where they fill it, unless 8-bit weight rows do better.
+    swaps = (False, True) if num_tokens > 64 and element == 1 and not is_gated else (False,)
+    for block_c, row_bytes, split, tail, swap in product((32, 64, 128, 256), (128, 256), splits, tails, swaps):
+        config = LinearConfig(block_c, row_bytes // element, split, _LEAST_STAGES, swap=swap, tail=tail)
+        if _num_sums(shape, config, num_tokens) <= _MOST_SUMS and not impossible(shape, config, num_tokens):
+            yield config
+
+
+def _filled(
+    shape: LinearShape, narrow: LinearConfig, num_tokens: int, resident: int
+) -> Iterator[tuple[LinearConfig, float]]:
+    """With as many stages as the shared memory of so many programs holds, and a little fewer; with what it promises."""
+    stage_bytes = shared_bytes(shape, narrow._replace(stages=1), num_tokens)
+    most = min(_MOST_STAGES, (_SHARED_BYTES // resident - _RESERVED_BYTES) // stage_bytes)
+    num_sums = _num_sums(shape, narrow, num_tokens)
+    for stages, worth in ((most, 1.0), (most - (1 if most < 6 else 2), _SECOND_CHOICE)):
+        if stages >= _LEAST_STAGES:
+            yield narrow._replace(stages=stages, warps=8 if num_sums > _WIDE_SUMS else 4), worth
+            if _WIDE_SUMS <= num_sums <= 2 * _WIDE_SUMS:
+                yield narrow._replace(stages=stages, warps=4 if num_sums > _WIDE_SUMS else 8), worth * _SECOND_CHOICE
+
+
+def _num_sums(shape: LinearShape, config: LinearConfig, num_tokens: int) -> int:
+    gates = 2 if shape.fusion == "swiglu" else 1
+    return config.tile_tokens(num_tokens) * (config.block_c + config.tail) * gates
+
+
+def _num_programs(shape: LinearShape, config: LinearConfig, num_tokens: int) -> int:
+    columns = shape.num_out // (2 if shape.fusion == "swiglu" else 1)
+    return ceil(columns / (config.block_c + config.tail)) * config.splits * ceil(num_tokens / MOST_TILE_TOKENS)
+
+
+def distinct(cases: Iterable[Case]) -> list[Case]:
+    """Without those that are one kernel: numbers of tokens whose tiles are alike."""
+    kernels = {
+        (shape, config, config.tile_tokens(n), n % 16 == 0, n == 1): (shape, n, config) for shape, n, config in cases
+    }
+    return list(kernels.values())

@@ -1,0 +1,58 @@
+"""Tiles into Triton's cache on disk, by several processes: compiling takes longer than timing, and one process compiles
+one kernel at a time. Importing this needs Triton, running it a CUDA device.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+
+import torch
+from triton.errors import TritonError
+
+from lopa_cuda.kernels.linear import launch_linear
+from lopa_cuda.tiles import Kind
+from lopa_cuda.tuning.candidates import Case
+
+_DTYPES: dict[Kind, torch.dtype] = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+_MOST_JOBS = 12  # each takes some GiB of the device
+
+
+def num_jobs() -> int:
+    return min(_MOST_JOBS, len(os.sched_getaffinity(0)))
+
+
+def compile_all(cases: list[Case]) -> None:
+    """What a device cannot take is left out: timing it says so again."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_jobs(), mp_context=context, initializer=_end_with_parent) as pool:
+        for _ in pool.map(_compile, cases, chunksize=4):
+            pass
+
+
+def _end_with_parent() -> None:
+    """Ctrl-C is the parent's to answer, and a worker would outlive one that was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _compile(case: Case) -> None:
+    """By one launch, over whatever the memory holds."""
+    shape, num_tokens, config = case
+    dtype, is_quantized = _DTYPES[shape.kind], shape.kind != "bf16"
+    weight_CK, x_TK = (torch.empty(n, shape.num_in, dtype=dtype, device="cuda") for n in (shape.num_out, num_tokens))
+    scale_C, scale_T = (torch.empty(n, device="cuda") if is_quantized else None for n in (shape.num_out, num_tokens))
+    with suppress(TritonError):
+        launch_linear(x_TK, scale_T, weight_CK, None, scale_C, config, is_gated=shape.fusion == "swiglu")
+    torch.cuda.synchronize()
