@@ -18,7 +18,7 @@ from lopa_cuda.tuning.pair import LayerSizes
 MODEL = Path(__file__).parents[3] / "configs" / "models" / "dream_7b"
 
 
-@pytest.mark.parametrize(("kind", "quantization"), zip(KINDS, (None, "w8a8", "fp8"), strict=True))
+@pytest.mark.parametrize(("kind", "quantization"), list(zip(KINDS, (None, "w8a8", "fp8"), strict=True)))
 def test_the_linears_are_those_of_the_model(kind: Kind, quantization: str | None) -> None:
     config = load_model_config(MODEL)
     profile = DeviceProfile(name="test", engine="lopa_cuda", device="cuda", quantization=quantization)
