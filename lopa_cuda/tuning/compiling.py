@@ -9,16 +9,18 @@ import os
 import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from concurrent.futures.process import BrokenProcessPool
 
 import torch
 from triton.errors import TritonError
 
+from common.errors import EngineError
 from lopa_cuda.kernels.linear import launch_linear
 from lopa_cuda.tiles import Kind
 from lopa_cuda.tuning.candidates import Case
 
 _DTYPES: dict[Kind, torch.dtype] = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+_COMPILER_GAVE_UP = "PassManager::run failed"  # a plain RuntimeError
 _MOST_JOBS = 12  # each takes some GiB of the device
 
 
@@ -27,11 +29,17 @@ def num_jobs() -> int:
 
 
 def compile_all(cases: list[Case]) -> None:
-    """What a device cannot take is left out: timing it says so again."""
+    """What a device cannot take is left out: timing it says so again. Raises EngineError where a process is killed."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_jobs(), mp_context=context, initializer=_end_with_parent) as pool:
-        for _ in pool.map(_compile, cases, chunksize=4):
-            pass
+    try:
+        with ProcessPoolExecutor(num_jobs(), mp_context=context, initializer=_end_with_parent) as pool:
+            for _ in pool.map(_compile, cases, chunksize=4):
+                pass
+    except BrokenProcessPool as error:
+        raise EngineError(
+            f"one of {num_jobs()} processes that compile tiles was killed, as by a host without memory: start again, "
+            "what is compiled is kept"
+        ) from error
 
 
 def _end_with_parent() -> None:
@@ -53,6 +61,14 @@ def _compile(case: Case) -> None:
     dtype, is_quantized = _DTYPES[shape.kind], shape.kind != "bf16"
     weight_CK, x_TK = (torch.empty(n, shape.num_in, dtype=dtype, device="cuda") for n in (shape.num_out, num_tokens))
     scale_C, scale_T = (torch.empty(n, device="cuda") if is_quantized else None for n in (shape.num_out, num_tokens))
-    with suppress(TritonError):
+    try:
         launch_linear(x_TK, scale_T, weight_CK, None, scale_C, config, is_gated=shape.fusion == "swiglu")
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
+    except (TritonError, RuntimeError) as error:
+        if not is_refusal(error):
+            raise
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether it says that a tile takes more than the device has, or than the compiler can do."""
+    return isinstance(error, TritonError) or _COMPILER_GAVE_UP in str(error)

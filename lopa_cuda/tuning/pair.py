@@ -17,6 +17,7 @@ from common.model import rotary_table
 from lopa_cuda import kernels
 from lopa_cuda.kernels.launch import Partials
 from lopa_cuda.tiles import LinearConfig, ModelLinear, only_tiles
+from lopa_cuda.tuning.compiling import is_refusal
 from lopa_cuda.tuning.stopwatch import as_quantize, graph_us, make_input, random, rotation
 from quant.w8a8 import QuantizedActivation
 
@@ -59,7 +60,7 @@ class LinearPair:
     def us(self, num_tokens: int, config: LinearConfig | None, replays: int = _REPLAYS) -> float:
         """Microseconds with the kernel's tile, or the library's where `config` is None.
 
-        Raises triton.errors.TritonError for a tile that this device or compiler does not take.
+        Raises what `is_refusal` knows for a tile that this device or compiler does not take.
         """
         x, behind = make_input(num_tokens, self.shape.num_in, self.shape.kind), _Behind(self, num_tokens)
 
@@ -73,7 +74,9 @@ class LinearPair:
         """As `us`; None for what takes more than the device has, or its compiler can do."""
         try:
             return self.us(num_tokens, config, replays)
-        except TritonError:
+        except (TritonError, RuntimeError) as error:
+            if not is_refusal(error):
+                raise
             return None
 
     def is_right(self, num_tokens: int, config: LinearConfig) -> bool:
@@ -107,7 +110,7 @@ class _Behind:
         sizes = pair._sizes
         self._name, self._sizes, self._rotary, self._norm_weight = pair.name, sizes, pair._rotary, pair._norm_weight
         self._is_gated = pair.shape.fusion == "swiglu"
-        self._position = torch.arange(num_tokens, device="cuda", dtype=torch.int32)
+        self._position = torch.arange(num_tokens, device=pair._rotary.device, dtype=torch.int32)
         self._window = random(2, num_tokens, sizes.num_kv_heads, sizes.head_size)
         self._residual = random(num_tokens, sizes.hidden_size)
 

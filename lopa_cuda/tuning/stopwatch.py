@@ -17,6 +17,7 @@ from lopa_cuda.kernels.launch import Quantize
 from lopa_cuda.tiles import Kind
 from quant.w8a8 import QuantizedActivation
 
+DEVICE = "cuda"
 ROTATION_BYTES = 400 * 2**20  # of weights in turn: many times the L2 cache, so that none is found there
 _WARM_UP = 3
 
@@ -47,17 +48,17 @@ def graph_us(run: Callable[[int], object], launches: int, replays: int = 15) -> 
 
 
 def random(*shape: int, scale: float = 1.0) -> Tensor:
-    return torch.randn(shape, device="cuda", dtype=torch.bfloat16) * scale
+    return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) * scale
 
 
 def make_weight(num_out: int, num_in: int, kind: Kind) -> Weight:
     """Random, of the scale trained weights have."""
     if kind == "bf16":
         return Weight(random(num_out, num_in, scale=0.02))
-    values = torch.randint(-127, 128, (num_out, num_in), device="cuda", dtype=torch.int8)
+    values = torch.randint(-127, 128, (num_out, num_in), device=DEVICE, dtype=torch.int8)
     if kind == "fp8":
         values = random(num_out, num_in, scale=100.0).clamp(-448, 448).to(torch.float8_e4m3fn)
-    return Weight(values, torch.full((num_out,), 2e-4, device="cuda"))
+    return Weight(values, torch.full((num_out,), 2e-4, device=DEVICE))
 
 
 def rotation(num_out: int, num_in: int, kind: Kind) -> list[Weight]:

@@ -55,7 +55,8 @@ def test_in_the_interpreter() -> None:
     triton = pytest.importorskip("triton", reason="the kernels need Triton")
     if np.lib.NumpyVersion(np.__version__) >= "2.4.0" and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
         pytest.skip("Triton's interpreter before 3.7 cannot loop under numpy 2.4")
-    files = [__file__, str(Path(__file__).with_name("test_family_kernels.py"))]
+    others = ("test_family_kernels.py", "test_tuning_pair.py")
+    files = [__file__, *(str(Path(__file__).with_name(name)) for name in others)]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
