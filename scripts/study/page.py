@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.batch import markdown
+from common.metrics import summarize
 from common.metrics.bootstrap import Interval, difference, gain, paired_interval
 
 # What each sweep is compared with; of several the one that is right most often, and of equal ones the fastest.
@@ -43,6 +44,7 @@ BASES = {
     "study_seeds": ("greedy",),
     "study_precision": ("bfloat16",),
 }
+POOLED = ("study_policies", "study_confirmed")  # also shown with math and code problems together
 _HEADLINE = ("d2f, tau 0.95", "LoPA, k = 7", "k = 7, random winner")
 _ENVIRONMENT = ("engine", "device", "device_name", "dtype", "quantization", "torch", "commit")
 _MARK = re.compile(r"(<!-- study: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -56,6 +58,10 @@ def collect(folder: Path) -> dict[str, Any]:
         f"{path.parent.parent.name}/{path.parent.name}": _section(path)
         for path in sorted(folder.glob("*/*/sweep.json"))
     }
+    for name in POOLED:
+        own = [folder / run / name / "sweep.json" for run in ("demo", "demo_code")]
+        if all(path.exists() for path in own):
+            sections[f"both/{name}"] = _pooled(own, BASES[name])
     parts = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("part_*.json"))}
     return sections | {name: _part(part) for name, part in parts.items()}
 
@@ -79,6 +85,23 @@ def _section(path: Path) -> dict[str, Any]:
     rows = [_point(row, records[row["name"]], None if base is None else records[base]) for row in done]
     environment = done[0]["metrics"].get("environment", {}) if done else {}
     return {"base": base, "environment": _environment(environment), "rows": rows}
+
+
+def _pooled(paths: Sequence[Path], bases: tuple[str, ...]) -> dict[str, Any]:
+    """The points that are done in all of these sweeps, over all their problems together."""
+    records: dict[str, dict[str, Record]] = {}
+    for number, path in enumerate(paths):
+        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+            if row["status"] == "done":
+                own = {f"{number} {key}": record for key, record in _records(path.parent, row).items()}
+                records[row["name"]] = {**records.get(row["name"], {}), **own}
+    most = max(map(len, records.values()))
+    whole = {name: own for name, own in records.items() if len(own) == most}
+    metrics = {name: summarize(own.values()) for name, own in whole.items()}
+    rows = [{"name": name, "metrics": found} for name, found in metrics.items()]
+    base = _base(rows, bases)
+    points = [_point(row, whole[row["name"]], None if base is None else whole[base]) for row in rows]
+    return {"base": base, "rows": points}
 
 
 def _records(folder: Path, row: Mapping[str, Any]) -> dict[str, Record]:
@@ -114,7 +137,7 @@ def _point(row: Mapping[str, Any], own: dict[str, Record], base: dict[str, Recor
         "steps": _rounded(metrics["steps"]["mean"], 2),
         "rows_per_step": _rounded(metrics.get("rows_per_step"), 2),
     }
-    if metrics["run"]["max_num_requests"] == 1:
+    if metrics.get("run", {}).get("max_num_requests") == 1:
         point["step_ms"] = _rounded(1000 * metrics["latency_s"]["mean"] / metrics["steps"]["mean"], 3)
     shared = sorted(own.keys() & base.keys()) if base is not None else []
     if base is None or base is own or not shared:
