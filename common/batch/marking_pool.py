@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+import threading
+import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from common.batch.inputs import InputLine
@@ -44,9 +47,13 @@ class MarkingPool:
                 return
             yield self._next()
 
-    def rest(self) -> Iterator[dict[str, Any]]:
-        """All others, as soon as they are marked."""
+    def rest(self, limit_s: float = math.inf) -> Iterator[dict[str, Any]]:
+        """All others, as soon as they are marked; after limit_s seconds those that then are."""
+        ends_at = time.monotonic() + limit_s
         while self._waiting:
+            left_s = min(threading.TIMEOUT_MAX, max(0.0, ends_at - time.monotonic()))
+            if not wait([self._waiting[0][1]], left_s).done:
+                return
             yield self._next()
 
     def close(self) -> None:

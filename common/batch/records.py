@@ -15,6 +15,8 @@ from common.errors import ConfigError
 from common.metrics import request_record
 from common.processes import Stopped
 
+_STOP_LIMIT_S = 1.0  # for answers that are being marked when a run is stopped; those that take longer are decoded again
+
 
 class TextGenerator(Protocol):
     """What a batch run needs of `common.generate.Generator`."""
@@ -66,7 +68,7 @@ def records(
             yield from _drain(refused)
         yield from marking.rest()
     except Stopped:
-        yield from marking.rest()
+        yield from marking.rest(_STOP_LIMIT_S)
         raise
     finally:
         marking.close()

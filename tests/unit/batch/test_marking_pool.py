@@ -47,6 +47,15 @@ def test_a_program_that_takes_long_holds_nobody_up(gate: threading.Event) -> Non
     pool.close()
 
 
+def test_a_run_that_is_stopped_waits_a_little_for_marks(gate: threading.Event) -> None:
+    pool = MarkingPool(SOURCE)
+    pool.put({"id": "slow"}, line("slow", **PROGRAM), "a")
+    assert list(pool.rest(0.1)) == []
+    threading.Timer(0.2, gate.set).start()
+    assert list(pool.rest(20.0)) == [{"id": "slow", "marked": "a"}]
+    pool.close()
+
+
 def test_an_answer_that_is_no_program_is_marked_at_once(gate: threading.Event) -> None:
     pool = MarkingPool(SOURCE)
     pool.put({"id": "one"}, line("one", final=1), "b")
