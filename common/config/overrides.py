@@ -11,7 +11,7 @@ import yaml
 
 from common.config.explain import wants_text
 from common.config.frozen import Frozen
-from common.config.yaml_file import parse_yaml
+from common.config.yaml_file import parse_yaml, why_not_yaml
 from common.errors import ConfigError
 
 
@@ -74,8 +74,8 @@ def _value(override: Override, text: str, is_text: bool) -> Any:
         return None
     try:
         value = parse_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        value = text if is_text else ...
-    if value is ...:
-        raise ConfigError(f"{override}: the value is not valid YAML; quote it")
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if not is_text:
+            raise ConfigError(f"{override}: the value is not valid YAML ({why_not_yaml(error)}); quote it") from None
+        value = text
     return text if is_text and value is not None and not isinstance(value, str) else value

@@ -70,7 +70,7 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
         ("seed: !!timestamp x", "FILE: not valid YAML (a value does not fit its tag ("),
         ("model: m # " + "x" * 2**20, "FILE: larger than a settings file can be (1 MiB)"),
         ('model: m\n"a\\nb": 1', "FILE: a b: unknown key"),
-        ("model: m\nmodel: n", "FILE: not valid YAML (the key model stands there twice"),
+        ("model: m\nmodel: n", "FILE: not valid YAML (line 2, column 1: the key model stands there twice)"),
         ("decode: {}", "FILE: model: this key is missing: add it"),
         ("model: m\ndecod: {}", "FILE: decod: unknown key; did you mean decode?"),
         ("model: m\nxyz: 1", "FILE: xyz: unknown key; known keys: model, lora_path, "),
@@ -112,8 +112,15 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
         ),
         ("# nothing", "FILE: expected settings as key: value, found nothing"),
         ("- a list", "FILE: expected settings as key: value, found a list"),
-        ("a: [", "FILE: not valid YAML"),
-        ("model: m\nseed: 1\nmodel: n", "FILE: not valid YAML (the key model stands there twice"),
+        (
+            "a: [",
+            "FILE: not valid YAML (line 1, column 5: expected the node content, but found '<stream end>', while "
+            "parsing a flow node)",
+        ),
+        ("model: m\na: b: c", "FILE: not valid YAML (line 2, column 5: mapping values are not allowed here)"),
+        ("a: \x07", "FILE: not valid YAML (character 0x7 at position 3: special characters are not allowed)"),
+        ("a: *b", "FILE: not valid YAML (line 1, column 4: found undefined alias 'b')"),
+        ("model: m\nseed: 1\nmodel: n", "FILE: not valid YAML (line 3, column 1: the key model stands there twice)"),
     ],
 )
 def test_a_wrong_run_file_is_refused_with_the_fix(tmp_path: Path, text: str, expected: str) -> None:
@@ -140,7 +147,11 @@ def test_a_wrong_profile_is_refused_with_the_fix(tmp_path: Path, text: str, expe
     [
         ("decode.num_lookahead", "--set decode.num_lookahead: write key=value"),
         ("model.x=1", "--set model.x=1: model is a single value, not a section"),
-        ("seed=[", "--set seed=[: the value is not valid YAML"),
+        ("seed=[", "--set seed=[: the value is not valid YAML (line 1, column 2: expected the node content"),
+        (
+            "decode={a: 1, a: 2}",
+            "the value is not valid YAML (line 1, column 8: the key a stands there twice); quote it",
+        ),
         ("decode.block_size=0", "--set decode.block_size=0: decode.block_size: set it to 1 or more (given 0)"),
         ("decode.tau=1", "--set decode.tau=1: decode.tau: unknown key; known keys of decode: strategy, num_lookahead"),
         ("decode={tau: 1}", "--set decode={tau: 1}: decode.tau: unknown key"),
