@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +119,52 @@ def test_random_orders_and_foresight_on_the_shipped_model() -> None:
     assert found["mean"]["lopa"] > found["mean"]["no_lookahead"]
     assert seen["among_branches"]["mean_rank_correlation"] > 0.3, "a surer branch fills more"
     assert sum(1 for part in seen["calibration"]) == 10
+
+
+# A Python that is one for the study's own step and stands still in the place of a sweep or a part.
+PRETENDER = """#!/usr/bin/env bash
+case "$*" in
+-c*) ;;
+"-m scripts.study.child "*) exec {python} "$@" ;;
+*) echo $$ >{started}; exec sleep 1000 ;;
+esac
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process is told of its parent's end on Linux only")
+@pytest.mark.parametrize(("signal_number", "exit_code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)])
+def test_what_the_study_has_started_ends_with_it(tmp_path: Path, signal_number: int, exit_code: int) -> None:
+    pretender, started = tmp_path / "python", tmp_path / "started"
+    pretender.write_text(PRETENDER.format(python=sys.executable, started=started))
+    pretender.chmod(0o755)
+    command = [str(ROOT / "scripts/study.sh"), "cpu", "--reduced", str(tmp_path / "out")]
+    study = subprocess.Popen(command, env={**os.environ, "PYTHON": str(pretender)})
+    until(lambda: started.exists() and started.read_text().endswith("\n"))
+    child = int(started.read_text())
+    try:
+        assert is_running(child)
+        study.send_signal(signal_number)
+        assert study.wait(timeout=60) == exit_code
+        until(lambda: not is_running(child))
+    finally:
+        if is_running(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    for _ in range(300):
+        if holds():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it took more than half a minute")
+
+
+def is_running(process: int) -> bool:
+    """Not one that has ended and that nobody has asked for."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
 
 
 def test_the_first_table_sets_both_kinds_of_problems_side_by_side() -> None:
