@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scripted import ScriptedGenerator
 
+from common.config import DeviceProfile, InputConfig, RunConfig
+from common.errors import ConfigError
 from common.metrics.bootstrap import difference, gain, paired_interval
-from scripts.study import foresight, page
+from scripts.study import foresight, given, page
 
 ROOT = Path(__file__).parents[3]
 
@@ -109,7 +112,7 @@ def test_parts_that_are_no_sweeps_have_tables_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_random_orders_and_foresight_on_the_shipped_model() -> None:
-    from scripts.study import given, orders
+    from scripts.study import orders
 
     options = given.parser("").parse_args(["--out", "unused", "--problems", "2"])
     with given.load(options) as generator:
@@ -119,6 +122,31 @@ def test_random_orders_and_foresight_on_the_shipped_model() -> None:
     assert found["mean"]["lopa"] > found["mean"]["no_lookahead"]
     assert seen["among_branches"]["mean_rank_correlation"] > 0.3, "a surer branch fills more"
     assert sum(1 for part in seen["calibration"]) == 10
+
+
+def posing(tmp_path: Path, cpu: DeviceProfile, *lines: dict[str, Any]) -> Any:
+    """A scripted model, of which a token is a character, that is asked these lines."""
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = InputConfig(path=str(path), prompt_template="{}: {items}?")
+    return ScriptedGenerator(cpu, RunConfig(model="m", input=source))
+
+
+def test_the_parts_of_the_study_ask_what_a_batch_run_asks(tmp_path: Path, cpu: DeviceProfile) -> None:
+    generator = posing(tmp_path, cpu, {"items": "a"}, {"items": ["b", "{c}"]}, {"items": "d"})
+    posed = given.problems(generator.run, 2)
+    asked = given.requests(generator, posed, [0, 5])
+    texts = [generator.tokenizer.decode(list(request.prompt)) for request in asked]
+    assert texts == ["{}: a?", "{}: b\n{c}?"] * 2
+    assert [(request.id, request.seed) for request in asked] == [("0/0", 0), ("1/0", 0), ("0/5", 5), ("1/5", 5)]
+
+
+def test_a_problem_without_a_prompt_is_named(tmp_path: Path, cpu: DeviceProfile) -> None:
+    generator = posing(tmp_path, cpu, {"items": "a"}, {"id": "x", "answer": "b"})
+    with pytest.raises(ConfigError, match=r"in.jsonl: problem x: line 2: give exactly one of prompt, messages"):
+        given.requests(generator, given.problems(generator.run, 2), [0])
+    with pytest.raises(ConfigError, match="the run has no input"):
+        given.problems(RunConfig(model="m"), 2)
 
 
 # A Python that is one for the study's own step and stands still in the place of a sweep or a part.
