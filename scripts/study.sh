@@ -28,12 +28,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/env.sh
 case ${DRY_RUN:-} in 1 | [Tt][Rr][Uu][Ee] | [Yy][Ee][Ss]) is_dry=true ;; *) is_dry=false ;; esac
 
-# In the background: a shell that waits hears a signal at once, and what it has started ends with it.
+# In the background: a shell that waits hears a signal at once, and what it has started ends with it. A kill -9, which no
+# shell hears, ends it through scripts.study.child.
 child=
 trap 'kill $child 2>/dev/null || true; wait; exit 143' TERM
 trap 'kill $child 2>/dev/null || true; wait; exit 130' INT
 start() {
-  "$@" &
+  "$PYTHON" -m scripts.study.child $$ "$@" &
   child=$!
   wait "$child"
   child=

@@ -28,6 +28,7 @@ class Benchmark:
 
     ask: the question of a row. solve: what follows it in a solved row, the separator before the next one included.
     begin: how the answer begins already. mark: raises ValueError for a row that answers cannot be compared with.
+    require_result: raises that ValueError before anything is decoded.
     kind: what accuracy is told apart by, "" for one number. is_test: whether a row is to be asked.
     own_shots: the file of configs/fewshot that is used where none is named.
     """
@@ -41,6 +42,7 @@ class Benchmark:
     num_fewshot: int = 0
     own_shots: str | None = None
     begin: Callable[[Row], str] = _nothing
+    require_result: Callable[[Row], object] = _nothing
     kind: Callable[[Row], str] = _nothing
     is_test: Callable[[Row], bool] = bool
     runs_code: bool = False

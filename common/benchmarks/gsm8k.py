@@ -13,14 +13,18 @@ _IGNORED = re.compile(r"(?s).*#### |[,$]")
 
 def _mark(row: Row, text: str) -> Marks:
     """`strict-match`: the number behind the first `####`; `flexible-extract`: the last number of all."""
-    if not _STRICT.search(row["answer"]):
-        raise ValueError(f"no '#### N' in the answer of {row['question']!r:.100}")
-    expected = _plain(row["answer"])
+    expected = _expected(row)
     strict, flexible = _STRICT.search(text), _FLEXIBLE.findall(text)
     return {
         "strict-match": strict is not None and _plain(strict[1]) == expected,
         "flexible-extract": bool(flexible) and _plain(flexible[-1]) == expected,
     }
+
+
+def _expected(row: Row) -> str:
+    if not _STRICT.search(row["answer"]):
+        raise ValueError("its `answer` has no '#### N', the number that answers are compared with")
+    return _plain(row["answer"])
 
 
 def _plain(number: str) -> str:
@@ -31,6 +35,7 @@ GSM8K = Benchmark(
     fields={"question": str, "answer": str},
     ask=lambda row: f"Question: {row['question']}\nAnswer:",
     mark=_mark,
+    require_result=_expected,
     stop=("Question:", "</s>", "<|im_end|>"),
     shot_fields={},
     solve=lambda row: f" {row['answer']}\n\n",

@@ -5,6 +5,7 @@ HumanEval+ is read in the form of evalplus/humanevalplus: the same fields, with 
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable
 
 from common.benchmarks.benchmark import Benchmark, Marks, Row
@@ -24,6 +25,12 @@ def _mark_within(time_limit_s: float, *, is_fence_open: bool) -> Callable[[Row, 
     return mark
 
 
+def _require_name(row: Row) -> None:
+    name = row["entry_point"]
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ValueError(f"its `entry_point` {name!r:.100} is no name of a Python function")
+
+
 def _humaneval(time_limit_s: float, *, is_instruct: bool = False) -> Benchmark:
     def ask(row: Row) -> str:
         if not is_instruct:
@@ -39,6 +46,7 @@ def _humaneval(time_limit_s: float, *, is_instruct: bool = False) -> Benchmark:
         ask=ask,
         begin=begin,
         mark=_mark_within(time_limit_s, is_fence_open=is_instruct),
+        require_result=_require_name,
         stop=("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
         shot_fields={"canonical_solution": str},
         solve=lambda row: f"{begin(row)}{row['canonical_solution']}\n\n",

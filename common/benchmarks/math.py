@@ -14,15 +14,20 @@ _FINAL = re.compile(r"Final Answer: The final answer is(.*?). I hope it is corre
 def _mark(row: Row, text: str) -> Marks:
     """`final-answer`: what the sentence of the shots says, else the last \\boxed{}, is the same once normalized.
     `minerva`: only the sentence counts. With sympy, equal values count in both."""
-    expected = boxed(row["solution"])
-    if expected is None:
-        raise ValueError(f"no \\boxed{{}} in the solution of {row['problem']!r:.100}")
+    expected = _expected(row)
     stated = _FINAL.search(text + "I hope it is correct.")
     said = stated[1].strip() if stated else None
     is_stated = said is not None and _is_same(said, expected)
     concluded = boxed(text) if said is None else None
     is_concluded = concluded is not None and _is_same(concluded, expected)
     return {"final-answer": is_stated or is_concluded, "minerva": is_stated}
+
+
+def _expected(row: Row) -> str:
+    expected = boxed(row["solution"])
+    if expected is None:
+        raise ValueError("its `solution` has no \\boxed{}, the result that answers are compared with")
+    return expected
 
 
 def _is_same(one: str, other: str) -> bool:
@@ -40,6 +45,7 @@ MATH = Benchmark(
     fields={"problem": str, "solution": str},
     ask=lambda row: f"Problem:\n{row['problem']}\n\nSolution:",
     mark=_mark,
+    require_result=_expected,
     stop=("Problem:",),
     shot_fields={},
     solve=lambda row: f" {row['solution']}\n\n",

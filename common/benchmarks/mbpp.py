@@ -44,7 +44,7 @@ def entry_point(row: Row) -> str:
     defined = _definitions(row["code"]) if isinstance(row.get("code"), str) else set(called)
     name: str | None = next((name for name in called if name in defined), None)
     if name is None:
-        raise ValueError(f"no function of `code` is called in `test_list` of task {row.get('task_id')!r}")
+        raise ValueError("the first assertion of its `test_list` calls no function of its `code`")
     return name
 
 
@@ -64,6 +64,7 @@ MBPP = Benchmark(
     fields={"text": str, "code": str, "test_list": list},
     ask=_ask,
     mark=_mark,
+    require_result=entry_point,
     stop=("[DONE]",),
     shot_fields={},
     solve=lambda row: f"{row['code']}\n[DONE]\n\n",
@@ -77,6 +78,7 @@ MBPP_PLUS = Benchmark(
     fields={"prompt": str, "code": str, "test_list": list, "test": str},
     ask=_ask,
     mark=_mark_plus,
+    require_result=entry_point,
     stop=("[DONE]",),
     shot_fields={"text": str, "code": str, "test_list": list},
     solve=lambda row: f"{row['code']}\n[DONE]\n\n",

@@ -15,6 +15,7 @@ from common.config import BenchmarkName, InputConfig, fewshot_file
 from common.errors import ConfigError
 
 _MOST_SHOWN = 12
+_FIX = "set input.benchmark to the benchmark of the file, or correct the file"
 _TYPES: dict[type, str] = {str: "text", list: "list of texts"}
 
 
@@ -34,8 +35,12 @@ class BenchmarkTask:
         return self.benchmark.mark(row, text)
 
     def require_row(self, row: Row, where: str) -> None:
-        """ConfigError for a row that is none of this benchmark's."""
+        """ConfigError for a row that is none of this benchmark's, or that no answer can be compared with."""
         _require_fields(self.name, self.benchmark.fields, row, where)
+        try:
+            self.benchmark.require_result(row)
+        except ValueError as error:
+            raise ConfigError(f"{where} is no row of {self.name}: {error}; {_FIX}") from None
 
 
 def task_of(config: InputConfig) -> BenchmarkTask | None:
@@ -98,7 +103,4 @@ def _require_fields(name: str, fields: Mapping[str, type], row: Mapping[str, Any
         if not isinstance(value, kind) or not is_of_text:
             found = ", ".join(sorted(filter(str.isidentifier, row))[:_MOST_SHOWN]) or "none"
             state = "no" if field not in row else f"no {_TYPES[kind]} in"
-            raise ConfigError(
-                f"{where} is no row of {name}: it has {state} `{field}` (its fields: {found}); set input.benchmark to "
-                "the benchmark of the file, or correct the file"
-            )
+            raise ConfigError(f"{where} is no row of {name}: it has {state} `{field}` (its fields: {found}); {_FIX}")

@@ -55,7 +55,7 @@ def explain(error: ValidationError, path: Path, kind: type[BaseModel]) -> str:
 def problem(error: ValidationError, kind: type[BaseModel], section: str = "") -> str:
     """The first of the errors: its key, and what to do. section: the key under which the settings stand."""
     first = error.errors()[0]
-    where = ".".join([section] * bool(section) + _keys(first["loc"]))
+    where = ".".join([section] * bool(section) + keys_of(first["loc"]))
     return f"{where + ': ' if where else ''}{remedy(first, first['loc'], kind)}"
 
 
@@ -87,7 +87,7 @@ def _short(value: object) -> str:
     return text if len(text) <= _MAX_GIVEN else f"{text[:_MAX_GIVEN]} ..."
 
 
-def _keys(location: tuple[int | str, ...]) -> list[str]:
+def keys_of(location: Sequence[int | str]) -> list[str]:
     """The YAML keys of a location, without the branches of unions that pydantic puts between them."""
     return [str(part) for part in location if not re.match(r"literal\[|\w+Config$", str(part))]
 

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
 from common.config.decode import DecodeConfig
-from common.config.explain import REFUSED_KEYS, explain, problem, wants_text
+from common.config.explain import REFUSED_KEYS, keys_of, problem
 from common.config.frozen import Frozen
+from common.config.overrides import Origins, Override, apply_override, as_overrides
 from common.config.profile import DeviceProfile
 from common.config.run import RunConfig
-from common.config.yaml_file import parse_yaml, read_yaml
+from common.config.yaml_file import read_yaml
 from common.errors import ConfigError
 
 # The folder beside `common`: in a checkout, and in an installed package.
@@ -54,20 +54,21 @@ def _is(kind: Callable[[Path], bool], path: Path) -> bool:
 
 
 def load_profile_and_run(
-    profile: str | Path, run: str | Path, overrides: Sequence[str] = ()
+    profile: str | Path, run: str | Path, overrides: Sequence[str | Override] = ()
 ) -> tuple[DeviceProfile, RunConfig]:
     """Both files of a run. An override goes to the file that its first key belongs to. Raises ConfigError."""
-    of_profile = [item for item in overrides if item.partition("=")[0].split(".")[0] in DeviceProfile.model_fields]
-    of_run = [item for item in overrides if item not in of_profile]
+    given = as_overrides(overrides)
+    of_profile = [override for override in given if override.keys[0] in DeviceProfile.model_fields]
+    of_run = [override for override in given if override not in of_profile]
     return load_profile(profile, of_profile), load_run(run, of_run)
 
 
-def load_profile(path: str | Path, overrides: Sequence[str] = ()) -> DeviceProfile:
-    """Read a device profile. Raises ConfigError naming file, key and fix."""
+def load_profile(path: str | Path, overrides: Sequence[str | Override] = ()) -> DeviceProfile:
+    """Read a device profile. Raises ConfigError naming file or override, key and fix."""
     return load_yaml(path, DeviceProfile, overrides)
 
 
-def load_run(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_run(path: str | Path, overrides: Sequence[str | Override] = ()) -> RunConfig:
     """Read a run file and apply `key=value` overrides (dotted keys, YAML values). Raises ConfigError."""
     run = load_yaml(path, RunConfig, overrides)
     return run.model_copy(update={"model": _or_shipped(run.model)})
@@ -80,20 +81,21 @@ def _or_shipped(folder: str) -> str:
     return str(shipped) if is_shipped else folder
 
 
-def load_yaml(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
+def load_yaml(path: str | Path, kind: type[ConfigT], overrides: Sequence[str | Override] = ()) -> ConfigT:
     """Any file of settings as its checked object. Raises ConfigError."""
-    tree = read_yaml(Path(path))
-    for override in overrides:
-        _apply_override(tree, override, kind)
-    _refuse_keys(tree, Path(path))
+    tree, origins = read_yaml(Path(path)), Origins(Path(path), as_overrides(overrides))
+    for override in origins.overrides:
+        apply_override(tree, override, kind)
+    _refuse_keys(tree, origins)
     if kind is RunConfig and tree.get("preset") is not None:
-        _take_preset(tree, Path(path))
-    _refuse_broken_text(tree, Path(path))
+        _take_preset(tree, origins)
+    _refuse_broken_text(tree, origins)
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
         preset = f" (decode has the settings of preset {tree['preset']} too)" if _is_of_preset(tree, error) else ""
-        raise ConfigError(f"{explain(error, Path(path), kind)}{preset}") from None
+        origin = origins.of(keys_of(error.errors()[0]["loc"]))
+        raise ConfigError(f"{origin}: {problem(error, kind)}{preset}") from None
 
 
 def _is_of_preset(tree: Mapping[str, Any], error: ValidationError) -> bool:
@@ -101,15 +103,16 @@ def _is_of_preset(tree: Mapping[str, Any], error: ValidationError) -> bool:
     return bool(tree.get("preset")) and error.errors()[0]["loc"] == ("decode",)
 
 
-def _take_preset(tree: dict[str, Any], path: Path) -> None:
+def _take_preset(tree: dict[str, Any], origins: Origins) -> None:
     """Put the preset's `decode` under the run's own."""
+    origin = origins.of(["preset"])
     name, own = tree["preset"], tree.get("decode") or {}
     if not isinstance(name, str) or not isinstance(own, dict):
-        raise ConfigError(f"{path}: preset: give the name of a file in configs/presets, and settings under decode")
+        raise ConfigError(f"{origin}: preset: give the name of a file in configs/presets, and settings under decode")
     try:
         preset = find_config("presets", name)
     except ConfigError as error:
-        raise ConfigError(f"{path}: preset: {error}") from None
+        raise ConfigError(f"{origin}: preset: {error}") from None
     tree["decode"] = {**_preset_settings(preset), **own}
 
 
@@ -121,7 +124,7 @@ def _preset_settings(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: expected a mapping called decode, the settings of a family")
     if preset:
         raise ConfigError(f"{path}: {next(iter(preset))}: a preset has decode only; write this in the run file")
-    _refuse_keys(settings, path)
+    _refuse_keys(settings, Origins(path))
     try:
         DecodeConfig.model_validate(settings)
     except ValidationError as error:
@@ -130,51 +133,25 @@ def _preset_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def _apply_override(tree: dict[str, Any], override: str, kind: type[Frozen]) -> None:
-    key, separator, text = override.partition("=")
-    *parents, leaf = key.split(".")
-    if not separator or not all((*parents, leaf)):
-        raise ConfigError(f"--set {override}: write key=value, for example --set decode.num_lookahead=7")
-    value = _value(override, text, wants_text(kind, key.split(".")))
-    node = tree
-    for parent in parents:
-        child = node.setdefault(parent, {})
-        if not isinstance(child, dict):
-            raise ConfigError(f"--set {override}: {parent} is a single value, not a section")
-        node = child
-    node[leaf] = value
-
-
-def _value(override: str, text: str, is_text: bool) -> Any:
-    """YAML; but what is a text is taken as it stands, so that `-`, `{question}` and 1.0 need no quotes in quotes."""
-    if not text:
-        return None
-    try:
-        value = parse_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        value = text if is_text else ...
-    if value is ...:
-        raise ConfigError(f"--set {override}: the value is not valid YAML; quote it")
-    return text if is_text and value is not None and not isinstance(value, str) else value
-
-
-def _refuse_broken_text(node: Any, path: Path, key: str = "") -> None:
+def _refuse_broken_text(node: Any, origins: Origins, location: tuple[str, ...] = ()) -> None:
     """Half a surrogate pair, which no file and no variable can hold."""
     if isinstance(node, str):
         if any("\ud800" <= letter <= "\udfff" for letter in node):
-            raise ConfigError(f"{path}: {key}: {node!a:.100} holds half a surrogate pair, which is no text: correct it")
+            where = f"{origins.of(location)}: {'.'.join(location) or 'a key'}"
+            raise ConfigError(f"{where}: {node!a:.100} holds half a surrogate pair, which is no text: correct it")
     elif isinstance(node, Mapping):
         for name, value in node.items():
-            _refuse_broken_text(name, path, key or "a key")
-            _refuse_broken_text(value, path, f"{key}.{name}" if key else str(name))
+            _refuse_broken_text(name, origins, location)
+            _refuse_broken_text(value, origins, (*location, str(name)))
     elif isinstance(node, (list, tuple)):
         for value in node:
-            _refuse_broken_text(value, path, key)
+            _refuse_broken_text(value, origins, location)
 
 
-def _refuse_keys(tree: Mapping[str, Any], path: Path, prefix: str = "") -> None:
+def _refuse_keys(tree: Mapping[str, Any], origins: Origins, section: tuple[str, ...] = ()) -> None:
     for key, value in tree.items():
+        location = (*section, str(key))
         if key in REFUSED_KEYS:
-            raise ConfigError(f"{path}: {prefix}{key}: {REFUSED_KEYS[key]}")
+            raise ConfigError(f"{origins.of(location)}: {'.'.join(location)}: {REFUSED_KEYS[key]}")
         if isinstance(value, Mapping):
-            _refuse_keys(value, path, f"{prefix}{key}.")
+            _refuse_keys(value, origins, location)

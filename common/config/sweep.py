@@ -20,6 +20,7 @@ from common.config.decode import DecodeConfig
 from common.config.explain import problem
 from common.config.files import find_config, load_profile_and_run, load_yaml
 from common.config.frozen import Settings
+from common.config.overrides import Override, as_overrides
 from common.config.profile import DeviceProfile
 from common.config.run import OutputConfig, RunConfig
 from common.errors import ConfigError
@@ -150,7 +151,8 @@ class _Loader:
     def __init__(
         self, path: Path, sweep: SweepConfig, profile: str | None, run: str | None, overrides: Sequence[str]
     ) -> None:
-        self._path, self._sweep, self._profile, self._run, self._overrides = path, sweep, profile, run, overrides
+        self._path, self._sweep, self._profile, self._run = path, sweep, profile, run
+        self._overrides = as_overrides(overrides)
         self._loaded: dict[tuple[str, ...], tuple[DeviceProfile, RunConfig]] = {}
 
     def point(self, row: SweepRow) -> SweepPoint:
@@ -158,7 +160,8 @@ class _Loader:
         run_path = self._find("runs", "run", self._run or row.run or self._sweep.run, row)
         own = [] if self._sweep.folder is None else [f"output.path={json.dumps(f'{self._sweep.folder}.jsonl')}"]
         own += [f"{key}={_as_yaml(value)}" for key, value in {**self._sweep.set, **row.set}.items()]
-        profile, run = self._load(profile_path, run_path, (*own, *self._overrides), row)
+        overrides = [*(Override(text, "set") for text in own), *self._overrides]
+        profile, run = self._load(profile_path, run_path, overrides, row)
         run = run.model_copy(update={"decode": self._decode(row, run.decode)})
         return SweepPoint(row.name, profile_path, run_path, profile, run)
 
@@ -187,9 +190,9 @@ class _Loader:
             raise ConfigError(f"{self._path}: row {row.name!r}: {key}: {error}") from None
 
     def _load(
-        self, profile: Path, run: Path, overrides: tuple[str, ...], row: SweepRow
+        self, profile: Path, run: Path, overrides: list[Override], row: SweepRow
     ) -> tuple[DeviceProfile, RunConfig]:
-        key = (str(profile), str(run), *overrides)
+        key = (str(profile), str(run), *map(str, overrides))
         if key not in self._loaded:
             try:
                 self._loaded[key] = load_profile_and_run(profile, run, overrides)

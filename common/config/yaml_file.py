@@ -24,7 +24,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         tree = parse_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid YAML ({_reason(error)})") from None
+        raise ConfigError(f"{path}: not valid YAML ({why_not_yaml(error)})") from None
     if not isinstance(tree, dict):
         found = "a list" if isinstance(tree, list) else "nothing" if tree is None else "a single value"
         raise ConfigError(f"{path}: expected settings as key: value, found {found}")
@@ -61,10 +61,10 @@ class _UniqueKeys(yaml.SafeLoader):
         own = [key for key, _ in node.value if key.tag != _MERGE]
         if len({id(key) for key in own}) == len(own):  # not merged yet
             keys = [self.construct_object(key, deep=True) for key in own]
-            twice = next((key for index, key in enumerate(keys) if key in keys[:index]), None)
-            if twice is not None:
-                problem = f"the key {twice} stands there twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+            second = next((index for index, key in enumerate(keys) if key in keys[:index]), None)
+            if second is not None:
+                problem = f"the key {keys[second]} stands there twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, own[second].start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -90,5 +90,14 @@ def _too_many() -> ValueError:
     return ValueError(f"more than {_MAX_VALUES} values: settings have fewer")
 
 
-def _reason(error: Exception) -> str:
-    return "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+def why_not_yaml(error: Exception) -> str:
+    """What `parse_yaml` has raised, in words for a sentence that names the file; with the place where it is known."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, yaml.reader.ReaderError):  # of a text, its `character` is a number
+        return f"character {int(error.character):#x} at position {error.position}: {error.reason}"
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        return place + ", ".join(part for part in (error.problem, error.context) if part)
+    return " ".join(str(error).split())

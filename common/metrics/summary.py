@@ -58,13 +58,13 @@ def summarize_start(records: Sequence[Record], wall_s: float) -> dict[str, Any]:
 
 
 def area_under_accuracy(settings: Sequence[Mapping[str, Any]]) -> float | None:
-    """AUP of a sweep's summaries; None if they were not scored."""
+    """AUP of a sweep's summaries; None without two that were scored and differ in TPF, which span no area."""
     points = sorted(
         (summary["tpf"]["effective"]["per_request_mean"], 100 * summary["accuracy"]["share"])
         for summary in settings
         if summary["accuracy"] is not None
     )
-    if not points:
+    if len({tpf for tpf, _ in points}) < 2:
         return None
     best = max(accuracy for _, accuracy in points)
     kept = [(tpf, accuracy) for tpf, accuracy in points if accuracy >= points[0][1] - AUP_MAX_LOSS]

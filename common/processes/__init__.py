@@ -7,7 +7,14 @@ from common.processes.environment import apply_environment
 from common.processes.mesh import Mesh, check_started, close_mesh, init_mesh, resolve_mesh
 from common.processes.nodes import Nodes, processes_here, torchrun_options
 from common.processes.ranks import global_rank, local_rank, num_started, num_started_here
-from common.processes.stop import Stopped, die_with_launcher, drain_on_signals, end_undisturbed, stop_on_signals
+from common.processes.stop import (
+    Stopped,
+    die_with_launcher,
+    die_with_parent,
+    drain_on_signals,
+    end_undisturbed,
+    stop_on_signals,
+)
 from common.processes.store import meet, share_from_first, shared_count, wait_for_all
 from common.processes.supervise import supervise, write_error_file
 
@@ -19,6 +26,7 @@ __all__ = [
     "check_started",
     "close_mesh",
     "die_with_launcher",
+    "die_with_parent",
     "drain_on_signals",
     "end_undisturbed",
     "global_rank",

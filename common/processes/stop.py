@@ -97,7 +97,15 @@ def die_with_launcher() -> None:
     """End this worker when torchrun is killed with -9: orphans would go on writing to the output of the next start."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
-    with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere the output's lock is what protects it
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() == 1:
         raise SystemExit("lopa: the launcher ended before its worker had started")
+
+
+def die_with_parent() -> None:
+    """From now on the parent's end, kill -9 too, kills this process and the program that it becomes.
+
+    Look behind this whether it had ended before. Linux only; elsewhere the output's lock is what protects it.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -129,9 +129,14 @@ def _accuracy_over_tpf(study: Study) -> Section:
             plot.label(_tpf(metrics), metrics["accuracy"]["share"], _mark(point, curve), colour(place))
     areas = [(curve.name, area_under_accuracy([metrics for _, metrics in curve.pairs])) for curve in curves]
     whole = [(series.name, area_under_accuracy([metrics for _, metrics in series.measured])) for series in study.series]
-    meaning += f" Bars: one standard error. {DEFINITIONS['area_under_accuracy']}."
-    legend = tuple((colour(place), f"{name}, AUP {number(area, 1)}") for place, (name, area) in enumerate(areas))
-    rows = [[name, number(area, 1)] for name, area in dict([*whole, *areas]).items()]
+    meaning += " Bars: one standard error."
+    legend = tuple(
+        (colour(place), name if area is None else f"{name}, AUP {area:.1f}") for place, (name, area) in enumerate(areas)
+    )
+    rows = [[name, number(area, 1)] for name, area in dict([*whole, *areas]).items() if area is not None]
+    if not rows:
+        return Section(title, meaning, plot.svg(), legend, conditions=conditions(scored))
+    meaning += f" {DEFINITIONS['area_under_accuracy']}."
     return Section(title, meaning, plot.svg(), legend, (["curve", "AUP"], rows), conditions(scored))
 
 

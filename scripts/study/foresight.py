@@ -36,7 +36,7 @@ def _ranks(values: list[float]) -> Any:
 
 def study(generator: given.Generator, num_problems: int) -> dict[str, Any]:
     steps: dict[str, list[StepRecord]] = defaultdict(list)
-    posed = given.problems(generator, num_problems)
+    posed = given.problems(generator.run, num_problems)
     with generator.decoding() as core:
         core.scheduler.observe(lambda record: steps[record.request_id].append(record))
         for request in given.requests(generator, posed, [0]):

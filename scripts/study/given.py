@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from common.config import find_config, load_profile
-from common.config.files import load_run
+from common.batch import InputLine, prompt_or_reason, read_lines
+from common.config import InputConfig, RunConfig, find_config, load_profile, load_run
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import ConfigError
 from common.generate import Generator, build_generator
@@ -31,22 +31,30 @@ def load(options: argparse.Namespace) -> Generator:
     return build_generator(load_profile(find_config("profiles", options.profile)), run)
 
 
-def problems(generator: Generator, count: int) -> list[dict[str, Any]]:
-    """The first lines of the run's input."""
-    source = generator.run.input
-    if source is None:
-        raise ConfigError("the run has no input.path: name a run with problems")
-    lines = Path(source.path).read_text(encoding="utf-8").splitlines()[:count]
-    return [json.loads(line) for line in lines]
+def problems(run: RunConfig, count: int) -> list[InputLine]:
+    """The first lines of the run's input. Raises ConfigError."""
+    return read_lines(_input(run).model_copy(update={"limit": count}))
 
 
-def requests(generator: Generator, given: list[dict[str, Any]], seeds: Iterable[int]) -> list[GenerationRequest]:
-    """Every problem under every seed; its id is `problem/seed`."""
-    source = generator.run.input
-    template = "{question}" if source is None or source.prompt_template is None else source.prompt_template
-    prompts = [tuple(generator.tokenizer.encode(template.format(**problem))) for problem in given]
+def requests(generator: Generator, given: list[InputLine], seeds: Iterable[int]) -> list[GenerationRequest]:
+    """Every problem under every seed; its id is `problem/seed`. Raises ConfigError for a line without a prompt."""
+    prompts = [_prompt(generator, line) for line in given]
     pairs = [(index, seed) for seed in seeds for index in range(len(prompts))]
     return [GenerationRequest(f"{index}/{seed}", prompts[index], seed=seed) for index, seed in pairs]
+
+
+def _prompt(generator: Generator, line: InputLine) -> tuple[int, ...]:
+    source = _input(generator.run)
+    prompt = prompt_or_reason(line, source, generator.tokenizer)
+    if isinstance(prompt, str):
+        raise ConfigError(f"{source.path}: problem {line.id}: {prompt}")
+    return prompt
+
+
+def _input(run: RunConfig) -> InputConfig:
+    if run.input is None:
+        raise ConfigError("the run has no input.path: name a run with problems")
+    return run.input
 
 
 def decode(generator: Generator, settings: dict[str, Any], wanted: list[GenerationRequest]) -> dict[str, Completion]:

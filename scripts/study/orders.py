@@ -21,7 +21,7 @@ RANDOM = {"num_lookahead": 1, "spawn_rule": "random", "branch_score": "lookahead
 
 def study(generator: given.Generator, num_problems: int, num_orders: int) -> dict[str, Any]:
     """TPF is effective. percentile: share of a problem's random orders that LoPA's TPF reaches or beats."""
-    posed = given.problems(generator, num_problems)
+    posed = given.problems(generator.run, num_problems)
     orders = given.decode(generator, RANDOM, given.requests(generator, posed, range(num_orders)))
     single = given.requests(generator, posed, [0])
     lopa, plain = given.decode(generator, {}, single), given.decode(generator, {"num_lookahead": 0}, single)
@@ -29,7 +29,7 @@ def study(generator: given.Generator, num_problems: int, num_orders: int) -> dic
     for index, problem in enumerate(posed):
         own = [orders[f"{index}/{seed}"] for seed in range(num_orders)]
         tpf = np.array([completion.num_effective_tokens / completion.num_forwards for completion in own])
-        right = [score(problem, generator.tokenizer.decode(list(completion.token_ids))) for completion in own]
+        right = [score(problem.fields, generator.tokenizer.decode(list(completion.token_ids))) for completion in own]
         reached, base = (
             found[f"{index}/0"].num_effective_tokens / found[f"{index}/0"].num_forwards for found in (lopa, plain)
         )
@@ -37,7 +37,7 @@ def study(generator: given.Generator, num_problems: int, num_orders: int) -> dic
             {
                 "worst": float(tpf.min()), "mean": float(tpf.mean()), "best": float(tpf.max()), "lopa": reached,
                 "no_lookahead": base, "percentile": float((tpf <= reached).mean()), "right": fmean(right),
-                "lopa_right": score(problem, generator.tokenizer.decode(list(lopa[f"{index}/0"].token_ids))),
+                "lopa_right": score(problem.fields, generator.tokenizer.decode(list(lopa[f"{index}/0"].token_ids))),
             }
         )  # fmt: skip
     return {

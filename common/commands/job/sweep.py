@@ -12,7 +12,6 @@ start goes on there.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import errno
 import json
 import logging
@@ -32,11 +31,10 @@ from common.commands.job.launch import Job, check_before_start, check_options, i
 from common.commands.options import allowing
 from common.config import OWN, Sweep, SweepLaunch, SweepPoint, find_config, load_sweep, slug
 from common.errors import ConfigError, one_line
-from common.processes import processes_here
+from common.processes import die_with_parent, processes_here
 
 logger = logging.getLogger(__name__)
 _ONE_LAUNCH = "LOPA_ONE_LAUNCH"  # set for the process that stands for one launch of a sweep
-_PR_SET_PDEATHSIG = 1
 _NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 _STOPS = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
@@ -242,7 +240,7 @@ class Starter:
             said = Path(folder) / "error.json"
             environment = {**os.environ, _ONE_LAUNCH: "1", "TORCHELASTIC_ERROR_FILE": str(said)}
             # A session of its own: a Ctrl-C of the terminal comes once, from here.
-            process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=_die_with_parent)
+            process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
             return Outcome(_wait(process), _sentence(said))
 
 
@@ -255,11 +253,6 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _sentence(path: Path) -> str | None:

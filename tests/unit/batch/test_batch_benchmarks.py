@@ -9,7 +9,7 @@ import pytest
 from batch_files import execute, output_path, records, write_input
 from scripted import ScriptedGenerator
 
-from common.batch import run_batch
+from common.batch import check_input, run_batch
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import ConfigError
@@ -107,6 +107,41 @@ def test_rows_of_something_else_are_refused(cpu: DeviceProfile, run: RunConfig, 
     write_input(run, [GSM8K[0], line])
     with pytest.raises(ConfigError, match=r"in.jsonl: line 2 is no row of gsm8k: it has no .*set input.benchmark"):
         run_batch(cpu, of(run, benchmark="gsm8k", num_fewshot=0), never)
+
+
+MATH = {"problem": "1 + 1?", "solution": "It is \\boxed{2}."}
+MBPP = {"text": "add", "code": "def f(): pass", "test_list": ["assert f()"]}
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "right", "wrong", "missing"),
+    [
+        ("gsm8k", GSM8K[0], {"answer": "It is 2."}, "its `answer` has no '#### N', the number"),
+        ("gsm8k", GSM8K[0], {"answer": "#### two"}, "its `answer` has no '#### N', the number"),
+        ("math", MATH, {"solution": "It is 2."}, r"its `solution` has no \\boxed{}, the result"),
+        (
+            "humaneval",
+            HUMANEVAL[0],
+            {"entry_point": "f()"},
+            r"its `entry_point` 'f\(\)' is no name of a Python function",
+        ),
+        ("humaneval_plus", HUMANEVAL[0], {"entry_point": "class"}, "its `entry_point` 'class' is no name"),
+        ("mbpp", MBPP, {"test_list": []}, "the first assertion of its `test_list` calls no function of its `code`"),
+    ],
+)
+def test_rows_that_no_answer_can_be_compared_with_are_refused_before_anything_starts(
+    cpu: DeviceProfile, run: RunConfig, benchmark: str, right: dict[str, Any], wrong: dict[str, Any], missing: str
+) -> None:
+    chosen = of(run, benchmark=benchmark, num_fewshot=0, run_generated_code=False)
+    assert chosen.input is not None
+    write_input(run, [{**right, "task_id": 11}])
+    check_input(chosen.input)
+    write_input(run, [{**right, "task_id": 11}, {**right, **wrong, "task_id": 12}])
+    sentence = f"in.jsonl: line 2 is no row of {benchmark}: {missing}"
+    with pytest.raises(ConfigError, match=sentence):
+        check_input(chosen.input)
+    with pytest.raises(ConfigError, match=sentence):
+        run_batch(cpu, chosen, never)
 
 
 def test_a_line_that_is_no_row_can_be_reported(cpu: DeviceProfile, run: RunConfig) -> None:

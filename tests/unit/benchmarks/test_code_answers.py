@@ -123,7 +123,7 @@ def test_programs_are_marked_by_their_tests(name: Any, row: dict[str, Any], text
 def test_the_entry_point_of_mbpp_is_what_the_reference_defines() -> None:
     wrapped = {**MBPP, "test_list": ["assert set(square_perimeter(10)) == set([40])"]}
     assert entry_point(MBPP) == entry_point(wrapped) == "square_perimeter"
-    with pytest.raises(ValueError, match="no function of `code`"):
+    with pytest.raises(ValueError, match="calls no function of its `code`"):
         entry_point({**MBPP, "test_list": ["assert True"]})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,6 +28,17 @@ def shots(path: Path, *rows: object) -> str:
 
 def test_every_name_has_a_benchmark() -> None:
     assert tuple(BENCHMARKS) == get_args(BenchmarkName)
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "math", "humaneval", "mbpp", "diffucoder_7b_mbpp"])
+def test_the_page_names_the_fields_that_a_line_of_a_runs_file_needs(name: str) -> None:
+    source = load_run(RUNS / f"{name}.yaml").input
+    assert source is not None and source.benchmark is not None
+    page = (RUNS.parents[1] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith("|") and f"`{source.path}`" in line)
+    needed = row.split("|")[3]
+    assert set(BENCHMARKS[source.benchmark].fields) <= set(re.findall(r"\w+", needed))
+    assert f'.to_json("{source.path}")' in page
 
 
 def test_solved_rows_stand_in_front_of_the_question(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_sweep_does_not_take_a_file_for_its_folder(tmp_path: Path) -> None:
     [
         (["run", "--profile", "nope", "run.yaml"], "lopa: nope: no such file, and not one of the profiles in"),
         (["run", "--profile", "cpu", "nope.yaml"], "lopa: nope.yaml: no such file, and not one of the runs in"),
-        (["run", "-p", "cpu", "run.yaml", "--set", "decode.block_size=0"], "lopa: run.yaml: decode.block_size: set it"),
+        (["run", "-p", "cpu", "run.yaml", "--set", "decode.block_size=0"], "lopa: --set decode.block_size=0: decode"),
         (["run", "-p", "cpu", "run.yaml", "--set", "input.path=q"], "lopa: q: no such input file; set input.path"),
         (["run", "-p", "cpu_bp2", "run.yaml"], "lopa: profile cpu_bp2 wants 2 processes"),
         (
@@ -80,11 +80,11 @@ def test_a_sweep_does_not_take_a_file_for_its_folder(tmp_path: Path) -> None:
         (["run", "-p", "cpu", "run.yaml", "--set", 'lora_path="a\\0b"'], "lopa: lora_path 'a\\x00b' is no name"),
         (
             ["run", "-p", "cpu", "run.yaml", "--set", 'decode.stop=["a\\uD800"]'],
-            "lopa: run.yaml: decode.stop: 'a\\ud800' holds half a surrogate pair",
+            "lopa: --set decode.stop=[\"a\\uD800\"]: decode.stop: 'a\\ud800' holds half a surrogate pair",
         ),
         (
             ["run", "-p", "cpu", "run.yaml", "--set", 'environment={A: "\\uD800"}'],
-            f"lopa: {ROOT}/configs/profiles/cpu.yaml: environment.A: '\\ud800' holds half a surrogate pair",
+            "lopa: --set environment={A: \"\\uD800\"}: environment.A: '\\ud800' holds half a surrogate pair",
         ),
         (["evaluate", "-p", "cpu", "run.yaml", "run.yaml"], "lopa: run.yaml: model: unknown key"),
         (["doctor", "-p", "nope"], "lopa: nope: no such file, and not one of the profiles"),

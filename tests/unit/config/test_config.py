@@ -70,7 +70,7 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
         ("seed: !!timestamp x", "FILE: not valid YAML (a value does not fit its tag ("),
         ("model: m # " + "x" * 2**20, "FILE: larger than a settings file can be (1 MiB)"),
         ('model: m\n"a\\nb": 1', "FILE: a b: unknown key"),
-        ("model: m\nmodel: n", "FILE: not valid YAML (the key model stands there twice"),
+        ("model: m\nmodel: n", "FILE: not valid YAML (line 2, column 1: the key model stands there twice)"),
         ("decode: {}", "FILE: model: this key is missing: add it"),
         ("model: m\ndecod: {}", "FILE: decod: unknown key; did you mean decode?"),
         ("model: m\nxyz: 1", "FILE: xyz: unknown key; known keys: model, lora_path, "),
@@ -112,8 +112,15 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
         ),
         ("# nothing", "FILE: expected settings as key: value, found nothing"),
         ("- a list", "FILE: expected settings as key: value, found a list"),
-        ("a: [", "FILE: not valid YAML"),
-        ("model: m\nseed: 1\nmodel: n", "FILE: not valid YAML (the key model stands there twice"),
+        (
+            "a: [",
+            "FILE: not valid YAML (line 1, column 5: expected the node content, but found '<stream end>', while "
+            "parsing a flow node)",
+        ),
+        ("model: m\na: b: c", "FILE: not valid YAML (line 2, column 5: mapping values are not allowed here)"),
+        ("a: \x07", "FILE: not valid YAML (character 0x7 at position 3: special characters are not allowed)"),
+        ("a: *b", "FILE: not valid YAML (line 1, column 4: found undefined alias 'b')"),
+        ("model: m\nseed: 1\nmodel: n", "FILE: not valid YAML (line 3, column 1: the key model stands there twice)"),
     ],
 )
 def test_a_wrong_run_file_is_refused_with_the_fix(tmp_path: Path, text: str, expected: str) -> None:
@@ -140,12 +147,37 @@ def test_a_wrong_profile_is_refused_with_the_fix(tmp_path: Path, text: str, expe
     [
         ("decode.num_lookahead", "--set decode.num_lookahead: write key=value"),
         ("model.x=1", "--set model.x=1: model is a single value, not a section"),
-        ("seed=[", "--set seed=[: the value is not valid YAML"),
-        ("decode.block_size=0", "decode.block_size: set it to 1 or more (given 0)"),
+        ("seed=[", "--set seed=[: the value is not valid YAML (line 1, column 2: expected the node content"),
+        (
+            "decode={a: 1, a: 2}",
+            "the value is not valid YAML (line 1, column 8: the key a stands there twice); quote it",
+        ),
+        ("decode.block_size=0", "--set decode.block_size=0: decode.block_size: set it to 1 or more (given 0)"),
+        ("decode.tau=1", "--set decode.tau=1: decode.tau: unknown key; known keys of decode: strategy, num_lookahead"),
+        ("decode={tau: 1}", "--set decode={tau: 1}: decode.tau: unknown key"),
+        ("decod.block_size=8", "--set decod.block_size=8: decod: unknown key; did you mean decode?"),
+        ("decode.branching_factor=7", "--set decode.branching_factor=7: decode.branching_factor: published scripts"),
+        ("decode.stop=[a, 3]", "--set decode.stop=[a, 3]: decode.stop.1: write it as text"),
+        ("preset=nope", "--set preset=nope: preset: nope: no such file"),
+        ('decode.stop=["\\ud800"]', "decode.stop: '\\ud800' holds half a surrogate pair"),
+        ("decode.top_p=0.5", "FILE with --set decode.top_p=0.5: decode: top_p and top_k only act with temperature > 0"),
     ],
 )
 def test_a_wrong_override_is_refused_with_the_fix(tmp_path: Path, override: str, expected: str) -> None:
     assert expected in message_for(tmp_path, "model: m", override)
+
+
+def test_what_is_wrong_with_the_file_is_not_said_of_an_override(tmp_path: Path) -> None:
+    message = message_for(tmp_path, "model: m\ndecode: {tau: 1}", "decode.block_size=8", "seed=3")
+    assert message.startswith("FILE: decode.tau: unknown key")
+
+
+def test_a_wrong_override_of_a_profile_is_named_too(tmp_path: Path) -> None:
+    for name, text in (("p", PROFILE), ("r", "model: m")):
+        (tmp_path / name).write_text(text)
+    for override in ("mesh.tp=2", "max_model_len=0"):
+        with pytest.raises(ConfigError, match=f"^--set {override}: {override.partition('=')[0]}: "):
+            load_profile_and_run(tmp_path / "p", tmp_path / "r", [override])
 
 
 def test_an_override_reaches_the_file_that_its_key_belongs_to(tmp_path: Path) -> None:
@@ -238,7 +270,8 @@ def test_nonsense_in_a_profile_is_refused_by_key(tmp_path: Path, text: str, expe
         ("rows: [{name: a, decode: {foo: 1}}]", "row 'a': decode.foo: unknown key"),
         ("rows: [{name: a, decode: {block_size: true}}]", "row 'a': decode.block_size: set it to a number"),
         ("rows: [{name: a, profle: cpu}]", "unknown key; did you mean profile?"),
-        ("rows: [{name: a, set: {input.pat: x}}]", "row 'a': "),
+        ("rows: [{name: a, set: {input.pat: x}}]", "row 'a': set input.pat=\"x\": input.pat: unknown key"),
+        ("set: {seed: x}\nrows: [{name: a}]", "row 'a': set seed=\"x\": seed: set it to a whole number"),
         ("rows: [{name: a, set: {nonsense: 1}}]", "nonsense: unknown key"),
         ("rows: [{name: a}, {name: A}]", "rows 'a' and 'A' both write to a.jsonl"),
         ("rows: []", "no settings to compare; add rows, a grid or a zip"),

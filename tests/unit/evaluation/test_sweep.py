@@ -76,6 +76,20 @@ def test_a_folder_holds_records_metrics_and_where_they_come_from_for_each_point(
     assert float(rows[2]["tpf_effective"]) > float(rows[0]["tpf_effective"])
 
 
+@pytest.mark.parametrize(("lookaheads", "has_area"), [([0], False), ([0, 0], False), ([0, 7], True)])
+def test_an_area_is_only_printed_of_points_that_span_one(
+    sweep: Sweep, lookaheads: list[int], has_area: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    point = sweep.points[0]
+    settings = {f"point {number}": DecodeConfig(num_lookahead=k) for number, k in enumerate(lookaheads)}
+    chosen = sweep_of(point.profile, point.run, settings)
+    decode_all(chosen)
+    printed = capsys.readouterr().out
+    assert "written to" in printed and ("AUP" in printed) is has_area
+    area = json.loads((chosen.folder / "sweep.json").read_text())["area_under_accuracy"]
+    assert (area is not None) is has_area
+
+
 def test_a_point_that_fails_is_on_the_board_and_the_next_start_tries_it_again(sweep: Sweep) -> None:
     with pytest.raises(EngineError, match="out of memory"):
         decode_all(sweep, Failing)

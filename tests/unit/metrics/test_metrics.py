@@ -116,14 +116,25 @@ def setting(tpf: float, share: float) -> dict[str, Any]:
 
 
 def test_the_area_under_accuracy_weighs_losses_and_leaves_out_large_ones() -> None:
-    # One point: its own rectangle. Equal accuracies: weight 1, so the area is accuracy times TPF.
-    assert area_under_accuracy([setting(2.0, 0.8)]) == pytest.approx(160)
+    # Equal accuracies: weight 1, so the area is accuracy times TPF.
     assert area_under_accuracy([setting(6.0, 0.8), setting(2.0, 0.8)]) == pytest.approx(480)
     assert area_under_accuracy([setting(2.0, 0.8), setting(6.0, 0.7)]) == pytest.approx(160)  # 10 points lost
     weight = math.exp(-3 * (1 - 0.78 / 0.8))
     expected = 160 + (6 - 2) * (80 + 78 * weight) / 2
     assert area_under_accuracy([setting(2.0, 0.8), setting(6.0, 0.78)]) == pytest.approx(expected)
-    assert area_under_accuracy([{**setting(2.0, 0.0), "accuracy": None}]) is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        [setting(2.0, 0.8)],
+        [setting(2.0, 0.8), setting(2.0, 0.6)],
+        [setting(2.0, 0.8), {**setting(4.0, 0.0), "accuracy": None}],
+    ],
+)
+def test_there_is_no_area_without_two_scored_settings_that_differ_in_tpf(settings: list[dict[str, Any]]) -> None:
+    assert area_under_accuracy(settings) is None
 
 
 def test_every_printed_section_has_a_definition(capsys: pytest.CaptureFixture[str]) -> None:

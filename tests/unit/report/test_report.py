@@ -101,6 +101,18 @@ def test_sections_without_data_say_so(results: Path) -> None:
     assert all(not text or text in html_page(read_study(results)) for text in absent.values())
 
 
+def test_a_curve_of_one_point_has_no_area(results: Path) -> None:
+    board = json.loads((results / "sweep.json").read_text())
+    several = sections(read_study(results))[0]
+    board["rows"] = board["rows"][:1]
+    (results / "sweep.json").write_text(json.dumps(board))
+    (results / "bench.json").unlink()
+    one = sections(read_study(results))[0]
+    assert several.table is not None and "AUP" in several.meaning and "AUP" in str(several.legend)
+    assert one.table is None and "AUP" not in one.meaning and "AUP" not in str(one.legend)
+    assert one.picture and one.legend
+
+
 def test_runs_of_a_folder_are_shown_beside_its_sweeps(results: Path) -> None:
     metrics = json.loads((results / "tau-0.8-k-0.metrics.json").read_text())
     (results.parent / "single.metrics.json").write_text(json.dumps(metrics))

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scripted import ScriptedGenerator
 
+from common.config import DeviceProfile, InputConfig, RunConfig
+from common.errors import ConfigError
 from common.metrics.bootstrap import difference, gain, paired_interval
-from scripts.study import foresight, page
+from scripts.study import foresight, given, page
 
 ROOT = Path(__file__).parents[3]
 
@@ -103,7 +112,7 @@ def test_parts_that_are_no_sweeps_have_tables_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_random_orders_and_foresight_on_the_shipped_model() -> None:
-    from scripts.study import given, orders
+    from scripts.study import orders
 
     options = given.parser("").parse_args(["--out", "unused", "--problems", "2"])
     with given.load(options) as generator:
@@ -113,6 +122,77 @@ def test_random_orders_and_foresight_on_the_shipped_model() -> None:
     assert found["mean"]["lopa"] > found["mean"]["no_lookahead"]
     assert seen["among_branches"]["mean_rank_correlation"] > 0.3, "a surer branch fills more"
     assert sum(1 for part in seen["calibration"]) == 10
+
+
+def posing(tmp_path: Path, cpu: DeviceProfile, *lines: dict[str, Any]) -> Any:
+    """A scripted model, of which a token is a character, that is asked these lines."""
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = InputConfig(path=str(path), prompt_template="{}: {items}?")
+    return ScriptedGenerator(cpu, RunConfig(model="m", input=source))
+
+
+def test_the_parts_of_the_study_ask_what_a_batch_run_asks(tmp_path: Path, cpu: DeviceProfile) -> None:
+    generator = posing(tmp_path, cpu, {"items": "a"}, {"items": ["b", "{c}"]}, {"items": "d"})
+    posed = given.problems(generator.run, 2)
+    asked = given.requests(generator, posed, [0, 5])
+    texts = [generator.tokenizer.decode(list(request.prompt)) for request in asked]
+    assert texts == ["{}: a?", "{}: b\n{c}?"] * 2
+    assert [(request.id, request.seed) for request in asked] == [("0/0", 0), ("1/0", 0), ("0/5", 5), ("1/5", 5)]
+
+
+def test_a_problem_without_a_prompt_is_named(tmp_path: Path, cpu: DeviceProfile) -> None:
+    generator = posing(tmp_path, cpu, {"items": "a"}, {"id": "x", "answer": "b"})
+    with pytest.raises(ConfigError, match=r"in.jsonl: problem x: line 2: give exactly one of prompt, messages"):
+        given.requests(generator, given.problems(generator.run, 2), [0])
+    with pytest.raises(ConfigError, match="the run has no input"):
+        given.problems(RunConfig(model="m"), 2)
+
+
+# A Python that is one for the study's own step and stands still in the place of a sweep or a part.
+PRETENDER = """#!/usr/bin/env bash
+case "$*" in
+-c*) ;;
+"-m scripts.study.child "*) exec {python} "$@" ;;
+*) echo $$ >{started}; exec sleep 1000 ;;
+esac
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process is told of its parent's end on Linux only")
+@pytest.mark.parametrize(("signal_number", "exit_code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)])
+def test_what_the_study_has_started_ends_with_it(tmp_path: Path, signal_number: int, exit_code: int) -> None:
+    pretender, started = tmp_path / "python", tmp_path / "started"
+    pretender.write_text(PRETENDER.format(python=sys.executable, started=started))
+    pretender.chmod(0o755)
+    command = [str(ROOT / "scripts/study.sh"), "cpu", "--reduced", str(tmp_path / "out")]
+    study = subprocess.Popen(command, env={**os.environ, "PYTHON": str(pretender)})
+    until(lambda: started.exists() and started.read_text().endswith("\n"))
+    child = int(started.read_text())
+    try:
+        assert is_running(child)
+        study.send_signal(signal_number)
+        assert study.wait(timeout=60) == exit_code
+        until(lambda: not is_running(child))
+    finally:
+        if is_running(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    for _ in range(300):
+        if holds():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it took more than half a minute")
+
+
+def is_running(process: int) -> bool:
+    """Not one that has ended and that nobody has asked for."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
 
 
 def test_the_first_table_sets_both_kinds_of_problems_side_by_side() -> None:
