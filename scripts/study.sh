@@ -3,7 +3,7 @@
 #
 #   scripts/study.sh PROFILE [--reduced] [OUT]            OUT: outputs/study unless given
 #
-# The whole is meant for a GPU. --reduced takes 4 problems instead of hundreds, and leaves out seeds, number formats,
+# The whole is meant for a GPU. --reduced takes 2 or 4 problems instead of hundreds, and leaves out seeds, number formats,
 # policies, most of code and the distilled model: minutes on two CPU cores. It shows that all of it runs; its numbers mean little.
 # Start it again to go on. Then `python -m scripts.study.page OUT --docs docs` puts the numbers on the page, and
 # `lopa report OUT` draws them. DRY_RUN=true prints what is started.
@@ -16,7 +16,7 @@ profile=$1 all_math=700 math=500 code=300 at_once=350 orders=100 problems=20 for
 shift
 for argument in "$@"; do
   if [ "$argument" = --reduced ]; then
-    reduced=yes all_math=4 math=4 code=4 at_once=4 orders=5 problems=3 foreseen=6 alone=2
+    reduced=yes all_math=2 math=4 code=4 at_once=4 orders=5 problems=3 foreseen=6 alone=2
   elif [ "${argument#-}" = "$argument" ]; then
     out=$argument
   else
@@ -66,7 +66,6 @@ parts() { # RUN
     --problems "$foreseen" --requests 4 --out "$out/part_foresight_$1.json"
 }
 sweep demo table "$all_math" "$at_once"
-sweep demo_code table "$code" "$at_once"
 for name in lookahead scores spawn budget boundaries; do
   sweep demo "study_$name" "$math" "$at_once"
 done
@@ -75,6 +74,7 @@ sweep demo_block block "$math" "$at_once"
 sweep demo study_verification "$alone" 1
 parts demo
 if [ -z "$reduced" ]; then
+  sweep demo_code table "$code" "$at_once"
   for name in scores spawn budget boundaries seeds; do
     sweep demo_code "study_$name" "$code" "$at_once"
   done
