@@ -145,6 +145,7 @@ def has_torch_npu() -> bool:
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(has_torch_npu(), reason="torch-npu is installed")
 def test_users_without_torch_npu(tmp_path: Path) -> None:
     assert_one_sentence_each(as_user(tmp_path, "none"), "torch-npu is not installed: run `pip install -e '.[ascend]'`")

@@ -92,6 +92,7 @@ esac
 """
 
 
+@pytest.mark.slow
 def test_the_first_run_notes_what_fails_and_goes_on(tmp_path: Path) -> None:
     pretender, out = tmp_path / "python", tmp_path / "out"
     pretender.write_text(PRETENDER.replace("*demo_npugraph.jsonl*--set*", "*graph.mode=npugraph*demo_npugraph.jsonl*"))

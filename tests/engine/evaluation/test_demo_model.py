@@ -40,11 +40,11 @@ def test_the_shipped_folder_is_small_and_needs_no_code() -> None:
 @pytest.mark.parametrize("num_lookahead", [pytest.param(0, marks=pytest.mark.slow), 7])
 def test_held_out_problems_are_solved(num_lookahead: int) -> None:
     with (DEMO / "heldout_math.jsonl").open() as lines:
-        problems = [json.loads(line) for line, _ in zip(lines, range(16), strict=False)]
+        problems = [json.loads(line) for line, _ in zip(lines, range(8), strict=False)]
     run = demo_run(f"decode.num_lookahead={num_lookahead}", "max_num_requests=4")
     decoded = completions_of(run, [problem["question"] for problem in problems])
     num_correct = sum(score(problem, decoded[str(n)][1]) for n, problem in enumerate(problems))
-    assert num_correct >= 12  # of 16; the measured accuracy is in docs/results.md, this notices a broken pipeline
+    assert num_correct >= 6  # of 8; the measured accuracy is in docs/results.md, this notices a broken pipeline
     mean_tpf = sum(completion.tokens_per_forward for completion, _ in decoded.values()) / len(decoded)
     assert mean_tpf > (8 if num_lookahead else 3)
 

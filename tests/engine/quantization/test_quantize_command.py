@@ -239,6 +239,7 @@ def test_the_report_needs_problems_and_one_process(model: Path, prompts: Path, t
         quantize_model(request(model, tmp_path / "out", run=run, profile=two))
 
 
+@pytest.mark.slow
 def test_the_script_quantizes_and_says_why_it_does_not(model: Path, tmp_path: Path) -> None:
     def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [ROOT / "scripts/quantize.sh", str(model), "--out", str(tmp_path / "out"), *arguments]

@@ -199,6 +199,7 @@ def test_the_plain_statistics_cost_what_their_operators_move() -> None:
     assert counter.num_bytes / logits_NV.numel() == pytest.approx(launches.statistics_bytes, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "common.commands", "estimate", "ascend_910c_tp4_bp4", "dream_7b_dummy"]
     settings = ["--set", f"model={GOLDEN}", "--set", "mesh.tensor_parallel_size=2", "--window", "40", "--tpf", "5"]

@@ -298,8 +298,12 @@ def lopa(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("h200_tp1_bp1", "nope"), "lopa: nope: no such file, and not one of the runs in"),
         (("h200_tp1_bp1", "dream_7b_dummy"), "lopa: lopa tune measures on a CUDA device, and none is visible: run it"),
         (("ascend_910c_tp4_bp4", "dream_7b_dummy"), "lopa: profile ascend_910c_tp4_bp4 is for device npu, and tiles"),
-        (("h200_tp1_bp1", "dream_7b_dummy", "--set", "dtype=float32"), "lopa: profile h200_tp1_bp1 takes no tiles"),
-        (("h200_tp1_bp1", "dream_7b_dummy", "--set", "model=none"), "lopa: none"),
+        pytest.param(
+            ("h200_tp1_bp1", "dream_7b_dummy", "--set", "dtype=float32"),
+            "lopa: profile h200_tp1_bp1 takes no tiles",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("h200_tp1_bp1", "dream_7b_dummy", "--set", "model=none"), "lopa: none", marks=pytest.mark.slow),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:

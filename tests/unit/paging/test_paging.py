@@ -91,7 +91,8 @@ def prompt_of(rng: np.random.Generator) -> tuple[int, ...]:
     return (int(rng.integers(7, 10)),) * (length // 2) + tuple(rng.integers(7, VOCAB, length - length // 2).tolist())
 
 
-@pytest.mark.parametrize("keeps_slots", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("keeps_slots", [False, True])
 def test_ten_thousand_operations_leak_no_page(keeps_slots: bool) -> None:
     num_slots, rng = 6, np.random.default_rng(1)
     most_pages = num_slots * pages_for(MAX_MODEL_LEN, PAGE)
