@@ -89,6 +89,15 @@ class Scoring(NamedTuple):
         column_token_2L = np.array(tried, dtype=np.int64).reshape(-1, 2).T
         return column_token_2L[0] - self.start, column_token_2L[1]
 
+    @property
+    def likely_L(self) -> Score:
+        """[B - 1]: the probability of each lookahead's own token as the anchor of the same pass judges it anew, knowing
+        of the fills that came after the lookahead was spawned; 0 where another token is the best one by now."""
+        column_L, token_L = self.lookaheads
+        token_now_L, probability_L = self.values_3BW[:2, -1].take(column_L, axis=1)
+        likely_L: Score = np.where(token_now_L == token_L, probability_L.astype(np.float64), 0.0)
+        return likely_L
+
 
 class Spawning(NamedTuple):
     """For `spawn_rules`: masks of the next anchor that lookaheads may fill. `rank` returns a number each, [C]; the

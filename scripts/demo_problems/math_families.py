@@ -649,6 +649,56 @@ def seating(draft: Draft) -> MathProblem:
     return draft.finish(total - taken)
 
 
+def _losing_round(draft: Draft, i: int, n: int, total: int, values: dict[str, str]) -> int:
+    """Tells and works round i, which costs n points; the score behind it."""
+    draft.tell(
+        (
+            "Round {i} costs {n} points.",
+            "In round {i} {he} loses {n}.",
+            "A mistake in round {i} takes {n} points.",
+        ),
+        i=i,
+        n=n,
+        **values,
+    )
+    draft.work(
+        (
+            "round {i} drops it to {e}",
+            "after round {i} there are {e}",
+            "losing {n} leaves {e}",
+            "the score falls to {e}",
+        ),
+        "round {i} takes {n} points",
+        i=i,
+        n=n,
+        e=draft.equation(total, "-", n, total - n),
+    )
+    return total - n
+
+
+def _winning_round(draft: Draft, i: int, n: int, total: int, values: dict[str, str]) -> int:
+    """Tells and works round i, which brings n points; the score behind it."""
+    draft.tell(
+        ("Round {i} gives {n} points.", "In round {i} {he} wins {n}.", "Round {i} adds {n}."),
+        i=i,
+        n=n,
+        **values,
+    )
+    draft.work(
+        (
+            "round {i} lifts it to {e}",
+            "after round {i} there are {e}",
+            "winning {n} makes {e}",
+            "the score rises to {e}",
+        ),
+        "round {i} adds {n} points",
+        i=i,
+        n=n,
+        e=draft.equation(total, "+", n, total + n),
+    )
+    return total + n
+
+
 def scores(draft: Draft) -> MathProblem:
     (who,) = draft.people(1)
     values = {"name": who.name, "he": who.he, "He": who.He}
@@ -666,50 +716,8 @@ def scores(draft: Draft) -> MathProblem:
     )
     for i in range(2, draft.between(3, 5) + 1):
         n = draft.between(2, 60)
-        if total > n + 3 and draft.chance(0.4):
-            draft.tell(
-                (
-                    "Round {i} costs {n} points.",
-                    "In round {i} {he} loses {n}.",
-                    "A mistake in round {i} takes {n} points.",
-                ),
-                i=i,
-                n=n,
-                **values,
-            )
-            draft.work(
-                (
-                    "round {i} drops it to {e}",
-                    "after round {i} there are {e}",
-                    "losing {n} leaves {e}",
-                    "the score falls to {e}",
-                ),
-                "round {i} takes {n} points",
-                i=i,
-                n=n,
-                e=draft.equation(total, "-", n, total - n),
-            )
-            total -= n
-        else:
-            draft.tell(
-                ("Round {i} gives {n} points.", "In round {i} {he} wins {n}.", "Round {i} adds {n}."),
-                i=i,
-                n=n,
-                **values,
-            )
-            draft.work(
-                (
-                    "round {i} lifts it to {e}",
-                    "after round {i} there are {e}",
-                    "winning {n} makes {e}",
-                    "the score rises to {e}",
-                ),
-                "round {i} adds {n} points",
-                i=i,
-                n=n,
-                e=draft.equation(total, "+", n, total + n),
-            )
-            total += n
+        is_lost = total > n + 3 and draft.chance(0.4)
+        total = (_losing_round if is_lost else _winning_round)(draft, i, n, total, values)
     draft.tell(("What is the score?", "How many points does {name} have?", "Find the final score."), **values)
     return draft.finish(total)
 

@@ -14,9 +14,8 @@ from common.policies.inputs import Score, Scoring
 
 
 def score(scoring: Scoring, *, trust: float = 1.0, soon: float = 1.0) -> Score:
-    column_L, token_L = scoring.lookaheads
-    token_now_L, probability_L = scoring.values_3BW[:2, -1].take(column_L, axis=1)
-    likely_L = np.where(token_now_L == token_L, probability_L.astype(np.float64) ** trust, 0.0)
+    likely_L = scoring.likely_L
+    likely_L = np.where(likely_L > 0, likely_L**trust, 0.0)  # what is no longer the best stays 0 where trust is 0
     found_B = num_sure.score(scoring, soon=soon)
     found_B[: len(likely_L)] = (found_B[: len(likely_L)] + 1) * likely_L
     return found_B

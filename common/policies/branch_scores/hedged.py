@@ -7,16 +7,12 @@ what the next step would fill (`num_sure`), the anchor nothing. risk: in tokens;
 
 from __future__ import annotations
 
-import numpy as np
-
 from common.policies.branch_scores import num_sure
 from common.policies.inputs import Score, Scoring
 
 
 def score(scoring: Scoring, *, risk: float = 2.0, soon: float = 1.0) -> Score:
-    column_L, token_L = scoring.lookaheads
-    token_now_L, probability_L = scoring.values_3BW[:2, -1].take(column_L, axis=1)
-    likely_L = np.where(token_now_L == token_L, probability_L.astype(np.float64), 0.0)
+    likely_L = scoring.likely_L
     found_B = num_sure.score(scoring, soon=soon)
     found_B[: len(likely_L)] += 1 - risk * (1 - likely_L)
     return found_B
