@@ -23,8 +23,9 @@ from lopa_cuda.ops import CudaOps, TorchOps
 from lopa_cuda.parallel import Collectives, choose_all_reduce
 from lopa_cuda.passes import Passes
 from lopa_cuda.steps import PAGE_SIZE, CacheSizes, Committer, PagedKVCache
-from lopa_cuda.tiles import install_tiles, load_tiles, model_linears, tell, this_device
+from lopa_cuda.tiles import install_tiles, load_tiles, model_linears, tell, this_device, without_wide
 from lopa_cuda.warmup import most_reads, warm_up
+from lopa_cuda.wgmma import why_unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -160,8 +161,10 @@ def _install_tiles(
 ) -> list[str]:
     """The tiles of this device for this process's linears; the files they come from. Raises ConfigError."""
     device = this_device()
-    tiles = load_tiles(device)
-    install_tiles(tiles.table)
+    tiles, why = load_tiles(device), why_unavailable()
+    install_tiles(without_wide(tiles.table) if why else tiles.table)
+    if why:
+        logger.info("no wide tiles on this device: %s; more than 128 tokens run on the library", why)
     logger.info("%s", tell(device, tiles, model_linears(profile, run, config, tp_size, tp_rank)))
     return [str(path) for path in tiles.files]
 

@@ -38,10 +38,9 @@ from lopa_cuda.kernels.quantize import quantize_per_token
 from quant.w8a8 import QuantizedActivation
 
 BLOCK_QUERIES = 64  # of a tile
-# Programs that there would be without a split, at most, and the fastest number of splits for so few (prefix 1024).
-FEW_PROGRAMS = ((20, 6), (40, 3), (60, 4))
-FEW_PROGRAMS_QUANTIZED = ((20, 6), (60, 4))
-SPLIT_PROGRAMS = 240  # about two on every multiprocessor
+# Programs that there would be without a split, at most; the fastest splits and stages for so few (prefix 1024).
+FEW_PROGRAMS = ((20, 6, 3), (33, 4, 4), (44, 3, 4))
+SPLIT_PROGRAMS, STAGES = 264, 3  # beyond: two on every multiprocessor, which have room for so many stages
 MERGE_HEADS, MERGE_WARPS = 8, 8  # of a program that need not see its whole token
 ROW_MERGE_WARPS = 16
 LOG2_E = 1.4426950408889634
@@ -240,12 +239,12 @@ class AttentionConfig(NamedTuple):
     stages: int
 
 
-def choose_config(num_kv_heads: int, num_queries: int, is_quantized: bool) -> AttentionConfig:
+def choose_config(num_kv_heads: int, num_queries: int) -> AttentionConfig:
     """By shape alone. Queries: of all rows and one KV head. Splits fill the device where the tiles alone do not."""
     programs = triton.cdiv(num_queries, BLOCK_QUERIES) * num_kv_heads
-    few = FEW_PROGRAMS_QUANTIZED if is_quantized else FEW_PROGRAMS
-    splits = next((best for most, best in few if programs <= most), max(1, SPLIT_PROGRAMS // programs))
-    return AttentionConfig(splits, warps=4, stages=3)
+    many = max(1, SPLIT_PROGRAMS // programs), STAGES
+    splits, stages = next((best for most, *best in FEW_PROGRAMS if programs <= most), many)
+    return AttentionConfig(splits, warps=4, stages=stages)
 
 
 def window_attention(
@@ -266,7 +265,7 @@ def window_attention(
     assert len(horizon_T) == num_tokens and q_TNH.is_contiguous() and q_TNH.dtype == torch.bfloat16
     numbers = tiles_N8, horizon_T, table_SP
     assert all(x.dtype == torch.int32 and x.is_contiguous() for x in numbers) and committed_2PXKH.is_contiguous()
-    config = choose_config(num_kv_heads, group * num_tokens, quantize is not None)
+    config = choose_config(num_kv_heads, group * num_tokens)
     committed = TensorDescriptor.from_tensor(committed_2PXKH.view(-1, num_kv_heads * head_size), [page_size, head_size])
     splits = config.splits if num_splits is None else num_splits
     out = torch.empty((num_tokens, num_heads * head_size), dtype=torch.bfloat16, device=q_TNH.device)

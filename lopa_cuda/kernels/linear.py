@@ -33,7 +33,8 @@ from lopa_cuda.kernels.launch import (
 )
 from lopa_cuda.kernels.quantize import quantize_per_token, silu_times
 from lopa_cuda.kernels.swiglu import swiglu
-from lopa_cuda.tiles import MOST_TILE_TOKENS, Kind, LinearConfig, find_config
+from lopa_cuda.tiles import MOST_TILE_TOKENS, Kind, LinearConfig, WideConfig, find_config
+from lopa_cuda.wgmma import launch_wide_linear
 from quant.w8a8 import QuantizedActivation
 
 SUM_BLOCK = 1024
@@ -268,11 +269,18 @@ def invariant_linear(x_TK: Tensor, weight_CK: Tensor, bias_C: Tensor | None = No
 
 def launch_linear(
     x_TK: Tensor, x_scale_T: Tensor | None, weight_CK: Tensor, bias_C: Tensor | None, weight_scale_C: Tensor | None,
-    config: LinearConfig, *, is_gated: bool = False, out_TC: Tensor | None = None, block_t: int | None = None,
+    config: LinearConfig | WideConfig, *, is_gated: bool = False, out_TC: Tensor | None = None,
+    block_t: int | None = None,
 ) -> Tensor | Partials:  # fmt: skip
-    """Run the kernel with this configuration: bf16 [T, C] from one part, into `out_TC` if given, else Partials; gated
-    bf16 [T, C / 2]. block_t: tokens of a tile; None: by the number of tokens."""
-    assert weight_CK.is_contiguous() and x_TK.is_contiguous() and weight_CK.shape[1] % config.block_k == 0
+    """Run the kernel of this tile: bf16 [T, C] from one part, into `out_TC` if given, else Partials; gated
+    bf16 [T, C / 2]. block_t: tokens of one of Triton's tiles; None: by the number of tokens."""
+    assert weight_CK.is_contiguous() and x_TK.is_contiguous()
+    if isinstance(config, WideConfig):
+        columns = weight_CK.shape[0] // (2 if is_gated else 1)
+        if out_TC is None:
+            out_TC = torch.empty((x_TK.shape[0], columns), dtype=torch.bfloat16, device=x_TK.device)
+        launch_wide_linear(x_TK, x_scale_T, weight_CK, bias_C, weight_scale_C, config, out_TC, is_gated=is_gated)
+        return out_TC
     assert not is_gated or config.splits == 1, "silu needs the whole sum"
     num_tokens, depth = x_TK.shape
     num_columns = weight_CK.shape[0] // (2 if is_gated else 1)
@@ -282,6 +290,7 @@ def launch_linear(
     out = None if is_partial else out_TC
     if out is None:
         out = torch.empty(shape, dtype=acc_dtype if is_partial else torch.bfloat16, device=x_TK.device)
+    assert weight_CK.shape[1] % config.block_k == 0
     block_t = block_t or config.tile_tokens(num_tokens)
     num_tiles = triton.cdiv(num_columns, config.block_c + config.tail)
     tail = TensorDescriptor.from_tensor(weight_CK, [config.tail, config.block_k]) if config.tail else None

@@ -1,4 +1,4 @@
-"""Tiles of the skinny linears: which shapes run on the Triton kernel and how, as data that needs no Triton.
+"""Tiles of the linears: which shapes run on the project's kernels and how, as data that needs neither of them.
 
     configs/tiles/*.json, the user's file -> load_tiles -> install_tiles, once a process -> find_config, every linear
 
@@ -14,16 +14,20 @@ from lopa_cuda.tiles.table import (
     Kind,
     LinearConfig,
     LinearShape,
+    Tile,
     Tiles,
     TileTable,
     find_config,
     install_tiles,
     merge_tiles,
     only_tiles,
+    without_wide,
 )
+from lopa_cuda.tiles.wide import MOST_WIDE_TOKENS, WideConfig, WideLayout, wide_layout
 
 __all__ = [
     "MOST_TILE_TOKENS",
+    "MOST_WIDE_TOKENS",
     "Device",
     "DeviceTiles",
     "Fusion",
@@ -31,10 +35,13 @@ __all__ = [
     "LinearConfig",
     "LinearShape",
     "ModelLinear",
+    "Tile",
     "TileEntry",
     "TileTable",
     "Tiles",
     "TilesFile",
+    "WideConfig",
+    "WideLayout",
     "find_config",
     "impossible",
     "install_tiles",
@@ -50,4 +57,6 @@ __all__ = [
     "tell",
     "this_device",
     "to_json",
+    "wide_layout",
+    "without_wide",
 ]

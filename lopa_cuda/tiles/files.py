@@ -6,8 +6,8 @@
         {"most_tokens": 32, "config": {"block_c": 64, "block_k": 128, "splits": 2, "stages": 8}},
         {"most_tokens": 64, "config": null}]}]}
 
-`config` has the fields of LinearConfig, without those at their defaults; null: the library was as fast or faster. torch
-and triton: the versions that the entry was measured with.
+`config` has the fields of LinearConfig, or of WideConfig (with `rows`), without those at their defaults; null: the
+library was as fast or faster. torch and triton: the versions that the entry was measured with.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from common.config import Frozen, problem
 from common.errors import ConfigError
-from lopa_cuda.tiles.table import Fusion, Kind, LinearConfig, LinearShape, Tiles
+from lopa_cuda.tiles.table import Fusion, Kind, LinearConfig, LinearShape, Tile, Tiles
+from lopa_cuda.tiles.wide import MOST_CLUSTER, WideConfig, wide_layout
 
 # Shared memory of a program on Hopper and Blackwell data centre parts, which is the most that any device has.
 MOST_SHARED_BYTES = 227 * 1024
@@ -63,12 +64,31 @@ class _Config(Frozen):
     early: bool = _DEFAULTS["early"]
 
 
+class _WideConfig(Frozen):
+    rows: int
+    splits: int = Field(default=WideConfig._field_defaults["splits"], ge=1, le=MOST_CLUSTER)
+    share: int = Field(default=WideConfig._field_defaults["share"], ge=1, le=MOST_CLUSTER)
+
+
+def _config_tag(value: Any) -> str:
+    is_wide = isinstance(value, _WideConfig) or (isinstance(value, dict) and "rows" in value)
+    return WideConfig.__name__ if is_wide else LinearConfig.__name__
+
+
 class _Rung(Frozen):
     most_tokens: _Whole
-    config: _Config | None
+    config: (
+        Annotated[
+            Annotated[_Config, Tag(LinearConfig.__name__)] | Annotated[_WideConfig, Tag(WideConfig.__name__)],
+            Discriminator(_config_tag),
+        ]
+        | None
+    )
 
     @property
-    def tile(self) -> LinearConfig | None:
+    def tile(self) -> Tile | None:
+        if isinstance(self.config, _WideConfig):
+            return WideConfig(**self.config.model_dump())
         return None if self.config is None else LinearConfig(**self.config.model_dump())
 
 
@@ -108,9 +128,11 @@ class _File(Frozen):
     linears: list[Any]
 
 
-def impossible(shape: LinearShape, config: LinearConfig, num_tokens: int) -> str | None:
+def impossible(shape: LinearShape, config: Tile, num_tokens: int) -> str | None:
     """Why no device can run this tile on this linear; None if one can."""
     gates = 2 if shape.fusion == "swiglu" else 1
+    if isinstance(config, WideConfig):
+        return _why_not_wide(shape, config, num_tokens)
     if shape.num_in % config.block_k:
         return f"block_k {config.block_k} does not divide {shape.num_in} input channels"
     if config.splits > shape.num_in // config.block_k:
@@ -122,6 +144,17 @@ def impossible(shape: LinearShape, config: LinearConfig, num_tokens: int) -> str
     used = shared_bytes(shape, config, num_tokens)
     if used > MOST_SHARED_BYTES:
         return f"its stages take {used} bytes of shared memory, {MOST_SHARED_BYTES} are there"
+    return None
+
+
+def _why_not_wide(shape: LinearShape, config: WideConfig, num_tokens: int) -> str | None:
+    is_gated, element = shape.fusion == "swiglu", 2 if shape.kind == "bf16" else 1
+    if shape.num_out % (16 if is_gated else 8) or shape.num_in * element % 16:
+        return f"{shape.num_out} output channels and {shape.num_in} input channels are not whole stores of 16 bytes"
+    try:
+        wide_layout(shape.kind, config, num_tokens, is_gated)
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -178,8 +211,9 @@ def _entry_json(shape: LinearShape, entry: TileEntry) -> str:
     return f'  {json.dumps(head)[:-1]}, "tiles": [\n{tiles}\n  ]}}'
 
 
-def _without_defaults(config: LinearConfig) -> dict[str, int | bool]:
-    return {name: value for name, value in config._asdict().items() if _DEFAULTS.get(name, ...) != value}
+def _without_defaults(config: Tile) -> dict[str, int | bool]:
+    usual = config._field_defaults
+    return {name: value for name, value in config._asdict().items() if usual.get(name, ...) != value}
 
 
 def save_tiles(path: Path, file: TilesFile) -> None:

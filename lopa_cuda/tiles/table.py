@@ -1,4 +1,4 @@
-"""What a tile of the skinny linears is, and the table of tiles that this process's kernels choose from.
+"""What a tile of the linears is, and the table of tiles that this process's kernels choose from.
 
 Empty until `install_tiles`: then every linear runs on the library. There is one table, as a process has one device.
 """
@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
+from lopa_cuda.tiles.wide import WideConfig
+
 Kind = Literal["bf16", "int8", "fp8"]
 Fusion = Literal["none", "swiglu"]  # what the linear's kernel computes behind the product
-MOST_TILE_TOKENS = 128  # of one tile; more tokens are several tiles, each of which reads the weight
+MOST_TILE_TOKENS = 128  # of one of Triton's tiles; more tokens are several, each of which reads the weight
 
 
 class LinearShape(NamedTuple):
@@ -28,6 +30,8 @@ class LinearShape(NamedTuple):
 
 
 class LinearConfig(NamedTuple):
+    """A tile of Triton's kernel."""
+
     block_c: int  # weight rows of a tile (SwiGLU: of gate and of up each)
     block_k: int
     splits: int
@@ -45,8 +49,9 @@ class LinearConfig(NamedTuple):
         return max(least, min(MOST_TILE_TOKENS, 1 << (num_tokens - 1).bit_length()))
 
 
+Tile = LinearConfig | WideConfig
 # Most tokens and configuration, ascending; None: there the library was measured to be as fast.
-Tiles = tuple[tuple[int, LinearConfig | None], ...]
+Tiles = tuple[tuple[int, Tile | None], ...]
 TileTable = Mapping[LinearShape, Tiles]
 
 _installed: dict[LinearShape, Tiles] = {}
@@ -70,12 +75,21 @@ def only_tiles(table: TileTable) -> Iterator[None]:
         _installed.update(kept)
 
 
-def find_config(kind: Kind, num_out: int, num_in: int, num_tokens: int, fusion: Fusion) -> LinearConfig | None:
-    """The kernel's configuration for this linear, or None for the library's product."""
+def find_config(kind: Kind, num_out: int, num_in: int, num_tokens: int, fusion: Fusion) -> Tile | None:
+    """The kernel's tile for this linear, or None for the library's product."""
     for most_tokens, config in _installed.get(LinearShape(kind, num_out, num_in, fusion), ()):
         if num_tokens <= most_tokens:
             return config
     return None
+
+
+def without_wide(table: TileTable) -> TileTable:
+    """For a device that cannot run `lopa_cuda.wgmma`: there the next entry below serves, or the library."""
+    kept = {
+        shape: tuple((most, tile) for most, tile in tiles if not isinstance(tile, WideConfig))
+        for shape, tiles in table.items()
+    }
+    return {shape: tiles for shape, tiles in kept.items() if tiles}
 
 
 def merge_tiles(below: Tiles, above: Tiles) -> Tiles:

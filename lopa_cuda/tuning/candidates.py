@@ -10,7 +10,17 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from math import ceil
 
-from lopa_cuda.tiles import MOST_TILE_TOKENS, LinearConfig, LinearShape, impossible, shared_bytes
+from lopa_cuda.tiles import (
+    MOST_TILE_TOKENS,
+    MOST_WIDE_TOKENS,
+    LinearConfig,
+    LinearShape,
+    Tile,
+    WideConfig,
+    impossible,
+    shared_bytes,
+    wide_layout,
+)
 
 MOST_CANDIDATES = 28  # of a shape and a number of tokens: each is compiled
 _SHARED_BYTES = 232_448  # of a multiprocessor
@@ -25,11 +35,55 @@ _EVEN_WAVES = 4  # from so many programs a multiprocessor on, those that end lat
 _USUAL_ROWS = {32: 0.97, 64: 1.0, 128: 0.98, 256: 0.94}
 _SECOND_CHOICE = 0.8  # what a variant that seldom wins promises beside its first version
 
-Case = tuple[LinearShape, int, LinearConfig]  # int: tokens
+# Of the wide kernel, which takes over where few tokens end (lopa_cuda.wgmma).
+_LEAST_WIDE_TOKENS, MOST_WIDE_CANDIDATES = 65, 14
+_SHARED_BYTES_A_CLOCK, _PRODUCTS_A_CLOCK = 128, 2048  # of a multiprocessor; products of bf16
+_MEMORY_BYTES_A_CLOCK = 19  # of a multiprocessor's share
+_SPLIT_CLOCKS, _EXCHANGED_BYTES_A_CLOCK = 2000, 24  # to add the splits' sums, of a multiprocessor
+_PART_OF_CLUSTERS = 0.88  # of the multiprocessors that clusters of three and more find room on
+
+Case = tuple[LinearShape, int, Tile]  # int: tokens
 
 
-def candidates(shape: LinearShape, num_tokens: int, multiprocessors: int) -> list[LinearConfig]:
-    """The most promising first, at most MOST_CANDIDATES. All can run."""
+def candidates(shape: LinearShape, num_tokens: int, multiprocessors: int, *, has_wide: bool = True) -> list[Tile]:
+    """The most promising first: at most MOST_WIDE_CANDIDATES of the wide kernel and MOST_CANDIDATES of Triton's, which
+    has none where it would read the weight several times. All can run."""
+    wide = wide_candidates(shape, num_tokens, multiprocessors) if has_wide else []
+    return [*wide, *(() if num_tokens > MOST_TILE_TOKENS and wide else _narrow(shape, num_tokens, multiprocessors))]
+
+
+def wide_candidates(shape: LinearShape, num_tokens: int, multiprocessors: int) -> list[WideConfig]:
+    if not _LEAST_WIDE_TOKENS <= num_tokens <= MOST_WIDE_TOKENS:
+        return []
+    clocks: dict[WideConfig, float] = {}
+    for rows, splits in product(range(32, 257, 8), range(1, 9)):
+        # Sharing activations was never faster; it lets more tokens than a box holds be fetched.
+        tried = (WideConfig(rows, splits), WideConfig(rows, splits, share=2))
+        config = next((config for config in tried if not impossible(shape, config, num_tokens)), None)
+        if config is not None:
+            clocks[config] = _wide_clocks(shape, config, num_tokens, multiprocessors)
+    return sorted(clocks, key=lambda config: (clocks[config], config))[:MOST_WIDE_CANDIDATES]
+
+
+def _wide_clocks(shape: LinearShape, config: WideConfig, num_tokens: int, multiprocessors: int) -> float:
+    """About how long it takes: of memory, of the matrix unit and of shared memory, whichever is slowest."""
+    layout = wide_layout(shape.kind, config, num_tokens, shape.fusion == "swiglu")
+    cluster, element = config.splits * config.share, 2 if shape.kind == "bf16" else 1
+    room = multiprocessors * (_PART_OF_CLUSTERS if cluster > 2 else 1) // cluster
+    groups = ceil(shape.num_out / (config.rows * config.share))
+    blocks = ceil(shape.num_in * element / layout.block_bytes / config.splits)
+    read = layout.tokens * config.rows * (1 / layout.chunk + 1 / 64)  # rows of operands for all instructions of a block
+    block_clocks = max(
+        config.rows * layout.block_bytes / _MEMORY_BYTES_A_CLOCK,
+        layout.tokens * config.rows * layout.block_bytes / 2 / _PRODUCTS_A_CLOCK,
+        (read + layout.tokens + config.rows) * layout.block_bytes / _SHARED_BYTES_A_CLOCK,
+    )
+    sent_bytes = 4 * layout.tokens * config.rows * (config.splits - 1) / config.splits
+    exchange = _SPLIT_CLOCKS + sent_bytes / _EXCHANGED_BYTES_A_CLOCK if config.splits > 1 else 0
+    return ceil(groups / room) * blocks * block_clocks + exchange
+
+
+def _narrow(shape: LinearShape, num_tokens: int, multiprocessors: int) -> list[LinearConfig]:
     promise: dict[LinearConfig, float] = {}
     waves_of = {tile: _num_programs(shape, tile, num_tokens) / multiprocessors for tile in _blocks(shape, num_tokens)}
     fewest = min(_FEWEST_PROGRAMS, max(waves_of.values(), default=0) / 2)  # a small linear fills no device
@@ -87,7 +141,10 @@ def _num_programs(shape: LinearShape, config: LinearConfig, num_tokens: int) -> 
 
 def distinct(cases: Iterable[Case]) -> list[Case]:
     """Without those that are one kernel: numbers of tokens whose tiles are alike."""
-    kernels = {
-        (shape, config, config.tile_tokens(n), n % 16 == 0, n == 1): (shape, n, config) for shape, n, config in cases
-    }
-    return list(kernels.values())
+    return list({_kernel_of(*case): case for case in cases}.values())
+
+
+def _kernel_of(shape: LinearShape, num_tokens: int, config: Tile) -> tuple[object, ...]:
+    if isinstance(config, WideConfig):
+        return shape.kind, config, wide_layout(shape.kind, config, num_tokens, shape.fusion == "swiglu"), shape.fusion
+    return shape, config, config.tile_tokens(num_tokens), num_tokens % 16 == 0, num_tokens == 1

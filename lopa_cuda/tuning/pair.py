@@ -16,7 +16,7 @@ from common.checkpoint import ModelConfig
 from common.model import rotary_table
 from lopa_cuda import kernels
 from lopa_cuda.kernels.launch import Partials
-from lopa_cuda.tiles import LinearConfig, ModelLinear, only_tiles
+from lopa_cuda.tiles import ModelLinear, Tile, only_tiles
 from lopa_cuda.tuning.compiling import is_refusal
 from lopa_cuda.tuning.stopwatch import as_quantize, graph_us, make_input, random, rotation
 from quant.w8a8 import QuantizedActivation
@@ -57,7 +57,7 @@ class LinearPair:
         self._norm_weight = random(sizes.hidden_size)
         self._rotary = rotary_table(_POSITIONS, sizes.rotary_size, _THETA, self._norm_weight.device)
 
-    def us(self, num_tokens: int, config: LinearConfig | None, replays: int = _REPLAYS) -> float:
+    def us(self, num_tokens: int, config: Tile | None, replays: int = _REPLAYS) -> float:
         """Microseconds with the kernel's tile, or the library's where `config` is None.
 
         Raises what `is_refusal` knows for a tile that this device or compiler does not take.
@@ -70,7 +70,7 @@ class LinearPair:
         with only_tiles({} if config is None else {self.shape: ((num_tokens, config),)}):
             return graph_us(run, max(_LEAST_LAUNCHES, len(self.weights)), replays)
 
-    def try_us(self, num_tokens: int, config: LinearConfig | None, replays: int = _REPLAYS) -> float | None:
+    def try_us(self, num_tokens: int, config: Tile | None, replays: int = _REPLAYS) -> float | None:
         """As `us`; None for what takes more than the device has, or its compiler can do."""
         try:
             return self.us(num_tokens, config, replays)
@@ -79,7 +79,7 @@ class LinearPair:
                 raise
             return None
 
-    def is_right(self, num_tokens: int, config: LinearConfig) -> bool:
+    def is_right(self, num_tokens: int, config: Tile) -> bool:
         """Whether the kernel with this tile computes what the library does."""
         x = make_input(num_tokens, self.shape.num_in, self.shape.kind)
         with only_tiles({}):

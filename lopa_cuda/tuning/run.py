@@ -22,8 +22,8 @@ from common.platforms import TuneOptions
 from lopa_cuda.assemble import chooses_tiles
 from lopa_cuda.tiles import (
     Device,
-    LinearConfig,
     ModelLinear,
+    Tile,
     TileEntry,
     TilesFile,
     TileTable,
@@ -34,9 +34,11 @@ from lopa_cuda.tiles import (
     read_tiles,
     save_tiles,
     this_device,
+    without_wide,
 )
 from lopa_cuda.tuning.candidates import candidates, distinct
 from lopa_cuda.tuning.search import Choice, choose, title
+from lopa_cuda.wgmma import why_unavailable
 
 if TYPE_CHECKING:
     from lopa_cuda.tuning.pair import LayerSizes
@@ -140,21 +142,23 @@ def remaining(own: OwnTiles, linears: Sequence[ModelLinear], options: TuneOption
 
 
 def tiles_to_time(
-    left: dict[ModelLinear, list[int]], multiprocessors: int, in_use: TileTable
-) -> dict[tuple[ModelLinear, int], list[LinearConfig]]:
-    """By linear and number of tokens. The tile in use is one of them, so that what is measured is never worse."""
+    left: dict[ModelLinear, list[int]], multiprocessors: int, in_use: TileTable, *, has_wide: bool = True
+) -> dict[tuple[ModelLinear, int], list[Tile]]:
+    """By linear and number of tokens. The tile in use is one of them, so that what is measured is never worse.
+    has_wide: whether the device runs `lopa_cuda.wgmma`."""
     found = {}
     for linear, counts in left.items():
         for count in counts:
             current = next((tile for most, tile in in_use.get(linear.shape, ()) if count <= most), None)
-            tiles = [*([current] if current else []), *candidates(linear.shape, count, multiprocessors)]
+            proposed = candidates(linear.shape, count, multiprocessors, has_wide=has_wide)
+            tiles = [*([current] if current else []), *proposed]
             found[linear, count] = list(dict.fromkeys(tiles))
     return found
 
 
 def search_all(
-    own: OwnTiles, timed: dict[tuple[ModelLinear, int], list[LinearConfig]],
-    search: Callable[[ModelLinear, dict[int, list[LinearConfig]]], Iterator[Choice]],
+    own: OwnTiles, timed: dict[tuple[ModelLinear, int], list[Tile]],
+    search: Callable[[ModelLinear, dict[int, list[Tile]]], Iterator[Choice]],
 ) -> Iterator[str]:  # fmt: skip
     """A line a choice. The file has a linear's choices before the next linear begins."""
     for linear in dict.fromkeys(linear for linear, _ in timed):
@@ -173,7 +177,12 @@ def _measured(
     from lopa_cuda.tuning.compiling import compile_all, num_jobs
     from lopa_cuda.tuning.pair import LayerSizes
 
-    timed = tiles_to_time(left, torch.cuda.get_device_properties().multi_processor_count, in_use)
+    why_not_wide = why_unavailable()
+    if why_not_wide:
+        yield f"no wide tiles on this device: {why_not_wide}"
+        in_use = without_wide(in_use)
+    multiprocessors = torch.cuda.get_device_properties().multi_processor_count
+    timed = tiles_to_time(left, multiprocessors, in_use, has_wide=not why_not_wide)
     cases = distinct((linear.shape, count, tile) for (linear, count), tiles in timed.items() for tile in tiles)
     if cases:
         yield f"compiling {len(cases)} kernels in {num_jobs()} processes"
@@ -182,7 +191,7 @@ def _measured(
     yield from search_all(own, timed, lambda linear, tiles_at: _search(linear, sizes, tiles_at))
 
 
-def _search(linear: ModelLinear, sizes: LayerSizes, tiles_at: dict[int, list[LinearConfig]]) -> Iterator[Choice]:
+def _search(linear: ModelLinear, sizes: LayerSizes, tiles_at: dict[int, list[Tile]]) -> Iterator[Choice]:
     from lopa_cuda.tuning.pair import LinearPair
 
     torch.cuda.empty_cache()  # of the linear before

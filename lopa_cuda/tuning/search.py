@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from lopa_cuda.tiles import LinearConfig, ModelLinear
+from lopa_cuda.tiles import ModelLinear, Tile, WideConfig
 
 # A step captured twice differs by up to 0.5 % from itself (docs/kernels.md).
 NOISE = 0.005
@@ -21,7 +21,7 @@ SHORT_REPLAYS, ROUND_REPLAYS = 5, 15
 
 
 # (tile, replays) -> microseconds, of the library's product where the tile is None; None where the device cannot.
-Timer = Callable[[LinearConfig | None, int], float | None]
+Timer = Callable[[Tile | None, int], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Choice:
     """config: the tile that is kept; None: the library's product. best: the fastest tile, kept or not, with its us."""
 
     num_tokens: int
-    config: LinearConfig | None
+    config: Tile | None
     library_us: float
-    best: LinearConfig | None
+    best: Tile | None
     best_us: float
 
     def __str__(self) -> str:
@@ -42,13 +42,11 @@ class Choice:
         return f"{self.num_tokens} tokens: {tile}" + ("" if self.config else ": the library is kept")
 
 
-def choose(
-    tiles: Iterable[LinearConfig], num_tokens: int, time: Timer, is_right: Callable[[LinearConfig], bool]
-) -> Choice:
+def choose(tiles: Iterable[Tile], num_tokens: int, time: Timer, is_right: Callable[[Tile], bool]) -> Choice:
     """is_right: whether a tile computes what the library does; one that does not is no choice."""
     short = [(us, config) for config in tiles if (us := time(config, SHORT_REPLAYS)) is not None]
-    finalists = [config for _, config in sorted(short)[:NUM_FINALISTS] if is_right(config)]
-    rounds: dict[LinearConfig | None, list[float]] = {config: [] for config in (None, *finalists)}
+    finalists = [config for _, config in sorted(short, key=lambda found: found[0])[:NUM_FINALISTS] if is_right(config)]
+    rounds: dict[Tile | None, list[float]] = {config: [] for config in (None, *finalists)}
     for _ in range(NUM_ROUNDS):  # in turn: a clock that drifts does so for all
         for config, times in rounds.items():
             us = time(config, ROUND_REPLAYS)
@@ -67,11 +65,14 @@ def title(linear: ModelLinear) -> str:
     return f"{linear.name} {linear.shape}"
 
 
-def _words(config: LinearConfig) -> str:
+def _words(config: Tile) -> str:
     """`128x128 in 3 parts, 4 stages, tail 16`: weight rows by input channels, and what is not as usual."""
+    if isinstance(config, WideConfig):
+        words = [f"wide, {config.rows} rows" + (f" in {config.splits} parts" if config.splits > 1 else "")]
+        return ", ".join([*words, *([f"share {config.share}"] if config.share > 1 else [])])
     words = [f"{config.block_c}x{config.block_k}"]
     words[0] += f" in {config.splits} parts" if config.splits > 1 else ""
     words.append(f"{config.stages} stages")
-    usual = LinearConfig._field_defaults
+    usual = config._field_defaults
     given = {name: value for name, value in config._asdict().items() if name in usual and value != usual[name]}
     return ", ".join([*words, *(name if value is True else f"{name} {value}" for name, value in given.items())])

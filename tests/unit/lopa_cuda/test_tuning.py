@@ -23,6 +23,7 @@ from lopa_cuda.tiles import (
     LinearConfig,
     LinearShape,
     ModelLinear,
+    WideConfig,
     find_config,
     impossible,
     install_tiles,
@@ -31,7 +32,7 @@ from lopa_cuda.tiles import (
 )
 from lopa_cuda.tuning import run as tuning
 from lopa_cuda.tuning import tune_model
-from lopa_cuda.tuning.candidates import MOST_CANDIDATES, candidates, distinct
+from lopa_cuda.tuning.candidates import MOST_CANDIDATES, MOST_WIDE_CANDIDATES, candidates, distinct, wide_candidates
 from lopa_cuda.tuning.run import OwnTiles, Versions, remaining, search_all, tiles_to_time
 from lopa_cuda.tuning.search import NUM_ROUNDS, ROUND_REPLAYS, Choice, choose
 
@@ -61,10 +62,21 @@ def test_every_proposed_tile_can_run(cuda: DeviceProfile, model: str, tp_size: i
     profile = cuda.model_copy(update={"quantization": quantization})
     config = load_model_config(run.model)
     for linear in model_linears(profile, run, config, min(tp_size, config.num_kv_heads)):
-        for num_tokens in (1, 16, 64, 128, 192):
+        for num_tokens in (1, 16, 64, 128, 192, 320, 400):
             found = candidates(linear.shape, num_tokens, multiprocessors=132)
-            assert 0 < len(found) <= MOST_CANDIDATES and len(set(found)) == len(found)
+            wide = [tile for tile in found if isinstance(tile, WideConfig)]
+            assert bool(wide) == (64 < num_tokens <= 320) and len(wide) <= MOST_WIDE_CANDIDATES
+            assert 0 < len(found) <= MOST_CANDIDATES + len(wide) and len(set(found)) == len(found)
             assert not any(impossible(linear.shape, tile, num_tokens) for tile in found)
+            narrow_of(linear.shape, num_tokens)
+
+
+def narrow_of(shape: LinearShape, num_tokens: int) -> list[LinearConfig]:
+    """Where the device does not run the wide kernel there is something to time all the same."""
+    found = candidates(shape, num_tokens, multiprocessors=132, has_wide=False)
+    narrow = [tile for tile in found if isinstance(tile, LinearConfig)]
+    assert narrow and narrow == found
+    return narrow
 
 
 def test_what_was_found_by_hand_is_among_the_proposals() -> None:
@@ -73,15 +85,25 @@ def test_what_was_found_by_hand_is_among_the_proposals() -> None:
     known = [(shape, most, tile) for shape, entry in entries.items() for most, tile in entry.tiles if tile]
     usual: dict[str, Any] = {"stages": 0, "warps": 0, "early": False}
     found = [
-        tile._replace(**usual) in {other._replace(**usual) for other in candidates(shape, most, 132)}
+        tile._replace(**usual) in {other._replace(**usual) for other in narrow_of(shape, most)}
         for shape, most, tile in known
+        if isinstance(tile, LinearConfig)
     ]
     assert len(found) > 100 and sum(found) > 0.95 * len(found)
+
+
+def test_a_wide_tile_divides_evenly_over_the_multiprocessors() -> None:
+    """What was fastest on an H200 is proposed first: gate and up in two tiles a multiprocessor."""
+    gate_up = LinearShape("bf16", 37888, 3584, "swiglu")
+    assert wide_candidates(gate_up, 192, 132)[0] == WideConfig(144)
+    assert -(-37888 // 144) == 2 * 132
 
 
 def test_numbers_of_tokens_of_one_tile_are_compiled_once() -> None:
     cases = [(QKV.shape, count, A) for count in (1, 16, 32, 33, 48, 64, 128, 192)]
     assert [count for _, count, _ in distinct(cases)] == [1, 16, 32, 33, 64, 192]
+    wide = [(QKV.shape, count, WideConfig(96)) for count in (65, 128, 129, 160, 192)]
+    assert [count for _, count, _ in distinct(wide)] == [128, 192], "the last of those that are one kernel"
 
 
 class Clock:
@@ -258,6 +280,7 @@ def test_a_start_installs_the_tiles_and_says_so_once(
 ) -> None:
     monkeypatch.setenv("LOPA_TILES", str(tmp_path))
     monkeypatch.setattr(assemble, "this_device", lambda: H200)
+    monkeypatch.setattr(assemble, "why_unavailable", lambda: None)
     run = RunConfig(model=str(ROOT / "configs/models/sdar_4b"), load_format="dummy")
     shape = LinearShape("bf16", 6144, 2560, "none")
     own = OwnTiles(tmp_path / H200.file_name, H200, NOW)
@@ -275,6 +298,26 @@ def test_a_start_installs_the_tiles_and_says_so_once(
         f"linear tiles of NVIDIA H200: {told[0]} and {told[1]}; on the library for want of an entry: o"
     )
     assert "qkv" not in line and line.endswith("(`lopa tune PROFILE RUN` measures them)")
+
+
+def test_a_start_without_the_wide_kernel_leaves_its_tiles_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, cuda: DeviceProfile,
+    dream: RunConfig,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("LOPA_TILES", str(tmp_path))
+    monkeypatch.setattr(assemble, "this_device", lambda: H200)
+    shape = LinearShape("bf16", 4608, 3584, "none")
+    OwnTiles(tmp_path / H200.file_name, H200, NOW).add(QKV, [Choice(160, WideConfig(72, 2), 10.0, None, 9.0)])
+    for why, expected in (("there is no NVRTC of CUDA 13.0", None), (None, WideConfig(72, 2))):
+        monkeypatch.setattr(assemble, "why_unavailable", lambda why=why: why)
+        with caplog.at_level(logging.INFO, "lopa_cuda"):
+            assemble._install_tiles(cuda, dream, load_model_config(dream.model), tp_size=1, tp_rank=0)
+        try:
+            assert find_config(*shape[:3], 160, "none") == expected
+        finally:
+            install_tiles({})
+    (line,) = (line for line in caplog.messages if line.startswith("no wide tiles"))
+    assert line.startswith("no wide tiles on this device: there is no NVRTC of CUDA 13.0")
 
 
 def test_tiles_are_asked_for_where_linears_are_looked_up_by_shape(cuda: DeviceProfile, dream: RunConfig) -> None:

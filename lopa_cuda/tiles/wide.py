@@ -1,0 +1,97 @@
+"""Tiles of the linears of 65 to 320 tokens (`lopa_cuda.wgmma`), and how such a tile lies on a multiprocessor."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MOST_WIDE_TOKENS = 320
+MOST_CLUSTER = 8  # programs, on every device
+BLOCK_BYTES = 128  # of every row in a stage: the widest swizzle
+_TOKENS = 64  # of the matrix unit's first dimension
+_MOST_STAGES, _LEAST_STAGES = 8, 3
+_SHARED_BYTES = 227 * 1024  # of a program at most
+_FETCHING_REGISTERS = 40
+_OTHER_REGISTERS = 32  # of a thread beside its sums
+_MOST_FLOAT8_CHUNK = 80  # rows: more buffers than this gain nothing
+# Warpgroups and tiles of each, by 64 tokens. Five warpgroups leave a thread few registers, four of two tiles more.
+_WARPGROUPS = {1: (1, 1), 2: (2, 1), 3: (3, 1), 4: (2, 2), 5: (5, 1)}
+
+
+class WideConfig(NamedTuple):
+    """rows: of the weight in a tile, of gate and of up together. splits: programs that share a tile's depth. share:
+    programs of neighbouring tiles that fetch activations for each other."""
+
+    rows: int
+    splits: int = 1
+    share: int = 1
+
+
+class WideLayout(NamedTuple):
+    """warpgroups: that multiply, `tiles` of 64 tokens each. chunk: weight rows of an instruction. buffers: sums of a
+    block beside a tile's own, where the unit sums too coarsely. is_giving: whether the others need registers of a
+    whole warpgroup that fetches. columns: of the output in a tile."""
+
+    warpgroups: int
+    tiles: int
+    chunk: int
+    buffers: int
+    is_giving: bool
+    stages: int
+    columns: int
+    shared_bytes: int
+    block_bytes: int = BLOCK_BYTES
+
+    @property
+    def tokens(self) -> int:
+        return _TOKENS * self.warpgroups * self.tiles
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.warpgroups + (128 if self.is_giving else 32)
+
+
+def wide_layout(kind: str, config: WideConfig, num_tokens: int, is_gated: bool) -> WideLayout:
+    """Raises ValueError for what cannot run, in words."""
+    rows = config.rows
+    step = 16 if is_gated or kind == "int8" else 8
+    if rows % step or not 16 <= rows <= 256:
+        raise ValueError(f"{rows} rows: the matrix unit takes 16 to 256 in steps of {step}")
+    if not 1 <= num_tokens <= MOST_WIDE_TOKENS:
+        raise ValueError(f"{num_tokens} tokens: a tile has at most {MOST_WIDE_TOKENS}")
+    if config.splits * config.share > MOST_CLUSTER:
+        raise ValueError(f"a cluster of {config.splits * config.share} programs: at most {MOST_CLUSTER}")
+    warpgroups, tiles = _WARPGROUPS[-(-num_tokens // _TOKENS)]
+    part = _TOKENS * warpgroups * tiles // config.share
+    if part % 8 or part > 256:
+        raise ValueError(f"{part} tokens of each of {config.share} programs that share: at most 256, in steps of 8")
+    chunk, buffers, is_giving = _chunk(kind, rows, warpgroups, tiles)
+    stage_bytes = (_TOKENS * warpgroups * tiles + rows) * BLOCK_BYTES
+    stages = min(_MOST_STAGES, (_SHARED_BYTES - 1024) // (stage_bytes + 16))
+    if stages < _LEAST_STAGES:
+        raise ValueError(f"{stages} stages of {stage_bytes} bytes fit, {_LEAST_STAGES} are needed")
+    gates = 2 if is_gated else 1
+    units = -(-rows * tiles // (4 * gates) // config.splits) * config.splits * gates  # pairs of sums of a thread
+    if config.splits > 1 and 8 * units * 128 * warpgroups > stages * stage_bytes:
+        raise ValueError(f"the sums of {config.splits} splits do not fit {stages} stages of {stage_bytes} bytes")
+    columns = rows // 2 if is_gated else rows
+    shared = stages * (stage_bytes + 16) + 1024
+    return WideLayout(warpgroups, tiles, chunk, buffers, is_giving, stages, columns, shared)
+
+
+def _chunk(kind: str, rows: int, warpgroups: int, tiles: int) -> tuple[int, int, bool]:
+    """Rows of an instruction, buffers and whether registers are given: the most that registers hold."""
+    at_start = min(240, 65536 // (128 * (warpgroups + 1)) // 8 * 8)
+    pool = at_start * (warpgroups + 1) - _FETCHING_REGISTERS
+    sums, step = tiles * rows // 2 + _OTHER_REGISTERS, 16 if kind == "int8" else 8
+    for registers, is_giving in ((at_start, False), (min(240, pool // warpgroups // 8 * 8), True)):
+        for chunk in (chunk for chunk in range(rows, 15, -step) if rows % chunk == 0):
+            if chunk // 2 + _OTHER_REGISTERS > at_start:  # an instruction's, whatever a warpgroup gets later
+                continue
+            if kind != "fp8":
+                if sums <= registers:
+                    return chunk, 1, is_giving
+            elif chunk <= _MOST_FLOAT8_CHUNK and sums + chunk <= registers:
+                return chunk, 2, is_giving
+            elif chunk <= _MOST_FLOAT8_CHUNK and sums + chunk // 2 <= registers and (is_giving or chunk >= 48):
+                return chunk, 1, is_giving
+    raise ValueError(f"the sums of {rows} rows do not fit {warpgroups} warpgroups' registers")
