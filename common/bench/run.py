@@ -24,6 +24,7 @@ from common.platforms import build_engine
 from common.runtime import check_decode, facts_of, step_floors_ms, synthetic_plan
 
 SCRIPTED_TOKENS = (3, 6, 9)  # accepted a step in the decoding sections
+SEVERAL_ROWS = ((2, 64), (4, 32), (4, 64), (8, 64), (8, 128))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class BenchOptions:
     """cases: (rows on each rank, window). mixes: windows whose step times are averaged, by name. read_share: share of
     a window's positions that go through the head. num_cached: prompt before the window."""
 
-    cases: tuple[tuple[int, int], ...] = ((1, 32), (1, 64), (1, 128), (2, 64), (4, 32), (4, 64), (8, 64), (8, 128))
+    cases: tuple[tuple[int, int], ...] = (*((1, window) for window in range(32, 257, 32)), *SEVERAL_ROWS)
     mixes: tuple[tuple[int, tuple[int, ...]], ...] = ((163, (96, 128, 160, 192, 240)), (194, (128, 160, 192, 224, 264)))
     num_cached: int = 1024
     num_steps: int = 60
