@@ -7,7 +7,6 @@ second is queued while the first runs, and the host waits once, for the gathered
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from functools import partial
 from typing import NamedTuple
 
@@ -18,22 +17,21 @@ from torch import Tensor
 from common.decoding import Int, Predictions, Sampling, StepPlan
 from common.model import Decoder, changed_logits, merge_statistics, sampled_statistics, special_statistics
 from common.runtime import PassTimes, Stopwatch, wait_until_done
-from graphs.buckets import Buckets, fit, round_up
+from graphs.buckets import Buckets
 from graphs.runner import Capture, GraphRunner, capture_costs
 from lopa_cuda.floors import median_seconds
 from lopa_cuda.ops import CudaOps
 from lopa_cuda.parallel import Collectives
+from lopa_cuda.shapes import Shapes
 from lopa_cuda.steps import (
     LayersKey,
     PagedKVCache,
     ReadBuffers,
     Reads,
     ReadsKey,
-    Share,
     Staged,
     StepBuffers,
     deal,
-    runs_of,
 )
 
 
@@ -56,7 +54,7 @@ class Passes:
         buckets: Buckets, capture: Capture | None, timeout_s: float,
     ) -> None:  # fmt: skip
         self.device = device
-        self.buckets = buckets
+        self.shapes = Shapes(collectives.mesh, buckets, ops.tiling, captures=capture is not None)
         self.model = model
         self._ops = ops
         self._cache = cache
@@ -83,7 +81,7 @@ class Passes:
         commit it, before the next is launched."""
         self._cache.open_step(plan)
         shares = deal(plan, row_of)
-        key = self.layers_key(shares)
+        key = self.shapes.dealt_key(shares)
         self.num_tokens = key.num_tokens
         layers = self.layers.entry(key, is_captured=key.is_captured)
         layers.buffers.fill(plan, shares[self._bp_rank])
@@ -96,7 +94,7 @@ class Passes:
             self.busy.start()  # the device begins once it has the whole graph
         self.times.mark(1)
         reads = Reads(plan, shares)
-        reads_key = self.reads_key(reads.most, plan.sampling, is_captured=key.is_captured)
+        reads_key = self.shapes.reads_key(reads.most, plan.sampling, is_captured=key.is_captured)
         head = self.head.entry(reads_key, is_captured=reads_key.is_captured)
         head.buffers.fill(plan, reads, self._bp_rank)
         head.run()
@@ -141,7 +139,7 @@ class Passes:
         """Experts of a layer that a pass over all rows reads, the mean over layers; None for a model without. Behind a
         pass of this plan, whose pages it reads."""
         shares = deal(plan, np.arange(plan.num_rows)[None])
-        key = self.layers_key(shares)._replace(is_captured=False)
+        key = self.shapes.dealt_key(shares)._replace(is_captured=False)
         self._ops.noted_experts = noted = []
         try:
             entry = self.layers.entry(key, is_captured=False)
@@ -157,39 +155,14 @@ class Passes:
 
     @property
     def captures_ahead(self) -> bool:
-        """Whether a size is all that a capture depends on: operators that look at host numbers of keys make many."""
-        return self._capture is not None and self._ops.tiling is not None
+        return self.shapes.captures_ahead
 
     def capture(self, num_tokens: int) -> None:
         """The layers at one of the buckets' sizes, before a step needs them."""
-        self.layers.entry(self._captured_key(num_tokens))
+        self.layers.entry(self.shapes.captured_key(num_tokens))
 
     def capture_head(self, num_reads: int, sampling: Sampling) -> None:
         self.head.entry(ReadsKey(num_reads, sampling, is_captured=True))
-
-    def layers_key(self, shares: list[Share]) -> LayersKey:
-        """Every rank comes to the same number of tokens and tiles, since they depend on the plan alone."""
-        tiling, num_tokens = self._ops.tiling, max(share.num_tokens for share in shares)
-        if self._capture is not None:
-            for size in self.buckets.tokens[bisect_left(self.buckets.tokens, num_tokens) :]:
-                if tiling is None:
-                    return LayersKey(size, 0, runs_of(shares[self._bp_rank], size), is_captured=True)
-                if max(tiling.needed(share.spans_6R[1], size) for share in shares) <= tiling.room(size):
-                    return self._captured_key(size)
-            num_tokens = round_up(num_tokens, 16)  # kernels are compiled for sizes that 16 divides
-        if tiling is None:
-            return LayersKey(num_tokens, 0, runs_of(shares[self._bp_rank], num_tokens), is_captured=False)
-        num_tiles = max(tiling.needed(share.spans_6R[1], num_tokens) for share in shares)
-        return LayersKey(num_tokens, num_tiles, (), is_captured=False)
-
-    def reads_key(self, num_reads: int, sampling: Sampling, *, is_captured: bool) -> ReadsKey:
-        """The same on every rank."""
-        padded = fit(num_reads, self.buckets.reads) if is_captured and not sampling.is_special else None
-        return ReadsKey(padded or max(1, num_reads), sampling, is_captured=padded is not None)
-
-    def _captured_key(self, num_tokens: int) -> LayersKey:
-        assert self._ops.tiling is not None, "other operators capture runs"
-        return LayersKey(num_tokens, self._ops.tiling.room(num_tokens), (), is_captured=True)
 
     def _step_buffers(self, key: LayersKey) -> StepBuffers:
         return StepBuffers(key, self.device, self._ops.tiling)

@@ -33,20 +33,21 @@ def warm_up(
     passes: Passes, committer: Committer, config: ModelConfig, decode: DecodeConfig, num_requests: int, bp_size: int
 ) -> None:
     """Capture the layers at every size, the head, and commits."""
-    passes.buckets = passes.buckets.wanting(usual_tokens(decode, bp_size))
-    if passes.device.type == "cuda" and (not passes.captures_ahead or passes.max_model_len > passes.buckets.tokens[-1]):
+    shapes = passes.shapes
+    shapes.buckets = shapes.buckets.wanting(usual_tokens(decode, bp_size))
+    if passes.device.type == "cuda" and (not passes.captures_ahead or passes.max_model_len > shapes.buckets.tokens[-1]):
         _forward_a_prompt(passes, config, bp_size)  # what does not fit is found out here
     if not passes.captures_ahead:
         return
     started = time.perf_counter()
     _release_memory(passes)
     # The largest first: graphs share one pool of scratch memory, which then never has to grow.
-    for num_tokens in reversed(passes.buckets.tokens):
+    for num_tokens in reversed(shapes.buckets.tokens):
         passes.capture(num_tokens)
     own = Sampling.of(decode, config.mask_of(decode.mask_token_id))
     # Of several requests each may be drawn in its own way.
     heads = {own} if num_requests == 1 else {own, *(own._replace(**kind) for kind in _KINDS)}
-    for num_reads in reversed(passes.buckets.reads):
+    for num_reads in reversed(shapes.buckets.reads):
         for sampling in sorted(heads, reverse=True):
             passes.capture_head(num_reads, sampling)
     most_blocks = max(8, num_requests)
@@ -57,7 +58,7 @@ def warm_up(
     memory = passes.memory()
     logger.info(
         "captured %d sizes of up to %d tokens in %.1f s: graphs hold %.2f GiB",
-        memory["graphs"], passes.buckets.tokens[-1], time.perf_counter() - started, memory["capture_bytes"] / 2**30,
+        memory["graphs"], shapes.buckets.tokens[-1], time.perf_counter() - started, memory["capture_bytes"] / 2**30,
     )  # fmt: skip
 
 
