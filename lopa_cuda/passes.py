@@ -30,6 +30,7 @@ from lopa_cuda.steps import (
     Reads,
     ReadsKey,
     Staged,
+    StagedSlice,
     StepBuffers,
     deal,
 )
@@ -54,7 +55,9 @@ class Passes:
         buckets: Buckets, capture: Capture | None, timeout_s: float,
     ) -> None:  # fmt: skip
         self.device = device
-        self.shapes = Shapes(collectives.mesh, buckets, ops.tiling, captures=capture is not None)
+        self.shapes = Shapes(
+            collectives.mesh, buckets, ops.tiling, cache.captured_staging.shape[2], captures=capture is not None
+        )
         self.model = model
         self._ops = ops
         self._cache = cache
@@ -80,8 +83,7 @@ class Passes:
         """Queue the plan's rows `row_of` [bp rank, place]. Passes share buffers and staging memory: receive one, and
         commit it, before the next is launched."""
         self._cache.open_step(plan)
-        shares = deal(plan, row_of)
-        key = self.shapes.dealt_key(shares)
+        shares, key = self.shapes.arranged(plan, row_of)
         self.num_tokens = key.num_tokens
         layers = self.layers.entry(key, is_captured=key.is_captured)
         layers.buffers.fill(plan, shares[self._bp_rank])
@@ -103,7 +105,8 @@ class Passes:
             self._done.record()
         reads.order(reads_key.num_reads)
         self._cache.prepare_commits(plan)
-        return Pass(reads, head.buffers.predicted_PM3, Staged(row_of, shares, self._cache.staging))
+        staged = Staged(row_of, shares, self._cache.staging, is_whole=key.num_slices == len(shares))
+        return Pass(reads, head.buffers.predicted_PM3, staged)
 
     def receive(self, launched: Pass) -> Predictions:
         """Wait for the pass launched last."""
@@ -161,24 +164,29 @@ class Passes:
         """The layers at one of the buckets' sizes, before a step needs them."""
         self.layers.entry(self.shapes.captured_key(num_tokens))
 
+    def capture_slice(self, num_tokens: int) -> None:
+        """The layers of a pass that is cut over ranks, at one of the shapes' slices."""
+        self.layers.entry(self.shapes.captured_key(num_tokens, is_cut=True))
+
     def capture_head(self, num_reads: int, sampling: Sampling) -> None:
         self.head.entry(ReadsKey(num_reads, sampling, is_captured=True))
 
     def _step_buffers(self, key: LayersKey) -> StepBuffers:
-        return StepBuffers(key, self.device, self._ops.tiling)
+        staged = StagedSlice(key.num_tokens, self._collectives if key.num_slices > 1 else None)
+        return StepBuffers(key, self.device, self._ops.tiling, staged)
 
     def _read_buffers(self, key: ReadsKey) -> ReadBuffers:
         return ReadBuffers(key, self.device, self._collectives.mesh.bp_size)
 
     def _use_captured(self, key: LayersKey) -> None:
         """A replay leaves the windows' KV and the hidden states where it was captured."""
-        self._cache.use_staging(key.num_tokens, is_captured=True)
+        self._cache.use_staging(key.num_staged, is_captured=True)
         self._hidden_TD = self._captured_hidden_TD
 
     @torch.inference_mode()
     def _run_layers(self, key: LayersKey, buffers: StepBuffers) -> None:
         buffers.send()
-        self._cache.use_staging(key.num_tokens, is_captured=key.is_captured)
+        self._cache.use_staging(key.num_staged, is_captured=key.is_captured)
         hidden_TD = self.model(buffers.token_T, self._ops.plan(buffers.step))
         if key.is_captured:
             self._captured_hidden_TD[: key.num_tokens].copy_(hidden_TD)

@@ -44,6 +44,8 @@ def warm_up(
     # The largest first: graphs share one pool of scratch memory, which then never has to grow.
     for num_tokens in reversed(shapes.buckets.tokens):
         passes.capture(num_tokens)
+    for num_tokens in reversed(shapes.slices):
+        passes.capture_slice(num_tokens)
     own = Sampling.of(decode, config.mask_of(decode.mask_token_id))
     # Of several requests each may be drawn in its own way.
     heads = {own} if num_requests == 1 else {own, *(own._replace(**kind) for kind in _KINDS)}

@@ -35,6 +35,12 @@ class Gathers:
         """[...] of every branch-parallel rank -> [bp, ...]."""
         return _stack(x, self.mesh.bp_size, self.mesh.bp_group)
 
+    def bp_fill(self, x: Tensor) -> None:
+        """x is as many equal parts, one behind another, as there are branch-parallel ranks, each of which has written
+        its own: fetch the others', in place."""
+        if self.mesh.bp_group is not None:
+            _all_gather(x, x.chunk(self.mesh.bp_size)[self.mesh.bp_rank], group=self.mesh.bp_group)
+
 
 def _stack(x: Tensor, size: int, group: dist.ProcessGroup | None) -> Tensor:
     if group is None:

@@ -148,7 +148,7 @@ def _attention_kernel(
     record = tile_ptr + tile * RECORD
     first_token, num_entries, num_keys = tl.load(record), tl.load(record + 1), tl.load(record + 2)
     start, cached, slot = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
-    first_query = tl.load(record + 6)
+    first_query, first_key = tl.load(record + 6), tl.load(record + 7)
     if num_entries == 0:  # more tiles than this step needs
         return
     query = first_query + tl.arange(0, BLOCK_QUERIES)
@@ -184,7 +184,7 @@ def _attention_kernel(
         acc, best, total, q, committed_desc, row_ptr, page, prefix_blocks, kv_head, num_pages, first, full_end, scale,
         HEAD_SIZE, BLOCK_KEYS, STAGES,
     )  # fmt: skip
-    own_ptr = window_ptr + first_token.to(tl.int64) * window_token + kv_head * HEAD_SIZE
+    own_ptr = window_ptr + first_key.to(tl.int64) * window_token + kv_head * HEAD_SIZE
     acc, best, total = _attend_edge(
         acc, best, total, q, key_ptr, own_ptr, row_ptr, page, horizon, start, num_keys, cached, prefix_blocks, full_end,
         last, scale, committed_kv, committed_position, window_kv, window_token, HEAD_SIZE, BLOCK_KEYS,
@@ -255,9 +255,10 @@ def window_attention(
 
     Visible keys: committed positions below start or in [start + num_keys, cached); own window keys j < num_keys with
     start + j < horizon (lopa_cuda.ops.plain.visible_keys). A query that sees no key gives 0. committed: pages of X
-    positions, a power of 2. table: int32, the pages of each slot; only those of committed keys are looked at. tiles:
-    int32 records as lopa_cuda.steps.tiles describes them, of BLOCK_QUERIES queries; what is in no tile is not written.
-    horizon: int32. num_splits: parts of the key range computed in parallel; None chooses by shape.
+    positions, a power of 2. window: of as many tokens as q, or more where tiles say that their keys lie elsewhere.
+    table: int32, the pages of each slot; only those of committed keys are looked at. tiles: int32 records as
+    lopa_cuda.steps.tiles describes them, of BLOCK_QUERIES queries; what is in no tile is not written. horizon: int32.
+    num_splits: parts of the key range computed in parallel; None chooses by shape.
     """
     num_tokens, num_heads, head_size = q_TNH.shape
     num_kv_heads = window_2TKH.shape[-2]

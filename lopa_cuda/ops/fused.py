@@ -93,8 +93,9 @@ class FusedOps:
     def attend(self, qkv_TE: Any, layer: int, step: DeviceStep, qk_norm: QKNorm | None) -> Activation:
         window = self.cache.staging[layer]
         q_TNH = kernels.rope_prewrite(
-            qkv_TE, step.position_T, self.rotary, window, num_heads=self.num_heads, qk_norm=qk_norm
+            qkv_TE, step.position_T, self.rotary, step.staged.own(window), num_heads=self.num_heads, qk_norm=qk_norm
         )
+        step.staged.gather(window)
         behind = self._behind_attention[layer]
         return kernels.window_attention(
             q_TNH, self.cache.committed[layer], window, table_SP=self.cache.table_SP,

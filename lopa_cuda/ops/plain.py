@@ -1,7 +1,7 @@
 """The decoder stages in plain PyTorch operators, on CPU or CUDA: what the Triton kernels are checked against.
 
 Shapes: T tokens, R rows of a run (rows behind one another that are alike), W entries of each, C cached positions looked
-at, N query heads, K KV heads, H head size.
+at, X keys of a row's window, N query heads, K KV heads, H head size.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from common.model import (
 )
 from common.paging import pages_for
 from lopa_cuda.parallel import Collectives
-from lopa_cuda.steps import PAGE_SIZE, DeviceStep, PagedKVCache, Run, Tiling
+from lopa_cuda.steps import PAGE_SIZE, DeviceStep, PagedKVCache, Run, StagedSlice, Tiling
 
 
 def visible_keys(horizon_RW: Tensor, run: Run) -> Tensor:
-    """[R, 1, W, C + W], True where a query may look; the definition of attention over [cached | own window].
+    """[R, 1, W, C + X], True where a query may look; the definition of attention over [cached | own window].
 
-    Cached keys count before the row's window, and behind it where the dual cache holds some; window keys count up to
-    the query's horizon.
+    Cached keys count before the row's window, and behind it where the dual cache holds some; the X window keys count up
+    to the query's horizon.
     """
     num_rows, width = horizon_RW.shape
     cached_C = torch.arange(run.cached, device=horizon_RW.device)
-    window_W = torch.arange(width, device=horizon_RW.device)
+    window_X = torch.arange(run.num_keys, device=horizon_RW.device)
     sees_cached_C = (cached_C < run.start) | (cached_C >= run.start + run.num_keys)
-    sees_window_RWW = (window_W < run.num_keys) & (run.start + window_W < horizon_RW[:, :, None])
-    return torch.cat((sees_cached_C.expand(num_rows, width, -1), sees_window_RWW), dim=-1).unsqueeze(1)
+    sees_window_RWX = run.start + window_X < horizon_RW[:, :, None]
+    return torch.cat((sees_cached_C.expand(num_rows, width, -1), sees_window_RWX), dim=-1).unsqueeze(1)
 
 
 def rotary_of(config: ModelConfig, cache: PagedKVCache) -> Tensor:
@@ -64,10 +64,11 @@ def rotary_of(config: ModelConfig, cache: PagedKVCache) -> Tensor:
 
 
 class VisibleRun(NamedTuple):
-    """tokens: of its rows."""
+    """tokens: of its rows. keys: of the staging memory, likewise one row behind another, each row's window first."""
 
     run: Run
     tokens: slice
+    keys: slice
     is_visible_R1WX: Tensor
 
 
@@ -77,6 +78,7 @@ class PlainStep:
 
     rotary_T2F: Tensor
     runs: list[VisibleRun]
+    staged: StagedSlice
 
 
 class CudaOps(Ops, Protocol):
@@ -133,9 +135,10 @@ class TorchOps:
         for run in step.runs:
             tokens = slice(first, first + run.num_rows * run.num_entries)
             horizon_RW = step.horizon_T[tokens].view(run.num_rows, run.num_entries)
-            runs.append(VisibleRun(run, tokens, visible_keys(horizon_RW, run)))
+            keys = tokens if run.first_key is None else slice(run.first_key, run.first_key + run.num_keys)
+            runs.append(VisibleRun(run, tokens, keys, visible_keys(horizon_RW, run)))
             first = tokens.stop
-        return PlainStep(self.rotary[step.position_T], runs)
+        return PlainStep(self.rotary[step.position_T], runs, step.staged)
 
     def norm(
         self, x_TD: Tensor, residual_TD: Tensor | None, norm: RMSNorm, consumer: nn.Module | None
@@ -178,26 +181,28 @@ class TorchOps:
             q_TNH = rms_norm(q_TNH, qk_norm.q_weight, qk_norm.eps)
             key_TKH = rms_norm(key_TKH, qk_norm.k_weight, qk_norm.eps)
         q_TNH, key_TKH = rotate(q_TNH, plain.rotary_T2F), rotate(key_TKH, plain.rotary_T2F)
-        self.cache.prewrite(layer, key_TKH, value_TKH)
-        attended = [self._attend_run(q_TNH, key_TKH, value_TKH, layer, *visible) for visible in plain.runs]
+        window_2TKH = self.cache.staging[layer]
+        own_2TKH = plain.staged.own(window_2TKH)
+        own_2TKH[0], own_2TKH[1] = key_TKH, value_TKH
+        plain.staged.gather(window_2TKH)
+        attended = [self._attend_run(q_TNH, layer, *visible) for visible in plain.runs]
         return attended[0] if len(attended) == 1 else torch.cat(attended)
 
     def _attend_run(
-        self, q_TNH: Tensor, key_TKH: Tensor, value_TKH: Tensor, layer: int, run: Run, tokens: slice,
-        is_visible_R1WX: Tensor,
+        self, q_TNH: Tensor, layer: int, run: Run, tokens: slice, keys: slice, is_visible_R1WX: Tensor
     ) -> Tensor:  # fmt: skip
-        shape = run.num_rows, run.num_entries
         attended_RNWH = attention(
-            q_TNH[tokens].unflatten(0, shape).transpose(1, 2),
-            self._with_cached(layer, 0, key_TKH[tokens].unflatten(0, shape), run).transpose(1, 2),
-            self._with_cached(layer, 1, value_TKH[tokens].unflatten(0, shape), run).transpose(1, 2),
+            q_TNH[tokens].unflatten(0, (run.num_rows, -1)).transpose(1, 2),
+            self._with_cached(layer, 0, keys, run).transpose(1, 2),
+            self._with_cached(layer, 1, keys, run).transpose(1, 2),
             is_visible_R1WX,
             self.head_size**-0.5,
         )
         return attended_RNWH.transpose(1, 2).flatten(0, 1).flatten(1)
 
-    def _with_cached(self, layer: int, part: int, own_RWKH: Tensor, run: Run) -> Tensor:
-        """The rows' cached keys (or values) followed by their own: [R, C + W, K, H]."""
+    def _with_cached(self, layer: int, part: int, keys: slice, run: Run) -> Tensor:
+        """The rows' cached keys (or values) followed by their own: [R, C + X, K, H]."""
+        own_RXKH = self.cache.staging[layer, part, keys].unflatten(0, (run.num_rows, -1))[:, : run.num_keys]
         pages_P = self.cache.table_SP[run.slot, : pages_for(run.cached, PAGE_SIZE)]
         cached_CKH = self.cache.committed[layer, part].index_select(0, pages_P).flatten(0, 1)[: run.cached]
-        return torch.cat((cached_CKH.expand(run.num_rows, -1, -1, -1), own_RWKH), dim=1)
+        return torch.cat((cached_CKH.expand(run.num_rows, -1, -1, -1), own_RXKH), dim=1)

@@ -1,8 +1,9 @@
 """Commit-Winner-Cache: copy each winner's staged KV to the pages of its request, on every rank.
 
-A rank that computed the winner (or, under block-causal attention, any row of the request) copies its own. Where
-some rank did not, the winner's owner broadcasts: all layers of all its spans in one contiguous buffer. Commits are
-captured ahead for a few lengths: the host then writes two lists of positions and launches once.
+A rank that computed the winner (or, under block-causal attention, any row of the request) copies its own, and so does
+every rank behind a pass that was cut (lopa_cuda.steps.slices). Where some rank did not, the winner's owner broadcasts:
+all layers of all its spans in one contiguous buffer. Commits are captured ahead for a few lengths: the host then writes
+two lists of positions and launches once.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from lopa_cuda.steps.upload import Upload
 
 class Staged(NamedTuple):
     """Where a forward pass left the windows of its rows: row_of [bp rank, place] names rows of the plan, shares say
-    where they begin."""
+    where they begin. is_whole: on every rank all rows, in the plan's order."""
 
     row_of: Int
     shares: list[Share]
     staging: Tensor  # [L, 2, T, K, H]
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,9 @@ class Committer:
         self._captured_lengths: tuple[int, ...] = ()
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int, staged: Staged) -> None:
-        if len(staged.shares) == 1:  # which computes all rows, in the plan's order
+        if staged.is_whole:
             request_N = [span.request for span in plan.commits]
-            token_N = staged.shares[0].spans_6R[0, winner_row_of_request[request_N]].tolist()
+            token_N = plan.first_R[winner_row_of_request[request_N]].tolist()
             self._copy(staged.staging, None, list(zip(plan.commits, token_N, strict=True)))
             return
         spans_of: dict[int | None, list[tuple[CommitSpan, int]]] = defaultdict(list)

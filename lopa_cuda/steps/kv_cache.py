@@ -101,11 +101,6 @@ class PagedKVCache:
         else:
             self.staging = self._new_staging(num_tokens)
 
-    def prewrite(self, layer: int, key_TKH: Tensor, value_TKH: Tensor) -> None:
-        num_tokens = key_TKH.shape[0]
-        self.staging[layer, 0, :num_tokens] = key_TKH
-        self.staging[layer, 1, :num_tokens] = value_TKH
-
     @property
     def num_bytes(self) -> int:
         num_elements = self.committed.numel() + self.captured_staging.numel()

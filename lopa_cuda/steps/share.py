@@ -10,15 +10,18 @@ from common.decoding import NUM_UPLOADED_FIELDS, Int, StepPlan
 
 
 class Share(NamedTuple):
-    """One rank's rows.
+    """One rank's rows, or pieces of rows (lopa_cuda.steps.slices).
 
-    spans_6R: the first fields of StepPlan.row_fields_8R, first entries counted in the share.
+    spans_6R: the first fields of StepPlan.row_fields_8R, first entries counted in the share; of a piece its own entries
+        and its row's keys.
     entry_T: the plan's entry at each of the share's; None: all of them in the plan's order.
+    first_key_R: where in the staging memory each row's keys begin, if they are not its entries in the share.
     """
 
     spans_6R: Int
     entry_T: Int | None
     num_tokens: int
+    first_key_R: Int | None = None
 
     def first_token(self, place: int) -> int:
         """Of the row at this place of the share."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from common.decoding import StepPlan
 from lopa_cuda.steps.share import Share
+from lopa_cuda.steps.slices import StagedSlice
 from lopa_cuda.steps.tiles import RECORD, Tiling, write_tiles
 from lopa_cuda.steps.upload import Upload
 
@@ -26,7 +27,7 @@ _UNBOUNDED = int(np.iinfo(np.int32).max)
 
 class Run(NamedTuple):
     """Rows behind one another that have everything but their tokens in common: what operators look at that take no
-    lengths from the device. The names are StepPlan's."""
+    lengths from the device. The names are StepPlan's, first_key is of a Share."""
 
     num_rows: int
     num_entries: int
@@ -34,32 +35,41 @@ class Run(NamedTuple):
     start: int
     cached: int
     slot: int
+    first_key: int | None = None
 
 
 class LayersKey(NamedTuple):
     """The shape of a pass through the layers. runs: empty for operators that take lengths from the device; num_tiles:
-    0 for others."""
+    0 for others. num_slices: of which this rank computes one (lopa_cuda.steps.slices)."""
 
     num_tokens: int
     num_tiles: int
     runs: tuple[Run, ...]
     is_captured: bool
+    num_slices: int = 1
+
+    @property
+    def num_staged(self) -> int:
+        """Tokens of the staging memory."""
+        return self.num_slices * self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """This rank's rows on the device, int32. tiles_N8: see lopa_cuda.steps.tiles. runs: padding included."""
+    """This rank's rows on the device, int32. tiles_N8: see lopa_cuda.steps.tiles. runs: padding included. staged: where
+    their keys and values go."""
 
     position_T: Tensor
     horizon_T: Tensor
     tiles_N8: Tensor
     runs: tuple[Run, ...]
+    staged: StagedSlice
 
 
 class StepBuffers:
     """One host block, one copy to the device: a record of every tile, then three values of every token."""
 
-    def __init__(self, key: LayersKey, device: torch.device, tiling: Tiling | None) -> None:
+    def __init__(self, key: LayersKey, device: torch.device, tiling: Tiling | None, staged: StagedSlice) -> None:
         tiles = RECORD * key.num_tiles
         num_values = tiles + 3 * key.num_tokens
         self._block = Upload(torch.zeros(num_values, dtype=torch.int32, pin_memory=device.type == "cuda"), device)
@@ -69,7 +79,7 @@ class StepBuffers:
         self._entries_3T = host[tiles:].reshape(3, -1)
         self._entries_3T[2] = _UNBOUNDED
         self.token_T, position_T, horizon_T = block[tiles:].view(3, -1).unbind()
-        self.step = DeviceStep(position_T, horizon_T, block[:tiles].view(-1, RECORD), key.runs)
+        self.step = DeviceStep(position_T, horizon_T, block[:tiles].view(-1, RECORD), key.runs, staged)
 
     def fill(self, plan: StepPlan, share: Share) -> None:
         """Write this share of the plan into the host block, and padding behind it."""
@@ -79,7 +89,8 @@ class StepBuffers:
             self._entries_3T[:2, num_tokens:] = 0
             self._entries_3T[2, num_tokens:] = _UNBOUNDED
         if self._tiling is not None:
-            write_tiles(self._tiles_N8, self._tiling, share.spans_6R, self._entries_3T.shape[1])
+            num_padded = self._entries_3T.shape[1]
+            write_tiles(self._tiles_N8, self._tiling, share.spans_6R, num_padded, share.first_key_R)
 
     def send(self) -> None:
         self._block.send()
@@ -87,6 +98,10 @@ class StepBuffers:
 
 def runs_of(share: Share, num_tokens: int) -> tuple[Run, ...]:
     """Of these rows, and of padding up to `num_tokens`."""
-    runs = [Run(len(list(rows)), *alike) for alike, rows in groupby(map(tuple, share.spans_6R[1:].T.tolist()))]
-    num_padding = num_tokens - share.num_tokens
-    return (*runs, Run(1, num_padding, 1, 0, 0, 0)) if num_padding else tuple(runs)
+    rows = map(tuple, share.spans_6R[1:].T.tolist())
+    if share.first_key_R is None:
+        runs = [Run(len(list(same)), *alike) for alike, same in groupby(rows)]
+    else:
+        runs = [Run(1, *row, first_key) for row, first_key in zip(rows, share.first_key_R.tolist(), strict=True)]
+    padding = Run(1, num_tokens - share.num_tokens, 1, 0, 0, 0, None if share.first_key_R is None else 0)
+    return (*runs, padding) if padding.num_entries else tuple(runs)

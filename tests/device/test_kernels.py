@@ -139,7 +139,7 @@ def firsts(runs: list[Run]) -> list[int]:
 def tiles_of(runs: list[Run], group: int, num_tokens: int) -> Tensor:
     """Of these rows (runs of one row each) and of padding up to num_tokens, with tiles to spare."""
     tiling = Tiling(group, kernels.BLOCK_QUERIES)
-    spans = np.array([(first, *run[1:]) for first, run in zip(firsts(runs), runs, strict=True)]).T
+    spans = np.array([(first, *run[1:6]) for first, run in zip(firsts(runs), runs, strict=True)]).T
     needed = tiling.needed(spans[1], num_tokens)
     tiles = np.full((max(tiling.room(num_tokens), needed + 1), RECORD), 9, dtype=np.int32)
     write_tiles(tiles, tiling, spans, num_tokens)
@@ -162,7 +162,9 @@ def plain_attention(
         group = query.shape[1] // window.shape[-2]
         pages = table[run.slot, : pages_for(run.cached, PAGE_SIZE)]
         cached = committed.index_select(1, pages).flatten(1, 2)[:, : run.cached]
-        key, value = (torch.cat((cached[i], window[i, own])).double().repeat_interleave(group, 1) for i in (0, 1))
+        key, value = (
+            torch.cat((cached[i], window[i, own][: run.num_keys])).double().repeat_interleave(group, 1) for i in (0, 1)
+        )
         score = torch.einsum("wnh,xnh->nwx", query[own].double(), key.nan_to_num()) * query.shape[-1] ** -0.5
         weight = score.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
         attended.append(torch.einsum("nwx,xnh->wnh", weight, value.nan_to_num()).flatten(1))

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.decoding import Sampling
+from common.decoding import RowField, Sampling, StepPlan
 from common.model import (
     SamplingRows,
     add_rms_norm,
@@ -33,7 +33,7 @@ from common.model import (
 )
 from common.paging import pages_for
 from lopa_cuda.ops.plain import visible_keys
-from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Tiling, write_tiles
+from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Share, Tiling, cut, deal, write_tiles
 from lopa_cuda.tiles import LinearConfig
 from quant import fp8, w8a8
 from quant.w8a8 import QuantizedActivation
@@ -128,7 +128,7 @@ def assert_attends(rows: list[tuple[int, ...]], num_heads: int, num_splits: int)
     runs = [Run(1, *row) for row in rows]
     num_entries = sum(run.num_entries for run in runs)
     num_tokens = num_entries + 3
-    spans = np.array([(first, *run[1:]) for first, run in zip(firsts(runs), runs, strict=True)]).T
+    spans = np.array([(first, *run[1:6]) for first, run in zip(firsts(runs), runs, strict=True)]).T
     tiles = np.full((tiling.needed(spans[1], num_tokens) + 2, RECORD), 9, dtype=np.int32)
     write_tiles(tiles, tiling, spans, num_tokens)
     runs.append(Run(1, 3, 1, 0, 0, 0))
@@ -143,9 +143,53 @@ def assert_attends(rows: list[tuple[int, ...]], num_heads: int, num_splits: int)
     for first, run in zip(firsts(runs), runs, strict=True):
         own = slice(first, first + run.num_entries)
         cached = gathered(committed, table, run)
-        expected = plain_attention(query[own], cached, window[:, own], reach[own], run)
+        expected = plain_attention(query[own], cached, window[:, own][:, : run.num_keys], reach[own], run)
         # Of a row that sees nothing the expected values are 0, and so is every value.
         assert relative_error(attended[own], expected) < TOLERANCE or torch.equal(attended[own].float(), expected)
+
+
+@interpreted
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("length", [40, 47])
+def test_slices_of_a_pass_attend_what_its_rows_do(num_ranks: int, length: int) -> None:
+    """Each rank's queries alone, over the keys of all; slices cut rows in pieces, and the last are short or empty."""
+    rows = RAGGED["keys behind the window"]
+    plan, num_staged = plan_of(rows), max(num_ranks * length, 46)
+    tiling = Tiling(NUM_HEADS // NUM_KV_HEADS, kernels.BLOCK_QUERIES)
+    query, window = random(num_staged, NUM_HEADS, HEAD_SIZE), random(2, num_staged, NUM_KV_HEADS, HEAD_SIZE)
+    committed, table = shuffled_pages(rows)
+
+    def attended(share: Share, first: int, num_tokens: int) -> Tensor:
+        tiles = np.full((tiling.needed(share.spans_6R[1], num_tokens) + 2, RECORD), 9, dtype=np.int32)
+        write_tiles(tiles, tiling, share.spans_6R, num_tokens, share.first_key_R)
+        reach = torch.zeros(num_tokens, dtype=torch.int32)
+        reach[: share.num_tokens] = torch.from_numpy(share.of_entries(plan.horizon_T))
+        found = kernels.window_attention(
+            query[first : first + num_tokens], committed, window, table_SP=table, tiles_N8=torch.from_numpy(tiles),
+            horizon_T=reach, num_splits=2,
+        )  # fmt: skip
+        return found[: share.num_tokens]
+
+    (whole,) = deal(plan, np.arange(plan.num_rows)[None])
+    expected = attended(whole, 0, plan.num_tokens)
+    for rank, share in enumerate(cut(plan, num_ranks, length)):
+        first = rank * length
+        if first < plan.num_tokens:
+            assert torch.equal(attended(share, first, length), expected[first : first + share.num_tokens])
+
+
+def plan_of(rows: list[tuple[int, ...]]) -> StepPlan:
+    """One row a request, with horizons at random."""
+    num_rows, num_tokens = len(rows), sum(row[0] for row in rows)
+    row_fields_8R = np.zeros((len(RowField), num_rows), dtype=np.int64)
+    row_fields_8R[1:6] = np.array(rows).T
+    row_fields_8R[RowField.FIRST] = row_fields_8R[1].cumsum() - row_fields_8R[1]
+    start_T = row_fields_8R[RowField.START].repeat(row_fields_8R[RowField.NUM_ENTRIES])
+    entries_3T = np.zeros((3, num_tokens), dtype=np.int64)
+    entries_3T[2] = start_T + np.random.default_rng(0).integers(1, 40, num_tokens)
+    sampling = Sampling("default", 0)
+    is_read_T = np.zeros(num_tokens, dtype=np.bool_)
+    return StepPlan(entries_3T, is_read_T, row_fields_8R, np.arange(num_rows), (), sampling, commits_locally=False)
 
 
 def shuffled_pages(rows: list[tuple[int, ...]]) -> tuple[Tensor, Tensor]:

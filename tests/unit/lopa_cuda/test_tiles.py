@@ -27,8 +27,8 @@ def test_every_query_is_in_one_tile(seed: int, queries: int) -> None:
     assert (table[:needed, 1] > 0).all() and not table[needed:].any()
     records = [*spans.T.tolist(), [num_tokens - num_padding, num_padding, 1, 0, 0, 0]]
     seen = np.zeros((num_tokens, tiling.group), dtype=int)
-    for *record, first_query, _ in table[:needed].tolist():
-        assert record in records
+    for *record, first_query, first_key in table[:needed].tolist():
+        assert record in records and first_key == record[0]
         query = np.arange(first_query, min(first_query + queries, tiling.group * record[1]))
         seen[record[0] + query // tiling.group, query % tiling.group] += 1
     assert (seen == 1).all()

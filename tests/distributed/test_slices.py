@@ -1,0 +1,73 @@
+"""A pass of prompts that is cut over the branch ranks gives every rank the same KV, and the tokens of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.meshes import ROOT, Mesh, name_of
+
+WORKER = Path(__file__).with_name("slices_worker.py")
+sys.path.insert(0, str(WORKER.parent))  # as the worker itself has it
+from slices_worker import CASES, NUM_SLOTS, PROMPTS  # noqa: E402
+
+QUICK = ("full", "sdar pieces")
+MESHES = [(1, 4, 1), (1, 3, 1), (1, 2, 2), (2, 2, 1)]
+
+
+@cache
+def decoded_on(mesh: Mesh, *names: str) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """What every rank decoded, by case and number of slots."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(WORKER), *map(str, mesh), folder, *names]
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0, done.stderr[-3000:]
+        ranks = mesh[0] * mesh[1] * mesh[2]
+        return {
+            (name, slots): [
+                json.loads((Path(folder) / f"{name}.{slots}.{rank}.json").read_text()) for rank in range(ranks)
+            ]
+            for name in names
+            for slots in NUM_SLOTS
+        }
+
+
+def assert_cut_and_the_same(mesh: Mesh, names: tuple[str, ...]) -> None:
+    alone, num_branch_ranks = decoded_on((1, 1, 1), *names), mesh[1]
+    for case, ranks in decoded_on(mesh, *names).items():
+        tokens: dict[str, Any] = {}
+        for rank in ranks:
+            tokens |= rank["tokens"]
+            assert_cut(rank["passes"], num_branch_ranks, has_neighbours=case[1] > 1)
+        (one,) = alone[case]
+        assert tokens == one["tokens"] and len(tokens) == len(PROMPTS), case
+        for peers in (ranks[at :: mesh[2]] for at in range(mesh[2])):  # of one part of the model
+            for at in range(0, len(peers), num_branch_ranks):
+                first, *others = (peer["kv"][:1] for peer in peers[at : at + num_branch_ranks])
+                assert all(kv == first for kv in others), case
+
+
+def assert_cut(passes: list[tuple[int, int, bool]], num_ranks: int, *, has_neighbours: bool) -> None:
+    """The first pass holds nothing but prompts; without neighbours all do."""
+    for num_entries, num_tokens, is_cut in passes[:1] if has_neighbours else passes:
+        assert is_cut and num_tokens == -(-num_entries // num_ranks)
+
+
+def test_two_ranks_share_prompts() -> None:
+    assert_cut_and_the_same((1, 2, 1), QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [(1, 2, 1), *MESHES], ids=name_of)
+def test_every_kind_of_prompt_is_shared(mesh: Mesh) -> None:
+    assert_cut_and_the_same(mesh, tuple(CASES))
