@@ -21,13 +21,15 @@ ROOT = Path(__file__).parents[2]
 MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
 
-def start(tmp_path: Path, bp: int, tp: int, *options: str) -> list[dict[str, Any]]:
+def start(
+    tmp_path: Path, bp: int, tp: int, *options: str, worker: str = "parallel_worker.py"
+) -> list[dict[str, Any]]:  # fmt: skip
     if torch.cuda.device_count() < bp * tp:
         pytest.skip(f"needs {bp * tp} GPUs, {torch.cuda.device_count()} are visible")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-        f"--nproc-per-node={bp * tp}", str(ROOT / "tests/device/parallel_worker.py"), str(tmp_path), str(bp), str(tp),
+        f"--nproc-per-node={bp * tp}", str(ROOT / "tests/device" / worker), str(tmp_path), str(bp), str(tp),
         str(tmp_path), *options,
     ]  # fmt: skip
     environment = {**os.environ, **MULTICAST_OFF, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
@@ -46,6 +48,23 @@ def test_ranks_agree_and_replay_decodes_what_calling_does(tmp_path: Path, bp: in
     assert all(rank["called"]["tokens"] == rank["captured"]["tokens"] for rank in ranks)
     if tp == 1:
         assert len({rank["captured"]["committed"] for rank in ranks}) == 1, "every rank holds the winner's KV"
+
+
+@pytest.mark.parametrize(("bp", "tp"), [(2, 1), (4, 1), (2, 2)])
+def test_passes_of_prompts_that_ranks_share_are_the_same_up_to_rounding(tmp_path: Path, bp: int, tp: int) -> None:
+    ranks = start(tmp_path, bp, tp, worker="slices_worker.py")
+    assert len(ranks) == bp * tp
+    for name, first in ranks[0]["cases"].items():
+        found = [rank["cases"][name] for rank in ranks]
+        print(name, first["num_tokens"], "tokens:", ", ".join(f"{ms:.3f} ms" for ms in first["ms"]), "cut and not")
+        cut, whole = first["num_tokens"]
+        assert first["num_entries"] / bp <= cut <= 1.15 * first["num_entries"] / bp + 16 < whole, name
+        assert all(one["misses"] == 0 and one["is_replay_exact"] for one in found), "slices are captured ahead"
+        assert all(one["kv_error"] < 0.02 and one["tokens_alike"] > 0.8 for one in found), (name, found)
+        assert all(one["confidence_error"] < 0.05 for one in found), (name, found)
+        for tp_rank in range(tp):
+            peers = {rank["cases"][name]["kv"] for rank in ranks if rank["tp_rank"] == tp_rank}
+            assert len(peers) == 1, "every branch rank holds the same KV"
 
 
 def test_a_stuck_peer_ends_the_others_with_rank_and_step(tmp_path: Path) -> None:
