@@ -24,7 +24,7 @@ from common.runtime import facts_of
 from lopa_cuda.steps import slices
 
 TESTS = Path(__file__).parents[1]
-PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(9 + 41 * n)] for n in range(4)]
+PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(20 + 41 * n)] for n in range(3)]
 
 
 NUM_SLOTS = (1, 3)  # prompts alone, together, and beside decoding rows
