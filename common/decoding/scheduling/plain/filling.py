@@ -3,6 +3,7 @@ try."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -25,16 +26,18 @@ class Filled(NamedTuple):
 
 
 def adopt(decoding: PlainRequest, branch: Branch) -> None:
-    """The winner becomes the anchor: the block it opened, its activations and its token."""
+    """The winner becomes the anchor: the block it opened, its token, and the blocks that its filled shares activate."""
     if branch.opens_block:
         decoding.blocks.append(decoding.strategy.new_block(decoding.blocks))
-    for index in branch.activated:
-        decoding.blocks[index].is_fully_activated = True
     if branch.position is not None:
         decoding.blocks[decoding.block_index_at(branch.position)].num_masked -= 1
         decoding.token_S[branch.position] = branch.token
         decoding.is_masked_S[branch.position] = False
         decoding.has_eos = decoding.has_eos or branch.token in decoding.rules.end_token_ids
+    threshold = decoding.rules.decode.decoded_token_threshold
+    for before, block in pairwise(decoding.blocks):
+        if not block.is_fully_activated and before.filled_share >= threshold:
+            block.is_fully_activated = True
 
 
 def fill(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Filled:

@@ -18,14 +18,13 @@ from common.decoding.scheduling.state import DecodingRequest
 class Branch:
     """The anchor, or the anchor plus one token.
 
-    opens_block, activated: set by planning from the branch's own filled shares; the winner's become the request's.
+    opens_block: set by planning from the branch's own filled share; the winner's becomes the request's.
     """
 
     position: int | None = None  # absolute; None for the anchor
     token: int = -1
     creation_confidence: float = 1.0
     opens_block: bool = False
-    activated: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
