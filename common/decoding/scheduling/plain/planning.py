@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from common.decoding.scheduling.plain.layout import shift_entries
-from common.decoding.scheduling.plain.state import PlainRequest, RequestStep
+from common.decoding.scheduling.plain.state import PlainRequest, RequestStep, spans_of
 
 
 def plan_request(decoding: PlainRequest, first_row: int) -> RequestStep:
@@ -30,7 +30,8 @@ def plan_request(decoding: PlainRequest, first_row: int) -> RequestStep:
             is_masked_BW[index, end - start :] = False
     starts = shift_entries(start, window.end, decoding)
     shift_column_of = {block_start: column for column, block_start in enumerate(starts)}
-    return RequestStep(decoding, first_row, first_row + len(ends), window, ends, is_masked_BW, shift_column_of)
+    spans = spans_of(tuple([end - start for end in ends]), len(starts))
+    return RequestStep(decoding, first_row, first_row + len(ends), window, ends, spans, is_masked_BW, shift_column_of)
 
 
 def _open_blocks(decoding: PlainRequest) -> None:
