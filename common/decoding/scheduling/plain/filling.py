@@ -52,9 +52,9 @@ def fill(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]
     token_N = aligned.tokens(winner, position_N - step.window.start)
     decoding.token_S[position_N] = token_N
     decoding.is_masked_S[position_N] = False
-    for position, token in edited.items():
-        decoding.token_S[position] = token
     if edited:
+        for position, token in edited.items():
+            decoding.token_S[position] = token
         own = slice(decoding.prompt_length, decoding.blocks[-1].end)
         tokens = decoding.token_S[own][~decoding.is_masked_S[own]].tolist()
         decoding.has_eos = not decoding.rules.end_token_ids.isdisjoint(tokens)
@@ -89,14 +89,15 @@ def _above_threshold(step: RequestStep, aligned: Aligned, winner: int, fillable:
     columns = slice(offset, offset + len(is_masked_C))
     is_chosen_C = aligned.probability_BW[winner, columns] > decoding.rules.decode.skip_threshold
     is_chosen_C &= is_masked_C
+    is_chosen = is_chosen_C.tolist()
     for block in fillable:
         if block.num_masked:
-            is_chosen_N = is_chosen_C[block.start - start : block.end - start]
-            num_chosen = int(np.count_nonzero(is_chosen_N))
+            own = slice(block.start - start, block.end - start)
+            num_chosen = is_chosen[own].count(True)
             if not num_chosen and block.is_fully_activated:
-                masked_N = is_masked_C[block.start - start : block.end - start].nonzero()[0]
-                confidence_N = aligned.confidence_BW[winner, masked_N + (block.start - step.window.start)]
-                is_chosen_N[masked_N[confidence_N.argmax()]] = True
+                masked_N = is_masked_C[own].nonzero()[0]
+                confidence_N = aligned.confidence_BW[winner, columns][own].take(masked_N)
+                is_chosen_C[own.start + masked_N[confidence_N.argmax()]] = True
                 num_chosen = 1
                 decoding.num_forced_fills += 1
             block.num_masked -= num_chosen
@@ -170,12 +171,9 @@ def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block
     spawning = Spawning(values_3W, candidate_C, start, decode, draws_of(decoding, stream=1))
     rank_C = policy("spawn_rules", decode.spawn_rule)(spawning)
     chosen_K = candidate_C[(-rank_C).argsort(kind="stable")[:most]]
-    columns = (
-        (chosen_K + start).tolist(),
-        aligned.tokens(winner, chosen_K).tolist(),
-        values_3W[2].take(chosen_K).tolist(),
-    )
-    return [Branch(*column) for column in zip(*columns, strict=True)] + [Branch()]
+    tokens, _, confidences = values_3W.take(chosen_K, axis=1).tolist()
+    tried = zip((chosen_K + start).tolist(), map(int, tokens), confidences, strict=True)
+    return [Branch(*lookahead) for lookahead in tried] + [Branch()]
 
 
 def draws_of(decoding: PlainRequest, stream: int) -> Draws:

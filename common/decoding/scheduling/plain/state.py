@@ -151,7 +151,8 @@ class Aligned(NamedTuple):
 
     def tokens(self, branch: int, column_N: Int) -> Int:
         """Ids that this branch predicts in these columns."""
-        return part(part(self.values_3BW, 0), branch).take(column_N).astype(np.int64)
+        token_N: Int = self.values_3BW[0, branch].take(column_N).astype(np.int64)
+        return token_N
 
     @property
     def probability_BW(self) -> Float:
