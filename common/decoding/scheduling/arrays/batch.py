@@ -47,7 +47,7 @@ class RequestBatch:
     is_activated_NM: the block has to fill at least one position a step.
     branch_2NB, confidence_NB: each branch's position and token beside the anchor's; lookaheads in order of descending
         confidence, then the anchor; anything behind num_branches.
-    sampling_3N: in the order of plan.SamplingField. is_sampled: whether any request is.
+    sampling_3N: in the order of plan.SamplingField. is_sampled: whether any request is. place_N: 0, 1, 2 ...
     carry_3N: token, probability and confidence predicted for the first position behind the cache, kept from the step
         that committed the position before it.
     """
@@ -97,6 +97,7 @@ class RequestBatch:
         self.carry_3N: Float = np.zeros((3, 0), dtype=np.float32)
         self.sampling_3N: Float = np.zeros((3, 0), dtype=np.float32)
         self.is_sampled = False
+        self.place_N: Int = np.arange(0)
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -136,7 +137,7 @@ class RequestBatch:
 
     def keep_lookaheads(self, count_N: Int) -> None:
         """Drop all but each request's first so many."""
-        place_N = np.arange(len(self))
+        place_N = self.place_N
         np.minimum(self.num_branches_N, count_N + 1, out=self.num_branches_N)
         self.branch_2NB[:, place_N, self.num_branches_N - 1] = ANCHOR
         self.confidence_NB[place_N, self.num_branches_N - 1] = 1
@@ -152,6 +153,7 @@ class RequestBatch:
         self._name()
 
     def _name(self) -> None:
+        self.place_N = np.arange(len(self))
         self.is_sampled = bool(self.sampling_3N[0].any())
         self.of_rows_FN = self.integers_FN[: len(OF_ROWS)]
         self.__dict__.update(zip(_INTEGERS, self.integers_FN, strict=True))

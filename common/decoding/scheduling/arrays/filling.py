@@ -143,9 +143,8 @@ def spawn(batch: RequestBatch, blocks: OpenBlocks, num_filled_N: Int) -> None:
         with np.errstate(invalid="ignore"):  # behind a request's last lookahead stands anything
             batch.branch_2NB[1, :, :most] = values_3NK[0]
         batch.confidence_NB[:, :most] = values_3NK[2]
-    place_N = np.arange(len(batch))
-    batch.branch_2NB[:, place_N, num_spawned_N] = ANCHOR
-    batch.confidence_NB[place_N, num_spawned_N] = 1
+    batch.branch_2NB[:, batch.place_N, num_spawned_N] = ANCHOR
+    batch.confidence_NB[batch.place_N, num_spawned_N] = 1
     np.add(num_spawned_N, 1, out=batch.num_branches_N)
 
 
@@ -200,12 +199,12 @@ def _lowest(rank_NC: Float, count: int) -> Int:
     """[N, count]: where the lowest of each row are, in order; ties go to the earlier position."""
     if rank_NC.size <= _FEW_VALUES or count > 16:
         return rank_NC.argsort(axis=1, kind="stable")[:, :count]
-    order_NK = np.empty((len(rank_NC), count), dtype=np.int64)
-    place_N = np.arange(len(rank_NC))
-    for column in range(count):
-        order_NK[:, column] = lowest_N = rank_NC.argmin(axis=1)
-        rank_NC[place_N, lowest_N] = np.inf
-    return order_NK
+    order_KN = np.empty((count, len(rank_NC)), dtype=np.int64)
+    begin_N, rank_X = np.arange(len(rank_NC)) * rank_NC.shape[1], rank_NC.reshape(-1)
+    for lowest_N in order_KN:
+        rank_NC.argmin(axis=1, out=lowest_N)
+        rank_X[begin_N + lowest_N] = np.inf
+    return order_KN.T
 
 
 def _note_ends(batch: RequestBatch, place_X: Int) -> None:

@@ -82,10 +82,6 @@ class Rows(NamedTuple):
         """Of position 0 in the token table."""
         return part(self.fields_FR, _OFFSET)
 
-    @property
-    def num_entries(self) -> int:
-        return int(self.first_R[-1] + self.num_entries_R[-1])
-
     def entry_of(self, row_X: Int, position_X: Int) -> Int:
         """The place of a position of a row's window."""
         entry_X: Int = (self.first_R - self.start_R)[row_X] + position_X
@@ -121,7 +117,7 @@ def plan_rows(batch: RequestBatch) -> Rows:
 def _measure_last_block(batch: RequestBatch) -> None:
     """Of the blocks before any branch opens one."""
     np.subtract(batch.end_N, batch.kind.block_size, out=batch.last_start_N)
-    last_masked_N = batch.num_masked_NM[np.arange(len(batch)), batch.num_blocks_N - 1]
+    last_masked_N = batch.num_masked_NM[batch.place_N, batch.num_blocks_N - 1]
     np.subtract(batch.add_limit_N, last_masked_N, out=batch.slack_N)
     batch.slack_N[batch.num_blocks_N > batch.max_blocks_N] = -2
 
@@ -158,7 +154,7 @@ def _with_shifts(rows: Rows) -> Rows:
 def _spread(count_N: Int) -> Spread:
     begin_N = count_N.cumsum() - count_N
     owner_X = np.arange(len(count_N)).repeat(count_N)
-    return Spread(begin_N, owner_X, np.arange(len(owner_X)) - begin_N[owner_X])
+    return Spread(begin_N, owner_X, np.arange(len(owner_X)) - begin_N.repeat(count_N))
 
 
 @lru_cache(maxsize=256)

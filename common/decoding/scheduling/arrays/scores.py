@@ -40,7 +40,9 @@ def best_rows(rows: Rows, score_R: Score) -> Int:
 def _mean_scores(rows: Rows, is_scored_T: Bool, confidence_T: Float) -> Score:
     """Mean confidence of the masked positions of every row."""
     batch, request_R = rows.batch, rows.request_R
-    total_R = np.add.reduceat(np.where(is_scored_T, confidence_T, np.float64(0)), rows.first_R)
+    scored_T = confidence_T.astype(np.float64)
+    np.putmask(scored_T, ~is_scored_T, 0)  # in half the time of np.where
+    total_R = np.add.reduceat(scored_T, rows.first_R)
     if batch.kind.shift_row == "stale":
         is_masked_N = batch.tokens.is_masked_S[batch.offset_N + batch.start_N]
         if is_masked_N.any():
@@ -57,7 +59,7 @@ def _num_masked(batch: RequestBatch) -> Int:
     """Masks in every request's window, as far as all branches have them."""
     if batch.kind.cache == "prefix":
         return batch.num_masked_N
-    own_N = batch.num_masked_NM[np.arange(len(batch)), batch.first_open_N]  # one block, once the cache has been rebuilt
+    own_N = batch.num_masked_NM[batch.place_N, batch.first_open_N]  # one block, once the cache has been rebuilt
     return np.where(batch.is_refreshed_N, own_N, batch.num_masked_N)
 
 
