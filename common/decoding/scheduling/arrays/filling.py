@@ -94,15 +94,15 @@ def fill(batch: RequestBatch, blocks: OpenBlocks) -> tuple[Bool, Int]:
     is_chosen_QW = values_3QW[1] > batch.skip_threshold_N[request_Q][:, None]
     is_chosen_QW &= is_masked_QW
     num_chosen_Q = np.add.reduce(is_chosen_QW, axis=1, dtype=np.int64)
-    stuck_Q = (num_chosen_Q < batch.is_activated_NM[block_QQ]).nonzero()[0]
+    num_masked_Q = batch.num_masked_NM[block_QQ]
+    stuck_Q = ((num_chosen_Q < batch.is_activated_NM[block_QQ]) & (num_masked_Q > 0)).nonzero()[0]
     if stuck_Q.size:
-        stuck_Q = stuck_Q[batch.num_masked_NM[block_QQ][stuck_Q] > 0]
         confidence_QW = np.where(is_masked_QW[stuck_Q], values_3QW[2, stuck_Q], -np.inf)
         is_chosen_QW[stuck_Q, confidence_QW.argmax(axis=1)] = True
         num_chosen_Q[stuck_Q] = 1
         for place in request_Q[stuck_Q].tolist():
             batch.requests[place].num_forced_fills += 1
-    batch.num_masked_NM[block_QQ] -= num_chosen_Q
+    batch.num_masked_NM[block_QQ] = num_masked_Q - num_chosen_Q
     place_S = blocks.place_QW[is_chosen_QW]
     token_S = values_3QW[0][is_chosen_QW].astype(np.int64)
     batch.tokens.token_S[place_S] = token_S

@@ -6,6 +6,7 @@ Shapes: R rows, T tokens (all entries of all rows), X shift entries.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -92,7 +93,7 @@ def _entries_of(rows: Rows) -> tuple[Int, Bool]:
     np.add(of_row_3R[1], rows.offset_R, out=of_row_3R[0])
     of_row_3R[2] = rows.end_R
     entries_3T = of_row_3R.repeat(rows.num_entries_R, axis=1)
-    entries_3T[:2] += np.arange(entries_3T.shape[1])
+    entries_3T[:2] += _counting(entries_3T.shape[1])
     token_T, position_T, horizon_T = entries_3T
     # Each predicts the position behind its own.
     is_scored_T: Bool = batch.tokens.is_masked_S[1:].take(token_T, mode="clip")
@@ -108,6 +109,18 @@ def _entries_of(rows: Rows) -> tuple[Int, Bool]:
     if rows.shifts is not None:
         _write_shift_entries(rows, entries_3T, is_scored_T)
     return entries_3T, is_scored_T
+
+
+def _counting(count: int) -> Int:
+    """0, 1, 2 ..."""
+    return _remembered_counting(1 << count.bit_length())[:count]
+
+
+@lru_cache(maxsize=4)  # making them takes as long as adding them
+def _remembered_counting(count: int) -> Int:
+    found = np.arange(count)
+    found.flags.writeable = False
+    return found
 
 
 def _with_carried(rows: Rows, is_scored_T: Bool) -> Bool:
