@@ -171,7 +171,8 @@ class Passes:
         """Every rank comes to the same number of tokens and tiles, since they depend on the plan alone."""
         tiling, num_tokens = self._ops.tiling, max(share.num_tokens for share in shares)
         if self._capture is not None:
-            for size in self.buckets.tokens[bisect_left(self.buckets.tokens, num_tokens) :]:
+            sizes = self.buckets.tokens
+            for size in sizes[bisect_left(sizes, num_tokens) :]:
                 if tiling is None:
                     return LayersKey(size, 0, runs_of(shares[self._bp_rank], size), is_captured=True)
                 if max(tiling.needed(share.spans_6R[1], size) for share in shares) <= tiling.room(size):
