@@ -97,20 +97,20 @@ def fill(batch: RequestBatch, blocks: OpenBlocks) -> tuple[Bool, Int]:
     num_masked_Q = batch.num_masked_NM[block_QQ]
     stuck_Q = ((num_chosen_Q < batch.is_activated_NM[block_QQ]) & (num_masked_Q > 0)).nonzero()[0]
     if stuck_Q.size:
-        confidence_QW = np.where(is_masked_QW[stuck_Q], values_3QW[2, stuck_Q], -np.inf)
+        confidence_QW = values_3QW[2].take(stuck_Q, axis=0)
+        np.putmask(confidence_QW, ~is_masked_QW.take(stuck_Q, axis=0), -np.inf)
         is_chosen_QW[stuck_Q, confidence_QW.argmax(axis=1)] = True
         num_chosen_Q[stuck_Q] = 1
         for place in request_Q[stuck_Q].tolist():
             batch.requests[place].num_forced_fills += 1
     batch.num_masked_NM[block_QQ] = num_masked_Q - num_chosen_Q
-    place_S = blocks.place_QW[is_chosen_QW]
-    token_S = values_3QW[0][is_chosen_QW].astype(np.int64)
+    chosen_S = is_chosen_QW.reshape(-1).nonzero()[0]
+    place_S = blocks.place_QW.take(chosen_S)
+    token_S = values_3QW[0].take(chosen_S).astype(np.int64)
     batch.tokens.token_S[place_S] = token_S
     batch.tokens.is_masked_S[place_S] = False
     request_S = request_Q.repeat(num_chosen_Q)
-    ends_S = token_S == batch.eos_N[request_S]
-    if ends_S.any():
-        _note_ends(batch, request_S[ends_S])
+    _note_ends(batch, request_S[token_S == batch.eos_N[request_S]])
     np.greater(is_masked_QW, is_chosen_QW, out=is_masked_QW)  # and not
     num_filled_N = np.bincount(request_S, minlength=len(batch))
     batch.num_masked_N -= num_filled_N
@@ -159,7 +159,8 @@ def _ranks(batch: RequestBatch, blocks: OpenBlocks) -> tuple[Int, Float]:
         num_masked_Q = np.add.reduce(is_masked_QW, axis=1, dtype=np.int64)
         candidates_N = np.bincount(request_Q, num_masked_Q, minlength=len(batch)).astype(np.int64)
     if batch.kind.spawn_rule == "confident":
-        rank_QW = np.where(is_masked_QW, -blocks.values_3QW[2], np.float32(np.inf))
+        rank_QW = -blocks.values_3QW[2]
+        np.putmask(rank_QW, ~is_masked_QW, np.inf)
     else:
         rank_QW = _own_ranks(batch, blocks, is_masked_QW, candidates_N)
     num_requests, widest, size = len(batch), int(blocks.count_N.max()), is_masked_QW.shape[1]
@@ -209,5 +210,6 @@ def _lowest(rank_NC: Float, count: int) -> Int:
 
 def _note_ends(batch: RequestBatch, place_X: Int) -> None:
     """These requests have an end token, and open no more blocks."""
-    batch.has_eos_N[place_X] = batch.may_end_N[place_X] = True
-    batch.max_blocks_N[place_X] = 0
+    if place_X.size:
+        batch.has_eos_N[place_X] = batch.may_end_N[place_X] = True
+        batch.max_blocks_N[place_X] = 0
