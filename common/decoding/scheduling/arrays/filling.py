@@ -201,11 +201,12 @@ def _lowest(rank_NC: Float, count: int) -> Int:
     if rank_NC.size <= _FEW_VALUES or count > 16:
         return rank_NC.argsort(axis=1, kind="stable")[:, :count]
     order_KN = np.empty((count, len(rank_NC)), dtype=np.int64)
-    begin_N, rank_X = np.arange(len(rank_NC)) * rank_NC.shape[1], rank_NC.reshape(-1)
+    begin_N, rank_X = np.arange(len(rank_NC)) * rank_NC.shape[1], rank_NC.reshape(-1)  # a view
     for lowest_N in order_KN:
         rank_NC.argmin(axis=1, out=lowest_N)
         rank_X[begin_N + lowest_N] = np.inf
-    return order_KN.T
+    order_NK: Int = order_KN.T
+    return order_NK
 
 
 def _note_ends(batch: RequestBatch, place_X: Int) -> None:

@@ -128,7 +128,8 @@ def _with_carried(rows: Rows, is_scored_T: Bool) -> Bool:
     batch = rows.batch
     if batch.kind.shift_row != "stale" or not batch.commit_N.any():
         return is_scored_T
-    carried_R, is_read_T = batch.commit_N[rows.request_R].nonzero()[0], is_scored_T.copy()
+    carried_R = batch.commit_N[rows.request_R].nonzero()[0]
+    is_read_T: Bool = is_scored_T.copy()
     is_read_T[rows.entry_of(carried_R, batch.next_N[rows.request_R[carried_R]]) - 1] = True
     return is_read_T
 
