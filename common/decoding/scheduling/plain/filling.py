@@ -11,7 +11,7 @@ import numpy as np
 from common.config import DecodeConfig
 from common.decoding.plan import Bool, Int
 from common.decoding.scheduling.plain.blocks import Block
-from common.decoding.scheduling.plain.state import Aligned, Branch, PlainRequest, RequestStep
+from common.decoding.scheduling.plain.state import ANCHOR, Aligned, Branch, PlainRequest, RequestStep
 from common.policies import Draws, Filling, Spawning, Stepped, policy
 
 _NOTHING = np.empty(0, dtype=np.int64)
@@ -25,9 +25,9 @@ class Filled(NamedTuple):
     edited: dict[int, int]
 
 
-def adopt(decoding: PlainRequest, branch: Branch) -> None:
+def adopt(decoding: PlainRequest, branch: Branch, opens_block: bool) -> None:
     """The winner becomes the anchor: the block it opened, its token, and the blocks that its filled shares activate."""
-    if branch.opens_block:
+    if opens_block:
         decoding.blocks.append(decoding.strategy.new_block(decoding.blocks))
     if branch.position is not None:
         decoding.blocks[decoding.block_index_at(branch.position)].num_masked -= 1
@@ -159,7 +159,7 @@ def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block
     if decode.spawn_blocks == "first":
         masked = masked[:1]
     if not masked or decode.num_lookahead == 0:
-        return [Branch()]
+        return [ANCHOR]
     most = decode.num_lookahead
     if decode.lookahead_rule != "all":
         stepped = Stepped(num_filled, sum(block.num_masked for block in masked), decode)
@@ -172,8 +172,7 @@ def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block
     rank_C = policy("spawn_rules", decode.spawn_rule)(spawning)
     chosen_K = candidate_C[(-rank_C).argsort(kind="stable")[:most]]
     tokens, _, confidences = values_3W.take(chosen_K, axis=1).tolist()
-    tried = zip((chosen_K + start).tolist(), map(int, tokens), confidences, strict=True)
-    return [Branch(*lookahead) for lookahead in tried] + [Branch()]
+    return [*map(Branch, (chosen_K + start).tolist(), map(int, tokens), confidences), ANCHOR]
 
 
 def draws_of(decoding: PlainRequest, stream: int) -> Draws:

@@ -114,10 +114,11 @@ def _fill_window(step: RequestStep, decode: DecodeConfig, entries_3BW: Int, is_r
         horizon_BW[:, :width] = end
     else:
         horizon_BW[:, :width] = _block_end(start, end, decoding.strategy.origin, decode.block_size)
-    for index, (branch, own_end) in enumerate(zip(decoding.branches, step.ends, strict=True)):
+    for index, branch in enumerate(decoding.branches):
         if branch.position is not None:
             token_BW[index, branch.position - start] = branch.token
-        if own_end < end and decode.window_attention == "full":
+    if not step.spans.is_even and decode.window_attention == "full":
+        for index, own_end in enumerate(step.ends):
             horizon_BW[index, : own_end - start] = own_end
 
 

@@ -16,17 +16,15 @@ from common.decoding.scheduling.plain.blocks import Block, BlockStrategy, Window
 from common.decoding.scheduling.state import DecodingRequest
 
 
-@dataclass(slots=True)
-class Branch:
-    """The anchor, or the anchor plus one token.
-
-    opens_block: set by planning from the branch's own filled share; the winner's becomes the request's.
-    """
+class Branch(NamedTuple):
+    """The anchor, or the anchor plus one token."""
 
     position: int | None = None  # absolute; None for the anchor
     token: int = -1
     creation_confidence: float = 1.0
-    opens_block: bool = False
+
+
+ANCHOR = Branch()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -44,7 +42,7 @@ class PlainRequest(DecodingRequest):
     token_S: Int
     is_masked_S: Bool
     blocks: list[Block]
-    branches: list[Branch] = field(default_factory=lambda: [Branch()])
+    branches: list[Branch] = field(default_factory=lambda: [ANCHOR])
     carry_31: Float = field(default_factory=lambda: np.array([[-1.0], [0.0], [0.0]], dtype=np.float32))
     is_refreshed: bool = False  # fast_dllm: the cache around the current block is up to date
     has_eos: bool = False
@@ -121,7 +119,8 @@ def spans_of(num_keys: tuple[int, ...], num_shifts: int) -> Spans:
 class RequestStep(NamedTuple):
     """One request's part of a step: rows [first_row, end_row) and what they hold.
 
-    window: the widest branch's. ends: each branch's own end. spans: how long the rows are.
+    window: the widest branch's. opens_block: of each branch; what the winner opens becomes the request's. ends: each
+    branch's own end. spans: how long the rows are.
     shift_column_of: block start -> column of its shift entry behind the row's keys.
     """
 
@@ -129,6 +128,7 @@ class RequestStep(NamedTuple):
     first_row: int
     end_row: int
     window: Window
+    opens_block: list[bool]
     ends: list[int]
     spans: Spans
     is_masked_BW: Bool
