@@ -85,6 +85,7 @@ class RequestBatch:
         self.kind = kind
         self.tokens = tokens
         self.requests: list[TableRequest] = []
+        self._begun: list[TableRequest] = []
         self.integers_FN = np.zeros((len(_INTEGERS), 0), dtype=np.int64)
         self.of_rows_FN = self.integers_FN
         self._switches_FN = np.zeros((len(_SWITCHES), 0), dtype=np.bool_)
@@ -132,8 +133,14 @@ class RequestBatch:
         self.branch_2NB = _grown(self.branch_2NB, (2, total, num_branches), fill=ANCHOR)
         self.confidence_NB = _grown(self.confidence_NB, (total, num_branches), fill=1)
         self.requests += requests
+        self._begun += requests
         self._name()
         self.is_activated_NM[first:] = np.arange(num_blocks) < self.num_blocks_N[first:, None]
+
+    def take_begun(self) -> list[TableRequest]:
+        """Those that have come since this was last asked."""
+        begun, self._begun = self._begun, []
+        return begun
 
     def keep_lookaheads(self, count_N: Int) -> None:
         """Drop all but each request's first so many."""

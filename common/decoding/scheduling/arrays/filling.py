@@ -133,7 +133,7 @@ def spawn(batch: RequestBatch, blocks: OpenBlocks, num_filled_N: Int) -> None:
     size = batch.kind.block_size
     candidates_N, rank_NC = _ranks(batch, blocks)
     num_spawned_N = np.minimum(_most(batch, num_filled_N, candidates_N), candidates_N)
-    most = int(num_spawned_N.max())
+    most = max(num_spawned_N.tolist())
     if most:
         order_NK = _lowest(rank_NC, most)
         begin_N1 = blocks.spread.begin_N[:, None]
@@ -163,7 +163,7 @@ def _ranks(batch: RequestBatch, blocks: OpenBlocks) -> tuple[Int, Float]:
         np.putmask(rank_QW, ~is_masked_QW, np.inf)
     else:
         rank_QW = _own_ranks(batch, blocks, is_masked_QW, candidates_N)
-    num_requests, widest, size = len(batch), int(blocks.count_N.max()), is_masked_QW.shape[1]
+    num_requests, widest, size = len(batch), max(blocks.count_N.tolist()), is_masked_QW.shape[1]
     rank_NQW = np.full((num_requests, widest, size), np.inf, dtype=rank_QW.dtype)
     rank_NQW[request_Q, index_Q] = rank_QW
     return candidates_N, rank_NQW.reshape(num_requests, widest * size)

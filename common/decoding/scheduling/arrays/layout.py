@@ -126,7 +126,7 @@ def _remembered_counting(count: int) -> Int:
 def _with_carried(rows: Rows, is_scored_T: Bool) -> Bool:
     """StepPlan.is_read_T of these rows: besides what is scored, what the next step carries."""
     batch = rows.batch
-    if batch.kind.shift_row != "stale" or not batch.commit_N.any():
+    if batch.kind.shift_row != "stale" or not np.count_nonzero(batch.commit_N):
         return is_scored_T
     carried_R = batch.commit_N[rows.request_R].nonzero()[0]
     is_read_T: Bool = is_scored_T.copy()

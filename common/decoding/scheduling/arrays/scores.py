@@ -23,7 +23,7 @@ def score_rows(rows: Rows, is_scored_T: Bool, values_3T: Float) -> Score:
         parts = [_own_score(rows, place, values_3T) for place in range(len(batch))]
         score_R = np.concatenate(parts)
     weight_N = batch.creation_weight_N
-    if weight_N.any():
+    if np.count_nonzero(weight_N):
         weight_R, created_R = weight_N[rows.request_R], batch.confidence_NB.ravel()[rows.branch_R]
         score_R = np.where(weight_R > 0, weight_R * created_R + (1 - weight_R) * score_R, score_R)
     return score_R
@@ -43,12 +43,12 @@ def _mean_scores(rows: Rows, is_scored_T: Bool, confidence_T: Float) -> Score:
     total_R = np.add.reduceat(_where(is_scored_T, confidence_T), rows.first_R, dtype=np.float64)
     if batch.kind.shift_row == "stale":
         is_masked_N = batch.tokens.is_masked_S[batch.offset_N + batch.start_N]
-        if is_masked_N.any():
+        if np.count_nonzero(is_masked_N):
             total_R += (batch.carry_3N[2] * is_masked_N)[request_R] * (rows.position_R != rows.start_R)
     num_masked_R = _num_masked(batch)[request_R] + rows.opens_R * batch.kind.block_size
     num_masked_R -= rows.position_R >= 0
     mean_R: Score = total_R / np.maximum(num_masked_R, 1)
-    if not num_masked_R.all():
+    if np.count_nonzero(num_masked_R) < len(num_masked_R):
         mean_R[num_masked_R == 0] = NO_MASK_LEFT
     return mean_R
 
