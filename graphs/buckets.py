@@ -8,9 +8,10 @@ where a step is bound by its weights and narrow where every token counts.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 Cost = Callable[[int], float]
 
@@ -42,7 +43,8 @@ def round_up(size: int, multiple: int) -> int:
 
 def fit(size: int, sizes: Sequence[int]) -> int | None:
     """The smallest of the ascending `sizes` that holds `size`; None if none does."""
-    return next((candidate for candidate in sizes if candidate >= size), None)
+    place = bisect_left(sizes, size)
+    return sizes[place] if place < len(sizes) else None
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,12 @@ class Buckets:
     wanted: tuple[int, ...] = ()
     fixed: tuple[int, ...] = ()
 
-    @property
+    @cached_property  # asked at every step
     def tokens(self) -> tuple[int, ...]:
         """Ascending."""
         return self.fixed or _sizes(self.max_tokens, self.knee, self.tolerance, self.wanted)
 
-    @property
+    @cached_property
     def reads(self) -> tuple[int, ...]:
         """Ascending numbers of positions that go through the head."""
         return _sizes(self.max_reads, self.knee, self.tolerance, ())

@@ -58,7 +58,8 @@ class Shapes:
     def dealt_key(self, shares: list[Share]) -> LayersKey:
         num_tokens = max(share.num_tokens for share in shares)
         if self._captures:
-            for size in self.buckets.tokens[bisect_left(self.buckets.tokens, num_tokens) :]:
+            sizes = self.buckets.tokens
+            for size in sizes[bisect_left(sizes, num_tokens) :]:
                 if self._tiling is None:
                     return LayersKey(size, 0, runs_of(shares[self._mesh.bp_rank], size), is_captured=True)
                 key = self.captured_key(size)

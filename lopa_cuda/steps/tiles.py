@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,10 +39,6 @@ class Tiling:
         """Tiles of a row."""
         return -(-self.group * num_entries // self.queries)
 
-    def count_R(self, num_entries_R: Int) -> Int:
-        count_R: Int = -(-self.group * num_entries_R // self.queries)
-        return count_R
-
     def room(self, num_tokens: int) -> int:
         """Tiles of a pass of so many tokens. A row's last tile is half full on average: this is enough for rows of 32
         entries. A step of more and shorter rows takes a larger bucket."""
@@ -49,7 +46,16 @@ class Tiling:
 
     def needed(self, num_entries_R: Int, num_tokens: int) -> int:
         """Tiles of these rows and of their padding up to `num_tokens`."""
-        return int(self.count_R(num_entries_R).sum()) + self.count(num_tokens - int(num_entries_R.sum()))
+        cut = _cut(self, tuple(num_entries_R.tolist()))
+        return len(cut.row_N) + self.count(num_tokens - cut.num_entries)
+
+
+class Cut(NamedTuple):
+    """Rows of so many entries together, as tiles: the row of each, and its first query."""
+
+    num_entries: int
+    row_N: Int
+    first_query_N: Int
 
 
 def write_tiles(
@@ -57,27 +63,32 @@ def write_tiles(
 ) -> None:  # fmt: skip
     """Records of these rows, then of one row of padding up to `num_tokens`, which sees its own first key, or where rows
     have other keys than their own the first of all."""
-    row_N, first_query_N = _cut(tiling, tuple(spans_6R[1].tolist()))
-    num_tiles, first = len(row_N), int(spans_6R[0, -1] + spans_6R[1, -1])
-    table_N8[:num_tiles, :_FIRST_QUERY] = spans_6R.T.take(row_N, axis=0)
-    table_N8[:num_tiles, _FIRST_QUERY] = first_query_N
-    num_padding = tiling.count(num_tokens - first)
-    if num_padding:
-        padding_N8 = table_N8[num_tiles : num_tiles + num_padding]
-        padding_N8[:, :_FIRST_QUERY] = first, num_tokens - first, 1, 0, 0, 0
-        padding_N8[:, _FIRST_QUERY] = np.arange(num_padding) * tiling.queries
-    table_N8[num_tiles + num_padding :] = 0
+    cut = _cut(tiling, tuple(spans_6R[1].tolist()))
+    padding_N8 = _padding(tiling, cut.num_entries, num_tokens)
+    num_tiles = len(cut.row_N)
+    num_records = num_tiles + len(padding_N8)
+    table_N8[:num_tiles, :_FIRST_QUERY] = spans_6R.T.take(cut.row_N, axis=0)
+    table_N8[:num_tiles, _FIRST_QUERY] = cut.first_query_N
+    table_N8[num_tiles:num_records] = padding_N8
+    table_N8[num_records:] = 0
     if first_key_R is None:
-        table_N8[:, _FIRST_KEY] = table_N8[:, RowField.FIRST]
+        table_N8[:num_records, _FIRST_KEY] = table_N8[:num_records, RowField.FIRST]
     else:
-        table_N8[:num_tiles, _FIRST_KEY] = first_key_R[row_N]
-        table_N8[num_tiles:, _FIRST_KEY] = 0
+        table_N8[:num_tiles, _FIRST_KEY] = first_key_R[cut.row_N]
 
 
 @lru_cache(maxsize=256)  # windows are of the same length for several steps
-def _cut(tiling: Tiling, num_entries: tuple[int, ...]) -> tuple[Int, Int]:
-    """The row of each tile, and its first query."""
-    count_R = tiling.count_R(np.array(num_entries))
+def _cut(tiling: Tiling, num_entries: tuple[int, ...]) -> Cut:
+    count_R = -(-tiling.group * np.array(num_entries) // tiling.queries)
     end_R = count_R.cumsum()
     row_N = np.arange(len(count_R)).repeat(count_R)
-    return row_N, (np.arange(end_R[-1]) - (end_R - count_R)[row_N]) * tiling.queries
+    return Cut(sum(num_entries), row_N, (np.arange(end_R[-1]) - (end_R - count_R)[row_N]) * tiling.queries)
+
+
+@lru_cache(maxsize=256)
+def _padding(tiling: Tiling, first: int, num_tokens: int) -> Int:
+    """Records of the tokens from `first` on, which are one row."""
+    padding_N8 = np.zeros((tiling.count(num_tokens - first), RECORD), dtype=np.int64)
+    padding_N8[:, :_FIRST_QUERY] = first, num_tokens - first, 1, 0, 0, 0
+    padding_N8[:, _FIRST_QUERY] = np.arange(len(padding_N8)) * tiling.queries
+    return padding_N8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from common.config import BLOCKS_FROM_ZERO, DecodeConfig
@@ -68,7 +69,7 @@ class Kind(NamedTuple):
         return cls(decode.strategy, size, *settings)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Rules:
     """eos_token_id: the settings' own, or the model's; None: nothing ends a text, which settings say by -1.
 
@@ -109,7 +110,7 @@ class Rules:
         """Prompt tokens of a request's first pass."""
         return prompt_length if self.chunk is None else min(self.chunk, prompt_length)
 
-    @property
+    @cached_property  # this and max_steps are asked at every step
     def is_sampled(self) -> bool:
         return self.decode.temperature > 0
 
@@ -118,7 +119,7 @@ class Rules:
         """Blocks of a whole canvas."""
         return self.decode.max_new_tokens // self.kind.block_size
 
-    @property
+    @cached_property
     def max_steps(self) -> int:
         """More than any request needs, unless it is set."""
         decode = self.decode

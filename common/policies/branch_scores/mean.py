@@ -18,6 +18,6 @@ def score(scoring: Scoring) -> Score:
         kept_B = np.maximum((num_masked_B * scoring.settings.bottom_share).astype(np.int64), 1)
         is_kept_BW = (np.arange(is_masked_BW.shape[1]) < kept_B[:, None]) & (num_masked_B > 0)[:, None]
         mean_B = np.where(is_kept_BW, lowest_BW, 0.0).sum(axis=1, dtype=np.float64) / kept_B
-    if not num_masked_B.all():
+    if np.count_nonzero(num_masked_B) < len(num_masked_B):
         mean_B[num_masked_B == 0] = NO_MASK_LEFT
     return mean_B

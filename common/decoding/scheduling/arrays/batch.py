@@ -47,7 +47,7 @@ class RequestBatch:
     is_activated_NM: the block has to fill at least one position a step.
     branch_2NB, confidence_NB: each branch's position and token beside the anchor's; lookaheads in order of descending
         confidence, then the anchor; anything behind num_branches.
-    sampling_3N: in the order of plan.SamplingField. is_sampled: whether any request is.
+    sampling_3N: in the order of plan.SamplingField. is_sampled: whether any request is. place_N: 0, 1, 2 ...
     carry_3N: token, probability and confidence predicted for the first position behind the cache, kept from the step
         that committed the position before it.
     """
@@ -85,6 +85,7 @@ class RequestBatch:
         self.kind = kind
         self.tokens = tokens
         self.requests: list[TableRequest] = []
+        self._begun: list[TableRequest] = []
         self.integers_FN = np.zeros((len(_INTEGERS), 0), dtype=np.int64)
         self.of_rows_FN = self.integers_FN
         self._switches_FN = np.zeros((len(_SWITCHES), 0), dtype=np.bool_)
@@ -97,6 +98,7 @@ class RequestBatch:
         self.carry_3N: Float = np.zeros((3, 0), dtype=np.float32)
         self.sampling_3N: Float = np.zeros((3, 0), dtype=np.float32)
         self.is_sampled = False
+        self.place_N: Int = np.arange(0)
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -131,12 +133,18 @@ class RequestBatch:
         self.branch_2NB = _grown(self.branch_2NB, (2, total, num_branches), fill=ANCHOR)
         self.confidence_NB = _grown(self.confidence_NB, (total, num_branches), fill=1)
         self.requests += requests
+        self._begun += requests
         self._name()
         self.is_activated_NM[first:] = np.arange(num_blocks) < self.num_blocks_N[first:, None]
 
+    def take_begun(self) -> list[TableRequest]:
+        """Those that have come since this was last asked."""
+        begun, self._begun = self._begun, []
+        return begun
+
     def keep_lookaheads(self, count_N: Int) -> None:
         """Drop all but each request's first so many."""
-        place_N = np.arange(len(self))
+        place_N = self.place_N
         np.minimum(self.num_branches_N, count_N + 1, out=self.num_branches_N)
         self.branch_2NB[:, place_N, self.num_branches_N - 1] = ANCHOR
         self.confidence_NB[place_N, self.num_branches_N - 1] = 1
@@ -152,6 +160,7 @@ class RequestBatch:
         self._name()
 
     def _name(self) -> None:
+        self.place_N = np.arange(len(self))
         self.is_sampled = bool(self.sampling_3N[0].any())
         self.of_rows_FN = self.integers_FN[: len(OF_ROWS)]
         self.__dict__.update(zip(_INTEGERS, self.integers_FN, strict=True))

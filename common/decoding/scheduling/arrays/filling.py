@@ -94,23 +94,23 @@ def fill(batch: RequestBatch, blocks: OpenBlocks) -> tuple[Bool, Int]:
     is_chosen_QW = values_3QW[1] > batch.skip_threshold_N[request_Q][:, None]
     is_chosen_QW &= is_masked_QW
     num_chosen_Q = np.add.reduce(is_chosen_QW, axis=1, dtype=np.int64)
-    stuck_Q = (num_chosen_Q < batch.is_activated_NM[block_QQ]).nonzero()[0]
+    num_masked_Q = batch.num_masked_NM[block_QQ]
+    stuck_Q = ((num_chosen_Q < batch.is_activated_NM[block_QQ]) & (num_masked_Q > 0)).nonzero()[0]
     if stuck_Q.size:
-        stuck_Q = stuck_Q[batch.num_masked_NM[block_QQ][stuck_Q] > 0]
-        confidence_QW = np.where(is_masked_QW[stuck_Q], values_3QW[2, stuck_Q], -np.inf)
+        confidence_QW = values_3QW[2].take(stuck_Q, axis=0)
+        np.putmask(confidence_QW, ~is_masked_QW.take(stuck_Q, axis=0), -np.inf)
         is_chosen_QW[stuck_Q, confidence_QW.argmax(axis=1)] = True
         num_chosen_Q[stuck_Q] = 1
         for place in request_Q[stuck_Q].tolist():
             batch.requests[place].num_forced_fills += 1
-    batch.num_masked_NM[block_QQ] -= num_chosen_Q
-    place_S = blocks.place_QW[is_chosen_QW]
-    token_S = values_3QW[0][is_chosen_QW].astype(np.int64)
+    batch.num_masked_NM[block_QQ] = num_masked_Q - num_chosen_Q
+    chosen_S = is_chosen_QW.reshape(-1).nonzero()[0]
+    place_S = blocks.place_QW.take(chosen_S)
+    token_S = values_3QW[0].take(chosen_S).astype(np.int64)
     batch.tokens.token_S[place_S] = token_S
     batch.tokens.is_masked_S[place_S] = False
     request_S = request_Q.repeat(num_chosen_Q)
-    ends_S = token_S == batch.eos_N[request_S]
-    if ends_S.any():
-        _note_ends(batch, request_S[ends_S])
+    _note_ends(batch, request_S[token_S == batch.eos_N[request_S]])
     np.greater(is_masked_QW, is_chosen_QW, out=is_masked_QW)  # and not
     num_filled_N = np.bincount(request_S, minlength=len(batch))
     batch.num_masked_N -= num_filled_N
@@ -133,7 +133,7 @@ def spawn(batch: RequestBatch, blocks: OpenBlocks, num_filled_N: Int) -> None:
     size = batch.kind.block_size
     candidates_N, rank_NC = _ranks(batch, blocks)
     num_spawned_N = np.minimum(_most(batch, num_filled_N, candidates_N), candidates_N)
-    most = int(num_spawned_N.max())
+    most = max(num_spawned_N.tolist())
     if most:
         order_NK = _lowest(rank_NC, most)
         begin_N1 = blocks.spread.begin_N[:, None]
@@ -143,9 +143,8 @@ def spawn(batch: RequestBatch, blocks: OpenBlocks, num_filled_N: Int) -> None:
         with np.errstate(invalid="ignore"):  # behind a request's last lookahead stands anything
             batch.branch_2NB[1, :, :most] = values_3NK[0]
         batch.confidence_NB[:, :most] = values_3NK[2]
-    place_N = np.arange(len(batch))
-    batch.branch_2NB[:, place_N, num_spawned_N] = ANCHOR
-    batch.confidence_NB[place_N, num_spawned_N] = 1
+    batch.branch_2NB[:, batch.place_N, num_spawned_N] = ANCHOR
+    batch.confidence_NB[batch.place_N, num_spawned_N] = 1
     np.add(num_spawned_N, 1, out=batch.num_branches_N)
 
 
@@ -160,10 +159,11 @@ def _ranks(batch: RequestBatch, blocks: OpenBlocks) -> tuple[Int, Float]:
         num_masked_Q = np.add.reduce(is_masked_QW, axis=1, dtype=np.int64)
         candidates_N = np.bincount(request_Q, num_masked_Q, minlength=len(batch)).astype(np.int64)
     if batch.kind.spawn_rule == "confident":
-        rank_QW = np.where(is_masked_QW, -blocks.values_3QW[2], np.float32(np.inf))
+        rank_QW = -blocks.values_3QW[2]
+        np.putmask(rank_QW, ~is_masked_QW, np.inf)
     else:
         rank_QW = _own_ranks(batch, blocks, is_masked_QW, candidates_N)
-    num_requests, widest, size = len(batch), int(blocks.count_N.max()), is_masked_QW.shape[1]
+    num_requests, widest, size = len(batch), max(blocks.count_N.tolist()), is_masked_QW.shape[1]
     rank_NQW = np.full((num_requests, widest, size), np.inf, dtype=rank_QW.dtype)
     rank_NQW[request_Q, index_Q] = rank_QW
     return candidates_N, rank_NQW.reshape(num_requests, widest * size)
@@ -200,15 +200,17 @@ def _lowest(rank_NC: Float, count: int) -> Int:
     """[N, count]: where the lowest of each row are, in order; ties go to the earlier position."""
     if rank_NC.size <= _FEW_VALUES or count > 16:
         return rank_NC.argsort(axis=1, kind="stable")[:, :count]
-    order_NK = np.empty((len(rank_NC), count), dtype=np.int64)
-    place_N = np.arange(len(rank_NC))
-    for column in range(count):
-        order_NK[:, column] = lowest_N = rank_NC.argmin(axis=1)
-        rank_NC[place_N, lowest_N] = np.inf
+    order_KN = np.empty((count, len(rank_NC)), dtype=np.int64)
+    begin_N, rank_X = np.arange(len(rank_NC)) * rank_NC.shape[1], rank_NC.reshape(-1)  # a view
+    for lowest_N in order_KN:
+        rank_NC.argmin(axis=1, out=lowest_N)
+        rank_X[begin_N + lowest_N] = np.inf
+    order_NK: Int = order_KN.T
     return order_NK
 
 
 def _note_ends(batch: RequestBatch, place_X: Int) -> None:
     """These requests have an end token, and open no more blocks."""
-    batch.has_eos_N[place_X] = batch.may_end_N[place_X] = True
-    batch.max_blocks_N[place_X] = 0
+    if place_X.size:
+        batch.has_eos_N[place_X] = batch.may_end_N[place_X] = True
+        batch.max_blocks_N[place_X] = 0

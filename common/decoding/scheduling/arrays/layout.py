@@ -6,13 +6,14 @@ Shapes: R rows, T tokens (all entries of all rows), X shift entries.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from common.decoding.plan import Bool, CommitSpan, Float, Int, RowField, Sampling, StepPlan
-from common.decoding.scheduling.arrays.rows import Rows, spread
+from common.decoding.plan import Bool, CommitSpan, Float, Int, Number, RowField, Sampling, StepPlan
+from common.decoding.scheduling.arrays.rows import Rows
 
 _NUM_FIELDS = len(RowField)
 
@@ -32,16 +33,15 @@ class Part(NamedTuple):
 
 def lay_out(rows_of_batches: list[Rows], sampling: Sampling) -> tuple[StepPlan, list[Part]]:
     """Rows of every batch behind one another."""
-    ends = list(accumulate(rows.num_entries for rows in rows_of_batches))
-    entries_3T = np.empty((3, ends[-1]), dtype=np.int64)
-    is_read_T = np.empty(ends[-1], dtype=np.bool_)
-    parts, fields, requests = [], [], []
+    parts, entries, reads, fields, requests = [], [], [], [], []
     commits: list[CommitSpan] = []
     first, first_row, num_requests = 0, 0, 0
-    for rows, end in zip(rows_of_batches, ends, strict=True):
-        own, own_requests = slice(first, end), slice(num_requests, num_requests + len(rows.batch))
-        is_scored_T = _write_entries(rows, entries_3T[:, own], is_read_T[own])
-        parts.append(Part(rows, is_scored_T, own, own_requests, first_row))
+    for rows in rows_of_batches:
+        entries_3T, is_scored_T = _entries_of(rows)
+        end, own_requests = first + len(is_scored_T), slice(num_requests, num_requests + len(rows.batch))
+        parts.append(Part(rows, is_scored_T, slice(first, end), own_requests, first_row))
+        entries.append(entries_3T)
+        reads.append(_with_carried(rows, is_scored_T))
         fields_8R = rows.fields_FR[:_NUM_FIELDS]
         if first:
             fields_8R = fields_8R.copy()
@@ -50,16 +50,14 @@ def lay_out(rows_of_batches: list[Rows], sampling: Sampling) -> tuple[StepPlan, 
         requests.append(rows.request_R + num_requests if num_requests else rows.request_R)
         commits += _commits(rows, num_requests)
         first, first_row, num_requests = end, first_row + len(rows.request_R), own_requests.stop
-    fields_8R = fields[0] if len(parts) == 1 else np.concatenate(fields, axis=1)
-    request_R = requests[0] if len(parts) == 1 else np.concatenate(requests)
     # The same for all: SHARED_SETTINGS of the scheduler.
     commits_locally = parts[0].rows.batch.kind.window_attention == "block_causal"
     sampling_3R = _sampling_of(rows_of_batches)
     plan = StepPlan(
-        entries_3T,
-        is_read_T,
-        fields_8R,
-        request_R,
+        _joined(entries),
+        _joined(reads),
+        _joined(fields),
+        _joined(requests),
         tuple(commits),
         sampling.of_rows(sampling_3R),
         commits_locally,
@@ -82,23 +80,27 @@ def _commits(rows: Rows, first_request: int) -> Iterator[CommitSpan]:
     return map(CommitSpan, (place_N + first_request).tolist(), *spans)
 
 
-def _write_entries(rows: Rows, entries_3T: Int, is_read_T: Bool) -> Bool:
-    """Fill this part of the plan; which of its entries predict a masked position of their row."""
+def _joined(arrays: list[npt.NDArray[Number]]) -> npt.NDArray[Number]:
+    """Behind one another, along their last axis."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=-1)
+
+
+def _entries_of(rows: Rows) -> tuple[Int, Bool]:
+    """StepPlan.entries_3T of these rows, and which of them predict a masked position of their row."""
     batch = rows.batch
-    row_T = spread(rows.num_entries_R).owner_X
     of_row_3R = np.empty((3, len(rows.request_R)), dtype=np.int64)
     np.subtract(rows.start_R, rows.first_R, out=of_row_3R[1])
     np.add(of_row_3R[1], rows.offset_R, out=of_row_3R[0])
     of_row_3R[2] = rows.end_R
-    of_row_3R.take(row_T, axis=1, out=entries_3T, mode="clip")
+    entries_3T = of_row_3R.repeat(rows.num_entries_R, axis=1)
+    entries_3T[:2] += _counting(entries_3T.shape[1])
     token_T, position_T, horizon_T = entries_3T
-    entries_3T[:2] += np.arange(len(row_T))
     # Each predicts the position behind its own.
     is_scored_T: Bool = batch.tokens.is_masked_S[1:].take(token_T, mode="clip")
     batch.tokens.token_S.take(token_T, out=token_T, mode="clip")
     is_scored_T[rows.first_R + rows.num_keys_R - 1] = False  # nothing of the row lies behind its last key
     if batch.kind.window_attention == "block_causal":
-        size, prompt_T = batch.kind.block_size, batch.prompt_N[rows.request_R][row_T]
+        size, prompt_T = batch.kind.block_size, batch.prompt_N[rows.request_R].repeat(rows.num_entries_R)
         horizon_T[:] = prompt_T + np.maximum((position_T - prompt_T) // size + 1, 0) * size  # the prompt is one block
     own_R = (rows.position_R >= 0).nonzero()[0]
     own_entry_R = rows.entry_of(own_R, rows.position_R[own_R])
@@ -106,12 +108,30 @@ def _write_entries(rows: Rows, entries_3T: Int, is_read_T: Bool) -> Bool:
     is_scored_T[own_entry_R - 1] = False  # of a window's first position: the end of the row before
     if rows.shifts is not None:
         _write_shift_entries(rows, entries_3T, is_scored_T)
-    is_read_T[:] = is_scored_T
-    if batch.kind.shift_row == "stale":  # what the next step carries
-        carried_R = batch.commit_N[rows.request_R].nonzero()[0]
-        if carried_R.size:
-            is_read_T[rows.entry_of(carried_R, batch.next_N[rows.request_R[carried_R]]) - 1] = True
-    return is_scored_T
+    return entries_3T, is_scored_T
+
+
+def _counting(count: int) -> Int:
+    """0, 1, 2 ..."""
+    return _remembered_counting(1 << count.bit_length())[:count]
+
+
+@lru_cache(maxsize=4)  # making them takes as long as adding them
+def _remembered_counting(count: int) -> Int:
+    found = np.arange(count)
+    found.flags.writeable = False
+    return found
+
+
+def _with_carried(rows: Rows, is_scored_T: Bool) -> Bool:
+    """StepPlan.is_read_T of these rows: besides what is scored, what the next step carries."""
+    batch = rows.batch
+    if batch.kind.shift_row != "stale" or not np.count_nonzero(batch.commit_N):
+        return is_scored_T
+    carried_R = batch.commit_N[rows.request_R].nonzero()[0]
+    is_read_T: Bool = is_scored_T.copy()
+    is_read_T[rows.entry_of(carried_R, batch.next_N[rows.request_R[carried_R]]) - 1] = True
+    return is_read_T
 
 
 def _write_shift_entries(rows: Rows, entries_3T: Int, is_scored_T: Bool) -> None:

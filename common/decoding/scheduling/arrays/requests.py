@@ -137,16 +137,16 @@ class RequestArrays:
         is_chosen_QW, num_filled_N = fill(batch, blocks)
         carry(rows, winner_row_N, values_3T)
         start_N = batch.start_N.tolist() if self.observer is not None else []  # of this step, before it moves
+        winner_N = (winner_row_N - rows.first_row_N + 1) * is_lookahead_N
+        steps = num_filled_N + is_lookahead_N, batch.num_branches_N, winner_N, rows.num_keys_R[winner_row_N]
+        for decoding, step in zip(batch.requests, zip(*(one_N.tolist() for one_N in steps), strict=True), strict=True):
+            decoding.steps.append(step)
         STRATEGIES[batch.kind.strategy].settle(batch)
         spawn(batch, blocks, num_filled_N)
         batch.num_forwards_N += 1
         batch.num_wins_N += is_lookahead_N
-        winner_N = (winner_row_N - rows.first_row_N + 1) * is_lookahead_N
-        steps = num_filled_N + is_lookahead_N, np.bincount(rows.request_R), winner_N, rows.num_keys_R[winner_row_N]
-        for decoding, step in zip(batch.requests, zip(*(one_N.tolist() for one_N in steps), strict=True), strict=True):
-            decoding.steps.append(step)
-        for place in (batch.num_forwards_N == 1).nonzero()[0].tolist():
-            batch.requests[place].first_step_s = now - batch.requests[place].admitted_at
+        for decoding in batch.take_begun():
+            decoding.first_step_s = now - decoding.admitted_at
         if self.observer is not None:
             for record in records_of(rows, start_N, score_R, is_lookahead_N, blocks, is_chosen_QW):
                 self.observer(record)

@@ -18,7 +18,6 @@ from common.decoding.plan import Bool, Int, RowField, part
 from common.decoding.scheduling.arrays.batch import OF_ROWS, RequestBatch
 from common.decoding.scheduling.arrays.strategies import STRATEGIES
 
-_FEW = 32  # things whose spread is worth remembering: of a single request it is the same for several steps
 _FIELDS = int(RowField.START) + len(OF_ROWS)
 _START, _END, _OFFSET, _LAST_START, _SLACK, _EOS = (
     RowField.START + OF_ROWS.index(name)
@@ -82,10 +81,6 @@ class Rows(NamedTuple):
         """Of position 0 in the token table."""
         return part(self.fields_FR, _OFFSET)
 
-    @property
-    def num_entries(self) -> int:
-        return int(self.first_R[-1] + self.num_entries_R[-1])
-
     def entry_of(self, row_X: Int, position_X: Int) -> Int:
         """The place of a position of a row's window."""
         entry_X: Int = (self.first_R - self.start_R)[row_X] + position_X
@@ -93,16 +88,16 @@ class Rows(NamedTuple):
 
 
 def spread(count_N: Int) -> Spread:
-    if len(count_N) <= _FEW:
-        return _remembered_spread(count_N.tobytes())
-    return _spread(count_N)
+    begin_N = count_N.cumsum() - count_N
+    owner_X = np.arange(len(count_N)).repeat(count_N)
+    return Spread(begin_N, owner_X, np.arange(len(owner_X)) - begin_N.repeat(count_N))
 
 
 def plan_rows(batch: RequestBatch) -> Rows:
     """All branches of all requests."""
     STRATEGIES[batch.kind.strategy].plan(batch)
     _measure_last_block(batch)
-    first_row_N, request_R, branch_R = spread(batch.num_branches_N)
+    first_row_N, request_R, branch_R = _remembered_spread(batch.num_branches_N.tobytes())
     branch_R = branch_R + request_R * batch.branch_2NB.shape[2]
     fields_FR = np.empty((_FIELDS, len(request_R)), dtype=np.int64)
     batch.of_rows_FN.take(request_R, axis=1, out=fields_FR[RowField.START :], mode="clip")
@@ -121,7 +116,7 @@ def plan_rows(batch: RequestBatch) -> Rows:
 def _measure_last_block(batch: RequestBatch) -> None:
     """Of the blocks before any branch opens one."""
     np.subtract(batch.end_N, batch.kind.block_size, out=batch.last_start_N)
-    last_masked_N = batch.num_masked_NM[np.arange(len(batch)), batch.num_blocks_N - 1]
+    last_masked_N = batch.num_masked_NM[batch.place_N, batch.num_blocks_N - 1]
     np.subtract(batch.add_limit_N, last_masked_N, out=batch.slack_N)
     batch.slack_N[batch.num_blocks_N > batch.max_blocks_N] = -2
 
@@ -155,15 +150,9 @@ def _with_shifts(rows: Rows) -> Rows:
     return rows._replace(shifts=Shifts(row_X, start_X, (rows.first_R + rows.num_keys_R)[row_X] + column_X))
 
 
-def _spread(count_N: Int) -> Spread:
-    begin_N = count_N.cumsum() - count_N
-    owner_X = np.arange(len(count_N)).repeat(count_N)
-    return Spread(begin_N, owner_X, np.arange(len(owner_X)) - begin_N[owner_X])
-
-
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # most requests have all of their branches in most steps
 def _remembered_spread(counts: bytes) -> Spread:
-    found = _spread(np.frombuffer(counts, dtype=np.int64))
+    found = spread(np.frombuffer(counts, dtype=np.int64))
     for values_X in found:
         values_X.flags.writeable = False
     return found

@@ -23,7 +23,7 @@ def score_rows(rows: Rows, is_scored_T: Bool, values_3T: Float) -> Score:
         parts = [_own_score(rows, place, values_3T) for place in range(len(batch))]
         score_R = np.concatenate(parts)
     weight_N = batch.creation_weight_N
-    if weight_N.any():
+    if np.count_nonzero(weight_N):
         weight_R, created_R = weight_N[rows.request_R], batch.confidence_NB.ravel()[rows.branch_R]
         score_R = np.where(weight_R > 0, weight_R * created_R + (1 - weight_R) * score_R, score_R)
     return score_R
@@ -40,24 +40,32 @@ def best_rows(rows: Rows, score_R: Score) -> Int:
 def _mean_scores(rows: Rows, is_scored_T: Bool, confidence_T: Float) -> Score:
     """Mean confidence of the masked positions of every row."""
     batch, request_R = rows.batch, rows.request_R
-    total_R = np.add.reduceat(np.where(is_scored_T, confidence_T, np.float64(0)), rows.first_R)
+    total_R = np.add.reduceat(_where(is_scored_T, confidence_T), rows.first_R, dtype=np.float64)
     if batch.kind.shift_row == "stale":
         is_masked_N = batch.tokens.is_masked_S[batch.offset_N + batch.start_N]
-        if is_masked_N.any():
+        if np.count_nonzero(is_masked_N):
             total_R += (batch.carry_3N[2] * is_masked_N)[request_R] * (rows.position_R != rows.start_R)
     num_masked_R = _num_masked(batch)[request_R] + rows.opens_R * batch.kind.block_size
     num_masked_R -= rows.position_R >= 0
     mean_R: Score = total_R / np.maximum(num_masked_R, 1)
-    if not num_masked_R.all():
+    if np.count_nonzero(num_masked_R) < len(num_masked_R):
         mean_R[num_masked_R == 0] = NO_MASK_LEFT
     return mean_R
+
+
+def _where(is_kept_T: Bool, values_T: Float) -> Float:
+    """The values, and 0 where they are not kept, whatever stands there. By bits: np.where takes four times as long,
+    since it branches at every value."""
+    bits_T = values_T.view(np.int32) & -is_kept_T.view(np.int8)  # -1 is all ones
+    kept_T: Float = bits_T.view(np.float32)
+    return kept_T
 
 
 def _num_masked(batch: RequestBatch) -> Int:
     """Masks in every request's window, as far as all branches have them."""
     if batch.kind.cache == "prefix":
         return batch.num_masked_N
-    own_N = batch.num_masked_NM[np.arange(len(batch)), batch.first_open_N]  # one block, once the cache has been rebuilt
+    own_N = batch.num_masked_NM[batch.place_N, batch.first_open_N]  # one block, once the cache has been rebuilt
     return np.where(batch.is_refreshed_N, own_N, batch.num_masked_N)
 
 

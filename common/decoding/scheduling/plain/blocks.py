@@ -36,7 +36,11 @@ class Block:
 
     @property
     def filled_share(self) -> float:
-        return 1.0 - self.num_masked / (self.end - self.start)
+        return self.share_with(0)
+
+    def share_with(self, num_more: int) -> float:
+        """Filled, if so many of its masks were."""
+        return 1.0 - (self.num_masked - num_more) / (self.end - self.start)
 
 
 class Window(NamedTuple):

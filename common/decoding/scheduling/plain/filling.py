@@ -3,6 +3,7 @@ try."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from common.config import DecodeConfig
 from common.decoding.plan import Bool, Int
 from common.decoding.scheduling.plain.blocks import Block
-from common.decoding.scheduling.plain.state import Aligned, Branch, PlainRequest, RequestStep
+from common.decoding.scheduling.plain.state import ANCHOR, Aligned, Branch, PlainRequest, RequestStep
 from common.policies import Draws, Filling, Spawning, Stepped, policy
 
 _NOTHING = np.empty(0, dtype=np.int64)
@@ -24,17 +25,19 @@ class Filled(NamedTuple):
     edited: dict[int, int]
 
 
-def adopt(decoding: PlainRequest, branch: Branch) -> None:
-    """The winner becomes the anchor: the block it opened, its activations and its token."""
-    if branch.opens_block:
+def adopt(decoding: PlainRequest, branch: Branch, opens_block: bool) -> None:
+    """The winner becomes the anchor: the block it opened, its token, and the blocks that its filled shares activate."""
+    if opens_block:
         decoding.blocks.append(decoding.strategy.new_block(decoding.blocks))
-    for index in branch.activated:
-        decoding.blocks[index].is_fully_activated = True
     if branch.position is not None:
         decoding.blocks[decoding.block_index_at(branch.position)].num_masked -= 1
         decoding.token_S[branch.position] = branch.token
         decoding.is_masked_S[branch.position] = False
         decoding.has_eos = decoding.has_eos or branch.token in decoding.rules.end_token_ids
+    threshold = decoding.rules.decode.decoded_token_threshold
+    for before, block in pairwise(decoding.blocks):
+        if not block.is_fully_activated and before.filled_share >= threshold:
+            block.is_fully_activated = True
 
 
 def fill(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Filled:
@@ -49,9 +52,9 @@ def fill(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]
     token_N = aligned.tokens(winner, position_N - step.window.start)
     decoding.token_S[position_N] = token_N
     decoding.is_masked_S[position_N] = False
-    for position, token in edited.items():
-        decoding.token_S[position] = token
     if edited:
+        for position, token in edited.items():
+            decoding.token_S[position] = token
         own = slice(decoding.prompt_length, decoding.blocks[-1].end)
         tokens = decoding.token_S[own][~decoding.is_masked_S[own]].tolist()
         decoding.has_eos = not decoding.rules.end_token_ids.isdisjoint(tokens)
@@ -86,14 +89,15 @@ def _above_threshold(step: RequestStep, aligned: Aligned, winner: int, fillable:
     columns = slice(offset, offset + len(is_masked_C))
     is_chosen_C = aligned.probability_BW[winner, columns] > decoding.rules.decode.skip_threshold
     is_chosen_C &= is_masked_C
+    is_chosen = is_chosen_C.tolist()
     for block in fillable:
         if block.num_masked:
-            is_chosen_N = is_chosen_C[block.start - start : block.end - start]
-            num_chosen = int(np.count_nonzero(is_chosen_N))
+            own = slice(block.start - start, block.end - start)
+            num_chosen = is_chosen[own].count(True)
             if not num_chosen and block.is_fully_activated:
-                masked_N = is_masked_C[block.start - start : block.end - start].nonzero()[0]
-                confidence_N = aligned.confidence_BW[winner, masked_N + (block.start - step.window.start)]
-                is_chosen_N[masked_N[confidence_N.argmax()]] = True
+                masked_N = is_masked_C[own].nonzero()[0]
+                confidence_N = aligned.confidence_BW[winner, columns][own].take(masked_N)
+                is_chosen_C[own.start + masked_N[confidence_N.argmax()]] = True
                 num_chosen = 1
                 decoding.num_forced_fills += 1
             block.num_masked -= num_chosen
@@ -155,7 +159,7 @@ def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block
     if decode.spawn_blocks == "first":
         masked = masked[:1]
     if not masked or decode.num_lookahead == 0:
-        return [Branch()]
+        return [ANCHOR]
     most = decode.num_lookahead
     if decode.lookahead_rule != "all":
         stepped = Stepped(num_filled, sum(block.num_masked for block in masked), decode)
@@ -167,12 +171,8 @@ def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block
     spawning = Spawning(values_3W, candidate_C, start, decode, draws_of(decoding, stream=1))
     rank_C = policy("spawn_rules", decode.spawn_rule)(spawning)
     chosen_K = candidate_C[(-rank_C).argsort(kind="stable")[:most]]
-    columns = (
-        (chosen_K + start).tolist(),
-        aligned.tokens(winner, chosen_K).tolist(),
-        values_3W[2].take(chosen_K).tolist(),
-    )
-    return [Branch(*column) for column in zip(*columns, strict=True)] + [Branch()]
+    tokens, _, confidences = values_3W.take(chosen_K, axis=1).tolist()
+    return [*map(Branch, (chosen_K + start).tolist(), map(int, tokens), confidences), ANCHOR]
 
 
 def draws_of(decoding: PlainRequest, stream: int) -> Draws:

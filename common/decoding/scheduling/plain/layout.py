@@ -27,22 +27,24 @@ from common.decoding.scheduling.plain.state import Aligned, PlainRequest, Reques
 
 def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
     """Rows of every request behind one another."""
-    row_fields_8R = _row_fields(steps)
-    num_entries = [step.num_entries for step in steps]
-    entries_3T = np.empty((3, sum(num_entries)), dtype=np.int64)
-    is_read_T = np.zeros(entries_3T.shape[1], dtype=np.bool_)
+    num_rows, num_tokens = steps[-1].end_row, sum([step.spans.num_entries for step in steps])
+    entries_3T = np.empty((3, num_tokens), dtype=np.int64)
+    is_read_T = np.zeros(num_tokens, dtype=np.bool_)
+    row_fields_8R = np.empty((8, num_rows), dtype=np.int64)
+    request_R = np.empty(num_rows, dtype=np.int64)
     commits, first = [], 0
-    for index, (step, count) in enumerate(zip(steps, num_entries, strict=True)):
-        own = slice(first, first + count)
+    for index, step in enumerate(steps):
+        rows, own = slice(step.first_row, step.end_row), slice(first, first + step.spans.num_entries)
+        request_R[rows] = index
+        _fill_row_fields(step, first, row_fields_8R[:, rows])
         _fill(step, entries_3T[:, own], is_read_T[own])
         if step.window.commit_length:
             span = step.decoding.slot, step.window.start, step.window.commit_length
             commits.append(CommitSpan(index, *span, is_final=not step.window.is_tentative))
-        first += count
-    request_R = np.arange(len(steps)).repeat([len(step.ends) for step in steps])
+        first = own.stop
     # The same for all: SHARED_SETTINGS of the scheduler.
     commits_locally = steps[0].decoding.rules.decode.window_attention == "block_causal"
-    commits_locally &= not any(step.window.is_tentative for step in steps)
+    commits_locally = commits_locally and not any(step.window.is_tentative for step in steps)
     sampling_3R = _sampling_of(steps)
     plan = StepPlan(
         entries_3T,
@@ -57,19 +59,15 @@ def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
     return with_changes(plan, steps) if sampling.is_special else plan
 
 
-def _row_fields(steps: list[RequestStep]) -> Int:
-    """StepPlan.row_fields_8R, in the order of RowField."""
-    row_fields_8R = np.empty((8, steps[-1].end_row), dtype=np.int64)
-    for step in steps:
-        own_8B, decoding, window = row_fields_8R[:, step.first_row : step.end_row], step.decoding, step.window
-        num_keys_B = own_8B[RowField.NUM_KEYS] = np.array(step.ends) - window.start
-        np.add(num_keys_B, len(step.shift_column_of), out=own_8B[RowField.NUM_ENTRIES])
-        cached = max(window.cached, window.start)
-        same = (window.start, cached, decoding.slot, decoding.noise_key, decoding.num_forwards)
-        own_8B[RowField.START :] = np.array(same, dtype=np.int64)[:, None]
-    num_entries_R = row_fields_8R[RowField.NUM_ENTRIES]
-    np.subtract(num_entries_R.cumsum(), num_entries_R, out=row_fields_8R[RowField.FIRST])
-    return row_fields_8R
+def _fill_row_fields(step: RequestStep, first_entry: int, fields_8B: Int) -> None:
+    """The request's part of StepPlan.row_fields_8R, in the order of RowField."""
+    decoding, window = step.decoding, step.window
+    fields_8B[: RowField.START] = step.spans.rows_3B
+    if first_entry:
+        fields_8B[RowField.FIRST] += first_entry
+    cached = max(window.cached, window.start)
+    same = (window.start, cached, decoding.slot, decoding.noise_key, decoding.num_forwards)
+    fields_8B[RowField.START :] = np.array(same, dtype=np.int64)[:, None]
 
 
 def _sampling_of(steps: list[RequestStep]) -> Float | None:
@@ -84,15 +82,14 @@ def _sampling_of(steps: list[RequestStep]) -> Float | None:
 def _fill(step: RequestStep, entries_3T: Int, is_read_T: Bool) -> None:
     """The request's part of the plan: in place where its branches are equally long, else from a rectangle as wide as
     the longest."""
-    decode, shape = step.decoding.rules.decode, (len(step.ends), step.width)
-    is_even = is_read_T.size == shape[0] * shape[1]
+    decode, shape, is_even = step.decoding.rules.decode, step.spans.shape, step.spans.is_even
     entries_3BW = entries_3T.reshape(3, *shape) if is_even else np.empty((3, *shape), dtype=np.int64)
     is_read_BW = is_read_T.reshape(shape) if is_even else np.zeros(shape, dtype=np.bool_)
     _fill_window(step, decode, entries_3BW, is_read_BW)
     if step.shift_column_of:
         _fill_shift_entries(step, decode, entries_3BW, is_read_BW)
     if not is_even:
-        for index, own in enumerate(step.entries_of_branches()):
+        for index, own in enumerate(step.spans.entries):
             entries_3T[:, own] = entries_3BW[:, index, : own.stop - own.start]
             is_read_T[own] = is_read_BW[index, : own.stop - own.start]
 
@@ -100,7 +97,7 @@ def _fill(step: RequestStep, entries_3T: Int, is_read_T: Bool) -> None:
 def _fill_window(step: RequestStep, decode: DecodeConfig, entries_3BW: Int, is_read_BW: Bool) -> None:
     decoding, start, end = step.decoding, step.window.start, step.window.end
     width = end - start
-    token_BW, position_BW, horizon_BW = entries_3BW
+    token_BW, position_BW, horizon_BW = entries_3BW[0], entries_3BW[1], entries_3BW[2]
     token_BW[:, :width] = decoding.token_S[start:end]
     position_BW[:, :width] = np.arange(start, end)
     if decoding.rules.shift:
@@ -117,10 +114,11 @@ def _fill_window(step: RequestStep, decode: DecodeConfig, entries_3BW: Int, is_r
         horizon_BW[:, :width] = end
     else:
         horizon_BW[:, :width] = _block_end(start, end, decoding.strategy.origin, decode.block_size)
-    for index, (branch, own_end) in enumerate(zip(decoding.branches, step.ends, strict=True)):
+    for index, branch in enumerate(decoding.branches):
         if branch.position is not None:
             token_BW[index, branch.position - start] = branch.token
-        if own_end < end and decode.window_attention == "full":
+    if not step.spans.is_even and decode.window_attention == "full":
+        for index, own_end in enumerate(step.ends):
             horizon_BW[index, : own_end - start] = own_end
 
 
@@ -176,7 +174,7 @@ def align(steps: list[RequestStep], predictions: Predictions) -> list[Aligned]:
     """Move every prediction to the position it speaks of (docs/architecture.md, 'Positions own their predictors')."""
     aligned, first = [], 0
     for step in steps:
-        count = step.num_entries
+        count = step.spans.num_entries
         aligned.append(_align(step, predictions.values_3T[:, first : first + count]))
         first += count
     return aligned
@@ -187,28 +185,27 @@ def _align(step: RequestStep, values_3T: Float) -> Aligned:
     if not step.decoding.rules.shift:
         return Aligned(_own_predictions(step, values_3T, width))
     aligned_3BW = np.zeros((3, len(step.ends), width), dtype=np.float32)
-    if values_3T.size == 3 * len(step.ends) * step.width:
+    if step.spans.is_even:
         aligned_3BW[:, :, 1:] = values_3T.reshape(3, len(step.ends), -1)[:, :, : width - 1]
     else:
-        for index, own in enumerate(step.entries_of_branches()):
+        for index, own in enumerate(step.spans.entries):
             num_keys = own.stop - own.start - num_shifts
             aligned_3BW[:, index, 1:num_keys] = values_3T[:, own.start : own.start + num_keys - 1]
     aligned_3BW[:, :, 0] = step.decoding.carry_31
     if num_shifts:
-        first_shift_B = np.array([own.stop for own in step.entries_of_branches()]) - num_shifts
+        first_shift_B = step.spans.end_B - num_shifts
         for block_start, shift_column in step.shift_column_of.items():
             aligned_3BW[:, :, block_start - start] = values_3T[:, first_shift_B + shift_column]
     if step.window.predicts_next:
-        last_B = np.array([own.stop for own in step.entries_of_branches()]) - num_shifts - 1
-        return Aligned(aligned_3BW, values_3T[:, last_B])
+        return Aligned(aligned_3BW, values_3T[:, step.spans.end_B - num_shifts - 1])
     return Aligned(aligned_3BW)
 
 
 def _own_predictions(step: RequestStep, values_3T: Float, width: int) -> Float:
     """[3, B, W] where every position is predicted by its own entry."""
-    if values_3T.size == 3 * len(step.ends) * width:
+    if step.spans.is_even:
         return values_3T.reshape(3, len(step.ends), width)
     aligned_3BW = np.zeros((3, len(step.ends), width), dtype=np.float32)
-    for index, own in enumerate(step.entries_of_branches()):
+    for index, own in enumerate(step.spans.entries):
         aligned_3BW[:, index, : own.stop - own.start] = values_3T[:, own]
     return aligned_3BW

@@ -129,7 +129,7 @@ class PlainRequests:
     def _advance_request(self, step: RequestStep, aligned: Aligned, score_B: Score, winner: int, now: float) -> None:
         decoding = step.decoding
         is_anchor = decoding.branches[winner].position is None
-        adopt(decoding, decoding.branches[winner])
+        adopt(decoding, decoding.branches[winner], step.opens_block[winner])
         strategy = decoding.strategy
         fillable = strategy.fillable(decoding.blocks, decoding.is_refreshed)
         if fillable and fillable[-1].end > step.window.end:  # the lookahead's token was the window's last mask

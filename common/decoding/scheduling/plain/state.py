@@ -4,6 +4,8 @@ speak of."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -14,18 +16,15 @@ from common.decoding.scheduling.plain.blocks import Block, BlockStrategy, Window
 from common.decoding.scheduling.state import DecodingRequest
 
 
-@dataclass(slots=True)
-class Branch:
-    """The anchor, or the anchor plus one token.
-
-    opens_block, activated: set by planning from the branch's own filled shares; the winner's become the request's.
-    """
+class Branch(NamedTuple):
+    """The anchor, or the anchor plus one token."""
 
     position: int | None = None  # absolute; None for the anchor
     token: int = -1
     creation_confidence: float = 1.0
-    opens_block: bool = False
-    activated: tuple[int, ...] = ()
+
+
+ANCHOR = Branch()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -43,7 +42,7 @@ class PlainRequest(DecodingRequest):
     token_S: Int
     is_masked_S: Bool
     blocks: list[Block]
-    branches: list[Branch] = field(default_factory=lambda: [Branch()])
+    branches: list[Branch] = field(default_factory=lambda: [ANCHOR])
     carry_31: Float = field(default_factory=lambda: np.array([[-1.0], [0.0], [0.0]], dtype=np.float32))
     is_refreshed: bool = False  # fast_dllm: the cache around the current block is up to date
     has_eos: bool = False
@@ -90,10 +89,38 @@ class PlainRequest(DecodingRequest):
         return index
 
 
+class Spans(NamedTuple):
+    """How long the rows of one request are, and where they lie among its entries.
+
+    rows_3B: first entry, number of entries, number of keys. shape: rows, and entries of the longest. is_even: all are
+    equally long.
+    """
+
+    rows_3B: Int
+    end_B: Int
+    entries: tuple[slice, ...]
+    num_entries: int
+    shape: tuple[int, int]
+    is_even: bool
+
+
+@lru_cache(maxsize=256)  # windows are of the same length for several steps
+def spans_of(num_keys: tuple[int, ...], num_shifts: int) -> Spans:
+    """Of rows of so many keys, with as many shift entries behind each."""
+    lengths = [count + num_shifts for count in num_keys]
+    ends = list(accumulate(lengths))
+    firsts = [0, *ends[:-1]]
+    rows_3B, end_B = np.array((firsts, lengths, num_keys), dtype=np.int64), np.array(ends, dtype=np.int64)
+    rows_3B.flags.writeable = end_B.flags.writeable = False  # shared by every step of these lengths
+    shape, is_even = (len(lengths), max(lengths)), len(set(lengths)) == 1
+    return Spans(rows_3B, end_B, tuple(map(slice, firsts, ends)), ends[-1], shape, is_even)
+
+
 class RequestStep(NamedTuple):
     """One request's part of a step: rows [first_row, end_row) and what they hold.
 
-    window: the widest branch's. ends: each branch's own end.
+    window: the widest branch's. opens_block: of each branch; what the winner opens becomes the request's. ends: each
+    branch's own end. spans: how long the rows are.
     shift_column_of: block start -> column of its shift entry behind the row's keys.
     """
 
@@ -101,7 +128,9 @@ class RequestStep(NamedTuple):
     first_row: int
     end_row: int
     window: Window
+    opens_block: list[bool]
     ends: list[int]
+    spans: Spans
     is_masked_BW: Bool
     shift_column_of: dict[int, int]
 
@@ -111,25 +140,6 @@ class RequestStep(NamedTuple):
         rules = self.decoding.rules
         is_kept = self.decoding.strategy.keeps_carry and rules.decode.shift_row == "stale"
         return bool(is_kept and rules.shift and self.window.commit_length)
-
-    @property
-    def width(self) -> int:
-        """Entries of the widest branch."""
-        return self.window.end - self.window.start + len(self.shift_column_of)
-
-    @property
-    def num_entries(self) -> int:
-        """Of all branches."""
-        return sum(self.ends) + len(self.ends) * (len(self.shift_column_of) - self.window.start)
-
-    def entries_of_branches(self) -> list[slice]:
-        """Each branch's among the request's."""
-        begin, slices = 0, []
-        for end in self.ends:
-            stop = begin + end - self.window.start + len(self.shift_column_of)
-            slices.append(slice(begin, stop))
-            begin = stop
-        return slices
 
 
 class Aligned(NamedTuple):
@@ -141,7 +151,8 @@ class Aligned(NamedTuple):
 
     def tokens(self, branch: int, column_N: Int) -> Int:
         """Ids that this branch predicts in these columns."""
-        return part(part(self.values_3BW, 0), branch).take(column_N).astype(np.int64)
+        token_N: Int = self.values_3BW[0, branch].take(column_N).astype(np.int64)
+        return token_N
 
     @property
     def probability_BW(self) -> Float:

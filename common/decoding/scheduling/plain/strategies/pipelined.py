@@ -53,7 +53,7 @@ class PipelinedBlocks:
         return False
 
     def is_done(self, blocks: list[Block], has_eos: bool) -> bool:
-        if any(block.num_masked or block.status is BlockStatus.ACTIVE for block in blocks):
+        if any(block.num_masked or block.status is BlockStatus.ACTIVE for block in reversed(blocks)):
             return False
         return has_eos or not self.opens_block(blocks, last_filled_share=1.0)
 
