@@ -47,7 +47,7 @@ def build(model: str, bp: int, tp: int) -> CudaEngine:
     return assemble(profile, RunConfig(model=model, load_format="dummy", max_num_requests=3, decode=DECODE))
 
 
-def plan_of(lengths: list[int], cached: int, *, is_full: bool) -> StepPlan:
+def plan_of(lengths: list[int], cached: int, mask_token_id: int, *, is_full: bool) -> StepPlan:
     """One row a request, all of which becomes final."""
     count = len(lengths)
     row_fields_8R = np.zeros((len(RowField), count), dtype=np.int64)
@@ -63,15 +63,17 @@ def plan_of(lengths: list[int], cached: int, *, is_full: bool) -> StepPlan:
     return StepPlan(
         np.stack((token_T, position_T, horizon_T)), np.arange(position_T.size) % 5 == 0, row_fields_8R,
         np.arange(count), tuple(CommitSpan(slot, slot, cached, length) for slot, length in enumerate(lengths)),
-        Sampling("neg_entropy", 255), commits_locally=not is_full,
+        Sampling("neg_entropy", mask_token_id), commits_locally=not is_full,  # as the heads are captured for
     )  # fmt: skip
 
 
 def run(engine: CudaEngine, lengths: list[int], cached: int, *, is_full: bool) -> dict[str, Any]:
     """One pass and its commit, behind another of what is cached."""
+    mask_token_id = engine._config.mask_of(None)
     if cached:
-        forward_and_commit(engine, plan_of([cached] * len(lengths), 0, is_full=is_full))
-    plan, runners = plan_of(lengths, cached, is_full=is_full), (engine.passes.layers, engine.passes.head)
+        forward_and_commit(engine, plan_of([cached] * len(lengths), 0, mask_token_id, is_full=is_full))
+    plan = plan_of(lengths, cached, mask_token_id, is_full=is_full)
+    runners = engine.passes.layers, engine.passes.head
     _, misses = graph_uses(*runners)
     values_3T = forward_and_commit(engine, plan)
     positions = np.concatenate([engine.cache.positions(span) for span in plan.commits])

@@ -10,7 +10,7 @@ from common.commands.options import load_both
 from common.platforms import TuneOptions, platform_of
 from common.processes import apply_environment
 
-USUAL_TOKENS = (16, 32, 64, 128, 192, 256)  # of a step of one row, and of four short ones
+USUAL_TOKENS = (16, 32, 64, 96, 128, 160, 192, 224, 256)  # of windows of whole blocks
 _MOST_TOKENS = 1024
 
 
