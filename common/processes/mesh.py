@@ -19,6 +19,7 @@ from common.errors import ConfigError, EngineError, first_line
 from common.platforms import GroupBackends, platform_of
 from common.processes.ranks import global_rank, local_rank, num_started
 from common.processes.relay import ReplicaRelay
+from common.processes.shared_relay import share_memory
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -116,14 +117,16 @@ def _relay(sizes: MeshConfig, timeout: timedelta) -> Relay | None:
     """Of this rank's replica. Every rank makes the groups of all replicas, in one order."""
     import torch.distributed as dist
 
-    num_ranks, own = sizes.branch_parallel_size * sizes.tensor_parallel_size, None
+    num_ranks = sizes.branch_parallel_size * sizes.tensor_parallel_size
     if num_ranks == 1:
         return None
-    for first in range(0, sizes.num_processes, num_ranks):
-        group = dist.new_group(list(range(first, first + num_ranks)), timeout=timeout, backend="gloo")
-        if first <= global_rank() < first + num_ranks:
-            own = ReplicaRelay(group, global_rank(), is_first=global_rank() == first)
-    return own
+    groups = [
+        dist.new_group(list(range(first, first + num_ranks)), timeout=timeout, backend="gloo")
+        for first in range(0, sizes.num_processes, num_ranks)
+    ]
+    replica, place = divmod(global_rank(), num_ranks)
+    far = ReplicaRelay(groups[replica], global_rank(), is_first=place == 0)
+    return share_memory(groups[replica], global_rank(), place, num_ranks, timeout.total_seconds(), far) or far
 
 
 def _place(device_mesh: Any, sizes: MeshConfig, relay: Relay | None) -> Mesh:
