@@ -107,10 +107,11 @@ def init_mesh(profile: DeviceProfile, backends: GroupBackends, timeout_s: float 
             backends.default, timeout=timeout if timeout_s is None else timedelta(seconds=timeout_s)
         )
         device_mesh = init_device_mesh(profile.device, shape, mesh_dim_names=AXES, backend_override=override)
+        relay = _relay(sizes, timeout)
     except (RuntimeError, ValueError) as error:
         problem = f"rank {global_rank()}: could not join the other processes over {backends.default}"
         raise EngineError(f"{problem}: {first_line(error)}") from error
-    return _place(device_mesh, sizes, _relay(sizes, timeout))
+    return _place(device_mesh, sizes, relay)
 
 
 def _relay(sizes: MeshConfig, timeout: timedelta) -> Relay | None:

@@ -1,4 +1,7 @@
-"""How rank 0 of a replica tells the others what to do at each step: one small message over the host's network."""
+"""How rank 0 of a replica tells the others what to do at each step: one small message over the hosts' network.
+
+Ranks of one host share memory instead (`shared_relay`).
+"""
 
 from __future__ import annotations
 

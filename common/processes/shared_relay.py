@@ -1,4 +1,4 @@
-"""The relay of ranks on one host: a ring of messages in shared memory, which costs no system call a step.
+"""The relay of ranks on one host: a ring of messages in shared memory, which costs rank 0 no system call a step.
 
 Rank 0 of the replica writes message n into slot n of the ring; the others look at the slot until n stands there, and
 note how far they have read, so that nothing unread is overwritten. A message carries a checksum, since another
@@ -15,7 +15,7 @@ import pickle
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,27 +32,31 @@ _WORD = 8
 _HEAD_WORDS = 3
 _ROOM = SLOT_BYTES - _HEAD_WORDS * _WORD
 _TOO_LONG = _ROOM + 1  # as a length: the message comes by gloo
-_SPIN_S, _NAP_S, _LOOK_S = 1e-4, 5e-5, 0.2  # looking without a pause, between looks, between looks for the writer
+_SPIN_S = 1e-4  # looking without a pause
+_LEAST_NAP_S, _MOST_NAP_S = 5e-5, 5e-3  # between looks: a twentieth of what has been waited
+_LOOK_S = 0.2  # between looks for the other processes
 
 
 class SharedRelay:
     """common.decoding.Relay over memory that all ranks of the replica have mapped. place: among them, 0 writes."""
 
     def __init__(
-        self, memory: mmap.mmap, place: int, num_ranks: int, rank: int, writer: int, timeout_s: float,
+        self, memory: mmap.mmap, place: int, num_ranks: int, rank: int, peers: Sequence[int], timeout_s: float,
         inner: ReplicaRelay,
     ) -> None:  # fmt: skip
-        """rank: as messages name it. writer: the process that writes. inner: for what is too long."""
+        """rank: as messages name it. peers: the other processes. inner: for what is too long."""
         self._bytes = memoryview(memory)
         self._words = self._bytes.cast("q")
         self._read_words = slice(NUM_SLOTS * SLOT_BYTES // _WORD + 1, NUM_SLOTS * SLOT_BYTES // _WORD + num_ranks)
         self._own_word = NUM_SLOTS * SLOT_BYTES // _WORD + place
         self._place = place
         self._rank = rank
-        self._writer = writer
+        self._peers = peers
         self._timeout_s = timeout_s
         self._inner = inner
         self._number = 0
+        self._slowest, self._since = 0, time.perf_counter()  # how far the slowest rank has read, and since when
+        self._looked = self._since
 
     def exchange(self, command: Command, step: int) -> Command:
         """Rank 0's command on every rank. Raises EngineError if one is gone."""
@@ -60,7 +64,8 @@ class SharedRelay:
         return self._write(command, step) if self._place == 0 else self._read(step)
 
     def _write(self, command: Command, step: int) -> Command:
-        self._wait(lambda: min(self._words[self._read_words]) > self._number - NUM_SLOTS - 1, step)
+        self._look_for_readers(step)
+        self._wait(lambda: self._number_read() > self._number - NUM_SLOTS - 1, step)
         message = pickle.dumps(command, protocol=pickle.HIGHEST_PROTOCOL)
         is_short = len(message) <= _ROOM
         first, payload = self._slot(), message if is_short else b""
@@ -94,6 +99,24 @@ class SharedRelay:
         found.append(None if length == _TOO_LONG else message)
         return True
 
+    def _number_read(self) -> int:
+        """By the slowest of the others."""
+        return min(self._words[self._read_words])
+
+    def _look_for_readers(self, step: int) -> None:
+        """Now and then: a rank that is gone, or has stopped reading, would else be missed until the ring is full."""
+        now = time.perf_counter()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked, slowest = now, self._number_read()
+        if slowest != self._slowest or slowest == self._number - 1:
+            self._slowest, self._since = slowest, now
+        if now - self._since > self._timeout_s or not all(map(_is_alive, self._peers)):
+            raise self._lost(step, now - self._since)
+
+    def _lost(self, step: int, waited_s: float) -> EngineError:
+        return EngineError(f"rank {self._rank}, step {step}: {LOST_PEER} (nothing heard for {waited_s:.1f} s)")
+
     def _slot(self) -> int:
         """The first word of this number's slot."""
         return self._number % NUM_SLOTS * (SLOT_BYTES // _WORD)
@@ -106,11 +129,13 @@ class SharedRelay:
             now = time.perf_counter()
             if now - looked > _LOOK_S:
                 looked = now
-                if now - began > self._timeout_s or not _is_alive(self._writer):
-                    raise EngineError(
-                        f"rank {self._rank}, step {step}: {LOST_PEER} (no message for {now - began:.1f} s)"
-                    )
-            time.sleep(0 if now - began < _SPIN_S else _NAP_S)
+                is_lost = now - began > self._timeout_s or not all(map(_is_alive, self._peers))
+                if is_lost and not is_there():  # it may have said its last word and ended
+                    raise self._lost(step, now - began)
+                if is_lost:
+                    return
+            nap_s = min(_MOST_NAP_S, max(_LEAST_NAP_S, (now - began) / 20))
+            time.sleep(0 if now - began < _SPIN_S else nap_s)
 
 
 def share_memory(
@@ -119,19 +144,30 @@ def share_memory(
     """The shared relay where all ranks of the group can map one memory; None, on all of them, where they cannot."""
     import torch.distributed as dist
 
-    memory, path = _create() if place == 0 else (None, "")
-    told: list[Any] = [(path, os.getpid())]
-    dist.broadcast_object_list(told, group=group, group_src=0)
-    (path, writer) = told[0]
-    if place and path:
-        memory = _open(path)
-    can_all: list[Any] = [None] * num_ranks
-    dist.all_gather_object(can_all, memory is not None, group=group)
-    if place == 0 and path:
-        Path(path).unlink(missing_ok=True)  # it lives on where it is mapped, and ends with the processes
-    if memory is None or not all(can_all):
+    memory, own_path = _create() if place == 0 else (None, "")
+    try:
+        told: list[Any] = [own_path]
+        dist.broadcast_object_list(told, group=group, group_src=0)
+        if place and told[0]:
+            memory = _open(told[0])
+        found: list[Any] = [None] * num_ranks
+        dist.all_gather_object(found, (memory is not None, os.getpid(), _process_numbers()), group=group)
+    finally:
+        if own_path:
+            Path(own_path).unlink(missing_ok=True)  # it lives on where it is mapped, and ends with the processes
+    has_memory, processes, numbers = zip(*found, strict=True)
+    if memory is None or not all(has_memory) or len(set(numbers)) > 1:
         return None
-    return SharedRelay(memory, place, num_ranks, rank, writer, timeout_s, inner)
+    peers = [process for other, process in enumerate(processes) if other != place]
+    return SharedRelay(memory, place, num_ranks, rank, peers, timeout_s, inner)
+
+
+def _process_numbers() -> int:
+    """In which of the kernel's tables this process has its number: containers may share memory, but not that."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
 
 
 def _size() -> int:

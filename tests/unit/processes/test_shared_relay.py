@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,12 @@ Relays = Callable[..., list[SharedRelay]]
 
 @pytest.fixture
 def relays() -> Relays:
-    def build(num_ranks: int = 2, *, timeout_s: float = 20.0, writer: int | None = None, far: Any = None) -> list[Any]:
+    def build(
+        num_ranks: int = 2, *, timeout_s: float = 20.0, peers: tuple[int, ...] = (), far: Any = None
+    ) -> list[Any]:
         memory = mmap.mmap(-1, NUM_SLOTS * SLOT_BYTES + mmap.PAGESIZE)
-        writer = os.getpid() if writer is None else writer
         return [
-            SharedRelay(memory, place, num_ranks, 10 + place, writer, timeout_s, far or Far())
+            SharedRelay(memory, place, num_ranks, 10 + place, peers, timeout_s, far or Far())
             for place in range(num_ranks)
         ]
 
@@ -95,13 +97,56 @@ def test_a_message_is_taken_when_all_of_it_is_there(relays: Relays, monkeypatch:
     assert reader.exchange(Command(), 0) == Command(digest=5)
 
 
-def test_a_writer_that_is_gone_ends_the_wait(relays: Relays, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A process that is gone; others are looked for often."""
     monkeypatch.setattr(shared_relay, "_LOOK_S", 0.01)
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    _, reader = relays(timeout_s=600.0, writer=ended.pid)
-    with pytest.raises(EngineError, match=f"rank 11, step 3: {LOST_PEER} .no message for"):
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_writer_that_is_gone_ends_the_wait(relays: Relays, ended: int) -> None:
+    _, reader = relays(timeout_s=600.0, peers=(ended,))
+    with pytest.raises(EngineError, match=f"rank 11, step 3: {LOST_PEER} .nothing heard for"):
         reader.exchange(Command(), 3)
+
+
+def test_a_reader_that_is_gone_is_noticed_by_the_next_messages(relays: Relays, ended: int) -> None:
+    writer, _ = relays(timeout_s=600.0, peers=(ended,))
+    with pytest.raises(EngineError, match=f"rank 10, step [1-9]: {LOST_PEER}"):
+        for step in range(10):
+            time.sleep(0.005)
+            writer.exchange(Command(), step)
+
+
+def test_a_reader_that_has_stopped_is_noticed_before_the_ring_is_full(
+    relays: Relays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_relay, "_LOOK_S", 0.01)
+    writer, reader, _ = relays(3, timeout_s=0.1)
+    with pytest.raises(EngineError, match=f"rank 10, step [0-9]+: {LOST_PEER}"):
+        for step in range(NUM_SLOTS):
+            time.sleep(0.01)
+            writer.exchange(Command(), step)
+            reader.exchange(Command(), step)
+    assert 5 < step < NUM_SLOTS - 1
+
+
+def test_the_last_word_of_a_writer_that_has_ended_is_heard(relays: Relays, ended: int) -> None:
+    """It arrives behind the reader's look at the ring and in front of its look for the process."""
+    writer, reader = relays(peers=(ended,))
+    writer.exchange(Command(is_over=True), 0)
+    arrived, too_early = reader._arrived, iter([False, False])
+
+    def late(found: list[bytes | None]) -> bool:
+        if next(too_early, True):
+            return arrived(found)
+        time.sleep(0.02)  # so that it is time to look for the process
+        return False
+
+    reader._arrived = late  # type: ignore[method-assign]
+    assert reader.exchange(Command(), 0) == Command(is_over=True)
 
 
 WORKER = """
