@@ -164,7 +164,7 @@ def _install_tiles(
     tiles, why = load_tiles(device), why_unavailable()
     install_tiles(without_wide(tiles.table) if why else tiles.table)
     if why:
-        logger.info("no wide tiles on this device: %s; more than 128 tokens run on the library", why)
+        logger.info("no wide tiles on this device: %s; linears that have them run on the library", why)
     logger.info("%s", tell(device, tiles, model_linears(profile, run, config, tp_size, tp_rank)))
     return [str(path) for path in tiles.files]
 

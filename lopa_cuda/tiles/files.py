@@ -25,7 +25,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 from common.config import Frozen, problem
 from common.errors import ConfigError
 from lopa_cuda.tiles.table import Fusion, Kind, LinearConfig, LinearShape, Tile, Tiles
-from lopa_cuda.tiles.wide import MOST_CLUSTER, WideConfig, wide_layout
+from lopa_cuda.tiles.wide import BLOCK_BYTES, MOST_CLUSTER, MOST_WIDE_TOKENS, WIDE_STEP, WideConfig, wide_layout
 
 # Shared memory of a program on Hopper and Blackwell data centre parts, which is the most that any device has.
 MOST_SHARED_BYTES = 227 * 1024
@@ -106,10 +106,13 @@ class _Linear(Frozen):
         limits = [rung.most_tokens for rung in self.tiles]
         if limits != sorted(set(limits)):
             raise ValueError(f"most_tokens {', '.join(map(str, limits))} do not ascend: sort the tiles by it")
+        fewest = 1
         for most_tokens, config in self.entry.tiles:
-            why = config and impossible(self.shape, config, most_tokens)
-            if why:
-                raise ValueError(f"the tile of up to {most_tokens} tokens cannot run: {why}")
+            for num_tokens in _served(config, fewest, most_tokens):
+                why = config and impossible(self.shape, config, num_tokens)
+                if why:
+                    raise ValueError(f"the tile of up to {most_tokens} tokens cannot run: {why}")
+            fewest = most_tokens + 1
         return self
 
     @property
@@ -126,6 +129,13 @@ class _File(Frozen):
     device: str = Field(min_length=1)
     compute_capability: str = Field(pattern=r"^\d+\.\d+$")
     linears: list[Any]
+
+
+def _served(config: Tile | None, fewest: int, most: int) -> list[int]:
+    """Numbers of tokens at which a tile looks different, of those that it serves."""
+    if not isinstance(config, WideConfig):
+        return [most]
+    return [*range(-(-fewest // WIDE_STEP) * WIDE_STEP, min(most, MOST_WIDE_TOKENS), WIDE_STEP), most]
 
 
 def impossible(shape: LinearShape, config: Tile, num_tokens: int) -> str | None:
@@ -151,6 +161,9 @@ def _why_not_wide(shape: LinearShape, config: WideConfig, num_tokens: int) -> st
     is_gated, element = shape.fusion == "swiglu", 2 if shape.kind == "bf16" else 1
     if shape.num_out % (16 if is_gated else 8) or shape.num_in * element % 16:
         return f"{shape.num_out} output channels and {shape.num_in} input channels are not whole stores of 16 bytes"
+    num_blocks = -(-shape.num_in * element // BLOCK_BYTES)
+    if config.splits > num_blocks:
+        return f"{config.splits} splits of {num_blocks} blocks"
     try:
         wide_layout(shape.kind, config, num_tokens, is_gated)
     except ValueError as error:

@@ -84,12 +84,11 @@ def find_config(kind: Kind, num_out: int, num_in: int, num_tokens: int, fusion: 
 
 
 def without_wide(table: TileTable) -> TileTable:
-    """For a device that cannot run `lopa_cuda.wgmma`: there the next entry below serves, or the library."""
-    kept = {
-        shape: tuple((most, tile) for most, tile in tiles if not isinstance(tile, WideConfig))
+    """For a device that cannot run `lopa_cuda.wgmma`: there the library serves."""
+    return {
+        shape: tuple((most, None if isinstance(tile, WideConfig) else tile) for most, tile in tiles)
         for shape, tiles in table.items()
     }
-    return {shape: tiles for shape, tiles in kept.items() if tiles}
 
 
 def merge_tiles(below: Tiles, above: Tiles) -> Tiles:

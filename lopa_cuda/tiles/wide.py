@@ -7,10 +7,10 @@ from typing import NamedTuple
 MOST_WIDE_TOKENS = 320
 MOST_CLUSTER = 8  # programs, on every device
 BLOCK_BYTES = 128  # of every row in a stage: the widest swizzle
-_TOKENS = 64  # of the matrix unit's first dimension
+WIDE_STEP = 64  # tokens of the matrix unit's first dimension
 _MOST_STAGES, _LEAST_STAGES = 8, 3
 _SHARED_BYTES = 227 * 1024  # of a program at most
-_FETCHING_REGISTERS = 40
+FETCHING_REGISTERS = 40  # of a thread that fetches
 _OTHER_REGISTERS = 32  # of a thread beside its sums
 _MOST_FLOAT8_CHUNK = 80  # rows: more buffers than this gain nothing
 # Warpgroups and tiles of each, by 64 tokens. Five warpgroups leave a thread few registers, four of two tiles more.
@@ -43,7 +43,7 @@ class WideLayout(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        return _TOKENS * self.warpgroups * self.tiles
+        return WIDE_STEP * self.warpgroups * self.tiles
 
     @property
     def threads(self) -> int:
@@ -60,12 +60,12 @@ def wide_layout(kind: str, config: WideConfig, num_tokens: int, is_gated: bool) 
         raise ValueError(f"{num_tokens} tokens: a tile has at most {MOST_WIDE_TOKENS}")
     if config.splits * config.share > MOST_CLUSTER:
         raise ValueError(f"a cluster of {config.splits * config.share} programs: at most {MOST_CLUSTER}")
-    warpgroups, tiles = _WARPGROUPS[-(-num_tokens // _TOKENS)]
-    part = _TOKENS * warpgroups * tiles // config.share
+    warpgroups, tiles = _WARPGROUPS[-(-num_tokens // WIDE_STEP)]
+    part = WIDE_STEP * warpgroups * tiles // config.share
     if part % 8 or part > 256:
         raise ValueError(f"{part} tokens of each of {config.share} programs that share: at most 256, in steps of 8")
     chunk, buffers, is_giving = _chunk(kind, rows, warpgroups, tiles)
-    stage_bytes = (_TOKENS * warpgroups * tiles + rows) * BLOCK_BYTES
+    stage_bytes = (WIDE_STEP * warpgroups * tiles + rows) * BLOCK_BYTES
     stages = min(_MOST_STAGES, (_SHARED_BYTES - 1024) // (stage_bytes + 16))
     if stages < _LEAST_STAGES:
         raise ValueError(f"{stages} stages of {stage_bytes} bytes fit, {_LEAST_STAGES} are needed")
@@ -81,7 +81,7 @@ def wide_layout(kind: str, config: WideConfig, num_tokens: int, is_gated: bool) 
 def _chunk(kind: str, rows: int, warpgroups: int, tiles: int) -> tuple[int, int, bool]:
     """Rows of an instruction, buffers and whether registers are given: the most that registers hold."""
     at_start = min(240, 65536 // (128 * (warpgroups + 1)) // 8 * 8)
-    pool = at_start * (warpgroups + 1) - _FETCHING_REGISTERS
+    pool = at_start * (warpgroups + 1) - FETCHING_REGISTERS
     sums, step = tiles * rows // 2 + _OTHER_REGISTERS, 16 if kind == "int8" else 8
     for registers, is_giving in ((at_start, False), (min(240, pool // warpgroups // 8 * 8), True)):
         for chunk in (chunk for chunk in range(rows, 15, -step) if rows % chunk == 0):

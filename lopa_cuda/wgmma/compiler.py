@@ -27,10 +27,10 @@ def compiled(source: str, architecture: str) -> bytes:
     assert nvrtc is not None, "why_unavailable has been asked"
     key = hashlib.sha256("\0".join([source, architecture, *_OPTIONS, _version(nvrtc)]).encode()).hexdigest()
     path = _folder() / f"{key}.cubin"
-    try:
-        return path.read_bytes()
-    except OSError:
-        cubin = _compile(nvrtc, source, architecture)
+    kept = _kept(path)
+    if kept is not None:
+        return kept
+    cubin = _compile(nvrtc, source, architecture)
     _keep(path, cubin)
     return cubin
 
@@ -99,12 +99,26 @@ def _folder() -> Path:
     return cache / "lopa" / "cubins"
 
 
+def _kept(path: Path) -> bytes | None:
+    """None where it is missing, or no whole file."""
+    try:
+        cubin = path.read_bytes()
+    except OSError:
+        return None
+    return cubin if cubin.startswith(b"\x7fELF") else None
+
+
 def _keep(path: Path, cubin: bytes) -> None:
     """Whole or not at all; without a folder to write to it is compiled again next time."""
+    unfinished = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            unfinished = Path(file.name)
             file.write(cubin)
-        Path(file.name).replace(path)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
     except OSError:
-        pass
+        if unfinished is not None:
+            unfinished.unlink(missing_ok=True)

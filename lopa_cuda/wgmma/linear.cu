@@ -9,11 +9,10 @@
 //   each other one:  wait for a full stage -> products of its tokens -> free the stage -> sum over splits -> store
 //
 // Constants given by linear.py: WARPGROUPS, TILES (64 tokens each, of a warpgroup), ROWS (of gate and of up together
-// where IS_GATED), SPLITS, SHARE, STAGES, CHUNK (weight rows of one instruction), BUFFERS and IS_GIVING (see below),
-// IS_FLOAT8, IS_INT8, IS_GATED; and before this text the function `multiply` for CHUNK rows. A stage holds BLOCK_BYTES of every
-// row in the 128-byte swizzle.
+// where IS_GATED), SPLITS, SHARE, STAGES, CHUNK (weight rows of one instruction), BUFFERS, IS_GIVING and
+// FETCHING_REGISTERS (see below), IS_FLOAT8, IS_INT8, IS_GATED; and before this text the function `multiply` for CHUNK
+// rows. A stage holds BLOCK_BYTES of every row in the 128-byte swizzle.
 
-constexpr int BLOCK_BYTES = 128;
 constexpr int STEP_BYTES = 32;  // of a row in one instruction
 constexpr int TOKENS = 64 * WARPGROUPS * TILES;
 constexpr int MULTIPLYING = 128 * WARPGROUPS;  // threads
@@ -21,7 +20,7 @@ constexpr int THREADS = MULTIPLYING + (IS_GIVING ? 128 : 32);
 constexpr int CLUSTER = SHARE * SPLITS;
 // A whole warpgroup fetches where it has to give registers to the others; else one warp does, and leaves room for the
 // kernel behind this one to be there early.
-constexpr int FETCHING_REGISTERS = 40, ALL_REGISTERS = 65536 / THREADS / 8 * 8 * THREADS;
+constexpr int ALL_REGISTERS = 65536 / THREADS / 8 * 8 * THREADS;
 constexpr int MOST_REGISTERS = (ALL_REGISTERS - 128 * FETCHING_REGISTERS) / MULTIPLYING / 8 * 8;
 constexpr int REGISTERS = MOST_REGISTERS < 240 ? MOST_REGISTERS : 240;
 constexpr int X_BYTES = TOKENS * BLOCK_BYTES;
@@ -479,8 +478,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                 const uint32 at = stages + place.stage * STAGE_BYTES;
                 const uint64 x = describe(at + threadIdx.x / 128 * TILES * 64 * BLOCK_BYTES), w = describe(at + X_BYTES);
                 auto multiply_part = [&](Sum(&to)[CHUNK / 2], int part, int is_adding) {
-                    constexpr int UNITS = BLOCK_BYTES / 16;  // of a row, in a description
-                    multiply_block(to, x + part / CHUNKS * 64 * UNITS, w + part % CHUNKS * CHUNK * UNITS, is_adding);
+                    constexpr int ROW = BLOCK_BYTES / 16;  // in a description
+                    multiply_block(to, x + part / CHUNKS * 64 * ROW, w + part % CHUNKS * CHUNK * ROW, is_adding);
                 };
                 if constexpr (IS_FLOAT8) {
                     // The unit sums float8 products in less than float32: a block's sum moves to a register.
@@ -500,6 +499,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                         }
 #pragma unroll
                         for (int i = 0; i < CHUNK / 2; ++i) {
+                            hold(block_sum[done % BUFFERS][i]);
                             sum[done / CHUNKS][done % CHUNKS][i] += block_sum[done % BUFFERS][i];
                         }
                     }

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lopa_cuda.tiles import Kind, WideConfig, WideLayout, wide_layout
+from lopa_cuda.tiles import FETCHING_REGISTERS, Kind, WideConfig, WideLayout, wide_layout
 from lopa_cuda.wgmma import compiler, driver
 
 _ARCHITECTURE = "sm_90a"
@@ -40,6 +40,11 @@ def launch_wide_linear(
     config: WideConfig, out_TC: Tensor, *, is_gated: bool = False,
 ) -> None:  # fmt: skip
     """Into `out`, bf16 [T, C], gated [T, C / 2]."""
+    assert bias_C is None or not is_gated, "no model has a bias in front of SwiGLU"
+    if bias_C is not None and bias_C.dtype != torch.int32:
+        bias_C = bias_C.to(torch.bfloat16)  # as it is, but for what a folder holds in float32
+    weight_scale_C = None if weight_scale_C is None else weight_scale_C.float()
+    assert out_TC.dtype == torch.bfloat16 and out_TC.is_contiguous() and out_TC.data_ptr() % 16 == 0
     num_tokens = x_TK.shape[0]
     num_columns = weight_CK.shape[0] // (2 if is_gated else 1)
     layout = wide_layout(_KINDS[weight_CK.dtype], config, num_tokens, is_gated)
@@ -68,7 +73,8 @@ def source(kind: Kind, config: WideConfig, layout: WideLayout, is_gated: bool) -
     constants = {
         "WARPGROUPS": layout.warpgroups, "TILES": layout.tiles, "ROWS": config.rows, "SPLITS": config.splits,
         "SHARE": config.share, "STAGES": layout.stages, "CHUNK": layout.chunk, "BUFFERS": layout.buffers,
-        "IS_GIVING": int(layout.is_giving),
+        "IS_GIVING": int(layout.is_giving), "FETCHING_REGISTERS": FETCHING_REGISTERS,
+        "BLOCK_BYTES": layout.block_bytes,
         "IS_FLOAT8": int(kind == "fp8"), "IS_INT8": int(kind == "int8"), "IS_GATED": int(is_gated),
     }  # fmt: skip
     defines = "".join(f"#define {name} {value}\n" for name, value in constants.items())

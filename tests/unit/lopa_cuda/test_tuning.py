@@ -317,7 +317,7 @@ def test_a_start_without_the_wide_kernel_leaves_its_tiles_out(
         finally:
             install_tiles({})
     (line,) = (line for line in caplog.messages if line.startswith("no wide tiles"))
-    assert line.startswith("no wide tiles on this device: there is no NVRTC of CUDA 13.0")
+    assert line.startswith("no wide tiles on this device: there is no NVRTC of CUDA 13.0; linears")
 
 
 def test_tiles_are_asked_for_where_linears_are_looked_up_by_shape(cuda: DeviceProfile, dream: RunConfig) -> None:

@@ -61,6 +61,7 @@ def test_what_is_not_refused_fits_a_multiprocessor(kind: Kind, is_gated: bool) -
         (SHAPE, WideConfig(64, 8, 2), 128, "a cluster of 16 programs: at most 8"),
         (SHAPE, WideConfig(256), 256, "the sums of 256 rows do not fit 2 warpgroups' registers"),
         (SHAPE, WideConfig(64), 320, "320 tokens of each of 1 programs that share: at most 256"),
+        (SHAPE._replace(num_in=256), WideConfig(64, 5), 128, "5 splits of 4 blocks"),
         (SHAPE._replace(num_out=3580), WideConfig(64), 128, "3580 output channels"),
         (SHAPE._replace(num_in=3580), WideConfig(64), 128, "3580 input channels"),
     ],
@@ -96,11 +97,26 @@ def test_a_wide_tile_that_is_wrong_is_named(tmp_path: Path, config: str, why: st
         read_tiles(path)
 
 
+def test_a_tile_must_run_at_every_number_of_tokens_that_it_serves(tmp_path: Path) -> None:
+    path = tmp_path / "tiles.json"
+    assert impossible(SHAPE, WideConfig(64, share=3), 192) is None
+    for tiles, why in (
+        (((192, WideConfig(64, share=3)),), "tokens of each of 3 programs that share"),
+        (((128, None), (192, WideConfig(64, share=3))), None),
+    ):
+        path.write_text(to_json(TilesFile("NVIDIA Test", "9.0", {SHAPE: TileEntry(tiles, "2.11.0", "3.6.0")})))
+        if why is None:
+            assert read_tiles(path).entries[SHAPE].tiles == tiles
+        else:
+            with pytest.raises(ConfigError, match=why):
+                read_tiles(path)
+
+
 def test_a_device_without_the_kernel_keeps_the_other_tiles() -> None:
     narrow = (64, LinearConfig(64, 128, 2, 4))
     other = SHAPE._replace(num_out=128)
     table = {SHAPE: (narrow, (192, WideConfig(128, 4)), (256, None)), other: ((192, WideConfig(64)),)}
-    assert without_wide(table) == {SHAPE: (narrow, (256, None))}
+    assert without_wide(table) == {SHAPE: (narrow, (192, None), (256, None)), other: ((192, None),)}
 
 
 def test_the_kernel_is_compiled_from_its_constants_and_one_instruction() -> None:
