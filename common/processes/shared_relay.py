@@ -47,8 +47,8 @@ class SharedRelay:
         """rank: as messages name it. peers: the other processes. inner: for what is too long."""
         self._bytes = memoryview(memory)
         self._words = self._bytes.cast("q")
-        self._read_words = slice(NUM_SLOTS * SLOT_BYTES // _WORD + 1, NUM_SLOTS * SLOT_BYTES // _WORD + num_ranks)
-        self._own_word = NUM_SLOTS * SLOT_BYTES // _WORD + place
+        behind = NUM_SLOTS * SLOT_BYTES // _WORD
+        self._read_words, self._own_word = slice(behind + 1, behind + num_ranks), behind + place
         self._place = place
         self._rank = rank
         self._peers = peers
@@ -130,10 +130,10 @@ class SharedRelay:
             if now - looked > _LOOK_S:
                 looked = now
                 is_lost = now - began > self._timeout_s or not all(map(_is_alive, self._peers))
-                if is_lost and not is_there():  # it may have said its last word and ended
-                    raise self._lost(step, now - began)
                 if is_lost:
-                    return
+                    if is_there():  # it may have said its last word and ended
+                        return
+                    raise self._lost(step, now - began)
             nap_s = min(_MOST_NAP_S, max(_LEAST_NAP_S, (now - began) / 20))
             time.sleep(0 if now - began < _SPIN_S else nap_s)
 

@@ -33,12 +33,11 @@ from lopa_cuda.kernels.launch import (
 )
 from lopa_cuda.kernels.quantize import quantize_per_token, silu_times
 from lopa_cuda.kernels.swiglu import swiglu
-from lopa_cuda.tiles import MOST_TILE_TOKENS, Kind, LinearConfig, WideConfig, find_config
-from lopa_cuda.wgmma import launch_wide_linear
+from lopa_cuda.tiles import MOST_TILE_TOKENS, LinearConfig, WideConfig, find_config
+from lopa_cuda.wgmma import KIND_OF, launch_wide_linear
 from quant.w8a8 import QuantizedActivation
 
 SUM_BLOCK = 1024
-KIND_OF: dict[torch.dtype, Kind] = {torch.bfloat16: "bf16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 # wgmma sums fp8 products in less than fp32; after this many input channels the sum moves to an fp32 register.
 FP8_ACCUMULATE = 128
 _INVARIANT_TILE = LinearConfig(128, 64, 1, 4, warps=8)

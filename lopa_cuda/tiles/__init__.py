@@ -23,10 +23,18 @@ from lopa_cuda.tiles.table import (
     only_tiles,
     without_wide,
 )
-from lopa_cuda.tiles.wide import FETCHING_REGISTERS, MOST_WIDE_TOKENS, WideConfig, WideLayout, wide_layout
+from lopa_cuda.tiles.wide import (
+    FETCHING_REGISTERS,
+    MOST_SHARED_BYTES,
+    MOST_WIDE_TOKENS,
+    WideConfig,
+    WideLayout,
+    wide_layout,
+)
 
 __all__ = [
     "FETCHING_REGISTERS",
+    "MOST_SHARED_BYTES",
     "MOST_TILE_TOKENS",
     "MOST_WIDE_TOKENS",
     "Device",

@@ -13,8 +13,6 @@ library was as fast or faster. torch and triton: the versions that the entry was
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,10 +23,17 @@ from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 from common.config import Frozen, problem
 from common.errors import ConfigError
 from lopa_cuda.tiles.table import Fusion, Kind, LinearConfig, LinearShape, Tile, Tiles
-from lopa_cuda.tiles.wide import BLOCK_BYTES, MOST_CLUSTER, MOST_WIDE_TOKENS, WIDE_STEP, WideConfig, wide_layout
+from lopa_cuda.tiles.wide import (
+    BLOCK_BYTES,
+    MOST_CLUSTER,
+    MOST_SHARED_BYTES,
+    MOST_WIDE_TOKENS,
+    WIDE_STEP,
+    WideConfig,
+    wide_layout,
+)
+from lopa_cuda.user_files import write_whole
 
-# Shared memory of a program on Hopper and Blackwell data centre parts, which is the most that any device has.
-MOST_SHARED_BYTES = 227 * 1024
 _DEFAULTS = LinearConfig._field_defaults
 _FIX = "correct it, or remove the file and run `lopa tune PROFILE RUN`"
 _Whole = Annotated[int, Field(ge=1, lt=2**31)]
@@ -231,15 +236,4 @@ def _without_defaults(config: Tile) -> dict[str, int | bool]:
 
 def save_tiles(path: Path, file: TilesFile) -> None:
     """Whole or not at all: a reader sees the old file or the new one. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    unfinished = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(to_json(file))
-            stream.flush()
-            os.fsync(descriptor)
-        unfinished.chmod(0o644)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(path, to_json(file).encode())

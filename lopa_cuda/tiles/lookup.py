@@ -6,7 +6,6 @@ A file is named by its device, `nvidia_h200.json`. Committed files lie in config
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 from common.config import tiles_folder
 from lopa_cuda.tiles.files import TilesFile, read_tiles
 from lopa_cuda.tiles.table import LinearShape, Tiles, TileTable, merge_tiles
+from lopa_cuda.user_files import user_folder
 
 FOLDER_VARIABLE = "LOPA_TILES"
 
@@ -46,13 +46,7 @@ class DeviceTiles:
 
 def own_folder() -> Path:
     """Where this user's tiles lie, whether or not it exists."""
-    given = os.environ.get(FOLDER_VARIABLE)
-    if given:
-        return Path(given)
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not cache.is_absolute():  # the XDG rules: a relative one is none
-        cache = Path(os.environ.get("HOME") or "/") / ".cache"
-    return cache / "lopa" / "tiles"
+    return user_folder(FOLDER_VARIABLE, "tiles")
 
 
 def load_tiles(device: Device, committed: Path | None = None, own: Path | None = None) -> DeviceTiles:

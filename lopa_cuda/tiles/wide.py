@@ -9,7 +9,8 @@ MOST_CLUSTER = 8  # programs, on every device
 BLOCK_BYTES = 128  # of every row in a stage: the widest swizzle
 WIDE_STEP = 64  # tokens of the matrix unit's first dimension
 _MOST_STAGES, _LEAST_STAGES = 8, 3
-_SHARED_BYTES = 227 * 1024  # of a program at most
+# Shared memory of a program on Hopper and Blackwell data centre parts, which is the most that any device has.
+MOST_SHARED_BYTES = 227 * 1024
 FETCHING_REGISTERS = 40  # of a thread that fetches
 _OTHER_REGISTERS = 32  # of a thread beside its sums
 _MOST_FLOAT8_CHUNK = 80  # rows: more buffers than this gain nothing
@@ -66,7 +67,7 @@ def wide_layout(kind: str, config: WideConfig, num_tokens: int, is_gated: bool) 
         raise ValueError(f"{part} tokens of each of {config.share} programs that share: at most 256, in steps of 8")
     chunk, buffers, is_giving = _chunk(kind, rows, warpgroups, tiles)
     stage_bytes = (WIDE_STEP * warpgroups * tiles + rows) * BLOCK_BYTES
-    stages = min(_MOST_STAGES, (_SHARED_BYTES - 1024) // (stage_bytes + 16))
+    stages = min(_MOST_STAGES, (MOST_SHARED_BYTES - 1024) // (stage_bytes + 16))
     if stages < _LEAST_STAGES:
         raise ValueError(f"{stages} stages of {stage_bytes} bytes fit, {_LEAST_STAGES} are needed")
     gates = 2 if is_gated else 1

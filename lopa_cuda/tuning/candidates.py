@@ -11,6 +11,7 @@ from itertools import product
 from math import ceil
 
 from lopa_cuda.tiles import (
+    MOST_SHARED_BYTES,
     MOST_TILE_TOKENS,
     MOST_WIDE_TOKENS,
     LinearConfig,
@@ -23,7 +24,6 @@ from lopa_cuda.tiles import (
 )
 
 MOST_CANDIDATES = 28  # of a shape and a number of tokens: each is compiled
-_SHARED_BYTES = 232_448  # of a multiprocessor
 _RESERVED_BYTES = 1500  # of a program: barriers and descriptors
 _MOST_STAGES, _LEAST_STAGES = 8, 3
 _MOST_RESIDENT = 3  # programs of a multiprocessor at once, where there are more than fit
@@ -120,7 +120,7 @@ def _filled(
 ) -> Iterator[tuple[LinearConfig, float]]:
     """With as many stages as the shared memory of so many programs holds, and a little fewer; with what it promises."""
     stage_bytes = shared_bytes(shape, narrow._replace(stages=1), num_tokens)
-    most = min(_MOST_STAGES, (_SHARED_BYTES // resident - _RESERVED_BYTES) // stage_bytes)
+    most = min(_MOST_STAGES, (MOST_SHARED_BYTES // resident - _RESERVED_BYTES) // stage_bytes)
     num_sums = _num_sums(shape, narrow, num_tokens)
     for stages, worth in ((most, 1.0), (most - (1 if most < 6 else 2), _SECOND_CHOICE)):
         if stages >= _LEAST_STAGES:

@@ -16,10 +16,10 @@ from triton.errors import TritonError
 
 from common.errors import EngineError
 from lopa_cuda.kernels.linear import launch_linear
-from lopa_cuda.tiles import Kind
 from lopa_cuda.tuning.candidates import Case
+from lopa_cuda.wgmma import KIND_OF
 
-_DTYPES: dict[Kind, torch.dtype] = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+_DTYPES = {kind: dtype for dtype, kind in KIND_OF.items()}
 _COMPILER_GAVE_UP = "PassManager::run failed"  # a plain RuntimeError
 _MOST_JOBS = 12  # each takes some GiB of the device
 

@@ -5,6 +5,6 @@
 `linear.cu` is the kernel. `lopa_cuda.tiles` says for which shapes it beats Triton's kernel and the library.
 """
 
-from lopa_cuda.wgmma.linear import launch_wide_linear, why_unavailable
+from lopa_cuda.wgmma.linear import KIND_OF, launch_wide_linear, why_unavailable
 
-__all__ = ["launch_wide_linear", "why_unavailable"]
+__all__ = ["KIND_OF", "launch_wide_linear", "why_unavailable"]

@@ -5,17 +5,17 @@ A cubin is looked up by its source, the architecture and NVRTC's version, so not
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
-import os
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
 
 from common.errors import EngineError
+from lopa_cuda.user_files import user_folder, write_whole
 
 FOLDER_VARIABLE = "LOPA_CUBINS"
 _OPTIONS = ("-std=c++17", "-default-device", "--extra-device-vectorization")
@@ -26,7 +26,7 @@ def compiled(source: str, architecture: str) -> bytes:
     nvrtc = _nvrtc()
     assert nvrtc is not None, "why_unavailable has been asked"
     key = hashlib.sha256("\0".join([source, architecture, *_OPTIONS, _version(nvrtc)]).encode()).hexdigest()
-    path = _folder() / f"{key}.cubin"
+    path = user_folder(FOLDER_VARIABLE, "cubins") / f"{key}.cubin"
     kept = _kept(path)
     if kept is not None:
         return kept
@@ -89,16 +89,6 @@ def _check(nvrtc: ctypes.CDLL, status: int) -> None:
         raise EngineError(f"NVRTC: {nvrtc.nvrtcGetErrorString(status).decode()}")
 
 
-def _folder() -> Path:
-    given = os.environ.get(FOLDER_VARIABLE)
-    if given:
-        return Path(given)
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not cache.is_absolute():  # the XDG rules: a relative one is none
-        cache = Path(os.environ.get("HOME") or "/") / ".cache"
-    return cache / "lopa" / "cubins"
-
-
 def _kept(path: Path) -> bytes | None:
     """None where it is missing, or no whole file."""
     try:
@@ -109,16 +99,6 @@ def _kept(path: Path) -> bytes | None:
 
 
 def _keep(path: Path, cubin: bytes) -> None:
-    """Whole or not at all; without a folder to write to it is compiled again next time."""
-    unfinished = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            unfinished = Path(file.name)
-            file.write(cubin)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except OSError:
-        if unfinished is not None:
-            unfinished.unlink(missing_ok=True)
+    """Without a folder to write to it is compiled again next time."""
+    with contextlib.suppress(OSError):
+        write_whole(path, cubin)

@@ -18,7 +18,7 @@ from lopa_cuda.wgmma import compiler, driver
 _ARCHITECTURE = "sm_90a"
 _NAME = "wide_linear"
 _SOURCE = Path(__file__).parent / "linear.cu"
-_KINDS: dict[torch.dtype, Kind] = {torch.bfloat16: "bf16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+KIND_OF: dict[torch.dtype, Kind] = {torch.bfloat16: "bf16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 # wgmma's types and what follows its operands: no negation, and no transposition where there could be one.
 _INSTRUCTIONS: dict[Kind, tuple[str, str]] = {
     "bf16": ("k16.f32.bf16.bf16", ", 1, 1, 0, 0"),
@@ -47,8 +47,9 @@ def launch_wide_linear(
     assert out_TC.dtype == torch.bfloat16 and out_TC.is_contiguous() and out_TC.data_ptr() % 16 == 0
     num_tokens = x_TK.shape[0]
     num_columns = weight_CK.shape[0] // (2 if is_gated else 1)
-    layout = wide_layout(_KINDS[weight_CK.dtype], config, num_tokens, is_gated)
-    function = _function(_KINDS[weight_CK.dtype], config, layout, is_gated)
+    kind = KIND_OF[weight_CK.dtype]
+    layout = wide_layout(kind, config, num_tokens, is_gated)
+    function = _function(kind, config, layout, is_gated)
     num_groups = -(-num_columns // (layout.columns * config.share))
     cluster = config.share * config.splits
     # Without splits programs stay for several tiles.
