@@ -129,6 +129,19 @@ def test_the_kernel_is_compiled_from_its_constants_and_one_instruction() -> None
     assert all(len(re.findall(rf"\b{name}\b", text)) > 1 for name in constants), "every constant is used"
 
 
+def test_a_cubin_that_a_crash_left_empty_is_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled = iter([b"\x7fELF first", b"\x7fELF second", b"\x7fELF other"])
+    monkeypatch.setenv(compiler.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(compiler, "_nvrtc", object)
+    monkeypatch.setattr(compiler, "_version", lambda nvrtc: "13.0")
+    monkeypatch.setattr(compiler, "_compile", lambda *_: next(compiled))
+    assert [compiler.compiled("text", "sm_90a") for _ in range(2)] == [b"\x7fELF first"] * 2
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b"")
+    assert compiler.compiled("text", "sm_90a") == b"\x7fELF second" == path.read_bytes()
+    assert compiler.compiled("other text", "sm_90a") == b"\x7fELF other"
+
+
 @pytest.fixture
 def nvrtc() -> None:
     if not compiler.is_available():
