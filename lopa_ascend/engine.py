@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from common.config import DecodeConfig
-from common.decoding import Int, PassCosts, Predictions, StepPlan
+from common.decoding import Int, PassCosts, Predictions, StepPlan, rows_by_rank
 from common.errors import ConfigError
 from common.processes import Mesh, close_mesh
 from common.runtime import MeasuredEngine, explained
@@ -24,7 +24,7 @@ from graphs.runner import graph_uses
 from lopa_ascend.floors import measure_npu_floors
 from lopa_ascend.kv import BranchCapacity, PageBook, PagedKVCache
 from lopa_ascend.ops import Ops
-from lopa_ascend.passes import Forward, Reads, lay_out, rows_by_rank
+from lopa_ascend.passes import Forward, Reads, lay_out
 
 
 class AscendEngine(MeasuredEngine):

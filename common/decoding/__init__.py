@@ -16,8 +16,8 @@ from common.decoding.plan import (
     Sampling,
     SamplingField,
     StepPlan,
-    assign_rows,
 )
+from common.decoding.ranks import PredictionOrder, assign_rows, rows_by_rank
 from common.decoding.relay import Command, Relay
 from common.decoding.request import Completion, GenerationRequest, Rejection, RequestOutput
 from common.decoding.scheduling import DREAM, Candidate, FindStop, ModelFacts, Scheduler, StepRecord, without_stop
@@ -38,6 +38,7 @@ __all__ = [
     "Int",
     "ModelFacts",
     "PassCosts",
+    "PredictionOrder",
     "Predictions",
     "QueuesForwards",
     "Rejection",
@@ -53,6 +54,7 @@ __all__ = [
     "WrappedEngine",
     "assign_rows",
     "decode_requests",
+    "rows_by_rank",
     "start_forward",
     "without_stop",
 ]

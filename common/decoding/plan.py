@@ -11,7 +11,6 @@ Shapes: R rows, T tokens (all entries of all rows).
 from __future__ import annotations
 
 from enum import IntEnum
-from functools import cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -232,33 +231,3 @@ class Predictions(NamedTuple):
     @property
     def confidence_T(self) -> Float:
         return part(self.values_3T, 2)
-
-
-def assign_rows(plan: StepPlan, num_ranks: int) -> Int:
-    """Global row computed at [rank, local row]; every rank gets the same number of rows, repeats fill the gaps.
-
-    Rows are assigned round robin, so that a request's branches spread over the ranks. Under block-causal attention each
-    rank writes a committed block's KV itself, without traffic, so it also gets at least one row of every committing
-    request: the anchor if no other.
-    """
-    if not (plan.commits_locally and plan.commits and num_ranks > 1):
-        return _round_robin(plan.num_rows, num_ranks)
-    rows_of_rank = [list(range(rank, plan.num_rows, num_ranks)) for rank in range(num_ranks)]
-    committing = {span.request for span in plan.commits}
-    anchor_of = {int(request): row for row, request in enumerate(plan.request_R) if int(request) in committing}
-    for rows in rows_of_rank:
-        held = {int(plan.request_R[row]) for row in rows}
-        rows.extend(anchor for request, anchor in anchor_of.items() if request not in held)
-    return _pad_to_equal_length(rows_of_rank)
-
-
-@cache
-def _round_robin(num_rows: int, num_ranks: int) -> Int:
-    row_of = _pad_to_equal_length([list(range(rank, num_rows, num_ranks)) for rank in range(num_ranks)])
-    row_of.flags.writeable = False  # shared by every step of this many rows
-    return row_of
-
-
-def _pad_to_equal_length(rows_of_rank: list[list[int]]) -> Int:
-    most = max(len(rows) for rows in rows_of_rank)
-    return np.array([[*rows, *[rows[-1] if rows else 0] * (most - len(rows))] for rows in rows_of_rank], dtype=np.int64)

@@ -125,6 +125,7 @@ class PageBook:
         self._prepared: dict[int, RequestPages] = {}
         self._dummies = [pool.take(NO_SLOT)]
         assert self._dummies == [0], "the dummy page is the first: block tables are padded with zeros"
+        self._dummy_slots = np.arange(PAGE_SIZE)
 
     def pages_of(self, slot: int) -> RequestPages:
         return self._requests[slot]
@@ -145,23 +146,22 @@ class PageBook:
             raise
 
     def _open_step(self, plan: StepPlan, rows: Int) -> RowPages:
-        end_R = plan.start_R + plan.num_keys_R
+        slots, starts = plan.slot_R.take(rows).tolist(), plan.start_R.take(rows).tolist()
+        lengths = (-((plan.start_R + plan.num_keys_R).take(rows) // -PAGE_SIZE)).tolist()  # in pages
+        places_of: dict[int, list[int]] = {}
+        for place, slot in enumerate(slots):
+            places_of.setdefault(slot, []).append(place)
         row_pages: list[tuple[int, ...]] = [()] * len(rows)
         copies: list[tuple[int, int]] = []
-        slots = plan.slot_R[rows]
-        for slot in dict.fromkeys(slots.tolist()):
-            places = np.flatnonzero(slots == slot)
-            start = int(plan.start_R[rows[places[0]]])
-            held = self._requests.get(slot) or self._begin(slot, start)
-            assert held.num_committed == start, "a window starts where the committed KV ends"
-            held = self._with_tails(slot, held, end_R[rows[places]].tolist(), copies)
-            self._requests[slot] = held
-            for place, tail in zip(places.tolist(), held.tails, strict=False):
+        for slot, places in places_of.items():
+            held = self._requests.get(slot) or self._begin(slot, starts[places[0]])
+            assert held.num_committed == starts[places[0]], "a window starts where the committed KV ends"
+            held = self._requests[slot] = self._with_tails(slot, held, [lengths[place] for place in places], copies)
+            for place, tail in zip(places, held.tails, strict=False):
                 row_pages[place] = held.shared + tail
-        table_RP = np.zeros((len(rows), max(map(len, row_pages), default=0)), dtype=np.int64)
-        for table_P, pages in zip(table_RP, row_pages, strict=True):
-            table_P[: len(pages)] = pages
-        return RowPages(table_RP, copies)
+        most = max(map(len, row_pages), default=0)
+        padded = [pages + (0,) * (most - len(pages)) for pages in row_pages]
+        return RowPages(np.array(padded, dtype=np.int64).reshape(len(rows), most), copies)
 
     def prepare_commit(self, plan: StepPlan) -> None:
         """Work out the state behind this step's commits; nothing changes until `commit`."""
@@ -175,15 +175,18 @@ class PageBook:
 
     def dummy_slots(self, count: int) -> Int:
         """`count` different slots that nobody reads, for this step."""
-        while count > len(self._dummies) * PAGE_SIZE:
-            self._dummies.append(self.pool.take(NO_SLOT))
-        slots = np.array(self._dummies)[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)
-        first: Int = slots.flatten()[:count]
-        return first
+        while count > len(self._dummy_slots):
+            page = self.pool.take(NO_SLOT)
+            self._dummies.append(page)
+            own = np.arange(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
+            self._dummy_slots = np.concatenate((self._dummy_slots, own))
+        return self._dummy_slots[:count]
 
     def _forget_all_but(self, plan: StepPlan) -> None:
-        self.pool.give_back(NO_SLOT, self._dummies[1:])
-        del self._dummies[1:]
+        if len(self._dummies) > 1:
+            self.pool.give_back(NO_SLOT, self._dummies[1:])
+            del self._dummies[1:]
+            self._dummy_slots = self._dummy_slots[:PAGE_SIZE]
         for slot in self._requests.keys() - slots_going_on(plan):
             self.pool.give_back(slot, sorted(self._requests.pop(slot).pages))
 
@@ -192,16 +195,20 @@ class PageBook:
         return RequestPages(start, tuple(self.pool.take(slot) for _ in range(start // PAGE_SIZE)))
 
     def _with_tails(
-        self, slot: int, held: RequestPages, ends: list[int], copies: list[tuple[int, int]]
+        self, slot: int, held: RequestPages, lengths: list[int], copies: list[tuple[int, int]]
     ) -> RequestPages:
-        """A tail for each row, long enough for it."""
+        """A tail for each row, so that it has this many pages."""
+        num_shared = len(held.shared)
+        has_all = all(length <= num_shared + len(tail) for length, tail in zip(lengths, held.tails, strict=False))
+        if has_all and held.num_rows == len(lengths):
+            return held
         tails = list(held.tails)
-        for row, end in enumerate(ends):
+        for row, length in enumerate(lengths):
             if row == len(tails):
                 tails.append(())
                 if row and held.num_committed % PAGE_SIZE:
                     tails[row] = (self.pool.take(slot),)
                     copies.append((tails[0][0], tails[row][0]))
-            num_missing = pages_for(end) - len(held.shared) - len(tails[row])
+            num_missing = length - num_shared - len(tails[row])
             tails[row] += tuple(self.pool.take(slot) for _ in range(num_missing))
-        return replace(held, tails=tuple(tails), num_rows=len(ends))
+        return replace(held, tails=tuple(tails), num_rows=len(lengths))

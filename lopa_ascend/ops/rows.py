@@ -65,8 +65,12 @@ def group_queries(row_T: Int, horizon_T: Int) -> QueryGroups:
 
     Entry t sees the positions below horizon_T[t] of its row. Entries of a run keep their order.
     """
-    order_T = np.lexsort((horizon_T, row_T))
-    row, horizon = row_T[order_T], horizon_T[order_T]
-    is_last = np.append((row[1:] != row[:-1]) | (horizon[1:] != horizon[:-1]), True)
-    last_V = np.flatnonzero(is_last)
-    return QueryGroups(order_T, row[last_V], (last_V + 1).tolist(), horizon[last_V].tolist())
+    run_T = row_T * (int(horizon_T.max(initial=0)) + 1) + horizon_T
+    order_T = run_T.argsort(kind="stable")  # mostly in order already
+    run_T = run_T.take(order_T)
+    is_last_T = np.empty(len(run_T), dtype=np.bool_)
+    np.not_equal(run_T[1:], run_T[:-1], out=is_last_T[:-1])
+    is_last_T[-1:] = True
+    last_V = is_last_T.nonzero()[0]
+    entry_V = order_T.take(last_V)
+    return QueryGroups(order_T, row_T.take(entry_V), (last_V + 1).tolist(), horizon_T.take(entry_V).tolist())

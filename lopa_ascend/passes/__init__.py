@@ -4,7 +4,7 @@ from lopa_ascend.passes.forward import Forward, Graphs
 from lopa_ascend.passes.graph_cache import folder_of
 from lopa_ascend.passes.patience import Patience
 from lopa_ascend.passes.shapes import Shapes
-from lopa_ascend.passes.step import Reads, lay_out, rows_by_rank
+from lopa_ascend.passes.step import Reads, lay_out, pad
 from lopa_ascend.passes.warmup import warm_up
 
 __all__ = [
@@ -15,6 +15,6 @@ __all__ = [
     "Shapes",
     "folder_of",
     "lay_out",
-    "rows_by_rank",
+    "pad",
     "warm_up",
 ]

@@ -49,23 +49,21 @@ class StepBuffers:
         self._host = torch.zeros(starts[-1], dtype=torch.int32, pin_memory=device.type != "cpu")
         self._device = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
         self._num_pages = largest.num_pages
-        spans = list(zip(starts, counts, strict=False))
-        self._host_parts = [self._host.numpy()[start : start + count] for start, count in spans]
-        self._device_parts = [self._device[start : start + count] for start, count in spans]
+        spans = [slice(start, start + count) for start, count in zip(starts, counts, strict=False)]
+        host = self._host.numpy()
+        self._entries_3T = host[: starts[3]].reshape(3, -1)
+        self._table_VP = host[spans[3]].reshape(largest.num_rows, largest.num_pages)
+        self._read_M = host[spans[4]]
+        self._device_parts = [self._device[span] for span in spans]
 
     def fill(self, flat: FlatStep) -> None:
         """What a step does not fill stays as it was: nothing looks at it, except padded reads, which are zeroed."""
-        token, position, slot, table, read = self._host_parts
-        num_tokens = len(flat.token_T)
-        token[:num_tokens] = flat.token_T
-        position[:num_tokens] = flat.position_T
-        slot[:num_tokens] = flat.slot_T
+        self._entries_3T[:, : flat.num_tokens] = flat.entries_3T
         num_rows, num_pages = flat.table_VP.shape
-        rows = table[: num_rows * self._num_pages].reshape(num_rows, self._num_pages)
-        rows[:, :num_pages] = flat.table_VP
-        rows[:, num_pages:] = 0
-        read[: len(flat.read_M)] = flat.read_M
-        read[len(flat.read_M) :] = 0
+        self._table_VP[:num_rows, :num_pages] = flat.table_VP
+        self._table_VP[:num_rows, num_pages:] = 0
+        self._read_M[: len(flat.read_M)] = flat.read_M
+        self._read_M[len(flat.read_M) :] = 0
 
     def send(self) -> None:
         if self._device is not self._host:

@@ -125,13 +125,14 @@ class Forward:
         read_M = layers.buffers.reads(head_key.num_reads)
         torch.index_select(hidden_TD, 0, read_M, out=head.buffers.hidden_MD)
         if head_key.sampling.is_sampled:
-            head.buffers.send(reads.sampling_fields(plan, self._collectives.mesh.bp_rank, head_key.num_reads))
+            head.buffers.send(reads.sampling_fields(self._collectives.mesh.bp_rank, head_key.num_reads))
         head.run()
         head.buffers.receive()
         self.times.mark(2)
         self._received = head.buffers
         if self._done is not None:
             self._done.record()
+        reads.order(head_key.num_reads)
 
     def _entry(self, runner: GraphRunner[KeyT, BuffersT], key: KeyT) -> Entry[BuffersT]:
         if not key.is_captured or runner.has(key):
@@ -178,7 +179,7 @@ class Forward:
             self.head.entry(key)
 
     def layers_key(self, flat: FlatStep, num_reads: int) -> LayersKey:
-        num_tokens, (num_rows, num_pages) = len(flat.token_T), flat.table_VP.shape
+        num_tokens, (num_rows, num_pages) = flat.num_tokens, flat.table_VP.shape
         if self._graphs is not None and num_reads <= self._graphs.shapes.most_tokens:
             shape = self._graphs.shapes.shape(num_tokens, num_rows)
             if shape is not None and self.layers.has_room(self._captured_key(*shape)):

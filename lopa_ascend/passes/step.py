@@ -4,16 +4,17 @@ StepPlan (rows, one behind another) -> lay_out -> FlatStep (tokens, slots, virtu
 entries whose prediction nobody reads are dropped here; captured steps are padded as a whole. Predictions come back by
 `Reads`, which every rank derives from the plan for all ranks, so that nobody has to send along what belongs where.
 
-Shapes: T tokens, V virtual rows, P pages of the longest row, M reads of a rank, R rows, N entries of the rank's rows.
+Shapes: T tokens, V virtual rows, P pages of the longest row, M reads of a rank, R rows of the rank, N their entries.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from common.decoding import Int, Predictions, StepPlan, assign_rows
+from common.decoding import Int, PredictionOrder, Predictions, RowField, StepPlan
 from common.model import Int32, sampling_fields
 from lopa_ascend.kv import PAGE_SIZE, PageBook
 from lopa_ascend.ops import group_queries
@@ -21,14 +22,13 @@ from lopa_ascend.ops import group_queries
 
 @dataclass(frozen=True, slots=True)
 class FlatStep:
-    """read_M: tokens that go through the head. copies: pages (from, to) to copy before the step.
+    """entries_3T: token id, position and slot of KV memory. read_M: tokens that go through the head. copies: pages
+    (from, to) to copy before the step.
 
     num_dummies: slots of dummy pages in use, by shift entries and padding.
     """
 
-    token_T: Int
-    position_T: Int
-    slot_T: Int
+    entries_3T: Int
     table_VP: Int
     query_ends: list[int]
     kv_lengths: list[int]
@@ -36,101 +36,118 @@ class FlatStep:
     copies: list[tuple[int, int]]
     num_dummies: int
 
-
-def rows_by_rank(plan: StepPlan, num_ranks: int) -> list[Int]:
-    """The plan's rows that each branch-parallel rank computes, ascending; none twice, so none has to be padded away."""
-    return [np.unique(hand) for hand in assign_rows(plan, num_ranks)]
+    @property
+    def num_tokens(self) -> int:
+        return self.entries_3T.shape[1]
 
 
 def lay_out(plan: StepPlan, rows: Int, book: PageBook) -> FlatStep:
     """Flatten `rows` of the plan; pages are taken from the book."""
-    entry_N, row_N = plan.entries_of(rows), np.arange(len(rows)).repeat(plan.num_entries_R[rows])
-    is_key_N = entry_N < (plan.first_R + plan.num_keys_R)[rows].repeat(plan.num_entries_R[rows])
-    is_read_N = plan.is_read_T[entry_N]
-    used_T = np.flatnonzero(is_key_N | is_read_N)
-    end_R = (plan.start_R + plan.num_keys_R)[rows]
+    fields_8R = plan.row_fields_8R.take(rows, axis=1)
+    num_entries_R, num_keys_R = fields_8R[RowField.NUM_ENTRIES], fields_8R[RowField.NUM_KEYS]
+    entry_N, row_N = plan.entries_of(rows), np.arange(len(rows)).repeat(num_entries_R)
+    entries_3N, is_read_N = plan.entries_3T.take(entry_N, axis=1), plan.is_read_T.take(entry_N)
     # A row that has not opened a block has no keys where others of its request already see some.
-    horizon_T = np.minimum(plan.horizon_T[entry_N[used_T]], end_R[row_N[used_T]])
-    groups = group_queries(row_N[used_T], horizon_T)
-    used_T = used_T[groups.order_T]
+    horizon_N = np.minimum(entries_3N[2], (fields_8R[RowField.START] + num_keys_R).take(row_N))
+    end_of_keys_R = num_entries_R.cumsum() - num_entries_R + num_keys_R
+    is_key_N = np.arange(len(row_N)) < end_of_keys_R.take(row_N)
+    used_T = (is_key_N | is_read_N).nonzero()[0]
+    groups = group_queries(row_N.take(used_T), horizon_N.take(used_T))
+    used_T = used_T.take(groups.order_T)
     pages = book.open_step(plan, rows)
-    position_T = plan.position_T[entry_N[used_T]]
-    slot_T = pages.table_RP[row_N[used_T], position_T // PAGE_SIZE] * PAGE_SIZE + position_T % PAGE_SIZE
-    is_extra_T = ~is_key_N[used_T]
-    num_dummies = int(is_extra_T.sum())
-    slot_T[is_extra_T] = book.dummy_slots(num_dummies)
+    entries_3T = entries_3N.take(used_T, axis=1)
+    position_T, num_pages = entries_3T[1], pages.table_RP.shape[1]
+    page_T = pages.table_RP.take(row_N.take(used_T) * num_pages + position_T // PAGE_SIZE)
+    slot_T = np.add(page_T * PAGE_SIZE, position_T % PAGE_SIZE, out=entries_3T[2])
+    extra = (~is_key_N.take(used_T)).nonzero()[0]
+    slot_T[extra] = book.dummy_slots(len(extra))
     token_of_N = np.empty(len(entry_N), dtype=np.int64)
     token_of_N[used_T] = np.arange(len(used_T))
     return FlatStep(
-        token_T=plan.token_T[entry_N[used_T]],
-        position_T=position_T,
-        slot_T=slot_T,
-        table_VP=pages.table_RP[groups.row_V],
+        entries_3T,
+        table_VP=pages.table_RP.take(groups.row_V, axis=0),
         query_ends=groups.query_ends,
         kv_lengths=groups.kv_lengths,
         read_M=token_of_N[is_read_N],
         copies=pages.copies,
-        num_dummies=num_dummies,
+        num_dummies=len(extra),
     )
 
 
 def pad(flat: FlatStep, num_tokens: int, num_rows: int, book: PageBook) -> FlatStep:
     """More tokens and virtual rows: each padded row has one token and sees one key of the dummy page, the last row has
     all other tokens."""
-    more_tokens, more_rows = num_tokens - len(flat.token_T), num_rows - len(flat.query_ends)
+    used_tokens, (used_rows, num_pages) = flat.num_tokens, flat.table_VP.shape
+    more_tokens, more_rows = num_tokens - used_tokens, num_rows - used_rows
     assert more_tokens >= more_rows > 0, "every padded row has a token"
     num_dummies = flat.num_dummies + more_tokens
-    first = len(flat.token_T) + 1
-    return replace(
-        flat,
-        token_T=np.pad(flat.token_T, (0, more_tokens)),
-        position_T=np.pad(flat.position_T, (0, more_tokens)),
-        slot_T=np.concatenate((flat.slot_T, book.dummy_slots(num_dummies)[flat.num_dummies :])),
-        table_VP=np.pad(flat.table_VP, ((0, more_rows), (0, 0))),
-        query_ends=[*flat.query_ends, *range(first, first + more_rows - 1), num_tokens],
+    entries_3T = np.zeros((3, num_tokens), dtype=np.int64)
+    entries_3T[:, :used_tokens] = flat.entries_3T
+    entries_3T[2, used_tokens:] = book.dummy_slots(num_dummies)[flat.num_dummies :]
+    table_VP = np.zeros((num_rows, num_pages), dtype=np.int64)
+    table_VP[:used_rows] = flat.table_VP
+    return FlatStep(
+        entries_3T,
+        table_VP,
+        query_ends=[*flat.query_ends, *range(used_tokens + 1, used_tokens + more_rows), num_tokens],
         kv_lengths=[*flat.kv_lengths, *[1] * more_rows],
+        read_M=flat.read_M,
+        copies=flat.copies,
         num_dummies=num_dummies,
     )
 
 
 def filler(num_tokens: int, num_rows: int, num_pages: int, kv_length: int, book: PageBook) -> FlatStep:
     """A step of padding alone, at the largest lengths: what a shape is captured on, so that its workspace suffices."""
-    zeros = np.zeros(num_tokens, dtype=np.int64)
+    entries_3T = np.zeros((3, num_tokens), dtype=np.int64)
+    entries_3T[2] = book.dummy_slots(num_tokens)
     return FlatStep(
-        token_T=zeros,
-        position_T=zeros,
-        slot_T=book.dummy_slots(num_tokens),
+        entries_3T,
         table_VP=np.zeros((num_rows, num_pages), dtype=np.int64),
         query_ends=[*range(1, num_rows), num_tokens],
         kv_lengths=[kv_length] * num_rows,
-        read_M=zeros[:0],
+        read_M=np.zeros(0, dtype=np.int64),
         copies=[],
         num_dummies=num_tokens,
     )
 
 
 class Reads:
-    """Which entries each rank puts through the head, in the order of its rows, and where their predictions belong."""
+    """Which entries each rank puts through the head, in the order of its rows, and where their predictions belong.
 
-    def __init__(self, plan: StepPlan, rows_of: list[Int]) -> None:
-        entries_of = [plan.entries_of(rows) for rows in rows_of]
-        self._num_tokens = plan.num_tokens
-        self._entries_of = [entry_N[plan.is_read_T[entry_N]] for entry_N in entries_of]
-        self.most = max(1, *(len(entry_M) for entry_M in self._entries_of))
+    rows_of: the plan's rows of each rank, ascending. most: reads of the busiest rank.
+    """
+
+    def __init__(self, plan: StepPlan, rows_of: Sequence[Int]) -> None:
+        self._plan = plan
+        self._rows_of = rows_of
+        num_reads_R = np.add.reduceat(plan.is_read_T, plan.first_R, dtype=np.int64)
+        self.most = max(1, *[int(num_reads_R.take(rows).sum()) for rows in rows_of])
+
+    def order(self, num_reads: int) -> None:
+        """Ranks answer with `num_reads` predictions each. Behind the launch: the host has time there."""
+        self._order = PredictionOrder(self._plan.num_tokens, self._entries_of(), num_reads)
 
     def predictions(self, predicted_PM3: np.ndarray) -> Predictions:
-        """In the plan's order; a row computed on several ranks counts once, from the first."""
-        values_3T = np.zeros((3, self._num_tokens), dtype=np.float32)
-        for rank in reversed(range(len(self._entries_of))):
-            entry_M = self._entries_of[rank]
-            values_3T[:, entry_M] = predicted_PM3[rank, : len(entry_M)].T
-        return Predictions(values_3T)
+        """In the plan's order."""
+        return self._order.predictions(predicted_PM3)
 
-    def sampling_fields(self, plan: StepPlan, rank: int, num_reads: int) -> Int32:
+    def sampling_fields(self, rank: int, num_reads: int) -> Int32:
         """[6, num_reads]: how each prediction of this rank is drawn, as `SamplingRows.of` takes it."""
-        entry_M = self._entries_of[rank]
+        plan, entry_M = self._plan, self._entries_of()[rank]
         row_M = plan.first_R.searchsorted(entry_M, side="right") - 1
         position_M = plan.position_T[entry_M] + 1
         assert plan.sampling_3R is not None, "rows are drawn"
         settings_3M = plan.sampling_3R[:, row_M]
         return sampling_fields(settings_3M, plan.noise_key_R[row_M], plan.step_R[row_M], position_M, num_reads)
+
+    def _entries_of(self) -> list[Int]:
+        """Of each rank; rows are ascending and so are their entries."""
+        plan, found = self._plan, []
+        entry_M = plan.is_read_T.nonzero()[0]
+        row_M = plan.first_R.searchsorted(entry_M, side="right") - 1
+        for rows in self._rows_of:
+            is_own_R = np.zeros(plan.num_rows, dtype=np.bool_)
+            is_own_R[rows] = True
+            found.append(entry_M[is_own_R.take(row_M)])
+        return found

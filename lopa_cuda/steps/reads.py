@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.decoding import Predictions, Sampling, StepPlan
+from common.decoding import PredictionOrder, Predictions, Sampling, StepPlan
 from common.model import NUM_SAMPLING_FIELDS, SamplingRows, sampling_fields
 from lopa_cuda.steps.share import Share
 from lopa_cuda.steps.upload import Upload
-
-_COLUMNS_31 = np.arange(3)[:, None]  # token, probability, confidence
 
 
 class ReadsKey(NamedTuple):
@@ -42,17 +40,12 @@ class Reads:
         self.most = max(map(len, self.tokens_PM))
 
     def order(self, num_reads: int) -> None:
-        """Ranks answer with `num_reads` predictions each. A row computed on several ranks counts once, from the first:
-        of equal targets the last one written stays, so the first goes last."""
-        source_T = np.zeros(self._num_tokens, dtype=np.int64)  # whatever stands first, where nothing is read
-        for rank in reversed(range(len(self.entries_PM))):
-            entries_M = self.entries_PM[rank]
-            source_T[entries_M] = np.arange(rank * num_reads, rank * num_reads + len(entries_M))
-        self._source_3T = 3 * source_T + _COLUMNS_31
+        """Ranks answer with `num_reads` predictions each."""
+        self._order = PredictionOrder(self._num_tokens, self.entries_PM, num_reads)
 
     def predictions(self, predicted_PM3: np.ndarray) -> Predictions:
         """In the plan's order."""
-        return Predictions(predicted_PM3.reshape(-1).take(self._source_3T))
+        return self._order.predictions(predicted_PM3)
 
 
 class ReadBuffers:

@@ -70,10 +70,10 @@ def test_no_more_shapes_are_captured_than_allowed() -> None:
 
 
 def check_padding(flat: FlatStep, num_tokens: int, num_rows: int) -> None:
-    assert len(flat.token_T) == len(flat.position_T) == len(flat.slot_T) == flat.query_ends[-1] == num_tokens
+    assert flat.num_tokens == flat.query_ends[-1] == num_tokens
     assert len(flat.query_ends) == len(flat.kv_lengths) == len(flat.table_VP) == num_rows
     assert (np.diff([0, *flat.query_ends]) > 0).all(), "no virtual row is empty"
-    assert len(set(flat.slot_T.tolist())) == num_tokens, "slots are unique"
+    assert len(set(flat.entries_3T[2].tolist())) == num_tokens, "slots are unique"
 
 
 @pytest.mark.parametrize(("num_tokens", "num_rows"), [(17, 2), (300, 3), (200, 127), (1023, 1), (5, 5)])

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import DecodeConfig
-from common.decoding import GenerationRequest, Int, Predictions, Room, RowField, Scheduler, StepPlan
+from common.decoding import GenerationRequest, Int, Predictions, Room, RowField, Scheduler, StepPlan, rows_by_rank
 from common.errors import EngineError
 from common.paging import PagePool
 from lopa_ascend.kv import PAGE_SIZE, BranchCapacity, PageBook, most_pages
-from lopa_ascend.passes import Reads, lay_out, rows_by_rank
+from lopa_ascend.passes import Reads, lay_out
 from lopa_ascend.passes.step import FlatStep
 
 MASK, EOS, VOCAB = 5, 6, 50
@@ -37,7 +37,7 @@ class Rank:
         for source, target in flat.copies:
             page = self.memory[source * PAGE_SIZE : (source + 1) * PAGE_SIZE]
             self.memory[target * PAGE_SIZE : (target + 1) * PAGE_SIZE] = page
-        assert len(set(flat.slot_T.tolist())) == len(flat.slot_T), "slots are unique"
+        assert len(set(flat.entries_3T[2].tolist())) == flat.num_tokens, "slots are unique"
         return flat
 
 
@@ -57,6 +57,7 @@ class RandomModel:
             self.check(rank, plan, rows, rank.step(plan, rows))
             rank.book.prepare_commit(plan)
         reads = Reads(plan, rows_of)
+        reads.order(reads.most)
         shape = plan.token_T.shape
         token_T = self.rng.integers(EOS + 1, VOCAB, shape)
         token_T[self.rng.random(shape) < 0.01] = EOS
@@ -81,9 +82,7 @@ class RandomModel:
         for start, end, length, pages in zip(
             starts, flat.query_ends, flat.kv_lengths, flat.table_VP.tolist(), strict=True
         ):
-            for token, position, slot in zip(
-                flat.token_T[start:end], flat.position_T[start:end], flat.slot_T[start:end], strict=True
-            ):
+            for token, position, slot in flat.entries_3T[:, start:end].T:
                 if slot // PAGE_SIZE in pages[: -(-length // PAGE_SIZE)]:
                     rank.memory[slot] = (0, int(position), int(token))
         for row in rows.tolist():
