@@ -133,10 +133,14 @@ def _is_edited(step: RequestStep) -> Bool:
 
 def _block_end(start: int, end: int, origin: int | None, block_size: int) -> Int:
     """End of the block that each position of [start, end) lies in; what lies before the origin is one block."""
-    if origin is None:
-        return (np.arange(start, end) // block_size + 1) * block_size
-    block_W = np.maximum((np.arange(start, end) - origin) // block_size + 1, 0)
-    return origin + block_W * block_size
+    origin = origin or 0
+    first_end = origin + max((start - origin) // block_size + 1, 0) * block_size
+    end_W = np.empty(end - start, dtype=np.int64)
+    end_W[: first_end - start] = first_end
+    if first_end < end:
+        ends = np.arange(first_end + block_size, end + block_size, block_size)
+        end_W[first_end - start :] = ends.repeat(block_size)[: end - first_end]
+    return end_W
 
 
 def shift_entries(step_start: int, step_end: int, decoding: PlainRequest) -> list[int]:
@@ -156,18 +160,31 @@ def shift_entries(step_start: int, step_end: int, decoding: PlainRequest) -> lis
 
 
 def _fill_shift_entries(step: RequestStep, decode: DecodeConfig, entries_3BW: Int, is_read_BW: Bool) -> None:
-    decoding, start = step.decoding, step.window.start
-    for block_start, shift_column in step.shift_column_of.items():
-        before = block_start - 1
-        for index, (branch, end) in enumerate(zip(decoding.branches, step.ends, strict=True)):
-            entry = end - start + shift_column
-            token = branch.token if branch.position == before else decoding.token_S[before]
-            horizon = end if decode.window_attention == "full" else block_start + decode.block_size
-            entries_3BW[:, index, entry] = token, before, horizon
-            if block_start < end:
-                is_read_BW[index, entry] = step.is_masked_BW[index, block_start - start]
-            if before >= start:
-                is_read_BW[index, before - start] = False
+    """Behind the keys of each row an entry for each of the X blocks."""
+    decoding, start, column_of = step.decoding, step.window.start, step.shift_column_of
+    is_full, start_X = decode.window_attention == "full", np.array([*column_of], dtype=np.int64)
+    entries_3BX = np.empty((3, len(step.ends), len(start_X)), dtype=np.int64)
+    entries_3BX[1] = before_X = start_X - 1
+    entries_3BX[0] = decoding.token_S.take(before_X)
+    entries_3BX[2] = step.window.end if is_full else start_X + decode.block_size
+    is_read_BX = step.is_masked_BW.take(start_X - start, axis=1)
+    for index, branch in enumerate(decoding.branches):
+        if branch.position is not None and branch.position + 1 in column_of:
+            entries_3BX[0, index, column_of[branch.position + 1]] = branch.token
+    if step.spans.is_even:
+        columns = slice(step.ends[0] - start, None)
+        entries_3BW[:, :, columns] = entries_3BX
+        is_read_BW[:, columns] = is_read_BX
+    else:
+        for index, end in enumerate(step.ends):
+            columns = slice(end - start, end - start + len(start_X))
+            entries_3BW[:, index, columns] = entries_3BX[:, index]
+            is_read_BW[index, columns] = is_read_BX[index] & (start_X < end)
+            if is_full:
+                entries_3BW[2, index, columns] = end
+    for before in before_X.tolist():
+        if before >= start:
+            is_read_BW[:, before - start] = False  # the shift entry predicts what this one did
 
 
 def align(steps: list[RequestStep], predictions: Predictions) -> list[Aligned]:
@@ -186,16 +203,19 @@ def _align(step: RequestStep, values_3T: Float) -> Aligned:
         return Aligned(_own_predictions(step, values_3T, width))
     aligned_3BW = np.zeros((3, len(step.ends), width), dtype=np.float32)
     if step.spans.is_even:
-        aligned_3BW[:, :, 1:] = values_3T.reshape(3, len(step.ends), -1)[:, :, : width - 1]
+        values_3BE = values_3T.reshape(3, len(step.ends), -1)
+        aligned_3BW[:, :, 1:] = values_3BE[:, :, : width - 1]
+        for block_start, shift_column in step.shift_column_of.items():
+            aligned_3BW[:, :, block_start - start] = values_3BE[:, :, width + shift_column]
     else:
         for index, own in enumerate(step.spans.entries):
             num_keys = own.stop - own.start - num_shifts
             aligned_3BW[:, index, 1:num_keys] = values_3T[:, own.start : own.start + num_keys - 1]
-    aligned_3BW[:, :, 0] = step.decoding.carry_31
-    if num_shifts:
         first_shift_B = step.spans.end_B - num_shifts
         for block_start, shift_column in step.shift_column_of.items():
             aligned_3BW[:, :, block_start - start] = values_3T[:, first_shift_B + shift_column]
+    if start not in step.shift_column_of:
+        aligned_3BW[:, :, 0] = step.decoding.carry_31
     if step.window.predicts_next:
         return Aligned(aligned_3BW, values_3T[:, step.spans.end_B - num_shifts - 1])
     return Aligned(aligned_3BW)
