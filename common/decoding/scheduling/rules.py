@@ -37,6 +37,19 @@ class ModelFacts(NamedTuple):
 DREAM = ModelFacts()
 
 
+def beyond_arrays(decode: DecodeConfig) -> str | None:
+    """The first setting whose value `arrays` does not know; None: it knows all."""
+    is_known = {
+        "strategy": decode.strategy in ("d2f", "fast_dllm", "vanilla"),
+        "cache": decode.cache != "none",
+        "fill_rule": decode.fill_rule == "threshold",
+        "mask_probability": decode.mask_probability == "excluded",
+        "min_block_steps": decode.min_block_steps == 1,
+        "max_block_steps": decode.max_block_steps is None,
+    }
+    return next((name for name, known in is_known.items() if not known), None)
+
+
 class Lookahead(NamedTuple):
     """A branch as policies see it (`policies.inputs.Tried`)."""
 
@@ -110,9 +123,14 @@ class Rules:
         """Prompt tokens of a request's first pass."""
         return prompt_length if self.chunk is None else min(self.chunk, prompt_length)
 
-    @cached_property  # this and max_steps are asked at every step
+    @cached_property  # this and what else is cached are asked at every step
     def is_sampled(self) -> bool:
         return self.decode.temperature > 0
+
+    @cached_property
+    def fits_arrays(self) -> bool:
+        """Whether `arrays` decodes such requests; `plain` decodes all."""
+        return self.shift == 1 and len(self.end_token_ids) <= 1 and beyond_arrays(self.decode) is None
 
     @property
     def max_blocks(self) -> int:

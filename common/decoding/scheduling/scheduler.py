@@ -18,18 +18,18 @@ from common.config import DecodeConfig
 from common.decoding.engine import PassCosts, Room
 from common.decoding.plan import Int, Predictions, Sampling, StepPlan
 from common.decoding.request import Completion, GenerationRequest
-from common.decoding.scheduling.arrays import RequestArrays
 from common.decoding.scheduling.budget import BranchBudget
 from common.decoding.scheduling.plain import PlainRequests
-from common.decoding.scheduling.rules import DREAM, ModelFacts, Rules, StopFinder, no_stop_strings
+from common.decoding.scheduling.rules import DREAM, ModelFacts, Rules, StopFinder, beyond_arrays, no_stop_strings
 from common.decoding.scheduling.state import Admission, DecodingRequest, Requests, StepRecord
+from common.decoding.scheduling.switching import FEW_REQUESTS, SwitchingRequests
 
 # Of a whole pass, which requests share: what attends to what, and how a confidence comes out of the logits.
 SHARED_SETTINGS = (
     "window_attention", "sampling_strategy", "mask_token_id", "mask_probability", "cfg_scale", "penalty_lambda",
 )  # fmt: skip
 MOST_RULES = 1000  # of different settings that are kept for requests to come
-FEW_REQUESTS = 4  # that are decoded faster one after another than as arrays
+MOST_MIXED = 4  # slots of which one may have settings that all would have to be decoded one after another for
 
 
 class Scheduler:
@@ -74,9 +74,9 @@ class Scheduler:
         self._num_begun = 0  # prompt tokens of requests that begin in the coming step
         self._budget = None if costs is None else BranchBudget(costs, decode.num_lookahead, num_slots)
         self._plan: StepPlan | None = None
-        self._are_arrays = num_slots > FEW_REQUESTS and self._fits_arrays(decode)
+        self._is_selective = num_slots > MOST_MIXED and self._rules[decode].fits_arrays
         self._requests: Requests = (
-            RequestArrays(num_slots, mask, observer) if self._are_arrays else PlainRequests(mask, observer)
+            SwitchingRequests(num_slots, mask, observer) if num_slots > FEW_REQUESTS else PlainRequests(mask, observer)
         )
 
     @property
@@ -136,16 +136,12 @@ class Scheduler:
     def why_apart(self, decode: DecodeConfig) -> str | None:
         """Why requests of these settings cannot share a pass with the run's; None: they can."""
         name = next((name for name in SHARED_SETTINGS if getattr(decode, name) != getattr(self.decode, name)), None)
-        if name is None and self._are_arrays:
-            name = _beyond_arrays(decode)
+        if name is None and self._is_selective:
+            name = beyond_arrays(decode)
         if name is None:
             return None
         own, shared = getattr(decode, name), getattr(self.decode, name)
         return f"its {name} {own} cannot share a pass with the run's {shared}; decode it in a run of its own"
-
-    def _fits_arrays(self, decode: DecodeConfig) -> bool:
-        """Whether `arrays` decodes by these settings of this model; `plain` does by all."""
-        return self._facts.shift == 1 and not self._facts.more_end_token_ids and _beyond_arrays(decode) is None
 
     def plan_step(self) -> StepPlan:
         """Open blocks in every branch, then lay all branches of all requests out as rows."""
@@ -204,19 +200,6 @@ class Scheduler:
         slot = self._free_slots.pop(choice)
         self._prompt_of_slot[slot] = prompt
         return slot, num_reused
-
-
-def _beyond_arrays(decode: DecodeConfig) -> str | None:
-    """The first setting whose value `arrays` does not know; None: it knows all."""
-    is_known = {
-        "strategy": decode.strategy in ("d2f", "fast_dllm", "vanilla"),
-        "cache": decode.cache != "none",
-        "fill_rule": decode.fill_rule == "threshold",
-        "mask_probability": decode.mask_probability == "excluded",
-        "min_block_steps": decode.min_block_steps == 1,
-        "max_block_steps": decode.max_block_steps is None,
-    }
-    return next((name for name, known in is_known.items() if not known), None)
 
 
 def noise_key(seed: int, name: str) -> int:

@@ -17,6 +17,7 @@ from common.decoding.scheduling.arrays import RequestArrays
 from common.decoding.scheduling.plain import PlainRequests
 from common.decoding.scheduling.rules import Rules, no_stop_strings
 from common.decoding.scheduling.state import Admission, Requests
+from common.decoding.scheduling.switching import SwitchingRequests
 
 
 def predict(plan: StepPlan, seed: int) -> Predictions:
@@ -86,6 +87,14 @@ class Decoded:
         self.records.sort()  # requests of one step come in any order
 
 
+class AlwaysMoving(SwitchingRequests):
+    """Decodes every other step in the other way."""
+
+    def plan_step(self, sampling: Sampling) -> StepPlan:
+        self._move_to_arrays() if self._now is self._plain else self._move_to_plain()
+        return self._now.plan_step(sampling)
+
+
 def random_decode(rng: random.Random, attention: str) -> DecodeConfig:
     size, score = (
         rng.choice([1, 2, 4, 8]),
@@ -131,9 +140,11 @@ def test_all_at_once_decides_as_one_after_another(seed: int) -> None:
     at_once, has_budget = rng.randint(1, 5), rng.random() < 0.5
     arrays = Decoded(lambda count, observe: RequestArrays(count, MASK, observe), requests, at_once, seed, has_budget)
     plain = Decoded(lambda _, observe: PlainRequests(MASK, observe), requests, at_once, seed, has_budget)
-    for step, (found, wanted) in enumerate(zip(arrays.plans, plain.plans, strict=True)):
-        assert found == wanted, step
-    assert arrays.records == plain.records
-    assert arrays.completions == plain.completions
-    assert arrays.tokens == plain.tokens
+    switching = Decoded(lambda count, observe: AlwaysMoving(count, MASK, observe), requests, at_once, seed, has_budget)
+    for decoded in (arrays, switching):
+        for step, (found, wanted) in enumerate(zip(decoded.plans, plain.plans, strict=True)):
+            assert found == wanted, step
+        assert decoded.records == plain.records
+        assert decoded.completions == plain.completions
+        assert decoded.tokens == plain.tokens
     assert sum(len(ended) for ended in plain.completions) == len(requests)

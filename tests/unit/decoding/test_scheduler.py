@@ -19,7 +19,8 @@ from common.decoding import (
     StepRecord,
     assign_rows,
 )
-from common.decoding.scheduling.scheduler import FEW_REQUESTS, noise_key
+from common.decoding.scheduling.scheduler import noise_key
+from common.decoding.scheduling.switching import FEW_REQUESTS
 
 MASK, EOS, VOCAB = 5, 6, 50
 

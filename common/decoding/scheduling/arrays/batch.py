@@ -137,8 +137,13 @@ class RequestBatch:
         self._name()
         self.is_activated_NM[first:] = np.arange(num_blocks) < self.num_blocks_N[first:, None]
 
+    def note_ends(self, place_X: Int | int) -> None:
+        """These requests have an end token, and open no more blocks."""
+        self.has_eos_N[place_X] = self.may_end_N[place_X] = True
+        self.max_blocks_N[place_X] = 0
+
     def take_begun(self) -> list[TableRequest]:
-        """Those that have come since this was last asked."""
+        """Those that have come since this was last asked, and had no step before."""
         begun, self._begun = self._begun, []
         return begun
 

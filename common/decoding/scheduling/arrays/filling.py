@@ -51,7 +51,7 @@ def adopt(rows: Rows, winner_row_N: Int) -> Bool:
         place_S = batch.offset_N[won_N] + position_N
         batch.tokens.token_S[place_S] = token_N
         batch.tokens.is_masked_S[place_S] = False
-        _note_ends(batch, won_N[token_N == batch.eos_N[won_N]])
+        batch.note_ends(won_N[token_N == batch.eos_N[won_N]])
     batch.is_activated_NM[:, 1:] |= batch.num_masked_NM[:, :-1] <= batch.activation_limit_N[:, None]
     return is_lookahead_N
 
@@ -110,7 +110,7 @@ def fill(batch: RequestBatch, blocks: OpenBlocks) -> tuple[Bool, Int]:
     batch.tokens.token_S[place_S] = token_S
     batch.tokens.is_masked_S[place_S] = False
     request_S = request_Q.repeat(num_chosen_Q)
-    _note_ends(batch, request_S[token_S == batch.eos_N[request_S]])
+    batch.note_ends(request_S[token_S == batch.eos_N[request_S]])
     np.greater(is_masked_QW, is_chosen_QW, out=is_masked_QW)  # and not
     num_filled_N = np.bincount(request_S, minlength=len(batch))
     batch.num_masked_N -= num_filled_N
@@ -207,10 +207,3 @@ def _lowest(rank_NC: Float, count: int) -> Int:
         rank_X[begin_N + lowest_N] = np.inf
     order_NK: Int = order_KN.T
     return order_NK
-
-
-def _note_ends(batch: RequestBatch, place_X: Int) -> None:
-    """These requests have an end token, and open no more blocks."""
-    if place_X.size:
-        batch.has_eos_N[place_X] = batch.may_end_N[place_X] = True
-        batch.max_blocks_N[place_X] = 0

@@ -17,12 +17,14 @@ from common.decoding.scheduling.arrays.batch import RequestBatch
 from common.decoding.scheduling.arrays.ending import canvas_of, ended, newly_final
 from common.decoding.scheduling.arrays.filling import adopt, carry, fill, open_blocks, spawn
 from common.decoding.scheduling.arrays.layout import Part, lay_out
+from common.decoding.scheduling.arrays.moving import admission_of, put, to_plain
 from common.decoding.scheduling.arrays.records import records_of
 from common.decoding.scheduling.arrays.rows import Rows, plan_rows
 from common.decoding.scheduling.arrays.scores import best_rows, score_rows
 from common.decoding.scheduling.arrays.strategies import STRATEGIES
 from common.decoding.scheduling.arrays.tokens import TableRequest, TokenTable
 from common.decoding.scheduling.ending import completion_of
+from common.decoding.scheduling.plain import PlainRequest
 from common.decoding.scheduling.rules import Kind
 from common.decoding.scheduling.state import Admission, DecodingRequest, StepRecord
 
@@ -55,6 +57,31 @@ class RequestArrays:
             for batch in self._batches.values():
                 batch.offset_N[:] = batch.slot_N * self._table.stride
         self._added.setdefault(rules.kind, []).append(TableRequest(**vars(admission), table=self._table))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._batches.values())) + sum(map(len, self._added.values()))
+
+    def take(self, requests: list[PlainRequest]) -> None:
+        """Go on with these, between two steps."""
+        for plain in requests:
+            self.add(admission_of(plain))
+        self._take_in()
+        plain_of = {plain.slot: plain for plain in requests}
+        for batch in self._batches.values():
+            for place, decoding in enumerate(batch.requests):
+                if decoding.slot in plain_of:
+                    put(plain_of[decoding.slot], batch, place)
+
+    def give(self) -> list[PlainRequest]:
+        """Let go of all requests, between two steps."""
+        self._take_in()
+        given = [
+            to_plain(batch, place, self._mask_token_id)
+            for batch in self._batches.values()
+            for place in range(len(batch))
+        ]
+        self._batches.clear()
+        return given
 
     def drop(self, request_id: str, now: float) -> tuple[DecodingRequest, Completion] | None:
         self._take_in()
@@ -146,7 +173,7 @@ class RequestArrays:
         batch.num_forwards_N += 1
         batch.num_wins_N += is_lookahead_N
         for decoding in batch.take_begun():
-            decoding.first_step_s = now - decoding.admitted_at
+            decoding.first_step_s = decoding.first_step_s or now - decoding.admitted_at
         if self.observer is not None:
             for record in records_of(rows, start_N, score_R, is_lookahead_N, blocks, is_chosen_QW):
                 self.observer(record)

@@ -1,5 +1,7 @@
 """One request after another. `requests` is where to begin."""
 
-from common.decoding.scheduling.plain.requests import PlainRequests
+from common.decoding.scheduling.plain.blocks import BlockStatus
+from common.decoding.scheduling.plain.requests import PlainRequests, begun
+from common.decoding.scheduling.plain.state import ANCHOR, Branch, PlainRequest
 
-__all__ = ["PlainRequests"]
+__all__ = ["ANCHOR", "BlockStatus", "Branch", "PlainRequest", "PlainRequests", "begun"]

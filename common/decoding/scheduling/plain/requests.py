@@ -43,22 +43,20 @@ class PlainRequests:
     def active(self) -> list[DecodingRequest]:
         return [*self._requests]
 
+    def __len__(self) -> int:
+        return len(self._requests)
+
     def add(self, admission: Admission) -> None:
-        prompt = admission.request.prompt
-        num_positions = Room(len(prompt), admission.rules.decode).num_positions
-        token_S = np.full(num_positions, self._mask_token_id, dtype=np.int64)
-        token_S[: len(prompt)] = prompt
-        is_masked_S = np.arange(num_positions) >= len(prompt)
-        strategy = block_strategy(admission.rules, len(prompt), is_masked_S)
-        self._requests.append(
-            PlainRequest(
-                **vars(admission),
-                strategy=strategy,
-                token_S=token_S,
-                is_masked_S=is_masked_S,
-                blocks=strategy.initial_blocks(admission.num_reused),
-            )
-        )
+        self._requests.append(begun(admission, self._mask_token_id))
+
+    def take(self, requests: list[PlainRequest]) -> None:
+        """Go on with these, between two steps."""
+        self._requests += requests
+
+    def give(self) -> list[PlainRequest]:
+        """Let go of all requests, between two steps."""
+        given, self._requests = self._requests, []
+        return given
 
     def drop(self, request_id: str, now: float) -> tuple[DecodingRequest, Completion] | None:
         decoding = next((decoding for decoding in self._requests if decoding.request.id == request_id), None)
@@ -153,6 +151,23 @@ class PlainRequests:
             decoding.first_step_s = now - decoding.admitted_at
         if self.observer is not None:
             self.observer(record_of(step, aligned, winner, score_B, is_anchor, filled, seed, candidates))
+
+
+def begun(admission: Admission, mask_token_id: int) -> PlainRequest:
+    """A request before its first step."""
+    prompt = admission.request.prompt
+    num_positions = Room(len(prompt), admission.rules.decode).num_positions
+    token_S = np.full(num_positions, mask_token_id, dtype=np.int64)
+    token_S[: len(prompt)] = prompt
+    is_masked_S = np.arange(num_positions) >= len(prompt)
+    strategy = block_strategy(admission.rules, len(prompt), is_masked_S)
+    return PlainRequest(
+        **vars(admission),
+        strategy=strategy,
+        token_S=token_S,
+        is_masked_S=is_masked_S,
+        blocks=strategy.initial_blocks(admission.num_reused),
+    )
 
 
 def _ended(decoding: PlainRequest, now: float) -> Completion | None:

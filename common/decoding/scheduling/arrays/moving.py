@@ -1,0 +1,73 @@
+"""A request between two steps, from the arrays to `plain` and back."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from common.decoding.scheduling.arrays.batch import ANCHOR as NO_TOKEN
+from common.decoding.scheduling.arrays.batch import RequestBatch
+from common.decoding.scheduling.plain import ANCHOR, BlockStatus, Branch, PlainRequest, begun
+from common.decoding.scheduling.state import Admission, DecodingRequest
+
+_REMEMBERED = [field.name for field in fields(DecodingRequest) if field.name not in Admission.__dataclass_fields__]
+
+
+def admission_of(decoding: DecodingRequest) -> Admission:
+    return Admission(**{field.name: getattr(decoding, field.name) for field in fields(Admission)})
+
+
+def to_plain(batch: RequestBatch, place: int, mask_token_id: int) -> PlainRequest:
+    """The request at this place of the batch, which keeps it."""
+    decoding, first_open = batch.requests[place], int(batch.first_open_N[place])
+    plain = begun(admission_of(decoding), mask_token_id)
+    _copy_remembered(decoding, plain)
+    length, blocks = len(plain.token_S), plain.blocks
+    plain.token_S[:], plain.is_masked_S[:] = decoding.token_S[:length], decoding.is_masked_S[:length]
+    while len(blocks) < batch.num_blocks_N[place]:
+        blocks.append(plain.strategy.new_block(blocks))
+    counts, activations = batch.num_masked_NM[place].tolist(), batch.is_activated_NM[place].tolist()
+    for block, num_masked, is_activated in zip(blocks, counts, activations, strict=False):
+        block.num_masked, block.is_fully_activated = num_masked, is_activated
+    is_kept_late = batch.kind.strategy == "d2f"
+    for block in blocks[:first_open]:
+        is_waiting = is_kept_late and block.end > batch.start_N[place]
+        block.status = BlockStatus.TO_CACHE if is_waiting else BlockStatus.IN_CACHE
+    spawned = slice(0, int(batch.num_branches_N[place]) - 1)
+    positions, tokens = batch.branch_2NB[:, place, spawned].tolist()
+    plain.branches = [*map(Branch, positions, tokens, batch.confidence_NB[place, spawned].tolist()), ANCHOR]
+    plain.carry_31 = batch.carry_3N[:, place : place + 1].copy()
+    plain.is_refreshed, plain.has_eos = bool(batch.is_refreshed_N[place]), bool(batch.has_eos_N[place])
+    plain.num_forwards, plain.num_lookahead_wins = int(batch.num_forwards_N[place]), int(batch.num_wins_N[place])
+    plain.num_given = int(batch.num_given_N[place])
+    return plain
+
+
+def put(plain: PlainRequest, batch: RequestBatch, place: int) -> None:
+    """Have the batch's request at this place, which has been admitted anew, go on as this one."""
+    decoding, blocks, num_branches = batch.requests[place], plain.blocks, len(plain.branches)
+    _copy_remembered(plain, decoding)
+    length, num_blocks = len(plain.token_S), len(blocks)
+    decoding.token_S[:length], decoding.is_masked_S[:length] = plain.token_S, plain.is_masked_S
+    counts = [block.num_masked for block in blocks]
+    batch.num_masked_NM[place, :num_blocks] = counts
+    batch.is_activated_NM[place, :num_blocks] = [block.is_fully_activated for block in blocks]
+    batch.start_N[place] = plain.strategy.window(blocks, plain.is_refreshed).start
+    batch.num_blocks_N[place], batch.num_masked_N[place] = num_blocks, sum(counts)
+    batch.first_open_N[place] = next((index for index, count in enumerate(counts) if count), num_blocks)
+    for index, branch in enumerate(plain.branches[:-1]):
+        batch.branch_2NB[:, place, index] = branch.position, branch.token
+        batch.confidence_NB[place, index] = branch.creation_confidence
+    batch.branch_2NB[:, place, num_branches - 1] = NO_TOKEN
+    batch.confidence_NB[place, num_branches - 1] = 1
+    batch.num_branches_N[place] = num_branches
+    batch.carry_3N[:, place] = plain.carry_31[:, 0]
+    batch.is_refreshed_N[place] = plain.is_refreshed
+    batch.num_forwards_N[place], batch.num_wins_N[place] = plain.num_forwards, plain.num_lookahead_wins
+    batch.num_given_N[place] = plain.num_given
+    if plain.has_eos:
+        batch.note_ends(place)
+
+
+def _copy_remembered(source: DecodingRequest, target: DecodingRequest) -> None:
+    for name in _REMEMBERED:
+        setattr(target, name, getattr(source, name))
