@@ -2,7 +2,8 @@
 
 Reads the linear before it (bf16, split-K parts whose sum is taken here, or the addends of all tensor-parallel ranks,
 whose all_reduce is then part of this launch), writes the new residual stream and its norm in the form the next linear
-reads: bf16, int8 or fp8 with a scale per token. One program computes one token.
+reads: bf16, int8 or fp8 with a scale per token. One program computes one token, or several of a narrow model: a device
+starts less than one program a nanosecond.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from lopa_cuda.kernels.launch import (
 from quant.w8a8 import QuantizedActivation
 
 WARPS, QUANTIZED_WARPS = 8, 16
+VALUES_A_PROGRAM, VALUES_A_WARP = 1024, 256  # of several tokens. How many does not depend on a pass: bits would, too
 
 
 @triton.jit
 def _add_rms_norm_kernel(
     values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, addends_ptr, flags_ptr, residual_ptr, weight_ptr, out_ptr,
-    out_scale_ptr, summed_ptr, part_stride, num_columns, eps,
-    PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
+    out_scale_ptr, summed_ptr, part_stride, num_tokens, num_columns, eps,
+    TOKENS: tl.constexpr, PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
     QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
@@ -44,6 +46,10 @@ def _add_rms_norm_kernel(
     column = tl.arange(0, BLOCK)
     mask = column < num_columns
     weight = tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
+    if TOKENS > 1:
+        counted = (token * TOKENS + tl.arange(0, TOKENS))[:, None]
+        token, column = tl.minimum(counted, num_tokens - 1), column[None, :]
+        mask, weight = mask[None, :] & (counted < num_tokens), weight[None, :]
     start_after_predecessor(PDL)
     if RANKS > 0:
         x = load_sum_of_ranks(addends_ptr, flags_ptr, token, column, mask, num_columns, RANK, RANKS)
@@ -58,7 +64,8 @@ def _add_rms_norm_kernel(
     summed = x.to(tl.bfloat16)
     tl.store(summed_ptr + offset, summed, mask=mask, eviction_policy=KEEP)
     x = summed.to(tl.float32)
-    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / num_columns + eps) * weight
+    squares = tl.sum(x * x, axis=1, keep_dims=True) if TOKENS > 1 else tl.sum(x * x, axis=0)
+    normed = x * tl.rsqrt(squares / num_columns + eps) * weight
     normed = normed.to(tl.bfloat16)
     if QUANTIZED_MAX > 0:
         quantized, scale = quantize_row(normed.to(tl.float32), QUANTIZED_MAX, IS_INT)
@@ -91,11 +98,14 @@ def add_rms_norm(
     summed_TD = torch.empty((num_tokens, num_columns), dtype=torch.bfloat16, device=device)
     out_TD = torch.empty_like(summed_TD, dtype=QUANTIZED_DTYPE.get(quantize, torch.bfloat16))
     scale_T = None if quantize is None else torch.empty(num_tokens, dtype=torch.float32, device=device)
-    _add_rms_norm_kernel[(num_tokens,)](
+    block = triton.next_power_of_2(num_columns)
+    tokens, warps = 1, WARPS if quantize is None else QUANTIZED_WARPS
+    if quantize is None and not num_ranks and block < VALUES_A_PROGRAM:
+        tokens, warps = VALUES_A_PROGRAM // block, VALUES_A_PROGRAM // VALUES_A_WARP
+    _add_rms_norm_kernel[(triton.cdiv(num_tokens, tokens),)](
         *pointers, addends_P, flags_P, residual_TD, weight_D, out_TD, scale_T, summed_TD,
-        num_columns=num_columns, eps=eps, **constants, RANK=rank, RANKS=num_ranks,
-        QUANTIZED_MAX=QUANTIZED_MAX.get(quantize, 0.0), IS_INT=quantize == "int8",
-        BLOCK=triton.next_power_of_2(num_columns),
-        num_warps=WARPS if quantize is None else QUANTIZED_WARPS, **overlap(),
+        num_tokens=num_tokens, num_columns=num_columns, eps=eps, TOKENS=tokens, **constants, RANK=rank,
+        RANKS=num_ranks, QUANTIZED_MAX=QUANTIZED_MAX.get(quantize, 0.0), IS_INT=quantize == "int8",
+        BLOCK=block, num_warps=warps, **overlap(),
     )  # fmt: skip
     return (out_TD if scale_T is None else QuantizedActivation(out_TD, scale_T)), summed_TD

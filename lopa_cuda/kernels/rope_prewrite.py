@@ -2,8 +2,8 @@
 attention.
 
 Reads the merged qkv (bf16, or split-K parts whose sum is taken here), writes the rotated q out and the rotated k and
-the v into this step's window cache. One program computes a few heads of one token. A head is three stretches: the left
-and the right of its rotated pairs, and the rest, which is empty unless rotation is partial.
+the v into this step's window cache. One program computes a few heads, counted through all tokens. A head is three
+stretches: the left and the right of its rotated pairs, and the rest, which is empty unless rotation is partial.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lopa_cuda.kernels.launch import (
     start_after_predecessor,
 )
 
-HEADS_PER_PROGRAM = 4
+HEADS, WARPS = 16, 4  # of a program: with 4 heads starting the programs took longer than what they do
 
 
 @triton.jit
@@ -51,22 +51,21 @@ def _store_heads(x, q_at, kv_at, is_query, is_key_value):
 @triton.jit
 def _rope_prewrite_kernel(
     values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, q_weight_ptr, k_weight_ptr, position_ptr, rotary_ptr, q_ptr,
-    window_ptr, part_stride, num_heads, num_kv_heads, window_kv, window_token, eps,
+    window_ptr, part_stride, num_tokens, num_heads, num_kv_heads, window_kv, window_token, eps,
     PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr, HEAD_SIZE: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
     release_successor(PDL)
     num_all = num_heads + 2 * num_kv_heads
-    groups = tl.cdiv(num_all, HEADS)
-    token = program // groups
-    head = (program % groups * HEADS + tl.arange(0, HEADS))[:, None]
+    counted = (tl.program_id(0) * HEADS + tl.arange(0, HEADS))[:, None]
+    is_there = counted < num_tokens * num_all
+    token, head = tl.minimum(counted // num_all, num_tokens - 1), counted % num_all
     is_query_head, is_value = head < num_heads, head >= num_heads + num_kv_heads
     pair, rest = tl.arange(0, BLOCK)[None, :], 2 * PAIRS + tl.arange(0, REST_BLOCK)[None, :]
-    mask, rest_mask = (head < num_all) & (pair < PAIRS), (head < num_all) & (rest < HEAD_SIZE)
+    mask, rest_mask = is_there & (pair < PAIRS), is_there & (rest < HEAD_SIZE)
     position = tl.load(position_ptr + token).to(tl.int64)
-    cos = tl.load(rotary_ptr + position * 2 * PAIRS + pair, mask=pair < PAIRS, other=0.0)
-    sin = tl.load(rotary_ptr + position * 2 * PAIRS + PAIRS + pair, mask=pair < PAIRS, other=0.0)
+    cos = tl.load(rotary_ptr + position * 2 * PAIRS + pair, mask=mask, other=0.0)
+    sin = tl.load(rotary_ptr + position * 2 * PAIRS + PAIRS + pair, mask=mask, other=0.0)
     start_after_predecessor(PDL)
     left = load_sum(
         values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, head * HEAD_SIZE + pair, mask, part_stride,
@@ -122,13 +121,13 @@ def rope_prewrite(
     assert window_2TKH.stride()[-2:] == (head_size, 1) and position_T.is_contiguous()
     weights = (None, None, 0.0) if qk_norm is None else (qk_norm.q_weight, qk_norm.k_weight, qk_norm.eps)
     q_TNH = torch.empty((num_tokens, num_heads, head_size), dtype=torch.bfloat16, device=rotary_P2F.device)
-    num_programs = num_tokens * triton.cdiv(num_heads + 2 * num_kv_heads, HEADS_PER_PROGRAM)
+    num_programs = triton.cdiv(num_tokens * (num_heads + 2 * num_kv_heads), HEADS)
     _rope_prewrite_kernel[(num_programs,)](
         *pointers, *weights[:2], position_T, rotary_P2F, q_TNH, window_2TKH,
-        num_heads=num_heads, num_kv_heads=num_kv_heads,
+        num_tokens=num_tokens, num_heads=num_heads, num_kv_heads=num_kv_heads,
         window_kv=window_2TKH.stride(0), window_token=window_2TKH.stride(1), eps=weights[2],
         **constants, HEAD_SIZE=head_size, PAIRS=num_pairs, BLOCK=triton.next_power_of_2(num_pairs),
         REST_BLOCK=triton.next_power_of_2(max(1, head_size - 2 * num_pairs)),
-        HEADS=HEADS_PER_PROGRAM, num_warps=2, **overlap(),
+        HEADS=HEADS, num_warps=WARPS, **overlap(),
     )  # fmt: skip
     return q_TNH

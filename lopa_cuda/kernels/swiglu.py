@@ -14,16 +14,19 @@ from lopa_cuda.kernels.launch import Quantize, overlap, release_successor, start
 from lopa_cuda.kernels.quantize import quantize_rows, silu_times
 from quant.w8a8 import QuantizedActivation
 
-BLOCK = 2048
+VALUES_A_PROGRAM = 2048  # several tokens of a narrow model, part of one of a wide model
 
 
 @triton.jit
-def _swiglu_kernel(x_ptr, out_ptr, num_columns, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _swiglu_kernel(
+    x_ptr, out_ptr, num_tokens, num_columns, TOKENS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     program = tl.program_id(0)
     release_successor(PDL)
     blocks_per_row = tl.cdiv(num_columns, BLOCK)
-    token, column = (program // blocks_per_row).to(tl.int64), program % blocks_per_row * BLOCK + tl.arange(0, BLOCK)
-    mask = column < num_columns
+    token = (program // blocks_per_row * TOKENS + tl.arange(0, TOKENS))[:, None].to(tl.int64)
+    column = (program % blocks_per_row * BLOCK + tl.arange(0, BLOCK))[None, :]
+    mask = (token < num_tokens) & (column < num_columns)
     start_after_predecessor(PDL)
     gate = tl.load(x_ptr + token * 2 * num_columns + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + (token * 2 + 1) * num_columns + column, mask=mask, other=0.0).to(tl.float32)
@@ -37,6 +40,10 @@ def swiglu(gate_up_TI: Tensor, *, quantize: Quantize | None = None) -> Tensor | 
     if quantize is not None:
         return quantize_rows(gate_up_TI, num_columns, quantize)
     out_TI = torch.empty((num_tokens, num_columns), dtype=torch.bfloat16, device=gate_up_TI.device)
-    num_blocks = num_tokens * triton.cdiv(num_columns, BLOCK)
-    _swiglu_kernel[(num_blocks,)](gate_up_TI, out_TI, num_columns, BLOCK=BLOCK, num_warps=8, **overlap())
+    block = min(VALUES_A_PROGRAM, triton.next_power_of_2(num_columns))
+    tokens = VALUES_A_PROGRAM // block
+    num_programs = triton.cdiv(num_tokens, tokens) * triton.cdiv(num_columns, block)
+    _swiglu_kernel[(num_programs,)](
+        gate_up_TI, out_TI, num_tokens, num_columns, TOKENS=tokens, BLOCK=block, num_warps=8, **overlap()
+    )  # fmt: skip
     return out_TI

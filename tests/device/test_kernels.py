@@ -68,7 +68,7 @@ def parts_of(x_TC: Tensor, num_parts: int) -> kernels.Partials:
     return kernels.Partials(torch.cat((noise, x_TC.float()[None] - noise.sum(0))), None, None, None)
 
 
-@pytest.mark.parametrize(("num_tokens", "width"), [(1, 256), (64, 3584), (200, 3584)])
+@pytest.mark.parametrize(("num_tokens", "width"), [(1, 256), (37, 256), (9, 672), (64, 3584), (200, 3584)])
 @pytest.mark.parametrize("num_parts", [0, 1, 7])
 def test_norm_adds_the_residual_first(num_tokens: int, width: int, num_parts: int) -> None:
     x, residual, weight = random(num_tokens, width), random(num_tokens, width, seed=1), random(width, seed=2)
