@@ -150,6 +150,12 @@ def test_the_command_writes_both_pages_beside_the_results(results: Path) -> None
     assert read_study(results).points, "its own pages are no results"
 
 
+def test_a_page_is_not_replaced_by_its_tables(results: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(results), "--output", str(results / "page.md")])
+    assert isinstance(done.exception, ConfigError) and "name an HTML file" in str(done.exception)
+    assert not (results / "page.md").exists()
+
+
 def test_a_board_that_is_being_written_to_can_be_reported(results: Path, cpu: DeviceProfile, run: RunConfig) -> None:
     sweep = sweep_of(cpu, run, {"tau 0.8, k 0": DecodeConfig(skip_threshold=0.8, num_lookahead=0)})
     Board(sweep).begin(sweep.points)
