@@ -113,6 +113,15 @@ def test_a_curve_of_one_point_has_no_area(results: Path) -> None:
     assert one.picture and one.legend
 
 
+def test_a_k_that_was_measured_is_in_the_tables_and_has_no_place_over_k(results: Path) -> None:
+    board = json.loads((results / "sweep.json").read_text())
+    board["rows"][0]["decode"]["num_lookahead"] = "auto"
+    (results / "sweep.json").write_text(json.dumps(board))
+    over_k = next(section for section in sections(read_study(results)) if section.title == "TPF over k")
+    assert over_k.table is not None and [row[0] for row in over_k.table[1]] == ["skip_threshold 0.9"]
+    assert "auto" in html_page(read_study(results))
+
+
 def test_runs_of_a_folder_are_shown_beside_its_sweeps(results: Path) -> None:
     metrics = json.loads((results / "tau-0.8-k-0.metrics.json").read_text())
     (results.parent / "single.metrics.json").write_text(json.dumps(metrics))
