@@ -29,9 +29,9 @@ def read_keys(path: str | None) -> tuple[bytes, ...]:
             raise ConfigError(f"{path}: holds no API key; write one a line, or remove api_key_file")
         keys += own
     if not all(key.isascii() and key.isprintable() for key in keys):
+        where = KEYS_VARIABLE if path is None else f"{path} or {KEYS_VARIABLE}"
         raise ConfigError(
-            f"an API key of {KEYS_VARIABLE if path is None else f'{path} or {KEYS_VARIABLE}'} is not plain ASCII, which "
-            "clients send in different ways: make another"
+            f"an API key of {where} is not plain ASCII, which clients send in different ways: make another"
         )
     return tuple(_digest(key) for key in dict.fromkeys(keys) if key)
 

@@ -80,6 +80,42 @@ def test_what_failed_or_waits_is_said_at_the_top(results: Path) -> None:
     assert f"Cannot be read: {results}/broken.metrics.json" in page
 
 
+def _changed(content: Any, keys: str, value: Any) -> str:
+    """The JSON with one value replaced."""
+    *folders, last = (int(key) if key.isdigit() else key for key in keys.split("."))
+    inner = content
+    for key in folders:
+        inner = inner[key]
+    inner[last] = value
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "value"),
+    [
+        ("sweep.json", "rows.0.metrics.tpf.effective", 5),
+        ("sweep.json", "rows.0.metrics.accuracy", {"share": 0.5}),
+        ("sweep.json", "rows", {}),
+        ("single.metrics.json", "tpf.effective.per_request_mean", None),
+        ("single.metrics.json", "requests", []),
+        ("single.metrics.json", "windows", {"wide": 3}),
+        ("bench.json", "shapes.0.device_ms", "4.1"),
+        ("bench.json", "steps.0.median_ms", {}),
+        ("bench.json", "conditions", None),
+    ],
+)
+def test_a_file_that_lacks_what_is_drawn_is_named_and_the_others_are_shown(
+    results: Path, name: str, keys: str, value: Any
+) -> None:
+    folder = results.parent / "one"  # a sweep's folder has no single runs of its own
+    folder.mkdir()
+    (folder / "single.metrics.json").write_text((results / "tau-0.8-k-0.metrics.json").read_text())
+    path = (folder if name.startswith("single") else results) / name
+    path.write_text(_changed(json.loads(path.read_text()), keys, value))
+    page = html_page(read_study(results.parent))
+    assert f"Cannot be read: {path}" in page and page.count("<svg") > 3
+
+
 def test_sections_without_data_say_so(results: Path) -> None:
     board = json.loads((results / "sweep.json").read_text())
     board["rows"] = board["rows"][:1]
