@@ -80,6 +80,13 @@ def test_what_failed_or_waits_is_said_at_the_top(results: Path) -> None:
     assert f"Cannot be read: {results}/broken.metrics.json" in page
 
 
+def test_a_run_all_of_whose_requests_were_refused_is_said_at_the_top(results: Path) -> None:
+    board = json.loads((results / "sweep.json").read_text())
+    board["rows"][0]["metrics"]["requests"] |= {"finished": 0, "errors": 4}
+    (results / "sweep.json").write_text(json.dumps(board))
+    assert "1 tau 0.8, k 0: 4 of 4 requests were refused" in html_page(read_study(results))
+
+
 def _changed(content: Any, keys: str, value: Any) -> str:
     """The JSON with one value replaced."""
     *folders, last = (int(key) if key.isdigit() else key for key in keys.split("."))
