@@ -16,7 +16,13 @@ PUBLISHED_MS = {
     (163, 4): ("published branch-parallel loop, 4 GPUs, k=3", 36.0),
     (194, 1): ("published single-process loop, k=7", 154.0),
 }
+_COMPARED = ("rows", "width", "device_ms", "call_ms")  # of a shape
 _PARTS = ("schedule", "forward", "select", "commit", "advance", "device", "outside_device", "step")
+
+
+def beside(output: Path) -> tuple[Path, Path]:
+    """The table and the plot that are written with it."""
+    return output.with_suffix(".md"), output.with_suffix(".png")
 
 
 def publish(result: Result, output: str | None) -> None:
@@ -28,8 +34,9 @@ def publish(result: Result, output: str | None) -> None:
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
-    _plot(result, path.with_suffix(".png"))
+    table, plot = beside(path)
+    table.write_text(text + "\n", encoding="utf-8")
+    _plot(result, plot)
 
 
 def tables(result: Result) -> str:
@@ -138,8 +145,10 @@ def _number(value: float | None, digits: int = 3) -> str:
 def _read(path: Path) -> dict[str, Any]:
     try:
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        result["shapes"]
-    except (OSError, ValueError, KeyError) as error:
+        result["conditions"].items()
+        for shape in result["shapes"]:
+            sum(shape[name] for name in _COMPARED)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path}: not a result that scripts/bench.sh --output has written ({error})") from None
     return result
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Protocol, cast
 
-from common.bench.acceptance import ReplayEngine, ScriptedEngine, load_trace
+from common.bench.acceptance import ReplayEngine, ScriptedEngine, Trace, load_trace
 from common.bench.report import publish
 from common.bench.timed import NotesBusyTime, TimedDecoding, request_times
 from common.checkpoint import ModelConfig, load_model_config
@@ -71,13 +71,14 @@ class Measurable(Engine, NotesBusyTime, Protocol):
 def run_bench(profile: DeviceProfile, run: RunConfig, options: BenchOptions) -> dict[str, Any]:
     """Measure everything; the first rank also prints the tables and writes `options.output`.
 
-    Raises ConfigError for settings that the model cannot be decoded by.
+    Raises ConfigError for settings that the model cannot be decoded by, and for a trace that is none.
     """
     config = load_model_config(run.model)
     check_decode(run.decode, profile, config)
+    trace = None if options.trace is None else load_trace(Path(options.trace))
     engine = cast(Measurable, build_engine(profile, run))
     try:
-        bench = _Bench(engine, config, run.decode, options)
+        bench = _Bench(engine, config, run.decode, options, trace)
         result = bench.run()
         result["conditions"] |= {**engine.describe(), "profile": profile.name, "model": run.model}
         if engine.mesh.rank == 0:
@@ -88,11 +89,14 @@ def run_bench(profile: DeviceProfile, run: RunConfig, options: BenchOptions) -> 
 
 
 class _Bench:
-    def __init__(self, engine: Measurable, config: ModelConfig, decode: DecodeConfig, options: BenchOptions) -> None:
+    def __init__(
+        self, engine: Measurable, config: ModelConfig, decode: DecodeConfig, options: BenchOptions, trace: Trace | None
+    ) -> None:
         self.engine = engine
         self.config = config
         self.decode = decode
         self.options = options
+        self.trace = trace
         self.floors = engine.measure_floors()
 
     def run(self) -> dict[str, Any]:
@@ -168,9 +172,9 @@ class _Bench:
 
     def requests(self) -> dict[str, Any] | None:
         """Tokens per second with a trained model's acceptance, if there is a recording of one."""
-        if self.options.trace is None:
+        trace = self.trace
+        if trace is None:
             return None
-        trace = load_trace(Path(self.options.trace))
         replaying = ReplayEngine(self.engine)
         for _ in range(2):  # the first time shapes that only this trace has are captured
             timed = TimedDecoding(replaying, self.engine, trace.decode, trace.mask_token_id, trace.eos_token_id)

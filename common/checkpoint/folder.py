@@ -12,6 +12,7 @@ MOST_TEXT_BYTES = 16 * 2**20
 MOST_VOCABULARY_BYTES = 64 * 2**20  # the largest published tokenizer.json have half of it
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
+_DOWNLOADS = "checkpoints"  # where the shipped runs look for what the hub has under another name
 _LONGEST_NAME = 200
 _FOUND = reprlib.Repr()
 _FOUND.maxstring = _FOUND.maxother = 80
@@ -69,6 +70,8 @@ def plain(name: str) -> str:
 
 def _how_to_get(path: Path, setting: str) -> str:
     name = str(path)
+    if path.parts[:1] == (_DOWNLOADS,):
+        return f"the first lines of the run file say which checkpoint to download to it; or set `{setting}` to another"
     if not _HUB_NAME.fullmatch(name) or path.parent.exists():
         return f"download the checkpoint and set `{setting}` to its folder"
     target = name.replace("/", "_")

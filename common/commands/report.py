@@ -7,6 +7,8 @@ from typing import Annotated, Optional
 
 import typer
 
+from common.errors import ConfigError
+
 _OptionalPath = Optional[Path]  # noqa: UP045  typer reads this at run time, on Python 3.10 too
 
 
@@ -30,5 +32,7 @@ def report(
     markdown = real_file(page.with_suffix(".md"))
     for path in (page, markdown):
         require_file("--output", path, ".tmp")
+    if page == markdown:
+        raise ConfigError(f"--output {page}: .md is for the tables that are written beside the page: name an HTML file")
     write_report(results, page, markdown)
     typer.echo(f"written: {page} and {markdown}", err=True)

@@ -12,6 +12,7 @@ from common.estimate.setup import LAUNCHES, Setup
 
 _LINEAR_DTYPE = {"w8a8": "int8", "fp8": "float8"}
 _UPDATES_LENGTHS = ("npugraph", "npugraph_ex")
+_MOST_POSITIONS = 10**13  # of a step; operators of more cannot even be written down
 _BLOCKS_OPEN = 3  # of a d2f window; more where lookahead fills well, fewer at the end
 
 
@@ -31,6 +32,12 @@ def setup_of(profile: DeviceProfile, run: RunConfig, model: ModelConfig, options
     mesh, decode = _mesh(profile), run.decode
     check_tensor_parallel(model, mesh.tensor_parallel_size)
     window, prefix = _window_and_prefix(decode, options)
+    num_rows = options.rows or run.max_num_requests * (_num_lookahead(decode) + 1)
+    if num_rows * window > _MOST_POSITIONS:
+        raise ConfigError(
+            f"{num_rows} rows of {window} positions are more than any device computes in a step: lower "
+            "decode.num_lookahead, max_num_requests or decode.block_size, or give --rows and --window"
+        )
     return Setup(
         model=model,
         launches=LAUNCHES[_engine(profile)],
@@ -38,7 +45,7 @@ def setup_of(profile: DeviceProfile, run: RunConfig, model: ModelConfig, options
         linear_dtype=_LINEAR_DTYPE.get(profile.quantization or "", profile.dtype),
         tp=mesh.tensor_parallel_size,
         bp=mesh.branch_parallel_size,
-        num_rows=options.rows or run.max_num_requests * (_num_lookahead(decode) + 1),
+        num_rows=num_rows,
         num_requests=run.max_num_requests,
         window=window,
         prefix=prefix,

@@ -87,8 +87,8 @@ def _problems(study: Study) -> list[str]:
     waiting = [f"{point.number} {point.name}" for point in study.points if point.status in ("waiting", "running")]
     refused = [
         f"{point.number} {point.name}: {metrics['requests']['errors']} of {sum(_counts(metrics))} requests were refused"
-        for point, metrics in study.measured
-        if metrics["requests"]["errors"]
+        for point, metrics in ((point, point.metrics) for point in study.points)
+        if metrics is not None and metrics["requests"]["errors"]
     ]
     return [
         *([f"Failed: {'; '.join(failed)}"] if failed else []),

@@ -143,10 +143,10 @@ def _accuracy_over_tpf(study: Study) -> Section:
 def _tpf_over_k(study: Study) -> Section:
     title = "TPF over k"
     meaning = f"k: lookahead branches. TPF: {DEFINITIONS['tpf']}. Full lines: effective; dashed: canvas."
-    curves = [curve for curve in _curves(study, (_K,)) if len({point.decode.get(_K) for point, _ in curve.pairs}) > 1]
+    curves = [_over_k(curve) for curve in _curves(study, (_K,))]
+    curves = [curve for curve in curves if len({point.decode[_K] for point, _ in curve.pairs}) > 1]
     if not curves:
         return Section(title, meaning, absent="No two settings of this study differ in num_lookahead alone.")
-    curves = [Curve(one.name, tuple(sorted(one.pairs, key=lambda pair: pair[0].decode[_K]))) for one in curves]
     pairs = [pair for curve in curves for pair in curve.pairs]
     counts = sorted({int(point.decode[_K]) for point, _ in pairs})
     canvas = [metrics["tpf"]["canvas"]["per_request_mean"] for _, metrics in pairs]
@@ -359,6 +359,12 @@ def _varies(pairs: Sequence[tuple[Point, Metrics]], free: Sequence[str]) -> bool
 
 def _scored(curve: Curve) -> Curve:
     return Curve(curve.name, tuple(pair for pair in curve.pairs if pair[1]["accuracy"] is not None))
+
+
+def _over_k(curve: Curve) -> Curve:
+    """By k; without `auto`, which is one number on this device and another on that."""
+    pairs = [pair for pair in curve.pairs if isinstance(pair[0].decode.get(_K), int)]
+    return Curve(curve.name, tuple(sorted(pairs, key=lambda pair: pair[0].decode[_K])))
 
 
 def _mark(point: Point, curve: Curve) -> str:

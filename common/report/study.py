@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
+from common.report.content import is_bench, is_board, is_metrics
 
 Metrics = Mapping[str, Any]
 _MOST_FILES = 10_000
@@ -107,11 +108,11 @@ def read_study(results: Path) -> Study:
             if path.name == "sweep.json" or path.name.endswith(".metrics.json"):
                 unread.append(str(path))
         elif "rows" in found and "definitions" in found:
-            sweeps.append((path, found))
+            sweeps.append((path, found)) if is_board(found) else unread.append(str(path))
         elif all(key in found for key in _OF_METRICS):
-            runs.append((path, found))
+            runs.append((path, found)) if is_metrics(found) else unread.append(str(path))
         elif "shapes" in found and "floors" in found:
-            benches.append((str(path), found))
+            benches.append((str(path), found)) if is_bench(found) else unread.append(str(path))
     series = list(_series(sweeps, runs))
     if not series and not benches:
         raise ConfigError(

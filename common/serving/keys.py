@@ -16,18 +16,23 @@ def read_keys(path: str | None) -> tuple[bytes, ...]:
     """Digests of the keys of a file, one a line, and of the environment, with commas between; none: nobody needs one.
     Lines of the file that begin with # are comments.
 
-    Raises ConfigError for a file that cannot be read or holds no key.
+    Raises ConfigError for a file that cannot be read or holds no key, and for a key that clients send differently.
     """
     keys = [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",")]
     if path is not None:
         try:
-            own = Path(path).read_text(encoding="utf-8").splitlines()
+            own = Path(path).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: the API keys cannot be read ({first_line(error)}); name a text file") from None
         own = [line.strip() for line in own if not line.lstrip().startswith("#")]
         if not any(own):
             raise ConfigError(f"{path}: holds no API key; write one a line, or remove api_key_file")
         keys += own
+    if not all(key.isascii() and key.isprintable() for key in keys):
+        where = KEYS_VARIABLE if path is None else f"{path} or {KEYS_VARIABLE}"
+        raise ConfigError(
+            f"an API key of {where} is not plain ASCII, which clients send in different ways: make another"
+        )
     return tuple(_digest(key) for key in dict.fromkeys(keys) if key)
 
 

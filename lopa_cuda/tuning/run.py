@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from errno import EISDIR
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,12 +62,12 @@ class OwnTiles:
         self.path = path
         self._empty = TilesFile(device.name, device.compute_capability)
         self._versions = versions
+        _check_writable(path)
         if self._read().device != device.name:
             raise ConfigError(
                 f"{path} holds tiles of {self._read().device}, this device is {device.name}: name another file with "
                 "--output"
             )
-        _check_writable(path)
 
     def missing(self, linear: ModelLinear, token_counts: Sequence[int]) -> list[int]:
         """The numbers of tokens for which it has nothing that these versions were measured with."""
@@ -92,6 +93,8 @@ class OwnTiles:
 
 def _check_writable(path: Path) -> None:
     try:
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, "it is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass

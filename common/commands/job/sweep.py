@@ -134,15 +134,22 @@ def check_launch(sweep: Path, launch: SweepLaunch, job: Job) -> None:
             with _naming(sweep, point):
                 check_input(source, processes_here(launch.profile, job.nodes) * job.nodes.count)
             checked.add(source)
-    check_settings({point.name: point.run.decode for point in launch.points}, launch.profile, launch.run)
+    with _placed(sweep):
+        check_settings({point.name: point.run.decode for point in launch.points}, launch.profile, launch.run)
 
 
 @contextmanager
 def _naming(sweep: Path, point: SweepPoint) -> Iterator[None]:
+    with _placed(f"{sweep}: row {point.name!r}"):
+        yield
+
+
+@contextmanager
+def _placed(where: Path | str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{sweep}: row {point.name!r}: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def run_sweep(plan: SweepPlan, start_launch: Callable[[SweepLaunch, Sequence[str]], Outcome]) -> int:

@@ -10,6 +10,7 @@ import typer
 
 from common.commands.options import load_to_run
 from common.errors import ConfigError
+from common.processes import global_rank
 
 RAW_ARGUMENTS: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
@@ -29,6 +30,8 @@ def bench(context: typer.Context) -> None:
         raise ConfigError("bench: give PROFILE and RUN, or --compare A.json B.json")
     profile, run = load_to_run(known.profile, known.run, known.set, "scripts/bench.sh")
     _check(known, profile.max_model_len, run.model)
+    if known.output is not None and global_rank() == 0:
+        check_output(Path(known.output))
     from common.bench import BenchOptions, run_bench
 
     given = {
@@ -44,6 +47,18 @@ def bench(context: typer.Context) -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Ends the process with a usage message where they are wrong."""
     return _parser().parse_args(arguments)
+
+
+def check_output(path: Path) -> None:
+    """Before anything is measured. Raises ConfigError where it or what lies beside it could not be written."""
+    from common.batch import real_file, require_file
+    from common.bench import beside
+
+    require_file("--output", real_file(path), "")
+    for other in beside(path):
+        if other == path:
+            raise ConfigError(f"--output {path}: {other.suffix} is for what is written beside it: name a JSON file")
+        require_file("--output", other, "")
 
 
 def _parser() -> argparse.ArgumentParser:

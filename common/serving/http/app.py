@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
+from common.errors import first_line
 from common.serving.http.errors import ApiError
 from common.serving.http.gate import Gate, error_response
 from common.serving.http.requests.explain import explained
@@ -63,6 +64,8 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}"
+        if error.status_code == 400 and error.__cause__ is not None:  # FastAPI's, which does not say what is wrong
+            message = f"the body is not valid JSON ({first_line(error.__cause__)}); correct it"
         return error_response(ApiError(error.status_code, message))
 
     @app.exception_handler(Exception)

@@ -66,13 +66,24 @@ def test_scripted_steps_accept_the_number_asked_for(cpu: DeviceProfile) -> None:
     assert summary["median_ms"]["step"] >= summary["median_ms"]["device"] > 0
 
 
-def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", "5", '{"shapes": [1], "conditions": {}}', '{"shapes": [], "conditions": 1}']
+)
+def test_files_of_other_kinds_are_refused(tmp_path: Path, content: str) -> None:
     other = tmp_path / "other.json"
-    other.write_text("{}")
+    other.write_text(content)
     with pytest.raises(ConfigError, match=r"not a result that scripts/bench\.sh"):
         compare(other, other)
     with pytest.raises(ConfigError, match="not a recorded trace"):
         load_trace(other)
+
+
+def test_a_trace_that_is_none_is_refused_before_anything_is_measured(
+    cpu: DeviceProfile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.bench.run.build_engine", lambda *_: pytest.fail("it was built"))
+    with pytest.raises(ConfigError, match="not a recorded trace"):
+        run_bench(cpu, run_of("model_b"), BenchOptions(trace=str(tmp_path / "absent")))
 
 
 def vars_of(options: BenchOptions) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from fuzzing import bounded
 from common.checkpoint.folder import existing_folder, plain, read_text, shown
 from common.checkpoint.json_file import read_json_object
 from common.errors import ConfigError
+
+RUNS = Path(__file__).parents[3] / "configs" / "runs"
 
 
 @pytest.mark.parametrize(
@@ -63,6 +66,16 @@ def test_a_name_of_the_hub_comes_with_its_download(tmp_path: Path, monkeypatch: 
     for name in ("models/dmeo", "nowhere", "/nowhere/model", "a/b/c", "../a", "~/a", "a" * 300):
         with pytest.raises(ConfigError, match=r"no such folder; download the checkpoint and set `model`"):
             existing_folder(name)
+
+
+@pytest.mark.parametrize("run", sorted(RUNS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_run_says_what_to_download(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = run.read_text()
+    for setting, folder in re.findall(r"^(model|lora_path): (checkpoints/\S+)", text, re.MULTILINE):
+        assert re.search(rf"^#.* [\w-]+/{folder.removeprefix('checkpoints/')}[ ,.]", text, re.MULTILINE)
+        with pytest.raises(ConfigError, match=f"the run file say which checkpoint to download .* `{setting}`"):
+            existing_folder(folder, setting)
 
 
 def test_values_and_names_are_shown_in_one_short_line() -> None:

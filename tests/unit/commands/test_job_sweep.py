@@ -142,8 +142,9 @@ def test_a_row_that_the_model_cannot_do_is_said_before_the_first_is_decoded(
 ) -> None:
     monkeypatch.chdir(ROOT)
     late = THREE.replace("{num_lookahead: 2}", "{eos_token_id: 99999}")
-    assert job.main(["evaluate", sweep_file(tmp_path, late)]) == 2
-    assert "row 'c': decode.eos_token_id 99999 is no token" in capsys.readouterr().err
+    path = sweep_file(tmp_path, late)
+    assert job.main(["evaluate", path]) == 2
+    assert f"{path}: row 'c': decode.eos_token_id 99999 is no token" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -338,6 +338,12 @@ def test_what_cannot_be_estimated_is_one_sentence(changed: dict[str, object], se
         estimate_step(setup_of(own, RunConfig(model="m"), DREAM_7B, Options()), hardware_of(own))
 
 
+@pytest.mark.parametrize("changed", [{"num_lookahead": 10**12}, {"block_size": 10**14, "max_new_tokens": 10**14}])
+def test_a_step_beyond_any_device_is_one_sentence(changed: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="more than any device computes in a step: lower"):
+        setup_of(profile(), RunConfig(model="m", decode=DecodeConfig(**changed)), DREAM_7B, Options())
+
+
 def test_the_report_names_what_it_takes_on_trust(h200: Hardware, ascend: Hardware) -> None:
     text = report(on_ascend(), ascend)
     assert "PREDICTION FROM UNVERIFIED FIGURES" in text

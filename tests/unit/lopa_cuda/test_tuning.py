@@ -226,9 +226,9 @@ def test_a_file_of_another_device_or_in_a_folder_that_cannot_be_is_refused(tmp_p
     OwnTiles(path, H200, NOW).add(QKV, [Choice(64, A, 10.0, A, 9.0)])
     with pytest.raises(ConfigError, match="holds tiles of NVIDIA H200, this device is NVIDIA A: name another"):
         OwnTiles(path, Device("NVIDIA A", "8.0"), NOW)
-    for folder in ("/proc/none", str(path)):
+    for wrong in ("/proc/none/tiles.json", path / "tiles.json", tmp_path, tmp_path / ("a" * 300)):
         with pytest.raises(ConfigError, match=r"tiles cannot be written there \(.+\): set LOPA_TILES to another"):
-            OwnTiles(Path(folder) / "tiles.json", H200, NOW)
+            OwnTiles(Path(wrong), H200, NOW)
 
 
 @pytest.mark.parametrize(

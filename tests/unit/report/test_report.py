@@ -80,6 +80,49 @@ def test_what_failed_or_waits_is_said_at_the_top(results: Path) -> None:
     assert f"Cannot be read: {results}/broken.metrics.json" in page
 
 
+def test_a_run_all_of_whose_requests_were_refused_is_said_at_the_top(results: Path) -> None:
+    board = json.loads((results / "sweep.json").read_text())
+    board["rows"][0]["metrics"]["requests"] |= {"finished": 0, "errors": 4}
+    (results / "sweep.json").write_text(json.dumps(board))
+    assert "1 tau 0.8, k 0: 4 of 4 requests were refused" in html_page(read_study(results))
+
+
+def _changed(content: Any, keys: str, value: Any) -> str:
+    """The JSON with one value replaced."""
+    *folders, last = (int(key) if key.isdigit() else key for key in keys.split("."))
+    inner = content
+    for key in folders:
+        inner = inner[key]
+    inner[last] = value
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "value"),
+    [
+        ("sweep.json", "rows.0.metrics.tpf.effective", 5),
+        ("sweep.json", "rows.0.metrics.accuracy", {"share": 0.5}),
+        ("sweep.json", "rows", {}),
+        ("single.metrics.json", "tpf.effective.per_request_mean", None),
+        ("single.metrics.json", "requests", []),
+        ("single.metrics.json", "windows", {"wide": 3}),
+        ("bench.json", "shapes.0.device_ms", "4.1"),
+        ("bench.json", "steps.0.median_ms", {}),
+        ("bench.json", "conditions", None),
+    ],
+)
+def test_a_file_that_lacks_what_is_drawn_is_named_and_the_others_are_shown(
+    results: Path, name: str, keys: str, value: Any
+) -> None:
+    folder = results.parent / "one"  # a sweep's folder has no single runs of its own
+    folder.mkdir()
+    (folder / "single.metrics.json").write_text((results / "tau-0.8-k-0.metrics.json").read_text())
+    path = (folder if name.startswith("single") else results) / name
+    path.write_text(_changed(json.loads(path.read_text()), keys, value))
+    page = html_page(read_study(results.parent))
+    assert f"Cannot be read: {path}" in page and page.count("<svg") > 3
+
+
 def test_sections_without_data_say_so(results: Path) -> None:
     board = json.loads((results / "sweep.json").read_text())
     board["rows"] = board["rows"][:1]
@@ -111,6 +154,15 @@ def test_a_curve_of_one_point_has_no_area(results: Path) -> None:
     assert several.table is not None and "AUP" in several.meaning and "AUP" in str(several.legend)
     assert one.table is None and "AUP" not in one.meaning and "AUP" not in str(one.legend)
     assert one.picture and one.legend
+
+
+def test_a_k_that_was_measured_is_in_the_tables_and_has_no_place_over_k(results: Path) -> None:
+    board = json.loads((results / "sweep.json").read_text())
+    board["rows"][0]["decode"]["num_lookahead"] = "auto"
+    (results / "sweep.json").write_text(json.dumps(board))
+    over_k = next(section for section in sections(read_study(results)) if section.title == "TPF over k")
+    assert over_k.table is not None and [row[0] for row in over_k.table[1]] == ["skip_threshold 0.9"]
+    assert "auto" in html_page(read_study(results))
 
 
 def test_runs_of_a_folder_are_shown_beside_its_sweeps(results: Path) -> None:
@@ -148,6 +200,12 @@ def test_the_command_writes_both_pages_beside_the_results(results: Path) -> None
     assert (results / "report.html").read_text().startswith("<!doctype html>")
     assert (results / "report.md").read_text().startswith("# o\n")
     assert read_study(results).points, "its own pages are no results"
+
+
+def test_a_page_is_not_replaced_by_its_tables(results: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(results), "--output", str(results / "page.md")])
+    assert isinstance(done.exception, ConfigError) and "name an HTML file" in str(done.exception)
+    assert not (results / "page.md").exists()
 
 
 def test_a_board_that_is_being_written_to_can_be_reported(results: Path, cpu: DeviceProfile, run: RunConfig) -> None:

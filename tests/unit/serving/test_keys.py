@@ -20,6 +20,20 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: 
     assert is_known("bearer one", keys) and not is_known("Basic one", keys) and not is_known(None, keys)
 
 
+def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_its_first_key(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("one\n", encoding="utf-8-sig")
+    assert is_known("Bearer one", read_keys(str(tmp_path / "keys")))
+
+
+def test_a_key_that_some_clients_send_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text("one\nschl\u00fcssel\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"keys or {KEYS_VARIABLE} is not plain ASCII"):
+        read_keys(str(tmp_path / "keys"))
+    monkeypatch.setenv(KEYS_VARIABLE, "schl\u00fcssel")
+    with pytest.raises(ConfigError, match=f"{KEYS_VARIABLE} is not plain ASCII"):
+        read_keys(None)
+
+
 @pytest.mark.parametrize("content", [None, b"", b"\n \n", b"\xff\xfe"])
 def test_a_file_without_keys_is_refused_in_a_sentence(tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "keys"

@@ -52,6 +52,14 @@ def test_the_padded_length_has_to_fit() -> None:
     assert refused.value.status == 400 and refused.value.param == "max_tokens"
 
 
+def test_a_block_that_does_not_fit_is_to_blame_itself() -> None:
+    with pytest.raises(ApiError, match=r"or lower diffusion\.block_size$") as refused:
+        orders(max_tokens=4, diffusion={"block_size": 4096})
+    assert refused.value.param == "diffusion.block_size"
+    with pytest.raises(ApiError, match=r"or lower max_tokens$"):
+        orders(max_tokens=250, diffusion={"block_size": 8})
+
+
 def test_a_chat_without_a_length_gets_the_runs_or_what_is_left() -> None:
     chat = ChatFields.model_validate({"messages": [{"role": "user", "content": "a"}]})
     lengths = [book().orders("c-", chat, [range(n)], None).orders[0].max_tokens for n in (10, 200, 230)]

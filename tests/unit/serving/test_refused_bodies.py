@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from common.serving.http.app import build_app
 from common.serving.http.errors import ApiError
 from common.serving.http.requests.explain import explained
 from common.serving.http.requests.fields import ChatFields, CompletionFields, GenerateFields
@@ -92,3 +96,39 @@ def test_other_fields_are_told_by_their_paths(fields: dict[str, Any], sentence: 
 def test_a_name_of_any_length_is_cut() -> None:
     error = refused(CompletionFields, {"prompt": "a", "diffusion": {"x" * 9999: 1}})
     assert error.param is not None and len(error.param) == 200 and len(str(error)) < 500
+
+
+def answered(body: bytes) -> tuple[int, str]:
+    """Status and message of what `/tokenize` says to a body."""
+    run = SimpleNamespace(serve=SimpleNamespace(max_body_bytes=10**6, keep_alive_s=1))
+    app = build_app(
+        cast("Any", SimpleNamespace(run=run, engine=None, metrics=SimpleNamespace(http=lambda *_: None))), ()
+    )
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/tokenize", "query_string": b"", "http_version": "1.1",
+        "headers": [(b"content-type", b"application/json")],
+    }  # fmt: skip
+    asyncio.run(app(scope, receive, send))
+    return sent[0]["status"], json.loads(sent[1]["body"])["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"prompt": "\xff"}', "'utf-8' codec can't decode byte 0xff"),
+        (b'{"prompt": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
+        (b'{"prompt": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "maximum recursion depth exceeded"),
+        (b'{"prompt":', "Expecting value"),
+    ],
+)
+def test_a_body_that_is_no_json_is_told_why(body: bytes, why: str) -> None:
+    status, message = answered(body)
+    assert status == 400 and message.startswith(f"the body is not valid JSON ({why}")

@@ -110,14 +110,16 @@ class OrderBook:
         decode = self._decode(fields, max_tokens)
         num_positions = Room(num_prompt_tokens, decode).num_positions
         if num_positions > context:
-            what = f"{_length_name(fields)} {max_tokens}"
+            what, name = f"{_length_name(fields)} {max_tokens}", _length_name(fields)
             if num_positions > num_prompt_tokens + max_tokens:
                 what += f", which take whole blocks up to {num_positions - num_prompt_tokens},"
+                if max_tokens <= (fields.diffusion.block_size or 0):  # one block, however few tokens
+                    name = "diffusion.block_size"
             raise ApiError(
                 400,
                 f"the prompt of {num_prompt_tokens} tokens and {what} are more than the model's context of {context} "
-                f"tokens: shorten the prompt, or lower {_length_name(fields)}",
-                _length_name(fields),
+                f"tokens: shorten the prompt, or lower {name}",
+                name,
             )
         return max_tokens, decode
 

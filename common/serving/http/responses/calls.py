@@ -47,6 +47,13 @@ class Finished(NamedTuple):
         return finish_reason(self.ended)
 
 
+def _joined(pieces: Sequence[Piece]) -> Finished:
+    ended = pieces[-1].ended
+    assert ended is not None, "the last piece has it"
+    token_ids = tuple(token for piece in pieces for token in piece.token_ids)
+    return Finished("".join(piece.text for piece in pieces), token_ids, ended)
+
+
 def finish_reason(ended: Ended) -> str:
     """In OpenAI's words."""
     return _REASONS[ended.finish_reason]
@@ -96,15 +103,12 @@ class Call:
         size, shared = order.decode.block_size, order.num_prompt_tokens - order.room.block_start
         return max(0, (shared + num_final) // size * size - shared)
 
-    async def whole(self, answer: Answer) -> Finished:
-        text, ended = "", None
-        token_ids: tuple[int, ...] = ()
-        async for piece in self.pieces(answer):
-            text += piece.text
-            token_ids += piece.token_ids
-            ended = piece.ended
-        assert ended is not None, "the last piece has it"
-        return Finished(text, token_ids, ended)
+    async def whole(self) -> list[Finished]:
+        """All answers, read side by side: their times are taken as their parts come. Raises ApiError."""
+        pieces: list[list[Piece]] = [[] for _ in self.answers]
+        async for index, piece in merged([self.pieces(answer) for answer in self.answers]):
+            pieces[index].append(piece)
+        return [_joined(own) for own in pieces]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self.prompts.decode(token_ids, skip_special_tokens=self.fields.skip_special_tokens)

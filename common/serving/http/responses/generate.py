@@ -24,7 +24,7 @@ class GenerateCall:
         """Of the whole answer. Raises ApiError."""
         call = self.call
         with given_up(self.engine, call.answers, call.metrics):
-            one = await call.whole(call.answers[0])
+            (one,) = await call.whole()
         return self._last(one.text, one.token_ids, one.ended)
 
     async def events(self) -> AsyncIterator[str]:

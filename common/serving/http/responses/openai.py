@@ -57,7 +57,7 @@ class OpenAiCall:
         """Of the whole answer; of an aborted one, what it has. Raises ApiError."""
         call = self.call
         with given_up(self.engine, call.answers, call.metrics):
-            finished = [await call.whole(answer) for answer in call.answers]
+            finished = await call.whole()
         num_tokens = sum(one.ended.num_tokens for one in finished)
         body = {
             **self._head("chat.completion" if self.is_chat else "text_completion"),

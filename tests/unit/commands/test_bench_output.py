@@ -1,0 +1,33 @@
+"""Where a bench's results go is looked at before minutes are spent on measuring them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.commands.speed.bench import check_output
+from common.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (".", "is a folder: name a file in it"),
+        ("x.md", r"\.md is for what is written beside it: name a JSON file"),
+        ("x.png", r"\.png is for what is written beside it: name a JSON file"),
+        ("file/x.json", "cannot be written"),
+        ("taken.json", r"taken\.md is a folder"),
+    ],
+)
+def test_a_place_that_cannot_hold_them_is_refused(tmp_path: Path, name: str, sentence: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "taken.md").mkdir()
+    with pytest.raises(ConfigError, match=sentence):
+        check_output(tmp_path / name)
+
+
+def test_a_folder_that_is_not_there_yet_is_made_later(tmp_path: Path) -> None:
+    check_output(tmp_path / "new" / "x.json")
+    check_output(tmp_path / "x")
+    assert not list(tmp_path.iterdir())
