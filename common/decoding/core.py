@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import islice
 
 from common.decoding.admission import finite, why_impossible
 from common.decoding.engine import Engine, start_forward
@@ -19,6 +20,7 @@ from common.decoding.scheduling import Scheduler
 from common.errors import EngineError
 
 _IDLE_S = 0.001  # of a step that finds nothing to do
+_MOST_JUDGED = 4  # waiting requests of a step that are looked at ahead
 
 
 class EngineCore:
@@ -40,7 +42,7 @@ class EngineCore:
         self._under_way: tuple[StepPlan, Callable[[], Predictions]] | None = None
         self._failure: Exception | None = None
         self._num_given: dict[str, int] = {}
-        self._possible: GenerationRequest | None = None
+        self._judged: dict[int, str | None] = {}  # waiting requests, by identity: why they are impossible
         self._is_over = False
         self._num_steps = 0
 
@@ -88,8 +90,11 @@ class EngineCore:
         outputs = [self._ended(completion) for completion in (*self._finish_pass(), *self._abort(command.aborted))]
         outputs += self._admit()
         failure = self._start_pass()
-        if has_finished:  # while the device computes
+        # While the device computes:
+        if has_finished:
             outputs += self._progress()
+        for request in islice(self._waiting.read, _MOST_JUDGED):
+            self._judge(request)
         if failure is not None:
             if not outputs:
                 raise failure
@@ -156,6 +161,7 @@ class EngineCore:
         ended = []
         for request_id in request_ids:
             waiting = self._waiting.remove(request_id)
+            self._judged.pop(id(waiting), None)
             completion = self.scheduler.drop(request_id)
             if waiting is not None:
                 completion = Completion.of_nothing(waiting, "abort")
@@ -170,16 +176,21 @@ class EngineCore:
         while scheduler.has_free_slot and (request := self._waiting.first()) is not None:
             if not scheduler.can_begin(request):
                 break
-            reason = None if request is self._possible else why_impossible(request, scheduler, capacity)
+            reason = self._judge(request)
             if reason is None:
-                self._possible = request  # asked once, however long it waits
                 if not capacity.can_hold([*scheduler.rooms(), scheduler.room_of(request)]):
                     break
                 scheduler.admit(request)
             else:
                 rejected.append(RequestOutput(request.id, (), Rejection(request.id, reason)))
-            self._waiting.take()
+            del self._judged[id(self._waiting.take())]
         return rejected
+
+    def _judge(self, request: GenerationRequest) -> str | None:
+        """Why the waiting request is impossible, asked once."""
+        if id(request) not in self._judged:
+            self._judged[id(request)] = self.why_impossible(request)
+        return self._judged[id(request)]
 
     def _start_pass(self) -> Exception | None:
         """What kept it from starting is raised once the results before it have been told."""

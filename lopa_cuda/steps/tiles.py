@@ -46,7 +46,7 @@ class Tiling:
 
     def needed(self, num_entries_R: Int, num_tokens: int) -> int:
         """Tiles of these rows and of their padding up to `num_tokens`."""
-        cut = _cut(self, tuple(num_entries_R.tolist()))
+        cut = _cut(self, num_entries_R.tobytes())
         return len(cut.row_N) + self.count(num_tokens - cut.num_entries)
 
 
@@ -63,7 +63,7 @@ def write_tiles(
 ) -> None:  # fmt: skip
     """Records of these rows, then of one row of padding up to `num_tokens`, which sees its own first key, or where rows
     have other keys than their own the first of all."""
-    cut = _cut(tiling, tuple(spans_6R[1].tolist()))
+    cut = _cut(tiling, spans_6R[RowField.NUM_ENTRIES].tobytes())
     padding_N8 = _padding(tiling, cut.num_entries, num_tokens)
     num_tiles = len(cut.row_N)
     num_records = num_tiles + len(padding_N8)
@@ -78,11 +78,13 @@ def write_tiles(
 
 
 @lru_cache(maxsize=256)  # windows are of the same length for several steps
-def _cut(tiling: Tiling, num_entries: tuple[int, ...]) -> Cut:
-    count_R = -(-tiling.group * np.array(num_entries) // tiling.queries)
-    end_R = count_R.cumsum()
+def _cut(tiling: Tiling, num_entries: bytes) -> Cut:
+    num_entries_R = np.frombuffer(num_entries, dtype=np.int64)
+    count_R = -(-tiling.group * num_entries_R // tiling.queries)
+    begin_R = count_R.cumsum() - count_R
     row_N = np.arange(len(count_R)).repeat(count_R)
-    return Cut(sum(num_entries), row_N, (np.arange(end_R[-1]) - (end_R - count_R)[row_N]) * tiling.queries)
+    first_query_N = (np.arange(len(row_N)) - begin_R.take(row_N)) * tiling.queries
+    return Cut(int(num_entries_R.sum()), row_N, first_query_N)
 
 
 @lru_cache(maxsize=256)

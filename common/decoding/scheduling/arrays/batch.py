@@ -16,6 +16,7 @@ from common.decoding.scheduling.rules import Kind
 
 ANCHOR = -1  # position and token of the branch that adds none
 _NO_EOS = -2  # no branch's token, the anchor's neither
+_NO_CARRY_31 = np.array([[-1], [0], [0]], dtype=np.float32)
 
 # What rows take from their request: the first of them as StepPlan.row_fields_8R has them, from RowField.START on.
 OF_ROWS = (
@@ -38,6 +39,7 @@ class RequestBatch:
     num_blocks: opened so far; max_blocks: 0 once an end token is there. first_open: the first block that holds masks.
     last_start: where the last block begins. slack: how many more masks than it has the last block may hold for a branch
         to open another one; below -1 if there is none to open.
+    over: places whose requests have ended, until `renew`.
     offset: of position 0 in the token table. origin: where block 0 would begin if it were as long as the others.
     is_refreshed: `fast_dllm`: the cache around the current block is up to date.
     num_given: generated tokens that the caller has been told of. may_end: what has been filled may hold an end token or
@@ -85,6 +87,7 @@ class RequestBatch:
         self.kind = kind
         self.tokens = tokens
         self.requests: list[TableRequest] = []
+        self.over: list[int] = []
         self._begun: list[TableRequest] = []
         self.integers_FN = np.zeros((len(_INTEGERS), 0), dtype=np.int64)
         self.of_rows_FN = self.integers_FN
@@ -107,35 +110,43 @@ class RequestBatch:
         """What a request's random numbers are keyed by: itself and its step."""
         return int(self.noise_key_N[place]), int(self.num_forwards_N[place])
 
-    def extend(self, requests: list[TableRequest]) -> None:
-        """Requests that are about to begin."""
-        first, kind, stride = len(self.requests), self.kind, self.tokens.stride
+    def renew(self, requests: list[TableRequest]) -> None:
+        """Forget those that are over; these are about to begin, in the places of the others as far as there are. So a
+        batch that is as full as before keeps its arrays."""
+        over, self.over = self.over, []
+        places, num_more = over[: len(requests)], len(requests) - len(over)
+        if num_more > 0:
+            places = [*places, *range(len(self), len(self) + num_more)]
+            self.requests += requests[-num_more:]
+            self._resize(len(self))
+        if requests:
+            self._begin(requests, places)
+        if num_more < 0:
+            self._keep(np.delete(self.place_N, over[len(requests) :]))
+
+    def _begin(self, requests: list[TableRequest], places: list[int]) -> None:
+        place_X, kind, stride = np.array(places), self.kind, self.tokens.stride
         all_rules = [decoding.rules for decoding in requests]
+        num_blocks = max(rules.max_blocks + 2 for rules in all_rules)
+        num_branches = max(rules.decode.num_lookahead + 1 for rules in all_rules)
+        if num_blocks > self.num_masked_NM.shape[1] or num_branches > self.confidence_NB.shape[1]:
+            self._resize(len(self), num_blocks, num_branches)
         states = [_initial_state(decoding, stride) for decoding in requests]
-        integers_FN = np.array([[state.get(name, 0) for name in _INTEGERS] for state in states], dtype=np.int64).T
-        switches_FN = np.array([(False, False, rules.find_stop is not None) for rules in all_rules]).T
-        skip_N = np.array([rules.decode.skip_threshold for rules in all_rules], dtype=np.float32)
-        creation_N = np.array([rules.decode.creation_weight for rules in all_rules])
-        carry_3N = np.array([[-1], [0], [0]], dtype=np.float32).repeat(len(requests), axis=1)
-        self.integers_FN = np.concatenate((self.integers_FN, integers_FN), axis=1)
-        self._switches_FN = np.concatenate((self._switches_FN, switches_FN), axis=1)
-        self.skip_threshold_N = np.concatenate((self.skip_threshold_N, skip_N))
-        self.creation_weight_N = np.concatenate((self.creation_weight_N, creation_N))
-        self.carry_3N = np.concatenate((self.carry_3N, carry_3N), axis=1)
-        sampling_N3 = np.array([rules.sampling for rules in all_rules], dtype=np.float32)
-        self.sampling_3N = np.concatenate((self.sampling_3N, sampling_N3.T), axis=1)
-        total = first + len(requests)
-        num_blocks = max(self.num_masked_NM.shape[1], *(rules.max_blocks + 2 for rules in all_rules))
-        num_branches = max(self.confidence_NB.shape[1], *(rules.decode.num_lookahead + 1 for rules in all_rules))
-        self.num_masked_NM = _grown(self.num_masked_NM, (total, num_blocks), fill=kind.block_size)
-        self.num_masked_NM[first:, 0] = 0
-        self.is_activated_NM = _grown(self.is_activated_NM, (total, num_blocks), fill=False)
-        self.branch_2NB = _grown(self.branch_2NB, (2, total, num_branches), fill=ANCHOR)
-        self.confidence_NB = _grown(self.confidence_NB, (total, num_branches), fill=1)
-        self.requests += requests
+        self.integers_FN[:, place_X] = np.array([[state.get(name, 0) for name in _INTEGERS] for state in states]).T
+        self._switches_FN[:, place_X] = np.array([(False, False, rules.find_stop is not None) for rules in all_rules]).T
+        self.skip_threshold_N[place_X] = [rules.decode.skip_threshold for rules in all_rules]
+        self.creation_weight_N[place_X] = [rules.decode.creation_weight for rules in all_rules]
+        self.carry_3N[:, place_X] = _NO_CARRY_31
+        self.sampling_3N[:, place_X] = np.array([rules.sampling for rules in all_rules]).T
+        self.is_sampled = bool(self.sampling_3N[0].any())
+        self.num_masked_NM[place_X] = kind.block_size
+        self.num_masked_NM[place_X, 0] = 0
+        self.is_activated_NM[place_X] = np.arange(self.num_masked_NM.shape[1]) < self.num_blocks_N[place_X][:, None]
+        self.branch_2NB[:, place_X] = ANCHOR
+        self.confidence_NB[place_X] = 1
+        for place, decoding in zip(places, requests, strict=True):
+            self.requests[place] = decoding
         self._begun += requests
-        self._name()
-        self.is_activated_NM[first:] = np.arange(num_blocks) < self.num_blocks_N[first:, None]
 
     def note_ends(self, place_X: Int | int) -> None:
         """These requests have an end token, and open no more blocks."""
@@ -154,7 +165,22 @@ class RequestBatch:
         self.branch_2NB[:, place_N, self.num_branches_N - 1] = ANCHOR
         self.confidence_NB[place_N, self.num_branches_N - 1] = 1
 
-    def keep(self, place_N: Int) -> None:
+    def _resize(self, num_requests: int, num_blocks: int = 0, num_branches: int = 0) -> None:
+        """Room for so many, whatever stands there."""
+        for name in ("integers_FN", "_switches_FN", "carry_3N", "sampling_3N"):
+            values = getattr(self, name)
+            setattr(self, name, _grown(values, (len(values), num_requests)))
+        self.skip_threshold_N = _grown(self.skip_threshold_N, (num_requests,))
+        self.creation_weight_N = _grown(self.creation_weight_N, (num_requests,))
+        num_blocks = max(num_blocks, self.num_masked_NM.shape[1])
+        num_branches = max(num_branches, self.confidence_NB.shape[1])
+        self.num_masked_NM = _grown(self.num_masked_NM, (num_requests, num_blocks), fill=self.kind.block_size)
+        self.is_activated_NM = _grown(self.is_activated_NM, (num_requests, num_blocks))
+        self.branch_2NB = _grown(self.branch_2NB, (2, num_requests, num_branches), fill=ANCHOR)
+        self.confidence_NB = _grown(self.confidence_NB, (num_requests, num_branches), fill=1)
+        self._name()
+
+    def _keep(self, place_N: Int) -> None:
         """Keep the requests at these places, in this order, and forget the others."""
         for name in ("integers_FN", "_switches_FN", "carry_3N", "sampling_3N"):
             setattr(self, name, getattr(self, name)[:, place_N])
@@ -162,11 +188,11 @@ class RequestBatch:
             setattr(self, name, getattr(self, name)[place_N])
         self.branch_2NB = self.branch_2NB[:, place_N]
         self.requests = [self.requests[place] for place in place_N.tolist()]
+        self.is_sampled = bool(self.sampling_3N[0].any())
         self._name()
 
     def _name(self) -> None:
         self.place_N = np.arange(len(self))
-        self.is_sampled = bool(self.sampling_3N[0].any())
         self.of_rows_FN = self.integers_FN[: len(OF_ROWS)]
         self.__dict__.update(zip(_INTEGERS, self.integers_FN, strict=True))
         self.__dict__.update(zip(_SWITCHES, self._switches_FN, strict=True))
@@ -205,7 +231,7 @@ def most_masked(filled_share: float, block_size: int) -> int:
     return next((count for count in counts if 1.0 - count / block_size >= filled_share), 0)
 
 
-def _grown(values: Any, shape: tuple[int, ...], fill: Any) -> Any:
+def _grown(values: Any, shape: tuple[int, ...], fill: Any = 0) -> Any:
     """The same values, and others behind them."""
     grown = np.full(shape, fill, dtype=values.dtype)
     grown[tuple(slice(0, length) for length in values.shape)] = values

@@ -59,7 +59,8 @@ class RequestArrays:
         self._added.setdefault(rules.kind, []).append(TableRequest(**vars(admission), table=self._table))
 
     def __len__(self) -> int:
-        return sum(map(len, self._batches.values())) + sum(map(len, self._added.values()))
+        num_kept = sum(len(batch) - len(batch.over) for batch in self._batches.values())
+        return num_kept + sum(map(len, self._added.values()))
 
     def take(self, requests: list[PlainRequest]) -> None:
         """Go on with these, between two steps."""
@@ -90,7 +91,7 @@ class RequestArrays:
                 if decoding.request.id == request_id:
                     completion = completion_of(decoding, canvas_of(batch, place), now, spent=None, reason="abort")
                     assert completion is not None, "it ends in any case"
-                    self._remove(batch, [place])
+                    batch.over = [place]
                     return decoding, completion
         return None
 
@@ -133,10 +134,11 @@ class RequestArrays:
             self._advance_batch(part.rows, values_3T, score_R, winner_row_N, now)
             over = ended(batch, now)
             finished += [(batch.requests[place], completion) for place, completion in over]
-            self._remove(batch, [place for place, _ in over])
+            batch.over = [place for place, _ in over]
         return finished
 
     def newly_final(self) -> list[tuple[str, tuple[int, ...]]]:
+        self._take_in()
         return [
             (batch.requests[place].request.id, token_ids)
             for batch in self._batches.values()
@@ -144,18 +146,16 @@ class RequestArrays:
         ]
 
     def _take_in(self) -> None:
-        """Those that have been added, all at once: it costs as much as one."""
-        for kind, requests in self._added.items():
+        """Those that have been added and for them those that have ended, all at once: it costs as much as one."""
+        for kind in self._added:  # in their order, which all ranks have
             if kind not in self._batches:
                 self._batches[kind] = RequestBatch(kind, self._table)
-            self._batches[kind].extend(requests)
-        self._added.clear()
-
-    def _remove(self, batch: RequestBatch, places: list[int]) -> None:
-        if len(places) == len(batch):
-            del self._batches[batch.kind]
-        elif places:
-            batch.keep(np.delete(np.arange(len(batch)), places))
+        for kind, batch in [*self._batches.items()]:
+            added = self._added.pop(kind, [])
+            if added or batch.over:
+                batch.renew(added)
+            if not len(batch):
+                del self._batches[kind]
 
     def _advance_batch(self, rows: Rows, values_3T: Float, score_R: Score, winner_row_N: Int, now: float) -> None:
         batch = rows.batch
