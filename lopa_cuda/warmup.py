@@ -21,8 +21,9 @@ from lopa_cuda.steps import Committer
 logger = logging.getLogger(__name__)
 
 WHOLE_BLOCKS = 8  # windows of up to so many blocks, of all branches of one request, are not padded at all
-USUAL_BLOCKS = 4  # that a request decodes at once
-COMMITTED_BLOCKS = (1, 2, 4, 8, 16, 32, 64)  # by one step; more than 8 only where there are as many requests
+USUAL_BLOCKS = 6  # that a request decodes at once, where it decodes the most
+COMMITTED_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)  # by one step
+MOST_OF_ONE = 8  # where there is one request; of several some come with their prompts in most steps
 _KINDS = (
     {"is_sampled": False, "is_cut": False}, {"is_sampled": True, "is_cut": False}, {"is_sampled": True, "is_cut": True},
 )  # fmt: skip
@@ -52,8 +53,8 @@ def warm_up(
     for num_reads in reversed(shapes.buckets.reads):
         for sampling in sorted(heads, reverse=True):
             passes.capture_head(num_reads, sampling)
-    most_blocks = max(8, num_requests)
-    committer.warm_up([blocks * decode.block_size for blocks in COMMITTED_BLOCKS if blocks <= most_blocks])
+    committed = (blocks for blocks in COMMITTED_BLOCKS if num_requests > 1 or blocks <= MOST_OF_ONE)
+    committer.warm_up([blocks * decode.block_size for blocks in committed])
     # A collector pause would fall into some step; what exists now lives as long as the process.
     gc.collect()
     gc.freeze()
