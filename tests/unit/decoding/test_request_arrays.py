@@ -12,7 +12,7 @@ import pytest
 from test_scheduler import EOS, MASK, VOCAB
 
 from common.config import DecodeConfig
-from common.decoding import Completion, GenerationRequest, Predictions, Sampling, StepPlan, StepRecord
+from common.decoding import Completion, GenerationRequest, Int, Predictions, Sampling, StepPlan, StepRecord
 from common.decoding.scheduling.arrays import RequestArrays
 from common.decoding.scheduling.plain import PlainRequests
 from common.decoding.scheduling.rules import Rules, no_stop_strings
@@ -148,3 +148,29 @@ def test_all_at_once_decides_as_one_after_another(seed: int) -> None:
         assert decoded.completions == plain.completions
         assert decoded.tokens == plain.tokens
     assert sum(len(ended) for ended in plain.completions) == len(requests)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_that_arrays_do_not_know_has_all_decoded_one_after_another(seed: int) -> None:
+    rng = random.Random(seed)
+    shared = DecodeConfig(strategy="fast_dllm", block_size=4, max_new_tokens=16, skip_threshold=0.9)
+    odd = shared.model_copy(update={"fill_rule": "factor"})
+    decodes = [shared, shared, shared, odd, shared, shared, shared]
+    prompts = [tuple(range(10, 10 + rng.choice([3, 9, 40]))) for _ in decodes]
+    requests = [
+        (GenerationRequest(str(number), prompt), decode)
+        for number, (prompt, decode) in enumerate(zip(prompts, decodes, strict=True))
+    ]
+    ways: list[bool] = []
+
+    class Watched(SwitchingRequests):
+        def select_winners(self, predictions: Predictions) -> Int:
+            are_known = all(decoding.rules.fits_arrays for decoding in self.active)
+            ways.append(self._now is self._arrays)
+            assert are_known or self._now is self._plain
+            return super().select_winners(predictions)
+
+    found = Decoded(lambda count, observe: Watched(count, MASK, observe), requests, 4, seed, has_budget=False)
+    plain = Decoded(lambda _, observe: PlainRequests(MASK, observe), requests, 4, seed, has_budget=False)
+    assert {True, False} == set(ways)
+    assert (found.plans, found.completions, found.tokens) == (plain.plans, plain.completions, plain.tokens)
