@@ -54,9 +54,10 @@ def put(plain: PlainRequest, batch: RequestBatch, place: int) -> None:
     batch.start_N[place] = plain.strategy.window(blocks, plain.is_refreshed).start
     batch.num_blocks_N[place], batch.num_masked_N[place] = num_blocks, sum(counts)
     batch.first_open_N[place] = next((index for index, count in enumerate(counts) if count), num_blocks)
-    for index, branch in enumerate(plain.branches[:-1]):
-        batch.branch_2NB[:, place, index] = branch.position, branch.token
-        batch.confidence_NB[place, index] = branch.creation_confidence
+    for index, (position, token, confidence) in enumerate(plain.branches[:-1]):
+        assert position is not None, "only the anchor has none, which comes last"
+        batch.branch_2NB[:, place, index] = position, token
+        batch.confidence_NB[place, index] = confidence
     batch.branch_2NB[:, place, num_branches - 1] = NO_TOKEN
     batch.confidence_NB[place, num_branches - 1] = 1
     batch.num_branches_N[place] = num_branches
