@@ -53,8 +53,9 @@ def warm_up(
     for num_reads in reversed(shapes.buckets.reads):
         for sampling in sorted(heads, reverse=True):
             passes.capture_head(num_reads, sampling)
-    committed = (blocks for blocks in COMMITTED_BLOCKS if num_requests > 1 or blocks <= MOST_OF_ONE)
-    committer.warm_up([blocks * decode.block_size for blocks in committed])
+    most = shapes.buckets.tokens[-1] if num_requests > 1 else MOST_OF_ONE * decode.block_size
+    lengths = (blocks * decode.block_size for blocks in COMMITTED_BLOCKS)
+    committer.warm_up([length for length in lengths if length <= most])
     # A collector pause would fall into some step; what exists now lives as long as the process.
     gc.collect()
     gc.freeze()
