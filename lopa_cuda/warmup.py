@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 WHOLE_BLOCKS = 8  # windows of up to so many blocks, of all branches of one request, are not padded at all
 USUAL_BLOCKS = 6  # that a request decodes at once, where it decodes the most
 COMMITTED_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)  # by one step
-MOST_OF_ONE = 8  # where there is one request; of several some come with their prompts in most steps
+LEAST_COMMITTED_BLOCKS, MOST_COMMITTED_BYTES = 8, 2**28
 _KINDS = (
     {"is_sampled": False, "is_cut": False}, {"is_sampled": True, "is_cut": False}, {"is_sampled": True, "is_cut": True},
 )  # fmt: skip
@@ -53,9 +53,9 @@ def warm_up(
     for num_reads in reversed(shapes.buckets.reads):
         for sampling in sorted(heads, reverse=True):
             passes.capture_head(num_reads, sampling)
-    most = shapes.buckets.tokens[-1] if num_requests > 1 else MOST_OF_ONE * decode.block_size
+    most = most_committed(decode.block_size, num_requests, committer.bytes_per_position)
     lengths = (blocks * decode.block_size for blocks in COMMITTED_BLOCKS)
-    committer.warm_up([length for length in lengths if length <= most])
+    committer.warm_up([length for length in lengths if length <= min(most, shapes.buckets.tokens[-1])])
     # A collector pause would fall into some step; what exists now lives as long as the process.
     gc.collect()
     gc.freeze()
@@ -83,6 +83,13 @@ def usual_tokens(decode: DecodeConfig, bp_size: int) -> list[int]:
         for rows in {1, -(-branches // bp_size)}
         for blocks in range(1, num_blocks + 1)
     ]
+
+
+def most_committed(block_size: int, num_requests: int, bytes_per_position: int) -> int:
+    """Positions of the longest commit that is captured: a block of each request, and at least some of one. Of several
+    requests some come with their prompts in most steps: then all that graphs have memory for."""
+    usual = max(LEAST_COMMITTED_BLOCKS, num_requests) * block_size
+    return usual if num_requests == 1 else max(usual, MOST_COMMITTED_BYTES // bytes_per_position)
 
 
 def most_reads(decode: DecodeConfig, num_requests: int, bp_size: int) -> int:

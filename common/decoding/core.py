@@ -174,10 +174,10 @@ class EngineCore:
         rejected = []
         scheduler, capacity = self.scheduler, self.engine.capacity
         while scheduler.has_free_slot and (request := self._waiting.first()) is not None:
-            if not scheduler.can_begin(request):
-                break
             reason = self._judge(request)
             if reason is None:
+                if not scheduler.can_begin(request):
+                    break
                 if not capacity.can_hold([*scheduler.rooms(), scheduler.room_of(request)]):
                     break
                 scheduler.admit(request)

@@ -20,7 +20,7 @@ def rows_by_rank(plan: StepPlan, num_ranks: int) -> Sequence[Int]:
 
     Rows are dealt round robin, so that a request's branches spread over the ranks. Under block-causal attention each
     rank writes a committed block's KV itself, without traffic, so it also gets at least one row of every committing
-    request: the anchor if no other. A rank for which no row is left computes the first.
+    request: the anchor if no other. A rank for which nothing is left computes the first.
     """
     return _with_anchors(plan, num_ranks) if _lacks_rows(plan, num_ranks) else _round_robin(plan.num_rows, num_ranks)
 
@@ -36,7 +36,9 @@ def _lacks_rows(plan: StepPlan, num_ranks: int) -> bool:
     """Whether some rank would get no row of a request whose KV it has to write."""
     if num_ranks == 1 or not plan.commits or not plan.commits_locally:
         return False
-    count_N = np.bincount(plan.request_R)  # rows of one request are adjacent: as many as there are ranks reach them all
+    # Rows of one request are adjacent (guidance, which doubles them, has one branch rank): as many as there are ranks
+    # reach all of these.
+    count_N = np.bincount(plan.request_R)
     return any(count_N[span.request] < num_ranks for span in plan.commits)
 
 

@@ -48,7 +48,7 @@ def _add_rms_norm_kernel(
     weight = tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
     if TOKENS > 1:
         counted = (token * TOKENS + tl.arange(0, TOKENS))[:, None]
-        token, column = tl.minimum(counted, num_tokens - 1), column[None, :]
+        token, column = tl.minimum(counted, num_tokens - 1), column[None, :] + tl.zeros_like(counted)
         mask, weight = mask[None, :] & (counted < num_tokens), weight[None, :]
     start_after_predecessor(PDL)
     if RANKS > 0:

@@ -90,10 +90,16 @@ class Committer:
         for owner, spans in spans_of.items():
             self._copy(staged.staging, owner, spans)
 
+    @property
+    def bytes_per_position(self) -> int:
+        """What a captured commit keeps of scratch memory."""
+        num_layers, _, _, _, num_heads, head_size = self._cache.committed.shape
+        return 2 * num_layers * num_heads * head_size * self._cache.committed.element_size()
+
     def warm_up(self, lengths: list[int]) -> None:
         """Capture these commits, from every owner there may be. Collective over bp."""
         owners = (None,) if self._collectives.mesh.bp_group is None else (None, *range(self._collectives.mesh.bp_size))
-        for length in lengths:
+        for length in sorted(lengths, reverse=True):  # graphs share one pool of scratch memory
             for owner in owners:
                 self.runner.entry(CommitKey(length, owner, is_captured=True))
         self._cache.committed.zero_()  # what captures have copied is no prompt's, and may be no number

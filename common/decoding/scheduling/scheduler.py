@@ -134,14 +134,18 @@ class Scheduler:
         return list(self._room_of_slot.values())
 
     def why_apart(self, decode: DecodeConfig) -> str | None:
-        """Why requests of these settings cannot share a pass with the run's; None: they can."""
+        """Why requests of these settings cannot be decoded beside the run's; None: they can."""
         name = next((name for name in SHARED_SETTINGS if getattr(decode, name) != getattr(self.decode, name)), None)
         if name is None and self._is_selective:
             name = beyond_arrays(decode)
-        if name is None:
-            return None
-        own, shared = getattr(decode, name), getattr(self.decode, name)
-        return f"its {name} {own} cannot share a pass with the run's {shared}; decode it in a run of its own"
+        if name is not None:
+            own, shared = getattr(decode, name), getattr(self.decode, name)
+            return f"its {name} {own} cannot share a pass with the run's {shared}; decode it in a run of its own"
+        try:
+            self._rules_for(decode)
+        except ValueError as error:
+            return str(error)
+        return None
 
     def plan_step(self) -> StepPlan:
         """Open blocks in every branch, then lay all branches of all requests out as rows."""
@@ -172,10 +176,14 @@ class Scheduler:
 
     def _rules_of(self, request: GenerationRequest) -> Rules:
         decode = self.decode_of(request)
+        if decode not in self._rules and (reason := self.why_apart(decode)) is not None:
+            raise ValueError(f"request {request.id}: {reason}")
+        return self._rules_for(decode)
+
+    def _rules_for(self, decode: DecodeConfig) -> Rules:
+        """Raises ValueError for stop strings that nothing can look for."""
         rules = self._rules.get(decode)
         if rules is None:
-            if (reason := self.why_apart(decode)) is not None:
-                raise ValueError(f"request {request.id}: {reason}")
             if len(self._rules) >= MOST_RULES:  # of requests that have ended, mostly
                 self._rules = {self.decode: self._rules[self.decode]}
             rules = self._rules[decode] = self._made_rules(decode)

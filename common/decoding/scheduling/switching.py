@@ -11,6 +11,7 @@ from common.decoding.scheduling.plain import PlainRequests
 from common.decoding.scheduling.state import Admission, DecodingRequest, StepRecord
 
 FEW_REQUESTS = 2  # are decoded as fast one after another as all at once; one is twice as fast
+FEW_OBSERVED = 4  # are decoded one after another while somebody looks: those records say more (StepRecord)
 
 
 class SwitchingRequests:
@@ -53,10 +54,10 @@ class SwitchingRequests:
         return self._now.num_prompt_tokens()
 
     def plan_step(self, sampling: Sampling) -> StepPlan:
-        count = len(self._now)
+        count, few = len(self._now), FEW_REQUESTS if self.observer is None else FEW_OBSERVED
         if count <= 1:
             self._move_to_plain()
-        elif count > FEW_REQUESTS and self._now is self._plain and self._all_fit_arrays():
+        elif count > few and self._now is self._plain and self._all_fit_arrays():
             self._move_to_arrays()
         return self._now.plan_step(sampling)
 

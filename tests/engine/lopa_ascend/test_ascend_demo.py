@@ -117,7 +117,7 @@ class Decisions:
 
     def commit(self, plan: StepPlan, winners: Int) -> None:
         self.token_of = {}
-        steps = self.scheduler._requests._steps  # of one request: decoded by `plain`
+        steps = self.scheduler._requests._plain._steps  # of three that are observed
         for step, aligned, winner in zip(steps, align(steps, self.found), winners.tolist(), strict=True):
             token_W = aligned.values_3BW[0, winner - step.first_row].astype(int)
             self.token_of[step.decoding.request.id] = dict(enumerate(token_W.tolist(), step.window.start))

@@ -130,15 +130,29 @@ def test_each_request_has_its_own_settings_and_gets_the_tokens_it_gets_alone() -
     assert results["long"].num_canvas_tokens > results["plain"].num_canvas_tokens
 
 
+@pytest.mark.parametrize("most_tokens", [None, 6])
 @pytest.mark.parametrize(("name", "value"), [("sampling_strategy", "margin"), ("window_attention", "block_causal")])
-def test_settings_that_cannot_share_a_pass_reject_their_request_alone(name: str, value: Any) -> None:
-    core = core_of(HashedEngine())
+def test_settings_that_cannot_share_a_pass_reject_their_request_alone(
+    name: str, value: Any, most_tokens: int | None
+) -> None:
+    core = core_of(HashedEngine(), max_num_batched_tokens=most_tokens)
     core.add_request(request("good"))
     core.add_request(request("bad", **{name: value}))
+    core.add_request(request("well"))
+    results = run(core)
+    assert isinstance(results["good"], Completion) and isinstance(results["well"], Completion)
+    rejected = results["bad"]
+    assert isinstance(rejected, Rejection) and rejected.reason.startswith(f"its {name} {value} cannot share a pass")
+
+
+def test_stop_strings_that_nothing_can_look_for_reject_their_request_alone() -> None:
+    core = core_of(HashedEngine())
+    core.add_request(request("good"))
+    core.add_request(request("bad", stop=("x",)))
     results = run(core)
     assert isinstance(results["good"], Completion)
     rejected = results["bad"]
-    assert isinstance(rejected, Rejection) and rejected.reason.startswith(f"its {name} {value} cannot share a pass")
+    assert isinstance(rejected, Rejection) and "need a tokenizer" in rejected.reason
 
 
 def test_prompts_begin_over_several_steps_when_they_are_many_tokens() -> None:

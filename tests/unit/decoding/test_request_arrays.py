@@ -155,7 +155,7 @@ def test_one_that_arrays_do_not_know_has_all_decoded_one_after_another(seed: int
     rng = random.Random(seed)
     shared = DecodeConfig(strategy="fast_dllm", block_size=4, max_new_tokens=16, skip_threshold=0.9)
     odd = shared.model_copy(update={"fill_rule": "factor"})
-    decodes = [shared, shared, shared, odd, shared, shared, shared]
+    decodes = [shared] * 7 + [odd] + [shared] * 7
     prompts = [tuple(range(10, 10 + rng.choice([3, 9, 40]))) for _ in decodes]
     requests = [
         (GenerationRequest(str(number), prompt), decode)
@@ -170,7 +170,7 @@ def test_one_that_arrays_do_not_know_has_all_decoded_one_after_another(seed: int
             assert are_known or self._now is self._plain
             return super().select_winners(predictions)
 
-    found = Decoded(lambda count, observe: Watched(count, MASK, observe), requests, 4, seed, has_budget=False)
-    plain = Decoded(lambda _, observe: PlainRequests(MASK, observe), requests, 4, seed, has_budget=False)
+    found = Decoded(lambda count, observe: Watched(count, MASK, observe), requests, 5, seed, has_budget=False)
+    plain = Decoded(lambda _, observe: PlainRequests(MASK, observe), requests, 5, seed, has_budget=False)
     assert {True, False} == set(ways)
     assert (found.plans, found.completions, found.tokens) == (plain.plans, plain.completions, plain.tokens)

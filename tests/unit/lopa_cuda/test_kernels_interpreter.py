@@ -84,6 +84,18 @@ def test_norm_sums_parts_and_adds_the_residual(quantize: str | None) -> None:
 
 
 @interpreted
+def test_norm_of_several_tokens_scales_parts_and_adds_their_bias() -> None:
+    parts, residual, weight = torch.randint(-99, 99, (2, 5, 300), dtype=torch.int32), random(5, 300), random(300)
+    scale, x_scale, bias = torch.rand(300) / 99, torch.rand(5), random(300)
+    given = kernels.Partials(parts, scale, x_scale, bias)
+    normed, summed = kernels.add_rms_norm(given, residual, weight, 1e-6)
+    x = parts.sum(0).float() * scale * x_scale[:, None] + bias.float()
+    expected, expected_sum = add_rms_norm(x.bfloat16(), residual, weight, 1e-6)
+    assert isinstance(normed, Tensor)
+    assert relative_error(summed, expected_sum) < TOLERANCE and relative_error(normed, expected) < TOLERANCE
+
+
+@interpreted
 @pytest.mark.parametrize("num_parts", [0, 2])
 def test_rope_rotates_and_prewrites(num_parts: int) -> None:
     num_tokens, kv = 18, (NUM_KV_HEADS, HEAD_SIZE)

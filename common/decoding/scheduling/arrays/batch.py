@@ -1,6 +1,7 @@
 """Requests of one kind as arrays, so that a step costs a few operations over all of them instead of many for each.
 
-Shapes: N requests, in order of admission; M blocks (block 0 is the prompt); B branches.
+Shapes: N requests, of which those that come take the places of those that have ended; M blocks (block 0 is the
+prompt); B branches.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class RequestBatch:
         self.max_blocks_N[place_X] = 0
 
     def take_begun(self) -> list[TableRequest]:
-        """Those that have come since this was last asked, and had no step before."""
+        """Those that have come since this was last asked, some of them from `plain` with steps behind them."""
         begun, self._begun = self._begun, []
         return begun
 
