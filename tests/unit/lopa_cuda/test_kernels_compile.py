@@ -1,5 +1,5 @@
-"""The kernels of experts, routing and heads compile for Hopper: Triton's compiler needs no GPU, and takes less than its
-interpreter does."""
+"""The kernels of experts, routing, heads and small stages compile for Hopper: Triton's compiler needs no GPU, and takes
+less than its interpreter does."""
 
 from __future__ import annotations
 
@@ -26,8 +26,12 @@ FLOATS = ("bias_ptr", "logits_ptr", "pair_weight_ptr", "rotary_ptr")
 EXPERT = {"DEPTH": 2048, "CHOSEN": 8, "BLOCK_C": 64, "BLOCK_K": 64, "STAGES": 4}
 ROUTE = {"CHOSEN": 8, "CHOSEN_BLOCK": 8, "IS_NORMALISED": True}
 ROPE = {
-    "PARTS": 0, "IS_BIAS_INT": False, "HEAD_SIZE": 128, "HEADS": 4, "weight_scale_ptr": None, "x_scale_ptr": None,
+    "PARTS": 0, "IS_BIAS_INT": False, "HEAD_SIZE": 128, "HEADS": 16, "weight_scale_ptr": None, "x_scale_ptr": None,
     "bias_ptr": None,
+}  # fmt: skip
+NORM = {
+    "IS_BIAS_INT": False, "RANK": 0, "RANKS": 0, "QUANTIZED_MAX": 0.0, "IS_INT": False, "addends_ptr": None,
+    "flags_ptr": None, "out_scale_ptr": None, "weight_scale_ptr": None, "x_scale_ptr": None,
 }  # fmt: skip
 GROUPED = {"TOP_GROUPS": 4, "IS_GROUPED": True, "IS_SIGMOID": True, "GROUPS": 8, "LENGTH": 32}
 UNGROUPED = {"TOP_GROUPS": 1, "IS_GROUPED": False, "IS_SIGMOID": False, "GROUPS": 1, "LENGTH": 128, "bias_ptr": None}
@@ -41,6 +45,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "route among all": ("route", "_route_kernel", {**ROUTE, **UNGROUPED}),
     "deal": ("route", "_deal_kernel", {"BLOCK": 1024}),
     "half of a head": ("rope_prewrite", "_rope_prewrite_kernel", {**ROPE, "PAIRS": 32, "BLOCK": 32, "REST_BLOCK": 64}),
+    "norm of one token": ("norm", "_add_rms_norm_kernel", {**NORM, "TOKENS": 1, "BLOCK": 4096, "PARTS": 0}),
+    "norm of several": ("norm", "_add_rms_norm_kernel", {**NORM, "TOKENS": 4, "BLOCK": 256, "PARTS": 4}),
+    "swiglu of several": ("swiglu", "_swiglu_kernel", {"TOKENS": 2, "BLOCK": 1024}),
     "whole heads": ("rope_prewrite", "_rope_prewrite_kernel", {**ROPE, "PAIRS": 64, "BLOCK": 64, "REST_BLOCK": 1}),
 }
 
