@@ -48,7 +48,7 @@ def evaluate(
     from common.evaluation import evaluate_sweep
 
     settings = {point.name: point.run.decode for point in launch.points}
-    with GeneratorOnDemand(launch.profile, launch.run, settings) as build:
+    with GeneratorOnDemand(launch.profile, launch.run, settings, chosen.path) as build:
         evaluate_sweep(chosen, build, overwrite=overwrite, num_shown=show)
 
 

@@ -4,12 +4,14 @@ when a run turns out to need it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from common.config import DecodeConfig, DeviceProfile, RunConfig, find_config, load_profile_and_run
+from common.errors import ConfigError
 from common.platforms import platform_of
 from common.processes import apply_environment, check_started, num_started_here, resolve_mesh
 
@@ -77,13 +79,15 @@ def make_ready(device_profile: DeviceProfile, start_many: str | None = None) -> 
 class GeneratorOnDemand:
     """Loads the model when a run turns out to need it, once, and closes it at the end: the `build` of run_batch.
 
-    settings: name -> decode settings that the model will be used with; they are checked before it is loaded.
+    settings: name -> decode settings that the model will be used with; they are checked before it is loaded. source:
+    the file that they come from.
     """
 
     def __init__(
-        self, profile: DeviceProfile, run: RunConfig, settings: Mapping[str, DecodeConfig] | None = None
-    ) -> None:
-        self._profile, self._run, self._settings = profile, run, settings or {}
+        self, profile: DeviceProfile, run: RunConfig, settings: Mapping[str, DecodeConfig] | None = None,
+        source: Path | None = None,
+    ) -> None:  # fmt: skip
+        self._profile, self._run, self._settings, self._source = profile, run, settings or {}, source
         self._generator: Generator | None = None
 
     def __call__(self) -> Generator:
@@ -91,7 +95,10 @@ class GeneratorOnDemand:
             # Here: a run that turns out to be done has no reason to load torch.
             from common.generate import build_generator, check_settings
 
-            check_settings(self._settings, self._profile, self._run)
+            try:
+                check_settings(self._settings, self._profile, self._run)
+            except ConfigError as error:
+                raise ConfigError(f"{self._source}: {error}" if self._source else str(error)) from None
             self._generator = build_generator(self._profile, self._run)
         return self._generator
 

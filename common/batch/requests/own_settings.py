@@ -30,7 +30,7 @@ class _Fields(Settings):
     """As they stand in the line; null is the same as absent."""
 
     decode: dict[str, Any] | None = None
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, strict=True)
 
 
 class OwnSettings:

@@ -88,6 +88,7 @@ def test_null_and_nothing_leave_the_runs_settings(cpu: DeviceProfile, run: RunCo
         ({"decode": {"cache": "dual"}}, "decode: cache dual is one of strategies fast_dllm and fast_dllm_v2"),
         ({"seed": -1}, "seed: set it to 0 or more (given -1)"),
         ({"seed": "a"}, "seed: set it to a whole number (given 'a')"),
+        ({"seed": "3"}, "seed: set it to a whole number (given '3')"),
         ({"seed": True}, "seed: set it to a number, not to true or false"),
         ({"seed": 2**63}, "seed: set it to less than 2^63"),
         ({"seed": [1], "decode": {"num_lookahead": 0}}, "seed: set it to a whole number (given [1])"),

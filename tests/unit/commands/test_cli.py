@@ -54,6 +54,16 @@ def test_a_run_of_bad_lines_only_says_so_at_its_end(tmp_path: Path) -> None:
     assert (tmp_path / "o.metrics.json").is_file()
 
 
+def test_a_row_that_the_model_cannot_do_is_named_with_its_file(tmp_path: Path) -> None:
+    write_run(tmp_path, f"model: {ROOT / 'models/demo'}\ninput: {{path: in.jsonl}}\noutput: {{path: o.jsonl}}\n")
+    (tmp_path / "sweep.yaml").write_text("rows: [{name: odd, decode: {eos_token_id: 99999}}]\n")
+    command = [sys.executable, "-m", "common.commands", "evaluate", "-p", "cpu", "run.yaml", "sweep.yaml"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=environment)
+    assert result.returncode == 2
+    assert "sweep.yaml: row 'odd': decode.eos_token_id 99999 is no token" in result.stderr
+
+
 def test_a_sweep_does_not_take_a_file_for_its_folder(tmp_path: Path) -> None:
     write_run(tmp_path)
     (tmp_path / "sweep.yaml").write_text("rows: [{name: a}]\n")

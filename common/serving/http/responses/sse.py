@@ -17,8 +17,12 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _SILENT = ": keep-alive\n\n"
 
 
+# Ends of lines to many a client's reader, as to Python's splitlines, though not to the standard.
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2029"}
+
+
 def event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False, allow_nan=False)}\n\n"
+    return f"data: {json.dumps(body, ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)}\n\n"
 
 
 def event_stream(events: AsyncIterator[str], keep_alive_s: float) -> StreamingResponse:
