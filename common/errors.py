@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 _BEGIN, _END = 1000, 500  # characters of a message that names something endless: the fix stands at its end
 
 
@@ -11,6 +14,15 @@ class ConfigError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
+
+
+@contextmanager
+def placed(where: object) -> Iterator[None]:
+    """Name this file, or place in it, in front of what is wrong."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 class EngineError(RuntimeError):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from common.config import DecodeConfig
-from common.decoding import Int, PassCosts, Predictions, StepPlan, rows_by_rank
+from common.decoding import Int, PassCosts, PredictionOrder, Predictions, StepPlan, rows_by_rank
 from common.errors import ConfigError
 from common.processes import Mesh, close_mesh
 from common.runtime import MeasuredEngine, explained
@@ -44,7 +44,7 @@ class AscendEngine(MeasuredEngine):
         self.num_steps = 0
         self._ops = ops
         self._details = details
-        self._under_way: Reads | None = None
+        self._under_way: PredictionOrder | None = None
         self._has_failed = False
 
     def forward(self, plan: StepPlan) -> Predictions:
@@ -63,15 +63,14 @@ class AscendEngine(MeasuredEngine):
             reads = Reads(plan, rows_of)
             flat = lay_out(plan, rows_of[self.mesh.bp_rank], self.book)
             self.cache.copy_pages(flat.copies)
-            self.passes.launch(plan, flat, reads)
-            self._under_way = reads
+            self._under_way = self.passes.launch(plan, flat, reads)
             self.book.prepare_commit(plan)
 
     def receive(self) -> Predictions:
-        reads, self._under_way = self._under_way, None
-        assert reads is not None, "receive follows launch"
+        order, self._under_way = self._under_way, None
+        assert order is not None, "receive follows launch"
         with self._explained():
-            predictions = reads.predictions(self.passes.wait())
+            predictions = order.predictions(self.passes.wait())
             self.num_steps += 1
         return predictions
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.decoding import Int, Predictions, Sampling, StepPlan
+from common.decoding import Int, PredictionOrder, Predictions, Sampling, StepPlan
 from common.model import Decoder, changed_logits, merge_statistics, sampled_statistics, special_statistics
 from common.runtime import PassTimes, Stopwatch, wait_until_done
 from graphs.buckets import Buckets
@@ -39,7 +39,7 @@ from lopa_cuda.steps import (
 class Pass(NamedTuple):
     """A forward pass that is on its way."""
 
-    reads: Reads
+    order: PredictionOrder
     predicted_PM3: np.ndarray  # on the host, once the device has come to its end
     staged: Staged
 
@@ -103,16 +103,16 @@ class Passes:
         self.times.mark(2)
         if self._done is not None:
             self._done.record()
-        reads.order(reads_key.num_reads)
+        order = reads.order(reads_key.num_reads)
         self._cache.prepare_commits(plan)
         staged = Staged(row_of, shares, self._cache.staging, is_whole=key.num_slices == len(shares))
-        return Pass(reads, head.buffers.predicted_PM3, staged)
+        return Pass(order, head.buffers.predicted_PM3, staged)
 
     def receive(self, launched: Pass) -> Predictions:
         """Wait for the pass launched last."""
         wait_until_done(self._done, self._timeout_s)
         self.busy.stop()
-        return launched.reads.predictions(launched.predicted_PM3)
+        return launched.order.predictions(launched.predicted_PM3)
 
     def gather_ms(self, num_reads: int) -> float:
         """The gather over bp alone, captured where passes are."""

@@ -4,6 +4,7 @@ when a run turns out to need it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from common.config import DecodeConfig, DeviceProfile, RunConfig, find_config, load_profile_and_run
-from common.errors import ConfigError
+from common.errors import placed
 from common.platforms import platform_of
 from common.processes import apply_environment, check_started, num_started_here, resolve_mesh
 
@@ -95,10 +96,8 @@ class GeneratorOnDemand:
             # Here: a run that turns out to be done has no reason to load torch.
             from common.generate import build_generator, check_settings
 
-            try:
+            with placed(self._source) if self._source else nullcontext():
                 check_settings(self._settings, self._profile, self._run)
-            except ConfigError as error:
-                raise ConfigError(f"{self._source}: {error}" if self._source else str(error)) from None
             self._generator = build_generator(self._profile, self._run)
         return self._generator
 

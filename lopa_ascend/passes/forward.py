@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.decoding import Sampling, StepPlan
+from common.decoding import PredictionOrder, Sampling, StepPlan
 from common.model import Decoder
 from common.runtime import PassTimes, Stopwatch
 from graphs.runner import Entry, GraphRunner, Replay, capture_costs
@@ -103,8 +103,8 @@ class Forward:
         self.busy = Stopwatch()
         self.times = PassTimes(None if device.type == "cpu" else lambda: torch.npu.Event(enable_timing=True))
 
-    def launch(self, plan: StepPlan, flat: FlatStep, reads: Reads) -> None:
-        """Queue the pass."""
+    def launch(self, plan: StepPlan, flat: FlatStep, reads: Reads) -> PredictionOrder:
+        """Queue the pass; where its predictions belong."""
         head_key = self.head_key(reads.most, plan.sampling)
         head = self._entry(self.head, head_key)
         key = self.layers_key(flat, head_key.num_reads)
@@ -132,7 +132,7 @@ class Forward:
         self._received = head.buffers
         if self._done is not None:
             self._done.record()
-        reads.order(head_key.num_reads)
+        return reads.order(head_key.num_reads)
 
     def _entry(self, runner: GraphRunner[KeyT, BuffersT], key: KeyT) -> Entry[BuffersT]:
         if not key.is_captured or runner.has(key):

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from common.decoding import Int, PredictionOrder, Predictions, RowField, StepPlan
+from common.decoding import Int, PredictionOrder, RowField, StepPlan
 from common.model import Int32, sampling_fields
 from lopa_ascend.kv import PAGE_SIZE, PageBook
 from lopa_ascend.ops import group_queries
@@ -124,23 +125,20 @@ class Reads:
         num_reads_R = np.add.reduceat(plan.is_read_T, plan.first_R, dtype=np.int64)
         self.most = max(1, *[int(num_reads_R.take(rows).sum()) for rows in rows_of])
 
-    def order(self, num_reads: int) -> None:
-        """Ranks answer with `num_reads` predictions each. Behind the launch: the host has time there."""
-        self._order = PredictionOrder(self._plan.num_tokens, self._entries_of(), num_reads)
-
-    def predictions(self, predicted_PM3: np.ndarray) -> Predictions:
-        """In the plan's order."""
-        return self._order.predictions(predicted_PM3)
+    def order(self, num_reads: int) -> PredictionOrder:
+        """Of ranks that answer with `num_reads` predictions each. Behind the launch: the host has time there."""
+        return PredictionOrder(self._plan.num_tokens, self._entries_of, num_reads)
 
     def sampling_fields(self, rank: int, num_reads: int) -> Int32:
         """[6, num_reads]: how each prediction of this rank is drawn, as `SamplingRows.of` takes it."""
-        plan, entry_M = self._plan, self._entries_of()[rank]
+        plan, entry_M = self._plan, self._entries_of[rank]
         row_M = plan.first_R.searchsorted(entry_M, side="right") - 1
         position_M = plan.position_T[entry_M] + 1
         assert plan.sampling_3R is not None, "rows are drawn"
         settings_3M = plan.sampling_3R[:, row_M]
         return sampling_fields(settings_3M, plan.noise_key_R[row_M], plan.step_R[row_M], position_M, num_reads)
 
+    @cached_property  # rows that are drawn need it before the launch
     def _entries_of(self) -> list[Int]:
         """Of each rank; rows are ascending and so are their entries."""
         plan, found = self._plan, []

@@ -93,8 +93,7 @@ class Committer:
     @property
     def bytes_per_position(self) -> int:
         """What a captured commit keeps of scratch memory."""
-        num_layers, _, _, _, num_heads, head_size = self._cache.committed.shape
-        return 2 * num_layers * num_heads * head_size * self._cache.committed.element_size()
+        return self._cache.bytes_per_position
 
     def warm_up(self, lengths: list[int]) -> None:
         """Capture these commits, from every owner there may be. Collective over bp."""

@@ -45,14 +45,14 @@ class CacheSizes:
 
     @property
     def bytes_per_page(self) -> int:
-        return PAGE_SIZE * self._bytes_per_position
+        return PAGE_SIZE * self.bytes_per_position
 
     @property
     def staging_bytes(self) -> int:
-        return self.captured_tokens * self._bytes_per_position
+        return self.captured_tokens * self.bytes_per_position
 
     @property
-    def _bytes_per_position(self) -> int:
+    def bytes_per_position(self) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.dtype.itemsize
 
 
@@ -66,6 +66,7 @@ class PagedKVCache:
 
     def __init__(self, sizes: CacheSizes, num_pages: int, device: torch.device) -> None:
         self.max_model_len = sizes.max_model_len
+        self.bytes_per_position = sizes.bytes_per_position
         self._per_layer = sizes.num_layers, 2
         self._per_position = sizes.num_kv_heads, sizes.head_size
         shape = (*self._per_layer, num_pages, PAGE_SIZE, *self._per_position)

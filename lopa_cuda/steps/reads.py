@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from common.decoding import PredictionOrder, Predictions, Sampling, StepPlan
+from common.decoding import PredictionOrder, Sampling, StepPlan
 from common.model import NUM_SAMPLING_FIELDS, SamplingRows, sampling_fields
 from lopa_cuda.steps.share import Share
 from lopa_cuda.steps.upload import Upload
@@ -39,13 +38,9 @@ class Reads:
         self.entries_PM = [share.in_plan(tokens) for share, tokens in zip(shares, self.tokens_PM, strict=True)]
         self.most = max(map(len, self.tokens_PM))
 
-    def order(self, num_reads: int) -> None:
-        """Ranks answer with `num_reads` predictions each."""
-        self._order = PredictionOrder(self._num_tokens, self.entries_PM, num_reads)
-
-    def predictions(self, predicted_PM3: np.ndarray) -> Predictions:
-        """In the plan's order."""
-        return self._order.predictions(predicted_PM3)
+    def order(self, num_reads: int) -> PredictionOrder:
+        """Of ranks that answer with `num_reads` predictions each."""
+        return PredictionOrder(self._num_tokens, self.entries_PM, num_reads)
 
 
 class ReadBuffers:

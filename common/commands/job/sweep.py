@@ -30,7 +30,7 @@ from common.batch import check_input, input_and_output
 from common.commands.job.launch import Job, check_before_start, check_options, is_dry_run, job_of, start_here
 from common.commands.options import allowing
 from common.config import OWN, Sweep, SweepLaunch, SweepPoint, find_config, load_sweep, slug
-from common.errors import ConfigError, one_line
+from common.errors import ConfigError, one_line, placed
 from common.processes import die_with_parent, processes_here
 
 logger = logging.getLogger(__name__)
@@ -134,22 +134,14 @@ def check_launch(sweep: Path, launch: SweepLaunch, job: Job) -> None:
             with _naming(sweep, point):
                 check_input(source, processes_here(launch.profile, job.nodes) * job.nodes.count)
             checked.add(source)
-    with _placed(sweep):
+    with placed(sweep):
         check_settings({point.name: point.run.decode for point in launch.points}, launch.profile, launch.run)
 
 
 @contextmanager
 def _naming(sweep: Path, point: SweepPoint) -> Iterator[None]:
-    with _placed(f"{sweep}: row {point.name!r}"):
+    with placed(f"{sweep}: row {point.name!r}"):
         yield
-
-
-@contextmanager
-def _placed(where: Path | str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
 
 
 def run_sweep(plan: SweepPlan, start_launch: Callable[[SweepLaunch, Sequence[str]], Outcome]) -> int:

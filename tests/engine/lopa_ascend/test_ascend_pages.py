@@ -57,13 +57,12 @@ class RandomModel:
             self.check(rank, plan, rows, rank.step(plan, rows))
             rank.book.prepare_commit(plan)
         reads = Reads(plan, rows_of)
-        reads.order(reads.most)
         shape = plan.token_T.shape
         token_T = self.rng.integers(EOS + 1, VOCAB, shape)
         token_T[self.rng.random(shape) < 0.01] = EOS
         random = self.rng.random(shape, dtype=np.float32)
         expected = np.stack((token_T.astype(np.float32), random, random), axis=-1)
-        found = reads.predictions(self.gathered(plan, rows_of, expected, reads.most))
+        found = reads.order(reads.most).predictions(self.gathered(plan, rows_of, expected, reads.most))
         assert np.array_equal(found.token_T[plan.is_read_T], token_T[plan.is_read_T])
         return found
 

@@ -82,11 +82,11 @@ def test_a_rank_for_which_nothing_is_left_repeats_an_entry_that_nobody_reads_twi
     shares = cut(plan, 4, 9)
     assert [share.num_tokens for share in shares] == [9, 9, 2, 1]
     reads = Reads(plan, shares)
-    reads.order(4)
+    order = reads.order(4)
     predicted = np.full((4, 4, 3), -1, dtype=np.float32)
     for rank, entries_M in enumerate(reads.entries_PM):
         predicted[rank, : len(entries_M)] = (entries_M + 100 * (rank == 3))[:, None]
-    values_3T = reads.predictions(predicted).values_3T
+    values_3T = order.predictions(predicted).values_3T
     assert (values_3T[:, plan.is_read_T] == np.arange(20)[plan.is_read_T]).all()
 
 

@@ -89,7 +89,6 @@ class RequestBatch:
         self.tokens = tokens
         self.requests: list[TableRequest] = []
         self.over: list[int] = []
-        self._begun: list[TableRequest] = []
         self.integers_FN = np.zeros((len(_INTEGERS), 0), dtype=np.int64)
         self.of_rows_FN = self.integers_FN
         self._switches_FN = np.zeros((len(_SWITCHES), 0), dtype=np.bool_)
@@ -147,17 +146,11 @@ class RequestBatch:
         self.confidence_NB[place_X] = 1
         for place, decoding in zip(places, requests, strict=True):
             self.requests[place] = decoding
-        self._begun += requests
 
     def note_ends(self, place_X: Int | int) -> None:
         """These requests have an end token, and open no more blocks."""
         self.has_eos_N[place_X] = self.may_end_N[place_X] = True
         self.max_blocks_N[place_X] = 0
-
-    def take_begun(self) -> list[TableRequest]:
-        """Those that have come since this was last asked, some of them from `plain` with steps behind them."""
-        begun, self._begun = self._begun, []
-        return begun
 
     def keep_lookaheads(self, count_N: Int) -> None:
         """Drop all but each request's first so many."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from common.decoding.scheduling.arrays.batch import ANCHOR as NO_TOKEN
 from common.decoding.scheduling.arrays.batch import RequestBatch
 from common.decoding.scheduling.plain import ANCHOR, BlockStatus, Branch, PlainRequest, begun
 from common.decoding.scheduling.state import Admission, DecodingRequest
@@ -44,7 +43,7 @@ def to_plain(batch: RequestBatch, place: int, mask_token_id: int) -> PlainReques
 
 def put(plain: PlainRequest, batch: RequestBatch, place: int) -> None:
     """Have the batch's request at this place, which has been admitted anew, go on as this one."""
-    decoding, blocks, num_branches = batch.requests[place], plain.blocks, len(plain.branches)
+    decoding, blocks = batch.requests[place], plain.blocks
     _copy_remembered(plain, decoding)
     length, num_blocks = len(plain.token_S), len(blocks)
     decoding.token_S[:length], decoding.is_masked_S[:length] = plain.token_S, plain.is_masked_S
@@ -58,9 +57,7 @@ def put(plain: PlainRequest, batch: RequestBatch, place: int) -> None:
         assert position is not None, "only the anchor has none, which comes last"
         batch.branch_2NB[:, place, index] = position, token
         batch.confidence_NB[place, index] = confidence
-    batch.branch_2NB[:, place, num_branches - 1] = NO_TOKEN
-    batch.confidence_NB[place, num_branches - 1] = 1
-    batch.num_branches_N[place] = num_branches
+    batch.num_branches_N[place] = len(plain.branches)  # behind the lookaheads stands the anchor, as of any that begins
     batch.carry_3N[:, place] = plain.carry_31[:, 0]
     batch.is_refreshed_N[place] = plain.is_refreshed
     batch.num_forwards_N[place], batch.num_wins_N[place] = plain.num_forwards, plain.num_lookahead_wins
