@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.decoding import NUM_UPLOADED_FIELDS, Int, StepPlan
+from common.decoding import NUM_UPLOADED_FIELDS, Int, RowField, StepPlan
 
 
 class Share(NamedTuple):
@@ -40,10 +40,12 @@ def deal(plan: StepPlan, row_of: Int) -> list[Share]:
     """row_of [P, R]: the plan's row computed at each rank's place; a single rank computes all in their order."""
     if len(row_of) == 1:
         return [Share(plan.row_fields_8R[:NUM_UPLOADED_FIELDS], None, plan.num_tokens)]
-    return [_share(plan, rows) for rows in row_of]
-
-
-def _share(plan: StepPlan, rows: Int) -> Share:
-    spans_6R, entry_T = plan.row_fields_8R[:NUM_UPLOADED_FIELDS, rows], plan.entries_of(rows)
-    np.subtract(spans_6R[1].cumsum(), spans_6R[1], out=spans_6R[0])
-    return Share(spans_6R, entry_T, len(entry_T))
+    rows = row_of.reshape(-1)
+    spans_6PR = plan.row_fields_8R[:NUM_UPLOADED_FIELDS, rows].reshape(NUM_UPLOADED_FIELDS, *row_of.shape)
+    end_PR = spans_6PR[RowField.NUM_ENTRIES].cumsum(axis=1)
+    np.subtract(end_PR, spans_6PR[RowField.NUM_ENTRIES], out=spans_6PR[RowField.FIRST])
+    entry_T, shares, begin = plan.entries_of(rows), [], 0
+    for rank, num_tokens in enumerate(end_PR[:, -1].tolist()):
+        shares.append(Share(spans_6PR[:, rank], entry_T[begin : begin + num_tokens], num_tokens))
+        begin += num_tokens
+    return shares
