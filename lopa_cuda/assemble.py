@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 KNEE_TOKENS = 184.0
 LEAST_HEAD_SIZE = 16  # of the tensor cores
 # Of the largest captured step: for one request, and at most for any number, since its scratch memory is held for good.
-LEAST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS = 4096, 32768
+LEAST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS, MOST_CAPTURED_BYTES = 4096, 65536, 9 * 2**29
 LEAST_CAPTURED_READS, MOST_LOGITS_BYTES = 512, 2**31
 
 
@@ -127,10 +127,18 @@ def _buckets(profile: DeviceProfile, run: RunConfig, config: ModelConfig, max_mo
     rows = num_slots * -(-(max(0, decode.num_lookahead) + 1) // mesh.bp_size)
     fixed = tuple(sorted(profile.graph.token_buckets))
     usual = most_reads(decode, num_slots, mesh.bp_size)
-    captured = min(MOST_CAPTURED_TOKENS, max(LEAST_CAPTURED_TOKENS, usual))
+    captured = max(LEAST_CAPTURED_TOKENS, min(usual, most_captured_tokens(config, mesh.tp_size)))
     max_tokens = fixed[-1] if fixed else min(captured, rows * max_model_len)
     reads = max(LEAST_CAPTURED_READS, min(usual, MOST_LOGITS_BYTES // (2 * config.vocab_size)))
     return Buckets(knee=KNEE_TOKENS, max_tokens=max_tokens, max_reads=min(max_tokens, reads), fixed=fixed)
+
+
+def most_captured_tokens(config: ModelConfig, tp_size: int) -> int:
+    """Of which a captured step holds the staged KV of all layers and the widest activation, gate and up, in bf16."""
+    kv = 2 * config.num_layers * config.kv_heads_of_rank(tp_size) * config.head_size
+    experts = config.moe.experts_per_token * config.moe.intermediate_size if config.moe else 0
+    inner = max(config.intermediate_size, experts) // tp_size
+    return min(MOST_CAPTURED_TOKENS, MOST_CAPTURED_BYTES // (2 * (kv + 2 * inner)))
 
 
 def _ops(profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, collectives: Collectives) -> CudaOps:

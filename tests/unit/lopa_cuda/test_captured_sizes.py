@@ -1,0 +1,36 @@
+"""The largest step that is captured: as many tokens as many requests need, but no more memory than is spared for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from common.checkpoint import load_model_config
+from lopa_cuda.assemble import MOST_CAPTURED_BYTES, MOST_CAPTURED_TOKENS, most_captured_tokens
+
+
+def held_bytes(model: str, num_tokens: int, tp_size: int) -> int:
+    """Of the staged keys and values, and of gate and up, in bf16."""
+    config = load_model_config(model)
+    kv = 2 * config.num_layers * config.kv_heads_of_rank(tp_size) * config.head_size
+    return 2 * num_tokens * (kv + 2 * config.intermediate_size // tp_size)
+
+
+def test_a_small_model_is_captured_up_to_the_most_tokens() -> None:
+    assert most_captured_tokens(load_model_config("models/demo"), 1) == MOST_CAPTURED_TOKENS
+
+
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_a_large_model_is_bound_by_memory(tp_size: int) -> None:
+    model = "configs/models/llada_8b"
+    num_tokens = most_captured_tokens(load_model_config(model), tp_size)
+    assert num_tokens < MOST_CAPTURED_TOKENS
+    assert held_bytes(model, num_tokens, tp_size) <= MOST_CAPTURED_BYTES < held_bytes(model, num_tokens + 1, tp_size)
+
+
+def test_routed_experts_count_as_often_as_a_token_goes_through_one() -> None:
+    config = load_model_config("configs/models/llada2_mini")
+    assert config.moe is not None
+    twice = replace(config, moe=replace(config.moe, experts_per_token=100 * config.moe.experts_per_token))
+    assert most_captured_tokens(twice, 1) < most_captured_tokens(config, 1)
