@@ -9,12 +9,14 @@ captured graph serves them all. Branches of one request read the same committed 
 A block of committed keys is a page, whose number stands in the slot's row of the block table. It is loaded while the
 block before it is computed, so that no load of keys waits for it.
 
+Blocks that every query of a tile sees whole take the fast way: tensor descriptors, no masks. Pages in front of the
+window do so always; the window's keys, which are all that a prompt has, do so in long passes. There blocks of the
+window that no query of a tile sees are skipped, too. The rest takes pointers and masks, and comes last.
+
 Shapes: S slots, P pages (in all, or of a slot), X positions of a page.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -37,10 +39,11 @@ from lopa_cuda.kernels.launch import (
 from lopa_cuda.kernels.quantize import quantize_per_token
 from quant.w8a8 import QuantizedActivation
 
-BLOCK_QUERIES = 64  # of a tile
+BLOCK_QUERIES, WARPS = 64, 4  # of a tile
 # Programs that there would be without a split, at most; the fastest splits and stages for so few (prefix 1024).
 FEW_PROGRAMS = ((20, 6, 3), (33, 4, 4), (44, 3, 4))
 SPLIT_PROGRAMS, STAGES = 264, 3  # beyond: two on every multiprocessor, which have room for so many stages
+LONG_TOKENS = 513  # of the smallest long pass
 MERGE_HEADS, MERGE_WARPS = 8, 8  # of a program that need not see its whole token
 ROW_MERGE_WARPS = 16
 LOG2_E = 1.4426950408889634
@@ -49,13 +52,17 @@ LOG2_E = 1.4426950408889634
 @triton.jit
 def _attend_block(acc, best, total, q, k, v, visible, scale, IS_MASKED: tl.constexpr):
     """One online-softmax step (base 2) over a block of keys [BK, H] and values [BK, H]."""
-    score = tl.dot(operand(q), tl.trans(operand(k))) * scale
+    score = tl.dot(operand(q), tl.trans(operand(k)))
     if IS_MASKED:
-        score = tl.where(visible, score, float("-inf"))
-    highest = tl.maximum(best, tl.max(score, axis=1))
-    # A query that has seen no key yet keeps -inf as its maximum; 0 stands in where it would give inf - inf.
-    finite = tl.where(highest == float("-inf"), 0.0, highest) if IS_MASKED else highest
-    weight = tl.exp2(score - finite[:, None])
+        score = tl.where(visible, score * scale, float("-inf"))
+        highest = tl.maximum(best, tl.max(score, axis=1))
+        # A query that has seen no key yet keeps -inf as its maximum; 0 stands in where it would give inf - inf.
+        finite = tl.where(highest == float("-inf"), 0.0, highest)
+        weight = tl.exp2(score - finite[:, None])
+    else:
+        highest = tl.maximum(best, tl.max(score, axis=1) * scale)
+        finite = highest
+        weight = tl.exp2(score * scale - highest[:, None])  # one instruction, and the exponential
     decay = tl.exp2(best - finite)
     total = total * decay + tl.sum(weight, axis=1)
     acc = tl.dot(operand(weight.to(v.dtype)), operand(v), acc * decay[:, None])
@@ -94,15 +101,38 @@ def _attend_committed(
 
 
 @triton.jit
-def _attend_edge(
-    acc, best, total, q, key_ptr, own_ptr, row_ptr, page, horizon, start, num_keys, cached, prefix_blocks, first, last,
-    scale, committed_kv, committed_position, window_kv, window_token, HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+def _seen_keys(horizon, is_query, start, num_keys):
+    """How many of the window's keys every query of the tile sees, and how many any of them does."""
+    reach = tl.minimum(tl.maximum(horizon - start, 0), num_keys)
+    return tl.min(tl.where(is_query, reach, num_keys)), tl.max(tl.where(is_query, reach, 0))
+
+
+@triton.jit
+def _attend_own(
+    acc, best, total, q, window_desc, token, values, kv_head, num_keys, scale,
+    HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Over the rest: the edge of the prefix, keys cached behind the window, the window itself. page: of `first`."""
+    """Over keys of the window that every query sees, from this token of the staging memory on. values: how far behind
+    their keys."""
+    for first_key in tl.range(token, token + num_keys, BLOCK_KEYS, num_stages=STAGES):
+        k = window_desc.load([first_key, kv_head * HEAD_SIZE])
+        v = window_desc.load([values + first_key, kv_head * HEAD_SIZE])
+        acc, best, total = _attend_block(acc, best, total, q, k, v, None, scale, False)
+    return acc, best, total
+
+
+@triton.jit
+def _attend_edge(
+    acc, best, total, q, key_ptr, own_ptr, row_ptr, page, horizon, start, num_keys, cached, prefix_blocks, num_whole,
+    first, last, scale, committed_kv, committed_position, window_kv, window_token,
+    HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+):  # fmt: skip
+    """Over the rest: the edge of the prefix, keys cached behind the window, the window without its `num_whole` blocks
+    that this split is done with. page: of `first`."""
     channel = tl.arange(0, HEAD_SIZE)[None, :]
     for block in tl.range(first, last, num_stages=2):
         is_own = block >= prefix_blocks
-        first_key = (block - tl.where(is_own, prefix_blocks, 0)) * BLOCK_KEYS
+        first_key = (block - tl.where(is_own, prefix_blocks - num_whole, 0)) * BLOCK_KEYS
         in_block = tl.arange(0, BLOCK_KEYS)
         key = first_key + in_block
         is_key = (key < start) | ((key >= start + num_keys) & (key < cached))
@@ -136,12 +166,12 @@ def _store_part(
 
 @triton.jit
 def _attention_kernel(
-    q_ptr, committed_desc, committed_ptr, window_ptr, out_ptr, part_ptr, log_sum_ptr,
-    tile_ptr, horizon_ptr, table_ptr, scale, num_pages, num_heads, part_stride, log_sum_stride,
+    q_ptr, committed_desc, committed_ptr, window_desc, window_ptr, out_ptr, part_ptr, log_sum_ptr,
+    tile_ptr, horizon_ptr, table_ptr, scale, num_pages, num_staged, num_heads, part_stride, log_sum_stride,
     committed_kv, committed_position, window_kv, window_token,
     RECORD: tl.constexpr, TABLE_ROW: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    IS_LONG: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     release_successor(PDL)
@@ -184,10 +214,22 @@ def _attention_kernel(
         acc, best, total, q, committed_desc, row_ptr, page, prefix_blocks, kv_head, num_pages, first, full_end, scale,
         HEAD_SIZE, BLOCK_KEYS, STAGES,
     )  # fmt: skip
+    num_whole = 0
+    if IS_LONG:
+        by_all, by_any = _seen_keys(horizon, is_query, start, num_keys)
+        last = tl.minimum(last, tl.maximum(prefix_blocks + tl.cdiv(by_any, BLOCK_KEYS), full_end))
+        own_first = tl.maximum(first - prefix_blocks, 0)
+        whole_end = tl.minimum(last - prefix_blocks, by_all // BLOCK_KEYS)
+        num_whole = tl.maximum(whole_end - own_first, 0)
+        acc, best, total = _attend_own(
+            acc, best, total, q, window_desc, first_key + own_first * BLOCK_KEYS, num_staged, kv_head,
+            num_whole * BLOCK_KEYS, scale, HEAD_SIZE, BLOCK_KEYS, STAGES,
+        )  # fmt: skip
     own_ptr = window_ptr + first_key.to(tl.int64) * window_token + kv_head * HEAD_SIZE
     acc, best, total = _attend_edge(
-        acc, best, total, q, key_ptr, own_ptr, row_ptr, page, horizon, start, num_keys, cached, prefix_blocks, full_end,
-        last, scale, committed_kv, committed_position, window_kv, window_token, HEAD_SIZE, BLOCK_KEYS,
+        acc, best, total, q, key_ptr, own_ptr, row_ptr, page, horizon, start, num_keys, cached, prefix_blocks,
+        num_whole, full_end, last - num_whole, scale, committed_kv, committed_position, window_kv, window_token,
+        HEAD_SIZE, BLOCK_KEYS,
     )  # fmt: skip
     log_sum_at = split * log_sum_stride + token * num_heads + head
     _store_part(
@@ -233,23 +275,17 @@ def _merge_kernel(
         tl.store(out_ptr + offset, y, mask=mask, eviction_policy=KEEP)
 
 
-class AttentionConfig(NamedTuple):
-    splits: int
-    warps: int
-    stages: int
-
-
-def choose_config(num_kv_heads: int, num_queries: int) -> AttentionConfig:
-    """By shape alone. Queries: of all rows and one KV head. Splits fill the device where the tiles alone do not."""
+def choose_splits(num_kv_heads: int, num_queries: int) -> tuple[int, int]:
+    """By shape alone: splits, which fill the device where the tiles alone do not, and stages. Queries: of all rows and
+    one KV head."""
     programs = triton.cdiv(num_queries, BLOCK_QUERIES) * num_kv_heads
     many = max(1, SPLIT_PROGRAMS // programs), STAGES
-    splits, stages = next((best for most, *best in FEW_PROGRAMS if programs <= most), many)
-    return AttentionConfig(splits, warps=4, stages=stages)
+    return next(((splits, stages) for most, splits, stages in FEW_PROGRAMS if programs <= most), many)
 
 
 def window_attention(
     q_TNH: Tensor, committed_2PXKH: Tensor, window_2TKH: Tensor, *, table_SP: Tensor, tiles_N8: Tensor,
-    horizon_T: Tensor, num_splits: int | None = None, quantize: Quantize | None = None,
+    horizon_T: Tensor, num_splits: int | None = None, is_long: bool | None = None, quantize: Quantize | None = None,
 ) -> Tensor | QuantizedActivation:  # fmt: skip
     """Attention of every row's queries over [its slot's committed keys | its own window]; [T, N H], bf16 or quantized.
 
@@ -258,7 +294,8 @@ def window_attention(
     positions, a power of 2. window: of as many tokens as q, or more where tiles say that their keys lie elsewhere.
     table: int32, the pages of each slot; only those of committed keys are looked at. tiles: int32 records as
     lopa_cuda.steps.tiles describes them, of BLOCK_QUERIES queries; what is in no tile is not written. horizon: int32.
-    num_splits: parts of the key range computed in parallel; None chooses by shape.
+    num_splits: parts of the key range computed in parallel. is_long: whether whole blocks of the window's keys are
+    loaded as pages are. The shape chooses where these are None.
     """
     num_tokens, num_heads, head_size = q_TNH.shape
     num_kv_heads = window_2TKH.shape[-2]
@@ -266,24 +303,32 @@ def window_attention(
     assert len(horizon_T) == num_tokens and q_TNH.is_contiguous() and q_TNH.dtype == torch.bfloat16
     numbers = tiles_N8, horizon_T, table_SP
     assert all(x.dtype == torch.int32 and x.is_contiguous() for x in numbers) and committed_2PXKH.is_contiguous()
-    config = choose_config(num_kv_heads, group * num_tokens)
-    committed = TensorDescriptor.from_tensor(committed_2PXKH.view(-1, num_kv_heads * head_size), [page_size, head_size])
-    splits = config.splits if num_splits is None else num_splits
+    is_long = num_tokens >= LONG_TOKENS if is_long is None else is_long
+    splits, stages = choose_splits(num_kv_heads, group * num_tokens)
+    splits = splits if num_splits is None else num_splits
     out = torch.empty((num_tokens, num_heads * head_size), dtype=torch.bfloat16, device=q_TNH.device)
     part, log_sum = _parts(q_TNH, splits)
     _attention_kernel[(len(tiles_N8), num_kv_heads, splits)](
-        q_TNH, committed, committed_2PXKH, window_2TKH, out, part, log_sum, tiles_N8, horizon_T, table_SP,
-        scale=head_size**-0.5 * LOG2_E, num_pages=committed_2PXKH.shape[1],
+        q_TNH, _blocks(committed_2PXKH, page_size), committed_2PXKH,
+        _blocks(window_2TKH, page_size) if is_long else None, window_2TKH, out, part, log_sum, tiles_N8, horizon_T,
+        table_SP,
+        scale=head_size**-0.5 * LOG2_E, num_pages=committed_2PXKH.shape[1], num_staged=window_2TKH.shape[1],
         num_heads=num_heads, part_stride=q_TNH.numel(), log_sum_stride=num_tokens * num_heads,
         committed_kv=committed_2PXKH.stride(0), committed_position=committed_2PXKH.stride(2),
         window_kv=window_2TKH.stride(0), window_token=window_2TKH.stride(1),
         RECORD=tiles_N8.stride(0), TABLE_ROW=table_SP.stride(0),
         GROUP=group, HEAD_SIZE=head_size, BLOCK_QUERIES=BLOCK_QUERIES, BLOCK_KEYS=page_size,
-        SPLITS=splits, STAGES=config.stages, num_warps=config.warps, **overlap(),
+        SPLITS=splits, STAGES=stages, IS_LONG=is_long, num_warps=WARPS, **overlap(),
     )  # fmt: skip
     if part is None or log_sum is None:
         return out if quantize is None else quantize_per_token(out, quantize)
     return _merge(part, log_sum, out, quantize)
+
+
+def _blocks(keys: Tensor, length: int) -> TensorDescriptor:
+    """Of so many positions and one head, of contiguous keys and values [..., K, H]."""
+    num_kv_heads, head_size = keys.shape[-2:]
+    return TensorDescriptor.from_tensor(keys.view(-1, num_kv_heads * head_size), [length, head_size])
 
 
 def _parts(q_TNH: Tensor, splits: int) -> tuple[Tensor, Tensor] | tuple[None, None]:

@@ -29,7 +29,9 @@ from quant.w8a8 import QuantizedActivation
 class FusedOps:
     """lopa_cuda.ops.plain.CudaOps on kernels that read every length from the device."""
 
-    num_splits: int | None = None  # of a row's keys in attention; None: by the number of tokens
+    # Attention's (kernels.window_attention); None: by the number of tokens.
+    num_splits: int | None = None
+    is_long: bool | None = None
 
     noted_experts: list[Tensor] | None = None
 
@@ -100,7 +102,7 @@ class FusedOps:
         return kernels.window_attention(
             q_TNH, self.cache.committed[layer], window, table_SP=self.cache.table_SP,
             tiles_N8=step.tiles_N8, horizon_T=step.horizon_T, num_splits=self.num_splits,
-            quantize=quantize_for(behind),
+            is_long=self.is_long, quantize=quantize_for(behind),
         )  # fmt: skip
 
     def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
@@ -122,7 +124,7 @@ class FusedOps:
 class InvariantOps(FusedOps):
     """The same in bf16 with sums whose order depends on no other row of the pass (`batch_invariant`)."""
 
-    num_splits = 4
+    num_splits, is_long = 4, False
 
     def linear(self, x: Activation, linear: nn.Module) -> Any:
         return kernels.invariant_linear(x, *_operands(linear)[:2])

@@ -41,7 +41,7 @@ if torch.cuda.is_available():
     from lopa_cuda.ops.fused import sampled_of
 
 BF16_TOLERANCE = 1e-2
-DREAM, DEMO = (28, 4, 128), (4, 2, 64)  # heads, KV heads, head size
+DREAM, DEMO, LLADA = (28, 4, 128), (4, 2, 64), (32, 32, 128)  # heads, KV heads, head size
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -209,6 +209,42 @@ def test_attention_sees_the_committed_keys_and_its_window(
     attended = kernels.window_attention(
         query, committed, window, table_SP=table, tiles_N8=tiles, horizon_T=horizon, num_splits=num_splits
     )
+    expected = plain_attention(query, committed, table, window, horizon, runs)
+    assert relative_error(attended, expected) < BF16_TOLERANCE
+
+
+LONG_ROWS = {
+    "a prompt": [(1040, 1040, 0, 0, 1)],
+    "prompts of several lengths": [(600, 600, 0, 0, 2), (131, 128, 0, 0, 0), (520, 519, 0, 0, 1)],
+    "windows behind prefixes": [(194, 193, 1024, 1024, 3), (300, 300, 70, 70, 0), (65, 64, 128, 128, 1)],
+    "keys behind windows": [(520, 500, 300, 1000, 1), (140, 131, 40, 250, 2)],
+}
+
+
+@pytest.mark.parametrize("heads", [DREAM, DEMO, LLADA], ids=["dream", "demo", "llada"])
+@pytest.mark.parametrize("rows", LONG_ROWS.values(), ids=LONG_ROWS)
+@pytest.mark.parametrize("block", [None, 32, 100])
+@pytest.mark.parametrize("num_splits", [None, 2])
+def test_attention_of_long_rows(
+    heads: tuple[int, int, int], rows: list[tuple[int, ...]], block: int | None, num_splits: int | None
+) -> None:
+    """Under full and block-causal attention, whose blocks are no blocks of the kernel."""
+    num_heads, num_kv_heads, size = heads
+    runs = [Run(1, *row) for row in rows]
+    num_tokens = sum(run.num_entries for run in runs)
+    table = shuffled_table(5, 1024 // PAGE_SIZE)
+    committed = random(2, table.numel(), PAGE_SIZE, num_kv_heads, size)
+    query, window = random(num_tokens, num_heads, size, seed=5), random(2, num_tokens, num_kv_heads, size)
+    horizon = torch.zeros(num_tokens, device="cuda", dtype=torch.int32)
+    for first, run in zip(firsts(runs), runs, strict=True):
+        entry = torch.arange(run.num_entries, device="cuda")
+        reach = run.num_entries if block is None else (entry // block + 1) * block
+        horizon[first : first + run.num_entries] = run.start + reach
+        window[:, first + run.num_keys : first + run.num_entries] = torch.nan
+    attended = kernels.window_attention(
+        query, committed, window, table_SP=table, tiles_N8=tiles_of(runs, num_heads // num_kv_heads, num_tokens),
+        horizon_T=horizon, num_splits=num_splits,
+    )  # fmt: skip
     expected = plain_attention(query, committed, table, window, horizon, runs)
     assert relative_error(attended, expected) < BF16_TOLERANCE
 

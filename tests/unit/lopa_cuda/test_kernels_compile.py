@@ -1,5 +1,5 @@
-"""The kernels of experts, routing, heads and small stages compile for Hopper: Triton's compiler needs no GPU, and takes
-less than its interpreter does."""
+"""The kernels of attention, experts, routing, heads and small stages compile for Hopper: Triton's compiler needs no
+GPU, and takes less than its interpreter does."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import lopa_cuda.kernels  # noqa: F401  # whose modules have the names of functions
+from lopa_cuda.kernels.attention import BLOCK_QUERIES, STAGES
 
 pytestmark = pytest.mark.slow
 HOPPER = GPUTarget("cuda", 90, 32)
-INTEGERS = ("count_ptr", "expert_ptr", "first_ptr", "order_ptr", "position_ptr")
-FLOATS = ("bias_ptr", "logits_ptr", "pair_weight_ptr", "rotary_ptr")
+STRIDES = ("committed_kv", "committed_position", "log_sum_stride", "part_stride", "window_kv", "window_token")
+SHARED_BYTES = 227 * 2**10  # that a program may have
+INTEGERS = (
+    "count_ptr", "expert_ptr", "first_ptr", "horizon_ptr", "order_ptr", "position_ptr", "table_ptr", "tile_ptr",
+)  # fmt: skip
+FLOATS = ("bias_ptr", "log_sum_ptr", "logits_ptr", "pair_weight_ptr", "part_ptr", "rotary_ptr")
 EXPERT = {"DEPTH": 2048, "CHOSEN": 8, "BLOCK_C": 64, "BLOCK_K": 64, "STAGES": 4}
 ROUTE = {"CHOSEN": 8, "CHOSEN_BLOCK": 8, "IS_NORMALISED": True}
 ROPE = {
@@ -54,20 +59,43 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_kernel_compiles_for_hopper(case: str) -> None:
-    module, name, constants = CASES[case]
+    assert compiled(*CASES[case]).asm["cubin"]
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_attention_keeps_its_sums_in_registers(is_long: bool, splits: int) -> None:
+    """Next to nothing is spilled, and no product waits for the one before it, as the assembler has them do where
+    registers are too few."""
+    constants = {
+        "RECORD": 8, "TABLE_ROW": 32, "GROUP": 7, "HEAD_SIZE": 128, "BLOCK_QUERIES": BLOCK_QUERIES, "BLOCK_KEYS": 64,
+        "SPLITS": splits, "STAGES": STAGES, "IS_LONG": is_long, **({} if is_long else {"window_desc": None}),
+        **({"part_ptr": None, "log_sum_ptr": None} if splits == 1 else {}),
+    }  # fmt: skip
+    kernel = compiled("attention", "_attention_kernel", constants)
+    assembly = kernel.asm["sass"]
+    assert assembly.count("STL") <= 4, "numbers that are kept from before a loop until behind it"
+    assert 0 < assembly.count("WARPGROUP.DEPBAR") < assembly.count("HGMMA") / 2
+    assert kernel.metadata.shared <= SHARED_BYTES
+
+
+def compiled(module: str, name: str, constants: dict[str, Any]) -> Any:
     kernel = getattr(sys.modules[f"lopa_cuda.kernels.{module}"], name)
     constants = {**constants, "PDL": True}
     signature = {argument: type_of(argument, constants) for argument in kernel.arg_names}
     places = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
-    source = ASTSource(kernel, signature, places)
-    compiled = triton.compile(source, target=HOPPER, options={"num_warps": 4, "launch_pdl": True})
-    assert compiled.asm["cubin"]
+    aligned = [name for name, kind in signature.items() if kind.startswith("*") or name in STRIDES]
+    attributes = {(kernel.arg_names.index(argument),): [["tt.divisibility", 16]] for argument in aligned}
+    source = ASTSource(kernel, signature, places, attributes)
+    return triton.compile(source, target=HOPPER, options={"num_warps": 4, "launch_pdl": True})
 
 
 def type_of(argument: str, constants: dict[str, Any]) -> str:
     if argument in constants:
         return "constexpr"
+    if argument.endswith("_desc"):
+        return f"tensordesc<bf16[{constants['BLOCK_KEYS']},{constants['HEAD_SIZE']}]>"
     if argument.endswith("_ptr"):
         is_float = argument in FLOATS or (argument == "weight_ptr" and "IS_SIGMOID" in constants)
         return "*i32" if argument in INTEGERS else "*fp32" if is_float else "*bf16"
-    return "fp32" if argument in ("scaling", "eps") else "i32"
+    return "fp32" if argument in ("scale", "scaling", "eps") else "i32"

@@ -135,7 +135,31 @@ def test_attention_of_every_number_of_query_heads(group: int) -> None:
     assert_attends([(11, 9, 70, 70, 3), (4, 4, 0, 0, 1)], group * NUM_KV_HEADS, 2)
 
 
-def assert_attends(rows: list[tuple[int, ...]], num_heads: int, num_splits: int) -> None:
+LONG_ROWS = {
+    "prompts": [(141, 141, 0, 0, 2), (65, 64, 0, 0, 0)],
+    "windows behind prefixes": [(130, 129, 70, 70, 3), (9, 9, 64, 64, 1)],
+    "keys behind windows": [(70, 66, 40, 250, 2), (66, 64, 64, 131, 1)],
+}
+
+
+@interpreted
+@pytest.mark.parametrize("rows", LONG_ROWS.values(), ids=LONG_ROWS)
+@pytest.mark.parametrize(("block", "num_splits"), [(0, 1), (48, 2)])
+def test_attention_of_long_rows(rows: list[tuple[int, ...]], block: int, num_splits: int) -> None:
+    """Under full and block-causal attention, whose blocks are no blocks of the kernel."""
+    assert_attends(rows, NUM_HEADS, num_splits, is_long=True, block=block)
+
+
+@interpreted
+def test_whole_blocks_are_only_what_every_query_sees() -> None:
+    """With horizons at random, of queries that see nothing too."""
+    assert_attends(LONG_ROWS["windows behind prefixes"], NUM_HEADS, 2, is_long=True)
+
+
+def assert_attends(
+    rows: list[tuple[int, ...]], num_heads: int, num_splits: int, *, is_long: bool = False, block: int | None = None
+) -> None:
+    """block: entries that see each other under block-causal attention; 0: all do; None: horizons at random."""
     tiling, kv = Tiling(num_heads // NUM_KV_HEADS, kernels.BLOCK_QUERIES), (NUM_KV_HEADS, HEAD_SIZE)
     runs = [Run(1, *row) for row in rows]
     num_entries = sum(run.num_entries for run in runs)
@@ -144,13 +168,13 @@ def assert_attends(rows: list[tuple[int, ...]], num_heads: int, num_splits: int)
     tiles = np.full((tiling.needed(spans[1], num_tokens) + 2, RECORD), 9, dtype=np.int32)
     write_tiles(tiles, tiling, spans, num_tokens)
     runs.append(Run(1, 3, 1, 0, 0, 0))
-    reach = torch.cat([torch.randint(0, run.num_entries + 2, (run.num_entries,)) + run.start for run in runs])
+    reach = torch.cat([run.start + reaches(run.num_entries, block) for run in runs])
     query, window = random(num_tokens, num_heads, HEAD_SIZE), random(2, num_tokens + 5, *kv)
     window[:, num_tokens:] = torch.nan
     committed, table = shuffled_pages(rows)
     attended = kernels.window_attention(
         query, committed, window,
-        table_SP=table, tiles_N8=torch.from_numpy(tiles), horizon_T=reach.int(), num_splits=num_splits,
+        table_SP=table, tiles_N8=torch.from_numpy(tiles), horizon_T=reach.int(), num_splits=num_splits, is_long=is_long,
     )  # fmt: skip
     for first, run in zip(firsts(runs), runs, strict=True):
         own = slice(first, first + run.num_entries)
@@ -158,6 +182,13 @@ def assert_attends(rows: list[tuple[int, ...]], num_heads: int, num_splits: int)
         expected = plain_attention(query[own], cached, window[:, own][:, : run.num_keys], reach[own], run)
         # Of a row that sees nothing the expected values are 0, and so is every value.
         assert relative_error(attended[own], expected) < TOLERANCE or torch.equal(attended[own].float(), expected)
+
+
+def reaches(num_entries: int, block: int | None) -> Tensor:
+    """How far behind its row's start each entry sees; see `assert_attends`."""
+    if block is None:
+        return torch.randint(0, num_entries + 2, (num_entries,))
+    return torch.full((num_entries,), num_entries) if block == 0 else (torch.arange(num_entries) // block + 1) * block
 
 
 @interpreted
