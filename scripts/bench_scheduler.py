@@ -1,10 +1,11 @@
 """Host time of a step without a model: predictions are random, the shapes those of a real run.
 
 python scripts/bench_scheduler.py [--num-lookahead 7] [--window 96] [--requests 1]
-python scripts/bench_scheduler.py --ascend-ranks 4
+python scripts/bench_scheduler.py --engine lopa_cuda --ranks 8
+python scripts/bench_scheduler.py --engine lopa_ascend --ranks 4
 
-With --ascend-ranks windows are block-causal, and what the Ascend engine does on rank 0 of so many branch ranks before
-it queues a pass is measured beside the scheduler. Admitting requests is not part of either.
+With --engine, what that engine does on rank 0 of so many branch ranks before it queues a pass is measured beside the
+scheduler, for lopa_ascend over block-causal windows. Admitting requests is not part of either.
 """
 
 from __future__ import annotations
@@ -12,18 +13,23 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from common.config import DecodeConfig
-from common.decoding import GenerationRequest, Predictions, Scheduler, StepPlan, rows_by_rank
+from common.decoding import GenerationRequest, Predictions, Scheduler, StepPlan, assign_rows, rows_by_rank
 from common.paging import PagePool
-from graphs.buckets import round_up
+from common.processes import Mesh
+from graphs.buckets import Buckets, round_up
+from lopa_ascend import passes as ascend
 from lopa_ascend.kv import PageBook, pages_for
-from lopa_ascend.passes import Reads, lay_out, pad
-from lopa_ascend.passes.buffers import Sizes, StepBuffers
+from lopa_ascend.passes.buffers import Sizes
+from lopa_ascend.passes.buffers import StepBuffers as AscendBuffers
+from lopa_cuda.shapes import Shapes
+from lopa_cuda.steps import LayersKey, StagedSlice, StepBuffers, Tiling
 
 PROMPT_LENGTH, MAX_NEW_TOKENS = 100, 512
 
@@ -36,9 +42,42 @@ class Step(NamedTuple):
     width: float
 
 
+class EngineHost(Protocol):
+    """The host's part of an engine on the first of some branch ranks. Both return seconds."""
+
+    def launch(self, plan: StepPlan) -> float: ...
+
+    def commit(self) -> float: ...
+
+
+class CudaHost:
+    """Of CudaEngine; passes are those of Dream-7B's heads."""
+
+    def __init__(self, num_ranks: int, num_requests: int, num_lookahead: int) -> None:
+        rows = num_requests * -(-(num_lookahead + 1) // num_ranks)
+        most = rows * (PROMPT_LENGTH + MAX_NEW_TOKENS)
+        buckets = Buckets(knee=184.0, max_tokens=most, max_reads=most)
+        self._mesh, self._tiling = Mesh(bp_size=num_ranks), Tiling(group=7, queries=64)
+        self._shapes = Shapes(self._mesh, buckets, self._tiling, num_ranks * most, captures=True)
+        self._buffers: dict[LayersKey, StepBuffers] = {}
+
+    def launch(self, plan: StepPlan) -> float:
+        began = time.perf_counter()
+        shares, key = self._shapes.arranged(plan, assign_rows(plan, self._mesh.bp_size))
+        buffers = self._buffers.get(key) or self._allocate(key)
+        buffers.fill(plan, shares[0])
+        return time.perf_counter() - began
+
+    def _allocate(self, key: LayersKey) -> StepBuffers:
+        staged = StagedSlice(key.num_tokens, None)
+        return self._buffers.setdefault(key, StepBuffers(key, torch.device("cpu"), self._tiling, staged))
+
+    def commit(self) -> float:
+        return 0.0
+
+
 class AscendHost:
-    """The host's part of `AscendEngine` on the first of `num_ranks` branch ranks. Passes are padded as captured ones
-    are, to any size."""
+    """Of AscendEngine; passes are padded as captured ones are, to any size."""
 
     def __init__(self, num_ranks: int, num_requests: int, num_lookahead: int) -> None:
         self._num_ranks = num_ranks
@@ -46,16 +85,16 @@ class AscendHost:
         pages = pages_for(PROMPT_LENGTH + MAX_NEW_TOKENS)
         self._book = PageBook(PagePool(rows * pages + 64))
         most = rows * (PROMPT_LENGTH + MAX_NEW_TOKENS)
-        self._buffers = StepBuffers(Sizes(most + 64, most // 32 + 64, pages, most), torch.device("cpu"))
+        self._buffers = AscendBuffers(Sizes(most + 64, most // 32 + 64, pages, most), torch.device("cpu"))
 
     def launch(self, plan: StepPlan) -> float:
         began = time.perf_counter()
         rows_of = rows_by_rank(plan, self._num_ranks)
-        reads = Reads(plan, rows_of)
-        flat = lay_out(plan, rows_of[0], self._book)
+        reads = ascend.Reads(plan, rows_of)
+        flat = ascend.lay_out(plan, rows_of[0], self._book)
         num_rows = round_up(len(flat.query_ends) + 1, 8)
         num_tokens = round_up(flat.num_tokens + num_rows - len(flat.query_ends), 16)
-        self._buffers.fill(pad(flat, num_tokens, num_rows, self._book))
+        self._buffers.fill(ascend.pad(flat, num_tokens, num_rows, self._book))
         took = time.perf_counter() - began
         reads.order(reads.most)
         self._book.prepare_commit(plan)
@@ -74,18 +113,23 @@ def random_predictions(plan: StepPlan, rng: np.random.Generator) -> Predictions:
     return Predictions.of(rng.integers(10, 1000, plan.num_tokens), probability_T, confidence_T)
 
 
-def measure(num_lookahead: int, window: int, num_requests: int, num_steps: int, ascend_ranks: int = 0) -> list[Step]:
+HOSTS: dict[str, Callable[[int, int, int], EngineHost]] = {"lopa_cuda": CudaHost, "lopa_ascend": AscendHost}
+
+
+def measure(
+    num_lookahead: int, window: int, num_requests: int, num_steps: int, engine: str | None = None, num_ranks: int = 1
+) -> list[Step]:
     """Steps of one request whose mean window is within an eighth of the wanted one, while nearly all branches are
     there; of several, which are at different points, all."""
     thresholds = (0.94, 0.1) if num_requests == 1 else (0.85, 0.5)  # a mean window of 96 either way
-    attention = {"window_attention": "block_causal", "shift_row": "fresh"} if ascend_ranks else {}
+    attention = {"window_attention": "block_causal", "shift_row": "fresh"} if engine == "lopa_ascend" else {}
     decode = DecodeConfig.model_validate(
         {
             "num_lookahead": num_lookahead, "block_size": 32, "max_new_tokens": MAX_NEW_TOKENS,
             "skip_threshold": thresholds[0], "block_add_threshold": thresholds[1], **attention,
         }
     )  # fmt: skip
-    host = AscendHost(ascend_ranks, num_requests, num_lookahead) if ascend_ranks else None
+    host = HOSTS[engine](num_ranks, num_requests, num_lookahead) if engine else None
     rng = np.random.default_rng(0)
     steps: list[Step] = []
     made = 0
@@ -124,14 +168,17 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=96)
     parser.add_argument("--requests", type=int, default=1)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--ascend-ranks", type=int, default=0, help="branch ranks; without it the scheduler alone")
+    parser.add_argument("--engine", choices=sorted(HOSTS), help="without it the scheduler alone")
+    parser.add_argument("--ranks", type=int, default=1, help="branch ranks of the engine")
     options = parser.parse_args()
-    steps = measure(options.num_lookahead, options.window, options.requests, options.steps, options.ascend_ranks)
+    steps = measure(
+        options.num_lookahead, options.window, options.requests, options.steps, options.engine, options.ranks
+    )
     width = statistics.mean(step.width for step in steps)
     print(f"k={options.num_lookahead}, {options.requests} request(s), mean window {width:.0f}, {len(steps)} steps")
     print(f"scheduler: {microseconds([step.scheduler_s for step in steps])} a step")
-    if options.ascend_ranks:
-        print(f"Ascend engine before the launch: {microseconds([step.engine_s for step in steps])} a step")
+    if options.engine:
+        print(f"{options.engine} before the launch: {microseconds([step.engine_s for step in steps])} a step")
 
 
 if __name__ == "__main__":
