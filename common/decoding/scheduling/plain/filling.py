@@ -3,15 +3,14 @@ try."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from common.config import DecodeConfig
 from common.decoding.plan import Bool, Int
-from common.decoding.scheduling.plain.blocks import Block
-from common.decoding.scheduling.plain.state import ANCHOR, Aligned, Branch, PlainRequest, RequestStep
+from common.decoding.scheduling.plain.blocks import ACTIVE, Block
+from common.decoding.scheduling.plain.state import Aligned, Branches, PlainRequest, RequestStep
 from common.policies import Draws, Filling, Spawning, Stepped, policy
 
 _NOTHING = np.empty(0, dtype=np.int64)
@@ -25,19 +24,23 @@ class Filled(NamedTuple):
     edited: dict[int, int]
 
 
-def adopt(decoding: PlainRequest, branch: Branch, opens_block: bool) -> None:
+def adopt(step: RequestStep, winner: int) -> None:
     """The winner becomes the anchor: the block it opened, its token, and the blocks that its filled shares activate."""
-    if opens_block:
-        decoding.blocks.append(decoding.strategy.new_block(decoding.blocks))
-    if branch.position is not None:
-        decoding.blocks[decoding.block_index_at(branch.position)].num_masked -= 1
-        decoding.token_S[branch.position] = branch.token
-        decoding.is_masked_S[branch.position] = False
-        decoding.has_eos = decoding.has_eos or branch.token in decoding.rules.end_token_ids
-    threshold = decoding.rules.decode.decoded_token_threshold
-    for before, block in pairwise(decoding.blocks):
-        if not block.is_fully_activated and before.filled_share >= threshold:
-            block.is_fully_activated = True
+    decoding, branches = step.decoding, step.decoding.branches
+    blocks, rules = decoding.blocks, decoding.rules
+    if step.opens_block[winner]:
+        blocks.append(decoding.strategy.new_block(blocks))
+    if winner < len(branches.positions):  # behind the lookaheads comes the anchor
+        position, token = branches.positions[winner], branches.tokens[winner]
+        decoding.block_at(position).num_masked -= 1
+        decoding.token_S[position] = token
+        decoding.is_masked_S[position] = False
+        decoding.has_eos = decoding.has_eos or token in rules.end_token_ids
+    for index in range(len(blocks) - 1, 0, -1):
+        if blocks[index].status is not ACTIVE:
+            break  # the active ones come last
+        if not blocks[index].is_fully_activated:
+            blocks[index].is_fully_activated = blocks[index - 1].filled_share >= rules.decode.decoded_token_threshold
 
 
 def fill(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Filled:
@@ -149,7 +152,7 @@ def _edits(step: RequestStep, aligned: Aligned, winner: int, block: Block) -> di
     return dict(zip(position_N[is_edited_N].tolist(), token_N[is_edited_N].tolist(), strict=True))
 
 
-def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block], num_filled: int) -> list[Branch]:
+def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block], num_filled: int) -> Branches:
     """Up to k lookaheads, each the anchor plus one more of its remaining masks; then the anchor.
 
     num_filled: by the fill rule in this step.
@@ -159,7 +162,7 @@ def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block
     if decode.spawn_blocks == "first":
         masked = masked[:1]
     if not masked or decode.num_lookahead == 0:
-        return [ANCHOR]
+        return Branches()
     most = decode.num_lookahead
     if decode.lookahead_rule != "all":
         stepped = Stepped(num_filled, sum(block.num_masked for block in masked), decode)
@@ -172,7 +175,7 @@ def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block
     rank_C = policy("spawn_rules", decode.spawn_rule)(spawning)
     chosen_K = candidate_C[(-rank_C).argsort(kind="stable")[:most]]
     tokens, _, confidences = values_3W.take(chosen_K, axis=1).tolist()
-    return [*map(Branch, (chosen_K + start).tolist(), map(int, tokens), confidences), ANCHOR]
+    return Branches((chosen_K + start).tolist(), [*map(int, tokens)], confidences)
 
 
 def draws_of(decoding: PlainRequest, stream: int) -> Draws:
