@@ -36,11 +36,11 @@ def adopt(step: RequestStep, winner: int) -> None:
         decoding.token_S[position] = token
         decoding.is_masked_S[position] = False
         decoding.has_eos = decoding.has_eos or token in rules.end_token_ids
-    for index in range(len(blocks) - 1, 0, -1):
-        if blocks[index].status is not ACTIVE:
-            break  # the active ones come last
-        if not blocks[index].is_fully_activated:
-            blocks[index].is_fully_activated = blocks[index - 1].filled_share >= rules.decode.decoded_token_threshold
+    threshold, index = rules.decode.decoded_token_threshold, len(blocks) - 1
+    while index and blocks[index].status is ACTIVE:  # these come last
+        block, index = blocks[index], index - 1
+        if not block.is_fully_activated:
+            block.is_fully_activated = blocks[index].filled_share >= threshold
 
 
 def fill(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Filled:
@@ -51,8 +51,7 @@ def fill(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]
     is_edited = decoding.rules.decode.edit_threshold is not None
     edited = _edits(step, aligned, winner, fillable[0]) if is_edited else {}
     choose = _above_threshold if decoding.rules.decode.fill_rule == "threshold" else _by_rule
-    position_N = choose(step, aligned, winner, fillable)
-    token_N = aligned.tokens(winner, position_N - step.window.start)
+    position_N, token_N = choose(step, aligned, winner, fillable)
     decoding.token_S[position_N] = token_N
     decoding.is_masked_S[position_N] = False
     if edited:
@@ -84,31 +83,30 @@ def quota(decode: DecodeConfig, block_size: int, step: int) -> int:
     return block_size // num_steps + (step < block_size % num_steps)
 
 
-def _above_threshold(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Int:
-    """Positions to fill: every mask above tau_conf; a fully activated block without one fills its most confident."""
-    decoding = step.decoding
-    start, offset = fillable[0].start, fillable[0].start - step.window.start
-    is_masked_C = decoding.is_masked_S[start : fillable[-1].end]
-    columns = slice(offset, offset + len(is_masked_C))
-    is_chosen_C = aligned.probability_BW[winner, columns] > decoding.rules.decode.skip_threshold
-    is_chosen_C &= is_masked_C
-    is_chosen = is_chosen_C.tolist()
+def _above_threshold(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> tuple[Int, Int]:
+    """Positions to fill and their tokens: every mask above tau_conf; a fully activated block without one fills its most
+    confident."""
+    decoding, start, begin = step.decoding, step.window.start, fillable[0].start
+    column_C = decoding.is_masked_S[begin : fillable[-1].end].nonzero()[0] + (begin - start)  # block after block
+    values_3C = aligned.values_3BW[:, winner].take(column_C, axis=1)
+    is_chosen_C = values_3C[1] > decoding.rules.decode.skip_threshold
+    is_sure, first = is_chosen_C.tobytes(), 0  # bytes are counted in less time than numpy takes to be called
     for block in fillable:
         if block.num_masked:
-            own = slice(block.start - start, block.end - start)
-            num_chosen = is_chosen[own].count(True)
+            behind = first + block.num_masked
+            num_chosen = is_sure.count(1, first, behind)
             if not num_chosen and block.is_fully_activated:
-                masked_N = is_masked_C[own].nonzero()[0]
-                confidence_N = aligned.confidence_BW[winner, columns][own].take(masked_N)
-                is_chosen_C[own.start + masked_N[confidence_N.argmax()]] = True
+                is_chosen_C[first + values_3C[2, first:behind].argmax()] = True
                 num_chosen = 1
                 decoding.num_forced_fills += 1
             block.num_masked -= num_chosen
-    return is_chosen_C.nonzero()[0] + start
+            first = behind
+    chosen_N = is_chosen_C.nonzero()[0]
+    return column_C.take(chosen_N) + start, values_3C[0].take(chosen_N).astype(np.int64)
 
 
-def _by_rule(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Int:
-    """Positions to fill, by `fill_rule`."""
+def _by_rule(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> tuple[Int, Int]:
+    """Positions to fill by `fill_rule`, and their tokens."""
     decoding, offset = step.decoding, step.window.start
     decode, size, chosen = decoding.rules.decode, decoding.rules.kind.block_size, []
     may_wait = False  # of several blocks `multi_block` has the first fully activated one alone fill something
@@ -125,7 +123,8 @@ def _by_rule(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Bl
             block.num_masked -= int(is_chosen_M.sum())
             decoding.num_forced_fills += int((is_chosen_M & ~is_sure_M).sum())
             chosen.append(masked_M[is_chosen_M])
-    return np.concatenate(chosen) if chosen else _NOTHING
+    position_N = np.concatenate(chosen) if chosen else _NOTHING
+    return position_N, aligned.tokens(winner, position_N - offset)
 
 
 def _is_sure(filling: Filling) -> Bool:

@@ -76,7 +76,7 @@ def _fill_row_fields(step: RequestStep, first_entry: int, fields_8B: Int) -> Non
 
 def _sampling_of(steps: list[RequestStep]) -> Float | None:
     """StepPlan.sampling_3R."""
-    if not any(step.decoding.rules.is_sampled for step in steps):
+    if not [step for step in steps if step.decoding.rules.is_sampled]:
         return None
     of_request_N3 = np.array([step.decoding.rules.sampling for step in steps], dtype=np.float32)
     sampling_3R: Float = of_request_N3.T.repeat([len(step.widths) for step in steps], axis=1)
@@ -98,18 +98,22 @@ def _fill(step: RequestStep, entries_3T: Int, is_read_T: Bool) -> None:
 
 def _fill_windows(step: RequestStep, decode: DecodeConfig, entries_3T: Int) -> None:
     """Every row's keys as the anchor has them."""
-    start, end, is_full = step.window.start, step.window.end, decode.window_attention == "full"
-    window_3W = step.decoding.entries_3S[:, start:end]
-    if is_full:
-        window_3W[2] = end
     if step.spans.is_even:
-        entries_3T.reshape(3, len(step.widths), -1)[:, :, : end - start] = window_3W[:, None]
+        window_3W = _window_of(step, decode, step.widths[0])
+        entries_3T.reshape(3, len(step.widths), -1)[:, :, : step.widths[0]] = window_3W[:, None]
     else:
+        window_of = {width: _window_of(step, decode, width) for width in set(step.widths)}
         for first, width in zip(step.spans.firsts, step.widths, strict=True):
-            row_3W = entries_3T[:, first : first + width]
-            row_3W[:] = window_3W[:, :width]
-            if is_full:
-                row_3W[2] = start + width
+            entries_3T[:, first : first + width] = window_of[width]
+
+
+def _window_of(step: RequestStep, decode: DecodeConfig, width: int) -> Int:
+    """[3, W]: the anchor's entries, as a row of this width has them."""
+    start, end = step.window.start, step.window.start + width
+    window_3W: Int = step.decoding.entries_3S[:, start:end].copy()
+    if decode.window_attention == "full":
+        window_3W[2] = end
+    return window_3W
 
 
 def _mark_reads(step: RequestStep, decode: DecodeConfig, is_read_T: Bool) -> None:

@@ -65,7 +65,7 @@ class PlainRequest(DecodingRequest):
     """A request being decoded: the anchor's tokens and blocks, and the branches of the coming step.
 
     entries_3S, is_masked_S: prompt and whole canvas by absolute position; positions not opened yet are masks. Token,
-        position and horizon, as an entry of the anchor has them; with full attention the horizon is the step's.
+        position and the horizon of block-causal attention, as an entry of the anchor has them.
     carry_31: token, probability and confidence predicted for the first position behind the cache, kept from the step
         that committed the position before it.
     num_given: generated tokens that the caller has been told of.
@@ -120,7 +120,10 @@ class PlainRequest(DecodingRequest):
         return token_ids[: end + 1]
 
     def block_at(self, position: int) -> Block:
-        return next(block for block in reversed(self.blocks) if block.start <= position)
+        index = len(self.blocks) - 1
+        while self.blocks[index].start > position:
+            index -= 1
+        return self.blocks[index]
 
 
 class Spans(NamedTuple):
