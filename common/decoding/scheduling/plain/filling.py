@@ -17,9 +17,13 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 
 class Filled(NamedTuple):
-    """What a step has written beside the winner's lookahead token. edited: position -> new token."""
+    """What a step has written beside the winner's lookahead token.
 
-    position_N: Int
+    place_N: counted from `start`. edited: position -> new token.
+    """
+
+    start: int
+    place_N: Int
     token_N: Int
     edited: dict[int, int]
 
@@ -47,22 +51,24 @@ def fill(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]
     """Fill masks by the fill rule, and edit tokens; a block that is not fully activated need not fill any."""
     decoding = step.decoding
     if not fillable:
-        return Filled(_NOTHING, _NOTHING, {})
-    is_edited = decoding.rules.decode.edit_threshold is not None
-    edited = _edits(step, aligned, winner, fillable[0]) if is_edited else {}
-    choose = _above_threshold if decoding.rules.decode.fill_rule == "threshold" else _by_rule
-    position_N, token_N = choose(step, aligned, winner, fillable)
-    decoding.token_S[position_N] = token_N
-    decoding.is_masked_S[position_N] = False
+        return Filled(0, _NOTHING, _NOTHING, {})
+    decode, end_token_ids = decoding.rules.decode, decoding.rules.end_token_ids
+    edited = {} if decode.edit_threshold is None else _edits(step, aligned, winner, fillable[0])
+    own = slice(fillable[0].start, fillable[-1].end)
+    choose = _above_threshold if decode.fill_rule == "threshold" else _by_rule
+    place_N = choose(step, aligned, winner, fillable)
+    token_N = aligned.of_branch(winner, own.start - step.window.start)[0][place_N].astype(np.int64)
+    decoding.token_S[own][place_N] = token_N
+    decoding.is_masked_S[own][place_N] = False
     if edited:
         for position, token in edited.items():
             decoding.token_S[position] = token
-        own = slice(decoding.prompt_length, decoding.blocks[-1].end)
-        tokens = decoding.token_S[own][~decoding.is_masked_S[own]].tolist()
-        decoding.has_eos = not decoding.rules.end_token_ids.isdisjoint(tokens)
+        canvas = slice(decoding.prompt_length, decoding.blocks[-1].end)
+        tokens = decoding.token_S[canvas][~decoding.is_masked_S[canvas]].tolist()
+        decoding.has_eos = not end_token_ids.isdisjoint(tokens)
     else:
-        decoding.has_eos = decoding.has_eos or not decoding.rules.end_token_ids.isdisjoint(token_N.tolist())
-    return Filled(position_N, token_N, edited)
+        decoding.has_eos = decoding.has_eos or not end_token_ids.isdisjoint(token_N.tolist())
+    return Filled(own.start, place_N, token_N, edited)
 
 
 def seed_next_block(step: RequestStep, aligned: Aligned, winner: int) -> tuple[int, int]:
@@ -83,39 +89,40 @@ def quota(decode: DecodeConfig, block_size: int, step: int) -> int:
     return block_size // num_steps + (step < block_size % num_steps)
 
 
-def _above_threshold(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> tuple[Int, Int]:
-    """Positions to fill and their tokens: every mask above tau_conf; a fully activated block without one fills its most
-    confident."""
-    decoding, start, begin = step.decoding, step.window.start, fillable[0].start
-    column_C = decoding.is_masked_S[begin : fillable[-1].end].nonzero()[0] + (begin - start)  # block after block
-    values_3C = aligned.values_3BW[:, winner].take(column_C, axis=1)
-    is_chosen_C = values_3C[1] > decoding.rules.decode.skip_threshold
+def _above_threshold(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Int:
+    """Where to fill, counted from the first of the blocks: every mask above tau_conf; a fully activated block without
+    one fills its most confident."""
+    decoding, start = step.decoding, fillable[0].start
+    _, probability_W, confidence_W = aligned.of_branch(winner, start - step.window.start)
+    masked_C = decoding.is_masked_S[start : fillable[-1].end].nonzero()[0]  # block after block
+    is_chosen_C = probability_W[masked_C] > decoding.rules.decode.skip_threshold
     is_sure, first = is_chosen_C.tobytes(), 0  # bytes are counted in less time than numpy takes to be called
     for block in fillable:
         if block.num_masked:
             behind = first + block.num_masked
             num_chosen = is_sure.count(1, first, behind)
             if not num_chosen and block.is_fully_activated:
-                is_chosen_C[first + values_3C[2, first:behind].argmax()] = True
+                is_chosen_C[first + confidence_W[masked_C[first:behind]].argmax()] = True
                 num_chosen = 1
                 decoding.num_forced_fills += 1
             block.num_masked -= num_chosen
             first = behind
-    chosen_N = is_chosen_C.nonzero()[0]
-    return column_C.take(chosen_N) + start, values_3C[0].take(chosen_N).astype(np.int64)
+    place_N: Int = masked_C[is_chosen_C]
+    return place_N
 
 
-def _by_rule(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> tuple[Int, Int]:
-    """Positions to fill by `fill_rule`, and their tokens."""
-    decoding, offset = step.decoding, step.window.start
+def _by_rule(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Int:
+    """Where to fill by `fill_rule`, counted from the first of the blocks."""
+    decoding, start = step.decoding, fillable[0].start
+    offset = start - step.window.start
     decode, size, chosen = decoding.rules.decode, decoding.rules.kind.block_size, []
     may_wait = False  # of several blocks `multi_block` has the first fully activated one alone fill something
     choose = policy("fill_rules", decode.fill_rule)
     for block in fillable:
-        masked_M = decoding.is_masked_S[block.start : block.end].nonzero()[0] + block.start
+        masked_M = decoding.is_masked_S[block.start : block.end].nonzero()[0] + (block.start - start)
         if masked_M.size:
             count = quota(decode, size, block.num_steps)
-            filling = Filling(aligned.values_3BW.take(masked_M - offset, axis=2), winner, count, decode)
+            filling = Filling(aligned.values_3BW.take(masked_M + offset, axis=2), winner, count, decode)
             is_chosen_M, is_sure_M = choose(filling), _is_sure(filling)
             if may_wait or not block.is_fully_activated:
                 is_chosen_M &= is_sure_M
@@ -123,8 +130,7 @@ def _by_rule(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Bl
             block.num_masked -= int(is_chosen_M.sum())
             decoding.num_forced_fills += int((is_chosen_M & ~is_sure_M).sum())
             chosen.append(masked_M[is_chosen_M])
-    position_N = np.concatenate(chosen) if chosen else _NOTHING
-    return position_N, aligned.tokens(winner, position_N - offset)
+    return np.concatenate(chosen) if chosen else _NOTHING
 
 
 def _is_sure(filling: Filling) -> Bool:
@@ -145,8 +151,8 @@ def _edits(step: RequestStep, aligned: Aligned, winner: int, block: Block) -> di
         return {}
     first = max(block.start, decoding.prompt_length)
     position_N = (~decoding.is_masked_S[first : block.end]).nonzero()[0] + first
-    token_N = aligned.tokens(winner, position_N - step.window.start)
-    probability_N = aligned.probability_BW[winner].take(position_N - step.window.start)
+    values_3N = aligned.of_branch(winner).take(position_N - step.window.start, axis=1)
+    token_N, probability_N = values_3N[0].astype(np.int64), values_3N[1]
     is_edited_N = (token_N != decoding.token_S[position_N]) & (probability_N > decode.edit_threshold)
     return dict(zip(position_N[is_edited_N].tolist(), token_N[is_edited_N].tolist(), strict=True))
 
@@ -156,7 +162,7 @@ def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block
 
     num_filled: by the fill rule in this step.
     """
-    decoding, start, decode = step.decoding, step.window.start, step.decoding.rules.decode
+    decoding, decode = step.decoding, step.decoding.rules.decode
     masked = [block for block in fillable if block.num_masked]
     if decode.spawn_blocks == "first":
         masked = masked[:1]
@@ -166,15 +172,15 @@ def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block
     if decode.lookahead_rule != "all":
         stepped = Stepped(num_filled, sum(block.num_masked for block in masked), decode)
         most = min(most, policy("lookahead_rules", decode.lookahead_rule)(stepped))
-    offset = masked[0].start - start
+    start = masked[0].start
     # What lies between the first and the last of these blocks is full.
-    candidate_C = decoding.is_masked_S[masked[0].start : masked[-1].end].nonzero()[0] + offset
-    values_3W = aligned.values_3BW[:, winner]
+    candidate_C = decoding.is_masked_S[start : masked[-1].end].nonzero()[0]
+    values_3W = aligned.of_branch(winner, start - step.window.start)
     spawning = Spawning(values_3W, candidate_C, start, decode, draws_of(decoding, stream=1))
     rank_C = policy("spawn_rules", decode.spawn_rule)(spawning)
     chosen_K = candidate_C[(-rank_C).argsort(kind="stable")[:most]]
-    tokens, _, confidences = values_3W.take(chosen_K, axis=1).tolist()
-    return Branches((chosen_K + start).tolist(), [*map(int, tokens)], confidences)
+    positions = [start + column for column in chosen_K.tolist()]
+    return Branches(positions, [*map(int, values_3W[0][chosen_K].tolist())], values_3W[2][chosen_K].tolist())
 
 
 def draws_of(decoding: PlainRequest, stream: int) -> Draws:

@@ -24,7 +24,7 @@ from common.decoding.plan import (
 from common.decoding.scheduling.plain.changes import with_changes
 from common.decoding.scheduling.plain.state import Aligned, PlainRequest, RequestStep
 
-_NUM_OWN_FIELDS = int(RowField.START)  # those before it differ from row to row of a request
+_START, _CACHED, _STEP = int(RowField.START), int(RowField.CACHED), int(RowField.STEP)
 
 
 def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
@@ -32,7 +32,7 @@ def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
     num_rows, num_tokens = steps[-1].end_row, sum([step.spans.num_entries for step in steps])
     entries_3T = np.empty((3, num_tokens), dtype=np.int64)
     is_read_T = np.zeros(num_tokens, dtype=np.bool_)
-    row_fields_8R = np.empty((len(RowField), num_rows), dtype=np.int64)
+    row_fields_8R = np.empty((8, num_rows), dtype=np.int64)
     request_R = np.zeros(num_rows, dtype=np.int64)
     commits, first = [], 0
     for index, step in enumerate(steps):
@@ -65,13 +65,14 @@ def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
 
 def _fill_row_fields(step: RequestStep, first_entry: int, fields_8B: Int) -> None:
     """The request's part of StepPlan.row_fields_8R, in the order of RowField."""
-    decoding, window = step.decoding, step.window
-    fields_8B[:_NUM_OWN_FIELDS] = step.spans.rows_3B
+    window, same_81 = step.window, step.decoding.row_fields_81
+    same_81[_START] = window.start
+    same_81[_CACHED] = max(window.cached, window.start)
+    same_81[_STEP] = step.decoding.num_forwards
+    fields_8B[:] = same_81
+    fields_8B[:_START] = step.spans.rows_3B  # differ from row to row
     if first_entry:
         fields_8B[RowField.FIRST] += first_entry
-    cached = max(window.cached, window.start)
-    same = window.start, cached, decoding.slot, decoding.noise_key, decoding.num_forwards
-    fields_8B[_NUM_OWN_FIELDS:] = np.array(same, dtype=np.int64)[:, None]
 
 
 def _sampling_of(steps: list[RequestStep]) -> Float | None:

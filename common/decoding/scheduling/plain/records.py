@@ -30,8 +30,7 @@ def record_of(
     seed: tuple[int, int] | None, candidates: dict[int, Candidate],
 ) -> StepRecord:  # fmt: skip
     """Of a step whose lookaheads have been spawned. Window lengths and scores are the step's, lookaheads the next's."""
-    decoding, position_N = step.decoding, filled.position_N
-    branches = decoding.branches
+    decoding, position_N, branches = step.decoding, filled.place_N + filled.start, step.decoding.branches
     confidence_N = aligned.confidence_BW[winner].take(position_N - step.window.start)
     tokens = dict(zip(position_N.tolist(), filled.token_N.tolist(), strict=True))
     confidences = confidence_N.tolist()

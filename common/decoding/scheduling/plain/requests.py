@@ -134,17 +134,18 @@ class PlainRequests:
             fillable = []
         candidates = {} if self.observer is None else candidates_of(step, aligned, winner, fillable)
         filled = fill(step, aligned, winner, fillable)
+        num_filled = len(filled.token_N)
         if step.reads_carry:
             column = step.window.next_start - step.window.start
             decoding.carry_31 = aligned.values_3BW[:, winner, column : column + 1].copy()
         seed = seed_next_block(step, aligned, winner) if step.window.predicts_next else None
-        decoding.is_refreshed = not strategy.settle(decoding.blocks, bool(len(filled.position_N) or filled.edited))
+        decoding.is_refreshed = not strategy.settle(decoding.blocks, bool(num_filled or filled.edited))
         if decoding.rules.decode.max_block_steps is not None:  # masks may be left where the next step fills none
             fillable = strategy.fillable(decoding.blocks, True) if decoding.is_refreshed else []
-        decoding.branches = spawn(step, aligned, winner, fillable, len(filled.position_N))
+        decoding.branches = spawn(step, aligned, winner, fillable, num_filled)
         decoding.num_forwards += 1
         decoding.num_lookahead_wins += not is_anchor
-        num_tokens = len(filled.position_N) + (not is_anchor) + (seed is not None)
+        num_tokens = num_filled + (not is_anchor) + (seed is not None)
         winner_place = 0 if is_anchor else winner + 1
         decoding.steps.append((num_tokens, len(step.widths), winner_place, step.widths[winner]))
         if decoding.num_forwards == 1:

@@ -11,7 +11,7 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from common.decoding.plan import Bool, Float, Int, part
+from common.decoding.plan import Bool, Float, Int, RowField, part
 from common.decoding.scheduling.ending import Canvas
 from common.decoding.scheduling.plain.blocks import Block, BlockStrategy, Window
 from common.decoding.scheduling.state import DecodingRequest
@@ -77,6 +77,7 @@ class PlainRequest(DecodingRequest):
     is_masked_S: Bool
     blocks: list[Block]
     branches: Branches = field(default_factory=Branches)
+    row_fields_81: Int = field(init=False)  # what the rows of a step have in common, as in `RowField`
     carry_31: Float = field(default_factory=lambda: np.array([[-1.0], [0.0], [0.0]], dtype=np.float32))
     is_refreshed: bool = False  # fast_dllm: the cache around the current block is up to date
     has_eos: bool = False
@@ -86,6 +87,8 @@ class PlainRequest(DecodingRequest):
 
     def __post_init__(self) -> None:
         self.token_S = part(self.entries_3S, 0)
+        self.row_fields_81 = np.zeros((len(RowField), 1), dtype=np.int64)
+        self.row_fields_81[RowField.SLOT], self.row_fields_81[RowField.NOISE_KEY] = self.slot, self.noise_key
 
     @property
     def end(self) -> int:
@@ -172,9 +175,10 @@ class RequestStep(NamedTuple):
     @property
     def reads_carry(self) -> bool:
         """Whether the step predicts the first position behind what it commits, for the next step."""
+        if not self.window.commit_length:
+            return False
         rules = self.decoding.rules
-        is_kept = self.decoding.strategy.keeps_carry and rules.decode.shift_row == "stale"
-        return bool(is_kept and rules.shift and self.window.commit_length)
+        return bool(self.decoding.strategy.keeps_carry and rules.decode.shift_row == "stale" and rules.shift)
 
 
 class Aligned(NamedTuple):
@@ -184,10 +188,10 @@ class Aligned(NamedTuple):
     values_3BW: Float
     next_3B: Float | None = None
 
-    def tokens(self, branch: int, column_N: Int) -> Int:
-        """Ids that this branch predicts in these columns."""
-        token_N: Int = self.values_3BW[0, branch].take(column_N).astype(np.int64)
-        return token_N
+    def of_branch(self, branch: int, first_column: int = 0) -> Float:
+        """[3, W]: what this branch predicts, from a column on."""
+        values_3W: Float = self.values_3BW[:, branch, first_column:]
+        return values_3W
 
     @property
     def probability_BW(self) -> Float:
