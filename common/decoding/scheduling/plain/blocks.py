@@ -112,16 +112,20 @@ class BlockStrategy(Protocol):
 
 def active_blocks(blocks: list[Block]) -> list[Block]:
     """Of a list that begins with those in the cache, then has those that wait for it, then the active ones."""
-    first = len(blocks)
-    while first and blocks[first - 1].status is ACTIVE:
-        first -= 1
-    return blocks[first:]
+    return blocks[num_settled(blocks) :]
+
+
+def num_settled(blocks: list[Block]) -> int:
+    """Blocks in front of the active ones."""
+    count = len(blocks)
+    while count and blocks[count - 1].status is ACTIVE:
+        count -= 1
+    return count
 
 
 def window_behind_cache(blocks: list[Block]) -> Window:
     """Everything that is not cached yet; what waits for the cache becomes final."""
-    active = active_blocks(blocks)
-    first = num_committed = len(blocks) - len(active)
+    first = num_committed = num_settled(blocks)
     while first and blocks[first - 1].status is TO_CACHE:
         first -= 1
     # A branch may open the first block behind what is cached.

@@ -66,9 +66,9 @@ def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
 def _fill_row_fields(step: RequestStep, first_entry: int, fields_8B: Int) -> None:
     """The request's part of StepPlan.row_fields_8R, in the order of RowField."""
     window, same_81 = step.window, step.decoding.row_fields_81
-    same_81[_START] = window.start
-    same_81[_CACHED] = max(window.cached, window.start)
-    same_81[_STEP] = step.decoding.num_forwards
+    same_81[_START, 0] = window.start
+    same_81[_CACHED, 0] = max(window.cached, window.start)
+    same_81[_STEP, 0] = step.decoding.num_forwards
     fields_8B[:] = same_81
     fields_8B[:_START] = step.spans.rows_3B  # differ from row to row
     if first_entry:
@@ -100,8 +100,8 @@ def _fill(step: RequestStep, entries_3T: Int, is_read_T: Bool) -> None:
 def _fill_windows(step: RequestStep, decode: DecodeConfig, entries_3T: Int) -> None:
     """Every row's keys as the anchor has them."""
     if step.spans.is_even:
-        window_3W = _window_of(step, decode, step.widths[0])
-        entries_3T.reshape(3, len(step.widths), -1)[:, :, : step.widths[0]] = window_3W[:, None]
+        width = step.widths[0]
+        entries_3T.reshape(3, len(step.widths), -1)[:, :, :width] = _window_of(step, decode, width)[:, None]
     else:
         window_of = {width: _window_of(step, decode, width) for width in set(step.widths)}
         for first, width in zip(step.spans.firsts, step.widths, strict=True):
