@@ -115,12 +115,12 @@ class Spawning(NamedTuple):
 
     @property
     def probability_C(self) -> Float:
-        found: Float = self.values_3W[1].take(self.column_C)
+        found: Float = self.values_3W[1][self.column_C]
         return found
 
     @property
     def confidence_C(self) -> Float:
-        found: Float = self.values_3W[2].take(self.column_C)
+        found: Float = self.values_3W[2][self.column_C]
         return found
 
 

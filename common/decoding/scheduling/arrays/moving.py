@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from common.decoding.scheduling.arrays.batch import RequestBatch
-from common.decoding.scheduling.plain import ANCHOR, BlockStatus, Branch, PlainRequest, begun
+from common.decoding.scheduling.plain import BlockStatus, Branches, PlainRequest, begun
 from common.decoding.scheduling.state import Admission, DecodingRequest
 
 _REMEMBERED = [field.name for field in fields(DecodingRequest) if field.name not in Admission.__dataclass_fields__]
@@ -33,7 +33,7 @@ def to_plain(batch: RequestBatch, place: int, mask_token_id: int) -> PlainReques
         block.status = BlockStatus.TO_CACHE if is_waiting else BlockStatus.IN_CACHE
     spawned = slice(0, int(batch.num_branches_N[place]) - 1)
     positions, tokens = batch.branch_2NB[:, place, spawned].tolist()
-    plain.branches = [*map(Branch, positions, tokens, batch.confidence_NB[place, spawned].tolist()), ANCHOR]
+    plain.branches = Branches(positions, tokens, batch.confidence_NB[place, spawned].tolist())
     plain.carry_31 = batch.carry_3N[:, place : place + 1].copy()
     plain.is_refreshed, plain.has_eos = bool(batch.is_refreshed_N[place]), bool(batch.has_eos_N[place])
     plain.num_forwards, plain.num_lookahead_wins = int(batch.num_forwards_N[place]), int(batch.num_wins_N[place])
@@ -53,11 +53,11 @@ def put(plain: PlainRequest, batch: RequestBatch, place: int) -> None:
     batch.start_N[place] = plain.strategy.window(blocks, plain.is_refreshed).start
     batch.num_blocks_N[place], batch.num_masked_N[place] = num_blocks, sum(counts)
     batch.first_open_N[place] = next((index for index, count in enumerate(counts) if count), num_blocks)
-    for index, (position, token, confidence) in enumerate(plain.branches[:-1]):
-        assert position is not None, "only the anchor has none, which comes last"
-        batch.branch_2NB[:, place, index] = position, token
-        batch.confidence_NB[place, index] = confidence
-    batch.num_branches_N[place] = len(plain.branches)  # behind the lookaheads stands the anchor, as of any that begins
+    branches = plain.branches
+    spawned = slice(0, len(branches.positions))
+    batch.branch_2NB[:, place, spawned] = branches.positions, branches.tokens
+    batch.confidence_NB[place, spawned] = branches.confidences
+    batch.num_branches_N[place] = len(branches)  # behind the lookaheads stands the anchor, as of any that begins
     batch.carry_3N[:, place] = plain.carry_31[:, 0]
     batch.is_refreshed_N[place] = plain.is_refreshed
     batch.num_forwards_N[place], batch.num_wins_N[place] = plain.num_forwards, plain.num_lookahead_wins

@@ -2,6 +2,6 @@
 
 from common.decoding.scheduling.plain.blocks import BlockStatus
 from common.decoding.scheduling.plain.requests import PlainRequests, begun
-from common.decoding.scheduling.plain.state import ANCHOR, Branch, PlainRequest
+from common.decoding.scheduling.plain.state import Branches, PlainRequest
 
-__all__ = ["ANCHOR", "BlockStatus", "Branch", "PlainRequest", "PlainRequests", "begun"]
+__all__ = ["BlockStatus", "Branches", "PlainRequest", "PlainRequests", "begun"]

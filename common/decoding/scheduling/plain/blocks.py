@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from common.decoding.plan import Bool
+import numpy as np
+
+from common.decoding.plan import Bool, Int
 
 
 class BlockStatus(Enum):
     ACTIVE = auto()  # holds masks, waits behind a block that does, or is still edited
     TO_CACHE = auto()  # finished; the next forward writes its final KV
     IN_CACHE = auto()
+
+
+ACTIVE, TO_CACHE, IN_CACHE = (
+    BlockStatus  # every step asks several times, and BlockStatus.ACTIVE takes ten times as long
+)
 
 
 @dataclass(slots=True)
@@ -28,7 +35,7 @@ class Block:
     start: int
     end: int
     num_masked: int
-    status: BlockStatus = BlockStatus.ACTIVE
+    status: BlockStatus = ACTIVE
     is_fully_activated: bool = False
     num_steps: int = 0
     num_edit_steps: int = 0
@@ -82,7 +89,8 @@ class BlockStrategy(Protocol):
         """num_cached: positions of the prompt whose KV is there already."""
 
     def opens_block(self, blocks: list[Block], last_filled_share: float) -> bool:
-        """Whether a branch whose last block is filled this far appends one block of masks."""
+        """Whether a branch whose last block is filled this far appends one block of masks. One that is filled further
+        does, too."""
 
     def new_block(self, blocks: list[Block]) -> Block: ...
 
@@ -104,17 +112,21 @@ class BlockStrategy(Protocol):
 
 def active_blocks(blocks: list[Block]) -> list[Block]:
     """Of a list that begins with those in the cache, then has those that wait for it, then the active ones."""
-    first = len(blocks)
-    while first and blocks[first - 1].status is BlockStatus.ACTIVE:
-        first -= 1
-    return blocks[first:]
+    return blocks[num_settled(blocks) :]
+
+
+def num_settled(blocks: list[Block]) -> int:
+    """Blocks in front of the active ones."""
+    count = len(blocks)
+    while count and blocks[count - 1].status is ACTIVE:
+        count -= 1
+    return count
 
 
 def window_behind_cache(blocks: list[Block]) -> Window:
     """Everything that is not cached yet; what waits for the cache becomes final."""
-    active = active_blocks(blocks)
-    first = num_committed = len(blocks) - len(active)
-    while first and blocks[first - 1].status is BlockStatus.TO_CACHE:
+    first = num_committed = num_settled(blocks)
+    while first and blocks[first - 1].status is TO_CACHE:
         first -= 1
     # A branch may open the first block behind what is cached.
     start = blocks[first].start if first < len(blocks) else blocks[-1].end
@@ -146,17 +158,24 @@ def next_chunk(blocks: list[Block], prompt_length: int) -> Block | None:
 def _prompt_parts(blocks: list[Block], prompt_length: int) -> Iterator[Block]:
     """Those that are not cached yet."""
     own = itertools.takewhile(lambda block: block.end <= prompt_length, blocks)
-    return (block for block in own if block.status is BlockStatus.TO_CACHE)
+    return (block for block in own if block.status is TO_CACHE)
 
 
 def note_committed(blocks: list[Block]) -> None:
     """Behind a pass over `window_behind_cache`: what waited for the cache is in it."""
     for block in reversed(blocks):
-        if block.status is BlockStatus.IN_CACHE:
+        if block.status is IN_CACHE:
             break
-        if block.status is BlockStatus.TO_CACHE:
-            block.status = BlockStatus.IN_CACHE
+        if block.status is TO_CACHE:
+            block.status = IN_CACHE
 
 
 def num_masked_of(block: Block, is_masked_S: Bool) -> int:
     return int(is_masked_S[block.start : block.end].sum())
+
+
+def block_ends(num_positions: int, origin: int | None, block_size: int) -> Int:
+    """[S]: end of the block that each position lies in; what lies before the origin is one block."""
+    first, position_S = origin or 0, np.arange(num_positions)
+    end_S: Int = first + np.maximum((position_S - first) // block_size + 1, 0) * block_size
+    return end_S

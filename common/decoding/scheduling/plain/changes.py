@@ -21,7 +21,7 @@ def with_changes(plan: StepPlan, steps: list[RequestStep]) -> StepPlan:
     own_T = np.arange(num_tokens)
     if not sampling.cfg_scale:
         return plan._replace(changes_2T=np.stack((own_T, lowered_T)))
-    prompt_R = np.array([step.decoding.prompt_length for step in steps]).repeat([len(step.ends) for step in steps])
+    prompt_R = np.array([step.decoding.prompt_length for step in steps]).repeat([len(step.widths) for step in steps])
     is_prompt_T = plan.position_T < prompt_R.repeat(plan.num_entries_R)
     masked_3T = plan.entries_3T.copy()
     masked_3T[0, is_prompt_T] = sampling.mask_token_id
@@ -40,6 +40,6 @@ def with_changes(plan: StepPlan, steps: list[RequestStep]) -> StepPlan:
 
 def _first_of_blocks(plan: StepPlan, steps: list[RequestStep]) -> Int:
     """Entries whose position is the first of its block."""
-    size_R = np.array([step.decoding.rules.kind.block_size for step in steps]).repeat([len(s.ends) for s in steps])
+    size_R = np.array([step.decoding.rules.kind.block_size for step in steps]).repeat([len(s.widths) for s in steps])
     found: Int = (plan.position_T % size_R.repeat(plan.num_entries_R) == 0).nonzero()[0]
     return found

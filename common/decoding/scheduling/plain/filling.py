@@ -3,64 +3,72 @@ try."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from common.config import DecodeConfig
 from common.decoding.plan import Bool, Int
-from common.decoding.scheduling.plain.blocks import Block
-from common.decoding.scheduling.plain.state import ANCHOR, Aligned, Branch, PlainRequest, RequestStep
+from common.decoding.scheduling.plain.blocks import ACTIVE, Block
+from common.decoding.scheduling.plain.state import Aligned, Branches, PlainRequest, RequestStep
 from common.policies import Draws, Filling, Spawning, Stepped, policy
 
 _NOTHING = np.empty(0, dtype=np.int64)
 
 
 class Filled(NamedTuple):
-    """What a step has written beside the winner's lookahead token. edited: position -> new token."""
+    """What a step has written beside the winner's lookahead token.
 
-    position_N: Int
+    place_N: counted from `start`. edited: position -> new token.
+    """
+
+    start: int
+    place_N: Int
     token_N: Int
     edited: dict[int, int]
 
 
-def adopt(decoding: PlainRequest, branch: Branch, opens_block: bool) -> None:
+def adopt(step: RequestStep, winner: int) -> None:
     """The winner becomes the anchor: the block it opened, its token, and the blocks that its filled shares activate."""
-    if opens_block:
-        decoding.blocks.append(decoding.strategy.new_block(decoding.blocks))
-    if branch.position is not None:
-        decoding.blocks[decoding.block_index_at(branch.position)].num_masked -= 1
-        decoding.token_S[branch.position] = branch.token
-        decoding.is_masked_S[branch.position] = False
-        decoding.has_eos = decoding.has_eos or branch.token in decoding.rules.end_token_ids
-    threshold = decoding.rules.decode.decoded_token_threshold
-    for before, block in pairwise(decoding.blocks):
-        if not block.is_fully_activated and before.filled_share >= threshold:
-            block.is_fully_activated = True
+    decoding, branches = step.decoding, step.decoding.branches
+    blocks, rules = decoding.blocks, decoding.rules
+    if step.opens_block[winner]:
+        blocks.append(decoding.strategy.new_block(blocks))
+    if winner < len(branches.positions):  # behind the lookaheads comes the anchor
+        position, token = branches.positions[winner], branches.tokens[winner]
+        decoding.block_at(position).num_masked -= 1
+        decoding.token_S[position] = token
+        decoding.is_masked_S[position] = False
+        decoding.has_eos = decoding.has_eos or token in rules.end_token_ids
+    threshold, index = rules.decode.decoded_token_threshold, len(blocks) - 1
+    while index and blocks[index].status is ACTIVE:  # these come last
+        block, index = blocks[index], index - 1
+        if not block.is_fully_activated:
+            block.is_fully_activated = blocks[index].filled_share >= threshold
 
 
 def fill(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Filled:
     """Fill masks by the fill rule, and edit tokens; a block that is not fully activated need not fill any."""
     decoding = step.decoding
     if not fillable:
-        return Filled(_NOTHING, _NOTHING, {})
-    is_edited = decoding.rules.decode.edit_threshold is not None
-    edited = _edits(step, aligned, winner, fillable[0]) if is_edited else {}
-    choose = _above_threshold if decoding.rules.decode.fill_rule == "threshold" else _by_rule
-    position_N = choose(step, aligned, winner, fillable)
-    token_N = aligned.tokens(winner, position_N - step.window.start)
-    decoding.token_S[position_N] = token_N
-    decoding.is_masked_S[position_N] = False
+        return Filled(0, _NOTHING, _NOTHING, {})
+    decode, end_token_ids = decoding.rules.decode, decoding.rules.end_token_ids
+    edited = {} if decode.edit_threshold is None else _edits(step, aligned, winner, fillable[0])
+    own = slice(fillable[0].start, fillable[-1].end)
+    choose = _above_threshold if decode.fill_rule == "threshold" else _by_rule
+    place_N = choose(step, aligned, winner, fillable)
+    token_N = aligned.of_branch(winner, own.start - step.window.start)[0][place_N].astype(np.int64)
+    decoding.token_S[own][place_N] = token_N
+    decoding.is_masked_S[own][place_N] = False
     if edited:
         for position, token in edited.items():
             decoding.token_S[position] = token
-        own = slice(decoding.prompt_length, decoding.blocks[-1].end)
-        tokens = decoding.token_S[own][~decoding.is_masked_S[own]].tolist()
-        decoding.has_eos = not decoding.rules.end_token_ids.isdisjoint(tokens)
+        canvas = slice(decoding.prompt_length, decoding.blocks[-1].end)
+        tokens = decoding.token_S[canvas][~decoding.is_masked_S[canvas]].tolist()
+        decoding.has_eos = not end_token_ids.isdisjoint(tokens)
     else:
-        decoding.has_eos = decoding.has_eos or not decoding.rules.end_token_ids.isdisjoint(token_N.tolist())
-    return Filled(position_N, token_N, edited)
+        decoding.has_eos = decoding.has_eos or not end_token_ids.isdisjoint(token_N.tolist())
+    return Filled(own.start, place_N, token_N, edited)
 
 
 def seed_next_block(step: RequestStep, aligned: Aligned, winner: int) -> tuple[int, int]:
@@ -82,39 +90,39 @@ def quota(decode: DecodeConfig, block_size: int, step: int) -> int:
 
 
 def _above_threshold(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Int:
-    """Positions to fill: every mask above tau_conf; a fully activated block without one fills its most confident."""
-    decoding = step.decoding
-    start, offset = fillable[0].start, fillable[0].start - step.window.start
-    is_masked_C = decoding.is_masked_S[start : fillable[-1].end]
-    columns = slice(offset, offset + len(is_masked_C))
-    is_chosen_C = aligned.probability_BW[winner, columns] > decoding.rules.decode.skip_threshold
-    is_chosen_C &= is_masked_C
-    is_chosen = is_chosen_C.tolist()
+    """Where to fill, counted from the first of the blocks: every mask above tau_conf; a fully activated block without
+    one fills its most confident."""
+    decoding, start = step.decoding, fillable[0].start
+    _, probability_W, confidence_W = aligned.of_branch(winner, start - step.window.start)
+    masked_C = decoding.is_masked_S[start : fillable[-1].end].nonzero()[0]  # block after block
+    is_chosen_C = probability_W[masked_C] > decoding.rules.decode.skip_threshold
+    is_sure, first = is_chosen_C.tobytes(), 0  # bytes are counted in less time than numpy takes to be called
     for block in fillable:
         if block.num_masked:
-            own = slice(block.start - start, block.end - start)
-            num_chosen = is_chosen[own].count(True)
+            behind = first + block.num_masked
+            num_chosen = is_sure.count(1, first, behind)
             if not num_chosen and block.is_fully_activated:
-                masked_N = is_masked_C[own].nonzero()[0]
-                confidence_N = aligned.confidence_BW[winner, columns][own].take(masked_N)
-                is_chosen_C[own.start + masked_N[confidence_N.argmax()]] = True
+                is_chosen_C[first + confidence_W[masked_C[first:behind]].argmax()] = True
                 num_chosen = 1
                 decoding.num_forced_fills += 1
             block.num_masked -= num_chosen
-    return is_chosen_C.nonzero()[0] + start
+            first = behind
+    place_N: Int = masked_C[is_chosen_C]
+    return place_N
 
 
 def _by_rule(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Int:
-    """Positions to fill, by `fill_rule`."""
-    decoding, offset = step.decoding, step.window.start
+    """Where to fill by `fill_rule`, counted from the first of the blocks."""
+    decoding, start = step.decoding, fillable[0].start
+    offset = start - step.window.start
     decode, size, chosen = decoding.rules.decode, decoding.rules.kind.block_size, []
     may_wait = False  # of several blocks `multi_block` has the first fully activated one alone fill something
     choose = policy("fill_rules", decode.fill_rule)
     for block in fillable:
-        masked_M = decoding.is_masked_S[block.start : block.end].nonzero()[0] + block.start
+        masked_M = decoding.is_masked_S[block.start : block.end].nonzero()[0] + (block.start - start)
         if masked_M.size:
             count = quota(decode, size, block.num_steps)
-            filling = Filling(aligned.values_3BW.take(masked_M - offset, axis=2), winner, count, decode)
+            filling = Filling(aligned.values_3BW.take(masked_M + offset, axis=2), winner, count, decode)
             is_chosen_M, is_sure_M = choose(filling), _is_sure(filling)
             if may_wait or not block.is_fully_activated:
                 is_chosen_M &= is_sure_M
@@ -143,36 +151,36 @@ def _edits(step: RequestStep, aligned: Aligned, winner: int, block: Block) -> di
         return {}
     first = max(block.start, decoding.prompt_length)
     position_N = (~decoding.is_masked_S[first : block.end]).nonzero()[0] + first
-    token_N = aligned.tokens(winner, position_N - step.window.start)
-    probability_N = aligned.probability_BW[winner].take(position_N - step.window.start)
+    values_3N = aligned.of_branch(winner).take(position_N - step.window.start, axis=1)
+    token_N, probability_N = values_3N[0].astype(np.int64), values_3N[1]
     is_edited_N = (token_N != decoding.token_S[position_N]) & (probability_N > decode.edit_threshold)
     return dict(zip(position_N[is_edited_N].tolist(), token_N[is_edited_N].tolist(), strict=True))
 
 
-def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block], num_filled: int) -> list[Branch]:
+def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block], num_filled: int) -> Branches:
     """Up to k lookaheads, each the anchor plus one more of its remaining masks; then the anchor.
 
     num_filled: by the fill rule in this step.
     """
-    decoding, start, decode = step.decoding, step.window.start, step.decoding.rules.decode
+    decoding, decode = step.decoding, step.decoding.rules.decode
     masked = [block for block in fillable if block.num_masked]
     if decode.spawn_blocks == "first":
         masked = masked[:1]
     if not masked or decode.num_lookahead == 0:
-        return [ANCHOR]
+        return Branches()
     most = decode.num_lookahead
     if decode.lookahead_rule != "all":
         stepped = Stepped(num_filled, sum(block.num_masked for block in masked), decode)
         most = min(most, policy("lookahead_rules", decode.lookahead_rule)(stepped))
-    offset = masked[0].start - start
+    start = masked[0].start
     # What lies between the first and the last of these blocks is full.
-    candidate_C = decoding.is_masked_S[masked[0].start : masked[-1].end].nonzero()[0] + offset
-    values_3W = aligned.values_3BW[:, winner]
+    candidate_C = decoding.is_masked_S[start : masked[-1].end].nonzero()[0]
+    values_3W = aligned.of_branch(winner, start - step.window.start)
     spawning = Spawning(values_3W, candidate_C, start, decode, draws_of(decoding, stream=1))
     rank_C = policy("spawn_rules", decode.spawn_rule)(spawning)
     chosen_K = candidate_C[(-rank_C).argsort(kind="stable")[:most]]
-    tokens, _, confidences = values_3W.take(chosen_K, axis=1).tolist()
-    return [*map(Branch, (chosen_K + start).tolist(), map(int, tokens), confidences), ANCHOR]
+    positions = [start + column for column in chosen_K.tolist()]
+    return Branches(positions, [*map(int, values_3W[0][chosen_K].tolist())], values_3W[2][chosen_K].tolist())
 
 
 def draws_of(decoding: PlainRequest, stream: int) -> Draws:

@@ -24,6 +24,8 @@ from common.decoding.plan import (
 from common.decoding.scheduling.plain.changes import with_changes
 from common.decoding.scheduling.plain.state import Aligned, PlainRequest, RequestStep
 
+_START, _CACHED, _STEP = int(RowField.START), int(RowField.CACHED), int(RowField.STEP)
+
 
 def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
     """Rows of every request behind one another."""
@@ -31,16 +33,18 @@ def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
     entries_3T = np.empty((3, num_tokens), dtype=np.int64)
     is_read_T = np.zeros(num_tokens, dtype=np.bool_)
     row_fields_8R = np.empty((8, num_rows), dtype=np.int64)
-    request_R = np.empty(num_rows, dtype=np.int64)
+    request_R = np.zeros(num_rows, dtype=np.int64)
     commits, first = [], 0
     for index, step in enumerate(steps):
-        rows, own = slice(step.first_row, step.end_row), slice(first, first + step.spans.num_entries)
-        request_R[rows] = index
+        spans, window = step.spans, step.window
+        rows, own = slice(step.first_row, step.end_row), slice(first, first + spans.num_entries)
+        if index:
+            request_R[rows] = index
         _fill_row_fields(step, first, row_fields_8R[:, rows])
         _fill(step, entries_3T[:, own], is_read_T[own])
-        if step.window.commit_length:
-            span = step.decoding.slot, step.window.start, step.window.commit_length
-            commits.append(CommitSpan(index, *span, is_final=not step.window.is_tentative))
+        if window.commit_length:
+            span = step.decoding.slot, window.start, window.commit_length
+            commits.append(CommitSpan(index, *span, is_final=not window.is_tentative))
         first = own.stop
     # The same for all: SHARED_SETTINGS of the scheduler.
     commits_locally = steps[0].decoding.rules.decode.window_attention == "block_causal"
@@ -61,65 +65,74 @@ def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
 
 def _fill_row_fields(step: RequestStep, first_entry: int, fields_8B: Int) -> None:
     """The request's part of StepPlan.row_fields_8R, in the order of RowField."""
-    decoding, window = step.decoding, step.window
-    fields_8B[: RowField.START] = step.spans.rows_3B
+    window, same_81 = step.window, step.decoding.row_fields_81
+    same_81[_START, 0] = window.start
+    same_81[_CACHED, 0] = max(window.cached, window.start)
+    same_81[_STEP, 0] = step.decoding.num_forwards
+    fields_8B[:] = same_81
+    fields_8B[:_START] = step.spans.rows_3B  # differ from row to row
     if first_entry:
         fields_8B[RowField.FIRST] += first_entry
-    cached = max(window.cached, window.start)
-    same = (window.start, cached, decoding.slot, decoding.noise_key, decoding.num_forwards)
-    fields_8B[RowField.START :] = np.array(same, dtype=np.int64)[:, None]
 
 
 def _sampling_of(steps: list[RequestStep]) -> Float | None:
     """StepPlan.sampling_3R."""
-    if not any(step.decoding.rules.is_sampled for step in steps):
+    if not [step for step in steps if step.decoding.rules.is_sampled]:
         return None
     of_request_N3 = np.array([step.decoding.rules.sampling for step in steps], dtype=np.float32)
-    sampling_3R: Float = of_request_N3.T.repeat([len(step.ends) for step in steps], axis=1)
+    sampling_3R: Float = of_request_N3.T.repeat([len(step.widths) for step in steps], axis=1)
     return sampling_3R
 
 
 def _fill(step: RequestStep, entries_3T: Int, is_read_T: Bool) -> None:
-    """The request's part of the plan: in place where its branches are equally long, else from a rectangle as wide as
-    the longest."""
-    decode, shape, is_even = step.decoding.rules.decode, step.spans.shape, step.spans.is_even
-    entries_3BW = entries_3T.reshape(3, *shape) if is_even else np.empty((3, *shape), dtype=np.int64)
-    is_read_BW = is_read_T.reshape(shape) if is_even else np.zeros(shape, dtype=np.bool_)
-    _fill_window(step, decode, entries_3BW, is_read_BW)
+    """The request's part of the plan."""
+    decode = step.decoding.rules.decode
+    _fill_windows(step, decode, entries_3T)
+    _mark_reads(step, decode, is_read_T)
+    start, token_T = step.window.start, entries_3T[0]
+    branches, firsts = step.decoding.branches, step.spans.firsts
+    for first, position, token in zip(firsts, branches.positions, branches.tokens, strict=False):
+        token_T[first + position - start] = token
     if step.shift_column_of:
-        _fill_shift_entries(step, decode, entries_3BW, is_read_BW)
-    if not is_even:
-        for index, own in enumerate(step.spans.entries):
-            entries_3T[:, own] = entries_3BW[:, index, : own.stop - own.start]
-            is_read_T[own] = is_read_BW[index, : own.stop - own.start]
+        _fill_shift_entries(step, decode, entries_3T, is_read_T)
 
 
-def _fill_window(step: RequestStep, decode: DecodeConfig, entries_3BW: Int, is_read_BW: Bool) -> None:
-    decoding, start, end = step.decoding, step.window.start, step.window.end
-    width = end - start
-    token_BW, position_BW, horizon_BW = entries_3BW[0], entries_3BW[1], entries_3BW[2]
-    token_BW[:, :width] = decoding.token_S[start:end]
-    position_BW[:, :width] = np.arange(start, end)
-    if decoding.rules.shift:
-        is_read_BW[:, : width - 1] = step.is_masked_BW[:, 1:]
-        if step.reads_carry:
-            is_read_BW[:, step.window.next_start - start - 1] = True
-        if step.window.predicts_next:
-            is_read_BW[:, width - 1] = True
+def _fill_windows(step: RequestStep, decode: DecodeConfig, entries_3T: Int) -> None:
+    """Every row's keys as the anchor has them."""
+    if step.spans.is_even:
+        width = step.widths[0]
+        entries_3T.reshape(3, len(step.widths), -1)[:, :, :width] = _window_of(step, decode, width)[:, None]
     else:
-        is_read_BW[:, :width] = step.is_masked_BW
-        if decode.edit_threshold is not None:
-            is_read_BW[:, :width] |= _is_edited(step)
+        window_of = {width: _window_of(step, decode, width) for width in set(step.widths)}
+        for first, width in zip(step.spans.firsts, step.widths, strict=True):
+            entries_3T[:, first : first + width] = window_of[width]
+
+
+def _window_of(step: RequestStep, decode: DecodeConfig, width: int) -> Int:
+    """[3, W]: the anchor's entries, as a row of this width has them."""
+    start, end = step.window.start, step.window.start + width
+    window_3W: Int = step.decoding.entries_3S[:, start:end].copy()
     if decode.window_attention == "full":
-        horizon_BW[:, :width] = end
+        window_3W[2] = end
+    return window_3W
+
+
+def _mark_reads(step: RequestStep, decode: DecodeConfig, is_read_T: Bool) -> None:
+    """Entries of windows that predict a mask, or what the next step carries or begins with."""
+    spans, window, shift = step.spans, step.window, step.decoding.rules.shift
+    is_predicted_BW = step.is_masked_BW[:, shift:]
+    if decode.edit_threshold is not None and not shift:
+        is_predicted_BW = is_predicted_BW | _is_edited(step)
+    if spans.is_even:
+        num_rows, width = is_predicted_BW.shape
+        is_read_T.reshape(num_rows, -1)[:, :width] = is_predicted_BW
     else:
-        horizon_BW[:, :width] = _block_end(start, end, decoding.strategy.origin, decode.block_size)
-    for index, branch in enumerate(decoding.branches):
-        if branch.position is not None:
-            token_BW[index, branch.position - start] = branch.token
-    if not step.spans.is_even and decode.window_attention == "full":
-        for index, own_end in enumerate(step.ends):
-            horizon_BW[index, : own_end - start] = own_end
+        for first, width, is_predicted_W in zip(spans.firsts, step.widths, is_predicted_BW, strict=True):
+            is_read_T[first : first + width - shift] = is_predicted_W[: width - shift]
+    if step.reads_carry:
+        is_read_T[spans.rows_3B[RowField.FIRST] + (window.next_start - window.start - 1)] = True
+    if window.predicts_next:
+        is_read_T[spans.behind_keys_B - 1] = True
 
 
 def _is_edited(step: RequestStep) -> Bool:
@@ -131,20 +144,8 @@ def _is_edited(step: RequestStep) -> Bool:
     return is_edited_W
 
 
-def _block_end(start: int, end: int, origin: int | None, block_size: int) -> Int:
-    """End of the block that each position of [start, end) lies in; what lies before the origin is one block."""
-    origin = origin or 0
-    first_end = origin + max((start - origin) // block_size + 1, 0) * block_size
-    end_W = np.empty(end - start, dtype=np.int64)
-    end_W[: first_end - start] = first_end
-    if first_end < end:
-        ends = np.arange(first_end + block_size, end + block_size, block_size)
-        end_W[first_end - start :] = ends.repeat(block_size)[: end - first_end]
-    return end_W
-
-
-def shift_entries(step_start: int, step_end: int, decoding: PlainRequest) -> list[int]:
-    """Starts of the blocks whose first position is predicted by a shift entry.
+def shift_columns(step_start: int, step_end: int, decoding: PlainRequest) -> dict[int, int]:
+    """Starts of the blocks whose first position is predicted by a shift entry, and its column behind the keys.
 
     In full attention only the first position behind the cache needs one: every later predictor is in the window and
     sees all of it. Under block-causal attention no predictor sees the block behind it, so every block's first
@@ -152,39 +153,32 @@ def shift_entries(step_start: int, step_end: int, decoding: PlainRequest) -> lis
     """
     decode, is_masked_S = decoding.rules.decode, decoding.is_masked_S
     if decode.shift_row == "stale" or not (decoding.rules.shift and decoding.strategy.keeps_carry):
-        return []
+        return {}
     if decode.window_attention == "full":
-        return [step_start] if step_start and is_masked_S[step_start] else []
+        return {step_start: 0} if step_start and is_masked_S[step_start] else {}
     starts = range(decoding.prompt_length, step_end, decode.block_size)
-    return [start for start in starts if start >= step_start and is_masked_S[start]]
+    masked = [start for start in starts if start >= step_start and is_masked_S[start]]
+    return {start: column for column, start in enumerate(masked)}
 
 
-def _fill_shift_entries(step: RequestStep, decode: DecodeConfig, entries_3BW: Int, is_read_BW: Bool) -> None:
+def _fill_shift_entries(step: RequestStep, decode: DecodeConfig, entries_3T: Int, is_read_T: Bool) -> None:
     """Behind the keys of each row an entry for each of the X blocks."""
     decoding, start, column_of = step.decoding, step.window.start, step.shift_column_of
-    is_full, start_X = decode.window_attention == "full", np.array([*column_of], dtype=np.int64)
-    entries_3BX = np.empty((3, len(step.ends), len(start_X)), dtype=np.int64)
-    entries_3BX[1] = before_X = start_X - 1
+    start_X = np.array([*column_of], dtype=np.int64)
+    before_X, end_B1 = start_X - 1, start + step.spans.rows_3B[RowField.NUM_KEYS, :, None]
+    entries_3BX = np.empty((3, len(end_B1), len(start_X)), dtype=np.int64)
     entries_3BX[0] = decoding.token_S.take(before_X)
-    entries_3BX[2] = step.window.end if is_full else start_X + decode.block_size
-    is_read_BX = step.is_masked_BW.take(start_X - start, axis=1)
-    for index, branch in enumerate(decoding.branches):
-        if branch.position is not None and branch.position + 1 in column_of:
-            entries_3BX[0, index, column_of[branch.position + 1]] = branch.token
-    if step.spans.is_even:
-        columns = slice(step.ends[0] - start, None)
-        entries_3BW[:, :, columns] = entries_3BX
-        is_read_BW[:, columns] = is_read_BX
-    else:
-        for index, end in enumerate(step.ends):
-            columns = slice(end - start, end - start + len(start_X))
-            entries_3BW[:, index, columns] = entries_3BX[:, index]
-            is_read_BW[index, columns] = is_read_BX[index] & (start_X < end)
-            if is_full:
-                entries_3BW[2, index, columns] = end
+    entries_3BX[1] = before_X
+    entries_3BX[2] = end_B1 if decode.window_attention == "full" else start_X + decode.block_size
+    for row, (position, token) in enumerate(zip(decoding.branches.positions, decoding.branches.tokens, strict=True)):
+        if position + 1 in column_of:
+            entries_3BX[0, row, column_of[position + 1]] = token
+    entry_BX = step.spans.behind_keys_B[:, None] + np.arange(len(start_X))
+    entries_3T[:, entry_BX] = entries_3BX
+    is_read_T[entry_BX] = step.is_masked_BW.take(start_X - start, axis=1) & (start_X < end_B1)
     for before in before_X.tolist():
-        if before >= start:
-            is_read_BW[:, before - start] = False  # the shift entry predicts what this one did
+        if before >= start:  # the shift entry predicts what this one did
+            is_read_T[step.spans.rows_3B[RowField.FIRST] + (before - start)] = False
 
 
 def align(steps: list[RequestStep], predictions: Predictions) -> list[Aligned]:
@@ -198,34 +192,32 @@ def align(steps: list[RequestStep], predictions: Predictions) -> list[Aligned]:
 
 
 def _align(step: RequestStep, values_3T: Float) -> Aligned:
-    start, width, num_shifts = step.window.start, step.window.end - step.window.start, len(step.shift_column_of)
     if not step.decoding.rules.shift:
-        return Aligned(_own_predictions(step, values_3T, width))
-    aligned_3BW = np.zeros((3, len(step.ends), width), dtype=np.float32)
-    if step.spans.is_even:
-        values_3BE = values_3T.reshape(3, len(step.ends), -1)
-        aligned_3BW[:, :, 1:] = values_3BE[:, :, : width - 1]
-        for block_start, shift_column in step.shift_column_of.items():
-            aligned_3BW[:, :, block_start - start] = values_3BE[:, :, width + shift_column]
+        return Aligned(_own_predictions(step, values_3T))
+    start, widest, spans = step.window.start, step.window.end - step.window.start, step.spans
+    shape = 3, len(step.widths), widest
+    if spans.is_even:
+        aligned_3BW = np.empty(shape, dtype=np.float32)
+        aligned_3BW[:, :, 1:] = values_3T.reshape(3, len(step.widths), -1)[:, :, : widest - 1]
     else:
-        for index, own in enumerate(step.spans.entries):
-            num_keys = own.stop - own.start - num_shifts
-            aligned_3BW[:, index, 1:num_keys] = values_3T[:, own.start : own.start + num_keys - 1]
-        first_shift_B = step.spans.end_B - num_shifts
-        for block_start, shift_column in step.shift_column_of.items():
-            aligned_3BW[:, :, block_start - start] = values_3T[:, first_shift_B + shift_column]
+        aligned_3BW = np.zeros(shape, dtype=np.float32)
+        for row, (first, width) in enumerate(zip(spans.firsts, step.widths, strict=True)):
+            aligned_3BW[:, row, 1:width] = values_3T[:, first : first + width - 1]
+    for block_start, column in step.shift_column_of.items():
+        aligned_3BW[:, :, block_start - start] = values_3T[:, spans.behind_keys_B + column]
     if start not in step.shift_column_of:
         aligned_3BW[:, :, 0] = step.decoding.carry_31
     if step.window.predicts_next:
-        return Aligned(aligned_3BW, values_3T[:, step.spans.end_B - num_shifts - 1])
+        return Aligned(aligned_3BW, values_3T[:, spans.behind_keys_B - 1])
     return Aligned(aligned_3BW)
 
 
-def _own_predictions(step: RequestStep, values_3T: Float, width: int) -> Float:
+def _own_predictions(step: RequestStep, values_3T: Float) -> Float:
     """[3, B, W] where every position is predicted by its own entry."""
+    num_rows, widest = len(step.widths), step.window.end - step.window.start
     if step.spans.is_even:
-        return values_3T.reshape(3, len(step.ends), width)
-    aligned_3BW = np.zeros((3, len(step.ends), width), dtype=np.float32)
-    for index, own in enumerate(step.spans.entries):
-        aligned_3BW[:, index, : own.stop - own.start] = values_3T[:, own]
+        return values_3T.reshape(3, num_rows, widest)
+    aligned_3BW = np.zeros((3, num_rows, widest), dtype=np.float32)
+    for row, (first, width) in enumerate(zip(step.spans.firsts, step.widths, strict=True)):
+        aligned_3BW[:, row, :width] = values_3T[:, first : first + width]
     return aligned_3BW

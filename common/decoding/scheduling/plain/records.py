@@ -30,7 +30,7 @@ def record_of(
     seed: tuple[int, int] | None, candidates: dict[int, Candidate],
 ) -> StepRecord:  # fmt: skip
     """Of a step whose lookaheads have been spawned. Window lengths and scores are the step's, lookaheads the next's."""
-    decoding, position_N = step.decoding, filled.position_N
+    decoding, position_N, branches = step.decoding, filled.place_N + filled.start, step.decoding.branches
     confidence_N = aligned.confidence_BW[winner].take(position_N - step.window.start)
     tokens = dict(zip(position_N.tolist(), filled.token_N.tolist(), strict=True))
     confidences = confidence_N.tolist()
@@ -42,16 +42,12 @@ def record_of(
         request_id=decoding.request.id,
         start=step.window.start,
         commit_length=step.window.commit_length,
-        window_lengths=[end - step.window.start for end in step.ends],
+        window_lengths=[*step.widths],
         branch_scores=score_B.tolist(),
         winner_is_anchor=is_anchor,
         filled=tokens,
         filled_confidence=confidences,
-        lookahead=[
-            (branch.position, branch.token, branch.creation_confidence)
-            for branch in decoding.branches
-            if branch.position is not None
-        ],
+        lookahead=[*zip(branches.positions, branches.tokens, branches.confidences, strict=True)],
         candidates=candidates,
         num_sure=is_sure_BW.sum(axis=1).tolist(),
         edited=filled.edited,

@@ -14,12 +14,12 @@ from common.decoding.engine import Room
 from common.decoding.plan import Int, Predictions, Sampling, Score, StepPlan
 from common.decoding.request import Completion, FinishReason
 from common.decoding.scheduling.ending import completion_of
-from common.decoding.scheduling.plain.blocks import prompt_part
+from common.decoding.scheduling.plain.blocks import block_ends, prompt_part
 from common.decoding.scheduling.plain.filling import adopt, draws_of, fill, seed_next_block, spawn
 from common.decoding.scheduling.plain.layout import align, lay_out
 from common.decoding.scheduling.plain.planning import plan_request
 from common.decoding.scheduling.plain.records import candidates_of, record_of
-from common.decoding.scheduling.plain.state import Aligned, PlainRequest, RequestStep
+from common.decoding.scheduling.plain.state import ANCHOR, Aligned, PlainRequest, RequestStep
 from common.decoding.scheduling.plain.strategies import block_strategy
 from common.decoding.scheduling.state import Admission, DecodingRequest, StepRecord
 from common.policies import Scoring, policy
@@ -68,11 +68,11 @@ class PlainRequests:
         return decoding, completion
 
     def num_lookaheads(self) -> Int:
-        return np.array([len(decoding.branches) - 1 for decoding in self._requests], dtype=np.int64)
+        return np.array([len(decoding.branches.positions) for decoding in self._requests], dtype=np.int64)
 
     def keep_lookaheads(self, count_N: Int) -> None:
         for decoding, count in zip(self._requests, count_N.tolist(), strict=True):
-            del decoding.branches[count:-1]
+            decoding.branches.keep(count)
 
     def num_prompt_tokens(self) -> int:
         begun = (decoding for decoding in self._requests if decoding.num_forwards)
@@ -121,32 +121,33 @@ class PlainRequests:
         score_B: Score = policy("branch_scores", decode.branch_score)(scoring)
         if decode.creation_weight == 0:
             return score_B
-        created_B = np.array([branch.creation_confidence for branch in decoding.branches])
+        created_B = np.array([*decoding.branches.confidences, ANCHOR.creation_confidence])
         return decode.creation_weight * created_B + (1 - decode.creation_weight) * score_B
 
     def _advance_request(self, step: RequestStep, aligned: Aligned, score_B: Score, winner: int, now: float) -> None:
         decoding = step.decoding
-        is_anchor = decoding.branches[winner].position is None
-        adopt(decoding, decoding.branches[winner], step.opens_block[winner])
+        is_anchor = winner == len(decoding.branches.positions)  # it comes last
+        adopt(step, winner)
         strategy = decoding.strategy
         fillable = strategy.fillable(decoding.blocks, decoding.is_refreshed)
         if fillable and fillable[-1].end > step.window.end:  # the lookahead's token was the window's last mask
             fillable = []
         candidates = {} if self.observer is None else candidates_of(step, aligned, winner, fillable)
         filled = fill(step, aligned, winner, fillable)
+        num_filled = len(filled.token_N)
         if step.reads_carry:
             column = step.window.next_start - step.window.start
             decoding.carry_31 = aligned.values_3BW[:, winner, column : column + 1].copy()
         seed = seed_next_block(step, aligned, winner) if step.window.predicts_next else None
-        decoding.is_refreshed = not strategy.settle(decoding.blocks, bool(len(filled.position_N) or filled.edited))
+        decoding.is_refreshed = not strategy.settle(decoding.blocks, bool(num_filled or filled.edited))
         if decoding.rules.decode.max_block_steps is not None:  # masks may be left where the next step fills none
             fillable = strategy.fillable(decoding.blocks, True) if decoding.is_refreshed else []
-        decoding.branches = spawn(step, aligned, winner, fillable, len(filled.position_N))
+        decoding.branches = spawn(step, aligned, winner, fillable, num_filled)
         decoding.num_forwards += 1
         decoding.num_lookahead_wins += not is_anchor
-        num_tokens = len(filled.position_N) + (not is_anchor) + (seed is not None)
-        winner_place, width = 0 if is_anchor else winner + 1, step.ends[winner] - step.window.start
-        decoding.steps.append((num_tokens, len(step.ends), winner_place, width))
+        num_tokens = num_filled + (not is_anchor) + (seed is not None)
+        winner_place = 0 if is_anchor else winner + 1
+        decoding.steps.append((num_tokens, len(step.widths), winner_place, step.widths[winner]))
         if decoding.num_forwards == 1:
             decoding.first_step_s = now - decoding.admitted_at
         if self.observer is not None:
@@ -157,14 +158,17 @@ def begun(admission: Admission, mask_token_id: int) -> PlainRequest:
     """A request before its first step."""
     prompt = admission.request.prompt
     num_positions = Room(len(prompt), admission.rules.decode).num_positions
-    token_S = np.full(num_positions, mask_token_id, dtype=np.int64)
-    token_S[: len(prompt)] = prompt
-    is_masked_S = np.arange(num_positions) >= len(prompt)
-    strategy = block_strategy(admission.rules, len(prompt), is_masked_S)
+    position_S = np.arange(num_positions)
+    is_masked_S = position_S >= len(prompt)
+    strategy, decode = block_strategy(admission.rules, len(prompt), is_masked_S), admission.rules.decode
+    entries_3S = np.empty((3, num_positions), dtype=np.int64)
+    entries_3S[0, : len(prompt)], entries_3S[0, len(prompt) :] = prompt, mask_token_id
+    entries_3S[1] = position_S
+    entries_3S[2] = block_ends(num_positions, strategy.origin, decode.block_size)
     return PlainRequest(
         **vars(admission),
         strategy=strategy,
-        token_S=token_S,
+        entries_3S=entries_3S,
         is_masked_S=is_masked_S,
         blocks=strategy.initial_blocks(admission.num_reused),
     )

@@ -3,14 +3,15 @@ speak of."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 
-from common.decoding.plan import Bool, Float, Int, part
+from common.decoding.plan import Bool, Float, Int, RowField, part
 from common.decoding.scheduling.ending import Canvas
 from common.decoding.scheduling.plain.blocks import Block, BlockStrategy, Window
 from common.decoding.scheduling.state import DecodingRequest
@@ -27,28 +28,67 @@ class Branch(NamedTuple):
 ANCHOR = Branch()
 
 
+@dataclass(slots=True, eq=False)
+class Branches(Sequence[Branch]):
+    """The lookaheads of a step in order of descending creation confidence, and the anchor, which comes last.
+
+    positions, tokens, confidences: of the lookaheads, as columns: a step goes through them several times.
+    """
+
+    positions: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.positions) + 1
+
+    @overload
+    def __getitem__(self, place: int) -> Branch: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Branch]: ...
+
+    def __getitem__(self, place: int | slice) -> Branch | list[Branch]:
+        return [*self][place]
+
+    def __iter__(self) -> Iterator[Branch]:
+        return iter([*map(Branch, self.positions, self.tokens, self.confidences), ANCHOR])
+
+    def keep(self, count: int) -> None:
+        """Of the lookaheads no more than the first so many."""
+        for column in (self.positions, self.tokens, self.confidences):
+            del column[count:]
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class PlainRequest(DecodingRequest):
     """A request being decoded: the anchor's tokens and blocks, and the branches of the coming step.
 
-    token_S, is_masked_S: prompt and whole canvas by absolute position; positions not opened yet are masks.
-    branches: lookaheads in order of descending creation confidence, the anchor last.
+    entries_3S, is_masked_S: prompt and whole canvas by absolute position; positions not opened yet are masks. Token,
+        position and the horizon of block-causal attention, as an entry of the anchor has them.
     carry_31: token, probability and confidence predicted for the first position behind the cache, kept from the step
         that committed the position before it.
     num_given: generated tokens that the caller has been told of.
     """
 
     strategy: BlockStrategy
-    token_S: Int
+    entries_3S: Int
+    token_S: Int = field(init=False)  # the first of entries_3S
     is_masked_S: Bool
     blocks: list[Block]
-    branches: list[Branch] = field(default_factory=lambda: [ANCHOR])
+    branches: Branches = field(default_factory=Branches)
+    row_fields_81: Int = field(init=False)  # what the rows of a step have in common, as in `RowField`
     carry_31: Float = field(default_factory=lambda: np.array([[-1.0], [0.0], [0.0]], dtype=np.float32))
     is_refreshed: bool = False  # fast_dllm: the cache around the current block is up to date
     has_eos: bool = False
     num_forwards: int = 0
     num_lookahead_wins: int = 0
     num_given: int = 0
+
+    def __post_init__(self) -> None:
+        self.token_S = part(self.entries_3S, 0)
+        self.row_fields_81 = np.zeros((len(RowField), 1), dtype=np.int64)
+        self.row_fields_81[RowField.SLOT], self.row_fields_81[RowField.NOISE_KEY] = self.slot, self.noise_key
 
     @property
     def end(self) -> int:
@@ -82,45 +122,43 @@ class PlainRequest(DecodingRequest):
         end = next((place for place, token in enumerate(token_ids) if token in ends), len(token_ids))
         return token_ids[: end + 1]
 
-    def block_index_at(self, position: int) -> int:
+    def block_at(self, position: int) -> Block:
         index = len(self.blocks) - 1
         while self.blocks[index].start > position:
             index -= 1
-        return index
+        return self.blocks[index]
 
 
 class Spans(NamedTuple):
     """How long the rows of one request are, and where they lie among its entries.
 
-    rows_3B: first entry, number of entries, number of keys. shape: rows, and entries of the longest. is_even: all are
-    equally long.
+    rows_3B: first entry, number of entries, number of keys. firsts, behind_keys_B: where the keys of each begin, and
+    where they have ended. is_even: all are equally long.
     """
 
     rows_3B: Int
-    end_B: Int
-    entries: tuple[slice, ...]
+    firsts: list[int]
+    behind_keys_B: Int
     num_entries: int
-    shape: tuple[int, int]
     is_even: bool
 
 
 @lru_cache(maxsize=256)  # windows are of the same length for several steps
-def spans_of(num_keys: tuple[int, ...], num_shifts: int) -> Spans:
-    """Of rows of so many keys, with as many shift entries behind each."""
-    lengths = [count + num_shifts for count in num_keys]
-    ends = list(accumulate(lengths))
-    firsts = [0, *ends[:-1]]
-    rows_3B, end_B = np.array((firsts, lengths, num_keys), dtype=np.int64), np.array(ends, dtype=np.int64)
-    rows_3B.flags.writeable = end_B.flags.writeable = False  # shared by every step of these lengths
-    shape, is_even = (len(lengths), max(lengths)), len(set(lengths)) == 1
-    return Spans(rows_3B, end_B, tuple(map(slice, firsts, ends)), ends[-1], shape, is_even)
+def spans_of(widths: tuple[int, ...], num_shifts: int) -> Spans:
+    """Of rows of so many keys, with so many shift entries behind each."""
+    lengths = [width + num_shifts for width in widths]
+    *firsts, num_entries = accumulate(lengths, initial=0)
+    rows_3B = np.array((firsts, lengths, widths), dtype=np.int64)
+    behind_keys_B: Int = rows_3B[0] + rows_3B[2]
+    rows_3B.flags.writeable = behind_keys_B.flags.writeable = False  # shared by every step of these lengths
+    return Spans(rows_3B, firsts, behind_keys_B, num_entries, len(set(widths)) == 1)
 
 
 class RequestStep(NamedTuple):
     """One request's part of a step: rows [first_row, end_row) and what they hold.
 
-    window: the widest branch's. opens_block: of each branch; what the winner opens becomes the request's. ends: each
-    branch's own end. spans: how long the rows are.
+    window: the widest branch's. opens_block: of each branch; what the winner opens becomes the request's. widths: of
+    each branch's own window. spans: where the rows lie.
     shift_column_of: block start -> column of its shift entry behind the row's keys.
     """
 
@@ -129,7 +167,7 @@ class RequestStep(NamedTuple):
     end_row: int
     window: Window
     opens_block: list[bool]
-    ends: list[int]
+    widths: tuple[int, ...]
     spans: Spans
     is_masked_BW: Bool
     shift_column_of: dict[int, int]
@@ -137,9 +175,10 @@ class RequestStep(NamedTuple):
     @property
     def reads_carry(self) -> bool:
         """Whether the step predicts the first position behind what it commits, for the next step."""
+        if not self.window.commit_length:
+            return False
         rules = self.decoding.rules
-        is_kept = self.decoding.strategy.keeps_carry and rules.decode.shift_row == "stale"
-        return bool(is_kept and rules.shift and self.window.commit_length)
+        return bool(self.decoding.strategy.keeps_carry and rules.decode.shift_row == "stale" and rules.shift)
 
 
 class Aligned(NamedTuple):
@@ -149,10 +188,10 @@ class Aligned(NamedTuple):
     values_3BW: Float
     next_3B: Float | None = None
 
-    def tokens(self, branch: int, column_N: Int) -> Int:
-        """Ids that this branch predicts in these columns."""
-        token_N: Int = self.values_3BW[0, branch].take(column_N).astype(np.int64)
-        return token_N
+    def of_branch(self, branch: int, first_column: int = 0) -> Float:
+        """[3, W]: what this branch predicts, from a column on."""
+        values_3W: Float = self.values_3BW[:, branch, first_column:]
+        return values_3W
 
     @property
     def probability_BW(self) -> Float:

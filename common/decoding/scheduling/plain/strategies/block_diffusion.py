@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from common.config import DecodeConfig
 from common.decoding.engine import Room
 from common.decoding.scheduling.plain.blocks import (
+    IN_CACHE,
+    TO_CACHE,
     Block,
     BlockStatus,
     Window,
@@ -19,7 +21,7 @@ from common.decoding.scheduling.plain.blocks import (
     window_behind_cache,
 )
 
-_FINISHED = frozenset((BlockStatus.TO_CACHE, BlockStatus.IN_CACHE))
+_FINISHED = frozenset((TO_CACHE, IN_CACHE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class BlockDiffusion:
     def _begins_when(self) -> frozenset[BlockStatus]:
         """What the last block has to be before the next one opens."""
         if self.decode.cache == "none" or self.decode.commit == "separate":
-            return frozenset((BlockStatus.IN_CACHE,))
+            return frozenset((IN_CACHE,))
         if self.decode.edit_threshold is not None:
             return _FINISHED
         return frozenset(BlockStatus)
@@ -62,7 +64,7 @@ class BlockDiffusion:
         """The prompt's whole blocks, and the first block to be filled if the prompt has a remainder."""
         size = self.decode.block_size
         start = self.prompt_length // size * size
-        status = BlockStatus.IN_CACHE if self.decode.cache == "none" else BlockStatus.TO_CACHE
+        status = IN_CACHE if self.decode.cache == "none" else TO_CACHE
         blocks = prompt_blocks(start, self.chunk, status)
         if self.prompt_length > start and not (blocks and self._commits_apart):
             blocks.append(self._block_at(start))
@@ -96,14 +98,14 @@ class BlockDiffusion:
 
     def settle(self, blocks: list[Block], has_changed: bool) -> bool:
         if (chunk := next_chunk(blocks, self.prompt_length)) is not None:
-            chunk.status = BlockStatus.IN_CACHE
+            chunk.status = IN_CACHE
             return False
         note_committed(blocks)
         for block in active_blocks(blocks):
             block.num_steps += 1
             if not self._is_finished(block, has_changed):
                 break
-            block.status = BlockStatus.IN_CACHE if self.decode.cache == "none" else BlockStatus.TO_CACHE
+            block.status = IN_CACHE if self.decode.cache == "none" else TO_CACHE
         return False
 
     def _is_finished(self, block: Block, has_changed: bool) -> bool:
@@ -119,7 +121,7 @@ class BlockDiffusion:
         last = blocks[-1]
         if active_blocks(blocks):
             return False
-        if self.decode.commit == "separate" and last.status is not BlockStatus.IN_CACHE:
+        if self.decode.commit == "separate" and last.status is not IN_CACHE:
             return False
         return has_eos or last.end >= self._end
 
@@ -127,5 +129,5 @@ class BlockDiffusion:
         """While blocks are edited, and where an end counts only once its block is finished, finished blocks."""
         if self.decode.edit_threshold is None and self.decode.end_at == "token":
             return None
-        finished = {BlockStatus.IN_CACHE} if self.decode.commit == "separate" else _FINISHED
+        finished = {IN_CACHE} if self.decode.commit == "separate" else _FINISHED
         return max([block.end for block in blocks if block.status in finished], default=0)

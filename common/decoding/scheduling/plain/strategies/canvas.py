@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from common.config import DecodeConfig
 from common.decoding.plan import Bool
-from common.decoding.scheduling.plain.blocks import Block, BlockStatus, Window, active_blocks, num_masked_of
+from common.decoding.scheduling.plain.blocks import ACTIVE, IN_CACHE, Block, Window, active_blocks, num_masked_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class OneBlockAtATime:
         canvas_length = self.decode.max_new_tokens // size * size
         starts = range(prompt_length, prompt_length + canvas_length, size)
         canvas = [Block(start, start + size, size, is_fully_activated=True) for start in starts]
-        return [Block(0, prompt_length, 0, BlockStatus.IN_CACHE, True), *canvas]
+        return [Block(0, prompt_length, 0, IN_CACHE, True), *canvas]
 
     def opens_block(self, blocks: list[Block], last_filled_share: float) -> bool:
         return False
@@ -68,11 +68,11 @@ class OneBlockAtATime:
             return False
         is_stale = current.num_steps == decode.max_block_steps
         if is_stale:
-            current.status = BlockStatus.IN_CACHE
+            current.status = IN_CACHE
         for block in active_blocks(blocks):
             if block.num_masked:
                 break
-            block.status, is_stale = BlockStatus.IN_CACHE, True
+            block.status, is_stale = IN_CACHE, True
         return is_stale
 
     def is_done(self, blocks: list[Block], has_eos: bool) -> bool:
@@ -90,7 +90,7 @@ class WholeCanvas(OneBlockAtATime):
     def initial_blocks(self, num_cached: int) -> list[Block]:
         size, prompt_length = self.decode.max_new_tokens, self.prompt_length
         canvas = Block(prompt_length, prompt_length + size, size, is_fully_activated=True)
-        return [Block(0, prompt_length, 0, BlockStatus.IN_CACHE, True), canvas]
+        return [Block(0, prompt_length, 0, IN_CACHE, True), canvas]
 
     def window(self, blocks: list[Block], is_refreshed: bool) -> Window:
         return Window(0, blocks[-1].end, 0, 0, 0)
@@ -101,9 +101,9 @@ class WholeCanvas(OneBlockAtATime):
     def settle(self, blocks: list[Block], has_changed: bool) -> bool:
         blocks[-1].num_steps += 1
         if blocks[-1].num_masked == 0:
-            blocks[-1].status = BlockStatus.IN_CACHE
+            blocks[-1].status = IN_CACHE
         return False
 
 
 def _current(blocks: list[Block]) -> Block:
-    return next(block for block in blocks if block.status is BlockStatus.ACTIVE)
+    return next(block for block in blocks if block.status is ACTIVE)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from common.config import DecodeConfig
 from common.decoding.scheduling.plain.blocks import (
+    ACTIVE,
+    TO_CACHE,
     Block,
-    BlockStatus,
     Window,
     active_blocks,
     note_committed,
@@ -28,7 +29,7 @@ class PipelinedBlocks:
         return self.prompt_length
 
     def initial_blocks(self, num_cached: int) -> list[Block]:
-        return [Block(num_cached, self.prompt_length, 0, BlockStatus.TO_CACHE, True)]
+        return [Block(num_cached, self.prompt_length, 0, TO_CACHE, True)]
 
     def opens_block(self, blocks: list[Block], last_filled_share: float) -> bool:
         max_blocks = self.decode.max_new_tokens // self.decode.block_size
@@ -49,12 +50,13 @@ class PipelinedBlocks:
         for block in active_blocks(blocks):
             if block.num_masked:
                 break
-            block.status = BlockStatus.TO_CACHE
+            block.status = TO_CACHE
         return False
 
     def is_done(self, blocks: list[Block], has_eos: bool) -> bool:
-        if any(block.num_masked or block.status is BlockStatus.ACTIVE for block in reversed(blocks)):
-            return False
+        for block in reversed(blocks):
+            if block.num_masked or block.status is ACTIVE:
+                return False
         return has_eos or not self.opens_block(blocks, last_filled_share=1.0)
 
     def final_end(self, blocks: list[Block]) -> int | None:

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 
 from common.config import DecodeConfig
 from common.decoding.plan import Bool
-from common.decoding.scheduling.plain.blocks import Block, BlockStatus, Window, num_masked_of, prompt_blocks
+from common.decoding.scheduling.plain.blocks import (
+    ACTIVE,
+    IN_CACHE,
+    TO_CACHE,
+    Block,
+    Window,
+    num_masked_of,
+    prompt_blocks,
+)
 
 
 @dataclass(slots=True)
@@ -31,7 +39,7 @@ class SubBlocks:
     def initial_blocks(self, num_cached: int) -> list[Block]:
         size = self.decode.block_size
         start = self.prompt_length // size * size
-        blocks = prompt_blocks(start, self.chunk, BlockStatus.TO_CACHE)
+        blocks = prompt_blocks(start, self.chunk, TO_CACHE)
         if self.prompt_length > start:
             end = start + size
             blocks.append(Block(start, end, end - self.prompt_length, is_fully_activated=True))
@@ -46,7 +54,7 @@ class SubBlocks:
 
     def window(self, blocks: list[Block], is_refreshed: bool) -> Window:
         for block in blocks:
-            if block.status is BlockStatus.TO_CACHE:
+            if block.status is TO_CACHE:
                 is_last = block is blocks[-1]
                 return Window(block.start, block.end, block.start, block.end - block.start, block.end, is_last)
         block, current = blocks[-1], self.fillable(blocks, is_refreshed)[0]
@@ -59,7 +67,7 @@ class SubBlocks:
 
     def fillable(self, blocks: list[Block], is_refreshed: bool) -> list[Block]:
         """The first sub-block that holds masks, in a step that writes no final KV."""
-        if any(block.status is BlockStatus.TO_CACHE for block in blocks):
+        if any(block.status is TO_CACHE for block in blocks):
             return []
         block, size = blocks[-1], self.decode.sub_block_size or self.decode.block_size
         for start in range(block.start, block.end, size):
@@ -69,24 +77,24 @@ class SubBlocks:
         return []
 
     def settle(self, blocks: list[Block], has_changed: bool) -> bool:
-        block = next((block for block in blocks if block.status is BlockStatus.TO_CACHE), blocks[-1])
-        if block.status is BlockStatus.TO_CACHE:
-            block.status = BlockStatus.IN_CACHE
+        block = next((block for block in blocks if block.status is TO_CACHE), blocks[-1])
+        if block.status is TO_CACHE:
+            block.status = IN_CACHE
             return False
         block.num_steps += 1
         block.num_masked = num_masked_of(block, self.is_masked_S)
         self._has_block_cache = bool(block.num_masked)
         if not block.num_masked:
-            block.status = BlockStatus.TO_CACHE
+            block.status = TO_CACHE
         return False
 
     def is_done(self, blocks: list[Block], has_eos: bool) -> bool:
         """All that was asked for is there, or an end; a finished block is not run once more for nothing."""
         wanted = self.is_masked_S[self.prompt_length : self.prompt_length + self.decode.max_new_tokens]
-        return not wanted.any() or (has_eos and blocks[-1].status is not BlockStatus.ACTIVE)
+        return not wanted.any() or (has_eos and blocks[-1].status is not ACTIVE)
 
     def final_end(self, blocks: list[Block]) -> int | None:
         if self.decode.end_at == "token":
             return None
-        done = [block.end for block in blocks if block.status is not BlockStatus.ACTIVE]
+        done = [block.end for block in blocks if block.status is not ACTIVE]
         return max(done, default=0)
