@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 KNEE_TOKENS = 184.0
 LEAST_HEAD_SIZE = 16  # of the tensor cores
 # Of the largest captured step: for one request, and at most for any number, since its scratch memory is held for good.
-LEAST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS, MOST_CAPTURED_BYTES = 4096, 65536, 9 * 2**29
+LEAST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS, MOST_CAPTURED_BYTES = 4096, 131072, 9 * 2**29
 LEAST_CAPTURED_READS, MOST_LOGITS_BYTES = 512, 2**31
 
 

@@ -20,7 +20,7 @@ from common.decoding.scheduling import Scheduler
 from common.errors import EngineError
 
 _IDLE_S = 0.001  # of a step that finds nothing to do
-_MOST_JUDGED = 4  # waiting requests of a step that are looked at ahead
+_LEAST_JUDGED = 4  # waiting requests of a step that are looked at ahead; as many as ended last, if those were more
 
 
 class EngineCore:
@@ -45,6 +45,7 @@ class EngineCore:
         self._judged: dict[int, str | None] = {}  # waiting requests, by identity: why they are impossible
         self._is_over = False
         self._num_steps = 0
+        self._num_ended = 0  # in the last step
 
     def add_request(self, request: GenerationRequest) -> None:
         """Let the request wait for room; the next steps tell how it fares. On rank 0.
@@ -84,16 +85,17 @@ class EngineCore:
         """
         if self._failure is not None:
             raise self._failure
-        self._source.prefetch()  # while the device computes
+        self._source.prefetch(max(1, self._num_ended))  # while the device computes
         command = self._agree()
         has_finished = self._under_way is not None
         outputs = [self._ended(completion) for completion in (*self._finish_pass(), *self._abort(command.aborted))]
+        self._num_ended = len(outputs)
         outputs += self._admit()
         failure = self._start_pass()
         # While the device computes:
         if has_finished:
             outputs += self._progress()
-        for request in islice(self._waiting.read, _MOST_JUDGED):
+        for request in islice(self._waiting.read, max(_LEAST_JUDGED, self._num_ended)):
             self._judge(request)
         if failure is not None:
             if not outputs:
@@ -172,19 +174,32 @@ class EngineCore:
     def _admit(self) -> list[RequestOutput]:
         """Fill the free slots while the engine has room; reject what it could not decode if it were empty."""
         rejected = []
-        scheduler, capacity = self.scheduler, self.engine.capacity
+        scheduler = self.scheduler
+        num_sure = self._num_sure()
         while scheduler.has_free_slot and (request := self._waiting.first()) is not None:
             reason = self._judge(request)
             if reason is None:
                 if not scheduler.can_begin(request):
                     break
-                if not capacity.can_hold([*scheduler.rooms(), scheduler.room_of(request)]):
+                if num_sure <= 0 and not self._can_hold(request):
                     break
                 scheduler.admit(request)
             else:
                 rejected.append(RequestOutput(request.id, (), Rejection(request.id, reason)))
             del self._judged[id(self._waiting.take())]
+            num_sure -= 1
         return rejected
+
+    def _num_sure(self) -> int:
+        """For how many of the first waiting requests the engine has room, asked once for all of them; 0 where it has
+        not room for all."""
+        coming = list(islice(self._waiting.read, self.scheduler.num_free_slots))
+        return len(coming) if len(coming) > 1 and self._can_hold(*coming) else 0
+
+    def _can_hold(self, *requests: GenerationRequest) -> bool:
+        """Whether the engine has room for these beside those being decoded."""
+        scheduler = self.scheduler
+        return self.engine.capacity.can_hold([*scheduler.rooms(), *map(scheduler.room_of, requests)])
 
     def _judge(self, request: GenerationRequest) -> str | None:
         """Why the waiting request is impossible, asked once."""

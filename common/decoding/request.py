@@ -48,9 +48,10 @@ class RequestQueue:
             self._pull()
         return self._read[0] if self._read else None
 
-    def prefetch(self) -> None:
-        """Read the next request now, while there is time."""
-        self.first()
+    def prefetch(self, count: int) -> None:
+        """Read the next requests now, while there is time; as many as wait now."""
+        while len(self._read) < count and self._pull():
+            pass
 
     def take(self) -> GenerationRequest:
         """The first, which no longer waits."""
@@ -80,9 +81,10 @@ class RequestQueue:
         if self._failure is not None:
             raise self._failure
 
-    def _pull(self) -> None:
+    def _pull(self) -> bool:
+        """Whether the input had another."""
         if self._is_exhausted:
-            return
+            return False
         try:
             request = next(self._requests)
         except StopIteration:
@@ -92,6 +94,8 @@ class RequestQueue:
         else:
             if request is not None:
                 self._read.append(request)
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,10 @@ class Scheduler:
     def has_free_slot(self) -> bool:
         return bool(self._free_slots)
 
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
     def can_begin(self, request: GenerationRequest) -> bool:
         """Whether the coming step takes the request's prompt beside those that begin with it."""
         most = self._max_num_batched_tokens

@@ -4,7 +4,7 @@ run."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from common.config import DecodeConfig
 from common.decoding import (
     Capacity,
     Completion,
+    EngineCore,
     GenerationRequest,
     Predictions,
     Rejection,
@@ -21,6 +22,7 @@ from common.decoding import (
     StepPlan,
     decode_requests,
 )
+from common.decoding.request import RequestQueue
 from common.processes import Mesh
 
 DECODE = DecodeConfig(num_lookahead=0, block_size=4, max_new_tokens=8)
@@ -64,6 +66,42 @@ def test_requests_wait_for_memory_in_their_order() -> None:
     assert [result.id for result in results] == ["0", "1", "2", "3", "4"]
     assert all(isinstance(result, Completion) for result in results)
     assert max(engine.num_requests) == 2
+
+
+def test_an_input_is_read_ahead_as_far_as_is_asked_and_as_it_has_now() -> None:
+    requests = [GenerationRequest(str(n), (9,)) for n in range(4)]
+    queue = RequestQueue([*requests[:2], None, *requests[2:]])
+    queue.prefetch(1)
+    assert list(queue.read) == requests[:1]
+    queue.prefetch(3)  # "nothing now" behind the second
+    assert list(queue.read) == requests[:2]
+    queue.prefetch(3)
+    assert list(queue.read) == requests[:3]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedMemory(SmallMemory):
+    num_rooms: list[int] = field(default_factory=list)
+
+    def can_hold(self, rooms: Sequence[Room]) -> bool:
+        self.num_rooms.append(len(rooms))
+        return SmallMemory.can_hold(self, rooms)
+
+
+@pytest.mark.parametrize(("num_positions", "most_at_once"), [(8 * 18, 8), (3 * 18, 3)])
+def test_memory_is_asked_once_for_all_that_come_where_it_holds_them(num_positions: int, most_at_once: int) -> None:
+    """Asking for each beside all that are decoded takes longer the more there are."""
+    capacity = AskedMemory(num_slots=8, max_model_len=100, num_positions=num_positions)
+    scheduler = Scheduler(DECODE, mask_token_id=1, eos_token_id=2, num_slots=8)
+    engine = ConfidentEngine(capacity)
+    core = EngineCore(scheduler, engine)
+    for n in range(16):
+        core.add_request(GenerationRequest(str(n), (9,) * 10))
+    while core.has_work:
+        core.step()
+    assert max(engine.num_requests) == most_at_once
+    beside_others = [count for count in capacity.num_rooms if count > 1]
+    assert len(beside_others) == 2 if most_at_once == 8 else max(beside_others) == 8
 
 
 def test_without_a_limit_of_memory_the_slots_are_filled() -> None:
