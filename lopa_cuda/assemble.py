@@ -134,11 +134,13 @@ def _buckets(profile: DeviceProfile, run: RunConfig, config: ModelConfig, max_mo
 
 
 def most_captured_tokens(config: ModelConfig, tp_size: int) -> int:
-    """Of which a captured step holds the staged KV of all layers and the widest activation, gate and up, in bf16."""
+    """A captured step holds each token's staged KV of all layers and, in the widest MLP, gate and up, all in bf16. A
+    mixture of experts holds what goes into and comes out of each of a token's experts, also those of other ranks."""
     kv = 2 * config.num_layers * config.kv_heads_of_rank(tp_size) * config.head_size
-    experts = config.moe.experts_per_token * config.moe.intermediate_size if config.moe else 0
-    inner = max(config.intermediate_size, experts) // tp_size
-    return min(MOST_CAPTURED_TOKENS, MOST_CAPTURED_BYTES // (2 * (kv + 2 * inner)))
+    gate_up = 2 * config.intermediate_size // tp_size
+    moe = config.moe
+    experts = moe.experts_per_token * (moe.intermediate_size + config.hidden_size) if moe else 0
+    return min(MOST_CAPTURED_TOKENS, MOST_CAPTURED_BYTES // (2 * (kv + max(gate_up, experts))))
 
 
 def _ops(profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, collectives: Collectives) -> CudaOps:

@@ -65,6 +65,8 @@ def _of_strategy(decode: Any) -> Iterator[str]:
         yield f"cfg_scale needs cache none, since its masked prompts have keys of their own; it is {decode.cache}"
     if decode.max_block_steps is not None and decode.max_block_steps < decode.min_block_steps:
         yield f"max_block_steps {decode.max_block_steps} is below min_block_steps {decode.min_block_steps}: raise it"
+    if strategy == "fast_dllm_v2" and decode.block_size == 1:
+        yield "block_size 1: the token that fast_dllm_v2 begins a block with would leave nothing to fill; raise it"
     if strategy == "fast_dllm_v2" and decode.block_add_threshold < 1:
         yield "block_add_threshold: fast_dllm_v2 begins a block with the token of a finished one: remove it, or set 1"
     if decode.mask_probability == "counted" and decode.temperature > 0:

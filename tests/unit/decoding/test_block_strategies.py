@@ -227,6 +227,7 @@ def test_a_quota_fills_a_block_in_its_steps() -> None:
         ({"strategy": "fast_dllm", "commit": "separate"}, "commit only acts with strategy block_diffusion"),
         ({"strategy": "fast_dllm_v2", "commit": "separate"}, "commit only acts"),
         ({"strategy": "fast_dllm_v2", "block_add_threshold": 0.5}, "begins a block with the token"),
+        ({"strategy": "fast_dllm_v2", "block_size": 1}, "nothing to fill"),
         ({"strategy": "fast_dllm_v2", "sub_block_size": 5}, "does not divide block_size"),
         (
             {"strategy": "block_diffusion", "fill_rule": "entropy_bounded", "sampling_strategy": "default"},

@@ -11,7 +11,7 @@ from lopa_cuda.assemble import MOST_CAPTURED_BYTES, MOST_CAPTURED_TOKENS, most_c
 
 
 def held_bytes(model: str, num_tokens: int, tp_size: int) -> int:
-    """Of the staged keys and values, and of gate and up, in bf16."""
+    """Of the staged keys and values, and of gate and up, in bf16, of a model without experts."""
     config = load_model_config(model)
     kv = 2 * config.num_layers * config.kv_heads_of_rank(tp_size) * config.head_size
     return 2 * num_tokens * (kv + 2 * config.intermediate_size // tp_size)
@@ -30,7 +30,17 @@ def test_a_large_model_is_bound_by_memory(tp_size: int) -> None:
 
 
 def test_routed_experts_count_as_often_as_a_token_goes_through_one() -> None:
-    config = load_model_config("configs/models/llada2_mini")
+    config = load_model_config("configs/models/llada2_flash")
     assert config.moe is not None
-    twice = replace(config, moe=replace(config.moe, experts_per_token=100 * config.moe.experts_per_token))
+    twice = replace(config, moe=replace(config.moe, experts_per_token=2 * config.moe.experts_per_token))
     assert most_captured_tokens(twice, 1) < most_captured_tokens(config, 1)
+
+
+@pytest.mark.parametrize("tp_size", [1, 2])
+@pytest.mark.parametrize("model", ["llada2_flash", "sdar_30b_a3b"])
+def test_every_rank_has_room_for_the_results_of_all_experts(model: str, tp_size: int) -> None:
+    config = load_model_config(f"configs/models/{model}")
+    assert config.moe is not None
+    kv = 2 * config.num_layers * config.kv_heads_of_rank(tp_size) * config.head_size
+    results = config.moe.experts_per_token * config.hidden_size
+    assert 2 * most_captured_tokens(config, tp_size) * (kv + results) <= MOST_CAPTURED_BYTES

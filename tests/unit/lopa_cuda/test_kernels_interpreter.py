@@ -193,11 +193,12 @@ def reaches(num_entries: int, block: int | None) -> Tensor:
 
 @interpreted
 @pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("length", [40, 47])
-def test_slices_of_a_pass_attend_what_its_rows_do(num_ranks: int, length: int) -> None:
+@pytest.mark.parametrize(("length", "is_long"), [(40, False), (47, False), (70, True)])
+def test_slices_of_a_pass_attend_what_its_rows_do(num_ranks: int, length: int, is_long: bool) -> None:
     """Each rank's queries alone, over the keys of all; slices cut rows in pieces, and the last are short or empty."""
-    rows = RAGGED["keys behind the window"]
-    plan, num_staged = plan_of(rows), max(num_ranks * length, 46)
+    rows = LONG_ROWS["windows behind prefixes"][::-1] if is_long else RAGGED["keys behind the window"]
+    plan = plan_of(rows, least_reach=70 if is_long else 1)
+    num_staged = max(num_ranks * length, plan.num_tokens)
     tiling = Tiling(NUM_HEADS // NUM_KV_HEADS, kernels.BLOCK_QUERIES)
     query, window = random(num_staged, NUM_HEADS, HEAD_SIZE), random(2, num_staged, NUM_KV_HEADS, HEAD_SIZE)
     committed, table = shuffled_pages(rows)
@@ -209,7 +210,7 @@ def test_slices_of_a_pass_attend_what_its_rows_do(num_ranks: int, length: int) -
         reach[: share.num_tokens] = torch.from_numpy(share.of_entries(plan.horizon_T))
         found = kernels.window_attention(
             query[first : first + num_tokens], committed, window, table_SP=table, tiles_N8=torch.from_numpy(tiles),
-            horizon_T=reach, num_splits=2,
+            horizon_T=reach, num_splits=2, is_long=is_long,
         )  # fmt: skip
         return found[: share.num_tokens]
 
@@ -218,18 +219,20 @@ def test_slices_of_a_pass_attend_what_its_rows_do(num_ranks: int, length: int) -
     for rank, share in enumerate(cut(plan, num_ranks, length)):
         first = rank * length
         if first < plan.num_tokens:
-            assert torch.equal(attended(share, first, length), expected[first : first + share.num_tokens])
+            found, wanted = attended(share, first, length), expected[first : first + share.num_tokens]
+            # Which blocks of a tile are whole, and so computed first, depends on its other queries.
+            assert relative_error(found, wanted) < TOLERANCE if is_long else torch.equal(found, wanted)
 
 
-def plan_of(rows: list[tuple[int, ...]]) -> StepPlan:
-    """One row a request, with horizons at random."""
+def plan_of(rows: list[tuple[int, ...]], least_reach: int = 1) -> StepPlan:
+    """One row a request, whose entries see at least so many of its own, and up to 38 more at random."""
     num_rows, num_tokens = len(rows), sum(row[0] for row in rows)
     row_fields_8R = np.zeros((len(RowField), num_rows), dtype=np.int64)
     row_fields_8R[1:6] = np.array(rows).T
     row_fields_8R[RowField.FIRST] = row_fields_8R[1].cumsum() - row_fields_8R[1]
     start_T = row_fields_8R[RowField.START].repeat(row_fields_8R[RowField.NUM_ENTRIES])
     entries_3T = np.zeros((3, num_tokens), dtype=np.int64)
-    entries_3T[2] = start_T + np.random.default_rng(0).integers(1, 40, num_tokens)
+    entries_3T[2] = start_T + np.random.default_rng(0).integers(least_reach, least_reach + 39, num_tokens)
     sampling = Sampling("default", 0)
     is_read_T = np.zeros(num_tokens, dtype=np.bool_)
     return StepPlan(entries_3T, is_read_T, row_fields_8R, np.arange(num_rows), (), sampling, commits_locally=False)

@@ -19,9 +19,8 @@ class BlockStatus(Enum):
     IN_CACHE = auto()
 
 
-ACTIVE, TO_CACHE, IN_CACHE = (
-    BlockStatus  # every step asks several times, and BlockStatus.ACTIVE takes ten times as long
-)
+# Every step asks several times, and BlockStatus.ACTIVE takes ten times as long.
+ACTIVE, TO_CACHE, IN_CACHE = BlockStatus
 
 
 @dataclass(slots=True)

@@ -3,13 +3,14 @@ try."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from common.config import DecodeConfig
 from common.decoding.plan import Bool, Int
-from common.decoding.scheduling.plain.blocks import ACTIVE, Block
+from common.decoding.scheduling.plain.blocks import Block, num_settled
 from common.decoding.scheduling.plain.state import Aligned, Branches, PlainRequest, RequestStep
 from common.policies import Draws, Filling, Spawning, Stepped, policy
 
@@ -40,11 +41,10 @@ def adopt(step: RequestStep, winner: int) -> None:
         decoding.token_S[position] = token
         decoding.is_masked_S[position] = False
         decoding.has_eos = decoding.has_eos or token in rules.end_token_ids
-    threshold, index = rules.decode.decoded_token_threshold, len(blocks) - 1
-    while index and blocks[index].status is ACTIVE:  # these come last
-        block, index = blocks[index], index - 1
+    threshold = rules.decode.decoded_token_threshold
+    for before, block in pairwise(blocks[max(0, num_settled(blocks) - 1) :]):
         if not block.is_fully_activated:
-            block.is_fully_activated = blocks[index].filled_share >= threshold
+            block.is_fully_activated = before.filled_share >= threshold
 
 
 def fill(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Filled:
