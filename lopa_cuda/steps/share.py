@@ -29,7 +29,7 @@ class Share(NamedTuple):
 
     def of_entries(self, block: Int) -> Int:
         """This share of an array whose last axis is the plan's entries."""
-        return block if self.entry_T is None else block[..., self.entry_T]
+        return block if self.entry_T is None else block.take(self.entry_T, axis=-1)
 
     def in_plan(self, token_N: Int) -> Int:
         """The plan's entries of these tokens."""
