@@ -7,6 +7,7 @@ an entry point of the group `lopa.<folder>` (docs/policies.md). What each is giv
 from __future__ import annotations
 
 from common.policies.inputs import NO_MASK_LEFT, Draws, Filling, Scoring, Spawning, Stepped, Token, Tried
+from common.policies.marks import kept
 from common.policies.registry import names, policy, shipped
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Stepped",
     "Token",
     "Tried",
+    "kept",
     "names",
     "policy",
     "shipped",

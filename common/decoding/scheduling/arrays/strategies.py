@@ -34,8 +34,7 @@ class PipelinedBlocks:
 
     def plan(self, batch: RequestBatch) -> None:
         batch.cached_N[:] = batch.start_N
-        _set_start_of_block(batch, batch.first_open_N, batch.next_N)
-        _set_start_of_block(batch, batch.num_blocks_N, batch.end_N)
+        _set_bounds(batch)
         np.subtract(batch.next_N, batch.start_N, out=batch.commit_N)
 
     def end_of_fillable(self, batch: RequestBatch) -> Int:
@@ -51,8 +50,7 @@ class OneBlockAtATime:
     cache."""
 
     def plan(self, batch: RequestBatch) -> None:
-        _set_start_of_block(batch, batch.first_open_N, batch.next_N)
-        _set_start_of_block(batch, batch.num_blocks_N, batch.end_N)
+        _set_bounds(batch)
         is_dual, is_fresh_N = batch.kind.cache == "dual", batch.is_refreshed_N
         batch.start_N[:] = np.where(is_fresh_N, batch.next_N, 0)
         batch.cached_N[:] = np.where(is_fresh_N, batch.end_N if is_dual else batch.next_N, 0)
@@ -73,9 +71,9 @@ class WholeCanvas(OneBlockAtATime):
     """Vanilla: the canvas is one block and nothing is cached; every step forwards the prompt and the canvas."""
 
     def plan(self, batch: RequestBatch) -> None:
+        _set_bounds(batch)
         batch.start_N[:] = batch.cached_N[:] = batch.commit_N[:] = 0
         batch.next_N[:] = batch.prompt_N
-        _set_start_of_block(batch, batch.num_blocks_N, batch.end_N)
 
 
 def first_masked_block(batch: RequestBatch) -> Int:
@@ -84,9 +82,11 @@ def first_masked_block(batch: RequestBatch) -> Int:
     return first_N
 
 
-def _set_start_of_block(batch: RequestBatch, block_N: Int, start_N: Int) -> None:
-    np.multiply(block_N, batch.kind.block_size, out=start_N)
-    start_N += batch.origin_N
+def _set_bounds(batch: RequestBatch) -> None:
+    """next: where the first open block begins. end: where the last one ends."""
+    np.multiply(batch.open_2N, batch.size, out=batch.bounds_2N)
+    batch.next_N += batch.origin_N
+    batch.end_N += batch.origin_N
 
 
 STRATEGIES: dict[str, Strategy] = {
