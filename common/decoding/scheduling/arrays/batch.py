@@ -50,10 +50,12 @@ class RequestBatch:
     num_masked_NM: masks left in each block; all of it while it has not been opened. num_masked: of the open ones.
     num_masked_X, num_before_X: the same, one request's behind another's, and of the block before each; before_N is to
         be added to a request's block.
+    column_W, before_W: 0, 1, 2 ... of a block's positions, and -1, 0, 1 ... of those before them.
     bounds_2N: next and end. open_2N: first_open and num_blocks.
     branch_2NB, confidence_NB: each lookahead's position and token beside the anchor's, in order of descending
         confidence; anything behind them. num_branches: with the anchor.
-    sampling_3N: in the order of plan.SamplingField. is_sampled: whether any request is. place_N: 0, 1, 2 ...
+    sampling_3N: in the order of plan.SamplingField. is_sampled: whether any request is. is_weighted: whether
+        any has a creation_weight. has_begun: some have not had a step. place_N: 0, 1, 2 ...
     carry_3N: token, probability and confidence predicted for the first position behind the cache, kept from the step
         that committed the position before it.
     """
@@ -101,9 +103,11 @@ class RequestBatch:
         self.confidence_NB: Float = np.zeros((0, 0), dtype=np.float32)
         self.carry_3N: Float = np.zeros((3, 0), dtype=np.float32)
         self.sampling_3N: Float = np.zeros((3, 0), dtype=np.float32)
-        self.is_sampled = False
+        self.is_sampled = self.is_weighted = self.has_begun = False
         self._eos_tokens: set[int] = set()  # of all that have been here
         self.size = np.array(kind.block_size)  # which is added to arrays in half of the time that an int takes
+        self.column_W = np.arange(kind.block_size)
+        self.before_W = self.column_W - 1
         self._name()
 
     def __len__(self) -> int:
@@ -141,7 +145,8 @@ class RequestBatch:
         self.creation_weight_N[place_X] = [rules.decode.creation_weight for rules in all_rules]
         self.carry_3N[:, place_X] = _NO_CARRY_31
         self.sampling_3N[:, place_X] = np.array([rules.sampling for rules in all_rules]).T
-        self.is_sampled = bool(self.sampling_3N[0].any())
+        self._note_settings()
+        self.has_begun = True
         self._eos_tokens.update(self.eos_N[place_X].tolist())
         self.num_masked_NM[place_X] = kind.block_size
         self.num_masked_NM[place_X, 0] = 0
@@ -184,8 +189,12 @@ class RequestBatch:
             setattr(self, name, getattr(self, name)[place_N])
         self.branch_2NB = self.branch_2NB.take(place_N, axis=1)
         self.requests = [self.requests[place] for place in place_N.tolist()]
-        self.is_sampled = bool(self.sampling_3N[0].any())
+        self._note_settings()
         self._name()
+
+    def _note_settings(self) -> None:
+        self.is_sampled = bool(self.sampling_3N[0].any())
+        self.is_weighted = bool(self.creation_weight_N.any())
 
     def _name(self) -> None:
         self.place_N = np.arange(len(self))

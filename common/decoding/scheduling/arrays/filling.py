@@ -76,20 +76,22 @@ def open_blocks(rows: Rows, winner_row_N: Int, winner_FN: Int, values_3T: Float)
     # Of each request's first block in num_masked_X, in the padded order, among the entries and in the token table, less
     # what its place among all blocks adds.
     of_first_4N = np.empty((4, len(place_N)), dtype=np.int64)
-    np.add(batch.before_N, batch.first_open_N, out=of_first_4N[0])
-    np.multiply(place_N, widest, out=of_first_4N[1])
-    of_first_4N[0] -= begin_N
-    of_first_4N[1] -= begin_N
-    np.subtract(batch.next_N, winner_FN[SHIFT], out=of_first_4N[2])
-    np.add(batch.next_N, batch.offset_N, out=of_first_4N[3])
+    block_N, padded_N, entry_N, table_N = of_first_4N
+    np.subtract(batch.before_N + batch.first_open_N, begin_N, out=block_N)
+    np.subtract(place_N * widest, begin_N, out=padded_N)
     begin_N = begin_N * batch.size
-    of_first_4N[2] -= begin_N
-    of_first_4N[3] -= begin_N
+    np.subtract(batch.next_N - winner_FN[SHIFT], begin_N, out=entry_N)
+    np.subtract(batch.next_N + batch.offset_N, begin_N, out=table_N)
     request_Q = place_N.repeat(count_N)
-    block_Q, padded_Q, entry_Q, place_Q = _counted(of_first_4N.take(request_Q, axis=1), batch.size)
-    column_W = counting(batch.kind.block_size)
-    place_QW = place_Q[:, None] + column_W
-    values_3QW = values_3T.take((entry_Q - ONE)[:, None] + column_W, axis=1, mode="clip")
+    block_Q, padded_Q, entry_Q, place_Q = of_first_4N.take(request_Q, axis=1)
+    count_Q = counting(len(request_Q))
+    block_Q += count_Q
+    padded_Q += count_Q
+    count_Q = count_Q * batch.size
+    entry_Q += count_Q
+    place_Q += count_Q
+    place_QW = place_Q[:, None] + batch.column_W
+    values_3QW = values_3T.take(entry_Q[:, None] + batch.before_W, axis=1, mode="clip")
     behind_cache_N = (batch.next_N == batch.start_N).nonzero()[0]
     if 0 in counts:
         behind_cache_N = behind_cache_N[count_N[behind_cache_N] > 0]
@@ -135,7 +137,7 @@ def fill(batch: RequestBatch, blocks: OpenBlocks, rank_QW: Float) -> tuple[Bool,
     num_chosen_Q = np.bincount(block_S, minlength=len(request_Q))
     num_masked_Q = batch.num_masked_X[block_Q]
     is_activated_Q = batch.num_before_X[block_Q] <= batch.activation_limit_N[request_Q]
-    stuck_Q = ((num_chosen_Q < is_activated_Q) & (num_masked_Q > 0)).nonzero()[0]
+    stuck_Q = (np.minimum(num_masked_Q, is_activated_Q) > num_chosen_Q).nonzero()[0]
     if stuck_Q.size:
         best_S = stuck_Q * batch.size + rank_QW[stuck_Q].argmin(axis=1)
         is_chosen_QW.reshape(-1)[best_S] = True
@@ -250,14 +252,3 @@ def _lowest(rank_NC: Float, count: int) -> Int:
         rank_X[begin_N + lowest_N] = np.inf
     order_NK: Int = order_KN.T
     return order_NK
-
-
-def _counted(of_first_4Q: Int, size: Int) -> Int:
-    """With what the place of each among all blocks adds: one of the first two, `size` of the others."""
-    count_Q = counting(of_first_4Q.shape[1])
-    for values_Q in of_first_4Q[:2]:
-        values_Q += count_Q
-    count_Q = count_Q * size
-    for values_Q in of_first_4Q[2:]:
-        values_Q += count_Q
-    return of_first_4Q

@@ -184,8 +184,10 @@ class RequestArrays:
         spawn(batch, blocks, rank_QW, num_filled_N)
         batch.num_forwards_N += 1
         batch.num_wins_N += is_lookahead_N
-        for place in (batch.num_forwards_N == 1).nonzero()[0].tolist():
-            batch.requests[place].first_step_s = now - batch.requests[place].admitted_at
+        if batch.has_begun:
+            batch.has_begun = False
+            for place in (batch.num_forwards_N == 1).nonzero()[0].tolist():
+                batch.requests[place].first_step_s = now - batch.requests[place].admitted_at
         if self.observer is not None:
             for record in records_of(rows, start_N, score_R, is_lookahead_N, blocks, is_chosen_QW):
                 self.observer(record)

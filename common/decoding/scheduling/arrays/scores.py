@@ -21,9 +21,9 @@ def score_rows(rows: Rows, is_scored_T: Bool, values_3T: Float) -> Score:
     else:
         parts = [_own_score(rows, place, values_3T) for place in range(len(batch))]
         score_R = np.concatenate(parts)
-    weight_N = batch.creation_weight_N
-    if np.count_nonzero(weight_N):
-        weight_R, created_R = weight_N[rows.request_R], batch.confidence_NB.reshape(-1)[rows.branches.branch_R]
+    if batch.is_weighted:
+        weight_R = batch.creation_weight_N[rows.request_R]
+        created_R = batch.confidence_NB.reshape(-1)[rows.branches.branch_R]
         created_R[rows.branches.is_lookahead_R == 0] = 1
         score_R = np.where(weight_R > 0, weight_R * created_R + (1 - weight_R) * score_R, score_R)
     return score_R

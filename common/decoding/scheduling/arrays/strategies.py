@@ -42,7 +42,7 @@ class PipelinedBlocks:
 
     def settle(self, batch: RequestBatch) -> None:
         batch.start_N[:] = batch.next_N
-        batch.first_open_N[:] = first_masked_block(batch)
+        first_masked_block(batch, out_N=batch.first_open_N)
 
 
 class OneBlockAtATime:
@@ -76,9 +76,9 @@ class WholeCanvas(OneBlockAtATime):
         batch.next_N[:] = batch.prompt_N
 
 
-def first_masked_block(batch: RequestBatch) -> Int:
+def first_masked_block(batch: RequestBatch, out_N: Int | None = None) -> Int:
     """The first block that holds masks; num_blocks where none does, as blocks not opened yet hold nothing else."""
-    first_N: Int = (batch.num_masked_NM > 0).argmax(axis=1)
+    first_N: Int = batch.num_masked_NM.astype(np.bool_).argmax(axis=1, out=out_N)
     return first_N
 
 
