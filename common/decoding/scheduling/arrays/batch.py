@@ -21,14 +21,14 @@ _NO_CARRY_31 = np.array([[-1], [0], [0]], dtype=np.float32)
 
 # What rows take from their request: the first of them as StepPlan.row_fields_8R has them, from RowField.START on.
 OF_ROWS = (
-    "start_N", "cached_N", "slot_N", "noise_key_N", "num_forwards_N", "end_N", "offset_N", "last_start_N", "slack_N",
-    "eos_N",
+    "start_N", "cached_N", "slot_N", "noise_key_N", "num_forwards_N", "offset_N", "last_start_N", "slack_N", "eos_N",
+    "num_masked_N", "next_N", "end_N",
 )  # fmt: skip
 _INTEGERS = (
-    *OF_ROWS, "prompt_N", "origin_N", "next_N", "commit_N", "num_blocks_N", "first_open_N", "num_masked_N",
-    "num_branches_N", "num_wins_N", "num_given_N", "max_blocks_N", "num_lookahead_N", "max_steps_N", "add_limit_N",
-    "activation_limit_N",
+    *OF_ROWS, "first_open_N", "num_blocks_N", "prompt_N", "origin_N", "commit_N", "num_branches_N", "num_wins_N",
+    "num_given_N", "max_blocks_N", "num_lookahead_N", "max_steps_N", "add_limit_N", "activation_limit_N",
 )  # fmt: skip
+_NEXT, _FIRST_OPEN = _INTEGERS.index("next_N"), _INTEGERS.index("first_open_N")  # and the one behind each
 _SWITCHES = ("is_refreshed_N", "has_eos_N", "may_end_N")
 
 
@@ -45,12 +45,17 @@ class RequestBatch:
     is_refreshed: `fast_dllm`: the cache around the current block is up to date.
     num_given: generated tokens that the caller has been told of. may_end: what has been filled may hold an end token or
         a stop string.
-    add_limit, activation_limit: masks of a block up to which tau_add and tau_act are reached.
+    add_limit, activation_limit: masks of a block up to which tau_add and tau_act are reached. A block whose predecessor
+        has come to tau_act has to fill at least one position a step; every block where all are there from the start.
     num_masked_NM: masks left in each block; all of it while it has not been opened. num_masked: of the open ones.
-    is_activated_NM: the block has to fill at least one position a step.
-    branch_2NB, confidence_NB: each branch's position and token beside the anchor's; lookaheads in order of descending
-        confidence, then the anchor; anything behind num_branches.
-    sampling_3N: in the order of plan.SamplingField. is_sampled: whether any request is. place_N: 0, 1, 2 ...
+    num_masked_X, num_before_X: the same, one request's behind another's, and of the block before each; before_N is to
+        be added to a request's block.
+    column_W, before_W: 0, 1, 2 ... of a block's positions, and -1, 0, 1 ... of those before them.
+    bounds_2N: next and end. open_2N: first_open and num_blocks.
+    branch_2NB, confidence_NB: each lookahead's position and token beside the anchor's, in order of descending
+        confidence; anything behind them. num_branches: with the anchor.
+    sampling_3N: in the order of plan.SamplingField. is_sampled: whether any request is. is_weighted: whether
+        any has a creation_weight. has_begun: some have not had a step. place_N: 0, 1, 2 ...
     carry_3N: token, probability and confidence predicted for the first position behind the cache, kept from the step
         that committed the position before it.
     """
@@ -90,18 +95,20 @@ class RequestBatch:
         self.requests: list[TableRequest] = []
         self.over: list[int] = []
         self.integers_FN = np.zeros((len(_INTEGERS), 0), dtype=np.int64)
-        self.of_rows_FN = self.integers_FN
         self._switches_FN = np.zeros((len(_SWITCHES), 0), dtype=np.bool_)
         self.skip_threshold_N: Float = np.zeros(0, dtype=np.float32)
         self.creation_weight_N: Score = np.zeros(0)
         self.num_masked_NM: Int = np.zeros((0, 0), dtype=np.int64)
-        self.is_activated_NM: Bool = np.zeros((0, 0), dtype=np.bool_)
         self.branch_2NB: Int = np.zeros((2, 0, 0), dtype=np.int64)
         self.confidence_NB: Float = np.zeros((0, 0), dtype=np.float32)
         self.carry_3N: Float = np.zeros((3, 0), dtype=np.float32)
         self.sampling_3N: Float = np.zeros((3, 0), dtype=np.float32)
-        self.is_sampled = False
-        self.place_N: Int = np.arange(0)
+        self.is_sampled = self.is_weighted = self.has_begun = False
+        self._eos_tokens: set[int] = set()  # of all that have been here
+        self.size = np.array(kind.block_size)  # which is added to arrays in half of the time that an int takes
+        self.column_W = np.arange(kind.block_size)
+        self.before_W = self.column_W - 1
+        self._name()
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -138,26 +145,27 @@ class RequestBatch:
         self.creation_weight_N[place_X] = [rules.decode.creation_weight for rules in all_rules]
         self.carry_3N[:, place_X] = _NO_CARRY_31
         self.sampling_3N[:, place_X] = np.array([rules.sampling for rules in all_rules]).T
-        self.is_sampled = bool(self.sampling_3N[0].any())
+        self._note_settings()
+        self.has_begun = True
+        self._eos_tokens.update(self.eos_N[place_X].tolist())
         self.num_masked_NM[place_X] = kind.block_size
         self.num_masked_NM[place_X, 0] = 0
-        self.is_activated_NM[place_X] = np.arange(self.num_masked_NM.shape[1]) < self.num_blocks_N[place_X][:, None]
-        self.branch_2NB[:, place_X] = ANCHOR
-        self.confidence_NB[place_X] = 1
         for place, decoding in zip(places, requests, strict=True):
             self.requests[place] = decoding
 
-    def note_ends(self, place_X: Int | int) -> None:
+    def note_ends(self, place_X: Int, token_X: Int) -> None:
+        """These requests, of which some come several times, have these new tokens."""
+        if not self._eos_tokens.isdisjoint(token_X.tolist()):
+            self.end(place_X[token_X == self.eos_N[place_X]])
+
+    def end(self, place_X: Int | int) -> None:
         """These requests have an end token, and open no more blocks."""
         self.has_eos_N[place_X] = self.may_end_N[place_X] = True
         self.max_blocks_N[place_X] = 0
 
     def keep_lookaheads(self, count_N: Int) -> None:
         """Drop all but each request's first so many."""
-        place_N = self.place_N
         np.minimum(self.num_branches_N, count_N + 1, out=self.num_branches_N)
-        self.branch_2NB[:, place_N, self.num_branches_N - 1] = ANCHOR
-        self.confidence_NB[place_N, self.num_branches_N - 1] = 1
 
     def _resize(self, num_requests: int, num_blocks: int = 0, num_branches: int = 0) -> None:
         """Room for so many, whatever stands there."""
@@ -169,25 +177,33 @@ class RequestBatch:
         num_blocks = max(num_blocks, self.num_masked_NM.shape[1])
         num_branches = max(num_branches, self.confidence_NB.shape[1])
         self.num_masked_NM = _grown(self.num_masked_NM, (num_requests, num_blocks), fill=self.kind.block_size)
-        self.is_activated_NM = _grown(self.is_activated_NM, (num_requests, num_blocks))
-        self.branch_2NB = _grown(self.branch_2NB, (2, num_requests, num_branches), fill=ANCHOR)
-        self.confidence_NB = _grown(self.confidence_NB, (num_requests, num_branches), fill=1)
+        self.branch_2NB = _grown(self.branch_2NB, (2, num_requests, num_branches))
+        self.confidence_NB = _grown(self.confidence_NB, (num_requests, num_branches))
         self._name()
 
     def _keep(self, place_N: Int) -> None:
         """Keep the requests at these places, in this order, and forget the others."""
         for name in ("integers_FN", "_switches_FN", "carry_3N", "sampling_3N"):
-            setattr(self, name, getattr(self, name)[:, place_N])
-        for name in ("num_masked_NM", "is_activated_NM", "confidence_NB", "skip_threshold_N", "creation_weight_N"):
+            setattr(self, name, getattr(self, name).take(place_N, axis=1))
+        for name in ("num_masked_NM", "confidence_NB", "skip_threshold_N", "creation_weight_N"):
             setattr(self, name, getattr(self, name)[place_N])
-        self.branch_2NB = self.branch_2NB[:, place_N]
+        self.branch_2NB = self.branch_2NB.take(place_N, axis=1)
         self.requests = [self.requests[place] for place in place_N.tolist()]
-        self.is_sampled = bool(self.sampling_3N[0].any())
+        self._note_settings()
         self._name()
+
+    def _note_settings(self) -> None:
+        self.is_sampled = bool(self.sampling_3N[0].any())
+        self.is_weighted = bool(self.creation_weight_N.any())
 
     def _name(self) -> None:
         self.place_N = np.arange(len(self))
+        self.num_before_X = self.num_masked_NM.reshape(-1)  # a view
+        self.num_masked_X = self.num_before_X[1:]
+        self.before_N = self.place_N * self.num_masked_NM.shape[1] - 1
         self.of_rows_FN = self.integers_FN[: len(OF_ROWS)]
+        self.bounds_2N = self.integers_FN[_NEXT : _NEXT + 2]
+        self.open_2N = self.integers_FN[_FIRST_OPEN : _FIRST_OPEN + 2]
         self.__dict__.update(zip(_INTEGERS, self.integers_FN, strict=True))
         self.__dict__.update(zip(_SWITCHES, self._switches_FN, strict=True))
 
@@ -195,7 +211,7 @@ class RequestBatch:
 def _initial_state(decoding: TableRequest, stride: int) -> dict[str, int]:
     """D2F begins with the prompt, which its first step commits; the others know all of their blocks."""
     rules, prompt = decoding.rules, decoding.prompt_length
-    decode, kind = rules.decode, rules.kind
+    decode, kind, size = rules.decode, rules.kind, rules.kind.block_size
     is_pipelined = kind.strategy == "d2f"
     num_canvas_blocks = 0 if is_pipelined else rules.max_blocks
     return {
@@ -204,17 +220,17 @@ def _initial_state(decoding: TableRequest, stride: int) -> dict[str, int]:
         "noise_key_N": decoding.noise_key,
         "offset_N": decoding.slot * stride,
         "prompt_N": prompt,
-        "origin_N": prompt - kind.block_size,
+        "origin_N": prompt - size,
         "num_blocks_N": 1 + num_canvas_blocks,
         "first_open_N": 1,
-        "num_masked_N": num_canvas_blocks * kind.block_size,
+        "num_masked_N": num_canvas_blocks * size,
         "num_branches_N": 1,
         "max_blocks_N": rules.max_blocks if is_pipelined else 0,
         "num_lookahead_N": decode.num_lookahead,
         "max_steps_N": rules.max_steps,
         "eos_N": _NO_EOS if rules.eos_token_id is None else rules.eos_token_id,
-        "add_limit_N": most_masked(decode.block_add_threshold, kind.block_size),
-        "activation_limit_N": most_masked(decode.decoded_token_threshold, kind.block_size),
+        "add_limit_N": most_masked(decode.block_add_threshold, size),
+        "activation_limit_N": most_masked(decode.decoded_token_threshold, size) if is_pipelined else size,
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.decoding.plan import Bool, Int
+from common.decoding.plan import Int
 from common.decoding.request import Completion, FinishReason
 from common.decoding.scheduling.arrays.batch import RequestBatch
 from common.decoding.scheduling.ending import Canvas, completion_of
@@ -15,12 +15,14 @@ from common.decoding.scheduling.ending import Canvas, completion_of
 
 def ended(batch: RequestBatch, now: float) -> list[tuple[int, Completion]]:
     """Requests that have ended with this step, by their place in the batch."""
-    is_done_N = _is_done(batch)
-    is_late_N = batch.num_forwards_N >= batch.max_steps_N
-    may_end_N = is_done_N | is_late_N | batch.may_end_N
+    may_end_N = batch.first_open_N == batch.num_blocks_N
+    may_end_N |= batch.num_forwards_N >= batch.max_steps_N
+    may_end_N |= batch.may_end_N
     found = []
     for place in may_end_N.nonzero()[0].tolist():
-        spent: FinishReason | None = "length" if is_done_N[place] else "max_steps" if is_late_N[place] else None
+        spent = _why_spent(batch, place)
+        if spent is None and not batch.may_end_N[place]:
+            continue
         completion = completion_of(batch.requests[place], canvas_of(batch, place), now, spent=spent)
         if completion is not None:
             found.append((place, completion))
@@ -39,11 +41,12 @@ def canvas_of(batch: RequestBatch, place: int) -> Canvas:
     )
 
 
-def _is_done(batch: RequestBatch) -> Bool:
-    """No block active, so no mask left, and none to open."""
-    is_done_N: Bool = batch.first_open_N == batch.num_blocks_N
-    is_done_N &= batch.num_blocks_N > batch.max_blocks_N
-    return is_done_N
+def _why_spent(batch: RequestBatch, place: int) -> FinishReason | None:
+    """There is no block active, so no mask left, and none to open, or it has had its steps."""
+    num_blocks = batch.num_blocks_N[place]
+    if batch.first_open_N[place] == num_blocks > batch.max_blocks_N[place]:
+        return "length"
+    return "max_steps" if batch.num_forwards_N[place] >= batch.max_steps_N[place] else None
 
 
 def newly_final(batch: RequestBatch) -> list[tuple[int, tuple[int, ...]]]:

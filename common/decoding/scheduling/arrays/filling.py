@@ -12,64 +12,94 @@ from typing import NamedTuple
 import numpy as np
 
 from common.decoding.plan import Bool, Float, Int
-from common.decoding.scheduling.arrays.batch import ANCHOR, RequestBatch
-from common.decoding.scheduling.arrays.rows import Rows, Spread, spread
+from common.decoding.scheduling.arrays.batch import RequestBatch
+from common.decoding.scheduling.arrays.counting import ONE, counting
+from common.decoding.scheduling.arrays.rows import OPENED, POSITION, SHIFT, Rows
 from common.decoding.scheduling.arrays.strategies import STRATEGIES
 from common.policies import Draws, Spawning, Stepped, policy
 
+_INFINITY_BITS = np.array(np.inf, dtype=np.float32).view(np.int32)
 _FEW_VALUES = 1024  # that a sort of all is as fast as a search for the largest, one after another
 
 
 class OpenBlocks(NamedTuple):
     """The blocks that may be filled, with what the winners predict of them.
 
-    spread: the requests'. block_Q: the block. count_N: of each request. values_3QW: token, probability, confidence.
-    place_QW: in the token table.
+    request_Q: whose each is. begin_N, count_N: where each request's positions begin, and how many blocks they are.
+    widest: the most of one request. block_Q: where the block is in num_masked_X. padded_Q: which it were if every
+    request had the most.
+    values_3QW: token, probability, confidence. place_QW: in the token table.
     """
 
-    spread: Spread
-    block_Q: Int
+    request_Q: Int
+    begin_N: Int
     count_N: Int
+    widest: int
+    block_Q: Int
+    padded_Q: Int
     values_3QW: Float
     place_QW: Int
     is_masked_QW: Bool
 
 
-def adopt(rows: Rows, winner_row_N: Int) -> Bool:
-    """The winners become the anchors: the block each opened, its activations and its token; which of them are
-    lookaheads."""
-    batch, size = rows.batch, rows.batch.kind.block_size
-    opens_N, position_N = rows.opens_R[winner_row_N], rows.position_R[winner_row_N]
-    batch.num_blocks_N += opens_N
-    batch.num_masked_N += opens_N * size
-    is_lookahead_N: Bool = position_N >= 0
+def winners_of(rows: Rows, winner_row_N: Int) -> Int:
+    """Rows.fields_FR of every request's winner."""
+    return rows.fields_FR.take(winner_row_N, axis=1)
+
+
+def adopt(batch: RequestBatch, winner_FN: Int) -> Bool:
+    """The winners become the anchors: the block each opened and its token; which of them are lookaheads."""
+    opened_N = winner_FN[OPENED]
+    batch.num_blocks_N += opened_N // batch.size
+    batch.num_masked_N += opened_N
+    is_lookahead_N: Bool = winner_FN[POSITION] >= 0
     won_N = is_lookahead_N.nonzero()[0]
     if won_N.size:
-        position_N, token_N = position_N[won_N], rows.token_R[winner_row_N[won_N]]
-        batch.num_masked_NM[won_N, (position_N - batch.origin_N[won_N]) // size] -= 1
+        position_N, token_N = winner_FN[POSITION:OPENED].take(won_N, axis=1)
+        block_N = (position_N - batch.origin_N[won_N]) // batch.size
+        block_N += batch.before_N[won_N]
+        batch.num_masked_X[block_N] -= ONE
         batch.num_masked_N -= is_lookahead_N
-        place_S = batch.offset_N[won_N] + position_N
-        batch.tokens.token_S[place_S] = token_N
-        batch.tokens.is_masked_S[place_S] = False
-        batch.note_ends(won_N[token_N == batch.eos_N[won_N]])
-    batch.is_activated_NM[:, 1:] |= batch.num_masked_NM[:, :-1] <= batch.activation_limit_N[:, None]
+        position_N += batch.offset_N[won_N]
+        batch.tokens.token_S[position_N] = token_N
+        batch.tokens.is_masked_S[position_N] = False
+        batch.note_ends(won_N, token_N)
     return is_lookahead_N
 
 
-def open_blocks(rows: Rows, winner_row_N: Int, values_3T: Float) -> OpenBlocks:
+def open_blocks(rows: Rows, winner_row_N: Int, winner_FN: Int, values_3T: Float) -> OpenBlocks:
     """Behind `adopt`."""
-    batch, size = rows.batch, rows.batch.kind.block_size
+    batch, place_N = rows.batch, rows.batch.place_N
     count_N = STRATEGIES[batch.kind.strategy].end_of_fillable(batch) - batch.first_open_N
-    blocks = spread(count_N)
-    request_Q, column_QW = blocks.owner_X, (blocks.index_X * size)[:, None] + np.arange(size)
-    place_QW = (batch.next_N + batch.offset_N)[request_Q][:, None] + column_QW
-    entry_N = rows.first_R[winner_row_N] + batch.next_N - batch.start_N - 1
-    values_3QW = values_3T.take(entry_N[request_Q][:, None] + column_QW, axis=1, mode="clip")
-    behind_cache_N = ((batch.next_N == batch.start_N) & (count_N > 0)).nonzero()[0]
+    begin_N, counts = np.add.accumulate(count_N) - count_N, count_N.tolist()
+    widest = max(counts)
+    # Of each request's first block in num_masked_X, in the padded order, among the entries and in the token table, less
+    # what its place among all blocks adds.
+    of_first_4N = np.empty((4, len(place_N)), dtype=np.int64)
+    block_N, padded_N, entry_N, table_N = of_first_4N
+    np.subtract(batch.before_N + batch.first_open_N, begin_N, out=block_N)
+    np.subtract(place_N * widest, begin_N, out=padded_N)
+    begin_N = begin_N * batch.size
+    np.subtract(batch.next_N - winner_FN[SHIFT], begin_N, out=entry_N)
+    np.subtract(batch.next_N + batch.offset_N, begin_N, out=table_N)
+    request_Q = place_N.repeat(count_N)
+    block_Q, padded_Q, entry_Q, place_Q = of_first_4N.take(request_Q, axis=1)
+    count_Q = counting(len(request_Q))
+    block_Q += count_Q
+    padded_Q += count_Q
+    count_Q = count_Q * batch.size
+    entry_Q += count_Q
+    place_Q += count_Q
+    place_QW = place_Q[:, None] + batch.column_W
+    values_3QW = values_3T.take(entry_Q[:, None] + batch.before_W, axis=1, mode="clip")
+    behind_cache_N = (batch.next_N == batch.start_N).nonzero()[0]
+    if 0 in counts:
+        behind_cache_N = behind_cache_N[count_N[behind_cache_N] > 0]
     if behind_cache_N.size:
-        values_3QW[:, blocks.begin_N[behind_cache_N], 0] = batch.carry_3N[:, behind_cache_N]
-    block_Q = blocks.index_X + batch.first_open_N[request_Q]
-    found = OpenBlocks(blocks, block_Q, count_N, values_3QW, place_QW, batch.tokens.is_masked_S[place_QW])
+        first_N = begin_N[behind_cache_N]
+        values_3QW.reshape(3, -1)[:, first_N] = batch.carry_3N.take(behind_cache_N, axis=1)
+    is_masked_QW = batch.tokens.is_masked_S.take(place_QW)
+    found = OpenBlocks(request_Q, begin_N, count_N, widest, block_Q, padded_Q, values_3QW, place_QW, is_masked_QW)
     if rows.shifts is not None:
         _take_shifts(rows, winner_row_N, found, values_3T)
     return found
@@ -82,98 +112,113 @@ def _take_shifts(rows: Rows, winner_row_N: Int, blocks: OpenBlocks, values_3T: F
     batch, request_X = rows.batch, rows.request_R[row_X]
     index_X = (start_X - batch.next_N[request_X]) // batch.kind.block_size
     is_won_X = (row_X == winner_row_N[request_X]) & (index_X >= 0) & (index_X < blocks.count_N[request_X])
-    place_X = blocks.spread.begin_N[request_X[is_won_X]] + index_X[is_won_X]
-    blocks.values_3QW[:, place_X, 0] = values_3T[:, entry_X[is_won_X]]
+    place_X = blocks.begin_N[request_X[is_won_X]] + index_X[is_won_X] * batch.kind.block_size
+    blocks.values_3QW.reshape(3, -1)[:, place_X] = values_3T[:, entry_X[is_won_X]]
 
 
-def fill(batch: RequestBatch, blocks: OpenBlocks) -> tuple[Bool, Int]:
+def ranks_of(blocks: OpenBlocks) -> Float:
+    """[Q, W]: ascending with falling confidence; infinite where there is no mask."""
+    bits_QW = (-blocks.values_3QW[2]).view(np.int32)  # what is written by masks that follow no pattern takes longer
+    bits_QW -= _INFINITY_BITS
+    bits_QW *= blocks.is_masked_QW
+    bits_QW += _INFINITY_BITS
+    rank_QW: Float = bits_QW.view(np.float32)
+    return rank_QW
+
+
+def fill(batch: RequestBatch, blocks: OpenBlocks, rank_QW: Float) -> tuple[Bool, Int]:
     """Fill every mask above tau_conf; an activated block without one fills its most confident mask. Which positions,
-    and how many of each request."""
-    request_Q, is_masked_QW, values_3QW = blocks.spread.owner_X, blocks.is_masked_QW, blocks.values_3QW
-    block_QQ = request_Q, blocks.block_Q
+    and how many of each request. rank_QW: of `ranks_of`, afterwards of the masks that are left."""
+    request_Q, block_Q, values_3QW = blocks.request_Q, blocks.block_Q, blocks.values_3QW
     is_chosen_QW = values_3QW[1] > batch.skip_threshold_N[request_Q][:, None]
-    is_chosen_QW &= is_masked_QW
-    num_chosen_Q = np.add.reduce(is_chosen_QW, axis=1, dtype=np.int64)
-    num_masked_Q = batch.num_masked_NM[block_QQ]
-    stuck_Q = ((num_chosen_Q < batch.is_activated_NM[block_QQ]) & (num_masked_Q > 0)).nonzero()[0]
-    if stuck_Q.size:
-        confidence_QW = values_3QW[2].take(stuck_Q, axis=0)
-        np.putmask(confidence_QW, ~is_masked_QW.take(stuck_Q, axis=0), -np.inf)
-        is_chosen_QW[stuck_Q, confidence_QW.argmax(axis=1)] = True
-        num_chosen_Q[stuck_Q] = 1
-        for place in request_Q[stuck_Q].tolist():
-            batch.requests[place].num_forced_fills += 1
-    batch.num_masked_NM[block_QQ] = num_masked_Q - num_chosen_Q
+    is_chosen_QW &= blocks.is_masked_QW
     chosen_S = is_chosen_QW.reshape(-1).nonzero()[0]
-    place_S = blocks.place_QW.take(chosen_S)
-    token_S = values_3QW[0].take(chosen_S).astype(np.int64)
+    block_S = chosen_S // batch.size
+    num_chosen_Q = np.bincount(block_S, minlength=len(request_Q))
+    num_masked_Q = batch.num_masked_X[block_Q]
+    is_activated_Q = batch.num_before_X[block_Q] <= batch.activation_limit_N[request_Q]
+    stuck_Q = (np.minimum(num_masked_Q, is_activated_Q) > num_chosen_Q).nonzero()[0]
+    if stuck_Q.size:
+        best_S = stuck_Q * batch.size + rank_QW[stuck_Q].argmin(axis=1)
+        is_chosen_QW.reshape(-1)[best_S] = True
+        num_chosen_Q[stuck_Q] = 1
+        chosen_S, block_S = np.concatenate((chosen_S, best_S)), np.concatenate((block_S, stuck_Q))
+        requests = batch.requests
+        for place in request_Q[stuck_Q].tolist():
+            requests[place].num_forced_fills += 1
+    batch.num_masked_X[block_Q] = num_masked_Q - num_chosen_Q
+    place_S = blocks.place_QW.reshape(-1)[chosen_S]
+    token_S = values_3QW[0].reshape(-1)[chosen_S].astype(np.int64)
     batch.tokens.token_S[place_S] = token_S
     batch.tokens.is_masked_S[place_S] = False
-    request_S = request_Q.repeat(num_chosen_Q)
-    batch.note_ends(request_S[token_S == batch.eos_N[request_S]])
-    np.greater(is_masked_QW, is_chosen_QW, out=is_masked_QW)  # and not
+    rank_QW.reshape(-1)[chosen_S] = np.inf
+    request_S = request_Q[block_S]
+    batch.note_ends(request_S, token_S)
     num_filled_N = np.bincount(request_S, minlength=len(batch))
     batch.num_masked_N -= num_filled_N
     return is_chosen_QW, num_filled_N
 
 
-def carry(rows: Rows, winner_row_N: Int, values_3T: Float) -> None:
+def carry(batch: RequestBatch, winner_FN: Int, values_3T: Float) -> None:
     """Keep what the winners predict of the first position behind what is being committed. Before `settle`."""
-    batch = rows.batch
     if batch.kind.shift_row == "stale":
         place_N = batch.commit_N.nonzero()[0]
         if place_N.size:
-            entry_N = rows.entry_of(winner_row_N[place_N], batch.next_N[place_N]) - 1
-            batch.carry_3N[:, place_N] = values_3T[:, entry_N]
+            entry_N = (batch.next_N - winner_FN[SHIFT])[place_N] - ONE
+            batch.carry_3N[:, place_N] = values_3T.take(entry_N, axis=1)
 
 
-def spawn(batch: RequestBatch, blocks: OpenBlocks, num_filled_N: Int) -> None:
+def spawn(batch: RequestBatch, blocks: OpenBlocks, rank_QW: Float, num_filled_N: Int) -> None:
     """Up to k lookaheads of every request, each the anchor plus one more of its remaining masks; then the anchor.
     Behind `settle`. num_filled_N: by the fill rule in this step."""
-    size = batch.kind.block_size
-    candidates_N, rank_NC = _ranks(batch, blocks)
+    candidates_N, rank_QW = _candidates(batch, blocks, rank_QW)
     num_spawned_N = np.minimum(_most(batch, num_filled_N, candidates_N), candidates_N)
     most = max(num_spawned_N.tolist())
     if most:
-        order_NK = _lowest(rank_NC, most)
-        begin_N1 = blocks.spread.begin_N[:, None]
-        batch.branch_2NB[0, :, :most] = batch.next_N[:, None] + order_NK
-        place_NK = begin_N1 * size + order_NK
-        values_3NK = blocks.values_3QW.reshape(3, -1).take(place_NK, axis=1, mode="clip")
+        order_NK = _lowest(_padded(blocks, rank_QW), most)
+        np.add(batch.next_N[:, None], order_NK, out=batch.branch_2NB[0, :, :most])
+        order_NK += blocks.begin_N[:, None]
+        values_3NK = blocks.values_3QW.reshape(3, -1).take(order_NK, axis=1, mode="clip")
         with np.errstate(invalid="ignore"):  # behind a request's last lookahead stands anything
             batch.branch_2NB[1, :, :most] = values_3NK[0]
         batch.confidence_NB[:, :most] = values_3NK[2]
-    batch.branch_2NB[:, batch.place_N, num_spawned_N] = ANCHOR
-    batch.confidence_NB[batch.place_N, num_spawned_N] = 1
-    np.add(num_spawned_N, 1, out=batch.num_branches_N)
+    np.add(num_spawned_N, ONE, out=batch.num_branches_N)
 
 
-def _ranks(batch: RequestBatch, blocks: OpenBlocks) -> tuple[Int, Float]:
-    """How many masks of each request may be tried, and the rank of each of its positions: the lowest are tried first,
-    infinity is never."""
-    _, request_Q, index_Q = blocks.spread
-    is_masked_QW, candidates_N = blocks.is_masked_QW, batch.num_masked_N
-    if batch.kind.spawn_blocks == "first":
-        is_masked_QW = is_masked_QW & (blocks.block_Q == batch.first_open_N[request_Q])[:, None]
-    if batch.kind.spawn_blocks == "first" or batch.kind.strategy == "fast_dllm":
+def _candidates(batch: RequestBatch, blocks: OpenBlocks, rank_QW: Float) -> tuple[Int, Float]:
+    """How many masks of each request may be tried, and the rank of each position: the lowest are tried first, infinity
+    is never."""
+    kind, request_Q = batch.kind, blocks.request_Q
+    is_default = kind.spawn_rule == "confident" and kind.spawn_blocks != "first"
+    if is_default and kind.strategy != "fast_dllm":
+        return batch.num_masked_N, rank_QW
+    is_masked_QW = batch.tokens.is_masked_S.take(blocks.place_QW)
+    if kind.spawn_blocks == "first":
+        is_masked_QW &= (blocks.block_Q == (batch.before_N + batch.first_open_N)[request_Q])[:, None]
+    candidates_N = batch.num_masked_N
+    if kind.spawn_blocks == "first" or kind.strategy == "fast_dllm":
         num_masked_Q = np.add.reduce(is_masked_QW, axis=1, dtype=np.int64)
         candidates_N = np.bincount(request_Q, num_masked_Q, minlength=len(batch)).astype(np.int64)
-    if batch.kind.spawn_rule == "confident":
-        rank_QW = -blocks.values_3QW[2]
-        np.putmask(rank_QW, ~is_masked_QW, np.inf)
-    else:
-        rank_QW = _own_ranks(batch, blocks, is_masked_QW, candidates_N)
-    num_requests, widest, size = len(batch), max(blocks.count_N.tolist()), is_masked_QW.shape[1]
-    rank_NQW = np.full((num_requests, widest, size), np.inf, dtype=rank_QW.dtype)
-    rank_NQW[request_Q, index_Q] = rank_QW
-    return candidates_N, rank_NQW.reshape(num_requests, widest * size)
+    if kind.spawn_rule != "confident":
+        return candidates_N, _own_ranks(batch, blocks, is_masked_QW, candidates_N)
+    np.putmask(rank_QW, ~is_masked_QW, np.inf)
+    return candidates_N, rank_QW
+
+
+def _padded(blocks: OpenBlocks, rank_QW: Float) -> Float:
+    """[N, C]: a request a row."""
+    num_requests, size = len(blocks.count_N), rank_QW.shape[1]
+    padded_PW = np.empty((num_requests * blocks.widest, size), dtype=rank_QW.dtype)
+    padded_PW.fill(np.inf)
+    padded_PW[blocks.padded_Q] = rank_QW
+    return padded_PW.reshape(num_requests, -1)
 
 
 def _own_ranks(batch: RequestBatch, blocks: OpenBlocks, is_masked_QW: Bool, candidates_N: Int) -> Float:
     """By a rule that looks at one request's masks together."""
     rank, rank_QW = policy("spawn_rules", batch.kind.spawn_rule), np.full(is_masked_QW.shape, np.inf)
     width, values_3X = is_masked_QW.shape[1], blocks.values_3QW.reshape(3, -1)
-    for place, first in enumerate(blocks.spread.begin_N.tolist()):
+    for place, first in enumerate((blocks.begin_N // width).tolist()):
         if candidates_N[place]:
             own = slice(first, first + int(blocks.count_N[place]))
             values_3W = values_3X[:, own.start * width : own.stop * width]

@@ -6,14 +6,26 @@ Shapes: R rows, T tokens (all entries of all rows), X shift entries.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from common.decoding.plan import Bool, CommitSpan, Float, Int, Number, RowField, Sampling, StepPlan
-from common.decoding.scheduling.arrays.rows import Rows
+from common.decoding.scheduling.arrays.batch import RequestBatch
+from common.decoding.scheduling.arrays.counting import ONE, counting
+from common.decoding.scheduling.arrays.rows import (
+    END,
+    FIRST,
+    NEXT,
+    NUM_ENTRIES,
+    NUM_KEYS,
+    PLACE,
+    POSITION,
+    SHIFT,
+    TOKEN,
+    Rows,
+)
 
 _NUM_FIELDS = len(RowField)
 
@@ -41,14 +53,16 @@ def lay_out(rows_of_batches: list[Rows], sampling: Sampling) -> tuple[StepPlan, 
         end, own_requests = first + len(is_scored_T), slice(num_requests, num_requests + len(rows.batch))
         parts.append(Part(rows, is_scored_T, slice(first, end), own_requests, first_row))
         entries.append(entries_3T)
-        reads.append(_with_carried(rows, is_scored_T))
+        committed = rows.batch.commit_N.nonzero()[0]
+        reads.append(_with_carried(rows, is_scored_T, committed))
         fields_8R = rows.fields_FR[:_NUM_FIELDS]
         if first:
             fields_8R = fields_8R.copy()
             fields_8R[RowField.FIRST] += first
         fields.append(fields_8R)
         requests.append(rows.request_R + num_requests if num_requests else rows.request_R)
-        commits += _commits(rows, num_requests)
+        if committed.size:
+            commits += _commits(rows.batch, committed, num_requests)
         first, first_row, num_requests = end, first_row + len(rows.request_R), own_requests.stop
     # The same for all: SHARED_SETTINGS of the scheduler.
     commits_locally = parts[0].rows.batch.kind.window_attention == "block_causal"
@@ -73,11 +87,10 @@ def _sampling_of(rows_of_batches: list[Rows]) -> Float | None:
     return np.concatenate([rows.batch.sampling_3N[:, rows.request_R] for rows in rows_of_batches], axis=1)
 
 
-def _commits(rows: Rows, first_request: int) -> Iterator[CommitSpan]:
-    batch = rows.batch
-    place_N = batch.commit_N.nonzero()[0]
-    spans = batch.slot_N[place_N].tolist(), batch.start_N[place_N].tolist(), batch.commit_N[place_N].tolist()
-    return map(CommitSpan, (place_N + first_request).tolist(), *spans)
+def _commits(batch: RequestBatch, committed: Int, first_request: int) -> Iterator[CommitSpan]:
+    places = range(first_request, first_request + len(batch))
+    spans = batch.slot_N[committed].tolist(), batch.start_N[committed].tolist(), batch.commit_N[committed].tolist()
+    return map(CommitSpan, map(places.__getitem__, committed.tolist()), *spans)
 
 
 def _joined(arrays: list[npt.NDArray[Number]]) -> npt.NDArray[Number]:
@@ -87,50 +100,39 @@ def _joined(arrays: list[npt.NDArray[Number]]) -> npt.NDArray[Number]:
 
 def _entries_of(rows: Rows) -> tuple[Int, Bool]:
     """StepPlan.entries_3T of these rows, and which of them predict a masked position of their row."""
-    batch = rows.batch
-    of_row_3R = np.empty((3, len(rows.request_R)), dtype=np.int64)
-    np.subtract(rows.start_R, rows.first_R, out=of_row_3R[1])
-    np.add(of_row_3R[1], rows.offset_R, out=of_row_3R[0])
-    of_row_3R[2] = rows.end_R
-    entries_3T = of_row_3R.repeat(rows.num_entries_R, axis=1)
-    entries_3T[:2] += _counting(entries_3T.shape[1])
+    batch, fields_FR = rows.batch, rows.fields_FR
+    entries_3T = fields_FR[PLACE : END + 1].repeat(fields_FR[NUM_ENTRIES], axis=1)
     token_T, position_T, horizon_T = entries_3T
+    count_T = counting(len(token_T))
+    token_T += count_T
+    position_T += count_T
     # Each predicts the position behind its own.
     is_scored_T: Bool = batch.tokens.is_masked_S[1:].take(token_T, mode="clip")
     batch.tokens.token_S.take(token_T, out=token_T, mode="clip")
-    is_scored_T[rows.first_R + rows.num_keys_R - 1] = False  # nothing of the row lies behind its last key
+    # Nothing of the row lies behind its last key.
+    is_scored_T[fields_FR[FIRST] + fields_FR[NUM_KEYS] - ONE] = False
     if batch.kind.window_attention == "block_causal":
         size, prompt_T = batch.kind.block_size, batch.prompt_N[rows.request_R].repeat(rows.num_entries_R)
         horizon_T[:] = prompt_T + np.maximum((position_T - prompt_T) // size + 1, 0) * size  # the prompt is one block
-    own_R = (rows.position_R >= 0).nonzero()[0]
-    own_entry_R = rows.entry_of(own_R, rows.position_R[own_R])
-    token_T[own_entry_R] = rows.token_R[own_R]
-    is_scored_T[own_entry_R - 1] = False  # of a window's first position: the end of the row before
+    lookahead_L = rows.branches.lookahead_L
+    own_L = (fields_FR[POSITION] - fields_FR[SHIFT])[lookahead_L]
+    token_T[own_L] = fields_FR[TOKEN][lookahead_L]
+    own_L -= ONE
+    is_scored_T[own_L] = False  # of a window's first position: the end of the row before
     if rows.shifts is not None:
         _write_shift_entries(rows, entries_3T, is_scored_T)
     return entries_3T, is_scored_T
 
 
-def _counting(count: int) -> Int:
-    """0, 1, 2 ..."""
-    return _remembered_counting(1 << count.bit_length())[:count]
-
-
-@lru_cache(maxsize=4)  # making them takes as long as adding them
-def _remembered_counting(count: int) -> Int:
-    found = np.arange(count)
-    found.flags.writeable = False
-    return found
-
-
-def _with_carried(rows: Rows, is_scored_T: Bool) -> Bool:
-    """StepPlan.is_read_T of these rows: besides what is scored, what the next step carries."""
-    batch = rows.batch
-    if batch.kind.shift_row != "stale" or not np.count_nonzero(batch.commit_N):
+def _with_carried(rows: Rows, is_scored_T: Bool, committed: Int) -> Bool:
+    """StepPlan.is_read_T of these rows: besides what is scored, what the next step carries. committed: places of
+    requests."""
+    if not committed.size or rows.batch.kind.shift_row != "stale":
         return is_scored_T
-    carried_R = batch.commit_N[rows.request_R].nonzero()[0]
+    carried_R = rows.batch.commit_N[rows.request_R].nonzero()[0]
+    next_entry_R = rows.fields_FR[NEXT] - rows.fields_FR[SHIFT]
     is_read_T: Bool = is_scored_T.copy()
-    is_read_T[rows.entry_of(carried_R, batch.next_N[rows.request_R[carried_R]]) - 1] = True
+    is_read_T[next_entry_R[carried_R] - ONE] = True
     return is_read_T
 
 
@@ -145,4 +147,4 @@ def _write_shift_entries(rows: Rows, entries_3T: Int, is_scored_T: Bool) -> None
     entries_3T[:, entry_X] = token_X, before_X, horizon_X
     is_scored_T[entry_X] = (start_X < end_X) & (rows.position_R[row_X] != start_X)
     is_inside_X = (before_X >= rows.start_R[row_X]) & (before_X < end_X)
-    is_scored_T[rows.entry_of(row_X, before_X)[is_inside_X]] = False
+    is_scored_T[(before_X - rows.shift_R[row_X])[is_inside_X]] = False

@@ -24,9 +24,9 @@ def to_plain(batch: RequestBatch, place: int, mask_token_id: int) -> PlainReques
     plain.token_S[:], plain.is_masked_S[:] = decoding.token_S[:length], decoding.is_masked_S[:length]
     while len(blocks) < batch.num_blocks_N[place]:
         blocks.append(plain.strategy.new_block(blocks))
-    counts, activations = batch.num_masked_NM[place].tolist(), batch.is_activated_NM[place].tolist()
-    for block, num_masked, is_activated in zip(blocks, counts, activations, strict=False):
-        block.num_masked, block.is_fully_activated = num_masked, is_activated
+    counts, limit = batch.num_masked_NM[place].tolist(), int(batch.activation_limit_N[place])
+    for block, num_masked, num_before in zip(blocks, counts, [0, *counts], strict=False):
+        block.num_masked, block.is_fully_activated = num_masked, num_before <= limit
     is_kept_late = batch.kind.strategy == "d2f"
     for block in blocks[:first_open]:
         is_waiting = is_kept_late and block.end > batch.start_N[place]
@@ -49,7 +49,6 @@ def put(plain: PlainRequest, batch: RequestBatch, place: int) -> None:
     decoding.token_S[:length], decoding.is_masked_S[:length] = plain.token_S, plain.is_masked_S
     counts = [block.num_masked for block in blocks]
     batch.num_masked_NM[place, :num_blocks] = counts
-    batch.is_activated_NM[place, :num_blocks] = [block.is_fully_activated for block in blocks]
     batch.start_N[place] = plain.strategy.window(blocks, plain.is_refreshed).start
     batch.num_blocks_N[place], batch.num_masked_N[place] = num_blocks, sum(counts)
     batch.first_open_N[place] = next((index for index, count in enumerate(counts) if count), num_blocks)
@@ -63,7 +62,7 @@ def put(plain: PlainRequest, batch: RequestBatch, place: int) -> None:
     batch.num_forwards_N[place], batch.num_wins_N[place] = plain.num_forwards, plain.num_lookahead_wins
     batch.num_given_N[place] = plain.num_given
     if plain.has_eos:
-        batch.note_ends(place)
+        batch.end(place)
 
 
 def _copy_remembered(source: DecodingRequest, target: DecodingRequest) -> None:

@@ -15,9 +15,9 @@ def records_of(
 ) -> Iterator[StepRecord]:
     """Of a step whose lookaheads have been spawned. Window lengths and scores are the step's, lookaheads the next's."""
     batch = rows.batch
-    bounds = [*rows.first_row_N.tolist(), len(rows.request_R)]
+    bounds = [*rows.branches.first_row_N.tolist(), len(rows.request_R)]
     for place, decoding in enumerate(batch.requests):
-        own, blocks_of_own = slice(*bounds[place : place + 2]), blocks.spread.owner_X == place
+        own, blocks_of_own = slice(*bounds[place : place + 2]), blocks.request_Q == place
         is_chosen_QW_own = is_chosen_QW[blocks_of_own]
         position_S = blocks.place_QW[blocks_of_own][is_chosen_QW_own] - decoding.slot * batch.tokens.stride
         token_S = blocks.values_3QW[0, blocks_of_own][is_chosen_QW_own]

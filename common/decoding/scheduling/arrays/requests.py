@@ -15,11 +15,19 @@ from common.decoding.plan import Float, Int, Predictions, Sampling, Score, StepP
 from common.decoding.request import Completion
 from common.decoding.scheduling.arrays.batch import RequestBatch
 from common.decoding.scheduling.arrays.ending import canvas_of, ended, newly_final
-from common.decoding.scheduling.arrays.filling import adopt, carry, fill, open_blocks, spawn
+from common.decoding.scheduling.arrays.filling import (
+    adopt,
+    carry,
+    fill,
+    open_blocks,
+    ranks_of,
+    spawn,
+    winners_of,
+)
 from common.decoding.scheduling.arrays.layout import Part, lay_out
 from common.decoding.scheduling.arrays.moving import admission_of, put, to_plain
 from common.decoding.scheduling.arrays.records import records_of
-from common.decoding.scheduling.arrays.rows import Rows, plan_rows
+from common.decoding.scheduling.arrays.rows import NUM_KEYS, Rows, plan_rows
 from common.decoding.scheduling.arrays.scores import best_rows, score_rows
 from common.decoding.scheduling.arrays.strategies import STRATEGIES
 from common.decoding.scheduling.arrays.tokens import TableRequest, TokenTable
@@ -147,6 +155,8 @@ class RequestArrays:
 
     def _take_in(self) -> None:
         """Those that have been added and for them those that have ended, all at once: it costs as much as one."""
+        if not self._added and not any(batch.over for batch in self._batches.values()):
+            return
         for kind in self._added:  # in their order, which all ranks have
             if kind not in self._batches:
                 self._batches[kind] = RequestBatch(kind, self._table)
@@ -159,21 +169,25 @@ class RequestArrays:
 
     def _advance_batch(self, rows: Rows, values_3T: Float, score_R: Score, winner_row_N: Int, now: float) -> None:
         batch = rows.batch
-        is_lookahead_N = adopt(rows, winner_row_N)
-        blocks = open_blocks(rows, winner_row_N, values_3T)
-        is_chosen_QW, num_filled_N = fill(batch, blocks)
-        carry(rows, winner_row_N, values_3T)
+        winner_FN = winners_of(rows, winner_row_N)
+        is_lookahead_N = adopt(batch, winner_FN)
+        blocks = open_blocks(rows, winner_row_N, winner_FN, values_3T)
+        rank_QW = ranks_of(blocks)
+        is_chosen_QW, num_filled_N = fill(batch, blocks, rank_QW)
+        carry(batch, winner_FN, values_3T)
         start_N = batch.start_N.tolist() if self.observer is not None else []  # of this step, before it moves
-        winner_N = (winner_row_N - rows.first_row_N + 1) * is_lookahead_N
-        steps = num_filled_N + is_lookahead_N, batch.num_branches_N, winner_N, rows.num_keys_R[winner_row_N]
+        winner_N = (winner_row_N - rows.branches.first_row_N + 1) * is_lookahead_N
+        steps = num_filled_N + is_lookahead_N, batch.num_branches_N, winner_N, winner_FN[NUM_KEYS]
         for decoding, step in zip(batch.requests, zip(*(one_N.tolist() for one_N in steps), strict=True), strict=True):
             decoding.steps.append(step)
         STRATEGIES[batch.kind.strategy].settle(batch)
-        spawn(batch, blocks, num_filled_N)
+        spawn(batch, blocks, rank_QW, num_filled_N)
         batch.num_forwards_N += 1
         batch.num_wins_N += is_lookahead_N
-        for place in (batch.num_forwards_N == 1).nonzero()[0].tolist():
-            batch.requests[place].first_step_s = now - batch.requests[place].admitted_at
+        if batch.has_begun:
+            batch.has_begun = False
+            for place in (batch.num_forwards_N == 1).nonzero()[0].tolist():
+                batch.requests[place].first_step_s = now - batch.requests[place].admitted_at
         if self.observer is not None:
             for record in records_of(rows, start_N, score_R, is_lookahead_N, blocks, is_chosen_QW):
                 self.observer(record)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from common.decoding.plan import Bool, Float, Int, Score
-from common.decoding.scheduling.arrays.batch import RequestBatch
-from common.decoding.scheduling.arrays.rows import Rows
+from common.decoding.scheduling.arrays.rows import NUM_MASKED, OPENED, Rows
 from common.decoding.scheduling.rules import Lookahead
 from common.policies import NO_MASK_LEFT, Draws, Scoring, kept, policy
 
@@ -22,18 +21,20 @@ def score_rows(rows: Rows, is_scored_T: Bool, values_3T: Float) -> Score:
     else:
         parts = [_own_score(rows, place, values_3T) for place in range(len(batch))]
         score_R = np.concatenate(parts)
-    weight_N = batch.creation_weight_N
-    if np.count_nonzero(weight_N):
-        weight_R, created_R = weight_N[rows.request_R], batch.confidence_NB.ravel()[rows.branch_R]
+    if batch.is_weighted:
+        weight_R = batch.creation_weight_N[rows.request_R]
+        created_R = batch.confidence_NB.reshape(-1)[rows.branches.branch_R]
+        created_R[rows.branches.is_lookahead_R == 0] = 1
         score_R = np.where(weight_R > 0, weight_R * created_R + (1 - weight_R) * score_R, score_R)
     return score_R
 
 
 def best_rows(rows: Rows, score_R: Score) -> Int:
     """Each request's row of the highest score; of equal ones the first."""
-    score_NB = np.full(rows.batch.confidence_NB.shape, -np.inf)
-    score_NB.ravel()[rows.branch_R] = score_R
-    best_N: Int = rows.first_row_N + score_NB.argmax(axis=1)
+    score_NB = np.empty(rows.batch.confidence_NB.shape)
+    score_NB.fill(-np.inf)
+    score_NB.reshape(-1)[rows.branches.branch_R] = score_R
+    best_N: Int = rows.branches.first_row_N + score_NB.argmax(axis=1)
     return best_N
 
 
@@ -45,26 +46,32 @@ def _mean_scores(rows: Rows, is_scored_T: Bool, confidence_T: Float) -> Score:
         is_masked_N = batch.tokens.is_masked_S[batch.offset_N + batch.start_N]
         if np.count_nonzero(is_masked_N):
             total_R += (batch.carry_3N[2] * is_masked_N)[request_R] * (rows.position_R != rows.start_R)
-    num_masked_R = _num_masked(batch)[request_R] + rows.opens_R * batch.kind.block_size
-    num_masked_R -= rows.position_R >= 0
-    mean_R: Score = total_R / np.maximum(num_masked_R, 1)
-    if np.count_nonzero(num_masked_R) < len(num_masked_R):
-        mean_R[num_masked_R == 0] = NO_MASK_LEFT
+    num_masked_R = _num_masked(rows)
+    num_masked_R -= rows.branches.is_lookahead_R
+    if np.count_nonzero(num_masked_R) == len(num_masked_R):
+        mean_R: Score = total_R / num_masked_R
+        return mean_R
+    mean_R = total_R / np.maximum(num_masked_R, 1)
+    mean_R[num_masked_R == 0] = NO_MASK_LEFT
     return mean_R
 
 
-def _num_masked(batch: RequestBatch) -> Int:
-    """Masks in every request's window, as far as all branches have them."""
+def _num_masked(rows: Rows) -> Int:
+    """Masks in every row's window, its own token's place among them."""
+    batch = rows.batch
     if batch.kind.cache == "prefix":
-        return batch.num_masked_N
-    own_N = batch.num_masked_NM[batch.place_N, batch.first_open_N]  # one block, once the cache has been rebuilt
-    return np.where(batch.is_refreshed_N, own_N, batch.num_masked_N)
+        own_R = rows.fields_FR[NUM_MASKED]
+    else:
+        block_N = batch.before_N + batch.first_open_N  # the only one, once the cache has been rebuilt
+        own_R = np.where(batch.is_refreshed_N, batch.num_masked_X[block_N], batch.num_masked_N)[rows.request_R]
+    num_masked_R: Int = rows.fields_FR[OPENED] + own_R
+    return num_masked_R
 
 
 def _own_score(rows: Rows, place: int, values_3T: Float) -> Score:
     """[B]: of one request's rows, by a rule that looks at a window as a whole."""
     batch = rows.batch
-    first, count = int(rows.first_row_N[place]), int(batch.num_branches_N[place])
+    first, count = int(rows.branches.first_row_N[place]), int(batch.num_branches_N[place])
     own = slice(first, first + count)
     start, width = int(batch.start_N[place]), int(rows.num_keys_R[own].max())
     values_3BW = np.zeros((3, count, width), dtype=np.float32)
@@ -81,9 +88,8 @@ def _own_score(rows: Rows, place: int, values_3T: Float) -> Score:
         row_X, start_X, entry_X = rows.shifts
         is_own_X = (row_X >= own.start) & (row_X < own.stop)
         values_3BW[:, row_X[is_own_X] - first, start_X[is_own_X] - start] = values_3T[:, entry_X[is_own_X]]
-    tried = zip(
-        rows.position_R[own].tolist(), rows.token_R[own].tolist(), batch.confidence_NB[place].tolist(), strict=False
-    )
+    created = [*batch.confidence_NB[place, : count - 1].tolist(), 1.0]
+    tried = zip(rows.position_R[own].tolist(), rows.token_R[own].tolist(), created, strict=True)
     branches = [Lookahead(position if position >= 0 else None, token, created) for position, token, created in tried]
     settings, draws = batch.requests[place].rules.decode, Draws(*batch.key_of(place), stream=0)
     score_B: Score = policy("branch_scores", batch.kind.branch_score)(

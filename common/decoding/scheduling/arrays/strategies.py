@@ -34,8 +34,7 @@ class PipelinedBlocks:
 
     def plan(self, batch: RequestBatch) -> None:
         batch.cached_N[:] = batch.start_N
-        _set_start_of_block(batch, batch.first_open_N, batch.next_N)
-        _set_start_of_block(batch, batch.num_blocks_N, batch.end_N)
+        _set_bounds(batch)
         np.subtract(batch.next_N, batch.start_N, out=batch.commit_N)
 
     def end_of_fillable(self, batch: RequestBatch) -> Int:
@@ -43,7 +42,7 @@ class PipelinedBlocks:
 
     def settle(self, batch: RequestBatch) -> None:
         batch.start_N[:] = batch.next_N
-        batch.first_open_N[:] = first_masked_block(batch)
+        first_masked_block(batch, out_N=batch.first_open_N)
 
 
 class OneBlockAtATime:
@@ -51,8 +50,7 @@ class OneBlockAtATime:
     cache."""
 
     def plan(self, batch: RequestBatch) -> None:
-        _set_start_of_block(batch, batch.first_open_N, batch.next_N)
-        _set_start_of_block(batch, batch.num_blocks_N, batch.end_N)
+        _set_bounds(batch)
         is_dual, is_fresh_N = batch.kind.cache == "dual", batch.is_refreshed_N
         batch.start_N[:] = np.where(is_fresh_N, batch.next_N, 0)
         batch.cached_N[:] = np.where(is_fresh_N, batch.end_N if is_dual else batch.next_N, 0)
@@ -73,20 +71,22 @@ class WholeCanvas(OneBlockAtATime):
     """Vanilla: the canvas is one block and nothing is cached; every step forwards the prompt and the canvas."""
 
     def plan(self, batch: RequestBatch) -> None:
+        _set_bounds(batch)
         batch.start_N[:] = batch.cached_N[:] = batch.commit_N[:] = 0
         batch.next_N[:] = batch.prompt_N
-        _set_start_of_block(batch, batch.num_blocks_N, batch.end_N)
 
 
-def first_masked_block(batch: RequestBatch) -> Int:
+def first_masked_block(batch: RequestBatch, out_N: Int | None = None) -> Int:
     """The first block that holds masks; num_blocks where none does, as blocks not opened yet hold nothing else."""
-    first_N: Int = (batch.num_masked_NM > 0).argmax(axis=1)
+    first_N: Int = batch.num_masked_NM.astype(np.bool_).argmax(axis=1, out=out_N)
     return first_N
 
 
-def _set_start_of_block(batch: RequestBatch, block_N: Int, start_N: Int) -> None:
-    np.multiply(block_N, batch.kind.block_size, out=start_N)
-    start_N += batch.origin_N
+def _set_bounds(batch: RequestBatch) -> None:
+    """next: where the first open block begins. end: where the last one ends."""
+    np.multiply(batch.open_2N, batch.size, out=batch.bounds_2N)
+    batch.next_N += batch.origin_N
+    batch.end_N += batch.origin_N
 
 
 STRATEGIES: dict[str, Strategy] = {
