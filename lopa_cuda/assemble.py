@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 # Tokens at which arithmetic takes as long as reading 2-byte weights on an H200 (790 TFLOP/s over 4.3 TB/s): what
 # buckets are spaced by. It need not be exact, but every rank must use the same.
 KNEE_TOKENS = 184.0
-LEAST_HEAD_SIZE = 16  # of the tensor cores
+HEAD_SIZES = (16, 32, 64, 128, 256)  # which tensor cores, Triton's blocks and shared memory take
 # Of the largest captured step: for one request, and at most for any number, since its scratch memory is held for good.
 LEAST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS, MOST_CAPTURED_BYTES = 4096, 131072, 9 * 2**29
 LEAST_CAPTURED_READS, MOST_LOGITS_BYTES = 512, 2**31
@@ -151,7 +151,8 @@ def _ops(profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, colle
     if profile.kernels not in ("triton", "auto") or not _can_fuse(profile, dtype, config):
         raise MissingCapability(
             f"profile {profile.name}: kernels {profile.kernels} of engine lopa_cuda need device cuda, dtype bfloat16 "
-            f"and heads of {LEAST_HEAD_SIZE} or more: set kernels to torch or auto"
+            f"and heads of {', '.join(map(str, HEAD_SIZES))} channels (this model's have {config.head_size}): set "
+            "kernels to torch or auto"
         )
     if profile.batch_invariant and config.moe is not None:
         raise MissingCapability(
@@ -180,7 +181,7 @@ def _install_tiles(
 
 
 def _can_fuse(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfig) -> bool:
-    return profile.device == "cuda" and dtype == torch.bfloat16 and config.head_size >= LEAST_HEAD_SIZE
+    return profile.device == "cuda" and dtype == torch.bfloat16 and config.head_size in HEAD_SIZES
 
 
 def _wants_kernels(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfig) -> bool:

@@ -43,6 +43,7 @@ BLOCK_QUERIES, WARPS = 64, 4  # of a tile
 # Programs that there would be without a split, at most; the fastest splits and stages for so few (prefix 1024).
 FEW_PROGRAMS = ((20, 6, 3), (33, 4, 4), (44, 3, 4))
 SPLIT_PROGRAMS, STAGES = 264, 3  # beyond: two on every multiprocessor, which have room for so many stages
+MOST_STAGES_OF_256 = 3  # of heads of 256 channels: what shared memory holds
 LONG_TOKENS = 513  # of the smallest long pass
 MERGE_HEADS, MERGE_WARPS = 8, 8  # of a program that need not see its whole token
 ROW_MERGE_WARPS = 16
@@ -275,12 +276,13 @@ def _merge_kernel(
         tl.store(out_ptr + offset, y, mask=mask, eviction_policy=KEEP)
 
 
-def choose_splits(num_kv_heads: int, num_queries: int) -> tuple[int, int]:
+def choose_splits(num_kv_heads: int, num_queries: int, head_size: int) -> tuple[int, int]:
     """By shape alone: splits, which fill the device where the tiles alone do not, and stages. Queries: of all rows and
     one KV head."""
     programs = triton.cdiv(num_queries, BLOCK_QUERIES) * num_kv_heads
     many = max(1, SPLIT_PROGRAMS // programs), STAGES
-    return next(((splits, stages) for most, splits, stages in FEW_PROGRAMS if programs <= most), many)
+    splits, stages = next(((splits, stages) for most, splits, stages in FEW_PROGRAMS if programs <= most), many)
+    return splits, min(stages, MOST_STAGES_OF_256) if head_size == 256 else stages
 
 
 def window_attention(
@@ -304,7 +306,7 @@ def window_attention(
     numbers = tiles_N8, horizon_T, table_SP
     assert all(x.dtype == torch.int32 and x.is_contiguous() for x in numbers) and committed_2PXKH.is_contiguous()
     is_long = num_tokens >= LONG_TOKENS if is_long is None else is_long
-    splits, stages = choose_splits(num_kv_heads, group * num_tokens)
+    splits, stages = choose_splits(num_kv_heads, group * num_tokens, head_size)
     splits = splits if num_splits is None else num_splits
     out = torch.empty((num_tokens, num_heads * head_size), dtype=torch.bfloat16, device=q_TNH.device)
     part, log_sum = _parts(q_TNH, splits)

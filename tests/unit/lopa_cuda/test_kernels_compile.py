@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import lopa_cuda.kernels  # noqa: F401  # whose modules have the names of functions
-from lopa_cuda.kernels.attention import BLOCK_QUERIES, STAGES
+from lopa_cuda.kernels.attention import BLOCK_QUERIES, STAGES, choose_splits
 
 pytestmark = pytest.mark.slow
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -77,6 +77,18 @@ def test_attention_keeps_its_sums_in_registers(is_long: bool, splits: int) -> No
     assert assembly.count("STL") <= 4, "numbers that are kept from before a loop until behind it"
     assert 0 < assembly.count("WARPGROUP.DEPBAR") < assembly.count("HGMMA") / 2
     assert kernel.metadata.shared <= SHARED_BYTES
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_heads_of_256_fit_shared_memory(is_long: bool) -> None:
+    """At every number of programs: few of them take more stages of smaller heads."""
+    most = max(choose_splits(2, num_queries, 256)[1] for num_queries in range(64, 64 * 64, 64))
+    assert most < max(choose_splits(2, num_queries, 128)[1] for num_queries in range(64, 64 * 64, 64))
+    constants = {
+        "RECORD": 8, "TABLE_ROW": 32, "GROUP": 4, "HEAD_SIZE": 256, "BLOCK_QUERIES": BLOCK_QUERIES, "BLOCK_KEYS": 64,
+        "SPLITS": 4, "STAGES": most, "IS_LONG": is_long, **({} if is_long else {"window_desc": None}),
+    }  # fmt: skip
+    assert compiled("attention", "_attention_kernel", constants).metadata.shared <= SHARED_BYTES
 
 
 def compiled(module: str, name: str, constants: dict[str, Any]) -> Any:
