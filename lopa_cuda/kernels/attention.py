@@ -102,6 +102,15 @@ def _attend_committed(
 
 
 @triton.jit
+def _blocks_of_split(split, num_blocks, start, BLOCK_KEYS: tl.constexpr, SPLITS: tl.constexpr):
+    """The split's first block, where its whole pages in front of the window end, and where it ends."""
+    share = tl.cdiv(num_blocks, SPLITS)
+    first = tl.minimum(split * share, num_blocks)
+    last = tl.minimum(first + share, num_blocks)
+    return first, tl.maximum(tl.minimum(last, start // BLOCK_KEYS), first), last
+
+
+@triton.jit
 def _seen_keys(horizon, is_query, start, num_keys):
     """How many of the window's keys every query of the tile sees, and how many any of them does."""
     reach = tl.minimum(tl.maximum(horizon - start, 0), num_keys)
@@ -110,16 +119,23 @@ def _seen_keys(horizon, is_query, start, num_keys):
 
 @triton.jit
 def _attend_own(
-    acc, best, total, q, window_desc, token, values, kv_head, num_keys, scale,
-    HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr, STAGES: tl.constexpr,
+    acc, best, total, q, window_desc, horizon, is_query, start, num_keys, first_key, values, kv_head, prefix_blocks,
+    first, full_end, last, scale, HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Over keys of the window that every query sees, from this token of the staging memory on. values: how far behind
-    their keys."""
-    for first_key in tl.range(token, token + num_keys, BLOCK_KEYS, num_stages=STAGES):
-        k = window_desc.load([first_key, kv_head * HEAD_SIZE])
-        v = window_desc.load([values + first_key, kv_head * HEAD_SIZE])
+    """Over blocks of the window's keys that every query sees. first_key: of all in the staging memory. values: how far
+    behind their keys. first, last: the split's blocks. Beside the sums: where the blocks end that any query sees, and
+    how many were attended here."""
+    by_all, by_any = _seen_keys(horizon, is_query, start, num_keys)
+    last = tl.minimum(last, tl.maximum(prefix_blocks + tl.cdiv(by_any, BLOCK_KEYS), full_end))
+    own_first = tl.maximum(first - prefix_blocks, 0)
+    whole_end = tl.minimum(last - prefix_blocks, by_all // BLOCK_KEYS)
+    num_whole = tl.maximum(whole_end - own_first, 0)
+    token = first_key + own_first * BLOCK_KEYS
+    for key in tl.range(token, token + num_whole * BLOCK_KEYS, BLOCK_KEYS, num_stages=STAGES):
+        k = window_desc.load([key, kv_head * HEAD_SIZE])
+        v = window_desc.load([values + key, kv_head * HEAD_SIZE])
         acc, best, total = _attend_block(acc, best, total, q, k, v, None, scale, False)
-    return acc, best, total
+    return acc, best, total, last, num_whole
 
 
 @triton.jit
@@ -190,10 +206,7 @@ def _attention_kernel(
     limit = tl.maximum(start, cached)
     prefix_blocks = tl.cdiv(limit, BLOCK_KEYS)
     num_blocks = prefix_blocks + tl.cdiv(num_keys, BLOCK_KEYS)
-    share = tl.cdiv(num_blocks, SPLITS)
-    first = tl.minimum(split * share, num_blocks)
-    last = tl.minimum(first + share, num_blocks)
-    full_end = tl.maximum(tl.minimum(last, start // BLOCK_KEYS), first)
+    first, full_end, last = _blocks_of_split(split, num_blocks, start, BLOCK_KEYS, SPLITS)
     row_ptr = table_ptr + slot * TABLE_ROW
     page = tl.load(row_ptr + first, mask=first < prefix_blocks, other=0)
     key_ptr = committed_ptr + kv_head * HEAD_SIZE
@@ -217,14 +230,9 @@ def _attention_kernel(
     )  # fmt: skip
     num_whole = 0
     if IS_LONG:
-        by_all, by_any = _seen_keys(horizon, is_query, start, num_keys)
-        last = tl.minimum(last, tl.maximum(prefix_blocks + tl.cdiv(by_any, BLOCK_KEYS), full_end))
-        own_first = tl.maximum(first - prefix_blocks, 0)
-        whole_end = tl.minimum(last - prefix_blocks, by_all // BLOCK_KEYS)
-        num_whole = tl.maximum(whole_end - own_first, 0)
-        acc, best, total = _attend_own(
-            acc, best, total, q, window_desc, first_key + own_first * BLOCK_KEYS, num_staged, kv_head,
-            num_whole * BLOCK_KEYS, scale, HEAD_SIZE, BLOCK_KEYS, STAGES,
+        acc, best, total, last, num_whole = _attend_own(
+            acc, best, total, q, window_desc, horizon, is_query, start, num_keys, first_key, num_staged, kv_head,
+            prefix_blocks, first, full_end, last, scale, HEAD_SIZE, BLOCK_KEYS, STAGES,
         )  # fmt: skip
     own_ptr = window_ptr + first_key.to(tl.int64) * window_token + kv_head * HEAD_SIZE
     acc, best, total = _attend_edge(
