@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -52,16 +53,16 @@ def assemble(
     dtype = getattr(torch, profile.dtype)
     capture = capture or _capture(profile, dtype, config)
     max_model_len = min(profile.max_model_len, config.max_position_embeddings)
-    buckets = _buckets(profile, run, config, max_model_len, mesh)
-    captured_tokens = buckets.tokens[-1] if capture else 0
+    sizes = CacheSizes(
+        config.num_layers, run.max_num_requests, max_model_len, config.kv_heads_of_rank(mesh.tp_size),
+        config.head_size, dtype,
+    )  # fmt: skip
+    buckets = _buckets(profile, run, config, sizes, mesh)
+    sizes = replace(sizes, captured_tokens=buckets.tokens[-1] if capture else 0)
     is_choosing = chooses_tiles(profile, dtype, config)
     tiles = _install_tiles(profile, run, config, mesh.tp_size, mesh.tp_rank) if is_choosing else []
     model = load_model(profile, run, config, mesh, device)
     collectives = Collectives(mesh, choose_all_reduce(mesh.tp_group, device))
-    sizes = CacheSizes(
-        config.num_layers, run.max_num_requests, max_model_len, config.kv_heads_of_rank(mesh.tp_size),
-        config.head_size, dtype, captured_tokens,
-    )  # fmt: skip
     num_pages = collectives.least(num_pages or _num_pages(sizes, device, profile.gpu_memory_utilization))
     cache = _build_cache(sizes, num_pages, run.decode, device)
     capacity = PagedCapacity(
@@ -121,26 +122,26 @@ def _capture(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfig) ->
     return CudaCapture()
 
 
-def _buckets(profile: DeviceProfile, run: RunConfig, config: ModelConfig, max_model_len: int, mesh: Mesh) -> Buckets:
+def _buckets(profile: DeviceProfile, run: RunConfig, config: ModelConfig, sizes: CacheSizes, mesh: Mesh) -> Buckets:
     """Of any step up to the largest that is captured; warm_up adds what steps usually have."""
     decode, num_slots = run.decode, run.max_num_requests
     rows = num_slots * -(-(max(0, decode.num_lookahead) + 1) // mesh.bp_size)
     fixed = tuple(sorted(profile.graph.token_buckets))
     usual = most_reads(decode, num_slots, mesh.bp_size)
-    captured = max(LEAST_CAPTURED_TOKENS, min(usual, most_captured_tokens(config, mesh.tp_size)))
-    max_tokens = fixed[-1] if fixed else min(captured, rows * max_model_len)
+    most = most_captured_tokens(config, mesh.tp_size, sizes.bytes_per_position)
+    captured = max(LEAST_CAPTURED_TOKENS, min(usual, most))
+    max_tokens = fixed[-1] if fixed else min(captured, rows * sizes.max_model_len)
     reads = max(LEAST_CAPTURED_READS, min(usual, MOST_LOGITS_BYTES // (2 * config.vocab_size)))
     return Buckets(knee=KNEE_TOKENS, max_tokens=max_tokens, max_reads=min(max_tokens, reads), fixed=fixed)
 
 
-def most_captured_tokens(config: ModelConfig, tp_size: int) -> int:
-    """A captured step holds each token's staged KV of all layers and, in the widest MLP, gate and up, all in bf16. A
+def most_captured_tokens(config: ModelConfig, tp_size: int, kv_bytes: int) -> int:
+    """A captured step holds each token's staged KV, of so many bytes, and in the widest MLP gate and up, in bf16. A
     mixture of experts holds what goes into and comes out of each of a token's experts, also those of other ranks."""
-    kv = 2 * config.num_layers * config.kv_heads_of_rank(tp_size) * config.head_size
     gate_up = 2 * config.intermediate_size // tp_size
     moe = config.moe
     experts = moe.experts_per_token * (moe.intermediate_size + config.hidden_size) if moe else 0
-    return min(MOST_CAPTURED_TOKENS, MOST_CAPTURED_BYTES // (2 * (kv + max(gate_up, experts))))
+    return min(MOST_CAPTURED_TOKENS, MOST_CAPTURED_BYTES // (kv_bytes + 2 * max(gate_up, experts)))
 
 
 def _ops(profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, collectives: Collectives) -> CudaOps:
