@@ -20,6 +20,7 @@ from common.decoding.scheduling.arrays.rows import (
     NEXT,
     NUM_ENTRIES,
     NUM_KEYS,
+    OFFSET,
     PLACE,
     POSITION,
     SHIFT,
@@ -88,9 +89,8 @@ def _sampling_of(rows_of_batches: list[Rows]) -> Float | None:
 
 
 def _commits(batch: RequestBatch, committed: Int, first_request: int) -> Iterator[CommitSpan]:
-    places = range(first_request, first_request + len(batch))
     spans = batch.slot_N[committed].tolist(), batch.start_N[committed].tolist(), batch.commit_N[committed].tolist()
-    return map(CommitSpan, map(places.__getitem__, committed.tolist()), *spans)
+    return map(CommitSpan, (committed + first_request).tolist(), *spans)
 
 
 def _joined(arrays: list[npt.NDArray[Number]]) -> npt.NDArray[Number]:
@@ -140,11 +140,11 @@ def _write_shift_entries(rows: Rows, entries_3T: Int, is_scored_T: Bool) -> None
     assert rows.shifts is not None
     row_X, start_X, entry_X = rows.shifts
     batch, before_X = rows.batch, start_X - 1
-    token_X = batch.tokens.token_S[rows.offset_R[row_X] + before_X]
+    token_X = batch.tokens.token_S[rows.fields_FR[OFFSET, row_X] + before_X]
     token_X = np.where(rows.position_R[row_X] == before_X, rows.token_R[row_X], token_X)
-    end_X = rows.end_R[row_X]
+    end_X = rows.fields_FR[END, row_X]
     horizon_X = end_X if batch.kind.window_attention == "full" else start_X + batch.kind.block_size
     entries_3T[:, entry_X] = token_X, before_X, horizon_X
     is_scored_T[entry_X] = (start_X < end_X) & (rows.position_R[row_X] != start_X)
     is_inside_X = (before_X >= rows.start_R[row_X]) & (before_X < end_X)
-    is_scored_T[(before_X - rows.shift_R[row_X])[is_inside_X]] = False
+    is_scored_T[(before_X - rows.fields_FR[SHIFT, row_X])[is_inside_X]] = False

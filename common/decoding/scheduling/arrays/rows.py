@@ -29,7 +29,6 @@ OFFSET, LAST_START, SLACK, EOS, NUM_MASKED, NEXT, REQUEST_END = (
 # A branch's own position and token; positions that it appends, a block or nothing; where its entries lie in the token
 # table, and their positions, both less their place in the step; where its window ends.
 POSITION, TOKEN, OPENED, PLACE, SHIFT, END, NUM_FIELDS = range(START + len(OF_ROWS), START + len(OF_ROWS) + 7)
-_NONE = np.array(0)
 
 
 class Spread(NamedTuple):
@@ -94,11 +93,6 @@ class Rows(NamedTuple):
         return part(self.fields_FR, START)
 
     @property
-    def offset_R(self) -> Int:
-        """Of position 0 in the token table."""
-        return part(self.fields_FR, OFFSET)
-
-    @property
     def position_R(self) -> Int:
         """The branch's own, or ANCHOR."""
         return part(self.fields_FR, POSITION)
@@ -106,16 +100,6 @@ class Rows(NamedTuple):
     @property
     def token_R(self) -> Int:
         return part(self.fields_FR, TOKEN)
-
-    @property
-    def shift_R(self) -> Int:
-        """What an entry's position is above its place."""
-        return part(self.fields_FR, SHIFT)
-
-    @property
-    def end_R(self) -> Int:
-        """Of the window."""
-        return part(self.fields_FR, END)
 
 
 def spread(count_N: Int) -> Spread:
@@ -133,7 +117,7 @@ def plan_rows(batch: RequestBatch) -> Rows:
     batch.of_rows_FN.take(branches.request_R, axis=1, out=fields_FR[START:POSITION], mode="clip")
     batch.branch_2NB.reshape(2, -1).take(branches.branch_R, axis=1, out=fields_FR[POSITION:OPENED], mode="clip")
     fields_FR.reshape(-1)[branches.anchor_X] = ANCHOR
-    opens_R = fields_FR[SLACK] + (fields_FR[POSITION] >= fields_FR[LAST_START]) >= _NONE
+    opens_R = fields_FR[SLACK] + (fields_FR[POSITION] >= fields_FR[LAST_START]) >= 0
     opens_R &= fields_FR[TOKEN] != fields_FR[EOS]
     opened_R, end_R, num_keys_R = fields_FR[OPENED], fields_FR[END], fields_FR[NUM_KEYS]
     np.multiply(opens_R, batch.size, out=opened_R)
