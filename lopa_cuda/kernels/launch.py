@@ -189,8 +189,13 @@ def divide(x, divisor, reciprocal):
 def quantize_row(y, QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr):
     """(values, scale) of one token: quant.w8a8.quantize_per_token, or quant.fp8's; zeros where y is zero."""
     scale = tl.math.div_rn(tl.max(tl.abs(y), axis=0), QUANTIZED_MAX)
+    return quantize_by(y, scale, QUANTIZED_MAX, IS_INT), scale
+
+
+@triton.jit
+def quantize_by(y, scale, QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr):
+    """Some of a token's values by its scale."""
     divisor = tl.where(scale > 0, scale, 1.0)
     scaled = divide(y, divisor, tl.math.div_rn(1.0, divisor))
     scaled = tl.minimum(tl.maximum(scaled, -QUANTIZED_MAX), QUANTIZED_MAX)
-    values = round_half_even(scaled).to(tl.int8) if IS_INT else scaled.to(tl.float8e4nv)
-    return values, scale
+    return round_half_even(scaled).to(tl.int8) if IS_INT else scaled.to(tl.float8e4nv)

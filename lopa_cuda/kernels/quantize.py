@@ -1,6 +1,6 @@
 """Quantization of activations where the kernel in front does not fuse it: per token, or by calibrated constants.
 
-bf16 in, int8 or fp8 out, as quant.w8a8 and quant.fp8 define it. One program holds one token, so a row is read once.
+bf16 in, int8 or fp8 out, as quant.w8a8 and quant.fp8 define it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lopa_cuda.kernels.launch import (
     Quantize,
     divide,
     overlap,
-    quantize_row,
+    quantize_by,
     release_successor,
     round_half_even,
     start_after_predecessor,
@@ -26,6 +26,7 @@ from lopa_cuda.kernels.launch import (
 from quant.w8a8 import QuantizedActivation
 
 MAX_ROW = 32768  # elements a program holds in registers
+SHORT_ROW, FEW_TOKENS = 8192, 132  # of these one block is faster, or no slower
 STATIC_BLOCK = 2048
 
 
@@ -36,24 +37,43 @@ def silu_times(gate, up):
 
 
 @triton.jit
-def _quantize_rows_kernel(
-    x_ptr, out_ptr, scale_ptr, num_columns,
-    QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr, IS_GATED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0)
-    release_successor(PDL)
-    column = tl.arange(0, BLOCK)
+def _load_values(x_ptr, token, column, num_columns, IS_GATED: tl.constexpr):
+    """fp32 values of one token's columns, zero behind the last: as they are, or SwiGLU of gate and up."""
     mask = column < num_columns
     row = token.to(tl.int64) * num_columns
-    start_after_predecessor(PDL)
     if IS_GATED:
         gate = tl.load(x_ptr + 2 * row + column, mask=mask, other=0.0).to(tl.float32)
         up = tl.load(x_ptr + 2 * row + num_columns + column, mask=mask, other=0.0).to(tl.float32)
         y = silu_times(gate, up).to(tl.float32)
     else:
         y = tl.load(x_ptr + row + column, mask=mask, other=0.0).to(tl.float32)
-    quantized, scale = quantize_row(y, QUANTIZED_MAX, IS_INT)
-    tl.store(out_ptr + row + column, quantized, mask=mask, eviction_policy=KEEP)
+    return y
+
+
+@triton.jit
+def _quantize_rows_kernel(
+    x_ptr, out_ptr, scale_ptr, num_columns, QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr, IS_GATED: tl.constexpr,
+    BLOCK: tl.constexpr, TAIL: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program holds one token, so a row is read once."""
+    token = tl.program_id(0)
+    release_successor(PDL)
+    column = tl.arange(0, BLOCK)
+    start_after_predecessor(PDL)
+    y = _load_values(x_ptr, token, column, num_columns, IS_GATED)
+    if TAIL > 0:
+        tail_column = BLOCK + tl.arange(0, TAIL)
+        tail = _load_values(x_ptr, token, tail_column, num_columns, IS_GATED)
+    highest = tl.max(tl.abs(y), axis=0)
+    if TAIL > 0:
+        highest = tl.maximum(highest, tl.max(tl.abs(tail), axis=0))
+    row_ptr = out_ptr + token.to(tl.int64) * num_columns
+    scale = tl.math.div_rn(highest, QUANTIZED_MAX)
+    quantized = quantize_by(y, scale, QUANTIZED_MAX, IS_INT)
+    tl.store(row_ptr + column, quantized, mask=column < num_columns, eviction_policy=KEEP)
+    if TAIL > 0:
+        quantized_tail = quantize_by(tail, scale, QUANTIZED_MAX, IS_INT)
+        tl.store(row_ptr + tail_column, quantized_tail, mask=tail_column < num_columns, eviction_policy=KEEP)
     tl.store(scale_ptr + token, scale)
 
 
@@ -94,10 +114,19 @@ def quantize_rows(x: Tensor, num_columns: int, kind: Quantize) -> QuantizedActiv
     num_tokens = x.shape[0]
     values = torch.empty((num_tokens, num_columns), dtype=QUANTIZED_DTYPE[kind], device=x.device)
     scale_T = torch.empty(num_tokens, dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(num_columns)
+    block, tail = _blocks(num_columns, num_tokens)
     _quantize_rows_kernel[(num_tokens,)](
         x, values, scale_T, num_columns,
         QUANTIZED_MAX=QUANTIZED_MAX[kind], IS_INT=kind == "int8", IS_GATED=x.shape[1] != num_columns,
-        BLOCK=block, num_warps=max(4, min(16, block // 512)), **overlap(),
+        BLOCK=block, TAIL=tail, num_warps=max(4, min(16, (block + tail) // 512)), **overlap(),
     )  # fmt: skip
     return QuantizedActivation(values, scale_T)
+
+
+def _blocks(num_columns: int, num_tokens: int) -> tuple[int, int]:
+    """A row's block, and that of its tail where two blocks fit a long row better than one: what a program holds in
+    registers decides how many run at once. For one program a multiprocessor one block is faster."""
+    whole = triton.next_power_of_2(num_columns)
+    tail = triton.next_power_of_2(num_columns - whole // 2)
+    is_whole = whole <= SHORT_ROW or num_tokens <= FEW_TOKENS or tail == whole // 2
+    return (whole, 0) if is_whole else (whole // 2, tail)
