@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.decoding import Sampling
 from common.model import NUM_STATISTICS, UNIFORM_SCALE, SamplingRows, column_keys
 from lopa_cuda.kernels.launch import overlap, release_successor, start_after_predecessor
 
@@ -33,25 +34,32 @@ def _two_best(value, column):
 
 @triton.jit
 def _vocabulary_part_kernel(
-    logits_ptr, part_ptr, num_parts, vocab_size, mask_column, row_stride, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
+    logits_ptr, part_ptr, num_parts, vocab_size, mask_column, row_stride,
+    STRATEGY: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Of a part: max, its column, the second max for `margin`, sum exp(l - max), sum exp(l - max) l for
+    `neg_entropy`."""
     position, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     release_successor(PDL)
     column = part * BLOCK + tl.arange(0, BLOCK)
     start_after_predecessor(PDL)
     logit = tl.load(
-        logits_ptr + position * row_stride + column,
-        mask=(column < vocab_size) & (column != mask_column), other=float("-inf"), eviction_policy="evict_first",
+        logits_ptr + position * row_stride + column, mask=column < vocab_size, other=float("-inf"),
+        eviction_policy="evict_first",
     ).to(tl.float32)  # fmt: skip
+    # In the load's mask it would keep eight columns from being loaded at once.
+    if mask_column // BLOCK == part:
+        logit = tl.where(column == mask_column, float("-inf"), logit)
     best, best_column, second = _two_best(logit, column)
     weight = tl.exp(logit - tl.where(best == float("-inf"), 0.0, best))
-    product = tl.where(weight > 0, weight * logit, 0.0)
     at = part_ptr + (position * num_parts + part) * 8
     tl.store(at, best)
     tl.store(at + 1, best_column.to(tl.float32))
-    tl.store(at + 2, second)
+    if STRATEGY == 1:
+        tl.store(at + 2, second)
     tl.store(at + 3, tl.sum(weight, axis=0))
-    tl.store(at + 4, tl.sum(product, axis=0))
+    if STRATEGY == 2:
+        tl.store(at + 4, tl.sum(tl.where(weight > 0, weight * logit, 0.0), axis=0))
 
 
 @triton.jit
@@ -63,20 +71,20 @@ def _sampled_part_kernel(
     position, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     release_successor(PDL)
     column = part * BLOCK + tl.arange(0, BLOCK)
-    is_token = (column < vocab_size) & (column != mask_column)
+    is_inside = column < vocab_size
     start_after_predecessor(PDL)
     temperature = tl.load(temperature_ptr + position)
     logit = tl.load(
-        logits_ptr + position * row_stride + column, mask=is_token, other=0.0, eviction_policy="evict_first"
+        logits_ptr + position * row_stride + column, mask=is_inside, other=0.0, eviction_policy="evict_first"
     ).to(tl.float32)
-    logit = tl.where(is_token, tl.math.div_rn(logit, temperature), NEVER)
+    logit = tl.where(is_inside & (column != mask_column), tl.math.div_rn(logit, temperature), NEVER)
     if edge_ptr is not None:
         logit = tl.where(logit < tl.load(edge_ptr + position), NEVER, logit)
     score = logit
     scale = tl.load(noise_ptr + position)
     if scale > 0:  # greedy rows have none
-        first = tl.load(column_key_ptr + column, mask=is_token, other=0) ^ tl.load(key_ptr + position)
-        second = tl.load(column_factor_ptr + column, mask=is_token, other=0) ^ tl.load(factor_ptr + position)
+        first = tl.load(column_key_ptr + column, mask=is_inside, other=0) ^ tl.load(key_ptr + position)
+        second = tl.load(column_factor_ptr + column, mask=is_inside, other=0) ^ tl.load(factor_ptr + position)
         uniform = 0.5 - (first * second).to(tl.float32) * SCALE
         score = logit - tl.log(-tl.log(uniform))
     drawn, drawn_column, _ = _two_best(score, column)
@@ -119,7 +127,9 @@ def _sampled_merge_kernel(part_ptr, out_ptr, num_parts, vocab_start, BLOCK: tl.c
 
 
 @triton.jit
-def _vocabulary_merge_kernel(part_ptr, out_ptr, num_parts, vocab_start, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _vocabulary_merge_kernel(
+    part_ptr, out_ptr, num_parts, vocab_start, STRATEGY: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
     position = tl.program_id(0).to(tl.int64)
     release_successor(PDL)
     part = tl.arange(0, BLOCK)
@@ -128,13 +138,16 @@ def _vocabulary_merge_kernel(part_ptr, out_ptr, num_parts, vocab_start, BLOCK: t
     at = part_ptr + (position * num_parts + part) * 8
     part_best = tl.load(at, mask=is_part, other=float("-inf"))
     part_column = tl.load(at + 1, mask=is_part, other=0.0)
-    part_second = tl.load(at + 2, mask=is_part, other=float("-inf"))
-    best, winner, runner_up = _two_best(part_best, part)
+    best, winner, second = _two_best(part_best, part)
+    if STRATEGY == 1:
+        part_second = tl.load(at + 2, mask=is_part, other=float("-inf"))
+        second = tl.maximum(second, tl.max(tl.where(part == winner, part_second, float("-inf")), axis=0))
     column = tl.sum(tl.where(part == winner, part_column, 0.0), axis=0)
-    second = tl.maximum(runner_up, tl.max(tl.where(part == winner, part_second, float("-inf")), axis=0))
     scale = tl.exp(part_best - best)
     total = tl.sum(scale * tl.load(at + 3, mask=is_part, other=0.0), axis=0)
-    product = tl.sum(scale * tl.load(at + 4, mask=is_part, other=0.0), axis=0)
+    product = total
+    if STRATEGY == 2:
+        product = tl.sum(scale * tl.load(at + 4, mask=is_part, other=0.0), axis=0)
     out = out_ptr + position * 6
     tl.store(out, best)
     tl.store(out + 1, column + vocab_start)
@@ -177,11 +190,12 @@ def _shard_merge_kernel(
     tl.store(out + 2, confidence)
 
 
-def head_statistics(logits_NV: Tensor, vocab_start: int, mask_token_id: int) -> Tensor:
+def head_statistics(logits_NV: Tensor, vocab_start: int, sampling: Sampling) -> Tensor:
     """common.model.sampling.shard_statistics in one pass over bf16 logits: fp32 [N, 6]; ties go to the lower id.
 
     vocab_start: id of the shard's first column. The logits are not changed.
     """
+    strategy = STRATEGIES.index(sampling.strategy)
     num_positions, vocab_size = logits_NV.shape
     assert logits_NV.stride(1) == 1
     num_parts = triton.cdiv(vocab_size, BLOCK_VOCAB)
@@ -189,12 +203,13 @@ def head_statistics(logits_NV: Tensor, vocab_start: int, mask_token_id: int) -> 
     out_N6 = torch.empty((num_positions, NUM_STATISTICS), dtype=torch.float32, device=logits_NV.device)
     block = min(BLOCK_VOCAB, triton.next_power_of_2(vocab_size))
     _vocabulary_part_kernel[(num_positions, num_parts)](
-        logits_NV, part, num_parts, vocab_size, mask_token_id - vocab_start, logits_NV.stride(0),
-        BLOCK=block, num_warps=8, **overlap(),
+        logits_NV, part, num_parts, vocab_size, sampling.mask_token_id - vocab_start, logits_NV.stride(0),
+        STRATEGY=strategy, BLOCK=block, num_warps=8, **overlap(),
     )  # fmt: skip
     _vocabulary_merge_kernel[(num_positions,)](
-        part, out_N6, num_parts, vocab_start, BLOCK=triton.next_power_of_2(num_parts), num_warps=1, **overlap()
-    )
+        part, out_N6, num_parts, vocab_start,
+        STRATEGY=strategy, BLOCK=triton.next_power_of_2(num_parts), num_warps=1, **overlap(),
+    )  # fmt: skip
     return out_N6
 
 

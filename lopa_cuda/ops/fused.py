@@ -109,7 +109,7 @@ class FusedOps:
         return kernels.linear(hidden_MD, *_operands(head))
 
     def statistics(self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
-        return kernels.head_statistics(self.logits(hidden_MD, head), vocab_start, sampling.mask_token_id)
+        return kernels.head_statistics(self.logits(hidden_MD, head), vocab_start, sampling)
 
     def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
         return kernels.merge_statistics(statistics_PM6, strategy)

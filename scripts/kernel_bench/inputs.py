@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.decoding import Sampling
 from common.paging import pages_for
 from lopa_cuda import kernels
 from lopa_cuda.steps import PAGE_SIZE, RECORD, Tiling, write_tiles
@@ -13,7 +14,7 @@ from lopa_cuda.tiles import Kind
 from lopa_cuda.tuning.stopwatch import random
 
 WIDTH, INNER, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, VOCAB = 3584, 18944, 28, 28, 4, 128, 152064
-MASK_ID, EPS = 151666, 1e-6
+SAMPLING, EPS = Sampling("default", mask_token_id=151666), 1e-6
 QKV = (HEADS + 2 * KV_HEADS) * HEAD_SIZE
 KINDS: tuple[Kind, ...] = ("bf16", "int8", "fp8")
 LAYER = ("qkv", "o", "gate_up", "down")

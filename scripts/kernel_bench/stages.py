@@ -17,8 +17,8 @@ from .inputs import (
     HEADS,
     INNER,
     KV_HEADS,
-    MASK_ID,
     QKV,
+    SAMPLING,
     VOCAB,
     WIDTH,
     make_committed,
@@ -50,7 +50,7 @@ def stage_runs(num_rows: int, width: int, prefix: int) -> dict[str, Callable[[in
         "swiglu": lambda _: kernels.swiglu(gate_up),
         "swiglu to int8": lambda _: kernels.swiglu(gate_up, quantize="int8"),
         "quantize": lambda _: kernels.quantize_per_token(inner, "int8"),
-        "statistics": lambda _: kernels.head_statistics(logits, 0, MASK_ID),
+        "statistics": lambda _: kernels.head_statistics(logits, 0, SAMPLING),
         **attention,
     }
 

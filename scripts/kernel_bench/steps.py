@@ -20,8 +20,8 @@ from .inputs import (
     KV_HEADS,
     LAYER,
     LAYERS,
-    MASK_ID,
     QKV,
+    SAMPLING,
     SHAPES,
     VOCAB,
     WIDTH,
@@ -66,7 +66,7 @@ class Step:
                 h = kernels.gate_up_swiglu(h, layer["gate_up"].values, layer["gate_up"].scale, quantize=self.quantize)
                 hidden = linear(h, layer["down"])
             h, _ = kernels.add_rms_norm(hidden, residual, self.norm_weight, EPS)
-            statistics_N6 = kernels.head_statistics(kernels.linear(h, self.head.values), 0, MASK_ID)
+            statistics_N6 = kernels.head_statistics(kernels.linear(h, self.head.values), 0, SAMPLING)
             return kernels.merge_statistics(statistics_N6[None], "neg_entropy")
 
         return forward

@@ -384,10 +384,12 @@ def test_head_statistics_in_one_pass(vocab_start: int, vocab_size: int) -> None:
     mask_token_id = vocab_start + vocab_size - 3
     logits[:, -3] = 99.0
     logits[5, vocab_size // 2] = logits[5, 11] = 98.0  # a tie: the lower id wins, the second best is as good
-    statistics = kernels.head_statistics(logits, vocab_start, mask_token_id)
+    samplings = Sampling("margin", mask_token_id), Sampling("neg_entropy", mask_token_id)
     whole = logits.double().cpu().float()
-    expected = shard_statistics(whole, vocab_start, Sampling("margin", mask_token_id))
-    expected[:, 4] = shard_statistics(whole, vocab_start, Sampling("neg_entropy", mask_token_id))[:, 4]
+    expected, of_entropy = (shard_statistics(whole, vocab_start, sampling) for sampling in samplings)
+    expected[:, 4] = of_entropy[:, 4]
+    statistics, of_entropy = (kernels.head_statistics(logits, vocab_start, sampling) for sampling in samplings)
+    statistics[:, 4] = of_entropy[:, 4]
     assert statistics[5, 1] == vocab_start + 11 and statistics[5, 2] == 98.0
     torch.testing.assert_close(statistics[:, [0, 2, 5]].cpu(), expected[:, [0, 2, 5]], rtol=0, atol=0)
     torch.testing.assert_close(statistics[:, 3:5].cpu(), expected[:, 3:5], rtol=2e-5, atol=1e-4)

@@ -298,6 +298,21 @@ def test_gate_up_fuses_swiglu_and_masks_its_last_tile(tail: int) -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_a_row_in_two_blocks_is_quantized_as_in_one(kind: kernels.Quantize, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, gate_up = random(5, 300), random(5, 600)
+    x[:, 290] = torch.tensor([9.0, 0, -9, 0, 0])  # the largest of some rows are in the tail
+    x[3] = 0
+    one_block = kernels.quantize_per_token(x, kind), kernels.swiglu(gate_up, quantize=kind)
+    for name in ("SHORT_ROW", "FEW_TOKENS"):
+        monkeypatch.setattr(f"lopa_cuda.kernels.quantize.{name}", 1)
+    two_blocks = kernels.quantize_per_token(x, kind), kernels.swiglu(gate_up, quantize=kind)
+    for one, two in zip(one_block, two_blocks, strict=True):
+        assert isinstance(one, QuantizedActivation) and isinstance(two, QuantizedActivation)
+        assert torch.equal(one.scale, two.scale) and torch.equal(one.values.float(), two.values.float())
+
+
+@interpreted
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_swiglu(quantize: str | None) -> None:
     x = random(5, 2 * 100)
@@ -318,11 +333,12 @@ def test_head_statistics_ties_go_to_the_lower_id(monkeypatch: pytest.MonkeyPatch
     logits = random(7, 500) * 4
     logits[3, 400] = logits[3, 17] = logits[4, 20] = logits[4, 21] = 30.0
     logits[5, 101] = 99.0  # the mask id
-    statistics = kernels.head_statistics(logits, 1000, 1101)
-    for strategy, columns in (("margin", [0, 1, 2, 3, 5]), ("neg_entropy", [0, 1, 3, 4, 5])):
-        wanted = shard_statistics(logits, 1000, Sampling(strategy, 1101))
+    for strategy, unused in (("default", (2, 4)), ("margin", (4,)), ("neg_entropy", (2,))):
+        sampling = Sampling(strategy, 1101)
+        statistics, wanted = kernels.head_statistics(logits, 1000, sampling), shard_statistics(logits, 1000, sampling)
+        columns = [column for column in range(6) if column not in unused]
         torch.testing.assert_close(statistics[:, columns], wanted[:, columns])
-    assert statistics[3, 1] == 1017 and statistics[4, 1] == 1020
+        assert statistics[3, 1] == 1017 and statistics[4, 1] == 1020
 
 
 @interpreted
@@ -349,6 +365,6 @@ def test_samples_are_those_of_the_plain_version(monkeypatch: pytest.MonkeyPatch,
     wanted = sampled_statistics(logits, 100, sampling, rows, lambda value: value[None])
     found = sampled_of(logits.clone(), 100, sampling, rows, lambda value: value[None])
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-    greedy = merge_statistics(kernels.head_statistics(logits, 100, 117)[None], strategy)
+    greedy = merge_statistics(kernels.head_statistics(logits, 100, sampling)[None], strategy)
     torch.testing.assert_close(found[::4], greedy[::4], rtol=1e-4, atol=1e-4)
     assert (found[:, 0] != greedy[:, 0]).any()
