@@ -4,6 +4,7 @@ GPU, and takes less than its interpreter does."""
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any
 
@@ -22,12 +23,15 @@ from lopa_cuda.kernels.attention import BLOCK_QUERIES, STAGES, choose_splits
 
 pytestmark = pytest.mark.slow
 HOPPER = GPUTarget("cuda", 90, 32)
-STRIDES = ("committed_kv", "committed_position", "log_sum_stride", "part_stride", "window_kv", "window_token")
+MULTIPLES_OF_16 = (
+    "committed_kv", "committed_position", "log_sum_stride", "num_columns", "part_stride", "row_stride", "vocab_size",
+    "window_kv", "window_token",
+)  # fmt: skip
 SHARED_BYTES = 227 * 2**10  # that a program may have
 INTEGERS = (
     "count_ptr", "expert_ptr", "first_ptr", "horizon_ptr", "order_ptr", "position_ptr", "table_ptr", "tile_ptr",
 )  # fmt: skip
-FLOATS = ("bias_ptr", "log_sum_ptr", "logits_ptr", "pair_weight_ptr", "part_ptr", "rotary_ptr")
+FLOATS = ("bias_ptr", "log_sum_ptr", "pair_weight_ptr", "part_ptr", "rotary_ptr", "scale_ptr")
 EXPERT = {"DEPTH": 2048, "CHOSEN": 8, "BLOCK_C": 64, "BLOCK_K": 64, "STAGES": 4}
 ROUTE = {"CHOSEN": 8, "CHOSEN_BLOCK": 8, "IS_NORMALISED": True}
 ROPE = {
@@ -55,11 +59,27 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "swiglu of several": ("swiglu", "_swiglu_kernel", {"TOKENS": 2, "BLOCK": 1024}),
     "whole heads": ("rope_prewrite", "_rope_prewrite_kernel", {**ROPE, "PAIRS": 64, "BLOCK": 64, "REST_BLOCK": 1}),
 }
+WIDE_CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "head statistics": ("head_statistics", "_vocabulary_part_kernel", {"STRATEGY": 0, "BLOCK": 8192}),
+    "quantized swiglu": (
+        "quantize", "_quantize_rows_kernel",
+        {"QUANTIZED_MAX": 127.0, "IS_INT": True, "IS_GATED": True, "BLOCK": 16384, "TAIL": 4096},
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_kernel_compiles_for_hopper(case: str) -> None:
     assert compiled(*CASES[case]).asm["cubin"]
+
+
+@pytest.mark.parametrize("case", ["norm of one token", "swiglu of several", "whole heads", *WIDE_CASES])
+def test_a_small_stage_moves_many_bytes_at_a_time(case: str) -> None:
+    """A mask or an address that the compiler cannot see through makes it load and store two bytes at a time."""
+    assembly = compiled(*{**CASES, **WIDE_CASES}[case]).asm["sass"]
+    moves = re.findall(r"(?:LDG|STG)\.E\S*", assembly)
+    assert any(move.endswith(".128") for move in moves)
+    assert not [move for move in moves if re.search(r"\.[US](8|16)$", move)]
 
 
 @pytest.mark.parametrize("is_long", [False, True])
@@ -96,7 +116,7 @@ def compiled(module: str, name: str, constants: dict[str, Any]) -> Any:
     constants = {**constants, "PDL": True}
     signature = {argument: type_of(argument, constants) for argument in kernel.arg_names}
     places = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
-    aligned = [name for name, kind in signature.items() if kind.startswith("*") or name in STRIDES]
+    aligned = [name for name, kind in signature.items() if kind.startswith("*") or name in MULTIPLES_OF_16]
     attributes = {(kernel.arg_names.index(argument),): [["tt.divisibility", 16]] for argument in aligned}
     source = ASTSource(kernel, signature, places, attributes)
     return triton.compile(source, target=HOPPER, options={"num_warps": 4, "launch_pdl": True})
@@ -108,6 +128,7 @@ def type_of(argument: str, constants: dict[str, Any]) -> str:
     if argument.endswith("_desc"):
         return f"tensordesc<bf16[{constants['BLOCK_KEYS']},{constants['HEAD_SIZE']}]>"
     if argument.endswith("_ptr"):
-        is_float = argument in FLOATS or (argument == "weight_ptr" and "IS_SIGMOID" in constants)
-        return "*i32" if argument in INTEGERS else "*fp32" if is_float else "*bf16"
+        is_float = argument in FLOATS or (argument in ("logits_ptr", "weight_ptr") and "IS_SIGMOID" in constants)
+        is_quantized = argument == "out_ptr" and constants.get("QUANTIZED_MAX", 0) > 0
+        return "*i32" if argument in INTEGERS else "*fp32" if is_float else "*i8" if is_quantized else "*bf16"
     return "fp32" if argument in ("scale", "scaling", "eps") else "i32"
