@@ -33,13 +33,11 @@ from lopa_cuda.kernels.launch import (
 )
 from lopa_cuda.kernels.quantize import quantize_per_token, silu_times
 from lopa_cuda.kernels.swiglu import swiglu
-from lopa_cuda.tiles import MOST_TILE_TOKENS, LinearConfig, WideConfig, find_config
+from lopa_cuda.tiles import MOST_TILE_TOKENS, MOST_UNIT_CHANNELS, LinearConfig, WideConfig, find_config
 from lopa_cuda.wgmma import KIND_OF, launch_wide_linear
 from quant.w8a8 import QuantizedActivation
 
 SUM_BLOCK = 1024
-# wgmma sums fp8 products in less than fp32; after this many input channels the sum moves to an fp32 register.
-FP8_ACCUMULATE = 128
 _INVARIANT_TILE = LinearConfig(128, 64, 1, 4, warps=8)
 
 
@@ -303,7 +301,7 @@ def launch_linear(
         ACC=tl.int32 if is_int else tl.float32, IS_GATED=is_gated, IS_PARTIAL=is_partial,
         IS_SWAPPED=config.swap or block_t < 64,
         IS_BIAS_INT=bias_C is not None and bias_C.dtype == torch.int32,
-        ACCUMULATE=min(FP8_ACCUMULATE, config.block_k) if weight_CK.dtype == torch.float8_e4m3fn else 0,
+        ACCUMULATE=None if depth <= MOST_UNIT_CHANNELS * config.splits else min(128, config.block_k),
         BLOCK_T=block_t, BLOCK_C=config.block_c, TAIL=config.tail, BLOCK_K=config.block_k,
         BLOCK_BYTES=config.block_k * weight_CK.element_size(), SPLITS=config.splits, STAGES=config.stages,
         EARLY=config.early, THREADS=32 * config.warps, num_warps=config.warps, **overlap(),
@@ -326,6 +324,8 @@ def _library_linear(
         acc_1TC = torch._int_mm(padded, weight_CK.t())[: len(x_TK)].unsqueeze(0)
         return Partials(acc_1TC, weight_scale_C, x_scale_T, bias_C)
     assert x_scale_T is not None, "fp8 linears are dynamic"
-    scale_T1, scale_1C = x_scale_T[:, None], weight_scale_C[None, :]
-    y_TC = torch._scaled_mm(x_TK, weight_CK.t(), scale_a=scale_T1, scale_b=scale_1C, out_dtype=torch.bfloat16)
-    return y_TC if bias_C is None else (y_TC + bias_C).to(torch.bfloat16)
+    return torch._scaled_mm(
+        x_TK, weight_CK.t(), scale_a=x_scale_T[:, None], scale_b=weight_scale_C[None, :],
+        bias=None if bias_C is None else bias_C.to(torch.bfloat16), out_dtype=torch.bfloat16,
+        use_fast_accum=x_TK.shape[1] <= MOST_UNIT_CHANNELS,
+    )  # fmt: skip

@@ -52,6 +52,9 @@ class FusedOps:
         self._behind_attention = [layer.get_submodule("o_proj") for layer in layers]
         down = [module for layer in layers for name, module in layer.named_children() if name == "down_proj"]
         self._row_parallel = {*self._behind_attention, *down}
+        for module in model.modules():
+            if isinstance(module, QuantizedLinear) and module.bias is not None:
+                module.bias = module.bias.to(torch.bfloat16)  # else every pass would do that
 
     def plan(self, step: DeviceStep) -> DeviceStep:
         return step

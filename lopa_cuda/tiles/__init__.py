@@ -26,6 +26,7 @@ from lopa_cuda.tiles.table import (
 from lopa_cuda.tiles.wide import (
     FETCHING_REGISTERS,
     MOST_SHARED_BYTES,
+    MOST_UNIT_CHANNELS,
     MOST_WIDE_TOKENS,
     WideConfig,
     WideLayout,
@@ -36,6 +37,7 @@ __all__ = [
     "FETCHING_REGISTERS",
     "MOST_SHARED_BYTES",
     "MOST_TILE_TOKENS",
+    "MOST_UNIT_CHANNELS",
     "MOST_WIDE_TOKENS",
     "Device",
     "DeviceTiles",

@@ -170,7 +170,7 @@ def _why_not_wide(shape: LinearShape, config: WideConfig, num_tokens: int) -> st
     if config.splits > num_blocks:
         return f"{config.splits} splits of {num_blocks} blocks"
     try:
-        wide_layout(shape.kind, config, num_tokens, is_gated)
+        wide_layout(shape.kind, config, num_tokens, shape.num_in, is_gated)
     except ValueError as error:
         return str(error)
     return None

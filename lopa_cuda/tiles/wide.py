@@ -13,7 +13,9 @@ _MOST_STAGES, _LEAST_STAGES = 8, 3
 MOST_SHARED_BYTES = 227 * 1024
 FETCHING_REGISTERS = 40  # of a thread that fetches
 _OTHER_REGISTERS = 32  # of a thread beside its sums
-_MOST_FLOAT8_CHUNK = 80  # rows: more buffers than this gain nothing
+# The matrix unit sums float8 products in about 14 bits. Of more input channels than this a sum moves to float32 every
+# so many blocks (docs/kernels.md "Sums of float8").
+MOST_UNIT_CHANNELS, _UNIT_BLOCKS = 4096, 8
 # Warpgroups and tiles of each, by 64 tokens. Five warpgroups leave a thread few registers, four of two tiles more.
 _WARPGROUPS = {1: (1, 1), 2: (2, 1), 3: (3, 1), 4: (2, 2), 5: (5, 1)}
 
@@ -28,14 +30,14 @@ class WideConfig(NamedTuple):
 
 
 class WideLayout(NamedTuple):
-    """warpgroups: that multiply, `tiles` of 64 tokens each. chunk: weight rows of an instruction. buffers: sums of a
-    block beside a tile's own, where the unit sums too coarsely. is_giving: whether the others need registers of a
-    whole warpgroup that fetches. columns: of the output in a tile."""
+    """warpgroups: that multiply, `tiles` of 64 tokens each. chunk: weight rows of an instruction. unit_blocks: of
+    the depth, after which sums move out of the matrix unit; 0: never. is_giving: whether the others need registers of
+    a whole warpgroup that fetches. columns: of the output in a tile."""
 
     warpgroups: int
     tiles: int
     chunk: int
-    buffers: int
+    unit_blocks: int
     is_giving: bool
     stages: int
     columns: int
@@ -51,8 +53,8 @@ class WideLayout(NamedTuple):
         return 128 * self.warpgroups + (128 if self.is_giving else 32)
 
 
-def wide_layout(kind: str, config: WideConfig, num_tokens: int, is_gated: bool) -> WideLayout:
-    """Raises ValueError for what cannot run, in words."""
+def wide_layout(kind: str, config: WideConfig, num_tokens: int, depth: int, is_gated: bool) -> WideLayout:
+    """depth: input channels. Raises ValueError for what cannot run, in words."""
     rows = config.rows
     step = 16 if is_gated or kind == "int8" else 8
     if rows % step or not 16 <= rows <= 256:
@@ -65,7 +67,9 @@ def wide_layout(kind: str, config: WideConfig, num_tokens: int, is_gated: bool) 
     part = WIDE_STEP * warpgroups * tiles // config.share
     if part % 8 or part > 256:
         raise ValueError(f"{part} tokens of each of {config.share} programs that share: at most 256, in steps of 8")
-    chunk, buffers, is_giving = _chunk(kind, rows, warpgroups, tiles)
+    is_moving = kind == "fp8" and depth > MOST_UNIT_CHANNELS * config.splits
+    unit_blocks = _UNIT_BLOCKS if is_moving else 0
+    chunk, is_giving = _chunk(kind, rows, warpgroups, tiles, 2 if is_moving else 1)
     stage_bytes = (WIDE_STEP * warpgroups * tiles + rows) * BLOCK_BYTES
     stages = min(_MOST_STAGES, (MOST_SHARED_BYTES - 1024) // (stage_bytes + 16))
     if stages < _LEAST_STAGES:
@@ -76,23 +80,18 @@ def wide_layout(kind: str, config: WideConfig, num_tokens: int, is_gated: bool) 
         raise ValueError(f"the sums of {config.splits} splits do not fit {stages} stages of {stage_bytes} bytes")
     columns = rows // 2 if is_gated else rows
     shared = stages * (stage_bytes + 16) + 1024
-    return WideLayout(warpgroups, tiles, chunk, buffers, is_giving, stages, columns, shared)
+    return WideLayout(warpgroups, tiles, chunk, unit_blocks, is_giving, stages, columns, shared)
 
 
-def _chunk(kind: str, rows: int, warpgroups: int, tiles: int) -> tuple[int, int, bool]:
-    """Rows of an instruction, buffers and whether registers are given: the most that registers hold."""
+def _chunk(kind: str, rows: int, warpgroups: int, tiles: int, copies: int) -> tuple[int, bool]:
+    """Rows of an instruction and whether registers are given: the most that registers hold, of so many copies of the
+    sums."""
     at_start = min(240, 65536 // (128 * (warpgroups + 1)) // 8 * 8)
     pool = at_start * (warpgroups + 1) - FETCHING_REGISTERS
-    sums, step = tiles * rows // 2 + _OTHER_REGISTERS, 16 if kind == "int8" else 8
+    sums, step = copies * tiles * rows // 2 + _OTHER_REGISTERS, 16 if kind == "int8" else 8
     for registers, is_giving in ((at_start, False), (min(240, pool // warpgroups // 8 * 8), True)):
         for chunk in (chunk for chunk in range(rows, 15, -step) if rows % chunk == 0):
-            if chunk // 2 + _OTHER_REGISTERS > at_start:  # an instruction's, whatever a warpgroup gets later
-                continue
-            if kind != "fp8":
-                if sums <= registers:
-                    return chunk, 1, is_giving
-            elif chunk <= _MOST_FLOAT8_CHUNK and sums + chunk <= registers:
-                return chunk, 2, is_giving
-            elif chunk <= _MOST_FLOAT8_CHUNK and sums + chunk // 2 <= registers and (is_giving or chunk >= 48):
-                return chunk, 1, is_giving
+            # An instruction's have to fit at the start, whatever a warpgroup gets later.
+            if chunk // 2 + _OTHER_REGISTERS <= at_start and sums <= registers:
+                return chunk, is_giving
     raise ValueError(f"the sums of {rows} rows do not fit {warpgroups} warpgroups' registers")

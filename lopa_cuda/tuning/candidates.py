@@ -67,7 +67,7 @@ def wide_candidates(shape: LinearShape, num_tokens: int, multiprocessors: int) -
 
 def _wide_clocks(shape: LinearShape, config: WideConfig, num_tokens: int, multiprocessors: int) -> float:
     """About how long it takes: of memory, of the matrix unit and of shared memory, whichever is slowest."""
-    layout = wide_layout(shape.kind, config, num_tokens, shape.fusion == "swiglu")
+    layout = wide_layout(shape.kind, config, num_tokens, shape.num_in, shape.fusion == "swiglu")
     cluster, element = config.splits * config.share, 2 if shape.kind == "bf16" else 1
     room = multiprocessors * (_PART_OF_CLUSTERS if cluster > 2 else 1) // cluster
     groups = ceil(shape.num_out / (config.rows * config.share))
@@ -146,5 +146,6 @@ def distinct(cases: Iterable[Case]) -> list[Case]:
 
 def _kernel_of(shape: LinearShape, num_tokens: int, config: Tile) -> tuple[object, ...]:
     if isinstance(config, WideConfig):
-        return shape.kind, config, wide_layout(shape.kind, config, num_tokens, shape.fusion == "swiglu"), shape.fusion
+        layout = wide_layout(shape.kind, config, num_tokens, shape.num_in, shape.fusion == "swiglu")
+        return shape.kind, config, layout, shape.fusion
     return shape, config, config.tile_tokens(num_tokens), num_tokens % 16 == 0, num_tokens == 1

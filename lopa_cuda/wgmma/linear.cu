@@ -9,7 +9,7 @@
 //   each other one:  wait for a full stage -> products of its tokens -> free the stage -> sum over splits -> store
 //
 // Constants given by linear.py: WARPGROUPS, TILES (64 tokens each, of a warpgroup), ROWS (of gate and of up together
-// where IS_GATED), SPLITS, SHARE, STAGES, CHUNK (weight rows of one instruction), BUFFERS, IS_GIVING and
+// where IS_GATED), SPLITS, SHARE, STAGES, CHUNK (weight rows of one instruction), UNIT_BLOCKS, IS_GIVING and
 // FETCHING_REGISTERS (see below), IS_FLOAT8, IS_INT8, IS_GATED; and before this text the function `multiply` for CHUNK
 // rows. A stage holds BLOCK_BYTES of every row in the 128-byte swizzle.
 
@@ -148,13 +148,27 @@ __device__ __forceinline__ void multiply_block(Sum (&sum)[CHUNK / 2], uint64 x, 
 __device__ __forceinline__ void hold(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 __device__ __forceinline__ void hold(int& x) { asm volatile("" : "+r"(x)::"memory"); }
 
+using Sums = Sum[TILES][CHUNKS][CHUNK / 2];  // of a thread
+
 // Keeps the compiler from moving what reads these sums in front of the wait for them.
-__device__ __forceinline__ void settle(Sum (&sum)[TILES][CHUNKS][CHUNK / 2]) {
+__device__ __forceinline__ void settle(Sums& sum) {
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
 #pragma unroll
         for (int i = 0; i < CHUNK / 2; ++i) {
             hold(sum[part / CHUNKS][part % CHUNKS][i]);
+        }
+    }
+}
+
+__device__ __forceinline__ void move_sums(Sums& sum, const Sums& in_unit) {
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+#pragma unroll
+        for (int i = 0; i < CHUNK / 2; ++i) {
+            Sum& to = sum[part / CHUNKS][part % CHUNKS][i];
+            const Sum added = in_unit[part / CHUNKS][part % CHUNKS][i];
+            to = UNIT_BLOCKS > 0 ? to + added : added;
         }
     }
 }
@@ -178,7 +192,7 @@ static_assert(
 );
 
 // Of a thread's sums; `half` is 1 for up.
-__device__ __forceinline__ Unit unit_of(const Sum (&sum)[TILES][CHUNKS][CHUNK / 2], int unit, int half) {
+__device__ __forceinline__ Unit unit_of(const Sums& sum, int unit, int half) {
     const int eight = unit % EIGHTS + half * EIGHTS, of_chunk = CHUNK / 8;
     const Sum* four = &sum[unit / (2 * EIGHTS)][eight / of_chunk][4 * (eight % of_chunk) + 2 * (unit / EIGHTS % 2)];
     return Unit{four[0], four[1]};
@@ -285,7 +299,7 @@ struct TokenScales {
 
 // From registers, 16 bytes a thread and store.
 __device__ __forceinline__ void store_sums(
-    const Sum (&sum)[TILES][CHUNKS][CHUNK / 2], const Output& output, int column0
+    const Sums& sum, const Output& output, int column0
 ) {
     const int quarter = threadIdx.x % 4;
     const TokenScales scales(output);
@@ -329,7 +343,7 @@ __device__ __forceinline__ void send(uint32 to, int first, int second) {
 }
 
 __device__ __forceinline__ void send_sums(
-    const Sum (&sum)[TILES][CHUNKS][CHUNK / 2], uint32 memory, uint32 share, uint32 split
+    const Sums& sum, uint32 memory, uint32 share, uint32 split
 ) {
 #pragma unroll
     for (int unit = 0; unit < UNITS; ++unit) {
@@ -466,60 +480,32 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             if (lane < SHARE) arrive_at(empty + 8 * stage, SHARE * split + lane);
         };
         for (int group = first_group; group < num_groups; group += num_clusters) {
-            Sum sum[TILES][CHUNKS][CHUNK / 2];
-#pragma unroll
-            for (int part = 0; part < PARTS; ++part) {
-#pragma unroll
-                for (int i = 0; i < CHUNK / 2; ++i) sum[part / CHUNKS][part % CHUNKS][i] = 0;
-            }
-            int previous = -1;
-            for (int block = first; block < last; ++block) {
-                wait_barrier(full + 8 * place.stage, place.phase);
-                const uint32 at = stages + place.stage * STAGE_BYTES;
-                const uint64 x = describe(at + threadIdx.x / 128 * TILES * 64 * BLOCK_BYTES), w = describe(at + X_BYTES);
-                auto multiply_part = [&](Sum(&to)[CHUNK / 2], int part, int is_adding) {
-                    constexpr int ROW = BLOCK_BYTES / 16;  // in a description
-                    multiply_block(to, x + part / CHUNKS * 64 * ROW, w + part % CHUNKS * CHUNK * ROW, is_adding);
-                };
-                if constexpr (IS_FLOAT8) {
-                    // The unit sums float8 products in less than float32: a block's sum moves to a register.
-                    Sum block_sum[BUFFERS][CHUNK / 2];
-#pragma unroll
-                    for (int part = 0; part < PARTS + BUFFERS - 1; ++part) {
-                        if (part < PARTS) {
-                            multiply_part(block_sum[part % BUFFERS], part, 0);
-                            end_products();
-                        }
-                        const int done = part - (BUFFERS - 1);
-                        if (done < 0) continue;
-                        if (part < PARTS) {
-                            wait_products<BUFFERS - 1>();
-                        } else {
-                            wait_products<0>();
-                        }
-#pragma unroll
-                        for (int i = 0; i < CHUNK / 2; ++i) {
-                            hold(block_sum[done % BUFFERS][i]);
-                            sum[done / CHUNKS][done % CHUNKS][i] += block_sum[done % BUFFERS][i];
-                        }
-                    }
-                    release(place.stage);
-                } else {
+            Sums sum = {}, in_unit = {};
+            for (int block = first; block < last;) {
+                const int begin = block, until = UNIT_BLOCKS > 0 ? min(last, block + UNIT_BLOCKS) : last;
+                int previous = 0;
+                for (; block < until; ++block, place.advance()) {
+                    wait_barrier(full + 8 * place.stage, place.phase);
+                    const uint32 at = stages + place.stage * STAGE_BYTES;
+                    const uint64 x = describe(at + threadIdx.x / 128 * TILES * 64 * BLOCK_BYTES);
+                    const uint64 w = describe(at + X_BYTES);
 #pragma unroll
                     for (int part = 0; part < PARTS; ++part) {
-                        multiply_part(sum[part / CHUNKS][part % CHUNKS], part, block > first);
+                        constexpr int ROW = BLOCK_BYTES / 16;  // in a description
+                        multiply_block(
+                            in_unit[part / CHUNKS][part % CHUNKS], x + part / CHUNKS * 64 * ROW,
+                            w + part % CHUNKS * CHUNK * ROW, block > begin
+                        );
                     }
                     end_products();
                     wait_products<1>();
-                    if (previous >= 0) release(previous);
+                    if (block > begin) release(previous);
                     previous = place.stage;
                 }
-                place.advance();
-            }
-            if constexpr (!IS_FLOAT8) {
                 wait_products<0>();
-                settle(sum);
+                settle(in_unit);
                 release(previous);
+                move_sums(sum, in_unit);
             }
             asm volatile("griddepcontrol.wait;" ::: "memory");
             if constexpr (SPLITS > 1) {

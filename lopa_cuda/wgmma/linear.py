@@ -48,7 +48,7 @@ def launch_wide_linear(
     num_tokens = x_TK.shape[0]
     num_columns = weight_CK.shape[0] // (2 if is_gated else 1)
     kind = KIND_OF[weight_CK.dtype]
-    layout = wide_layout(kind, config, num_tokens, is_gated)
+    layout = wide_layout(kind, config, num_tokens, x_TK.shape[1], is_gated)
     function = _function(kind, config, layout, is_gated)
     num_groups = -(-num_columns // (layout.columns * config.share))
     cluster = config.share * config.splits
@@ -73,7 +73,7 @@ def source(kind: Kind, config: WideConfig, layout: WideLayout, is_gated: bool) -
     """The text that is compiled for a tile."""
     constants = {
         "WARPGROUPS": layout.warpgroups, "TILES": layout.tiles, "ROWS": config.rows, "SPLITS": config.splits,
-        "SHARE": config.share, "STAGES": layout.stages, "CHUNK": layout.chunk, "BUFFERS": layout.buffers,
+        "SHARE": config.share, "STAGES": layout.stages, "CHUNK": layout.chunk, "UNIT_BLOCKS": layout.unit_blocks,
         "IS_GIVING": int(layout.is_giving), "FETCHING_REGISTERS": FETCHING_REGISTERS,
         "BLOCK_BYTES": layout.block_bytes,
         "IS_FLOAT8": int(kind == "fp8"), "IS_INT8": int(kind == "int8"), "IS_GATED": int(is_gated),

@@ -88,6 +88,18 @@ def test_a_linear_of_ragged_shape(kind: Kind, config: WideConfig, num_tokens: in
     assert difference(run(x, weight, scale, None, config), expected(x, weight, scale, None)) < BF16_TOLERANCE
 
 
+@pytest.mark.parametrize("config", [WideConfig(56, 2), WideConfig(64), WideConfig(96, 3)], ids=str)
+def test_float8_sums_of_great_depth_leave_the_matrix_unit(config: WideConfig) -> None:
+    """In it they would lose a tenth where all products have one sign. The blocks are no whole sections."""
+    num_in = 18992
+    x, weight, scale = operands("fp8", 160, 1160, num_in)
+    assert difference(run(x, weight, scale, None, config), expected(x, weight, scale, None)) < BF16_TOLERANCE
+    x = fp8.quantize_per_token(random(160, num_in).abs())
+    positive = fp8.quantize_weight(random(1160, num_in, scale=0.02, seed=1).abs())
+    weight, scale = positive.values, positive.scale
+    assert difference(run(x, weight, scale, None, config), expected(x, weight, scale, None)) < 0.015
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("config", [WideConfig(144), WideConfig(96), WideConfig(96, 2), WideConfig(64, 1, 2)], ids=str)
 @pytest.mark.parametrize("num_tokens", [65, 128, 192, 256, 300])

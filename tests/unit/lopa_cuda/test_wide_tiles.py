@@ -36,16 +36,19 @@ MULTIPROCESSOR_REGISTERS = 65536
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_what_is_not_refused_fits_a_multiprocessor(kind: Kind, is_gated: bool) -> None:
     fitting = 0
-    for rows, splits, share, num_tokens in product(range(16, 257, 8), (1, 2, 7), (1, 2), (1, 64, 65, 200, 256, 320)):
+    for depth, rows, splits, share, num_tokens in product(
+        (3584, 18944), range(16, 257, 8), (1, 2, 7), (1, 2), (1, 64, 65, 200, 256, 320)
+    ):
         try:
-            layout = wide_layout(kind, WideConfig(rows, splits, share), num_tokens, is_gated)
+            layout = wide_layout(kind, WideConfig(rows, splits, share), num_tokens, depth, is_gated)
         except ValueError:
             continue
         fitting += 1
         assert num_tokens <= layout.tokens < num_tokens + 64 and layout.tokens % (64 * share) in (0, 64 * share // 2)
         assert layout.stages >= 3 and layout.shared_bytes <= 227 * 1024
         assert rows % layout.chunk == 0 and layout.columns * (2 if is_gated else 1) == rows
-        sums = layout.tiles * rows // 2 + (layout.buffers * layout.chunk // 2 if kind == "fp8" else 0)
+        assert (layout.unit_blocks > 0) == (kind == "fp8" and depth > 4096 * splits)
+        sums = layout.tiles * rows // 2 * (2 if layout.unit_blocks else 1)
         assert sums * 128 * layout.warpgroups < MULTIPROCESSOR_REGISTERS and layout.threads <= 1024
     assert fitting > 200
 
@@ -121,10 +124,10 @@ def test_a_device_without_the_kernel_keeps_the_other_tiles() -> None:
 
 def test_the_kernel_is_compiled_from_its_constants_and_one_instruction() -> None:
     config = WideConfig(144)
-    text = source("fp8", config, wide_layout("fp8", config, 192, is_gated=True), is_gated=True)
+    text = source("fp8", config, wide_layout("fp8", config, 192, 3584, is_gated=True), is_gated=True)
     for line in ("#define WARPGROUPS 3", "#define ROWS 144", "#define IS_FLOAT8 1", "#define IS_GATED 1"):
         assert line in text.splitlines()
-    assert "m64n48k32.f32.e4m3.e4m3" in text and text.count("wgmma.mma_async") == 1
+    assert "m64n144k32.f32.e4m3.e4m3" in text and text.count("wgmma.mma_async") == 1
     constants = set(re.findall(r"^#define (\w+)", text, re.MULTILINE))
     assert all(len(re.findall(rf"\b{name}\b", text)) > 1 for name in constants), "every constant is used"
 
@@ -150,14 +153,15 @@ def nvrtc() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("config", "num_tokens", "is_gated"), [(WideConfig(144), 192, True), (WideConfig(64, 2), 256, False)]
+    ("config", "num_tokens", "depth", "is_gated"),
+    [(WideConfig(144), 192, 3584, True), (WideConfig(64, 2), 256, 18944, False)],
 )
 def test_nvrtc_compiles_it_and_the_cubin_is_kept(
     nvrtc: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: Kind, config: WideConfig, num_tokens: int,
-    is_gated: bool,
+    depth: int, is_gated: bool,
 ) -> None:  # fmt: skip
     monkeypatch.setenv(compiler.FOLDER_VARIABLE, str(tmp_path))
-    text = source(kind, config, wide_layout(kind, config, num_tokens, is_gated), is_gated)
+    text = source(kind, config, wide_layout(kind, config, num_tokens, depth, is_gated), is_gated)
     cubin = compiler.compiled(text, "sm_90a")
     assert cubin.startswith(b"\x7fELF") and [path.read_bytes() for path in tmp_path.iterdir()] == [cubin]
     assert compiler.compiled(text, "sm_90a") == cubin
