@@ -282,6 +282,8 @@ def launch_linear(
     num_tokens, depth = x_TK.shape
     num_columns = weight_CK.shape[0] // (2 if is_gated else 1)
     is_int, is_partial = weight_CK.dtype == torch.int8, config.splits > 1
+    # Sums that do not stay in the matrix unit (docs/kernels.md "Sums of float8").
+    is_deep = weight_CK.dtype == torch.float8_e4m3fn and depth > MOST_UNIT_CHANNELS * config.splits
     acc_dtype = torch.int32 if is_int else torch.float32
     shape = (config.splits, num_tokens, num_columns) if is_partial else (num_tokens, num_columns)
     out = None if is_partial else out_TC
@@ -301,7 +303,7 @@ def launch_linear(
         ACC=tl.int32 if is_int else tl.float32, IS_GATED=is_gated, IS_PARTIAL=is_partial,
         IS_SWAPPED=config.swap or block_t < 64,
         IS_BIAS_INT=bias_C is not None and bias_C.dtype == torch.int32,
-        ACCUMULATE=None if depth <= MOST_UNIT_CHANNELS * config.splits else min(128, config.block_k),
+        ACCUMULATE=min(128, config.block_k) if is_deep else None,
         BLOCK_T=block_t, BLOCK_C=config.block_c, TAIL=config.tail, BLOCK_K=config.block_k,
         BLOCK_BYTES=config.block_k * weight_CK.element_size(), SPLITS=config.splits, STAGES=config.stages,
         EARLY=config.early, THREADS=32 * config.warps, num_warps=config.warps, **overlap(),
