@@ -161,6 +161,7 @@ __device__ __forceinline__ void settle(Sums& sum) {
     }
 }
 
+// The unit adds float8 products in about 14 bits, so sums leave it every UNIT_BLOCKS blocks; 0: once, at the end.
 __device__ __forceinline__ void move_sums(Sums& sum, const Sums& in_unit) {
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
@@ -480,32 +481,48 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             if (lane < SHARE) arrive_at(empty + 8 * stage, SHARE * split + lane);
         };
         for (int group = first_group; group < num_groups; group += num_clusters) {
-            Sums sum = {}, in_unit = {};
-            for (int block = first; block < last;) {
-                const int begin = block, until = UNIT_BLOCKS > 0 ? min(last, block + UNIT_BLOCKS) : last;
-                int previous = 0;
-                for (; block < until; ++block, place.advance()) {
-                    wait_barrier(full + 8 * place.stage, place.phase);
-                    const uint32 at = stages + place.stage * STAGE_BYTES;
-                    const uint64 x = describe(at + threadIdx.x / 128 * TILES * 64 * BLOCK_BYTES);
-                    const uint64 w = describe(at + X_BYTES);
+            Sums sum = {};
+            auto multiply_next = [&](Sums& to, int is_adding) {
+                wait_barrier(full + 8 * place.stage, place.phase);
+                const uint32 at = stages + place.stage * STAGE_BYTES;
+                const uint64 x = describe(at + threadIdx.x / 128 * TILES * 64 * BLOCK_BYTES), w = describe(at + X_BYTES);
 #pragma unroll
-                    for (int part = 0; part < PARTS; ++part) {
-                        constexpr int ROW = BLOCK_BYTES / 16;  // in a description
-                        multiply_block(
-                            in_unit[part / CHUNKS][part % CHUNKS], x + part / CHUNKS * 64 * ROW,
-                            w + part % CHUNKS * CHUNK * ROW, block > begin
-                        );
+                for (int part = 0; part < PARTS; ++part) {
+                    constexpr int ROW = BLOCK_BYTES / 16;  // in a description
+                    multiply_block(
+                        to[part / CHUNKS][part % CHUNKS], x + part / CHUNKS * 64 * ROW, w + part % CHUNKS * CHUNK * ROW,
+                        is_adding
+                    );
+                }
+                end_products();
+                wait_products<1>();
+            };
+            if constexpr (IS_FLOAT8) {
+                Sums in_unit = {};
+                for (int block = first; block < last;) {
+                    const int begin = block, until = UNIT_BLOCKS > 0 ? min(last, block + UNIT_BLOCKS) : last;
+                    int previous = 0;
+                    for (; block < until; ++block, place.advance()) {
+                        multiply_next(in_unit, block > begin);
+                        if (block > begin) release(previous);
+                        previous = place.stage;
                     }
-                    end_products();
-                    wait_products<1>();
-                    if (block > begin) release(previous);
+                    wait_products<0>();
+                    settle(in_unit);
+                    release(previous);
+                    move_sums(sum, in_unit);
+                }
+            } else {
+                int previous = -1;
+                for (int block = first; block < last; ++block) {
+                    multiply_next(sum, block > first);
+                    if (previous >= 0) release(previous);
                     previous = place.stage;
+                    place.advance();
                 }
                 wait_products<0>();
-                settle(in_unit);
+                settle(sum);
                 release(previous);
-                move_sums(sum, in_unit);
             }
             asm volatile("griddepcontrol.wait;" ::: "memory");
             if constexpr (SPLITS > 1) {
