@@ -26,7 +26,7 @@ from lopa_cuda.kernels.launch import (
 from quant.w8a8 import QuantizedActivation
 
 MAX_ROW = 32768  # elements a program holds in registers
-SHORT_ROW, FEW_TOKENS = 8192, 132  # of these one block is faster, or no slower
+SHORT_ROW, FEW_TOKENS = 8192, 132  # up to either a row is one block; 132 programs are one a multiprocessor
 STATIC_BLOCK = 2048
 
 

@@ -9,9 +9,9 @@
 //   each other one:  wait for a full stage -> products of its tokens -> free the stage -> sum over splits -> store
 //
 // Constants given by linear.py: WARPGROUPS, TILES (64 tokens each, of a warpgroup), ROWS (of gate and of up together
-// where IS_GATED), SPLITS, SHARE, STAGES, CHUNK (weight rows of one instruction), UNIT_BLOCKS, IS_GIVING and
-// FETCHING_REGISTERS (see below), IS_FLOAT8, IS_INT8, IS_GATED; and before this text the function `multiply` for CHUNK
-// rows. A stage holds BLOCK_BYTES of every row in the 128-byte swizzle.
+// where IS_GATED), SPLITS, SHARE, STAGES, CHUNK (weight rows of one instruction), UNIT_BLOCKS (see move_sums), IS_GIVING
+// and FETCHING_REGISTERS (see below), IS_FLOAT8, IS_INT8, IS_GATED; and before this text the function `multiply` for
+// CHUNK rows. A stage holds BLOCK_BYTES of every row in the 128-byte swizzle.
 
 constexpr int STEP_BYTES = 32;  // of a row in one instruction
 constexpr int TOKENS = 64 * WARPGROUPS * TILES;

@@ -90,7 +90,8 @@ def test_a_linear_of_ragged_shape(kind: Kind, config: WideConfig, num_tokens: in
 
 @pytest.mark.parametrize("config", [WideConfig(56, 2), WideConfig(64), WideConfig(96, 3)], ids=str)
 def test_float8_sums_of_great_depth_leave_the_matrix_unit(config: WideConfig) -> None:
-    """In it they would lose a tenth where all products have one sign. The blocks are no whole sections."""
+    """In it they would lose several per cent where all products have one sign. The depth is no multiple of
+    that after which sums move."""
     num_in = 18992
     x, weight, scale = operands("fp8", 160, 1160, num_in)
     assert difference(run(x, weight, scale, None, config), expected(x, weight, scale, None)) < BF16_TOLERANCE
