@@ -102,6 +102,14 @@ def _attend_committed(
 
 
 @triton.jit
+def _load_record(ptr):
+    """A tile's numbers, in the order of lopa_cuda.steps.tiles."""
+    first_token, num_entries, num_keys = tl.load(ptr), tl.load(ptr + 1), tl.load(ptr + 2)
+    start, cached, slot = tl.load(ptr + 3), tl.load(ptr + 4), tl.load(ptr + 5)
+    return first_token, num_entries, num_keys, start, cached, slot, tl.load(ptr + 6), tl.load(ptr + 7)
+
+
+@triton.jit
 def _blocks_of_split(split, num_blocks, start, BLOCK_KEYS: tl.constexpr, SPLITS: tl.constexpr):
     """The split's first block, where its whole pages in front of the window end, and where it ends."""
     share = tl.cdiv(num_blocks, SPLITS)
@@ -193,9 +201,7 @@ def _attention_kernel(
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     release_successor(PDL)
     record = tile_ptr + tile * RECORD
-    first_token, num_entries, num_keys = tl.load(record), tl.load(record + 1), tl.load(record + 2)
-    start, cached, slot = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
-    first_query, first_key = tl.load(record + 6), tl.load(record + 7)
+    first_token, num_entries, num_keys, start, cached, slot, first_query, first_key = _load_record(record)
     if num_entries == 0:  # more tiles than this step needs
         return
     query = first_query + tl.arange(0, BLOCK_QUERIES)
