@@ -33,11 +33,12 @@ from lopa_cuda.kernels.launch import (
 )
 from lopa_cuda.kernels.quantize import quantize_per_token, silu_times
 from lopa_cuda.kernels.swiglu import swiglu
-from lopa_cuda.tiles import MOST_TILE_TOKENS, MOST_UNIT_CHANNELS, LinearConfig, WideConfig, find_config
+from lopa_cuda.tiles import MOST_TILE_TOKENS, LinearConfig, WideConfig, find_config, stays_in_unit
 from lopa_cuda.wgmma import KIND_OF, launch_wide_linear
 from quant.w8a8 import QuantizedActivation
 
 SUM_BLOCK = 1024
+UNIT_CHANNELS = 128  # after which float8 sums that do not stay in the matrix unit leave it
 _INVARIANT_TILE = LinearConfig(128, 64, 1, 4, warps=8)
 
 
@@ -282,8 +283,7 @@ def launch_linear(
     num_tokens, depth = x_TK.shape
     num_columns = weight_CK.shape[0] // (2 if is_gated else 1)
     is_int, is_partial = weight_CK.dtype == torch.int8, config.splits > 1
-    # Sums that do not stay in the matrix unit (docs/kernels.md "Sums of float8").
-    is_deep = weight_CK.dtype == torch.float8_e4m3fn and depth > MOST_UNIT_CHANNELS * config.splits
+    is_moving = weight_CK.dtype == torch.float8_e4m3fn and not stays_in_unit(depth, config.splits)
     acc_dtype = torch.int32 if is_int else torch.float32
     shape = (config.splits, num_tokens, num_columns) if is_partial else (num_tokens, num_columns)
     out = None if is_partial else out_TC
@@ -303,7 +303,7 @@ def launch_linear(
         ACC=tl.int32 if is_int else tl.float32, IS_GATED=is_gated, IS_PARTIAL=is_partial,
         IS_SWAPPED=config.swap or block_t < 64,
         IS_BIAS_INT=bias_C is not None and bias_C.dtype == torch.int32,
-        ACCUMULATE=min(128, config.block_k) if is_deep else None,
+        ACCUMULATE=min(UNIT_CHANNELS, config.block_k) if is_moving else None,
         BLOCK_T=block_t, BLOCK_C=config.block_c, TAIL=config.tail, BLOCK_K=config.block_k,
         BLOCK_BYTES=config.block_k * weight_CK.element_size(), SPLITS=config.splits, STAGES=config.stages,
         EARLY=config.early, THREADS=32 * config.warps, num_warps=config.warps, **overlap(),
@@ -329,5 +329,5 @@ def _library_linear(
     return torch._scaled_mm(
         x_TK, weight_CK.t(), scale_a=x_scale_T[:, None], scale_b=weight_scale_C[None, :],
         bias=None if bias_C is None else bias_C.to(torch.bfloat16), out_dtype=torch.bfloat16,
-        use_fast_accum=x_TK.shape[1] <= MOST_UNIT_CHANNELS,
+        use_fast_accum=stays_in_unit(x_TK.shape[1]),
     )  # fmt: skip

@@ -26,10 +26,10 @@ from lopa_cuda.tiles.table import (
 from lopa_cuda.tiles.wide import (
     FETCHING_REGISTERS,
     MOST_SHARED_BYTES,
-    MOST_UNIT_CHANNELS,
     MOST_WIDE_TOKENS,
     WideConfig,
     WideLayout,
+    stays_in_unit,
     wide_layout,
 )
 
@@ -37,7 +37,6 @@ __all__ = [
     "FETCHING_REGISTERS",
     "MOST_SHARED_BYTES",
     "MOST_TILE_TOKENS",
-    "MOST_UNIT_CHANNELS",
     "MOST_WIDE_TOKENS",
     "Device",
     "DeviceTiles",
@@ -65,6 +64,7 @@ __all__ = [
     "read_tiles",
     "save_tiles",
     "shared_bytes",
+    "stays_in_unit",
     "tell",
     "this_device",
     "to_json",

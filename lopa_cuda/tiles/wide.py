@@ -13,9 +13,8 @@ _MOST_STAGES, _LEAST_STAGES = 8, 3
 MOST_SHARED_BYTES = 227 * 1024
 FETCHING_REGISTERS = 40  # of a thread that fetches
 _OTHER_REGISTERS = 32  # of a thread beside its sums
-# The matrix unit sums float8 products in about 14 bits. Of more input channels than this a sum moves to float32 every
-# so many blocks (docs/kernels.md "Sums of float8").
-MOST_UNIT_CHANNELS, _UNIT_BLOCKS = 4096, 8
+_MOST_UNIT_CHANNELS = 4096
+_UNIT_BLOCKS = 8  # after which sums of more channels move out of the matrix unit
 # Warpgroups and tiles of each, by 64 tokens. Five warpgroups leave a thread few registers, four of two tiles more.
 _WARPGROUPS = {1: (1, 1), 2: (2, 1), 3: (3, 1), 4: (2, 2), 5: (5, 1)}
 
@@ -67,7 +66,7 @@ def wide_layout(kind: str, config: WideConfig, num_tokens: int, depth: int, is_g
     part = WIDE_STEP * warpgroups * tiles // config.share
     if part % 8 or part > 256:
         raise ValueError(f"{part} tokens of each of {config.share} programs that share: at most 256, in steps of 8")
-    is_moving = kind == "fp8" and depth > MOST_UNIT_CHANNELS * config.splits
+    is_moving = kind == "fp8" and not stays_in_unit(depth, config.splits)
     unit_blocks = _UNIT_BLOCKS if is_moving else 0
     chunk, is_giving = _chunk(kind, rows, warpgroups, tiles, 2 if is_moving else 1)
     stage_bytes = (WIDE_STEP * warpgroups * tiles + rows) * BLOCK_BYTES
@@ -81,6 +80,12 @@ def wide_layout(kind: str, config: WideConfig, num_tokens: int, depth: int, is_g
     columns = rows // 2 if is_gated else rows
     shared = stages * (stage_bytes + 16) + 1024
     return WideLayout(warpgroups, tiles, chunk, unit_blocks, is_giving, stages, columns, shared)
+
+
+def stays_in_unit(depth: int, splits: int = 1) -> bool:
+    """Whether a float8 sum over a split of so many input channels is left to the matrix unit, which adds in about 14
+    bits, until it is whole (docs/kernels.md "Sums of float8")."""
+    return depth <= _MOST_UNIT_CHANNELS * splits
 
 
 def _chunk(kind: str, rows: int, warpgroups: int, tiles: int, copies: int) -> tuple[int, bool]:
