@@ -73,6 +73,7 @@ class _WideConfig(Frozen):
     rows: int
     splits: int = Field(default=WideConfig._field_defaults["splits"], ge=1, le=MOST_CLUSTER)
     share: int = Field(default=WideConfig._field_defaults["share"], ge=1, le=MOST_CLUSTER)
+    tokens: int = Field(default=WideConfig._field_defaults["tokens"], ge=0, le=MOST_WIDE_TOKENS)
 
 
 def _config_tag(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Tiles of the linears of 65 to 320 tokens (`lopa_cuda.wgmma`), and how such a tile lies on a multiprocessor."""
+"""Tiles of the linears of 65 tokens and more (`lopa_cuda.wgmma`), and how such a tile lies on a multiprocessor."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _WARPGROUPS = {1: (1, 1), 2: (2, 1), 3: (3, 1), 4: (2, 2), 5: (5, 1)}
 
 class WideConfig(NamedTuple):
     """rows: of the weight in a tile, of gate and of up together. splits: programs that share a tile's depth. share:
-    programs of neighbouring tiles that fetch activations for each other."""
+    programs of neighbouring tiles that fetch activations for each other. tokens: of a tile; 0: all."""
 
     rows: int
     splits: int = 1
     share: int = 1
+    tokens: int = 0
 
 
 class WideLayout(NamedTuple):
@@ -58,6 +59,9 @@ def wide_layout(kind: str, config: WideConfig, num_tokens: int, depth: int, is_g
     step = 16 if is_gated or kind == "int8" else 8
     if rows % step or not 16 <= rows <= 256:
         raise ValueError(f"{rows} rows: the matrix unit takes 16 to 256 in steps of {step}")
+    if config.tokens % WIDE_STEP:
+        raise ValueError(f"{config.tokens} tokens of a tile: they come in steps of {WIDE_STEP}")
+    num_tokens = min(num_tokens, config.tokens or num_tokens)
     if not 1 <= num_tokens <= MOST_WIDE_TOKENS:
         raise ValueError(f"{num_tokens} tokens: a tile has at most {MOST_WIDE_TOKENS}")
     if config.splits * config.share > MOST_CLUSTER:

@@ -14,6 +14,7 @@ from lopa_cuda.tiles import (
     MOST_SHARED_BYTES,
     MOST_TILE_TOKENS,
     MOST_WIDE_TOKENS,
+    WIDE_STEP,
     LinearConfig,
     LinearShape,
     Tile,
@@ -36,7 +37,8 @@ _USUAL_ROWS = {32: 0.97, 64: 1.0, 128: 0.98, 256: 0.94}
 _SECOND_CHOICE = 0.8  # what a variant that seldom wins promises beside its first version
 
 # Of the wide kernel, which takes over where few tokens end (lopa_cuda.wgmma).
-_LEAST_WIDE_TOKENS, MOST_WIDE_CANDIDATES = 65, 14
+_LEAST_WIDE_TOKENS, MOST_WIDE_CANDIDATES, MOST_CUT_CANDIDATES = 65, 14, 8  # cut: tiles of some of the tokens
+_MANY_TOKENS_OF_TILE, MOST_MANY_CANDIDATES = (128, 192), 16  # for more tokens than a tile has at most
 _SHARED_BYTES_A_CLOCK, _PRODUCTS_A_CLOCK = 128, 2048  # of a multiprocessor; products of bf16
 _MEMORY_BYTES_A_CLOCK = 19  # of a multiprocessor's share
 _SPLIT_CLOCKS, _EXCHANGED_BYTES_A_CLOCK = 2000, 24  # to add the splits' sums, of a multiprocessor
@@ -46,23 +48,43 @@ Case = tuple[LinearShape, int, Tile]  # int: tokens
 
 
 def candidates(shape: LinearShape, num_tokens: int, multiprocessors: int, *, has_wide: bool = True) -> list[Tile]:
-    """The most promising first: at most MOST_WIDE_CANDIDATES of the wide kernel and MOST_CANDIDATES of Triton's, which
-    has none where it would read the weight several times. All can run."""
+    """The most promising first: at most MOST_WIDE_CANDIDATES and MOST_CUT_CANDIDATES of the wide kernel, or
+    MOST_MANY_CANDIDATES where no tile of it holds all tokens. At most MOST_CANDIDATES of Triton's, for few tokens: it
+    reads the weight several times for more. All can run."""
     wide = wide_candidates(shape, num_tokens, multiprocessors) if has_wide else []
-    return [*wide, *(() if num_tokens > MOST_TILE_TOKENS and wide else _narrow(shape, num_tokens, multiprocessors))]
+    has_narrow = num_tokens <= MOST_TILE_TOKENS or (num_tokens <= MOST_WIDE_TOKENS and not wide)
+    return [*wide, *(_narrow(shape, num_tokens, multiprocessors) if has_narrow else ())]
 
 
 def wide_candidates(shape: LinearShape, num_tokens: int, multiprocessors: int) -> list[WideConfig]:
-    if not _LEAST_WIDE_TOKENS <= num_tokens <= MOST_WIDE_TOKENS:
+    if num_tokens > MOST_WIDE_TOKENS:
+        return _many_candidates(shape, num_tokens, multiprocessors)
+    if num_tokens < _LEAST_WIDE_TOKENS:
         return []
     clocks: dict[WideConfig, float] = {}
-    for rows, splits in product(range(32, 257, 8), range(1, 9)):
+    for rows, splits, tokens in product(range(32, 257, 8), range(1, 9), range(0, num_tokens, WIDE_STEP)):
         # Sharing activations was never faster; it lets more tokens than a box holds be fetched.
-        tried = (WideConfig(rows, splits), WideConfig(rows, splits, share=2))
+        tried = (WideConfig(rows, splits, tokens=tokens), WideConfig(rows, splits, share=2, tokens=tokens))
         config = next((config for config in tried if not impossible(shape, config, num_tokens)), None)
         if config is not None:
             clocks[config] = _wide_clocks(shape, config, num_tokens, multiprocessors)
-    return sorted(clocks, key=lambda config: (clocks[config], config))[:MOST_WIDE_CANDIDATES]
+    quickest = sorted(clocks, key=lambda config: (clocks[config], config))
+    whole, cut = (tuple(config for config in quickest if bool(config.tokens) == is_cut) for is_cut in (False, True))
+    # One of each kind: many numbers of rows make as many waves.
+    unlike = {(config.splits, config.tokens): config for config in reversed(cut)}.values()
+    return [*whole[:MOST_WIDE_CANDIDATES], *sorted(unlike, key=cut.index)[:MOST_CUT_CANDIDATES]]
+
+
+def _many_candidates(shape: LinearShape, num_tokens: int, multiprocessors: int) -> list[WideConfig]:
+    """The library's products of bf16 are faster there. Whether neighbours share activations decides little."""
+    if shape.kind == "bf16":
+        return []
+    clocks: dict[WideConfig, float] = {}
+    for rows, tokens, share in product(range(96, 257, 8), _MANY_TOKENS_OF_TILE, (1, 2)):
+        config = WideConfig(rows, 1, share, tokens)
+        if not impossible(shape, config, num_tokens):
+            clocks[config] = _wide_clocks(shape, config, num_tokens, multiprocessors)
+    return sorted(clocks, key=lambda config: (clocks[config], config))[:MOST_MANY_CANDIDATES]
 
 
 def _wide_clocks(shape: LinearShape, config: WideConfig, num_tokens: int, multiprocessors: int) -> float:
@@ -70,11 +92,12 @@ def _wide_clocks(shape: LinearShape, config: WideConfig, num_tokens: int, multip
     layout = wide_layout(shape.kind, config, num_tokens, shape.num_in, shape.fusion == "swiglu")
     cluster, element = config.splits * config.share, 2 if shape.kind == "bf16" else 1
     room = multiprocessors * (_PART_OF_CLUSTERS if cluster > 2 else 1) // cluster
-    groups = ceil(shape.num_out / (config.rows * config.share))
+    parts = ceil(num_tokens / layout.tokens)
+    groups = parts * ceil(shape.num_out / (config.rows * config.share))
     blocks = ceil(shape.num_in * element / layout.block_bytes / config.splits)
     read = layout.tokens * config.rows * (1 / layout.chunk + 1 / 64)  # rows of operands for all instructions of a block
     block_clocks = max(
-        config.rows * layout.block_bytes / _MEMORY_BYTES_A_CLOCK,
+        config.rows * layout.block_bytes / parts / _MEMORY_BYTES_A_CLOCK,
         layout.tokens * config.rows * layout.block_bytes / 2 / _PRODUCTS_A_CLOCK,
         (read + layout.tokens + config.rows) * layout.block_bytes / _SHARED_BYTES_A_CLOCK,
     )

@@ -36,7 +36,7 @@ class Choice:
 
     def __str__(self) -> str:
         if self.best is None:
-            return f"{self.num_tokens} tokens: library {self.library_us:.1f} us, no tile fits this device"
+            return f"{self.num_tokens} tokens: library {self.library_us:.1f} us, no tile to compare"
         gain = self.library_us / self.best_us
         tile = f"tile {_words(self.best)} {self.best_us:.1f} us, library {self.library_us:.1f} us, {gain:.2f} x"
         return f"{self.num_tokens} tokens: {tile}" + ("" if self.config else ": the library is kept")
@@ -68,7 +68,8 @@ def title(linear: ModelLinear) -> str:
 def _words(config: Tile) -> str:
     """`128x128 in 3 parts, 4 stages, tail 16`: weight rows by input channels, and what is not as usual."""
     if isinstance(config, WideConfig):
-        words = [f"wide, {config.rows} rows" + (f" in {config.splits} parts" if config.splits > 1 else "")]
+        tokens = f" of {config.tokens} tokens" if config.tokens else ""
+        words = [f"wide, {config.rows} rows{tokens}" + (f" in {config.splits} parts" if config.splits > 1 else "")]
         return ", ".join([*words, *([f"share {config.share}"] if config.share > 1 else [])])
     words = [f"{config.block_c}x{config.block_k}"]
     words[0] += f" in {config.splits} parts" if config.splits > 1 else ""

@@ -1,4 +1,4 @@
-"""Linears of 65 to 320 tokens in CUDA C++ for Hopper's matrix units, compiled at first use.
+"""Linears of 65 tokens and more in CUDA C++ for Hopper's matrix units, compiled at first use.
 
     linear.py (a tile's constants) -> compiler.py (NVRTC, kept on disk) -> driver.py (loads and launches)
 

@@ -1,4 +1,5 @@
-// x [T, K] @ w [C, K].T for 65 to 320 tokens: every weight is read from memory once, whatever the number of tokens.
+// x [T, K] @ w [C, K].T for 65 tokens and more: up to 320 of them every weight is read from memory once. A tile has all
+// tokens, or TOKENS of them: tiles of the same weights run next to each other, and meet them in L2.
 //
 // Tokens are the matrix unit's first dimension, 64 or 128 a warpgroup; weight rows are its second, ROWS of them, so that
 // tiles divide evenly over the multiprocessors. Of a cluster, SHARE programs take neighbouring tiles, and each fetches
@@ -10,8 +11,8 @@
 //
 // Constants given by linear.py: WARPGROUPS, TILES (64 tokens each, of a warpgroup), ROWS (of gate and of up together
 // where IS_GATED), SPLITS, SHARE, STAGES, CHUNK (weight rows of one instruction), UNIT_BLOCKS (see move_sums), IS_GIVING
-// and FETCHING_REGISTERS (see below), IS_FLOAT8, IS_INT8, IS_GATED; and before this text the function `multiply` for
-// CHUNK rows. A stage holds BLOCK_BYTES of every row in the 128-byte swizzle.
+// and FETCHING_REGISTERS (see below), IS_CUT (tiles of some tokens), IS_FLOAT8, IS_INT8, IS_GATED; and before this text
+// the function `multiply` for CHUNK rows. A stage holds BLOCK_BYTES of every row in the 128-byte swizzle.
 
 constexpr int STEP_BYTES = 32;  // of a row in one instruction
 constexpr int TOKENS = 64 * WARPGROUPS * TILES;
@@ -398,7 +399,8 @@ struct Place {  // in the ring of stages
     }
 };
 
-// num_blocks: of the whole depth. Groups are of SHARE neighbouring tiles; without splits a cluster takes several.
+// num_blocks: of the whole depth. Groups are of SHARE neighbouring tiles of some tokens; without splits a cluster takes
+// several.
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1) wide_linear(
     const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap weight_map, unsigned short* out,
     const float* weight_scale, const float* x_scale, const void* bias, int bias_is_int, int num_tokens,
@@ -409,11 +411,13 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     const uint32 full = stages + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
     const uint32 rank = CLUSTER > 1 ? cluster_rank() : 0, share = rank % SHARE, split = rank / SHARE;
     const bool is_fetching = threadIdx.x >= MULTIPLYING;
-    const int num_groups = ((num_columns + COLUMNS - 1) / COLUMNS + SHARE - 1) / SHARE;
+    const int num_parts = IS_CUT ? (num_tokens + TOKENS - 1) / TOKENS : 1;
+    const int num_groups = num_parts * (((num_columns + COLUMNS - 1) / COLUMNS + SHARE - 1) / SHARE);
     const int first_group = blockIdx.x / CLUSTER, num_clusters = gridDim.x / CLUSTER;
     const int first = split * num_blocks / SPLITS, last = (split + 1) * num_blocks / SPLITS;
 
-    auto column_of = [&](int group) { return (group * SHARE + static_cast<int>(share)) * COLUMNS; };
+    auto column_of = [&](int group) { return (group / num_parts * SHARE + static_cast<int>(share)) * COLUMNS; };
+    auto first_token_of = [&](int group) { return IS_CUT ? group % num_parts * TOKENS : 0; };
     auto fetch_weights = [&](int group, int block, const Place& place) {
         const uint32 barrier = full + 8 * place.stage, to = stages + place.stage * STAGE_BYTES + X_BYTES;
         const uint64 policy = evict_first();
@@ -424,15 +428,16 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             fetch(to + COLUMNS * BLOCK_BYTES, weight_map, block * ELEMENTS, row, barrier, policy);
         }
     };
-    auto fetch_tokens = [&](int block, const Place& place) {
+    auto fetch_tokens = [&](int group, int block, const Place& place) {
         const uint32 barrier = full + 8 * place.stage, to = stages + place.stage * STAGE_BYTES;
+        const int token = first_token_of(group);
         if constexpr (SHARE > 1) {
             const int row = share * X_PART, programs = ((1 << SHARE) - 1) << (SHARE * split);
             fetch_for_cluster(
-                to + row * BLOCK_BYTES, x_map, block * ELEMENTS, row, barrier, evict_last(), programs
+                to + row * BLOCK_BYTES, x_map, block * ELEMENTS, token + row, barrier, evict_last(), programs
             );
         } else {
-            fetch(to, x_map, block * ELEMENTS, 0, barrier, evict_last());
+            fetch(to, x_map, block * ELEMENTS, token, barrier, evict_last());
         }
     };
 
@@ -462,7 +467,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                         wait_barrier(empty + 8 * place.stage, place.phase ^ 1);
                         fetch_weights(group, block, place);
                     }
-                    fetch_tokens(block, place);
+                    fetch_tokens(group, block, place);
                 }
             }
             asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -474,7 +479,6 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         }
     } else {
         if constexpr (IS_GIVING) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-        const Output output{out, weight_scale, x_scale, bias, bias_is_int, num_tokens, num_columns};
         Place place;
         auto release = [&](int stage) {  // to those that send to it
             const uint32 lane = threadIdx.x % 32;
@@ -525,6 +529,11 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                 release(previous);
             }
             asm volatile("griddepcontrol.wait;" ::: "memory");
+            const int token = first_token_of(group);
+            const Output output{
+                out + static_cast<size_t>(token) * num_columns, weight_scale, x_scale ? x_scale + token : nullptr, bias,
+                bias_is_int, num_tokens - token, num_columns
+            };
             if constexpr (SPLITS > 1) {
                 meet_cluster();  // all have multiplied: stages are free for sums
                 send_sums(sum, stages, share, split);

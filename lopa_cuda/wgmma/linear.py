@@ -1,4 +1,4 @@
-"""Linears of 65 to 320 tokens by `linear.cu`: what a tile is compiled to, and its launch.
+"""Linears of 65 tokens and more by `linear.cu`: what a tile is compiled to, and its launch.
 
 Shapes: T tokens, C output channels, K input channels.
 """
@@ -50,7 +50,7 @@ def launch_wide_linear(
     kind = KIND_OF[weight_CK.dtype]
     layout = wide_layout(kind, config, num_tokens, x_TK.shape[1], is_gated)
     function = _function(kind, config, layout, is_gated)
-    num_groups = -(-num_columns // (layout.columns * config.share))
+    num_groups = -(-num_columns // (layout.columns * config.share)) * -(-num_tokens // layout.tokens)
     cluster = config.share * config.splits
     # Without splits programs stay for several tiles.
     num_clusters = num_groups if config.splits > 1 else min(num_groups, _num_multiprocessors() // cluster)
@@ -75,7 +75,7 @@ def source(kind: Kind, config: WideConfig, layout: WideLayout, is_gated: bool) -
         "WARPGROUPS": layout.warpgroups, "TILES": layout.tiles, "ROWS": config.rows, "SPLITS": config.splits,
         "SHARE": config.share, "STAGES": layout.stages, "CHUNK": layout.chunk, "UNIT_BLOCKS": layout.unit_blocks,
         "IS_GIVING": int(layout.is_giving), "FETCHING_REGISTERS": FETCHING_REGISTERS,
-        "BLOCK_BYTES": layout.block_bytes,
+        "BLOCK_BYTES": layout.block_bytes, "IS_CUT": int(config.tokens > 0),
         "IS_FLOAT8": int(kind == "fp8"), "IS_INT8": int(kind == "int8"), "IS_GATED": int(is_gated),
     }  # fmt: skip
     defines = "".join(f"#define {name} {value}\n" for name, value in constants.items())

@@ -23,7 +23,10 @@ if torch.cuda.is_available():
         pytest.skip(f"no wide kernel here: {why_unavailable()}", allow_module_level=True)
 
 KINDS: tuple[Kind, ...] = ("bf16", "int8", "fp8")
-CONFIGS = (WideConfig(144), WideConfig(64, 2), WideConfig(96, 3), WideConfig(64, 2, 2), WideConfig(96, 1, 2))
+CONFIGS = (
+    WideConfig(144), WideConfig(64, 2), WideConfig(96, 3), WideConfig(64, 2, 2), WideConfig(96, 1, 2),
+    WideConfig(72, tokens=128), WideConfig(96, 3, tokens=64), WideConfig(64, 2, 2, tokens=64),
+)  # fmt: skip
 BF16_TOLERANCE = 5e-3
 
 
@@ -74,7 +77,7 @@ def difference(found: Tensor, wanted: Tensor) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-@pytest.mark.parametrize("num_tokens", [1, 64, 65, 128, 160, 192, 193, 256, 300])
+@pytest.mark.parametrize("num_tokens", [1, 64, 65, 128, 160, 192, 193, 256, 300, 700])
 def test_a_linear_of_ragged_shape(kind: Kind, config: WideConfig, num_tokens: int) -> None:
     """Neither its columns nor its depth are whole tiles."""
     num_out, num_in = 1160, 1040
@@ -102,8 +105,8 @@ def test_float8_sums_of_great_depth_leave_the_matrix_unit(config: WideConfig) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("config", [WideConfig(144), WideConfig(96), WideConfig(96, 2), WideConfig(64, 1, 2)], ids=str)
-@pytest.mark.parametrize("num_tokens", [65, 128, 192, 256, 300])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("num_tokens", [65, 128, 192, 256, 300, 700])
 def test_gate_and_up_with_swiglu(kind: Kind, config: WideConfig, num_tokens: int) -> None:
     num_out, num_in = 2 * 1096, 1024
     if impossible(LinearShape(kind, num_out, num_in, "swiglu"), config, num_tokens):

@@ -10,8 +10,9 @@ from common.commands.options import load_both
 from common.platforms import TuneOptions, platform_of
 from common.processes import apply_environment
 
-USUAL_TOKENS = (16, 32, 64, 96, 128, 160, 192, 224, 256)  # of windows of whole blocks
-_MOST_TOKENS = 1024
+# Of one row's windows of whole blocks; of several rows and prompts.
+USUAL_TOKENS = (16, 32, 64, 96, 128, 160, 192, 224, 256, 512, 768, 1024, 1536, 2048)
+_MOST_TOKENS = 32768
 
 
 def tune(context: typer.Context) -> None:

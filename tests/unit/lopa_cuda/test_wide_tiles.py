@@ -61,6 +61,7 @@ def test_what_is_not_refused_fits_a_multiprocessor(kind: Kind, is_gated: bool) -
         (SHAPE._replace(fusion="swiglu"), WideConfig(24), 128, "24 rows"),
         (SHAPE, WideConfig(512), 128, "512 rows"),
         (SHAPE, WideConfig(64), MOST_WIDE_TOKENS + 1, "321 tokens: a tile has at most 320"),
+        (SHAPE, WideConfig(64, tokens=96), 128, "96 tokens of a tile: they come in steps of 64"),
         (SHAPE, WideConfig(64, 8, 2), 128, "a cluster of 16 programs: at most 8"),
         (SHAPE, WideConfig(256), 256, "the sums of 256 rows do not fit 2 warpgroups' registers"),
         (SHAPE, WideConfig(64), 320, "320 tokens of each of 1 programs that share: at most 256"),
@@ -75,7 +76,14 @@ def test_what_cannot_run_is_refused_in_words(shape: LinearShape, config: WideCon
 
 
 def test_a_wide_tile_is_written_and_read_back(tmp_path: Path) -> None:
-    tiles = ((64, LinearConfig(64, 128, 2, 4)), (192, WideConfig(128, 4)), (256, WideConfig(96)), (320, None))
+    cut = WideConfig(72, tokens=128)
+    tiles = (
+        (64, LinearConfig(64, 128, 2, 4)),
+        (192, WideConfig(128, 4)),
+        (224, cut),
+        (256, WideConfig(96)),
+        (320, None),
+    )
     file = TilesFile("NVIDIA Test", "9.0", {SHAPE: TileEntry(tiles, "2.11.0", "3.6.0")})
     save_tiles(tmp_path / "tiles.json", file)
     assert read_tiles(tmp_path / "tiles.json") == file
