@@ -26,6 +26,7 @@ from lopa_cuda.tiles.table import Fusion, Kind, LinearConfig, LinearShape, Tile,
 from lopa_cuda.tiles.wide import (
     BLOCK_BYTES,
     MOST_CLUSTER,
+    MOST_CUT_TOKENS,
     MOST_SHARED_BYTES,
     MOST_WIDE_TOKENS,
     WIDE_STEP,
@@ -73,7 +74,7 @@ class _WideConfig(Frozen):
     rows: int
     splits: int = Field(default=WideConfig._field_defaults["splits"], ge=1, le=MOST_CLUSTER)
     share: int = Field(default=WideConfig._field_defaults["share"], ge=1, le=MOST_CLUSTER)
-    tokens: int = Field(default=WideConfig._field_defaults["tokens"], ge=0, le=MOST_WIDE_TOKENS)
+    tokens: int = Field(default=WideConfig._field_defaults["tokens"], ge=0, le=MOST_CUT_TOKENS)
 
 
 def _config_tag(value: Any) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 MOST_WIDE_TOKENS = 320
 MOST_CLUSTER = 8  # programs, on every device
 BLOCK_BYTES = 128  # of every row in a stage: the widest swizzle
+MOST_CUT_TOKENS = 256  # of a tile of some of the tokens: what one fetch brings
 WIDE_STEP = 64  # tokens of the matrix unit's first dimension
 _MOST_STAGES, _LEAST_STAGES = 8, 3
 # Shared memory of a program on Hopper and Blackwell data centre parts, which is the most that any device has.
@@ -63,7 +64,7 @@ def wide_layout(kind: str, config: WideConfig, num_tokens: int, depth: int, is_g
         raise ValueError(f"{config.tokens} tokens of a tile: they come in steps of {WIDE_STEP}")
     num_tokens = min(num_tokens, config.tokens or num_tokens)
     if not 1 <= num_tokens <= MOST_WIDE_TOKENS:
-        raise ValueError(f"{num_tokens} tokens: a tile has at most {MOST_WIDE_TOKENS}")
+        raise ValueError(f"{num_tokens} tokens: a tile has at most {MOST_WIDE_TOKENS} unless `tokens` cuts them")
     if config.splits * config.share > MOST_CLUSTER:
         raise ValueError(f"a cluster of {config.splits * config.share} programs: at most {MOST_CLUSTER}")
     warpgroups, tiles = _WARPGROUPS[-(-num_tokens // WIDE_STEP)]

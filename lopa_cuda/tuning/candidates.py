@@ -49,10 +49,11 @@ Case = tuple[LinearShape, int, Tile]  # int: tokens
 
 def candidates(shape: LinearShape, num_tokens: int, multiprocessors: int, *, has_wide: bool = True) -> list[Tile]:
     """The most promising first: at most MOST_WIDE_CANDIDATES and MOST_CUT_CANDIDATES of the wide kernel, or
-    MOST_MANY_CANDIDATES where no tile of it holds all tokens. At most MOST_CANDIDATES of Triton's, for few tokens: it
-    reads the weight several times for more. All can run."""
+    MOST_MANY_CANDIDATES where no tile of it holds all tokens. At most MOST_CANDIDATES of Triton's, which has none where
+    it would read the weight several times and the device runs the wide kernel. All can run."""
     wide = wide_candidates(shape, num_tokens, multiprocessors) if has_wide else []
-    has_narrow = num_tokens <= MOST_TILE_TOKENS or (num_tokens <= MOST_WIDE_TOKENS and not wide)
+    has_library_alone = has_wide and num_tokens > MOST_WIDE_TOKENS
+    has_narrow = num_tokens <= MOST_TILE_TOKENS or not (wide or has_library_alone)
     return [*wide, *(_narrow(shape, num_tokens, multiprocessors) if has_narrow else ())]
 
 
@@ -163,8 +164,11 @@ def _num_programs(shape: LinearShape, config: LinearConfig, num_tokens: int) -> 
 
 
 def distinct(cases: Iterable[Case]) -> list[Case]:
-    """Without those that are one kernel: numbers of tokens whose tiles are alike."""
-    return list({_kernel_of(*case): case for case in cases}.values())
+    """The first of those that are one kernel: numbers of tokens whose tiles are alike."""
+    found: dict[tuple[object, ...], Case] = {}
+    for case in cases:
+        found.setdefault(_kernel_of(*case), case)
+    return list(found.values())
 
 
 def _kernel_of(shape: LinearShape, num_tokens: int, config: Tile) -> tuple[object, ...]:

@@ -110,7 +110,7 @@ class _Behind:
         sizes = pair._sizes
         self._name, self._sizes, self._rotary, self._norm_weight = pair.name, sizes, pair._rotary, pair._norm_weight
         self._is_gated = pair.shape.fusion == "swiglu"
-        self._position = torch.arange(num_tokens, device=pair._rotary.device, dtype=torch.int32)
+        self._position = torch.arange(num_tokens, device=pair._rotary.device, dtype=torch.int32) % _POSITIONS
         self._window = random(2, num_tokens, sizes.num_kv_heads, sizes.head_size)
         self._residual = random(num_tokens, sizes.hidden_size)
 

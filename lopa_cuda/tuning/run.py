@@ -131,8 +131,8 @@ def tune_model(profile: DeviceProfile, run: RunConfig, options: TuneOptions) -> 
         if isinstance(error, EngineError) or not is_out_of_memory(error):
             raise
         raise EngineError(
-            f"the weights of one linear do not fit the free memory of {device.name} ({first_line(error)}): end what "
-            "else runs on it and start again; what has been measured is kept"
+            f"one linear with its tokens does not fit the free memory of {device.name} ({first_line(error)}): end what "
+            "else runs on it, or give --tokens fewer, and start again; what has been measured is kept"
         ) from error
     yield f"{len(linears)} linears in {path}" + _hint(path, device)
 

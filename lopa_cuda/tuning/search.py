@@ -9,7 +9,7 @@ from itself.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lopa_cuda.tiles import ModelLinear, Tile, WideConfig
@@ -26,23 +26,26 @@ Timer = Callable[[Tile | None, int], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """config: the tile that is kept; None: the library's product. best: the fastest tile, kept or not, with its us."""
+    """config: the tile that is kept; None: the library's product. best: the fastest tile that is right, kept or not,
+    with its us. has_tiles: whether there was one to time."""
 
     num_tokens: int
     config: Tile | None
     library_us: float
     best: Tile | None
     best_us: float
+    has_tiles: bool = True
 
     def __str__(self) -> str:
         if self.best is None:
-            return f"{self.num_tokens} tokens: library {self.library_us:.1f} us, no tile to compare"
+            why = "no tile fits this device" if self.has_tiles else "no tile to try"
+            return f"{self.num_tokens} tokens: library {self.library_us:.1f} us, {why}"
         gain = self.library_us / self.best_us
         tile = f"tile {_words(self.best)} {self.best_us:.1f} us, library {self.library_us:.1f} us, {gain:.2f} x"
         return f"{self.num_tokens} tokens: {tile}" + ("" if self.config else ": the library is kept")
 
 
-def choose(tiles: Iterable[Tile], num_tokens: int, time: Timer, is_right: Callable[[Tile], bool]) -> Choice:
+def choose(tiles: Sequence[Tile], num_tokens: int, time: Timer, is_right: Callable[[Tile], bool]) -> Choice:
     """is_right: whether a tile computes what the library does; one that does not is no choice."""
     short = [(us, config) for config in tiles if (us := time(config, SHORT_REPLAYS)) is not None]
     finalists = [config for _, config in sorted(short, key=lambda found: found[0])[:NUM_FINALISTS] if is_right(config)]
@@ -55,7 +58,7 @@ def choose(tiles: Iterable[Tile], num_tokens: int, time: Timer, is_right: Callab
     library = rounds.pop(None)
     library_us = statistics.median(library)
     if not rounds:
-        return Choice(num_tokens, None, library_us, None, library_us)
+        return Choice(num_tokens, None, library_us, None, library_us, has_tiles=len(tiles) > 0)
     best = min(rounds, key=lambda config: statistics.median(rounds[config]))
     is_faster = max(rounds[best]) < min(library) * (1 - NOISE)
     return Choice(num_tokens, best if is_faster else None, library_us, best, statistics.median(rounds[best]))

@@ -57,7 +57,7 @@ def test_a_tuned_model_starts_with_its_tiles(
     profile = DeviceProfile(name="test", engine="lopa_cuda", device="cuda", max_model_len=1024)
     linears = model_linears(profile, run, load_model_config(run.model), 1)
     assert sum("64 tokens: " in line for line in lines) == len(linears) == 5
-    assert not any("no tile to compare" in line for line in lines)
+    assert not any("no tile" in line for line in lines)
     file = read_tiles(path)
     assert file.device == this_device().name and file.entries.keys() == {linear.shape for linear in linears}
     assert all([most for most, _ in entry.tiles] == [64] for entry in file.entries.values())

@@ -25,7 +25,8 @@ if torch.cuda.is_available():
 KINDS: tuple[Kind, ...] = ("bf16", "int8", "fp8")
 CONFIGS = (
     WideConfig(144), WideConfig(64, 2), WideConfig(96, 3), WideConfig(64, 2, 2), WideConfig(96, 1, 2),
-    WideConfig(72, tokens=128), WideConfig(96, 3, tokens=64), WideConfig(64, 2, 2, tokens=64),
+    WideConfig(96, tokens=128), WideConfig(96, 3, tokens=64), WideConfig(64, 2, 2, tokens=64),
+    WideConfig(32, 1, 2, tokens=64),
 )  # fmt: skip
 BF16_TOLERANCE = 5e-3
 
@@ -64,10 +65,8 @@ def run(
     values, x_scale = (x, None) if isinstance(x, Tensor) else x
     columns = weight.shape[0] // (2 if is_gated else 1)
     out = torch.full((len(values), columns), torch.nan, device="cuda", dtype=torch.bfloat16)
-    found = launch_linear(
-        values, x_scale, weight, bias, scale, config, is_gated=is_gated, out_TC=None if is_gated else out
-    )
-    assert isinstance(found, Tensor)
+    found = launch_linear(values, x_scale, weight, bias, scale, config, is_gated=is_gated, out_TC=out)
+    assert found is out
     return found
 
 
@@ -117,9 +116,29 @@ def test_gate_and_up_with_swiglu(kind: Kind, config: WideConfig, num_tokens: int
     assert difference(found, functional.silu(gate) * up) < 2 * BF16_TOLERANCE
 
 
-@pytest.mark.parametrize("config", [WideConfig(96), WideConfig(64, 2)], ids=str)
-def test_a_static_linear_adds_whole_numbers_before_the_scale(config: WideConfig) -> None:
-    x, weight = random(160, 1024), w8a8.quantize_weight(random(512, 1024, seed=1))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("share", [1, 2])
+def test_a_program_takes_several_tiles_of_some_tokens(kind: Kind, is_gated: bool, share: int) -> None:
+    """More tiles than a device has multiprocessors; the last ones of tokens and of columns are not whole."""
+    num_tokens, num_out, num_in = 700, 2 * 1192, 1024
+    x, weight, scale = operands(kind, num_tokens, num_out, num_in)
+    wanted = expected(x, weight, scale, None)
+    if is_gated:
+        gate, up = wanted.chunk(2, dim=-1)
+        wanted = functional.silu(gate) * up
+    found = run(x, weight, scale, None, WideConfig(32, 1, share, tokens=64), is_gated)
+    assert difference(found, wanted) < 2 * BF16_TOLERANCE
+
+
+@pytest.mark.parametrize("num_tokens", [160, 700])
+@pytest.mark.parametrize(
+    "config", [WideConfig(96), WideConfig(64, 2), WideConfig(96, tokens=64), WideConfig(96, 1, 2, 128)], ids=str
+)
+def test_a_static_linear_adds_whole_numbers_before_the_scale(config: WideConfig, num_tokens: int) -> None:
+    if impossible(LinearShape("int8", 512, 1024, "none"), config, num_tokens):
+        pytest.skip("such a tile cannot run")
+    x, weight = random(num_tokens, 1024), w8a8.quantize_weight(random(512, 1024, seed=1))
     values = w8a8.quantize_static(x, torch.tensor([0.02], device="cuda"), torch.tensor([3.0], device="cuda"))
     bias = torch.randint(-(2**20), 2**20, (512,), device="cuda", dtype=torch.int32)
     wanted = w8a8.linear(values, weight.values, weight.scale, None, bias, torch.bfloat16)

@@ -70,18 +70,17 @@ def test_every_proposed_tile_can_run(cuda: DeviceProfile, model: str, tp_size: i
     profile = cuda.model_copy(update={"quantization": quantization})
     config = load_model_config(run.model)
     for linear in model_linears(profile, run, config, min(tp_size, config.num_kv_heads)):
-        for num_tokens in (1, 16, 64, 128, 192, 320, 400, 2048):
+        for num_tokens in (1, 16, 64, 128, 192, 320, 400, 32768):
             found = candidates(linear.shape, num_tokens, multiprocessors=132)
             wide = [tile for tile in found if isinstance(tile, WideConfig)]
-            assert bool(wide) == (64 < num_tokens <= (320 if linear.shape.kind == "bf16" else 16384))
+            assert bool(wide) == (num_tokens > 64 and (num_tokens <= 320 or linear.shape.kind != "bf16"))
             assert sum(tile.tokens == 0 for tile in wide) <= MOST_WIDE_CANDIDATES
             most_cut = MOST_CUT_CANDIDATES if num_tokens <= 320 else MOST_MANY_CANDIDATES
             assert sum(tile.tokens > 0 for tile in wide) <= most_cut
-            assert (len(found) > 0) == (num_tokens <= 320 or bool(wide)), "the library's bf16 is faster there"
+            assert num_tokens > 320 or found
             assert len(found) <= MOST_CANDIDATES + len(wide) and len(set(found)) == len(found)
             assert not any(impossible(linear.shape, tile, num_tokens) for tile in found)
-            if num_tokens <= 320:
-                narrow_of(linear.shape, num_tokens)
+            narrow_of(linear.shape, num_tokens)
 
 
 def narrow_of(shape: LinearShape, num_tokens: int) -> list[LinearConfig]:
@@ -112,7 +111,7 @@ def test_what_was_fastest_for_many_tokens_is_among_the_proposals() -> None:
         (shape, most, tile)
         for shape, entry in entries.items()
         for most, tile in entry.tiles
-        if isinstance(tile, WideConfig) and 320 < most <= 2112 and most != 1040
+        if isinstance(tile, WideConfig) and 320 < most <= 2112  # the last ones were found at 4,096
     ]
     assert len(many) > 30 and all(tile in wide_candidates(shape, most, 132) for shape, most, tile in many)
 
@@ -126,9 +125,9 @@ def test_a_wide_tile_divides_evenly_over_the_multiprocessors() -> None:
 
 def test_numbers_of_tokens_of_one_tile_are_compiled_once() -> None:
     cases = [(QKV.shape, count, A) for count in (1, 16, 32, 33, 48, 64, 128, 192)]
-    assert [count for _, count, _ in distinct(cases)] == [1, 16, 32, 33, 64, 192]
+    assert [count for _, count, _ in distinct(cases)] == [1, 16, 32, 33, 48, 128]
     wide = [(QKV.shape, count, WideConfig(96)) for count in (65, 128, 129, 160, 192)]
-    assert [count for _, count, _ in distinct(wide)] == [128, 192], "the last of those that are one kernel"
+    assert [count for _, count, _ in distinct(wide)] == [65, 129], "the first of those that are one kernel"
 
 
 class Clock:
@@ -172,7 +171,8 @@ def test_a_tile_that_the_device_does_not_take_is_left_out() -> None:
     assert choose([A, B], 64, Clock({None: 10.0, A: None, B: 5.0}), right).config == B
     choice = choose([A], 64, Clock({None: 10.0, A: None}), right)
     assert choice == Choice(64, None, 10.0, None, 10.0)
-    assert str(choice) == "64 tokens: library 10.0 us, no tile to compare"
+    assert str(choice) == "64 tokens: library 10.0 us, no tile fits this device"
+    assert str(choose([], 64, Clock({None: 10.0}), right)) == "64 tokens: library 10.0 us, no tile to try"
 
 
 def test_a_tile_that_computes_something_else_is_no_choice() -> None:

@@ -60,7 +60,7 @@ def test_what_is_not_refused_fits_a_multiprocessor(kind: Kind, is_gated: bool) -
         (SHAPE._replace(kind="int8"), WideConfig(24), 128, "24 rows: the matrix unit takes 16 to 256 in steps of 16"),
         (SHAPE._replace(fusion="swiglu"), WideConfig(24), 128, "24 rows"),
         (SHAPE, WideConfig(512), 128, "512 rows"),
-        (SHAPE, WideConfig(64), MOST_WIDE_TOKENS + 1, "321 tokens: a tile has at most 320"),
+        (SHAPE, WideConfig(64), MOST_WIDE_TOKENS + 1, "321 tokens: a tile has at most 320 unless `tokens` cuts them"),
         (SHAPE, WideConfig(64, tokens=96), 128, "96 tokens of a tile: they come in steps of 64"),
         (SHAPE, WideConfig(64, 8, 2), 128, "a cluster of 16 programs: at most 8"),
         (SHAPE, WideConfig(256), 256, "the sums of 256 rows do not fit 2 warpgroups' registers"),
@@ -96,6 +96,8 @@ def test_a_wide_tile_is_written_and_read_back(tmp_path: Path) -> None:
         ('{"rows": "96"}', "tiles.0.config.rows: set it to a whole number"),
         ('{"rows": 96, "stages": 4}', "tiles.0.config.stages: unknown key"),
         ('{"rows": 96, "splits": 9}', "tiles.0.config.splits: "),
+        ('{"rows": 96, "tokens": 320}', "tiles.0.config.tokens: "),
+        ('{"rows": 96, "tokens": 96}', "cannot run: 96 tokens of a tile: they come in steps of 64"),
         ('{"rows": 96, "splits": 8, "share": 8}', "the tile of up to 192 tokens cannot run: a cluster of 64 programs"),
     ],
 )
@@ -135,6 +137,10 @@ def test_the_kernel_is_compiled_from_its_constants_and_one_instruction() -> None
     text = source("fp8", config, wide_layout("fp8", config, 192, 3584, is_gated=True), is_gated=True)
     for line in ("#define WARPGROUPS 3", "#define ROWS 144", "#define IS_FLOAT8 1", "#define IS_GATED 1"):
         assert line in text.splitlines()
+    assert "#define IS_CUT 0" in text
+    config = WideConfig(144, tokens=128)
+    cut = source("fp8", config, wide_layout("fp8", config, 1552, 3584, is_gated=True), is_gated=True)
+    assert "#define IS_CUT 1" in cut and "#define WARPGROUPS 2" in cut, "as many warpgroups as its tokens need"
     assert "m64n144k32.f32.e4m3.e4m3" in text and text.count("wgmma.mma_async") == 1
     constants = set(re.findall(r"^#define (\w+)", text, re.MULTILINE))
     assert all(len(re.findall(rf"\b{name}\b", text)) > 1 for name in constants), "every constant is used"
@@ -162,7 +168,11 @@ def nvrtc() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("config", "num_tokens", "depth", "is_gated"),
-    [(WideConfig(144), 192, 3584, True), (WideConfig(64, 2), 256, 18944, False)],
+    [
+        (WideConfig(144), 192, 3584, True),
+        (WideConfig(64, 2), 256, 18944, False),
+        (WideConfig(112, share=2, tokens=192), 1552, 18944, False),
+    ],
 )
 def test_nvrtc_compiles_it_and_the_cubin_is_kept(
     nvrtc: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: Kind, config: WideConfig, num_tokens: int,
