@@ -211,7 +211,7 @@ def test_what_a_program_starts_dies_with_its_namespace(cell: Path, monkeypatch: 
     limits = programs._limits(programs.TIME_LIMIT_S)
     monkeypatch.setattr(programs, "_limits", lambda _: {**limits, "RLIMIT_NPROC": 1000})
     assert run_program(FORKS, "f", [[1]], "namespaces") == [1]
-    assert not left_of(marker())
+    assert not left_of(marker(), within_s=5)
     kill = "import os\ndef f(n):\n    try: os.kill(-1, 9)\n    except ProcessLookupError: return 'nobody else is here'"
     assert run_program(kill, "f", [[1]], "namespaces") == ["nobody else is here"]
 
@@ -220,13 +220,13 @@ def test_what_a_program_starts_dies_with_its_namespace(cell: Path, monkeypatch: 
 def test_what_a_program_starts_is_found_by_the_subreaper() -> None:
     needs("subreaper")
     assert run_program(FORKS, "f", [[1]], "subreaper") == [1]
-    assert not left_of(marker())
+    assert not left_of(marker(), within_s=5)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the limit of processes binds users other than root")
 def test_limits_end_what_does_not_hide() -> None:
     assert run_program(FORKS.replace("os.setsid()", "pass"), "f", [[1]], "limits") == [1]
-    left = left_of(marker())
+    left = left_of(marker(), within_s=5)
     for process in left:
         os.kill(int(str(process)), signal.SIGKILL)
     assert not left

@@ -158,7 +158,7 @@ def test_a_deep_tree_of_folders_goes_away(level: Level) -> None:
     source = "import os\ndef f():\n    for _ in range(5000): os.mkdir('d'); os.chdir('d')\n    return 5000"
     # The work folder of a namespace has room for fewer.
     assert run_program(source, "f", [[]], level) in ([5000], None)
-    assert not left_of(marker())
+    assert not left_of(marker(), within_s=SOON_S)
 
 
 @every_level
@@ -175,11 +175,12 @@ def test_a_flood_does_not_fill_the_memory_of_the_run(level: Level) -> None:
 def test_who_holds_the_pipe_does_not_hold_the_run(level: Level) -> None:
     began = time.monotonic()
     run_program(HOLD, "f", [[1]], level)
-    took_s, left = time.monotonic() - began, processes(marker())
-    for process in left:
+    took_s = time.monotonic() - began
+    if level != "limits":
+        assert not left_of(marker(), within_s=SOON_S)
+    for process in processes(marker()):
         os.kill(process, signal.SIGKILL)
     assert took_s < SOON_S
-    assert not left or level == "limits"
 
 
 @every_level
@@ -227,7 +228,7 @@ def test_an_interrupted_run_leaves_nothing(level: Level, monkeypatch: pytest.Mon
     finally:
         signal.signal(signal.SIGUSR1, before)
     timer.join()
-    assert not left_of(marker())
+    assert not left_of(marker(), within_s=SOON_S)  # what was killed may still be on its way out
 
 
 def test_a_cell_that_cannot_be_made_is_told_from_a_program_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
