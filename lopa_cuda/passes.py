@@ -1,8 +1,9 @@
 """One forward pass over rows of this rank: through the layers at one padded size, through the head at another.
 
-fill step buffers -> layers (each pre-writes its window's KV), norm -> hidden states -> fill read buffers -> head where
-the scheduler reads -> statistics -> gather over bp -> host. Each half is captured once a size and replayed; the
-second is queued while the first runs, and the host waits once, for the gathered predictions.
+fill step buffers -> layers (each pre-writes its window's KV) up to the last attention -> fill read buffers -> where the
+scheduler reads: the rest of the last layer, norm, head -> statistics -> gather over bp -> host. Each half is captured
+once a size and replayed; the second is queued while the first runs, and the host waits once, for the gathered
+predictions.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from lopa_cuda.ops import CudaOps
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.shapes import Shapes
 from lopa_cuda.steps import (
+    Handover,
     LayersKey,
     PagedKVCache,
     ReadBuffers,
@@ -65,10 +67,7 @@ class Passes:
         self._bp_rank = collectives.mesh.bp_rank
         self._capture = capture
         self._timeout_s = timeout_s
-        width, dtype = model.norm.weight.shape[0], model.norm.weight.dtype
-        num_static = buckets.max_tokens if capture else 0
-        self._captured_hidden_TD = torch.zeros((num_static, width), dtype=dtype, device=device)
-        self._hidden_TD = self._captured_hidden_TD
+        self._handover = Handover(ops.copy_rows, buckets.tokens[-1])
         self.num_tokens = 0
         self.busy = Stopwatch()
         self.times = PassTimes(partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None)
@@ -88,7 +87,8 @@ class Passes:
         layers = self.layers.entry(key, is_captured=key.is_captured)
         layers.buffers.fill(plan, shares[self._bp_rank])
         if key.is_captured:  # a pass that is not replayed does this itself
-            self._use_captured(key)
+            self._cache.use_staging(key.num_staged, is_captured=True)
+            self._handover.use_captured()
         self.times.mark(0)
         self.busy.start()
         layers.run()
@@ -138,6 +138,7 @@ class Passes:
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
         return {"peak_bytes": float(peak), **capture_costs(self.layers, self.head)}
 
+    @torch.inference_mode()
     def num_experts_hit(self, plan: StepPlan) -> float | None:
         """Experts of a layer that a pass over all rows reads, the mean over layers; None for a model without. Behind a
         pass of this plan, whose pages it reads."""
@@ -148,6 +149,7 @@ class Passes:
             entry = self.layers.entry(key, is_captured=False)
             entry.buffers.fill(plan, shares[0])
             entry.run()
+            self._hidden(torch.arange(key.num_tokens, device=self.device), is_captured=False)
         finally:
             self._ops.noted_experts = None
         return sum(expert_TC.unique().numel() for expert_TC in noted) / len(noted) if noted else None
@@ -178,46 +180,41 @@ class Passes:
     def _read_buffers(self, key: ReadsKey) -> ReadBuffers:
         return ReadBuffers(key, self.device, self._collectives.mesh.bp_size)
 
-    def _use_captured(self, key: LayersKey) -> None:
-        """A replay leaves the windows' KV and the hidden states where it was captured."""
-        self._cache.use_staging(key.num_staged, is_captured=True)
-        self._hidden_TD = self._captured_hidden_TD
-
     @torch.inference_mode()
     def _run_layers(self, key: LayersKey, buffers: StepBuffers) -> None:
         buffers.send()
         self._cache.use_staging(key.num_staged, is_captured=key.is_captured)
-        hidden_TD = self.model(buffers.token_T, self._ops.plan(buffers.step))
-        if key.is_captured:
-            self._captured_hidden_TD[: key.num_tokens].copy_(hidden_TD)
-            hidden_TD = self._captured_hidden_TD
-        self._hidden_TD = hidden_TD
+        attended, residual_TD = self.model.until_last_attention(buffers.token_T, self._ops.plan(buffers.step))
+        self._handover.leave(attended, residual_TD, is_captured=key.is_captured)
 
     @torch.inference_mode()
     def _run_head(self, key: ReadsKey, reads: ReadBuffers) -> None:
         reads.send()
-        hidden_TD = self._captured_hidden_TD if key.is_captured else self._hidden_TD
-        predicted_M3 = self._predict(hidden_TD.index_select(0, reads.index_M), key, reads)
-        reads.receive(self._collectives.bp_stack(predicted_M3))
+        reads.receive(self._collectives.bp_stack(self._predict(key, reads)))
 
-    def _predict(self, hidden_MD: Tensor, key: ReadsKey, reads: ReadBuffers) -> Tensor:
+    def _predict(self, key: ReadsKey, reads: ReadBuffers) -> Tensor:
         """[M, 3]: token, probability, confidence."""
         ops, head, vocab_start = self._ops, self.model.lm_head, self.model.vocab_start
         stack = self._collectives.tp_stack
         if key.sampling.is_special:
-            return self._predict_specially(hidden_MD, key.sampling, reads)
+            return self._predict_specially(key.sampling, reads)
+        hidden_MD = self._hidden(reads.index_M, is_captured=key.is_captured)
         if reads.sampling_rows is None:
             statistics_M6 = ops.statistics(hidden_MD, head, vocab_start, key.sampling)
             return ops.merge(stack(statistics_M6), key.sampling.strategy)
         return ops.sampled(hidden_MD, head, vocab_start, key.sampling, reads.sampling_rows, stack)
 
-    def _predict_specially(self, hidden_MD: Tensor, sampling: Sampling, reads: ReadBuffers) -> Tensor:
+    def _hidden(self, index_M: Tensor, *, is_captured: bool) -> Tensor:
+        """[M, D] of these tokens."""
+        return self.model.finish(*self._handover.take(index_M, is_captured=is_captured))
+
+    def _predict_specially(self, sampling: Sampling, reads: ReadBuffers) -> Tensor:
         """[M, 3] by plain operators; see common.model.special."""
         head, vocab_start, stack = self.model.lm_head, self.model.vocab_start, self._collectives.tp_stack
-        guide_NV = (
-            self._ops.logits(self._hidden_TD.index_select(0, reads.guide_M), head) if sampling.cfg_scale else None
-        )
-        logits_NV = self._ops.logits(hidden_MD, head)
+        guide_NV = None
+        if sampling.cfg_scale:
+            guide_NV = self._ops.logits(self._hidden(reads.guide_M, is_captured=False), head)
+        logits_NV = self._ops.logits(self._hidden(reads.index_M, is_captured=False), head)
         logits_NV = changed_logits(logits_NV, guide_NV, reads.lowered_M, vocab_start, sampling)
         if reads.sampling_rows is None:
             return merge_statistics(stack(special_statistics(logits_NV, vocab_start, sampling)), sampling.strategy)

@@ -74,7 +74,7 @@ class Shapes:
 
     def reads_key(self, num_reads: int, sampling: Sampling, *, is_captured: bool) -> ReadsKey:
         padded = fit(num_reads, self.buckets.reads) if is_captured and not sampling.is_special else None
-        return ReadsKey(padded or max(1, num_reads), sampling, is_captured=padded is not None)
+        return ReadsKey(padded or self._aligned(max(1, num_reads)), sampling, is_captured=padded is not None)
 
     def _cut(self, plan: StepPlan) -> tuple[list[Share], LayersKey]:
         num_ranks, sizes = self._mesh.bp_size, self.slices

@@ -8,7 +8,7 @@ already cut to this tensor-parallel rank's share.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from common.checkpoint import ModelConfig, shard_bounds
 from common.errors import ConfigError
-from common.model.ops import Ops
+from common.model.ops import Activation, Ops
 from common.model.parameters import Linear, MoE, QKNorm, RMSNorm
 
 
@@ -38,8 +38,15 @@ class DecoderLayer(nn.Module):
             self.down_proj = Linear(inner, width)
 
     def forward(self, x_TD: Tensor, residual_TD: Tensor | None, ops: Ops, step: Any) -> tuple[Tensor, Tensor]:
+        return self.feed_forward(*self.attend(x_TD, residual_TD, ops, step), ops)
+
+    def attend(self, x_TD: Tensor, residual_TD: Tensor | None, ops: Ops, step: Any) -> tuple[Activation, Tensor]:
+        """What `feed_forward` takes: attention's values [T, N H], and the residual stream [T, D] without them."""
         h, residual_TD = ops.norm(x_TD, residual_TD, self.input_norm, self.qkv_proj)
-        attended = ops.attend(ops.linear(h, self.qkv_proj), self.index, step, self.qk_norm)
+        return ops.attend(ops.linear(h, self.qkv_proj), self.index, step, self.qk_norm), residual_TD
+
+    def feed_forward(self, attended: Activation, residual_TD: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
+        """The rest of the layer, in which no token looks at another."""
         x_TD = ops.all_reduce(ops.linear(attended, self.o_proj))
         if self.moe is not None:
             h, residual_TD = ops.norm(x_TD, residual_TD, self.post_attention_norm, None)
@@ -62,10 +69,21 @@ class Decoder(nn.Module):
 
     def forward(self, token_T: Tensor, step: Any) -> Tensor:
         """[T] ids -> [T, D] hidden states behind the last norm."""
-        x_TD = functional.embedding(token_T, self.embed_tokens.weight)
-        residual_TD = None
-        for layer in self.layers:
+        return self.finish(*self.until_last_attention(token_T, step))
+
+    def until_last_attention(self, token_T: Tensor, step: Any) -> tuple[Activation, Tensor]:
+        """All that other tokens and later passes look at, every layer's keys and values included. The result is what
+        `finish` takes, of all tokens or of some."""
+        x_TD, residual_TD = functional.embedding(token_T, self.embed_tokens.weight), None
+        *layers, last = cast("list[DecoderLayer]", list(self.layers))
+        for layer in layers:
             x_TD, residual_TD = layer(x_TD, residual_TD, self.ops, step)
+        return last.attend(x_TD, residual_TD, self.ops, step)
+
+    def finish(self, attended: Activation, residual_TD: Tensor) -> Tensor:
+        """The last layer behind its attention, and the last norm: [T, D] hidden states."""
+        last = cast(DecoderLayer, self.layers[-1])
+        x_TD, residual_TD = last.feed_forward(attended, residual_TD, self.ops)
         hidden_TD, _ = self.ops.norm(x_TD, residual_TD, self.norm, None)
         assert isinstance(hidden_TD, Tensor), "the last norm feeds the head, which is never quantized"
         return hidden_TD

@@ -23,6 +23,7 @@ from lopa_cuda.kernels.norm import add_rms_norm
 from lopa_cuda.kernels.quantize import quantize_per_token, quantize_static
 from lopa_cuda.kernels.rope_prewrite import rope_prewrite
 from lopa_cuda.kernels.route import route
+from lopa_cuda.kernels.rows import copy_rows
 from lopa_cuda.kernels.swiglu import swiglu
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Quantize",
     "Shared",
     "add_rms_norm",
+    "copy_rows",
     "gate_up_swiglu",
     "head_statistics",
     "invariant_linear",

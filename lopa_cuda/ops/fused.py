@@ -108,6 +108,9 @@ class FusedOps:
             is_long=self.is_long, quantize=quantize_for(behind),
         )  # fmt: skip
 
+    def copy_rows(self, parts: list[Tensor], to: list[Tensor], index_M: Tensor | None = None) -> None:
+        kernels.copy_rows(parts, to, index_M)
+
     def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
         return kernels.linear(hidden_MD, *_operands(head))
 

@@ -97,6 +97,9 @@ class CudaOps(Ops, Protocol):
     def plan(self, step: DeviceStep) -> Any:
         """What `attend` gets as its step; called once a pass, before the layers."""
 
+    def copy_rows(self, parts: list[Tensor], to: list[Tensor], index_M: Tensor | None = None) -> None:
+        """to[i] = parts[i], or parts[i][index], for all i."""
+
     def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
         """[M, V] of this rank's share of the vocabulary."""
 
@@ -158,6 +161,10 @@ class TorchOps:
 
     def all_reduce(self, x_TD: Tensor) -> Tensor:
         return self._tp_sum(x_TD)
+
+    def copy_rows(self, parts: list[Tensor], to: list[Tensor], index_M: Tensor | None = None) -> None:
+        for part, other in zip(parts, to, strict=True):
+            other.copy_(part if index_M is None else part.index_select(0, index_M))
 
     def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
         return self.linear(hidden_MD, head)

@@ -1,6 +1,7 @@
 """One step's memory: the buffers that the host fills, the KV cache, and the commit of the winner's KV."""
 
 from lopa_cuda.steps.commit import Committer, Staged
+from lopa_cuda.steps.handover import Handover
 from lopa_cuda.steps.kv_cache import PAGE_SIZE, CacheSizes, PagedKVCache
 from lopa_cuda.steps.reads import ReadBuffers, Reads, ReadsKey
 from lopa_cuda.steps.share import Share, deal
@@ -14,6 +15,7 @@ __all__ = [
     "CacheSizes",
     "Committer",
     "DeviceStep",
+    "Handover",
     "LayersKey",
     "PagedKVCache",
     "ReadBuffers",

@@ -105,6 +105,19 @@ def test_static_quantization() -> None:
     assert torch.equal(values.cpu(), w8a8.quantize_static(x.cpu(), scale.cpu(), offset.cpu()))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("width", [34, 3584])
+def test_rows_are_copied_whole_and_by_an_index(dtype: torch.dtype, width: int) -> None:
+    parts = [random(200, 48).to(dtype), torch.randn(200, device="cuda"), random(200, width)]
+    places = [torch.empty_like(part.repeat(2, *[1] * (part.dim() - 1))) for part in parts]
+    kernels.copy_rows(parts, [place[:200] for place in places])
+    index = torch.randint(200, (37,), dtype=torch.int32, device="cuda")
+    taken = [torch.empty_like(place[:37]) for place in places]
+    kernels.copy_rows(places, taken, index)
+    for part, rows in zip(parts, taken, strict=True):
+        assert torch.equal(rows.float(), part.float()[index])
+
+
 def test_swiglu() -> None:
     x = random(70, 2 * 18944)
     assert relative_error(kernels.swiglu(x), swiglu(x.float())) < BF16_TOLERANCE

@@ -24,12 +24,13 @@ from lopa_cuda.kernels.attention import BLOCK_QUERIES, STAGES, choose_splits
 pytestmark = pytest.mark.slow
 HOPPER = GPUTarget("cuda", 90, 32)
 MULTIPLES_OF_16 = (
-    "committed_kv", "committed_position", "log_sum_stride", "num_columns", "part_stride", "row_stride", "vocab_size",
-    "window_kv", "window_token",
+    "a_words", "b_words", "committed_kv", "committed_position", "log_sum_stride", "num_columns", "part_stride",
+    "row_stride", "vocab_size", "window_kv", "window_token",
 )  # fmt: skip
 SHARED_BYTES = 227 * 2**10  # that a program may have
 INTEGERS = (
-    "count_ptr", "expert_ptr", "first_ptr", "horizon_ptr", "order_ptr", "position_ptr", "table_ptr", "tile_ptr",
+    "a_out_ptr", "a_ptr", "b_out_ptr", "b_ptr", "count_ptr", "expert_ptr", "first_ptr", "horizon_ptr", "index_ptr",
+    "order_ptr", "position_ptr", "table_ptr", "tile_ptr",
 )  # fmt: skip
 FLOATS = ("bias_ptr", "log_sum_ptr", "pair_weight_ptr", "part_ptr", "rotary_ptr", "scale_ptr")
 EXPERT = {"DEPTH": 2048, "CHOSEN": 8, "BLOCK_C": 64, "BLOCK_K": 64, "STAGES": 4}
@@ -42,6 +43,7 @@ NORM = {
     "IS_BIAS_INT": False, "RANK": 0, "RANKS": 0, "QUANTIZED_MAX": 0.0, "IS_INT": False, "addends_ptr": None,
     "flags_ptr": None, "out_scale_ptr": None, "weight_scale_ptr": None, "x_scale_ptr": None,
 }  # fmt: skip
+ROWS = {"A_BLOCK": 2048, "B_BLOCK": 2048, "C_BLOCK": 1, "c_ptr": None, "c_out_ptr": None}
 GROUPED = {"TOP_GROUPS": 4, "IS_GROUPED": True, "IS_SIGMOID": True, "GROUPS": 8, "LENGTH": 32}
 UNGROUPED = {"TOP_GROUPS": 1, "IS_GROUPED": False, "IS_SIGMOID": False, "GROUPS": 1, "LENGTH": 128, "bias_ptr": None}
 GATED = {"IS_GATED": True, "pair_weight_ptr": None}
@@ -56,6 +58,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "half of a head": ("rope_prewrite", "_rope_prewrite_kernel", {**ROPE, "PAIRS": 32, "BLOCK": 32, "REST_BLOCK": 64}),
     "norm of one token": ("norm", "_add_rms_norm_kernel", {**NORM, "TOKENS": 1, "BLOCK": 4096, "PARTS": 0}),
     "norm of several": ("norm", "_add_rms_norm_kernel", {**NORM, "TOKENS": 4, "BLOCK": 256, "PARTS": 4}),
+    "rows": ("rows", "_copy_rows_kernel", ROWS),
     "swiglu of several": ("swiglu", "_swiglu_kernel", {"TOKENS": 2, "BLOCK": 1024}),
     "whole heads": ("rope_prewrite", "_rope_prewrite_kernel", {**ROPE, "PAIRS": 64, "BLOCK": 64, "REST_BLOCK": 1}),
 }
@@ -73,7 +76,7 @@ def test_a_kernel_compiles_for_hopper(case: str) -> None:
     assert compiled(*CASES[case]).asm["cubin"]
 
 
-@pytest.mark.parametrize("case", ["norm of one token", "swiglu of several", "whole heads", *WIDE_CASES])
+@pytest.mark.parametrize("case", ["norm of one token", "rows", "swiglu of several", "whole heads", *WIDE_CASES])
 def test_a_small_stage_moves_many_bytes_at_a_time(case: str) -> None:
     """A mask or an address that the compiler cannot see through makes it load and store two bytes at a time."""
     assembly = compiled(*{**CASES, **WIDE_CASES}[case]).asm["sass"]

@@ -322,6 +322,21 @@ def test_swiglu(quantize: str | None) -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+def test_rows_are_copied_whole_and_by_an_index(dtype: torch.dtype) -> None:
+    parts = [random(5, 48).to(dtype), torch.randn(5), random(5, 34)]
+    places = [torch.zeros_like(part.repeat(2, *[1] * (part.dim() - 1))) for part in parts]
+    kernels.copy_rows(parts, [place[:5] for place in places])
+    index = torch.tensor([4, 0, 0, 2, 4, 1, 3], dtype=torch.int32)
+    taken = [torch.empty_like(place[:7]) for place in places]
+    kernels.copy_rows(places, taken, index)
+    for part, place, rows in zip(parts, places, taken, strict=True):
+        assert torch.equal(place[:5].float(), part.float()) and not place[5:].float().any()
+        assert torch.equal(rows.float(), part.float()[index.long()])
+    kernels.copy_rows(parts[:2], [place[:5] for place in places[:2]])
+
+
+@interpreted
 def test_static_quantization() -> None:
     x, scale, offset = random(5, 100), torch.tensor([0.02]), torch.tensor([3.0])
     assert torch.equal(kernels.quantize_static(x, scale, offset), w8a8.quantize_static(x, scale, offset))
