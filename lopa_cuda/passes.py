@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from common.decoding import Int, PredictionOrder, Predictions, Sampling, StepPlan
-from common.model import Decoder, changed_logits, merge_statistics, sampled_statistics, special_statistics
+from common.model import Activation, Decoder, changed_logits, merge_statistics, sampled_statistics, special_statistics
 from common.runtime import PassTimes, Stopwatch, wait_until_done
 from graphs.buckets import Buckets
 from graphs.runner import Capture, GraphRunner, capture_costs
@@ -198,15 +198,15 @@ class Passes:
         stack = self._collectives.tp_stack
         if key.sampling.is_special:
             return self._predict_specially(key.sampling, reads)
-        hidden_MD = self._hidden(reads.index_M, is_captured=key.is_captured)
+        hidden = self._hidden(reads.index_M, is_captured=key.is_captured)
         if reads.sampling_rows is None:
-            statistics_M6 = ops.statistics(hidden_MD, head, vocab_start, key.sampling)
+            statistics_M6 = ops.statistics(hidden, head, vocab_start, key.sampling)
             return ops.merge(stack(statistics_M6), key.sampling.strategy)
-        return ops.sampled(hidden_MD, head, vocab_start, key.sampling, reads.sampling_rows, stack)
+        return ops.sampled(hidden, head, vocab_start, key.sampling, reads.sampling_rows, stack)
 
-    def _hidden(self, index_M: Tensor, *, is_captured: bool) -> Tensor:
-        """[M, D] of these tokens."""
-        return self.model.finish(*self._handover.take(index_M, is_captured=is_captured))
+    def _hidden(self, index_M: Tensor, *, is_captured: bool) -> Activation:
+        """[M, D] of these tokens, as the head reads them."""
+        return self.model.finish(*self._handover.take(index_M, is_captured=is_captured), self.model.lm_head)
 
     def _predict_specially(self, sampling: Sampling, reads: ReadBuffers) -> Tensor:
         """[M, 3] by plain operators; see common.model.special."""

@@ -18,7 +18,7 @@ from quant import fp8, w8a8
 from quant.calibration import Calibration
 from quant.errors import QuantizationError
 from quant.names import find_linears, unmatched
-from quant.scheme import Scheme, quantize_linear
+from quant.scheme import Scheme, StaticInput, quantize_linear
 from quant.w8a8 import QuantizedActivation
 
 # (x [T, K], weight, weight_scale [N], x_scale [T] or None, bias [N] or None, out dtype) -> [T, N]; see w8a8.linear
@@ -115,14 +115,21 @@ def swap_linears(
         if not any(fnmatchcase(name, pattern) for name in names):
             raise QuantizationError(unmatched(pattern))
     chosen = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in exclude)]
-    default = PLAIN_FP8 if scheme == "fp8" else PLAIN_INT8
     for name in chosen:
-        linear = model.get_submodule(name)
-        weight, bias = _float_tensors(linear)
         static_input = calibration.of(name).static_input() if calibration and scheme == "w8a8" else None
-        tensors = quantize_linear(weight, bias, scheme, static_input)
-        _replace(model, name, QuantizedLinear(tensors, weight.dtype, kernels or default))
+        swap_linear(model, name, scheme, static_input, kernels)
     return chosen
+
+
+def swap_linear(
+    model: nn.Module, name: str, scheme: Scheme, static_input: StaticInput | None = None,
+    kernels: QuantKernels | None = None,
+) -> None:  # fmt: skip
+    """Quantize one float linear in place, by its module name."""
+    weight, bias = _float_tensors(model.get_submodule(name))
+    tensors = quantize_linear(weight, bias, scheme, static_input)
+    default = PLAIN_FP8 if scheme == "fp8" else PLAIN_INT8
+    _replace(model, name, QuantizedLinear(tensors, weight.dtype, kernels or default))
 
 
 def install_linears(

@@ -101,6 +101,11 @@ class DeviceProfile(Settings):
         default=None,
         description="8-bit linears: `w8a8` from a quantized folder or made at load, `fp8` made at load (`lopa_cuda`).",
     )
+    quantize_lm_head: bool = Field(
+        default=False,
+        description="With `quantization`: the head in 8 bits too, made at load, for half its bytes and slightly other "
+        "probabilities.",
+    )
     kernels: Literal["torch", "triton", "npu", "auto"] = Field(
         default="auto",
         description="Operators of the layers: plain PyTorch (`torch`), fused kernels (`triton`: those of `lopa_cuda`; "
@@ -185,6 +190,8 @@ class DeviceProfile(Settings):
             raise ValueError("engine lopa_cuda does not run on npu: set engine to lopa_ascend")
         if self.engine == "lopa_ascend" and self.device == "cuda":
             raise ValueError("engine lopa_ascend does not run on cuda: set engine to lopa_cuda")
+        if self.quantize_lm_head and self.quantization is None:
+            raise ValueError("quantize_lm_head needs quantization: set it to w8a8 or fp8, or remove quantize_lm_head")
         if self.weight_prefetch_mb and self.device != "npu":
             raise ValueError(f"weight_prefetch_mb acts on npu only, and device is {self.device}: remove it")
         if self.batch_invariant and not self._can_be_invariant():

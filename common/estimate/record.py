@@ -82,8 +82,12 @@ def record_step(setup: Setup) -> list[Operation]:
     ops.stream.append(HostWork())
     ops.note("host", "upload", read=16 * setup.num_tokens, written=16 * setup.num_tokens)
     ops.note_lookup(model.embed_tokens.weight, token_T)
-    hidden_TD = model(token_T, None)
-    _note_head(ops, model, hidden_TD)
+    attended_TD, residual_TD = model.until_last_attention(token_T, None)
+    if setup.launches.finishes_reads_only:
+        attended_TD, residual_TD = (_select_reads(ops, x_TD) for x_TD in (attended_TD, residual_TD))
+    hidden_TD = model.finish(attended_TD, residual_TD, model.lm_head if setup.quantizes_head else None)
+    hidden_MD = hidden_TD if setup.launches.finishes_reads_only else _select_reads(ops, hidden_TD)
+    _note_head(ops, model, hidden_MD)
     _note_commit(ops)
     return ops.stream
 
@@ -102,7 +106,7 @@ class RecordingOps:
             leaf = name.rpartition(".")[2]
             if leaf in _PART_OF:
                 self._part_of[module] = _PART_OF[leaf]
-            if leaf in _PART_OF and leaf != "lm_head" and self.setup.is_quantized:
+            if leaf in _PART_OF and self.setup.quantizes(_PART_OF[leaf]):
                 weight = torch.empty_like(module.weight, dtype=_TORCH_DTYPE[self.setup.linear_dtype])
                 module.weight = nn.Parameter(weight, requires_grad=False)
 
@@ -198,7 +202,7 @@ class RecordingOps:
 
     def _note_linear(self, part: str, x_TK: Tensor, weight_NK: Tensor, out_bytes: float) -> None:
         num_tokens, (num_out, num_in) = x_TK.shape[0], weight_NK.shape
-        is_quantized = part != "head" and self.setup.is_quantized
+        is_quantized = self.setup.quantizes(part)
         in_bytes = num_tokens * num_in * weight_NK.element_size()
         weight_bytes = _bytes(weight_NK) + (4 * num_out if is_quantized else 0)
         dtype = self.setup.linear_dtype if is_quantized else self.setup.dtype
@@ -215,10 +219,14 @@ class RecordingOps:
         return query * model.head_size, key * model.head_size, key * model.head_size
 
 
-def _note_head(ops: RecordingOps, model: Decoder, hidden_TD: Tensor) -> None:
+def _select_reads(ops: RecordingOps, x_TD: Tensor) -> Tensor:
+    x_MD = x_TD.new_empty(ops.setup.num_reads, x_TD.shape[1])
+    ops.note("head", "select", read=_bytes(x_MD), written=_bytes(x_MD))
+    return x_MD
+
+
+def _note_head(ops: RecordingOps, model: Decoder, hidden_MD: Tensor) -> None:
     setup = ops.setup
-    hidden_MD = hidden_TD.new_empty(setup.num_reads, hidden_TD.shape[1])
-    ops.note("head", "select", read=_bytes(hidden_MD), written=_bytes(hidden_MD))
     logits_MV = ops.linear(hidden_MD, model.lm_head)
     num_kernels, num_bytes = setup.launches.statistics_kernels, setup.launches.statistics_bytes * logits_MV.numel()
     for number in range(num_kernels):

@@ -53,6 +53,7 @@ def setup_of(profile: DeviceProfile, run: RunConfig, model: ModelConfig, options
         read_share=options.read_share,
         tokens_per_step=options.tokens_per_step,
         is_block_causal=decode.window_attention == "block_causal",
+        quantizes_head=profile.quantize_lm_head,
         is_captured=profile.graph.mode != "eager" and not profile.enforce_eager,
         hides_all_reduce=profile.weight_prefetch_mb > 0 and mesh.tensor_parallel_size > 1,
         prefetch_bytes=profile.weight_prefetch_mb * 2.0**20 or float("inf"),
@@ -65,6 +66,8 @@ def changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
     launches = setup.launches
     if setup.is_quantized:
         yield f"linears in {setup.dtype}", replace(setup, linear_dtype=setup.dtype)
+        if not setup.quantizes_head:
+            yield "the head in 8 bits", replace(setup, quantizes_head=True)
     elif setup.model.moe is None:
         yield "linears in W8A8", replace(setup, linear_dtype="int8")
     yield "q, k, v not merged", replace(setup, launches=replace(launches, merges_qkv=not launches.merges_qkv))

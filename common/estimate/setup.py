@@ -14,7 +14,8 @@ class Launches:
 
     fuses_*: the stage in front writes the quantized input, or the gate's linear applies the activation. A stage that
     does not fuse it costs a kernel and a trip through memory. splits_keys: attention spreads a row's keys over all
-    units and merges the parts. commit_copies: a committed block is copied behind the cache. statistics_bytes: moved for
+    units and merges the parts. finishes_reads_only: the last layer behind its attention takes the tokens that are read,
+    not all. commit_copies: a committed block is copied behind the cache. statistics_bytes: moved for
     each logit to reduce it to token, probability and confidence.
     """
 
@@ -27,6 +28,7 @@ class Launches:
     rotary_kernels: int = 1
     kv_write_kernels: int = 0
     splits_keys: bool = True
+    finishes_reads_only: bool = True
     commit_copies: bool = True
     statistics_kernels: int = 3
     statistics_bytes: int = 2
@@ -38,7 +40,8 @@ LAUNCHES = {
     "lopa_cuda": Launches("fused CUDA kernels"),
     "lopa_ascend": Launches(
         "torch_npu operators", fuses_attention_quant=False, fuses_swiglu=False, gate_up_bytes=4, rotary_kernels=4,
-        kv_write_kernels=1, splits_keys=False, commit_copies=False, statistics_kernels=23, statistics_bytes=46,
+        kv_write_kernels=1, splits_keys=False, finishes_reads_only=False, commit_copies=False, statistics_kernels=23,
+        statistics_bytes=46,
     ),
 }  # fmt: skip
 
@@ -47,7 +50,8 @@ LAUNCHES = {
 class Setup:
     """One step of one replica.
 
-    linear_dtype: of the decoder layers' linears; the head and everything else have `dtype`. num_rows: of all requests
+    linear_dtype: of the decoder layers' linears, and of the head where `quantizes_head`; else it and everything else
+    have `dtype`. num_rows: of all requests
     of the replica. prefix: cached positions in front of the window. read_share: of the window's positions that go
     through the head. tokens_per_step: of a request; a block is committed every block_size of them.
     """
@@ -66,6 +70,7 @@ class Setup:
     read_share: float
     tokens_per_step: float
     is_block_causal: bool
+    quantizes_head: bool = False
     is_captured: bool = True
     hides_all_reduce: bool = False  # the next linear's weight is prefetched into L2 under the all-reduce
     prefetch_bytes: float = float("inf")  # at most, beside what fits into L2 and into the time
@@ -74,6 +79,10 @@ class Setup:
     @property
     def is_quantized(self) -> bool:
         return self.linear_dtype != self.dtype
+
+    def quantizes(self, part: str) -> bool:
+        """Whether a linear of this part of a step is in 8 bits."""
+        return self.is_quantized and (part != "head" or self.quantizes_head)
 
     @property
     def rows(self) -> int:

@@ -69,7 +69,9 @@ class Decoder(nn.Module):
 
     def forward(self, token_T: Tensor, step: Any) -> Tensor:
         """[T] ids -> [T, D] hidden states behind the last norm."""
-        return self.finish(*self.until_last_attention(token_T, step))
+        hidden_TD = self.finish(*self.until_last_attention(token_T, step))
+        assert isinstance(hidden_TD, Tensor), "nothing quantized was asked for"
+        return hidden_TD
 
     def until_last_attention(self, token_T: Tensor, step: Any) -> tuple[Activation, Tensor]:
         """All that other tokens and later passes look at, every layer's keys and values included. The result is what
@@ -80,13 +82,13 @@ class Decoder(nn.Module):
             x_TD, residual_TD = layer(x_TD, residual_TD, self.ops, step)
         return last.attend(x_TD, residual_TD, self.ops, step)
 
-    def finish(self, attended: Activation, residual_TD: Tensor) -> Tensor:
-        """The last layer behind its attention, and the last norm: [T, D] hidden states."""
+    def finish(self, attended: Activation, residual_TD: Tensor, consumer: nn.Module | None = None) -> Activation:
+        """The last layer behind its attention, and the last norm: [T, D] hidden states, in the form that `consumer`
+        reads."""
         last = cast(DecoderLayer, self.layers[-1])
         x_TD, residual_TD = last.feed_forward(attended, residual_TD, self.ops)
-        hidden_TD, _ = self.ops.norm(x_TD, residual_TD, self.norm, None)
-        assert isinstance(hidden_TD, Tensor), "the last norm feeds the head, which is never quantized"
-        return hidden_TD
+        hidden, _ = self.ops.norm(x_TD, residual_TD, self.norm, consumer)
+        return hidden
 
 
 def build_decoder(

@@ -1,6 +1,7 @@
 """The model with its weights on this process's device: float, quantized at load, or from a quantized folder.
 
-Only the linears of decoder layers are quantized; embeddings, norms and the head stay in the profile's dtype.
+The linears of decoder layers are quantized, and the head where the profile asks for it; embeddings and norms stay in
+the profile's dtype.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from common.errors import ConfigError
 from common.model import Decoder, Ops, build_decoder
 from common.processes import Mesh
 from quant.folder import float_tensors, is_quantized_folder, load_quantized
-from quant.linear import PLAIN_INT8, QuantKernels, install_linears, swap_linears
+from quant.linear import PLAIN_INT8, QuantKernels, install_linears, swap_linear, swap_linears
 from quant.scheme import Scheme
 
 logger = logging.getLogger(__name__)
@@ -54,9 +55,13 @@ class ModelLoader:
 
     def load(self) -> Decoder:
         """Raises ConfigError, or QuantizationError naming file and tensor."""
-        if self.run.load_format == "auto" and is_quantized_folder(self.run.model):
-            return self._from_quantized_folder()
-        return self._from_float()
+        is_quantized = self.run.load_format == "auto" and is_quantized_folder(self.run.model)
+        model = self._from_quantized_folder() if is_quantized else self._from_float()
+        scheme = self.profile.quantization
+        if self.profile.quantize_lm_head and scheme is not None:
+            swap_linear(model, "lm_head", _SCHEME_AT_LOAD[scheme], kernels=self.quant_kernels)
+            logger.info("quantized lm_head as %s at load", _SCHEME_AT_LOAD[scheme])
+        return model
 
     def _from_float(self) -> Decoder:
         run, scheme = self.run, self.profile.quantization

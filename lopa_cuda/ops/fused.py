@@ -111,20 +111,20 @@ class FusedOps:
     def copy_rows(self, parts: list[Tensor], to: list[Tensor], index_M: Tensor | None = None) -> None:
         kernels.copy_rows(parts, to, index_M)
 
-    def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
-        return kernels.linear(hidden_MD, *_operands(head))
+    def logits(self, hidden: Activation, head: nn.Module) -> Tensor:
+        return kernels.linear(hidden, *_operands(head))
 
-    def statistics(self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
-        return kernels.head_statistics(self.logits(hidden_MD, head), vocab_start, sampling)
+    def statistics(self, hidden: Activation, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
+        return kernels.head_statistics(self.logits(hidden, head), vocab_start, sampling)
 
     def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
         return kernels.merge_statistics(statistics_PM6, strategy)
 
     def sampled(
-        self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling, rows: SamplingRows,
+        self, hidden: Activation, head: nn.Module, vocab_start: int, sampling: Sampling, rows: SamplingRows,
         gather: Gather,
     ) -> Tensor:  # fmt: skip
-        return sampled_of(self.logits(hidden_MD, head), vocab_start, sampling, rows, gather)
+        return sampled_of(self.logits(hidden, head), vocab_start, sampling, rows, gather)
 
 
 class InvariantOps(FusedOps):
@@ -138,8 +138,8 @@ class InvariantOps(FusedOps):
     def mlp(self, x: Activation, gate_up: nn.Module, down: nn.Module) -> Any:
         return self.linear(kernels.swiglu(self.linear(x, gate_up)), down)
 
-    def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
-        return kernels.invariant_linear(hidden_MD, *_operands(head)[:2])
+    def logits(self, hidden: Activation, head: nn.Module) -> Tensor:
+        return kernels.invariant_linear(hidden, *_operands(head)[:2])
 
 
 def sampled_of(logits_MV: Tensor, vocab_start: int, sampling: Sampling, rows: SamplingRows, gather: Gather) -> Tensor:

@@ -100,17 +100,17 @@ class CudaOps(Ops, Protocol):
     def copy_rows(self, parts: list[Tensor], to: list[Tensor], index_M: Tensor | None = None) -> None:
         """to[i] = parts[i], or parts[i][index], for all i."""
 
-    def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
-        """[M, V] of this rank's share of the vocabulary."""
+    def logits(self, hidden: Activation, head: nn.Module) -> Tensor:
+        """[M, V] of this rank's share of the vocabulary, from [M, D] as `head` reads it."""
 
-    def statistics(self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
+    def statistics(self, hidden: Activation, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
         """[M, 6] of this rank's share of the vocabulary; see common.model.sampling."""
 
     def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
         """[M, 3]: token, probability, confidence."""
 
     def sampled(
-        self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling, rows: SamplingRows,
+        self, hidden: Activation, head: nn.Module, vocab_start: int, sampling: Sampling, rows: SamplingRows,
         gather: Gather,
     ) -> Tensor:  # fmt: skip
         """[M, 3] of all shards, where some rows are drawn; gather stacks the shards' values."""
@@ -166,20 +166,20 @@ class TorchOps:
         for part, other in zip(parts, to, strict=True):
             other.copy_(part if index_M is None else part.index_select(0, index_M))
 
-    def logits(self, hidden_MD: Tensor, head: nn.Module) -> Tensor:
-        return self.linear(hidden_MD, head)
+    def logits(self, hidden: Activation, head: nn.Module) -> Tensor:
+        return self.linear(hidden, head)
 
-    def statistics(self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
-        return shard_statistics(self.logits(hidden_MD, head), vocab_start, sampling)
+    def statistics(self, hidden: Activation, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
+        return shard_statistics(self.logits(hidden, head), vocab_start, sampling)
 
     def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
         return merge_statistics(statistics_PM6, strategy)
 
     def sampled(
-        self, hidden_MD: Tensor, head: nn.Module, vocab_start: int, sampling: Sampling, rows: SamplingRows,
+        self, hidden: Activation, head: nn.Module, vocab_start: int, sampling: Sampling, rows: SamplingRows,
         gather: Gather,
     ) -> Tensor:  # fmt: skip
-        return sampled_statistics(self.logits(hidden_MD, head), vocab_start, sampling, rows, gather)
+        return sampled_statistics(self.logits(hidden, head), vocab_start, sampling, rows, gather)
 
     def attend(self, qkv_TE: Tensor, layer: int, plain: PlainStep, qk_norm: QKNorm | None) -> Tensor:
         qkv_TGH = qkv_TE.view(len(qkv_TE), -1, self.head_size)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from common.checkpoint import ModelConfig, shard_bounds
 from common.config import DeviceProfile, RunConfig
-from common.runtime import linear_schemes
+from common.runtime import linear_schemes, scheme_at_load
 from lopa_cuda.tiles.table import Fusion, Kind, LinearShape
 from quant.folder import FLOAT
 from quant.names import LinearName
@@ -37,7 +37,8 @@ def model_linears(
             shape = LinearShape(_KINDS.get(scheme, "int8"), num_out, num_in, fusion)
             found.setdefault(shape, ModelLinear(name, shape))
     first, end = shard_bounds(config.vocab_size, tp_rank, tp_size)
-    head = LinearShape("bf16", end - first, config.hidden_size, "none")
+    kind = _KINDS.get(scheme_at_load(profile), "int8") if profile.quantize_lm_head else "bf16"
+    head = LinearShape(kind, end - first, config.hidden_size, "none")
     found.setdefault(head, ModelLinear("head", head))
     return tuple(found.values())
 

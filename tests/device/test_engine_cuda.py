@@ -146,10 +146,11 @@ def test_a_short_pool_decodes_the_tokens_of_a_whole_one(model: Path, num_slots: 
 
 @pytest.mark.parametrize("quantization", ["w8a8", "fp8"])
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
-def test_eight_bit_models_run(model: Path, quantization: str, kernels: str) -> None:
-    is_fused = kernels == "triton"
-    quantized = build(model, is_captured=is_fused, kernels=kernels, quantization=quantization)
-    plain = build(model, is_captured=False, kernels="torch", quantization=quantization)
+@pytest.mark.parametrize("quantize_lm_head", [False, True])
+def test_eight_bit_models_run(model: Path, quantization: str, kernels: str, quantize_lm_head: bool) -> None:
+    is_fused, eight_bits = kernels == "triton", {"quantization": quantization, "quantize_lm_head": quantize_lm_head}
+    quantized = build(model, is_captured=is_fused, kernels=kernels, **eight_bits)
+    plain = build(model, is_captured=False, kernels="torch", **eight_bits)
     found, wanted = (predict(model, engine, 2, 100) for engine in (quantized, plain))
     np.testing.assert_allclose(found.confidence_T, wanted.confidence_T, atol=0.15)
 

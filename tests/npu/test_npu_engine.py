@@ -23,6 +23,7 @@ from lopa_ascend.engine import AscendEngine
 from lopa_ascend.ops import AttentionForm, reference_ops
 from lopa_ascend.ops.twins import quant
 from lopa_ascend.passes import Shapes, folder_of
+from quant.linear import QuantizedLinear
 from tests.conftest import GOLDEN
 from tests.distributed.ascend_launch import decoded, write_model
 
@@ -112,6 +113,18 @@ def test_the_engine_gives_the_tokens_of_the_ref_lane(quantization: str | None, s
     decode = causal(**settings)
     found = decode_all(engine_on("npu", decode, quantization), decode)
     assert found == decode_all(engine_on("cpu", decode, quantization), decode)
+
+
+@pytest.mark.parametrize("mode", ["eager", "npugraph", pytest.param("torchair", marks=pytest.mark.slow)])
+def test_a_head_in_eight_bits_gives_the_tokens_of_the_ref_lane(npu: Any, mode: str) -> None:
+    decode = causal(shift_row="fresh")
+    engines = (
+        engine_on("npu", decode, "w8a8", mode, quantize_lm_head=True),
+        engine_on("cpu", decode, "w8a8", quantize_lm_head=True),
+    )
+    assert all(isinstance(engine.passes._model.lm_head, QuantizedLinear) for engine in engines)
+    found, wanted = (decode_all(engine, decode) for engine in engines)
+    assert found == wanted
 
 
 def cache_copies(npu: Any, engine: AscendEngine) -> list[str]:

@@ -19,14 +19,15 @@ from quant.quantize import quantize_folder
 MODEL = Path(__file__).parents[2] / "golden" / "model_a"
 
 
-def predict(model: Path, quantization: str | None, **run: str) -> Predictions:
+def predict(model: Path, quantization: str | None, *, quantize_lm_head: bool = False, **run: str) -> Predictions:
     profile = DeviceProfile(
         name="test", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=64,
-        quantization=quantization,  # type: ignore[arg-type]
+        quantization=quantization, quantize_lm_head=quantize_lm_head,  # type: ignore[arg-type]
     )  # fmt: skip
     engine = assemble(profile, RunConfig(model=str(model), **run))  # type: ignore[arg-type]
     kinds = {type(module) for name, module in engine.passes.model.named_modules() if name.endswith("_proj")}
     assert (kinds == {QuantizedLinear}) == (quantization is not None)
+    assert isinstance(engine.passes.model.lm_head, QuantizedLinear) == quantize_lm_head
     plan = synthetic_plan(load_model_config(MODEL), num_rows=2, width=12, num_cached=0, read_share=1.0)
     return engine.forward(plan)
 
@@ -49,6 +50,15 @@ def test_eight_bits_stay_close_to_the_float_model(quantization: str) -> None:
     plain, quantized = predict(MODEL, None), predict(MODEL, quantization)
     assert not np.array_equal(plain.probability_T, quantized.probability_T)
     assert np.median(np.abs(plain.probability_T - quantized.probability_T)) < 0.1
+
+
+@pytest.mark.parametrize("quantization", ["w8a8", "fp8"])
+def test_a_head_in_eight_bits_predicts_nearly_what_a_float_one_does(folder: Path, quantization: str) -> None:
+    model = folder if quantization == "w8a8" else MODEL
+    plain, quantized = (predict(model, quantization, quantize_lm_head=is_quantized) for is_quantized in (False, True))
+    difference = np.abs(plain.probability_T - quantized.probability_T)
+    assert 0 < np.median(difference) < 0.02
+    assert np.mean(plain.token_T == quantized.token_T) > 0.8
 
 
 def test_a_quantized_folder_under_another_quantization_is_refused(folder: Path) -> None:

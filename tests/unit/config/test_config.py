@@ -134,6 +134,7 @@ def test_a_wrong_run_file_is_refused_with_the_fix(tmp_path: Path, text: str, exp
         ("mesh: {tp: 2}", "FILE: mesh.tp: unknown key; known keys of mesh: data_parallel_size, branch_parallel_size"),
         ("mesh: all", "FILE: mesh: write it as a section"),
         ("graph: {mode: cuda_graph}", "FILE: graph.mode cuda_graph needs device cuda: set graph.mode to eager"),
+        ("quantize_lm_head: true", "FILE: quantize_lm_head needs quantization: set it to w8a8 or fp8, or remove"),
         ("weight_prefetch_mb: 18", "FILE: weight_prefetch_mb acts on npu only, and device is cpu: remove it"),
         ("processes_per_node: 2\nmesh: {branch_parallel_size: 3}", "3 processes, which do not fill nodes of"),
     ],

@@ -226,12 +226,41 @@ def test_changes_move_the_step_the_way_they_must(ascend: Hardware) -> None:
     before = estimate_step(on_ascend(), ascend).ms
     after = {name: estimate_step(changed, ascend).ms for name, changed in changes(on_ascend())}
     assert after["linears in bfloat16"] > before
+    assert after["the head in 8 bits"] < before
     assert after["q, k, v not merged"] > before
     assert after["norm and quantization not fused"] > before
     assert after["all-reduces overlapped (weights prefetched)"] < before
     assert after["head statistics in one pass"] < before
     assert after["launched one by one"] > before
     assert dict(changes(setup()))["linears in W8A8"].linear_dtype == "int8"
+
+
+def test_a_head_in_eight_bits_reads_half_the_bytes() -> None:
+    plain, quantized = (
+        next(
+            op
+            for op in record_step(on_ascend(quantizes_head=is_quantized))
+            if op.part == "head" and op.name == "linear"
+        )
+        for is_quantized in (False, True)
+    )
+    assert isinstance(plain, Kernel) and isinstance(quantized, Kernel)
+    assert quantized.weight_bytes == pytest.approx(plain.weight_bytes / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_the_last_layer_ends_for_reads_alone_where_the_engine_does_so(share: float) -> None:
+    launches = LAUNCHES["lopa_cuda"]
+    reads, everything = (
+        [
+            op
+            for op in record_step(setup(read_share=share, launches=replace(launches, finishes_reads_only=only)))
+            if isinstance(op, Kernel) and op.part == "down"
+        ]
+        for only in (True, False)
+    )
+    assert reads[:-1] == everything[:-1]
+    assert reads[-1].flops == pytest.approx(share * everything[-1].flops, rel=0.1)
 
 
 def test_prefetching_hides_at_most_the_all_reduces(ascend: Hardware) -> None:

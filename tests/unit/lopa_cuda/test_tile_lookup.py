@@ -164,6 +164,14 @@ def test_linears_are_of_the_profiles_kind_and_the_head_is_not(
     assert head == ModelLinear("head", LinearShape("bf16", 152064, 3584, "none"))
 
 
+@pytest.mark.parametrize(("quantization", "kind"), [("fp8", "fp8"), ("w8a8", "int8")])
+def test_a_quantized_head_is_of_the_profiles_kind(cuda: DeviceProfile, quantization: str, kind: str) -> None:
+    run = RunConfig(model=str(ROOT / "configs/models/dream_7b"), load_format="dummy")
+    profile = cuda.model_copy(update={"quantization": quantization, "quantize_lm_head": True})
+    *_, head = model_linears(profile, run, load_model_config(run.model), 2)
+    assert head.shape == (kind, 152064 // 2, 3584, "none")
+
+
 def test_mixtures_have_the_linears_of_their_shared_experts(cuda: DeviceProfile) -> None:
     run = RunConfig(model=str(ROOT / "configs/models/llada2_mini"), load_format="dummy")
     names = [linear.name for linear in model_linears(cuda, run, load_model_config(run.model), 1)]
