@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from common.config import tiles_folder
-from lopa_cuda.tiles.files import TilesFile, read_tiles
+from lopa_cuda.tiles.files import read_tiles
 from lopa_cuda.tiles.table import LinearShape, Tiles, TileTable, merge_tiles
 from lopa_cuda.user_files import user_folder
 
@@ -54,23 +54,35 @@ def load_tiles(device: Device, committed: Path | None = None, own: Path | None =
 
     Raises ConfigError for a file that is wrong, OSError for one that cannot be read.
     """
-    shipped = _committed_for(device, committed or tiles_folder())
-    mine = (own or own_folder()) / device.file_name
-    found = [*([shipped] if shipped else []), *([(mine, read_tiles(mine))] if is_file(mine) else [])]
+    shipped, mine = _committed_for(device, committed or tiles_folder()), (own or own_folder()) / device.file_name
+    if not is_file(mine):
+        return shipped
+    table = dict(shipped.table)
+    for shape, entry in read_tiles(mine).entries.items():
+        table[shape] = merge_tiles(table.get(shape, ()), entry.tiles)
+    return DeviceTiles(table, (*shipped.files, mine))
+
+
+def _committed_for(device: Device, folder: Path) -> DeviceTiles:
+    """The device's own file's; what that lacks, linears and larger numbers of tokens, the others of its compute
+    capability have, the first by name before the next."""
+    paths = sorted(folder.glob("*.json"), key=lambda path: (path.name != device.file_name, path.name))
     table: dict[LinearShape, Tiles] = {}
-    for _, file in found:
-        for shape, entry in file.entries.items():
-            table[shape] = merge_tiles(table.get(shape, ()), entry.tiles)
-    return DeviceTiles(table, tuple(path for path, _ in found))
+    files: list[Path] = []
+    for path, file in [(path, read_tiles(path)) for path in paths]:
+        if file.compute_capability != device.compute_capability:
+            continue
+        lacking = {shape: _beyond(table.get(shape, ()), entry.tiles) for shape, entry in file.entries.items()}
+        if any(lacking.values()):
+            files.insert(0, path)
+        table |= {shape: (*table.get(shape, ()), *tiles) for shape, tiles in lacking.items()}
+    return DeviceTiles(table, tuple(files))
 
 
-def _committed_for(device: Device, folder: Path) -> tuple[Path, TilesFile] | None:
-    """The device's own file; else the first, by name, of its compute capability."""
-    exact = folder / device.file_name
-    if is_file(exact):
-        return exact, read_tiles(exact)
-    files = ((path, read_tiles(path)) for path in sorted(folder.glob("*.json")))
-    return next((found for found in files if found[1].compute_capability == device.compute_capability), None)
+def _beyond(known: Tiles, others: Tiles) -> Tiles:
+    """Of the others those for more tokens than there are tiles for."""
+    most = known[-1][0] if known else 0
+    return tuple(rung for rung in others if rung[0] > most)
 
 
 def is_file(path: Path) -> bool:

@@ -55,10 +55,14 @@ def test_a_file_is_named_by_its_device() -> None:
     assert (H200.file_name, H100.file_name) == ("nvidia_h200.json", "nvidia_h100_80gb_hbm3.json")
 
 
-def test_a_device_gets_its_own_committed_file(committed: Path, tmp_path: Path) -> None:
+def test_a_device_gets_its_own_committed_file_and_what_it_lacks_of_another(committed: Path, tmp_path: Path) -> None:
     found = load_tiles(Device("NVIDIA Z", "9.0"), committed, tmp_path / "none")
-    assert found.table == {SHAPE: ((32, C),)}
-    assert found.files == (committed / "nvidia_z.json",)
+    assert found.table == {SHAPE: ((32, C), (64, A)), OTHER: ((32, A),)}
+    assert found.files == (committed / "nvidia_h200.json", committed / "nvidia_z.json")
+
+
+def test_a_file_that_adds_nothing_to_the_devices_own_is_not_named(committed: Path, tmp_path: Path) -> None:
+    assert load_tiles(H200, committed, tmp_path / "none").files == (committed / "nvidia_h200.json",)
 
 
 def test_a_device_without_one_gets_that_of_its_compute_capability(committed: Path, tmp_path: Path) -> None:
@@ -91,7 +95,10 @@ def test_a_wrong_file_of_the_user_is_refused(committed: Path, tmp_path: Path) ->
 
 
 def test_the_committed_tiles_of_hopper_serve_every_hopper(tmp_path: Path) -> None:
-    assert load_tiles(H100, own=tmp_path).table == load_tiles(H200, own=tmp_path).table != {}
+    """A linear that one of them has, all have, be it by other tiles."""
+    other = Device("NVIDIA Z", "9.0")
+    shapes = [set(load_tiles(device, own=tmp_path).table) for device in (H200, H100, other)]
+    assert shapes[0] == shapes[1] == shapes[2] != set()
 
 
 @pytest.mark.parametrize(
@@ -116,6 +123,7 @@ def test_a_start_names_the_files_and_the_linears_without_an_entry(committed: Pat
     linears = [ModelLinear("qkv", SHAPE), ModelLinear("gate_up", OTHER)]
     tiles = load_tiles(H200, committed, tmp_path / "none")
     assert tell(H200, tiles, linears) == f"linear tiles of NVIDIA H200: {committed}/nvidia_h200.json"
+    (committed / "nvidia_h200.json").unlink()
     tiles = load_tiles(Device("NVIDIA Z", "9.0"), committed, tmp_path / "none")
     assert tell(H200, tiles, linears).endswith(
         "nvidia_z.json; on the library for want of an entry: gate_up fp8 128x128 swiglu "
