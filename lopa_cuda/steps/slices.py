@@ -8,7 +8,7 @@ others', and attention looks at the rows' keys there. Behind the pass each rank 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,12 +39,11 @@ def slice_length(plan: StepPlan, num_ranks: int) -> int:
     return -(-plan.num_tokens // num_ranks)
 
 
-def slice_sizes(sizes: Iterable[int], num_ranks: int, num_staged: int) -> list[int]:
-    """Of slices that pay and, all together, fit this many tokens of staging memory: the padded sizes, and the largest
-    there may be."""
+def slice_sizes(sizes_up_to: Callable[[int], Sequence[int]], num_ranks: int, num_staged: int) -> list[int]:
+    """Of slices that pay and, all together, fit this many tokens of staging memory. sizes_up_to: the padded sizes up to
+    a largest one."""
     largest = num_staged // num_ranks // _MULTIPLE * _MULTIPLE
-    smaller = (size for size in sizes if size < largest)
-    return [size for size in (*smaller, largest) if size * (num_ranks - 1) >= LEAST_SAVED]
+    return [size for size in sizes_up_to(largest) if size * (num_ranks - 1) >= LEAST_SAVED]
 
 
 def cut(plan: StepPlan, num_ranks: int, length: int) -> list[Share]:
@@ -74,6 +73,11 @@ class StagedSlice:
 
     num_tokens: int
     collectives: Collectives | None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether other ranks have other slices."""
+        return self.collectives is not None
 
     def own(self, window_2TKH: Tensor) -> Tensor:
         """Where the rank writes the keys and values of its tokens."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -13,6 +16,7 @@ from lopa_cuda.steps import RECORD, Reads, Run, Tiling, cut, deal, runs_of, slic
 from lopa_cuda.steps.slices import LEAST_SAVED
 
 TILING = Tiling(7, 64)
+BUCKETS = Buckets(knee=184.0, max_tokens=4096, max_reads=512)
 
 
 def plan_of(num_entries: list[int], requests: list[int] | None = None, *, commits_locally: bool = False) -> StepPlan:
@@ -112,14 +116,23 @@ def _overlaps(plan: StepPlan, row: int, rank: int, length: int) -> bool:
 
 
 def test_captured_slices_fit_the_staging_memory_and_begin_where_cutting_pays() -> None:
-    assert slice_sizes((8, 48, 64, 256, 1024, 1040, 4096), 4, 4096) == [48, 64, 256, 1024]
-    assert slice_sizes((8, 128, 2000, 4096), 3, 4100) == [128, 1360]
-    assert slice_sizes((8, 128), 1, 4096) == []
+    sizes = Buckets(knee=184.0, max_tokens=4096, max_reads=512, fixed=(8, 48, 128, 256, 1024, 2000, 4096))
+    up_to = partial(sizes.finer, tolerance=0.05)
+    assert slice_sizes(up_to, 4, 4096) == [48, 128, 256, 1024]
+    assert slice_sizes(up_to, 3, 4100) == [128, 256, 1024, 1360]
+    assert slice_sizes(up_to, 1, 4096) == []
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_a_slice_is_padded_by_a_twentieth_at_most(num_ranks: int) -> None:
+    sizes = slice_sizes(partial(BUCKETS.finer, tolerance=0.05), num_ranks, 4096)
+    assert sizes[-1] == 4096 // num_ranks and all(size % 16 == 0 for size in sizes)
+    for before, size in pairwise(sizes):
+        assert size == before + 16 or 184 + size <= 1.05 * (184 + before + 1)
 
 
 def shapes_of(rank: int, *, captures: bool = True) -> Shapes:
-    buckets = Buckets(knee=184.0, max_tokens=4096, max_reads=512)
-    return Shapes(Mesh(bp_rank=rank, bp_size=4), buckets, TILING, 4096, captures=captures)
+    return Shapes(Mesh(bp_rank=rank, bp_size=4), BUCKETS, TILING, 4096, captures=captures)
 
 
 @pytest.mark.parametrize("prompts", [[1040], [300, 7, 40, 500], [2000, 96], [4096]])
