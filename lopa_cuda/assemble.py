@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,6 +28,9 @@ from lopa_cuda.steps import PAGE_SIZE, CacheSizes, Committer, PagedKVCache
 from lopa_cuda.tiles import install_tiles, load_tiles, model_linears, tell, this_device, without_wide
 from lopa_cuda.warmup import most_reads, warm_up
 from lopa_cuda.wgmma import why_unavailable
+
+if TYPE_CHECKING:
+    from lopa_cuda.parallel.peer_staging import PeerStaging
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +68,8 @@ def assemble(
     model = load_model(profile, run, config, mesh, device)
     collectives = Collectives(mesh, choose_all_reduce(mesh.tp_group, device))
     num_pages = collectives.least(num_pages or _num_pages(sizes, device, profile.gpu_memory_utilization))
-    cache = _build_cache(sizes, num_pages, run.decode, device)
+    peers = _peer_staging(sizes, mesh, device) if capture and _wants_kernels(profile, dtype, config) else None
+    cache = _build_cache(sizes, num_pages, run.decode, device, peers)
     capacity = PagedCapacity(
         run.max_num_requests, max_model_len, num_pages, page_size=PAGE_SIZE, vocab_size=config.vocab_size,
         keeps_slots=cache.keeps_slots,
@@ -212,7 +217,21 @@ def _num_pages(sizes: CacheSizes, device: torch.device, utilization: float) -> i
     return min(room, most)
 
 
-def _build_cache(sizes: CacheSizes, num_pages: int, decode: DecodeConfig, device: torch.device) -> PagedKVCache:
+def _peer_staging(sizes: CacheSizes, mesh: Mesh, device: torch.device) -> PeerStaging | None:
+    """Captured staging memory that the branch-parallel ranks write for one another; None: there are no others, or they
+    cannot."""
+    if device.type != "cuda":
+        return None
+    try:
+        from lopa_cuda.parallel.peer_staging import build_peer_staging
+    except ImportError:
+        return None  # no Triton, of which `_ops` tells
+    return build_peer_staging(mesh.bp_group, device, sizes.staging_shape, sizes.dtype)
+
+
+def _build_cache(
+    sizes: CacheSizes, num_pages: int, decode: DecodeConfig, device: torch.device, peers: PeerStaging | None
+) -> PagedKVCache:
     if decode.reuse_prefix and num_pages < sizes.most_pages:
         raise ConfigError(
             f"reuse_prefix keeps the KV of all {sizes.num_slots} slots, which takes {sizes.most_pages} pages, and "
@@ -220,4 +239,4 @@ def _build_cache(sizes: CacheSizes, num_pages: int, decode: DecodeConfig, device
         )
     requests = f"the KV cache of {sizes.num_slots} requests of {sizes.max_model_len} positions"
     with allocating(requests, num_pages * sizes.bytes_per_page + sizes.staging_bytes):
-        return PagedKVCache(sizes, num_pages, device)
+        return PagedKVCache(sizes, num_pages, device, peers)

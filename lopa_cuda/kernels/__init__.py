@@ -17,8 +17,9 @@ V vocabulary, C a linear's output channels, Z split-K parts, P vocabulary shards
 from lopa_cuda.kernels.attention import BLOCK_QUERIES, window_attention
 from lopa_cuda.kernels.experts import mix_experts
 from lopa_cuda.kernels.head_statistics import head_statistics, merge_statistics, sampled_statistics
-from lopa_cuda.kernels.launch import Partials, Quantize, Shared
+from lopa_cuda.kernels.launch import Mirrors, Partials, Quantize, Shared
 from lopa_cuda.kernels.linear import gate_up_swiglu, invariant_linear, linear, linear_partials, sum_partials
+from lopa_cuda.kernels.meet import meet
 from lopa_cuda.kernels.norm import add_rms_norm
 from lopa_cuda.kernels.quantize import quantize_per_token, quantize_static
 from lopa_cuda.kernels.rope_prewrite import rope_prewrite
@@ -28,6 +29,7 @@ from lopa_cuda.kernels.swiglu import swiglu
 
 __all__ = [
     "BLOCK_QUERIES",
+    "Mirrors",
     "Partials",
     "Quantize",
     "Shared",
@@ -38,6 +40,7 @@ __all__ = [
     "invariant_linear",
     "linear",
     "linear_partials",
+    "meet",
     "merge_statistics",
     "mix_experts",
     "quantize_per_token",

@@ -53,6 +53,16 @@ class Shared(NamedTuple):
     rank: int
 
 
+class Mirrors(NamedTuple):
+    """Memory that every branch-parallel rank has alike, and that all of them write: `rope_prewrite` does.
+
+    addresses_P: int64, where each rank's begins, this one's too. offset: elements from there to what is written.
+    """
+
+    addresses_P: Tensor
+    offset: int
+
+
 @functools.cache
 def has_dependent_launch(index: int | None = None) -> bool:
     return not IS_INTERPRETED and torch.cuda.get_device_capability(index) >= (9, 0)
@@ -145,23 +155,28 @@ def load_sum(
 
 
 @triton.jit
-def load_sum_of_ranks(
-    addends_ptr, flags_ptr, token, column, mask, num_columns, RANK: tl.constexpr, RANKS: tl.constexpr
-):
-    """fp32 sum of one token's addends over the ranks, in their order, rounded to bf16.
-
-    Tells every rank that this one's addend is there, waits for theirs, and leaves the flags as it found them. Sums take
-    two buffers and two sets of flags in turn: a peer that has come to the next sum is done with this one.
-    """
+def meet_ranks(flags_ptr, place, RANK: tl.constexpr, RANKS: tl.constexpr):
+    """Tell every rank that this one is here, with all that it has written, and wait for them; flags are left as they
+    were found. flags_ptr: addresses of every rank's flags, [places, RANKS]. A place is used again only behind another
+    one: a peer that has come there is done with this one."""
     peers = tl.arange(0, RANKS)
-    theirs = tl.load(flags_ptr + peers).to(tl.pointer_type(tl.int32)) + token * RANKS + RANK
+    theirs = tl.load(flags_ptr + peers).to(tl.pointer_type(tl.int32)) + place * RANKS + RANK
     tl.atomic_add(theirs, 1, sem="release", scope="sys")
-    own = tl.load(flags_ptr + RANK).to(tl.pointer_type(tl.int32)) + token * RANKS + peers
+    own = tl.load(flags_ptr + RANK).to(tl.pointer_type(tl.int32)) + place * RANKS + peers
     arrived = tl.sum(tl.atomic_add(own, 0, sem="acquire", scope="sys"), axis=0)
     while arrived < RANKS:
         arrived = tl.sum(tl.atomic_add(own, 0, sem="acquire", scope="sys"), axis=0)
     tl.store(own, tl.zeros_like(peers))
     tl.debug_barrier()
+
+
+@triton.jit
+def load_sum_of_ranks(
+    addends_ptr, flags_ptr, token, column, mask, num_columns, RANK: tl.constexpr, RANKS: tl.constexpr
+):
+    """fp32 sum of one token's addends over the ranks, in their order, rounded to bf16. Sums take two buffers and two
+    sets of flags in turn."""
+    meet_ranks(flags_ptr, token, RANK, RANKS)
     offset = token.to(tl.int64) * num_columns + column
     total = tl.zeros(column.shape, tl.float32)
     for peer in tl.static_range(RANKS):

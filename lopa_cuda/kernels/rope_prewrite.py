@@ -2,8 +2,9 @@
 attention.
 
 Reads the merged qkv (bf16, or split-K parts whose sum is taken here), writes the rotated q out and the rotated k and
-the v into this step's window cache. One program computes a few heads, counted through all tokens. A head is three
-stretches: the left and the right of its rotated pairs, and the rest, which is empty unless rotation is partial.
+the v into this step's window cache, on every rank where ranks share a pass. One program computes a few heads, counted
+through all tokens. A head is three stretches: the left and the right of its rotated pairs, and the rest, which is empty
+unless rotation is partial.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from common.model import QKNorm
 from lopa_cuda.kernels.launch import (
     KEEP,
+    Mirrors,
     Partials,
     load_sum,
     overlap,
@@ -42,18 +44,22 @@ def _normed(x, scale, weight, is_value):
 
 
 @triton.jit
-def _store_heads(x, q_at, kv_at, is_query, is_key_value):
+def _store_heads(x, q_at, window_ptr, windows_ptr, kv_offset, is_query, is_key_value, RANKS: tl.constexpr):
     x = x.to(tl.bfloat16)
     tl.store(q_at, x, mask=is_query, eviction_policy=KEEP)
-    tl.store(kv_at, x, mask=is_key_value)
+    if RANKS == 0:
+        tl.store(window_ptr + kv_offset, x, mask=is_key_value)
+    for rank in tl.static_range(RANKS):
+        window = tl.load(windows_ptr + rank).to(tl.pointer_type(tl.bfloat16))
+        tl.store(tl.multiple_of(window, 16) + kv_offset, x, mask=is_key_value)
 
 
 @triton.jit
 def _rope_prewrite_kernel(
     values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, q_weight_ptr, k_weight_ptr, position_ptr, rotary_ptr, q_ptr,
-    window_ptr, part_stride, num_tokens, num_heads, num_kv_heads, window_kv, window_token, eps,
-    PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr, HEAD_SIZE: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr,
-    REST_BLOCK: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
+    window_ptr, windows_ptr, part_stride, num_tokens, num_heads, num_kv_heads, window_kv, window_token, window_offset,
+    eps, PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr, HEAD_SIZE: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, HEADS: tl.constexpr, RANKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     release_successor(PDL)
     num_all = num_heads + 2 * num_kv_heads
@@ -94,20 +100,26 @@ def _rope_prewrite_kernel(
     q_at = q_ptr + token.to(tl.int64) * num_heads * HEAD_SIZE + head * HEAD_SIZE
     kv_head = head - num_heads - tl.where(is_value, num_kv_heads, 0)
     # A product, not a choice: from it the compiler sees that eight channels can be stored at once.
-    kv_at = window_ptr + is_value.to(tl.int32) * window_kv + token * window_token + kv_head * HEAD_SIZE
+    kv_at = window_offset + is_value.to(tl.int32) * window_kv + token * window_token + kv_head * HEAD_SIZE
     is_query, is_key_value = mask & is_query_head, mask & (head >= num_heads)
-    _store_heads(tl.where(is_value, left, left * cos - right * sin), q_at + pair, kv_at + pair, is_query, is_key_value)
     _store_heads(
-        tl.where(is_value, right, right * cos + left * sin), q_at + PAIRS + pair, kv_at + PAIRS + pair, is_query,
-        is_key_value,
+        tl.where(is_value, left, left * cos - right * sin), q_at + pair, window_ptr, windows_ptr, kv_at + pair,
+        is_query, is_key_value, RANKS,
+    )  # fmt: skip
+    _store_heads(
+        tl.where(is_value, right, right * cos + left * sin), q_at + PAIRS + pair, window_ptr, windows_ptr,
+        kv_at + PAIRS + pair, is_query, is_key_value, RANKS,
     )  # fmt: skip
     if 2 * PAIRS < HEAD_SIZE:
-        _store_heads(still, q_at + rest, kv_at + rest, rest_mask & is_query_head, rest_mask & (head >= num_heads))
+        _store_heads(
+            still, q_at + rest, window_ptr, windows_ptr, kv_at + rest, rest_mask & is_query_head,
+            rest_mask & (head >= num_heads), RANKS,
+        )  # fmt: skip
 
 
 def rope_prewrite(
     qkv: Tensor | Partials, position_T: Tensor, rotary_P2F: Tensor, window_2TKH: Tensor, *, num_heads: int,
-    qk_norm: QKNorm | None = None,
+    qk_norm: QKNorm | None = None, mirrors: Mirrors | None = None,
 ) -> Tensor:  # fmt: skip
     """Norm q and k by head if asked to, rotate them, write k and v into the window cache, return q [T, N, H].
 
@@ -123,12 +135,13 @@ def rope_prewrite(
     weights = (None, None, 0.0) if qk_norm is None else (qk_norm.q_weight, qk_norm.k_weight, qk_norm.eps)
     q_TNH = torch.empty((num_tokens, num_heads, head_size), dtype=torch.bfloat16, device=rotary_P2F.device)
     num_programs = triton.cdiv(num_tokens * (num_heads + 2 * num_kv_heads), HEADS)
+    addresses_P, offset = (None, 0) if mirrors is None else mirrors
     _rope_prewrite_kernel[(num_programs,)](
-        *pointers, *weights[:2], position_T, rotary_P2F, q_TNH, window_2TKH,
+        *pointers, *weights[:2], position_T, rotary_P2F, q_TNH, window_2TKH, addresses_P,
         num_tokens=num_tokens, num_heads=num_heads, num_kv_heads=num_kv_heads,
-        window_kv=window_2TKH.stride(0), window_token=window_2TKH.stride(1), eps=weights[2],
+        window_kv=window_2TKH.stride(0), window_token=window_2TKH.stride(1), window_offset=offset, eps=weights[2],
         **constants, HEAD_SIZE=head_size, PAIRS=num_pairs, BLOCK=triton.next_power_of_2(num_pairs),
         REST_BLOCK=triton.next_power_of_2(max(1, head_size - 2 * num_pairs)),
-        HEADS=HEADS, num_warps=WARPS, **overlap(),
+        HEADS=HEADS, RANKS=0 if addresses_P is None else len(addresses_P), num_warps=WARPS, **overlap(),
     )  # fmt: skip
     return q_TNH

@@ -1,8 +1,9 @@
 """The decoder stages in fused kernels (lopa_cuda.kernels): what runs on a GPU in bf16, int8 or fp8.
 
 A linear hands its split-K parts to the stage behind it (a norm, the rotary stage), which adds them while it reads. With
-tensor parallelism o and down write where all ranks can read, and the norm behind them adds the ranks' addends. A stage
-in front of a quantized linear writes its output quantized.
+tensor parallelism o and down write where all ranks can read, and the norm behind them adds the ranks' addends. Of a
+pass that branch ranks share, the rotary stage writes keys and values on all of them. A stage in front of a quantized
+linear writes its output quantized.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lopa_cuda import kernels
 from lopa_cuda.ops.plain import rotary_of
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.parallel.exchange import build_exchange
+from lopa_cuda.parallel.peer_staging import PeerStaging
 from lopa_cuda.steps import DeviceStep, PagedKVCache, Tiling
 from quant.linear import QuantizedLinear
 from quant.w8a8 import QuantizedActivation
@@ -57,7 +59,14 @@ class FusedOps:
                 module.bias = module.bias.to(torch.bfloat16)  # else every pass would do that
 
     def plan(self, step: DeviceStep) -> DeviceStep:
+        if (peers := self._peers_of(step)) is not None:
+            peers.begin()
         return step
+
+    def _peers_of(self, step: DeviceStep) -> PeerStaging | None:
+        """Who this pass's keys and values are written for; None: nobody, or ranks gather them."""
+        is_captured = self.cache.staging is self.cache.captured_staging
+        return self.cache.peers if is_captured and step.staged.is_cut else None
 
     def norm(
         self, x_TD: Any, residual_TD: Tensor | None, norm: RMSNorm, consumer: nn.Module | None
@@ -96,11 +105,16 @@ class FusedOps:
         return self._collectives.tp_sum(kernels.sum_partials(x_TD))
 
     def attend(self, qkv_TE: Any, layer: int, step: DeviceStep, qk_norm: QKNorm | None) -> Activation:
-        window = self.cache.staging[layer]
+        window, peers = self.cache.staging[layer], self._peers_of(step)
+        own_window = step.staged.own(window)
         q_TNH = kernels.rope_prewrite(
-            qkv_TE, step.position_T, self.rotary, step.staged.own(window), num_heads=self.num_heads, qk_norm=qk_norm
-        )
-        step.staged.gather(window)
+            qkv_TE, step.position_T, self.rotary, own_window, num_heads=self.num_heads, qk_norm=qk_norm,
+            mirrors=None if peers is None else peers.mirrors(own_window),
+        )  # fmt: skip
+        if peers is None:
+            step.staged.gather(window)
+        else:
+            peers.meet(layer)
         behind = self._behind_attention[layer]
         return kernels.window_attention(
             q_TNH, self.cache.committed[layer], window, table_SP=self.cache.table_SP,

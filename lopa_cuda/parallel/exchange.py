@@ -11,10 +11,10 @@ import logging
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from lopa_cuda.kernels import Shared
 from lopa_cuda.parallel.agreement import built_by_all
+from lopa_cuda.parallel.shared_memory import is_power_of_two, share_tensor
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +33,11 @@ class Exchange:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, width: int) -> None:
         """Raises RuntimeError where the devices cannot map one another's memory."""
-        self._group, self._device = group, device
         self._rank = dist.get_rank(group)
         size = dist.get_world_size(group)
-        self.max_tokens = MAX_TOKENS.get(size, MAX_TOKENS_OF_MORE)
-        self._buffers = [self._share((self.max_tokens, width), torch.bfloat16) for _ in range(_NUM_BUFFERS)]
-        self._flags = [self._share((self.max_tokens, size), torch.int32) for _ in range(_NUM_BUFFERS)]
-        for flags, _ in self._flags:
-            flags.zero_()
+        most = self.max_tokens = MAX_TOKENS.get(size, MAX_TOKENS_OF_MORE)
+        self._buffers = [share_tensor(group, (most, width), torch.bfloat16, device) for _ in range(_NUM_BUFFERS)]
+        self._flags = [share_tensor(group, (most, size), torch.int32, device) for _ in range(_NUM_BUFFERS)]
         torch.cuda.synchronize(device)
         dist.barrier(group)  # nobody may raise a flag that its owner has yet to clear
         self._next = 0
@@ -54,21 +51,11 @@ class Exchange:
         self._next = (self._next + 1) % _NUM_BUFFERS
         return Shared(buffer[:num_tokens], addends_P, flags_P, self._rank)
 
-    def _share(self, shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """A tensor that all ranks can read and write, and everybody's addresses of it."""
-        import torch.distributed._symmetric_memory as symmetric_memory
-
-        own = symmetric_memory.empty(shape, dtype=dtype, device=self._device)
-        handle = symmetric_memory.rendezvous(own, self._group)
-        ranks = range(dist.get_world_size(self._group))
-        addresses = [handle.get_buffer(rank, shape, dtype).data_ptr() for rank in ranks]
-        return own, torch.tensor(addresses, dtype=torch.int64, device=self._device)
-
 
 def build_exchange(group: dist.ProcessGroup | None, device: torch.device, width: int) -> Exchange | None:
     """None without tensor parallelism, for a number of ranks that is no power of two, or where memory cannot be shared,
     which `all_reduce` has said."""
-    if group is None or dist.get_world_size(group) & (dist.get_world_size(group) - 1):
+    if group is None or not is_power_of_two(dist.get_world_size(group)):
         return None
     exchange, reason = built_by_all(group, lambda: Exchange(group, device, width))
     if exchange is None:

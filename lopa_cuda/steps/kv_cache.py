@@ -11,6 +11,7 @@ head size.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from torch import Tensor
 from common.decoding import CommitSpan, Int, StepPlan
 from common.paging import PagePool, PageTable, pages_for
 from lopa_cuda.steps.upload import Upload
+
+if TYPE_CHECKING:
+    from lopa_cuda.parallel.peer_staging import PeerStaging
 
 PAGE_SIZE = 64  # positions: a block of keys of the attention kernel
 
@@ -52,6 +56,11 @@ class CacheSizes:
         return self.captured_tokens * self.bytes_per_position
 
     @property
+    def staging_shape(self) -> tuple[int, ...]:
+        """Of what captured passes pre-write."""
+        return self.num_layers, 2, self.captured_tokens, self.num_kv_heads, self.head_size
+
+    @property
     def bytes_per_position(self) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.dtype.itemsize
 
@@ -61,17 +70,21 @@ class PagedKVCache:
     table_SP int32: the page of every PAGE_SIZE positions of a slot, on the device.
 
     Captured graphs hold the addresses of the committed KV, the table and one staging memory of `captured_tokens`, which
-    therefore never move; a pass that runs as it is gets staging memory of its own. keeps_slots: see PageTable.
+    therefore never move; a pass that runs as it is gets staging memory of its own. peers: where branch-parallel ranks
+    write the captured staging memory for one another; None: nobody else can. keeps_slots: see PageTable.
     """
 
-    def __init__(self, sizes: CacheSizes, num_pages: int, device: torch.device) -> None:
+    def __init__(
+        self, sizes: CacheSizes, num_pages: int, device: torch.device, peers: PeerStaging | None = None
+    ) -> None:
         self.max_model_len = sizes.max_model_len
         self.bytes_per_position = sizes.bytes_per_position
         self._per_layer = sizes.num_layers, 2
         self._per_position = sizes.num_kv_heads, sizes.head_size
         shape = (*self._per_layer, num_pages, PAGE_SIZE, *self._per_position)
         self.committed = torch.zeros(shape, dtype=sizes.dtype, device=device)
-        self.captured_staging = self._new_staging(sizes.captured_tokens).zero_()
+        self.peers = peers
+        self.captured_staging = peers.staging if peers else self._new_staging(sizes.captured_tokens).zero_()
         self.staging = self.captured_staging
         of_slots = sizes.num_slots, sizes.pages_of_slot
         self._table = Upload(torch.zeros(of_slots, dtype=torch.int32, pin_memory=device.type == "cuda"), device)

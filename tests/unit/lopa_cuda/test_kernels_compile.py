@@ -25,20 +25,33 @@ pytestmark = pytest.mark.slow
 HOPPER = GPUTarget("cuda", 90, 32)
 MULTIPLES_OF_16 = (
     "a_words", "b_words", "committed_kv", "committed_position", "log_sum_stride", "num_columns", "part_stride",
-    "row_stride", "vocab_size", "window_kv", "window_token",
+    "row_stride", "vocab_size", "window_kv", "window_offset", "window_token",
 )  # fmt: skip
 SHARED_BYTES = 227 * 2**10  # that a program may have
 INTEGERS = (
-    "a_out_ptr", "a_ptr", "b_out_ptr", "b_ptr", "count_ptr", "expert_ptr", "first_ptr", "horizon_ptr", "index_ptr",
-    "order_ptr", "position_ptr", "table_ptr", "tile_ptr",
-)  # fmt: skip
+    "a_out_ptr",
+    "a_ptr",
+    "b_out_ptr",
+    "b_ptr",
+    "count_ptr",
+    "expert_ptr",
+    "first_ptr",
+    "horizon_ptr",
+    "index_ptr",
+    "order_ptr",
+    "position_ptr",
+    "table_ptr",
+    "tile_ptr",
+)
+ADDRESSES = ("flags_ptr", "windows_ptr")  # fmt: skip
 FLOATS = ("bias_ptr", "log_sum_ptr", "pair_weight_ptr", "part_ptr", "rotary_ptr", "scale_ptr")
 EXPERT = {"DEPTH": 2048, "CHOSEN": 8, "BLOCK_C": 64, "BLOCK_K": 64, "STAGES": 4}
 ROUTE = {"CHOSEN": 8, "CHOSEN_BLOCK": 8, "IS_NORMALISED": True}
 ROPE = {
     "PARTS": 0, "IS_BIAS_INT": False, "HEAD_SIZE": 128, "HEADS": 16, "weight_scale_ptr": None, "x_scale_ptr": None,
-    "bias_ptr": None,
+    "bias_ptr": None, "RANKS": 0, "windows_ptr": None,
 }  # fmt: skip
+WHOLE = {**ROPE, "PAIRS": 64, "BLOCK": 64, "REST_BLOCK": 1}
 NORM = {
     "IS_BIAS_INT": False, "RANK": 0, "RANKS": 0, "QUANTIZED_MAX": 0.0, "IS_INT": False, "addends_ptr": None,
     "flags_ptr": None, "out_scale_ptr": None, "weight_scale_ptr": None, "x_scale_ptr": None,
@@ -60,7 +73,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "norm of several": ("norm", "_add_rms_norm_kernel", {**NORM, "TOKENS": 4, "BLOCK": 256, "PARTS": 4}),
     "rows": ("rows", "_copy_rows_kernel", ROWS),
     "swiglu of several": ("swiglu", "_swiglu_kernel", {"TOKENS": 2, "BLOCK": 1024}),
-    "whole heads": ("rope_prewrite", "_rope_prewrite_kernel", {**ROPE, "PAIRS": 64, "BLOCK": 64, "REST_BLOCK": 1}),
+    "meeting": ("meet", "_meet_kernel", {"RANK": 1, "RANKS": 4}),
+    "whole heads": ("rope_prewrite", "_rope_prewrite_kernel", WHOLE),
+    "whole heads of every rank": (
+        "rope_prewrite",
+        "_rope_prewrite_kernel",
+        {**{k: v for k, v in WHOLE.items() if k != "windows_ptr"}, "RANKS": 2},
+    ),
 }
 WIDE_CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "head statistics": ("head_statistics", "_vocabulary_part_kernel", {"STRATEGY": 0, "BLOCK": 8192}),
@@ -71,12 +90,15 @@ WIDE_CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+MOVING = ("norm of one token", "rows", "swiglu of several", "whole heads", "whole heads of every rank")
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_kernel_compiles_for_hopper(case: str) -> None:
     assert compiled(*CASES[case]).asm["cubin"]
 
 
-@pytest.mark.parametrize("case", ["norm of one token", "rows", "swiglu of several", "whole heads", *WIDE_CASES])
+@pytest.mark.parametrize("case", [*MOVING, *WIDE_CASES])
 def test_a_small_stage_moves_many_bytes_at_a_time(case: str) -> None:
     """A mask or an address that the compiler cannot see through makes it load and store two bytes at a time."""
     assembly = compiled(*{**CASES, **WIDE_CASES}[case]).asm["sass"]
@@ -130,6 +152,8 @@ def type_of(argument: str, constants: dict[str, Any]) -> str:
         return "constexpr"
     if argument.endswith("_desc"):
         return f"tensordesc<bf16[{constants['BLOCK_KEYS']},{constants['HEAD_SIZE']}]>"
+    if argument in ADDRESSES:
+        return "*i64"
     if argument.endswith("_ptr"):
         is_float = argument in FLOATS or (argument in ("logits_ptr", "weight_ptr") and "IS_SIGMOID" in constants)
         is_quantized = argument == "out_ptr" and constants.get("QUANTIZED_MAX", 0) > 0

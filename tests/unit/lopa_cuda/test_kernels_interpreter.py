@@ -114,6 +114,26 @@ def test_rope_rotates_and_prewrites(num_parts: int) -> None:
     assert bool((window[:, num_tokens:] == 7).all())
 
 
+@interpreted
+def test_rope_prewrites_the_memory_of_every_rank() -> None:
+    """Its own slice of one layer, at the same place on all of them, and nothing else."""
+    num_tokens, first, layer = 18, 5, 1
+    qkv = random(num_tokens, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_SIZE)
+    position, table = torch.randint(0, 50, (num_tokens,)), rotary_table(50, HEAD_SIZE, 1e6, torch.device("cpu"))
+    alone = torch.empty(2, num_tokens, NUM_KV_HEADS, HEAD_SIZE).bfloat16()
+    expected = kernels.rope_prewrite(qkv, position, table, alone, num_heads=NUM_HEADS)
+    of_ranks = [torch.full((3, 2, 30, NUM_KV_HEADS, HEAD_SIZE), 7.0).bfloat16() for _ in range(2)]
+    own = of_ranks[1][layer, :, first : first + num_tokens]
+    addresses = torch.tensor([memory.data_ptr() for memory in of_ranks])
+    mirrors = kernels.Mirrors(addresses, (own.data_ptr() - of_ranks[1].data_ptr()) // own.element_size())
+    query = kernels.rope_prewrite(qkv, position, table, own, num_heads=NUM_HEADS, mirrors=mirrors)
+    assert torch.equal(query, expected)
+    for memory in of_ranks:
+        part = memory[layer, :, first : first + num_tokens]
+        assert torch.equal(part, alone)
+        assert int((memory != 7).sum()) == int((part != 7).sum())
+
+
 RAGGED = {
     "behind a prefix": [(7, 6, 130, 130, 2), (6, 4, 0, 0, 0), (3, 3, 70, 70, 3), (40, 37, 5, 5, 1)],
     "keys behind the window": [(6, 6, 130, 180, 2), (5, 5, 0, 0, 0), (35, 33, 70, 110, 3)],

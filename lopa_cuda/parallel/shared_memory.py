@@ -1,0 +1,29 @@
+"""Tensors that all ranks of a group on one host can read and write."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def share_tensor(
+    group: dist.ProcessGroup, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """This rank's tensor, zero, and the int64 addresses of everybody's, on the device. A collective, behind which
+    nobody may write yet: `torch.cuda.synchronize` and a barrier come first.
+
+    Raises RuntimeError where the devices cannot map one another's memory.
+    """
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    own = symmetric_memory.empty(shape, dtype=dtype, device=device).zero_()
+    handle = symmetric_memory.rendezvous(own, group)
+    ranks = range(dist.get_world_size(group))
+    addresses = [handle.get_buffer(rank, shape, dtype).data_ptr() for rank in ranks]
+    return own, torch.tensor(addresses, dtype=torch.int64, device=device)
+
+
+def is_power_of_two(count: int) -> bool:
+    """What kernels take as a number of ranks."""
+    return count & (count - 1) == 0
