@@ -3,7 +3,8 @@ padding stays cheap.
 
 The cost of a step is taken as 1 + tokens / knee: reading the weights costs the same whatever the step holds, and at
 `knee` tokens the arithmetic costs as much again. Sizes are then as far apart as the tolerated padding allows, wide
-where a step is bound by its weights and narrow where every token counts.
+where a step is bound by its weights and narrow where every token counts. Prompts cost the most and come in any length:
+their sizes lie twice as close.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from functools import cache, cached_property
 Cost = Callable[[int], float]
 
 _MULTIPLE = 8  # what tensor cores and 16-byte loads like
-_FINER_MULTIPLE = 16  # what libraries like: with 528 tokens their products take less time than with 520
+_PROMPT_MULTIPLE = 16  # what libraries like: with 528 tokens their products take less time than with 520
+_PROMPT_TOLERANCE = 0.05
+_LEAST_OF_PROMPT, _MOST_OF_PROMPT = 512, 2048  # tokens of a pass: shorter ones are mostly windows, longer ones are many
 
 
-def covering_sizes(
-    limit: int, cost: Cost, *, multiple: int, tolerance: float, wanted: Sequence[int] = ()
-) -> tuple[int, ...]:
+def covering_sizes(limit: int, cost: Cost, *, multiple: int, tolerance: float) -> tuple[int, ...]:
     """Ascending sizes up to `limit`, few, such that rounding up to the next costs at most `tolerance` more.
 
-    Sizes are multiples of `multiple` (rounding inside one multiple is free of the tolerance), plus those `wanted`.
+    Sizes are multiples of `multiple`; rounding inside one multiple is free of the tolerance.
     """
     limit = round_up(limit, multiple)
-    sizes, size = {limit, *(want for want in wanted if want < limit)}, limit
+    sizes, size = {limit}, limit
     while size > multiple:
         lower = size - multiple
         while lower >= multiple and cost(size) <= (1 + tolerance) * cost(lower - multiple + 1):
@@ -67,18 +68,26 @@ class Buckets:
     @cached_property  # asked at every step
     def tokens(self) -> tuple[int, ...]:
         """Ascending."""
-        return self.fixed or _sizes(self.max_tokens, self.knee, self.tolerance, self.wanted)
+        if self.fixed:
+            return self.fixed
+        usual = _sizes(self.max_tokens, self.knee, self.tolerance)
+        few = max((size for size in usual if size <= _LEAST_OF_PROMPT), default=0)
+        prompts = [size for size in self.of_prompts(min(usual[-1], _MOST_OF_PROMPT)) if size > few]
+        others = (size for size in usual if not prompts or not few < size < prompts[-1])
+        return tuple(sorted({*prompts, *others, *self.wanted}))
 
     @cached_property
     def reads(self) -> tuple[int, ...]:
         """Ascending numbers of positions that go through the head."""
-        return _sizes(self.max_reads, self.knee, self.tolerance, ())
+        return _sizes(self.max_reads, self.knee, self.tolerance)
 
-    def finer(self, limit: int, tolerance: float) -> tuple[int, ...]:
-        """Ascending sizes up to `limit`, of passes whose padding is to cost less; the user's and it, if there are."""
+    def of_prompts(self, limit: int) -> tuple[int, ...]:
+        """Ascending sizes up to `limit` whose padding costs less than that of others; the user's and it, if there
+        are."""
         if self.fixed:
             return (*(size for size in self.fixed if size < limit), limit)
-        return _sizes(limit, self.knee, tolerance, (), _FINER_MULTIPLE)
+        whole = limit // _PROMPT_MULTIPLE * _PROMPT_MULTIPLE
+        return _sizes(whole, self.knee, _PROMPT_TOLERANCE, _PROMPT_MULTIPLE)
 
     def wanting(self, tokens: Sequence[int]) -> Buckets:
         """With these sizes as well."""
@@ -87,9 +96,5 @@ class Buckets:
 
 
 @cache
-def _sizes(
-    limit: int, knee: float, tolerance: float, wanted: tuple[int, ...], multiple: int = _MULTIPLE
-) -> tuple[int, ...]:
-    return covering_sizes(
-        limit, lambda size: 1 + size / knee, multiple=multiple, tolerance=tolerance, wanted=wanted
-    )  # fmt: skip
+def _sizes(limit: int, knee: float, tolerance: float, multiple: int = _MULTIPLE) -> tuple[int, ...]:
+    return covering_sizes(limit, lambda size: 1 + size / knee, multiple=multiple, tolerance=tolerance)

@@ -6,7 +6,6 @@ Every rank comes to the same numbers of tokens and tiles, since they depend on t
 from __future__ import annotations
 
 from bisect import bisect_left
-from functools import partial
 
 from common.decoding import Int, Sampling, StepPlan
 from common.processes import Mesh
@@ -23,8 +22,6 @@ from lopa_cuda.steps import (
     slice_sizes,
     slices_pay,
 )
-
-SLICE_TOLERANCE = 0.05  # of padding: half of what other passes may have, as every token of a prompt costs
 
 
 class Shapes:
@@ -49,8 +46,7 @@ class Shapes:
         rows there are none: a first run holds gathers, so all ranks must capture at the same steps."""
         if not self.captures_ahead:
             return []
-        sizes_up_to = partial(self.buckets.finer, tolerance=SLICE_TOLERANCE)
-        return slice_sizes(sizes_up_to, self._mesh.bp_size, self._staged)
+        return slice_sizes(self.buckets.of_prompts, self._mesh.bp_size, self._staged)
 
     def arranged(self, plan: StepPlan, row_of: Int) -> tuple[list[Share], LayersKey]:
         """What each rank computes, and in which shape."""

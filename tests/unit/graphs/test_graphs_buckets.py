@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphs.buckets import Buckets, covering_sizes, fit
+from graphs.buckets import Buckets, covering_sizes, fit, round_up
 
 KNEE = 184.0
 
@@ -39,6 +39,16 @@ def test_padding_a_step_costs_less_than_a_tenth_wherever_eight_tokens_do_not() -
         assert cost(padded) <= 1.1 * cost(tokens) or padded - tokens < 8
 
 
+@given(st.integers(600, 9000))
+def test_prompts_are_padded_by_half_as_much(max_tokens: int) -> None:
+    sizes = buckets(max_tokens=max_tokens).tokens
+    assert sizes[-1] == round_up(max_tokens, 8) and len(set(sizes)) == len(sizes)
+    for tokens in range(513, min(max_tokens, 2048) // 16 * 16 + 1):
+        padded = fit(tokens, sizes)
+        assert padded is not None
+        assert cost(padded) <= 1.05 * cost(tokens) or padded - tokens < 16
+
+
 def test_wanted_sizes_are_not_padded() -> None:
     blocks = [32 * rows * number for rows in (1, 3, 8) for number in range(1, 9)]
     wanting = buckets().wanting(blocks)
@@ -48,7 +58,7 @@ def test_wanted_sizes_are_not_padded() -> None:
 
 
 def test_all_sizes_are_few() -> None:
-    assert len(buckets().tokens) <= 40
+    assert len(buckets().tokens) <= 60
     assert len(buckets().reads) <= 20 and buckets().reads[-1] == 512
 
 

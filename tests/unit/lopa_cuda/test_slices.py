@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -117,15 +116,14 @@ def _overlaps(plan: StepPlan, row: int, rank: int, length: int) -> bool:
 
 def test_captured_slices_fit_the_staging_memory_and_begin_where_cutting_pays() -> None:
     sizes = Buckets(knee=184.0, max_tokens=4096, max_reads=512, fixed=(8, 48, 128, 256, 1024, 2000, 4096))
-    up_to = partial(sizes.finer, tolerance=0.05)
-    assert slice_sizes(up_to, 4, 4096) == [48, 128, 256, 1024]
-    assert slice_sizes(up_to, 3, 4100) == [128, 256, 1024, 1360]
-    assert slice_sizes(up_to, 1, 4096) == []
+    assert slice_sizes(sizes.of_prompts, 4, 4096) == [48, 128, 256, 1024]
+    assert slice_sizes(sizes.of_prompts, 3, 4100) == [128, 256, 1024, 1360]
+    assert slice_sizes(sizes.of_prompts, 1, 4096) == []
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_a_slice_is_padded_by_a_twentieth_at_most(num_ranks: int) -> None:
-    sizes = slice_sizes(partial(BUCKETS.finer, tolerance=0.05), num_ranks, 4096)
+    sizes = slice_sizes(BUCKETS.of_prompts, num_ranks, 4096)
     assert sizes[-1] == 4096 // num_ranks and all(size % 16 == 0 for size in sizes)
     for before, size in pairwise(sizes):
         assert size == before + 16 or 184 + size <= 1.05 * (184 + before + 1)
