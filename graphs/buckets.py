@@ -18,8 +18,9 @@ Cost = Callable[[int], float]
 
 _MULTIPLE = 8  # what tensor cores and 16-byte loads like
 _PROMPT_MULTIPLE = 16  # what libraries like: with 528 tokens their products take less time than with 520
-_PROMPT_TOLERANCE = 0.05
-_LEAST_OF_PROMPT, _MOST_OF_PROMPT = 512, 2048  # tokens of a pass: shorter ones are mostly windows, longer ones are many
+# Up to so many tokens, the multiples and the tolerance of prompts: short parts of them are few, and long ones many.
+_FEW_TOKENS, _MANY_TOKENS = 512, 2048
+_OF_PROMPTS = ((_FEW_TOKENS, 2 * _PROMPT_MULTIPLE, 0.05), (_MANY_TOKENS, _PROMPT_MULTIPLE, 0.05))
 
 
 def covering_sizes(limit: int, cost: Cost, *, multiple: int, tolerance: float) -> tuple[int, ...]:
@@ -71,8 +72,9 @@ class Buckets:
         if self.fixed:
             return self.fixed
         usual = _sizes(self.max_tokens, self.knee, self.tolerance)
-        few = max((size for size in usual if size <= _LEAST_OF_PROMPT), default=0)
-        prompts = [size for size in self.of_prompts(min(usual[-1], _MOST_OF_PROMPT)) if size > few]
+        few = max((size for size in usual if size <= _FEW_TOKENS), default=0)
+        most = min(usual[-1], _MANY_TOKENS) // _PROMPT_MULTIPLE * _PROMPT_MULTIPLE
+        prompts = [size for size in self.of_prompts(most) if size > few]
         others = (size for size in usual if not prompts or not few < size < prompts[-1])
         return tuple(sorted({*prompts, *others, *self.wanted}))
 
@@ -82,19 +84,33 @@ class Buckets:
         return _sizes(self.max_reads, self.knee, self.tolerance)
 
     def of_prompts(self, limit: int) -> tuple[int, ...]:
-        """Ascending sizes up to `limit` whose padding costs less than that of others; the user's and it, if there
-        are."""
+        """Ascending sizes of passes over prompts, or over parts of them: up to `limit`, a multiple of 16, which is one.
+        With sizes of the user's those, and the limit."""
         if self.fixed:
             return (*(size for size in self.fixed if size < limit), limit)
-        whole = limit // _PROMPT_MULTIPLE * _PROMPT_MULTIPLE
-        return _sizes(whole, self.knee, _PROMPT_TOLERANCE, _PROMPT_MULTIPLE)
+        return _prompt_sizes(limit, self.knee, self.tolerance)
 
     def wanting(self, tokens: Sequence[int]) -> Buckets:
         """With these sizes as well."""
-        more = {round_up(size, _MULTIPLE) for size in tokens if size <= self.max_tokens}
+        more = {self._rounded(size) for size in tokens if size <= self.max_tokens}
         return replace(self, wanted=tuple(sorted(more.union(self.wanted))))
+
+    def _rounded(self, size: int) -> int:
+        rounded = round_up(size, _MULTIPLE if size <= _FEW_TOKENS else _PROMPT_MULTIPLE)
+        return rounded if rounded <= self.max_tokens else round_up(size, _MULTIPLE)
 
 
 @cache
 def _sizes(limit: int, knee: float, tolerance: float, multiple: int = _MULTIPLE) -> tuple[int, ...]:
     return covering_sizes(limit, lambda size: 1 + size / knee, multiple=multiple, tolerance=tolerance)
+
+
+@cache
+def _prompt_sizes(limit: int, knee: float, tolerance: float) -> tuple[int, ...]:
+    """tolerance: of passes of many tokens."""
+    sizes, covered = {limit}, 0
+    for most, multiple, tolerated in (*_OF_PROMPTS, (limit, _PROMPT_MULTIPLE, tolerance)):
+        largest = min(most, limit) // multiple * multiple
+        sizes.update(size for size in _sizes(largest, knee, tolerated, multiple) if covered < size <= largest)
+        covered = max(covered, largest)
+    return tuple(sorted(sizes))

@@ -136,6 +136,7 @@ class Passes:
     def memory(self) -> dict[str, float]:
         """Peak bytes of this process on the device, and what capture cost."""
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        peak += self._cache.peers.staging.nbytes if self._cache.peers else 0  # which torch's allocator does not count
         return {"peak_bytes": float(peak), **capture_costs(self.layers, self.head)}
 
     @torch.inference_mode()

@@ -43,7 +43,7 @@ class Shapes:
     @property
     def slices(self) -> list[int]:
         """Ascending sizes at which passes are captured that are cut over ranks. Where captures depend on the rank's
-        rows there are none: a first run holds gathers, so all ranks must capture at the same steps."""
+        rows there are none: a first run holds collectives, so all ranks must capture at the same steps."""
         if not self.captures_ahead:
             return []
         return slice_sizes(self.buckets.of_prompts, self._mesh.bp_size, self._staged)

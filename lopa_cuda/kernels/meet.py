@@ -9,7 +9,7 @@ from torch import Tensor
 from lopa_cuda.kernels.launch import meet_ranks, overlap, release_successor, start_after_predecessor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["place"])
 def _meet_kernel(flags_ptr, place, RANK: tl.constexpr, RANKS: tl.constexpr, PDL: tl.constexpr):
     release_successor(PDL)
     start_after_predecessor(PDL)

@@ -44,14 +44,17 @@ def _normed(x, scale, weight, is_value):
 
 
 @triton.jit
-def _store_heads(x, q_at, window_ptr, windows_ptr, kv_offset, is_query, is_key_value, RANKS: tl.constexpr):
+def _store_heads(
+    x, q_at, window_ptr, windows_ptr, window_offset, kv_offset, is_query, is_key_value, RANKS: tl.constexpr
+):  # fmt: skip
     x = x.to(tl.bfloat16)
     tl.store(q_at, x, mask=is_query, eviction_policy=KEEP)
     if RANKS == 0:
         tl.store(window_ptr + kv_offset, x, mask=is_key_value)
     for rank in tl.static_range(RANKS):
         window = tl.load(windows_ptr + rank).to(tl.pointer_type(tl.bfloat16))
-        tl.store(tl.multiple_of(window, 16) + kv_offset, x, mask=is_key_value)
+        # The first offset may come near to what 32 bits hold: it is added to the pointer, not to the second one.
+        tl.store(tl.multiple_of(window, 16) + window_offset + kv_offset, x, mask=is_key_value)
 
 
 @triton.jit
@@ -100,19 +103,19 @@ def _rope_prewrite_kernel(
     q_at = q_ptr + token.to(tl.int64) * num_heads * HEAD_SIZE + head * HEAD_SIZE
     kv_head = head - num_heads - tl.where(is_value, num_kv_heads, 0)
     # A product, not a choice: from it the compiler sees that eight channels can be stored at once.
-    kv_at = window_offset + is_value.to(tl.int32) * window_kv + token * window_token + kv_head * HEAD_SIZE
+    kv_at = is_value.to(tl.int32) * window_kv + token * window_token + kv_head * HEAD_SIZE
     is_query, is_key_value = mask & is_query_head, mask & (head >= num_heads)
     _store_heads(
-        tl.where(is_value, left, left * cos - right * sin), q_at + pair, window_ptr, windows_ptr, kv_at + pair,
-        is_query, is_key_value, RANKS,
+        tl.where(is_value, left, left * cos - right * sin), q_at + pair, window_ptr, windows_ptr,
+        window_offset, kv_at + pair, is_query, is_key_value, RANKS,
     )  # fmt: skip
     _store_heads(
         tl.where(is_value, right, right * cos + left * sin), q_at + PAIRS + pair, window_ptr, windows_ptr,
-        kv_at + PAIRS + pair, is_query, is_key_value, RANKS,
+        window_offset, kv_at + PAIRS + pair, is_query, is_key_value, RANKS,
     )  # fmt: skip
     if 2 * PAIRS < HEAD_SIZE:
         _store_heads(
-            still, q_at + rest, window_ptr, windows_ptr, kv_at + rest, rest_mask & is_query_head,
+            still, q_at + rest, window_ptr, windows_ptr, window_offset, kv_at + rest, rest_mask & is_query_head,
             rest_mask & (head >= num_heads), RANKS,
         )  # fmt: skip
 

@@ -38,8 +38,6 @@ class Exchange:
         most = self.max_tokens = MAX_TOKENS.get(size, MAX_TOKENS_OF_MORE)
         self._buffers = [share_tensor(group, (most, width), torch.bfloat16, device) for _ in range(_NUM_BUFFERS)]
         self._flags = [share_tensor(group, (most, size), torch.int32, device) for _ in range(_NUM_BUFFERS)]
-        torch.cuda.synchronize(device)
-        dist.barrier(group)  # nobody may raise a flag that its owner has yet to clear
         self._next = 0
 
     def next(self, num_tokens: int) -> Shared | None:

@@ -34,13 +34,10 @@ class PeerStaging:
         self.staging, self._addresses_P = share_tensor(group, shape, dtype, device)
         places = 1 + shape[0], dist.get_world_size(group)  # the beginning of a pass, and each layer
         self._flags, self._flags_P = share_tensor(group, places, torch.int32, device)
-        torch.cuda.synchronize(device)
-        dist.barrier(group)  # nobody may write what its owner has yet to clear
 
     def mirrors(self, part: Tensor) -> kernels.Mirrors:
         """Of a part of this rank's memory: where all ranks have it."""
-        offset = (part.data_ptr() - self.staging.data_ptr()) // self.staging.element_size()
-        return kernels.Mirrors(self._addresses_P, offset)
+        return kernels.Mirrors(self._addresses_P, part.storage_offset() - self.staging.storage_offset())
 
     def begin(self) -> None:
         """Wait until every rank is here: what its last pass left has been copied, and may be written over."""

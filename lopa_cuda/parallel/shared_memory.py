@@ -10,8 +10,8 @@ from torch import Tensor
 def share_tensor(
     group: dist.ProcessGroup, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """This rank's tensor, zero, and the int64 addresses of everybody's, on the device. A collective, behind which
-    nobody may write yet: `torch.cuda.synchronize` and a barrier come first.
+    """This rank's tensor, zero, and the int64 addresses of everybody's, on the device. A collective, behind which all
+    tensors are zero and may be written.
 
     Raises RuntimeError where the devices cannot map one another's memory.
     """
@@ -21,6 +21,8 @@ def share_tensor(
     handle = symmetric_memory.rendezvous(own, group)
     ranks = range(dist.get_world_size(group))
     addresses = [handle.get_buffer(rank, shape, dtype).data_ptr() for rank in ranks]
+    torch.cuda.synchronize(device)
+    dist.barrier(group)
     return own, torch.tensor(addresses, dtype=torch.int64, device=device)
 
 

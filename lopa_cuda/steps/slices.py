@@ -2,8 +2,9 @@
 
 A request's first pass has one row, its prompt. Rows alone cannot be dealt so that the ranks share that work: all of
 them would compute it whole. So the plan's entries are cut, whatever rows they are of. The staging memory then holds the
-whole plan in its order, one slice behind another. In every layer a rank writes its slice of it, the ranks gather the
-others', and attention looks at the rows' keys there. Behind the pass each rank has all of its KV.
+whole plan in its order, one slice behind another. In every layer a rank writes its slice of it, on all ranks where they
+can (lopa_cuda.parallel.peer_staging), else they gather each other's. Attention then looks at the rows' keys there.
+Behind the pass each rank has all of its KV.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class StagedSlice:
 
     def own(self, window_2TKH: Tensor) -> Tensor:
         """Where the rank writes the keys and values of its tokens."""
-        first = 0 if self.collectives is None else self.collectives.mesh.bp_rank * self.num_tokens
+        first = self.collectives.mesh.bp_rank * self.num_tokens if self.collectives else 0
         return window_2TKH[:, first : first + self.num_tokens]
 
     def gather(self, window_2TKH: Tensor) -> None:

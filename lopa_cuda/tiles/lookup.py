@@ -1,4 +1,4 @@
-"""Which tiles a device gets: those committed for it, or for the nearest one, and over them the user's own.
+"""Which tiles a device gets: those committed for it, or for others like it, and over them the user's own.
 
 A file is named by its device, `nvidia_h200.json`. Committed files lie in configs/tiles, the user's in a cache folder:
 `$LOPA_TILES`, else `lopa/tiles` in `$XDG_CACHE_HOME` or `~/.cache`.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,12 +65,13 @@ def load_tiles(device: Device, committed: Path | None = None, own: Path | None =
 
 
 def _committed_for(device: Device, folder: Path) -> DeviceTiles:
-    """The device's own file's; what that lacks, linears and larger numbers of tokens, the others of its compute
-    capability have, the first by name before the next."""
-    paths = sorted(folder.glob("*.json"), key=lambda path: (path.name != device.file_name, path.name))
+    """The device's own file's; what that lacks, linears and larger numbers of tokens, others of its compute capability
+    have, those first whose names begin most like its own."""
+    paths = sorted(folder.glob("*.json"), key=lambda path: (-_num_alike(path.name, device.file_name), path.name))
     table: dict[LinearShape, Tiles] = {}
     files: list[Path] = []
-    for path, file in [(path, read_tiles(path)) for path in paths]:
+    for path in paths:
+        file = read_tiles(path)
         if file.compute_capability != device.compute_capability:
             continue
         lacking = {shape: _beyond(table.get(shape, ()), entry.tiles) for shape, entry in file.entries.items()}
@@ -77,6 +79,11 @@ def _committed_for(device: Device, folder: Path) -> DeviceTiles:
             files.insert(0, path)
         table |= {shape: (*table.get(shape, ()), *tiles) for shape, tiles in lacking.items()}
     return DeviceTiles(table, tuple(files))
+
+
+def _num_alike(first: str, second: str) -> int:
+    """Characters with which both begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def _beyond(known: Tiles, others: Tiles) -> Tiles:

@@ -49,12 +49,24 @@ def test_prompts_are_padded_by_half_as_much(max_tokens: int) -> None:
         assert cost(padded) <= 1.05 * cost(tokens) or padded - tokens < 16
 
 
+@given(st.integers(1, 2000))
+def test_sizes_of_prompts_end_at_their_limit_and_are_multiples_of_16(sixteens: int) -> None:
+    sizes = buckets().of_prompts(16 * sixteens)
+    assert sizes[-1] == 16 * sixteens and list(sizes) == sorted(set(sizes))
+    assert all(size % 16 == 0 for size in sizes) and len(sizes) <= 80
+
+
 def test_wanted_sizes_are_not_padded() -> None:
     blocks = [32 * rows * number for rows in (1, 3, 8) for number in range(1, 9)]
     wanting = buckets().wanting(blocks)
     assert set(blocks) <= set(wanting.tokens)
     assert set(wanting.tokens) >= set(buckets().tokens) and len(wanting.tokens) <= len(buckets().tokens) + len(blocks)
     assert buckets().wanting([5000]) == buckets()
+
+
+def test_wanted_sizes_of_many_tokens_are_multiples_of_16_where_these_are_captured() -> None:
+    assert buckets().wanting([97, 776]).wanted == (104, 784)
+    assert buckets(max_tokens=776).wanting([776]).wanted == (776,)
 
 
 def test_all_sizes_are_few() -> None:

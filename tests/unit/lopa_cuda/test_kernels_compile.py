@@ -29,29 +29,18 @@ MULTIPLES_OF_16 = (
 )  # fmt: skip
 SHARED_BYTES = 227 * 2**10  # that a program may have
 INTEGERS = (
-    "a_out_ptr",
-    "a_ptr",
-    "b_out_ptr",
-    "b_ptr",
-    "count_ptr",
-    "expert_ptr",
-    "first_ptr",
-    "horizon_ptr",
-    "index_ptr",
-    "order_ptr",
-    "position_ptr",
-    "table_ptr",
-    "tile_ptr",
-)
-ADDRESSES = ("flags_ptr", "windows_ptr")  # fmt: skip
+    "a_out_ptr", "a_ptr", "b_out_ptr", "b_ptr", "count_ptr", "expert_ptr", "first_ptr", "horizon_ptr", "index_ptr",
+    "order_ptr", "position_ptr", "table_ptr", "tile_ptr",
+)  # fmt: skip
+ADDRESSES = ("flags_ptr", "windows_ptr")
 FLOATS = ("bias_ptr", "log_sum_ptr", "pair_weight_ptr", "part_ptr", "rotary_ptr", "scale_ptr")
 EXPERT = {"DEPTH": 2048, "CHOSEN": 8, "BLOCK_C": 64, "BLOCK_K": 64, "STAGES": 4}
 ROUTE = {"CHOSEN": 8, "CHOSEN_BLOCK": 8, "IS_NORMALISED": True}
 ROPE = {
     "PARTS": 0, "IS_BIAS_INT": False, "HEAD_SIZE": 128, "HEADS": 16, "weight_scale_ptr": None, "x_scale_ptr": None,
-    "bias_ptr": None, "RANKS": 0, "windows_ptr": None,
+    "bias_ptr": None,
 }  # fmt: skip
-WHOLE = {**ROPE, "PAIRS": 64, "BLOCK": 64, "REST_BLOCK": 1}
+WHOLE, ALONE = {**ROPE, "PAIRS": 64, "BLOCK": 64, "REST_BLOCK": 1}, {"RANKS": 0, "windows_ptr": None}
 NORM = {
     "IS_BIAS_INT": False, "RANK": 0, "RANKS": 0, "QUANTIZED_MAX": 0.0, "IS_INT": False, "addends_ptr": None,
     "flags_ptr": None, "out_scale_ptr": None, "weight_scale_ptr": None, "x_scale_ptr": None,
@@ -68,19 +57,17 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "route in groups": ("route", "_route_kernel", {**ROUTE, **GROUPED}),
     "route among all": ("route", "_route_kernel", {**ROUTE, **UNGROUPED}),
     "deal": ("route", "_deal_kernel", {"BLOCK": 1024}),
-    "half of a head": ("rope_prewrite", "_rope_prewrite_kernel", {**ROPE, "PAIRS": 32, "BLOCK": 32, "REST_BLOCK": 64}),
+    "half of a head": (
+        "rope_prewrite", "_rope_prewrite_kernel", {**ROPE, **ALONE, "PAIRS": 32, "BLOCK": 32, "REST_BLOCK": 64}
+    ),
     "norm of one token": ("norm", "_add_rms_norm_kernel", {**NORM, "TOKENS": 1, "BLOCK": 4096, "PARTS": 0}),
     "norm of several": ("norm", "_add_rms_norm_kernel", {**NORM, "TOKENS": 4, "BLOCK": 256, "PARTS": 4}),
     "rows": ("rows", "_copy_rows_kernel", ROWS),
     "swiglu of several": ("swiglu", "_swiglu_kernel", {"TOKENS": 2, "BLOCK": 1024}),
     "meeting": ("meet", "_meet_kernel", {"RANK": 1, "RANKS": 4}),
-    "whole heads": ("rope_prewrite", "_rope_prewrite_kernel", WHOLE),
-    "whole heads of every rank": (
-        "rope_prewrite",
-        "_rope_prewrite_kernel",
-        {**{k: v for k, v in WHOLE.items() if k != "windows_ptr"}, "RANKS": 2},
-    ),
-}
+    "whole heads": ("rope_prewrite", "_rope_prewrite_kernel", {**WHOLE, **ALONE}),
+    "whole heads of every rank": ("rope_prewrite", "_rope_prewrite_kernel", {**WHOLE, "RANKS": 2}),
+}  # fmt: skip
 WIDE_CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "head statistics": ("head_statistics", "_vocabulary_part_kernel", {"STRATEGY": 0, "BLOCK": 8192}),
     "quantized swiglu": (

@@ -134,6 +134,23 @@ def test_rope_prewrites_the_memory_of_every_rank() -> None:
         assert int((memory != 7).sum()) == int((part != 7).sum())
 
 
+@interpreted
+def test_mirrors_may_lie_far_behind_where_memory_begins() -> None:
+    """Values at a distance of 2^31 elements whose keys lie before it; the memory in front of them is not there."""
+    num_tokens, distance = 4, 2**20
+    qkv = random(num_tokens, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_SIZE)
+    position, table = torch.arange(num_tokens), rotary_table(50, HEAD_SIZE, 1e6, torch.device("cpu"))
+    own = torch.zeros(2 * distance).bfloat16().as_strided(
+        (2, num_tokens, NUM_KV_HEADS, HEAD_SIZE), (distance, NUM_KV_HEADS * HEAD_SIZE, HEAD_SIZE, 1)
+    )  # fmt: skip
+    alone = own.clone()
+    kernels.rope_prewrite(qkv, position, table, alone, num_heads=NUM_HEADS)
+    offset = 2**31 - distance
+    mirrors = kernels.Mirrors(torch.tensor([own.data_ptr() - 2 * offset]), offset)
+    kernels.rope_prewrite(qkv, position, table, own, num_heads=NUM_HEADS, mirrors=mirrors)
+    assert torch.equal(own, alone) and bool(own[1].any())
+
+
 RAGGED = {
     "behind a prefix": [(7, 6, 130, 130, 2), (6, 4, 0, 0, 0), (3, 3, 70, 70, 3), (40, 37, 5, 5, 1)],
     "keys behind the window": [(6, 6, 130, 180, 2), (5, 5, 0, 0, 0), (35, 33, 70, 110, 3)],

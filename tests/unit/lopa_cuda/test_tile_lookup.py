@@ -71,6 +71,12 @@ def test_a_device_without_one_gets_that_of_its_compute_capability(committed: Pat
     assert found.table[OTHER] == ((32, A),)
 
 
+def test_of_several_files_the_one_with_the_likest_name_comes_first(committed: Path, tmp_path: Path) -> None:
+    save(committed, Device("NVIDIA A", "9.0"), {SHAPE: ((32, B),)})
+    found = load_tiles(Device("NVIDIA H200 NVL", "9.0"), committed, tmp_path / "none")
+    assert found.table[SHAPE] == ((32, A), (64, A)) and found.files == (committed / "nvidia_h200.json",)
+
+
 def test_a_device_of_another_capability_gets_none(committed: Path, tmp_path: Path) -> None:
     assert load_tiles(Device("NVIDIA B200", "10.0"), committed, tmp_path / "none").table == {}
 
