@@ -6,6 +6,10 @@ Every rank comes to the same numbers of tokens and tiles, since they depend on t
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
 
 from common.decoding import Int, Sampling, StepPlan
 from common.processes import Mesh
@@ -29,11 +33,21 @@ class Shapes:
     tokens of the staging memory that captures have."""
 
     def __init__(self, mesh: Mesh, buckets: Buckets, tiling: Tiling | None, staged: int, *, captures: bool) -> None:
-        self.buckets = buckets
+        self._buckets = buckets
         self._mesh = mesh
         self._tiling = tiling
         self._staged = staged
         self._captures = captures
+        self._tiled_key = lru_cache(maxsize=256)(self._find_tiled_key)  # rows are of the same length for several steps
+
+    @property
+    def buckets(self) -> Buckets:
+        return self._buckets
+
+    @buckets.setter
+    def buckets(self, buckets: Buckets) -> None:
+        self._buckets = buckets
+        self._tiled_key.cache_clear()
 
     @property
     def captures_ahead(self) -> bool:
@@ -56,16 +70,12 @@ class Shapes:
         return shares, self.dealt_key(shares)
 
     def dealt_key(self, shares: list[Share]) -> LayersKey:
+        if self._tiling is not None:
+            return self._tiled_key(tuple([share.num_entries_R.tobytes() for share in shares]))
         num_tokens = max(share.num_tokens for share in shares)
-        if self._captures:
-            sizes = self.buckets.tokens
-            for size in sizes[bisect_left(sizes, num_tokens) :]:
-                if self._tiling is None:
-                    return LayersKey(size, 0, runs_of(shares[self._mesh.bp_rank], size), is_captured=True)
-                key = self.captured_key(size)
-                if self._num_tiles(shares, size) <= key.num_tiles:
-                    return key
-        return self._key_as_it_is(shares, self._aligned(num_tokens))
+        padded = fit(num_tokens, self.buckets.tokens) if self._captures else None
+        size = padded or self._aligned(num_tokens)
+        return LayersKey(size, 0, runs_of(shares[self._mesh.bp_rank], size), is_captured=padded is not None)
 
     def captured_key(self, num_tokens: int, *, is_cut: bool = False) -> LayersKey:
         assert self._tiling is not None, "other operators capture runs"
@@ -81,21 +91,30 @@ class Shapes:
         length = slice_length(plan, num_ranks)
         for size in sizes[bisect_left(sizes, length) :]:
             key, shares = self.captured_key(size, is_cut=True), cut(plan, num_ranks, size)
-            if self._num_tiles(shares, size) <= key.num_tiles:
+            if self._num_tiles([share.num_entries_R for share in shares], size) <= key.num_tiles:
                 return shares, key
         length = self._aligned(length)
         shares = cut(plan, num_ranks, length)
-        return shares, self._key_as_it_is(shares, length, num_ranks)
+        runs = runs_of(shares[self._mesh.bp_rank], length) if self._tiling is None else ()
+        num_tiles = self._num_tiles([share.num_entries_R for share in shares], length)
+        return shares, LayersKey(length, num_tiles, runs, is_captured=False, num_slices=num_ranks)
 
     def _aligned(self, num_tokens: int) -> int:
         """Of a pass that runs as it is: kernels are compiled for sizes that 16 divides."""
         return round_up(num_tokens, 16) if self._captures else num_tokens
 
-    def _num_tiles(self, shares: list[Share], num_tokens: int) -> int:
-        tiling = self._tiling
-        return max(tiling.needed(share.spans_6R[1], num_tokens) for share in shares) if tiling is not None else 0
+    def _find_tiled_key(self, num_entries_PR: tuple[bytes, ...]) -> LayersKey:
+        """Of ranks whose rows have so many entries: the smallest that is captured and has room, or of its own size."""
+        lengths_PR = [np.frombuffer(num_entries_R, dtype=np.int64) for num_entries_R in num_entries_PR]
+        num_tokens = int(max(length_R.sum() for length_R in lengths_PR))
+        sizes = self.buckets.tokens if self._captures else ()
+        for size in sizes[bisect_left(sizes, num_tokens) :]:
+            key = self.captured_key(size)
+            if self._num_tiles(lengths_PR, size) <= key.num_tiles:
+                return key
+        num_tokens = self._aligned(num_tokens)
+        return LayersKey(num_tokens, self._num_tiles(lengths_PR, num_tokens), (), is_captured=False)
 
-    def _key_as_it_is(self, shares: list[Share], num_tokens: int, num_slices: int = 1) -> LayersKey:
-        runs = runs_of(shares[self._mesh.bp_rank], num_tokens) if self._tiling is None else ()
-        num_tiles = self._num_tiles(shares, num_tokens)
-        return LayersKey(num_tokens, num_tiles, runs, is_captured=False, num_slices=num_slices)
+    def _num_tiles(self, lengths_PR: Sequence[Int], num_tokens: int) -> int:
+        tiling = self._tiling
+        return max(tiling.needed(length_R, num_tokens) for length_R in lengths_PR) if tiling is not None else 0

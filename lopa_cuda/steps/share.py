@@ -23,6 +23,11 @@ class Share(NamedTuple):
     num_tokens: int
     first_key_R: Int | None = None
 
+    @property
+    def num_entries_R(self) -> Int:
+        found: Int = self.spans_6R[RowField.NUM_ENTRIES]
+        return found
+
     def first_token(self, place: int) -> int:
         """Of the row at this place of the share."""
         return int(self.spans_6R[0, place])

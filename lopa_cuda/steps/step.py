@@ -78,18 +78,26 @@ class StepBuffers:
         self._tiles_N8 = host[:tiles].reshape(-1, RECORD)
         self._entries_3T = host[tiles:].reshape(3, -1)
         self._entries_3T[2] = _UNBOUNDED
+        self._spans: bytes | None = None  # of the rows whose padding and tiles lie in the block, if spans decide them
         self.token_T, position_T, horizon_T = block[tiles:].view(3, -1).unbind()
         self.step = DeviceStep(position_T, horizon_T, block[:tiles].view(-1, RECORD), key.runs, staged)
 
     def fill(self, plan: StepPlan, share: Share) -> None:
-        """Write this share of the plan into the host block, and padding behind it."""
+        """Write this share of the plan into the host block, but for what the step before has left there."""
         num_tokens = share.num_tokens
         self._entries_3T[:, :num_tokens] = share.of_entries(plan.entries_3T)
-        if num_tokens < self._entries_3T.shape[1]:
+        spans = share.spans_6R.tobytes() if share.first_key_R is None else None
+        if spans is None or spans != self._spans:
+            self._fill_tiles(share)
+            self._spans = spans
+
+    def _fill_tiles(self, share: Share) -> None:
+        """What the spans of the rows decide: padding, and the record of every tile."""
+        num_tokens, num_padded = share.num_tokens, self._entries_3T.shape[1]
+        if num_tokens < num_padded:
             self._entries_3T[:2, num_tokens:] = 0
             self._entries_3T[2, num_tokens:] = _UNBOUNDED
         if self._tiling is not None:
-            num_padded = self._entries_3T.shape[1]
             write_tiles(self._tiles_N8, self._tiling, share.spans_6R, num_padded, share.first_key_R)
 
     def send(self) -> None:

@@ -6,12 +6,26 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 from common.decoding import Int, RowField, Sampling, StepPlan, assign_rows
 from common.processes import Mesh
 from graphs.buckets import Buckets
 from lopa_cuda.shapes import Shapes
-from lopa_cuda.steps import RECORD, Reads, Run, Tiling, cut, deal, runs_of, slice_sizes, slices_pay, write_tiles
+from lopa_cuda.steps import (
+    RECORD,
+    Reads,
+    Run,
+    StagedSlice,
+    StepBuffers,
+    Tiling,
+    cut,
+    deal,
+    runs_of,
+    slice_sizes,
+    slices_pay,
+    write_tiles,
+)
 from lopa_cuda.steps.slices import LEAST_SAVED
 
 TILING = Tiling(7, 64)
@@ -159,3 +173,24 @@ def test_rows_that_are_dealt_out_stay_as_they_are() -> None:
     shares, key = shapes_of(2).arranged(plan, row_of)
     assert key.num_slices == 1 and key.num_tokens >= 128
     assert all((share.spans_6R == one.spans_6R).all() for share, one in zip(shares, deal(plan, row_of), strict=True))
+
+
+def test_used_buffers_hold_what_fresh_ones_would() -> None:
+    """Whatever the step before has left in them: other rows, the same rows, or pieces of rows."""
+    key = shapes_of(0).captured_key(512)
+
+    def fresh() -> StepBuffers:
+        return StepBuffers(key, torch.device("cpu"), TILING, StagedSlice(512, None))
+
+    used, longer, shorter = fresh(), plan_of([64] * 7), plan_of([30, 50])
+    moved = longer._replace(row_fields_8R=longer.row_fields_8R.copy())
+    moved.row_fields_8R[RowField.START] += 32
+    wholes = [(plan, False) for plan in (longer, moved, moved, shorter, longer)]
+    for plan, is_cut in [*wholes, (longer, True), (longer, False)]:
+        share = cut(plan, 1, 512)[0] if is_cut else deal(plan, assign_rows(plan, 1))[0]
+        expected = fresh()
+        for buffers in (used, expected):
+            buffers.fill(plan, share)
+        assert (used.step.tiles_N8 == expected.step.tiles_N8).all() and (used.token_T == expected.token_T).all()
+        assert (used.step.position_T == expected.step.position_T).all()
+        assert (used.step.horizon_T == expected.step.horizon_T).all()
