@@ -71,6 +71,7 @@ class Scoring(NamedTuple):
     start: int
     settings: Any
     draws: Draws
+    num_masked_B: Int
 
     @property
     def probability_BW(self) -> Float:

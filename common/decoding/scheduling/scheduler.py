@@ -161,6 +161,10 @@ class Scheduler:
         self._plan = self._requests.plan_step(self.sampling)
         return self._plan
 
+    def prepare(self) -> None:
+        """While the device computes the step: what can be made before its predictions are there."""
+        self._requests.prepare()
+
     def select_winners(self, predictions: Predictions) -> Int:
         """The winning row of every request: arg max of its branch scores; the anchor comes last, so it loses ties."""
         winners = self._requests.select_winners(predictions)

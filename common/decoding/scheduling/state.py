@@ -79,6 +79,9 @@ class Requests(Protocol):
 
     def plan_step(self, sampling: Sampling) -> StepPlan: ...
 
+    def prepare(self) -> None:
+        """Behind plan_step: what select_winners needs beside predictions, and otherwise makes itself."""
+
     def select_winners(self, predictions: Predictions) -> Int:
         """Rows of the step planned last."""
 

@@ -61,6 +61,9 @@ class SwitchingRequests:
             self._move_to_arrays()
         return self._now.plan_step(sampling)
 
+    def prepare(self) -> None:
+        self._now.prepare()
+
     def select_winners(self, predictions: Predictions) -> Int:
         return self._now.select_winners(predictions)
 

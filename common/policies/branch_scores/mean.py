@@ -10,7 +10,7 @@ from common.policies.marks import kept
 
 def score(scoring: Scoring) -> Score:
     confidence_BW, is_masked_BW = scoring.confidence_BW, scoring.is_masked_BW
-    num_summed_B = num_masked_B = np.add.reduce(is_masked_BW, axis=1, dtype=np.int64)
+    num_summed_B = num_masked_B = scoring.num_masked_B
     if scoring.settings.bottom_share >= 1:
         total_B = np.add.reduce(kept(confidence_BW, is_masked_BW), axis=1, dtype=np.float64)
     else:
@@ -18,7 +18,7 @@ def score(scoring: Scoring) -> Score:
         num_summed_B = np.maximum((num_masked_B * scoring.settings.bottom_share).astype(np.int64), 1)
         is_summed_BW = (np.arange(is_masked_BW.shape[1]) < num_summed_B[:, None]) & (num_masked_B > 0)[:, None]
         total_B = np.where(is_summed_BW, lowest_BW, 0.0).sum(axis=1, dtype=np.float64)
-    if np.count_nonzero(num_masked_B) == len(num_masked_B):
+    if 0 not in num_masked_B.tolist():
         mean_B: Score = total_B / num_summed_B
         return mean_B
     return np.where(num_masked_B > 0, total_B / np.maximum(num_summed_B, 1), NO_MASK_LEFT)

@@ -31,7 +31,7 @@ from common.decoding import (
     StepRecord,
     decode_requests,
 )
-from common.decoding.scheduling.plain.layout import align
+from common.decoding.scheduling.plain.layout import align, unaligned
 from common.platforms import build_engine
 
 ISA = "ONEDNN_MAX_CPU_ISA"
@@ -116,9 +116,12 @@ class Decisions:
         return self.leader.forward(plan)
 
     def commit(self, plan: StepPlan, winners: Int) -> None:
-        self.token_of = {}
+        self.token_of, first = {}, 0
         steps = self.scheduler._requests._plain._steps  # of three that are observed
-        for step, aligned, winner in zip(steps, align(steps, self.found), winners.tolist(), strict=True):
+        for step, winner in zip(steps, winners.tolist(), strict=True):
+            end = first + step.spans.num_entries
+            aligned = align(step, self.found.values_3T[:, first:end], unaligned(step))
+            first = end
             token_W = aligned.values_3BW[0, winner - step.first_row].astype(int)
             self.token_of[step.decoding.request.id] = dict(enumerate(token_W.tolist(), step.window.start))
         self.leader.commit(plan, winners)

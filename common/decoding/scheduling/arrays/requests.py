@@ -121,6 +121,9 @@ class RequestArrays:
         plan, self._parts = lay_out([plan_rows(batch) for batch in self._batches.values()], sampling)
         return plan
 
+    def prepare(self) -> None:
+        """`plan_rows` has made it."""
+
     def select_winners(self, predictions: Predictions) -> Int:
         self._predictions, self._scores = predictions, []
         winners = []

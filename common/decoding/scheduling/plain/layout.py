@@ -16,7 +16,6 @@ from common.decoding.plan import (
     CommitSpan,
     Float,
     Int,
-    Predictions,
     RowField,
     Sampling,
     StepPlan,
@@ -181,43 +180,27 @@ def _fill_shift_entries(step: RequestStep, decode: DecodeConfig, entries_3T: Int
             is_read_T[step.spans.rows_3B[RowField.FIRST] + (before - start)] = False
 
 
-def align(steps: list[RequestStep], predictions: Predictions) -> list[Aligned]:
-    """Move every prediction to the position it speaks of (docs/architecture.md, 'Positions own their predictors')."""
-    aligned, first = [], 0
-    for step in steps:
-        count = step.spans.num_entries
-        aligned.append(_align(step, predictions.values_3T[:, first : first + count]))
-        first += count
-    return aligned
+def unaligned(step: RequestStep) -> Float:
+    """[3, B, W], into which `align` moves predictions; what no entry of the step predicts is there already."""
+    shape = 3, *step.is_masked_BW.shape
+    values_3BW: Float = np.empty(shape, np.float32) if step.spans.is_even else np.zeros(shape, np.float32)
+    if step.decoding.rules.shift and step.window.start not in step.shift_column_of:
+        values_3BW[:, :, 0] = step.decoding.carry_31
+    return values_3BW
 
 
-def _align(step: RequestStep, values_3T: Float) -> Aligned:
-    if not step.decoding.rules.shift:
-        return Aligned(_own_predictions(step, values_3T))
-    start, widest, spans = step.window.start, step.window.end - step.window.start, step.spans
-    shape = 3, len(step.widths), widest
+def align(step: RequestStep, values_3T: Float, values_3BW: Float) -> Aligned:
+    """Move every prediction to the position it speaks of (docs/architecture.md, 'Positions own their predictors').
+    values_3T: of the request's entries. values_3BW: from `unaligned`."""
+    shift, spans = step.decoding.rules.shift, step.spans
     if spans.is_even:
-        aligned_3BW = np.empty(shape, dtype=np.float32)
-        aligned_3BW[:, :, 1:] = values_3T.reshape(3, len(step.widths), -1)[:, :, : widest - 1]
+        _, num_rows, width = values_3BW.shape
+        values_3BW[:, :, shift:] = values_3T.reshape(3, num_rows, -1)[:, :, : width - shift]
     else:
-        aligned_3BW = np.zeros(shape, dtype=np.float32)
         for row, (first, width) in enumerate(zip(spans.firsts, step.widths, strict=True)):
-            aligned_3BW[:, row, 1:width] = values_3T[:, first : first + width - 1]
+            values_3BW[:, row, shift:width] = values_3T[:, first : first + width - shift]
     for block_start, column in step.shift_column_of.items():
-        aligned_3BW[:, :, block_start - start] = values_3T[:, spans.behind_keys_B + column]
-    if start not in step.shift_column_of:
-        aligned_3BW[:, :, 0] = step.decoding.carry_31
+        values_3BW[:, :, block_start - step.window.start] = values_3T[:, spans.behind_keys_B + column]
     if step.window.predicts_next:
-        return Aligned(aligned_3BW, values_3T[:, spans.behind_keys_B - 1])
-    return Aligned(aligned_3BW)
-
-
-def _own_predictions(step: RequestStep, values_3T: Float) -> Float:
-    """[3, B, W] where every position is predicted by its own entry."""
-    num_rows, widest = len(step.widths), step.window.end - step.window.start
-    if step.spans.is_even:
-        return values_3T.reshape(3, num_rows, widest)
-    aligned_3BW = np.zeros((3, num_rows, widest), dtype=np.float32)
-    for row, (first, width) in enumerate(zip(step.spans.firsts, step.widths, strict=True)):
-        aligned_3BW[:, row, :width] = values_3T[:, first : first + width]
-    return aligned_3BW
+        return Aligned(values_3BW, values_3T[:, spans.behind_keys_B - 1])
+    return Aligned(values_3BW)

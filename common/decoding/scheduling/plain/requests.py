@@ -16,7 +16,7 @@ from common.decoding.request import Completion, FinishReason
 from common.decoding.scheduling.ending import completion_of
 from common.decoding.scheduling.plain.blocks import block_ends, prompt_part
 from common.decoding.scheduling.plain.filling import adopt, draws_of, fill, seed_next_block, spawn
-from common.decoding.scheduling.plain.layout import align, lay_out
+from common.decoding.scheduling.plain.layout import align, lay_out, unaligned
 from common.decoding.scheduling.plain.planning import plan_request
 from common.decoding.scheduling.plain.records import candidates_of, record_of
 from common.decoding.scheduling.plain.state import ANCHOR, Aligned, PlainRequest, RequestStep
@@ -36,6 +36,7 @@ class PlainRequests:
         self.observer = observer
         self._requests: list[PlainRequest] = []
         self._steps: list[RequestStep] = []
+        self._scorings: list[Scoring] = []
         self._aligned: list[Aligned] = []
         self._scores: list[Score] = []
 
@@ -80,17 +81,27 @@ class PlainRequests:
         return sum(chunk.end - chunk.start for chunk in chunks if chunk is not None)
 
     def plan_step(self, sampling: Sampling) -> StepPlan:
-        self._steps, first_row = [], 0
+        self._steps, self._scorings, first_row = [], [], 0
         for decoding in self._requests:
             step = plan_request(decoding, first_row)
             self._steps.append(step)
             first_row = step.end_row
         return lay_out(self._steps, sampling)
 
+    def prepare(self) -> None:
+        self._scorings = [_scoring_of(step) for step in self._steps]
+
     def select_winners(self, predictions: Predictions) -> Int:
-        self._aligned = align(self._steps, predictions)
-        self._scores = [self._score(step, aligned) for step, aligned in zip(self._steps, self._aligned, strict=True)]
-        winners = [step.first_row + int(score.argmax()) for step, score in zip(self._steps, self._scores, strict=True)]
+        if not self._scorings:
+            self.prepare()
+        self._aligned, self._scores, winners, first = [], [], [], 0
+        for step, scoring in zip(self._steps, self._scorings, strict=True):
+            end = first + step.spans.num_entries
+            self._aligned.append(align(step, predictions.values_3T[:, first:end], scoring.values_3BW))
+            score_B = _score(step, scoring)
+            self._scores.append(score_B)
+            winners.append(step.first_row + int(score_B.argmax()))
+            first = end
         return np.array(winners, dtype=np.int64)
 
     def scores(self) -> Score:
@@ -112,17 +123,6 @@ class PlainRequests:
         for decoding, token_ids in found:
             decoding.num_given += len(token_ids)
         return [(decoding.request.id, token_ids) for decoding, token_ids in found if token_ids]
-
-    def _score(self, step: RequestStep, aligned: Aligned) -> Score:
-        decoding = step.decoding
-        decode, values_3BW = decoding.rules.decode, aligned.values_3BW
-        draws, start = draws_of(decoding, stream=0), step.window.start
-        scoring = Scoring(values_3BW, step.is_masked_BW, decoding.branches, start, decode, draws)
-        score_B: Score = policy("branch_scores", decode.branch_score)(scoring)
-        if decode.creation_weight == 0:
-            return score_B
-        created_B = np.array([*decoding.branches.confidences, ANCHOR.creation_confidence])
-        return decode.creation_weight * created_B + (1 - decode.creation_weight) * score_B
 
     def _advance_request(self, step: RequestStep, aligned: Aligned, score_B: Score, winner: int, now: float) -> None:
         decoding = step.decoding
@@ -152,6 +152,25 @@ class PlainRequests:
             decoding.first_step_s = now - decoding.admitted_at
         if self.observer is not None:
             self.observer(record_of(step, aligned, winner, score_B, is_anchor, filled, seed, candidates))
+
+
+def _scoring_of(step: RequestStep) -> Scoring:
+    """What the branches are scored by, before there are predictions to put into it."""
+    decoding, is_masked_BW = step.decoding, step.is_masked_BW
+    num_masked_B: Int = np.add.reduce(is_masked_BW, axis=1, dtype=np.int64)
+    decode, draws = decoding.rules.decode, draws_of(decoding, stream=0)
+    start, branches = step.window.start, decoding.branches
+    return Scoring(unaligned(step), is_masked_BW, branches, start, decode, draws, num_masked_B)
+
+
+def _score(step: RequestStep, scoring: Scoring) -> Score:
+    """C(B)."""
+    decode, branches = step.decoding.rules.decode, step.decoding.branches
+    score_B: Score = policy("branch_scores", decode.branch_score)(scoring)
+    if decode.creation_weight == 0:
+        return score_B
+    created_B = np.array([*branches.confidences, ANCHOR.creation_confidence])
+    return decode.creation_weight * created_B + (1 - decode.creation_weight) * score_B
 
 
 def begun(admission: Admission, mask_token_id: int) -> PlainRequest:
