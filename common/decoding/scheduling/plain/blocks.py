@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
-from common.decoding.plan import Bool, Int
+from common.decoding.plan import Bool
 
 
 class BlockStatus(Enum):
@@ -171,10 +169,3 @@ def note_committed(blocks: list[Block]) -> None:
 
 def num_masked_of(block: Block, is_masked_S: Bool) -> int:
     return int(is_masked_S[block.start : block.end].sum())
-
-
-def block_ends(num_positions: int, origin: int | None, block_size: int) -> Int:
-    """[S]: end of the block that each position lies in; what lies before the origin is one block."""
-    first, position_S = origin or 0, np.arange(num_positions)
-    end_S: Int = first + np.maximum((position_S - first) // block_size + 1, 0) * block_size
-    return end_S

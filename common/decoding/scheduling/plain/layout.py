@@ -8,9 +8,11 @@ what p sees and provides no key.
 
 from __future__ import annotations
 
+from itertools import accumulate
+from typing import NamedTuple
+
 import numpy as np
 
-from common.config import DecodeConfig
 from common.decoding.plan import (
     Bool,
     CommitSpan,
@@ -19,59 +21,51 @@ from common.decoding.plan import (
     RowField,
     Sampling,
     StepPlan,
+    part,
 )
 from common.decoding.scheduling.plain.changes import with_changes
 from common.decoding.scheduling.plain.state import Aligned, PlainRequest, RequestStep
 
-_START, _CACHED, _STEP = int(RowField.START), int(RowField.CACHED), int(RowField.STEP)
+# What is the same for all rows, and where that lies in PlainRequest.rows_same_51.
+_SAME = int(RowField.START)
+_START, _CACHED, _STEP = (int(field) - _SAME for field in (RowField.START, RowField.CACHED, RowField.STEP))
+
+
+class _Part(NamedTuple):
+    """One request's part of the plan, as if it were the only one."""
+
+    entries_3T: Int
+    is_read_T: Bool
+    row_fields_8R: Int
 
 
 def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
     """Rows of every request behind one another."""
-    num_rows, num_tokens = steps[-1].end_row, sum([step.spans.num_entries for step in steps])
-    entries_3T = np.empty((3, num_tokens), dtype=np.int64)
-    is_read_T = np.zeros(num_tokens, dtype=np.bool_)
-    row_fields_8R = np.empty((8, num_rows), dtype=np.int64)
-    request_R = np.zeros(num_rows, dtype=np.int64)
-    commits, first = [], 0
+    parts = [_part_of(step) for step in steps]
+    arrays = parts[0] if len(parts) == 1 else _behind_one_another(parts)
+    request_R = np.zeros(steps[-1].end_row, dtype=np.int64)
+    commits = []
     for index, step in enumerate(steps):
-        spans, window = step.spans, step.window
-        rows, own = slice(step.first_row, step.end_row), slice(first, first + spans.num_entries)
+        window = step.window
         if index:
-            request_R[rows] = index
-        _fill_row_fields(step, first, row_fields_8R[:, rows])
-        _fill(step, entries_3T[:, own], is_read_T[own])
+            request_R[step.first_row : step.end_row] = index
         if window.commit_length:
             span = step.decoding.slot, window.start, window.commit_length
             commits.append(CommitSpan(index, *span, is_final=not window.is_tentative))
-        first = own.stop
     # The same for all: SHARED_SETTINGS of the scheduler.
     commits_locally = steps[0].decoding.rules.decode.window_attention == "block_causal"
     commits_locally = commits_locally and not any(step.window.is_tentative for step in steps)
     sampling_3R = _sampling_of(steps)
-    plan = StepPlan(
-        entries_3T,
-        is_read_T,
-        row_fields_8R,
-        request_R,
-        tuple(commits),
-        sampling.of_rows(sampling_3R),
-        commits_locally,
-        sampling_3R,
-    )
+    own = sampling.of_rows(sampling_3R)
+    plan = StepPlan(*arrays, request_R, tuple(commits), own, commits_locally, sampling_3R)
     return with_changes(plan, steps) if sampling.is_special else plan
 
 
-def _fill_row_fields(step: RequestStep, first_entry: int, fields_8B: Int) -> None:
-    """The request's part of StepPlan.row_fields_8R, in the order of RowField."""
-    window, same_81 = step.window, step.decoding.row_fields_81
-    same_81[_START, 0] = window.start
-    same_81[_CACHED, 0] = max(window.cached, window.start)
-    same_81[_STEP, 0] = step.decoding.num_forwards
-    fields_8B[:] = same_81
-    fields_8B[:_START] = step.spans.rows_3B  # differ from row to row
-    if first_entry:
-        fields_8B[RowField.FIRST] += first_entry
+def _behind_one_another(parts: list[_Part]) -> _Part:
+    entries_3T, is_read_T, row_fields_8R = (np.concatenate(arrays, axis=-1) for arrays in zip(*parts, strict=True))
+    *first_N, _ = accumulate([len(own.is_read_T) for own in parts], initial=0)
+    row_fields_8R[RowField.FIRST] += np.repeat(first_N, [own.row_fields_8R.shape[1] for own in parts])
+    return _Part(entries_3T, is_read_T, row_fields_8R)
 
 
 def _sampling_of(steps: list[RequestStep]) -> Float | None:
@@ -83,55 +77,64 @@ def _sampling_of(steps: list[RequestStep]) -> Float | None:
     return sampling_3R
 
 
-def _fill(step: RequestStep, entries_3T: Int, is_read_T: Bool) -> None:
-    """The request's part of the plan."""
-    decode = step.decoding.rules.decode
-    _fill_windows(step, decode, entries_3T)
-    _mark_reads(step, decode, is_read_T)
-    start, token_T = step.window.start, entries_3T[0]
-    branches, firsts = step.decoding.branches, step.spans.firsts
-    for first, position, token in zip(firsts, branches.positions, branches.tokens, strict=False):
-        token_T[first + position - start] = token
+def _row_fields_of(step: RequestStep) -> Int:
+    """StepPlan.row_fields_8R."""
+    window, same_51 = step.window, step.decoding.rows_same_51
+    same_51[_START, 0] = window.start
+    same_51[_CACHED, 0] = max(window.cached, window.start)
+    same_51[_STEP, 0] = step.decoding.num_forwards
+    fields_8B: Int = step.spans.fields_8B.copy()
+    fields_8B[_SAME:] = same_51
+    return fields_8B
+
+
+def _part_of(step: RequestStep) -> _Part:
+    """Every row as the anchor has it, but for the lookaheads' own tokens, which nothing need predict."""
+    decoding, spans, start = step.decoding, step.spans, step.window.start
+    shift, branches = decoding.rules.shift, decoding.branches
+    entries_3T: Int = spans.columns_3T + start
+    token_T, position_T = part(entries_3T, 0), part(entries_3T, 1)
+    token_T[:] = decoding.token_S[position_T]
+    is_read_T: Bool = decoding.is_masked_S[shift:].take(position_T, mode="clip")  # the last position predicts none
+    is_read_T &= spans.predicts_T
+    for first, position, token in zip(spans.firsts, branches.positions, branches.tokens, strict=False):
+        entry = first + position - start
+        token_T[entry] = token
+        if position >= start + shift:
+            is_read_T[entry - shift] = False
+    if decoding.rules.decode.edit_threshold is not None and not shift:
+        is_read_T |= _is_edited(step).take(position_T - start)
     if step.shift_column_of:
-        _fill_shift_entries(step, decode, entries_3T, is_read_T)
-
-
-def _fill_windows(step: RequestStep, decode: DecodeConfig, entries_3T: Int) -> None:
-    """Every row's keys as the anchor has them."""
-    if step.spans.is_even:
-        width = step.widths[0]
-        entries_3T.reshape(3, len(step.widths), -1)[:, :, :width] = _window_of(step, decode, width)[:, None]
-    else:
-        window_of = {width: _window_of(step, decode, width) for width in set(step.widths)}
-        for first, width in zip(step.spans.firsts, step.widths, strict=True):
-            entries_3T[:, first : first + width] = window_of[width]
-
-
-def _window_of(step: RequestStep, decode: DecodeConfig, width: int) -> Int:
-    """[3, W]: the anchor's entries, as a row of this width has them."""
-    start, end = step.window.start, step.window.start + width
-    window_3W: Int = step.decoding.entries_3S[:, start:end].copy()
-    if decode.window_attention == "full":
-        window_3W[2] = end
-    return window_3W
-
-
-def _mark_reads(step: RequestStep, decode: DecodeConfig, is_read_T: Bool) -> None:
-    """Entries of windows that predict a mask, or what the next step carries or begins with."""
-    spans, window, shift = step.spans, step.window, step.decoding.rules.shift
-    is_predicted_BW = step.is_masked_BW[:, shift:]
-    if decode.edit_threshold is not None and not shift:
-        is_predicted_BW = is_predicted_BW | _is_edited(step)
-    if spans.is_even:
-        num_rows, width = is_predicted_BW.shape
-        is_read_T.reshape(num_rows, -1)[:, :width] = is_predicted_BW
-    else:
-        for first, width, is_predicted_W in zip(spans.firsts, step.widths, is_predicted_BW, strict=True):
-            is_read_T[first : first + width - shift] = is_predicted_W[: width - shift]
+        _change_shift_entries(step, token_T, is_read_T)
     if step.reads_carry:
-        is_read_T[spans.rows_3B[RowField.FIRST] + (window.next_start - window.start - 1)] = True
-    if window.predicts_next:
+        is_read_T[spans.fields_8B[RowField.FIRST] + (step.window.next_start - start - 1)] = True
+    if step.window.predicts_next:
         is_read_T[spans.behind_keys_B - 1] = True
+    return _Part(entries_3T, is_read_T, _row_fields_of(step))
+
+
+def _change_shift_entries(step: RequestStep, token_T: Int, is_read_T: Bool) -> None:
+    """Where a lookahead's token stands in front of a block or begins it."""
+    column_of, branches = step.shift_column_of, step.decoding.branches
+    begins = step.spans.behind_keys_B.tolist()
+    for begin, position, token in zip(begins, branches.positions, branches.tokens, strict=False):
+        if position + 1 in column_of:
+            token_T[begin + column_of[position + 1]] = token
+        if position in column_of:
+            is_read_T[begin + column_of[position]] = False
+
+
+def masks_of(step: RequestStep) -> Bool:
+    """[B, W]: every branch's masks among the blocks that it has opened."""
+    start, end = step.window.start, step.window.end
+    is_masked_BW = np.empty((len(step.widths), end - start), dtype=np.bool_)
+    is_masked_BW[:] = step.decoding.is_masked_S[start:end]
+    for row, position in enumerate(step.decoding.branches.positions):
+        is_masked_BW[row, position - start] = False
+    for row, own_end in enumerate(step.spans.ends):
+        if own_end < end - start:
+            is_masked_BW[row, own_end:] = False
+    return is_masked_BW
 
 
 def _is_edited(step: RequestStep) -> Bool:
@@ -160,29 +163,9 @@ def shift_columns(step_start: int, step_end: int, decoding: PlainRequest) -> dic
     return {start: column for column, start in enumerate(masked)}
 
 
-def _fill_shift_entries(step: RequestStep, decode: DecodeConfig, entries_3T: Int, is_read_T: Bool) -> None:
-    """Behind the keys of each row an entry for each of the X blocks."""
-    decoding, start, column_of = step.decoding, step.window.start, step.shift_column_of
-    start_X = np.array([*column_of], dtype=np.int64)
-    before_X, end_B1 = start_X - 1, start + step.spans.rows_3B[RowField.NUM_KEYS, :, None]
-    entries_3BX = np.empty((3, len(end_B1), len(start_X)), dtype=np.int64)
-    entries_3BX[0] = decoding.token_S.take(before_X)
-    entries_3BX[1] = before_X
-    entries_3BX[2] = end_B1 if decode.window_attention == "full" else start_X + decode.block_size
-    for row, (position, token) in enumerate(zip(decoding.branches.positions, decoding.branches.tokens, strict=True)):
-        if position + 1 in column_of:
-            entries_3BX[0, row, column_of[position + 1]] = token
-    entry_BX = step.spans.behind_keys_B[:, None] + np.arange(len(start_X))
-    entries_3T[:, entry_BX] = entries_3BX
-    is_read_T[entry_BX] = step.is_masked_BW.take(start_X - start, axis=1) & (start_X < end_B1)
-    for before in before_X.tolist():
-        if before >= start:  # the shift entry predicts what this one did
-            is_read_T[step.spans.rows_3B[RowField.FIRST] + (before - start)] = False
-
-
 def unaligned(step: RequestStep) -> Float:
     """[3, B, W], into which `align` moves predictions; what no entry of the step predicts is there already."""
-    shape = 3, *step.is_masked_BW.shape
+    shape = 3, len(step.widths), step.window.end - step.window.start
     values_3BW: Float = np.empty(shape, np.float32) if step.spans.is_even else np.zeros(shape, np.float32)
     if step.decoding.rules.shift and step.window.start not in step.shift_column_of:
         values_3BW[:, :, 0] = step.decoding.carry_31

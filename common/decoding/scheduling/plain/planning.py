@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from common.decoding.scheduling.plain.layout import shift_columns
-from common.decoding.scheduling.plain.state import PlainRequest, RequestStep, spans_of
+from common.decoding.scheduling.plain.spans import CausalBlocks, spans_of
+from common.decoding.scheduling.plain.state import PlainRequest, RequestStep
 
 
 def plan_request(decoding: PlainRequest, first_row: int) -> RequestStep:
     """A request's rows, from first_row of the step on."""
-    blocks, branches, strategy = decoding.blocks, decoding.branches, decoding.strategy
+    blocks, strategy = decoding.blocks, decoding.strategy
     opens_block = _opens_block(decoding)
     window = strategy.window(blocks, decoding.is_refreshed)
     opened_end = new_end = blocks[-1].end  # a window may reach behind it
-    start, num_branches = window.start, len(opens_block)
-    widths = (window.end - start,) * num_branches
+    start = window.start
+    ends = widths = (window.end - start,) * len(opens_block)
     if any(opens_block):
         own_end, new_end = window.end, strategy.new_block(blocks).end
         window = window.until(max(own_end, new_end))
-        widths = tuple([(window.end if opens else own_end) - start for opens in opens_block])
-    is_masked_BW = np.empty((num_branches, window.end - start), dtype=np.bool_)
-    is_masked_BW[:] = decoding.is_masked_S[start : window.end]
-    for row, position in enumerate(branches.positions):
-        is_masked_BW[row, position - start] = False
+        ends = widths = tuple([(window.end if opens else own_end) - start for opens in opens_block])
     if opened_end < window.end:
-        for row, opens in enumerate(opens_block):
-            is_masked_BW[row, (new_end if opens else opened_end) - start :] = False
-    column_of = shift_columns(start, window.end, decoding)
-    spans = spans_of(widths, len(column_of))
-    end_row = first_row + num_branches
-    return RequestStep(decoding, first_row, end_row, window, opens_block, widths, spans, is_masked_BW, column_of)
+        ends = tuple([(new_end if opens else opened_end) - start for opens in opens_block])
+    column_of, rules = shift_columns(start, window.end, decoding), decoding.rules
+    shifts = tuple([block_start - start for block_start in column_of])
+    causal = None
+    if rules.decode.window_attention == "block_causal":
+        causal = CausalBlocks(start - (strategy.origin or 0), rules.decode.block_size)
+    spans = spans_of(widths, ends, rules.shift, shifts, causal)
+    end_row = first_row + len(widths)
+    return RequestStep(decoding, first_row, end_row, window, opens_block, widths, spans, column_of)
 
 
 def _opens_block(decoding: PlainRequest) -> list[bool]:

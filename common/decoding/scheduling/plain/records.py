@@ -7,6 +7,7 @@ from common.decoding.scheduling.plain.blocks import Block
 from common.decoding.scheduling.plain.filling import Filled
 from common.decoding.scheduling.plain.state import Aligned, RequestStep
 from common.decoding.scheduling.state import Candidate, StepRecord
+from common.policies import Scoring
 
 
 def candidates_of(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> dict[int, Candidate]:
@@ -26,7 +27,7 @@ def candidates_of(step: RequestStep, aligned: Aligned, winner: int, fillable: li
 
 
 def record_of(
-    step: RequestStep, aligned: Aligned, winner: int, score_B: Score, is_anchor: bool, filled: Filled,
+    step: RequestStep, scoring: Scoring, aligned: Aligned, winner: int, score_B: Score, filled: Filled,
     seed: tuple[int, int] | None, candidates: dict[int, Candidate],
 ) -> StepRecord:  # fmt: skip
     """Of a step whose lookaheads have been spawned. Window lengths and scores are the step's, lookaheads the next's."""
@@ -34,7 +35,7 @@ def record_of(
     confidence_N = aligned.confidence_BW[winner].take(position_N - step.window.start)
     tokens = dict(zip(position_N.tolist(), filled.token_N.tolist(), strict=True))
     confidences = confidence_N.tolist()
-    is_sure_BW = (aligned.probability_BW > decoding.rules.decode.skip_threshold) & step.is_masked_BW
+    is_sure_BW = (aligned.probability_BW > decoding.rules.decode.skip_threshold) & scoring.is_masked_BW
     if seed is not None:
         tokens[seed[0]] = seed[1]
         confidences.append(candidates[seed[0]].confidence)
@@ -44,7 +45,7 @@ def record_of(
         commit_length=step.window.commit_length,
         window_lengths=[*step.widths],
         branch_scores=score_B.tolist(),
-        winner_is_anchor=is_anchor,
+        winner_is_anchor=winner == len(step.widths) - 1,
         filled=tokens,
         filled_confidence=confidences,
         lookahead=[*zip(branches.positions, branches.tokens, branches.confidences, strict=True)],

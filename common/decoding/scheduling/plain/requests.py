@@ -14,9 +14,9 @@ from common.decoding.engine import Room
 from common.decoding.plan import Int, Predictions, Sampling, Score, StepPlan
 from common.decoding.request import Completion, FinishReason
 from common.decoding.scheduling.ending import completion_of
-from common.decoding.scheduling.plain.blocks import block_ends, prompt_part
+from common.decoding.scheduling.plain.blocks import prompt_part
 from common.decoding.scheduling.plain.filling import adopt, draws_of, fill, seed_next_block, spawn
-from common.decoding.scheduling.plain.layout import align, lay_out, unaligned
+from common.decoding.scheduling.plain.layout import align, lay_out, masks_of, unaligned
 from common.decoding.scheduling.plain.planning import plan_request
 from common.decoding.scheduling.plain.records import candidates_of, record_of
 from common.decoding.scheduling.plain.state import ANCHOR, Aligned, PlainRequest, RequestStep
@@ -111,7 +111,7 @@ class PlainRequests:
         finished: list[tuple[DecodingRequest, Completion]] = []
         for index, step in enumerate(self._steps):
             winner = int(winner_row_of_request[index]) - step.first_row
-            self._advance_request(step, self._aligned[index], self._scores[index], winner, now)
+            self._advance_request(step, self._scorings[index], self._aligned[index], self._scores[index], winner, now)
             completion = _ended(step.decoding, now)
             if completion is not None:
                 finished.append((step.decoding, completion))
@@ -124,7 +124,9 @@ class PlainRequests:
             decoding.num_given += len(token_ids)
         return [(decoding.request.id, token_ids) for decoding, token_ids in found if token_ids]
 
-    def _advance_request(self, step: RequestStep, aligned: Aligned, score_B: Score, winner: int, now: float) -> None:
+    def _advance_request(
+        self, step: RequestStep, scoring: Scoring, aligned: Aligned, score_B: Score, winner: int, now: float
+    ) -> None:
         decoding = step.decoding
         is_anchor = winner == len(decoding.branches.positions)  # it comes last
         adopt(step, winner)
@@ -151,12 +153,12 @@ class PlainRequests:
         if decoding.num_forwards == 1:
             decoding.first_step_s = now - decoding.admitted_at
         if self.observer is not None:
-            self.observer(record_of(step, aligned, winner, score_B, is_anchor, filled, seed, candidates))
+            self.observer(record_of(step, scoring, aligned, winner, score_B, filled, seed, candidates))
 
 
 def _scoring_of(step: RequestStep) -> Scoring:
     """What the branches are scored by, before there are predictions to put into it."""
-    decoding, is_masked_BW = step.decoding, step.is_masked_BW
+    decoding, is_masked_BW = step.decoding, masks_of(step)
     num_masked_B: Int = np.add.reduce(is_masked_BW, axis=1, dtype=np.int64)
     decode, draws = decoding.rules.decode, draws_of(decoding, stream=0)
     start, branches = step.window.start, decoding.branches
@@ -177,17 +179,14 @@ def begun(admission: Admission, mask_token_id: int) -> PlainRequest:
     """A request before its first step."""
     prompt = admission.request.prompt
     num_positions = Room(len(prompt), admission.rules.decode).num_positions
-    position_S = np.arange(num_positions)
-    is_masked_S = position_S >= len(prompt)
-    strategy, decode = block_strategy(admission.rules, len(prompt), is_masked_S), admission.rules.decode
-    entries_3S = np.empty((3, num_positions), dtype=np.int64)
-    entries_3S[0, : len(prompt)], entries_3S[0, len(prompt) :] = prompt, mask_token_id
-    entries_3S[1] = position_S
-    entries_3S[2] = block_ends(num_positions, strategy.origin, decode.block_size)
+    is_masked_S = np.arange(num_positions) >= len(prompt)
+    strategy = block_strategy(admission.rules, len(prompt), is_masked_S)
+    token_S = np.full(num_positions, mask_token_id, dtype=np.int64)
+    token_S[: len(prompt)] = prompt
     return PlainRequest(
         **vars(admission),
         strategy=strategy,
-        entries_3S=entries_3S,
+        token_S=token_S,
         is_masked_S=is_masked_S,
         blocks=strategy.initial_blocks(admission.num_reused),
     )

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import accumulate
 from typing import NamedTuple, overload
 
 import numpy as np
 
-from common.decoding.plan import Bool, Float, Int, RowField, part
+from common.decoding.plan import Bool, Float, Int, part
 from common.decoding.scheduling.ending import Canvas
 from common.decoding.scheduling.plain.blocks import Block, BlockStrategy, Window
+from common.decoding.scheduling.plain.spans import Spans
 from common.decoding.scheduling.state import DecodingRequest
 
 
@@ -64,20 +63,19 @@ class Branches(Sequence[Branch]):
 class PlainRequest(DecodingRequest):
     """A request being decoded: the anchor's tokens and blocks, and the branches of the coming step.
 
-    entries_3S, is_masked_S: prompt and whole canvas by absolute position; positions not opened yet are masks. Token,
-        position and the horizon of block-causal attention, as an entry of the anchor has them.
+    token_S, is_masked_S: prompt and whole canvas by absolute position; positions not opened yet are masks.
+    rows_same_51: what a step's rows have in common, in the order of `RowField` from START on.
     carry_31: token, probability and confidence predicted for the first position behind the cache, kept from the step
         that committed the position before it.
     num_given: generated tokens that the caller has been told of.
     """
 
     strategy: BlockStrategy
-    entries_3S: Int
-    token_S: Int = field(init=False)  # the first of entries_3S
+    token_S: Int
     is_masked_S: Bool
     blocks: list[Block]
     branches: Branches = field(default_factory=Branches)
-    row_fields_81: Int = field(init=False)  # what the rows of a step have in common, as in `RowField`
+    rows_same_51: Int = field(init=False)
     carry_31: Float = field(default_factory=lambda: np.array([[-1.0], [0.0], [0.0]], dtype=np.float32))
     is_refreshed: bool = False  # fast_dllm: the cache around the current block is up to date
     has_eos: bool = False
@@ -86,9 +84,7 @@ class PlainRequest(DecodingRequest):
     num_given: int = 0
 
     def __post_init__(self) -> None:
-        self.token_S = part(self.entries_3S, 0)
-        self.row_fields_81 = np.zeros((len(RowField), 1), dtype=np.int64)
-        self.row_fields_81[RowField.SLOT], self.row_fields_81[RowField.NOISE_KEY] = self.slot, self.noise_key
+        self.rows_same_51 = np.array([[0], [0], [self.slot], [self.noise_key], [0]], dtype=np.int64)
 
     @property
     def end(self) -> int:
@@ -129,31 +125,6 @@ class PlainRequest(DecodingRequest):
         return self.blocks[index]
 
 
-class Spans(NamedTuple):
-    """How long the rows of one request are, and where they lie among its entries.
-
-    rows_3B: first entry, number of entries, number of keys. firsts, behind_keys_B: where the keys of each begin, and
-    where they have ended. is_even: all are equally long.
-    """
-
-    rows_3B: Int
-    firsts: list[int]
-    behind_keys_B: Int
-    num_entries: int
-    is_even: bool
-
-
-@lru_cache(maxsize=256)  # windows are of the same length for several steps
-def spans_of(widths: tuple[int, ...], num_shifts: int) -> Spans:
-    """Of rows of so many keys, with so many shift entries behind each."""
-    lengths = [width + num_shifts for width in widths]
-    *firsts, num_entries = accumulate(lengths, initial=0)
-    rows_3B = np.array((firsts, lengths, widths), dtype=np.int64)
-    behind_keys_B: Int = rows_3B[0] + rows_3B[2]
-    rows_3B.flags.writeable = behind_keys_B.flags.writeable = False  # shared by every step of these lengths
-    return Spans(rows_3B, firsts, behind_keys_B, num_entries, len(set(widths)) == 1)
-
-
 class RequestStep(NamedTuple):
     """One request's part of a step: rows [first_row, end_row) and what they hold.
 
@@ -169,7 +140,6 @@ class RequestStep(NamedTuple):
     opens_block: list[bool]
     widths: tuple[int, ...]
     spans: Spans
-    is_masked_BW: Bool
     shift_column_of: dict[int, int]
 
     @property
