@@ -42,7 +42,7 @@ class PageTable:
 
     def open_step(self, plan: StepPlan) -> bool:
         """Forget who has ended and begin with who is new. Whether the table has changed since it was last asked."""
-        if not plan.step_R.all():
+        if np.count_nonzero(plan.step_R) < plan.num_rows:
             self._begin(plan)
         has_changed, self._has_changed = self._has_changed, False
         return has_changed

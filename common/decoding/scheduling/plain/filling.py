@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from common.config import DecodeConfig
-from common.decoding.plan import Bool, Int
-from common.decoding.scheduling.plain.blocks import Block, num_settled
+from common.decoding.plan import Bool, Float, Int
+from common.decoding.scheduling.plain.blocks import ACTIVE, Block
 from common.decoding.scheduling.plain.state import Aligned, Branches, PlainRequest, RequestStep
 from common.policies import Draws, Filling, Spawning, Stepped, policy
 
@@ -42,7 +42,9 @@ def adopt(step: RequestStep, winner: int) -> None:
         decoding.is_masked_S[position] = False
         decoding.has_eos = decoding.has_eos or token in rules.end_token_ids
     threshold = rules.decode.decoded_token_threshold
-    for before, block in pairwise(blocks[max(0, num_settled(blocks) - 1) :]):
+    for block, before in pairwise(reversed(blocks)):
+        if block.status is not ACTIVE:
+            break
         if not block.is_fully_activated:
             block.is_fully_activated = before.filled_share >= threshold
 
@@ -55,9 +57,12 @@ def fill(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]
     decode, end_token_ids = decoding.rules.decode, decoding.rules.end_token_ids
     edited = {} if decode.edit_threshold is None else _edits(step, aligned, winner, fillable[0])
     own = slice(fillable[0].start, fillable[-1].end)
-    choose = _above_threshold if decode.fill_rule == "threshold" else _by_rule
-    place_N = choose(step, aligned, winner, fillable)
-    token_N = aligned.of_branch(winner, own.start - step.window.start)[0][place_N].astype(np.int64)
+    values_3W = aligned.of_branch(winner, own.start - step.window.start)
+    if decode.fill_rule == "threshold":
+        place_N = _above_threshold(decoding, values_3W, fillable)
+    else:
+        place_N = _by_rule(step, aligned, winner, fillable)
+    token_N = values_3W[0][place_N].astype(np.int64)
     decoding.token_S[own][place_N] = token_N
     decoding.is_masked_S[own][place_N] = False
     if edited:
@@ -89,20 +94,18 @@ def quota(decode: DecodeConfig, block_size: int, step: int) -> int:
     return block_size // num_steps + (step < block_size % num_steps)
 
 
-def _above_threshold(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block]) -> Int:
+def _above_threshold(decoding: PlainRequest, values_3W: Float, fillable: list[Block]) -> Int:
     """Where to fill, counted from the first of the blocks: every mask above tau_conf; a fully activated block without
     one fills its most confident."""
-    decoding, start = step.decoding, fillable[0].start
-    _, probability_W, confidence_W = aligned.of_branch(winner, start - step.window.start)
-    masked_C = decoding.is_masked_S[start : fillable[-1].end].nonzero()[0]  # block after block
-    is_chosen_C = probability_W[masked_C] > decoding.rules.decode.skip_threshold
+    masked_C = decoding.is_masked_S[fillable[0].start : fillable[-1].end].nonzero()[0]  # block after block
+    is_chosen_C = values_3W[1][masked_C] > decoding.rules.decode.skip_threshold
     is_sure, first = is_chosen_C.tobytes(), 0  # bytes are counted in less time than numpy takes to be called
     for block in fillable:
         if block.num_masked:
             behind = first + block.num_masked
             num_chosen = is_sure.count(1, first, behind)
             if not num_chosen and block.is_fully_activated:
-                is_chosen_C[first + confidence_W[masked_C[first:behind]].argmax()] = True
+                is_chosen_C[first + values_3W[2][masked_C[first:behind]].argmax()] = True
                 num_chosen = 1
                 decoding.num_forced_fills += 1
             block.num_masked -= num_chosen
