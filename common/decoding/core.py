@@ -173,8 +173,10 @@ class EngineCore:
 
     def _admit(self) -> list[RequestOutput]:
         """Fill the free slots while the engine has room; reject what it could not decode if it were empty."""
-        rejected = []
+        rejected: list[RequestOutput] = []
         scheduler = self.scheduler
+        if not scheduler.has_free_slot:
+            return rejected
         num_sure = self._num_sure()
         while scheduler.has_free_slot and (request := self._waiting.first()) is not None:
             reason = self._judge(request)

@@ -26,9 +26,7 @@ from common.decoding.plan import (
 from common.decoding.scheduling.plain.changes import with_changes
 from common.decoding.scheduling.plain.state import Aligned, PlainRequest, RequestStep
 
-# What is the same for all rows, and where that lies in PlainRequest.rows_same_51.
-_SAME = int(RowField.START)
-_START, _CACHED, _STEP = (int(field) - _SAME for field in (RowField.START, RowField.CACHED, RowField.STEP))
+_START, _CACHED, _STEP = int(RowField.START), int(RowField.CACHED), int(RowField.STEP)
 
 
 class _Part(NamedTuple):
@@ -79,12 +77,11 @@ def _sampling_of(steps: list[RequestStep]) -> Float | None:
 
 def _row_fields_of(step: RequestStep) -> Int:
     """StepPlan.row_fields_8R."""
-    window, same_51 = step.window, step.decoding.rows_same_51
-    same_51[_START, 0] = window.start
-    same_51[_CACHED, 0] = max(window.cached, window.start)
-    same_51[_STEP, 0] = step.decoding.num_forwards
-    fields_8B: Int = step.spans.fields_8B.copy()
-    fields_8B[_SAME:] = same_51
+    window, same_81 = step.window, step.decoding.row_fields_81
+    same_81[_START, 0] = window.start
+    same_81[_CACHED, 0] = max(window.cached, window.start)
+    same_81[_STEP, 0] = step.decoding.num_forwards
+    fields_8B: Int = step.spans.fields_8B + same_81  # each is 0 where the other is not
     return fields_8B
 
 
@@ -94,7 +91,7 @@ def _part_of(step: RequestStep) -> _Part:
     shift, branches = decoding.rules.shift, decoding.branches
     entries_3T: Int = spans.columns_3T + start
     token_T, position_T = part(entries_3T, 0), part(entries_3T, 1)
-    token_T[:] = decoding.token_S[position_T]
+    decoding.token_S.take(position_T, out=token_T, mode="clip")  # numpy checks into a copy of `out` otherwise
     is_read_T: Bool = decoding.is_masked_S[shift:].take(position_T, mode="clip")  # the last position predicts none
     is_read_T &= spans.predicts_T
     for first, position, token in zip(spans.firsts, branches.positions, branches.tokens, strict=False):

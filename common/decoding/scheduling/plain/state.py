@@ -9,7 +9,7 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from common.decoding.plan import Bool, Float, Int, part
+from common.decoding.plan import Bool, Float, Int, RowField, part
 from common.decoding.scheduling.ending import Canvas
 from common.decoding.scheduling.plain.blocks import Block, BlockStrategy, Window
 from common.decoding.scheduling.plain.spans import Spans
@@ -64,7 +64,7 @@ class PlainRequest(DecodingRequest):
     """A request being decoded: the anchor's tokens and blocks, and the branches of the coming step.
 
     token_S, is_masked_S: prompt and whole canvas by absolute position; positions not opened yet are masks.
-    rows_same_51: what a step's rows have in common, in the order of `RowField` from START on.
+    row_fields_81: what a step's rows have in common, as in `RowField`; 0 elsewhere.
     carry_31: token, probability and confidence predicted for the first position behind the cache, kept from the step
         that committed the position before it.
     num_given: generated tokens that the caller has been told of.
@@ -75,7 +75,7 @@ class PlainRequest(DecodingRequest):
     is_masked_S: Bool
     blocks: list[Block]
     branches: Branches = field(default_factory=Branches)
-    rows_same_51: Int = field(init=False)
+    row_fields_81: Int = field(init=False)
     carry_31: Float = field(default_factory=lambda: np.array([[-1.0], [0.0], [0.0]], dtype=np.float32))
     is_refreshed: bool = False  # fast_dllm: the cache around the current block is up to date
     has_eos: bool = False
@@ -84,7 +84,8 @@ class PlainRequest(DecodingRequest):
     num_given: int = 0
 
     def __post_init__(self) -> None:
-        self.rows_same_51 = np.array([[0], [0], [self.slot], [self.noise_key], [0]], dtype=np.int64)
+        self.row_fields_81 = np.zeros((len(RowField), 1), dtype=np.int64)
+        self.row_fields_81[RowField.SLOT], self.row_fields_81[RowField.NOISE_KEY] = self.slot, self.noise_key
 
     @property
     def end(self) -> int:
