@@ -84,6 +84,8 @@ def run(
     while scheduler.active:
         plan = scheduler.plan_step()
         check_plan(plan, scheduler)
+        if plan.step_R[0] % 2:
+            scheduler.prepare()  # who leaves it out loses nothing but time
         winners = scheduler.select_winners(engine.forward(plan))
         engine.commit(plan)
         completions += scheduler.advance(winners)
