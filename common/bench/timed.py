@@ -38,7 +38,9 @@ class TimedDecoding:
             times = [time.perf_counter()]
             plan = scheduler.plan_step()
             times.append(time.perf_counter())
-            predictions = engine.forward(plan)
+            receive = engine.start(plan)
+            scheduler.prepare()
+            predictions = receive()
             times.append(time.perf_counter())
             winners = scheduler.select_winners(predictions)
             times.append(time.perf_counter())

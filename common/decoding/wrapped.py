@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from common.config import DecodeConfig
-from common.decoding.engine import Engine, PassCosts
+from common.decoding.engine import Engine, PassCosts, start_forward
 from common.decoding.plan import Int, Predictions, StepPlan
 
 
@@ -20,7 +22,14 @@ class WrappedEngine:
         self.answer_seconds = 0.0  # of the last step
 
     def forward(self, plan: StepPlan) -> Predictions:
-        predictions = self.engine.forward(plan)
+        return self.start(plan)()
+
+    def start(self, plan: StepPlan) -> Callable[[], Predictions]:
+        """Begin the wrapped engine's pass, and return what waits for it and answers."""
+        return partial(self._answered, plan, start_forward(self.engine, plan))
+
+    def _answered(self, plan: StepPlan, receive: Callable[[], Predictions]) -> Predictions:
+        predictions = receive()
         began = time.perf_counter()
         answer = self.answer(plan, predictions)
         self.answer_seconds = time.perf_counter() - began
