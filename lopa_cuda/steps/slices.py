@@ -19,9 +19,9 @@ from common.decoding import NUM_UPLOADED_FIELDS, Int, RowField, StepPlan
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.steps.share import Share
 
-# Tokens that the busiest rank must be spared: some two thirds of the time that reading the weights takes, against two
-# gathers a layer. Not measured.
-LEAST_SAVED = 128
+# Tokens that the busiest rank must be spared. With 48 a pass of 96 tokens gains 8 % on two H200s, with 32 one of 64
+# gains nothing (docs/performance.md, "Prompts").
+LEAST_SAVED = 48
 _MULTIPLE = 16  # what kernels are compiled for
 
 

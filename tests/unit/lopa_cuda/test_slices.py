@@ -131,7 +131,7 @@ def _overlaps(plan: StepPlan, row: int, rank: int, length: int) -> bool:
 def test_captured_slices_fit_the_staging_memory_and_begin_where_cutting_pays() -> None:
     sizes = Buckets(knee=184.0, max_tokens=4096, max_reads=512, fixed=(8, 48, 128, 256, 1024, 2000, 4096))
     assert slice_sizes(sizes.of_prompts, 4, 4096) == [48, 128, 256, 1024]
-    assert slice_sizes(sizes.of_prompts, 3, 4100) == [128, 256, 1024, 1360]
+    assert slice_sizes(sizes.of_prompts, 3, 4100) == [48, 128, 256, 1024, 1360]
     assert slice_sizes(sizes.of_prompts, 1, 4096) == []
 
 
