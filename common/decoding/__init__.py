@@ -16,6 +16,7 @@ from common.decoding.plan import (
     Sampling,
     SamplingField,
     StepPlan,
+    entries_from,
 )
 from common.decoding.ranks import PredictionOrder, assign_rows, rows_by_rank
 from common.decoding.relay import Command, Relay
@@ -54,6 +55,7 @@ __all__ = [
     "WrappedEngine",
     "assign_rows",
     "decode_requests",
+    "entries_from",
     "rows_by_rank",
     "start_forward",
     "without_stop",

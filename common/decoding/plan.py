@@ -200,11 +200,14 @@ class StepPlan(NamedTuple):
 
     def entries_of(self, rows: Int) -> Int:
         """Indices of the entries of `rows`, in their order."""
-        num_entries_R = self.num_entries_R[rows]
-        end_R = num_entries_R.cumsum()
-        shift_R = self.first_R[rows] - end_R + num_entries_R
-        entry_T: Int = shift_R.repeat(num_entries_R) + np.arange(end_R[-1])
-        return entry_T
+        return entries_from(self.first_R[rows], self.num_entries_R[rows])
+
+
+def entries_from(first_R: Int, num_entries_R: Int) -> Int:
+    """Indices of the entries of rows that begin there and have so many, in their order."""
+    end_R = num_entries_R.cumsum()
+    entry_T: Int = (first_R - end_R + num_entries_R).repeat(num_entries_R) + np.arange(end_R[-1])
+    return entry_T
 
 
 class Predictions(NamedTuple):

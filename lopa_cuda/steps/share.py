@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from common.decoding import NUM_UPLOADED_FIELDS, Int, RowField, StepPlan
+from common.decoding import NUM_UPLOADED_FIELDS, Int, RowField, StepPlan, entries_from
 
 
 class Share(NamedTuple):
@@ -45,12 +46,27 @@ def deal(plan: StepPlan, row_of: Int) -> list[Share]:
     """row_of [P, R]: the plan's row computed at each rank's place; a single rank computes all in their order."""
     if len(row_of) == 1:
         return [Share(plan.row_fields_8R[:NUM_UPLOADED_FIELDS], None, plan.num_tokens)]
-    rows = row_of.reshape(-1)
-    spans_6PR = plan.row_fields_8R[:NUM_UPLOADED_FIELDS, rows].reshape(NUM_UPLOADED_FIELDS, *row_of.shape)
-    end_PR = spans_6PR[RowField.NUM_ENTRIES].cumsum(axis=1)
-    np.subtract(end_PR, spans_6PR[RowField.NUM_ENTRIES], out=spans_6PR[RowField.FIRST])
-    entry_T, shares, begin = plan.entries_of(rows), [], 0
-    for rank, num_tokens in enumerate(end_PR[:, -1].tolist()):
-        shares.append(Share(spans_6PR[:, rank], entry_T[begin : begin + num_tokens], num_tokens))
-        begin += num_tokens
-    return shares
+    deal = _deal_of(plan.num_entries_R.tobytes(), row_of.tobytes(), len(row_of))
+    spans_6R = plan.row_fields_8R[:NUM_UPLOADED_FIELDS].take(deal.rows, axis=1)
+    spans_6PR = spans_6R.reshape(NUM_UPLOADED_FIELDS, *deal.first_PR.shape)
+    spans_6PR[RowField.FIRST] = deal.first_PR
+    return [Share(spans_6PR[:, rank], entry_T, len(entry_T)) for rank, entry_T in enumerate(deal.entries_of)]
+
+
+class _Deal(NamedTuple):
+    """What follows from the lengths of rows. rows: of all ranks, one rank behind another. first_PR: the first entry of
+    each row in its share. entries_of: each share's entries, as the plan counts them."""
+
+    rows: Int
+    first_PR: Int
+    entries_of: list[Int]
+
+
+@lru_cache(maxsize=64)  # rows are of the same length for several steps
+def _deal_of(num_entries: bytes, rows: bytes, num_ranks: int) -> _Deal:
+    num_entries_R, rows_R = np.frombuffer(num_entries, dtype=np.int64), np.frombuffer(rows, dtype=np.int64)
+    begin_R, own_R = num_entries_R.cumsum() - num_entries_R, num_entries_R.take(rows_R)
+    own_PR = own_R.reshape(num_ranks, -1)
+    end_PR = own_PR.cumsum(axis=1)
+    entries_of = np.split(entries_from(begin_R.take(rows_R), own_R), end_PR[:-1, -1].cumsum())
+    return _Deal(rows_R, end_PR - own_PR, entries_of)

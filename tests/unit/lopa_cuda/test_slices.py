@@ -159,6 +159,19 @@ def test_all_ranks_take_the_same_captured_slice(prompts: list[int]) -> None:
     assert sum(share.num_tokens for share in shares) == plan.num_tokens
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_dealt_shares_hold_their_rows_one_behind_another(num_ranks: int) -> None:
+    plan = plan_of([64, 5, 64, 33, 64, 64, 1], [0, 0, 0, 1, 1, 2, 2])
+    row_of: Int = assign_rows(plan, num_ranks)
+    for rows, share in zip(row_of, deal(plan, row_of), strict=True):
+        spans = [plan.row_fields_8R[: RowField.SLOT + 1, row].tolist() for row in rows]
+        firsts = [0, *np.cumsum([span[RowField.NUM_ENTRIES] for span in spans]).tolist()]
+        assert share.spans_6R.T.tolist() == [[first, *span[1:]] for first, span in zip(firsts, spans, strict=False)]
+        assert share.entry_T is not None and share.num_tokens == firsts[-1]
+        entries = [np.arange(span[0], span[0] + span[RowField.NUM_ENTRIES]) for span in spans]
+        assert np.array_equal(share.entry_T, np.concatenate(entries))
+
+
 def test_what_is_longer_than_captured_slices_runs_as_it_is() -> None:
     plan = plan_of([4100])
     shares, key = shapes_of(1).arranged(plan, assign_rows(plan, 4))
