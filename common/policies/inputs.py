@@ -63,6 +63,7 @@ class Scoring(NamedTuple):
     of equal ones the first, so that the anchor loses ties.
 
     values_3BW: token id, probability, confidence; anything where a position is not masked. start: of the windows.
+    num_masked_B: the masks of each branch, counted.
     """
 
     values_3BW: Float
