@@ -205,7 +205,7 @@ def _check_settings(scheme: str, calibration: Calibration | None, smooth_alpha: 
 def _check_folders(source: Path, out: Path) -> None:
     if not source.is_dir():
         raise QuantizationError(f"{source}: no such folder; give a Hugging Face model folder")
-    if is_quantized_folder(source) or "quantization_config" in read_json(source / "config.json"):
+    if is_quantized_folder(source) or read_json(source / "config.json").get("quantization_config"):
         raise QuantizationError(f"{source}: already quantized; give the float model")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise QuantizationError(f"{out}: exists and is not empty; remove it or write elsewhere")

@@ -12,6 +12,8 @@ MOST_TEXT_BYTES = 16 * 2**20
 MOST_VOCABULARY_BYTES = 64 * 2**20  # the largest published tokenizer.json have half of it
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
+_SHIPPED = "models"  # of a checkout
+_OWN = ("configs", "docs", "results", "scripts", "tests")  # of a checkout too, and no owners on the hub
 _DOWNLOADS = "checkpoints"  # where the shipped runs look for what the hub has under another name
 _LONGEST_NAME = 200
 _FOUND = reprlib.Repr()
@@ -19,7 +21,8 @@ _FOUND.maxstring = _FOUND.maxother = 80
 
 
 def existing_folder(folder: str | Path, setting: str = "model") -> Path:
-    """The folder as a path. ConfigError where there is none, with the command that downloads a name of the hub.
+    """The folder as a path. ConfigError where there is none, with the command that downloads what may be a name of the
+    hub.
 
     setting: of the run file, which names the folder.
     """
@@ -29,7 +32,8 @@ def existing_folder(folder: str | Path, setting: str = "model") -> Path:
     except OSError:  # a name too long, a folder that may not be entered
         is_there = False
     if not is_there:
-        raise ConfigError(f"{plain(str(folder))}: no such folder; {_how_to_get(path, setting)}")
+        place = "" if path.is_absolute() else f" (looked for in {plain(str(Path.cwd()))})"
+        raise ConfigError(f"{plain(str(folder))}: no such folder; {_how_to_get(str(folder), setting)}{place}")
     return path
 
 
@@ -68,11 +72,17 @@ def plain(name: str) -> str:
     return name if name.isprintable() and len(name) <= _LONGEST_NAME else shown(name)
 
 
-def _how_to_get(path: Path, setting: str) -> str:
-    name = str(path)
+def _how_to_get(name: str, setting: str) -> str:
+    """Nothing is called a name of the hub that may be the path of a folder: somebody else could own that name."""
+    path = Path(name)
     if path.parts[:1] == (_DOWNLOADS,):
         return f"the first lines of the run file say which checkpoint to download to it; or set `{setting}` to another"
-    if not _HUB_NAME.fullmatch(name) or path.parent.exists():
+    if path.parts[:1] == (_SHIPPED,):
+        return f"the demo models come with a checkout: start in its folder, or set `{setting}` to where it has them"
+    if not _HUB_NAME.fullmatch(name) or path.parent.exists() or path.parts[0] in _OWN:
         return f"download the checkpoint and set `{setting}` to its folder"
     target = name.replace("/", "_")
-    return f"download it with `hf download {name} --local-dir {target}` and set `{setting}` to {target}"
+    return (
+        f"if it is a name of the hub, download it with `hf download {name} --local-dir {target}` and set `{setting}` "
+        f"to {target}"
+    )

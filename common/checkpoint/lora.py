@@ -19,7 +19,7 @@ import torch
 from common.checkpoint.folder import existing_folder, plain, shown
 from common.checkpoint.json_file import read_json_object
 from common.checkpoint.model_config import ModelConfig
-from common.checkpoint.rules import checkpoint_shapes
+from common.checkpoint.rules import checkpoint_shapes, embedding_and_head
 from common.checkpoint.sanity import check_finite
 from common.checkpoint.sources import SafetensorsFolder, Slices, TensorSource
 from common.errors import ConfigError, first_line
@@ -69,7 +69,9 @@ class LoraSource:
         self._base = base
         self._adapter = SafetensorsFolder(path, stem="adapter_model")
         self._settings = _Settings(path / "adapter_config.json")
-        shapes = {name: shape for name, shape in checkpoint_shapes(config).items() if len(shape) == 2}
+        tied = embedding_and_head(config, base.names()) if config.tie_word_embeddings else ()
+        stored = checkpoint_shapes(config, base.names()).items()
+        shapes = {name: shape for name, shape in stored if len(shape) == 2 and name not in tied}
         self._deltas = {weight: self._delta(weight, sides, shapes) for weight, sides in self._pairs(shapes).items()}
         if not self._deltas:
             raise ConfigError(f"{self._adapter.where('')}: holds no tensors; train or download the adapter again")

@@ -4,7 +4,7 @@ stacked) and the checkpoints'; and how each is cut for tensor parallelism.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,19 +43,38 @@ class Rule:
     dtype: Literal["float32"] | None = None
 
 
-def rules_of(config: ModelConfig) -> list[Rule]:
-    """One rule for every parameter of the model."""
+def rules_of(config: ModelConfig, stored: Collection[str] = ()) -> list[Rule]:
+    """One rule for every parameter of the model. stored: see `embedding_and_head`."""
     names = TENSOR_NAMES[config.family]
-    embed = _rule("embed_tokens.weight", None, "VD", names.embed)
+    embed, head = embedding_and_head(config, stored)
     layers = [rule for layer in range(config.num_layers) for rule in _layer_rules(config, names, layer)]
-    head = _rule("lm_head.weight", 0, "VD", names.embed if config.tie_word_embeddings else names.head)
-    return [embed, *layers, _rule("norm.weight", None, "D", names.norm), head]
+    return [
+        Rule("embed_tokens.weight", None, (Piece(embed, "VD"),)),
+        *layers,
+        _rule("norm.weight", None, "D", names.norm),
+        Rule("lm_head.weight", 0, (Piece(head, "VD"),)),
+    ]
 
 
-def checkpoint_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor that the model reads, by its checkpoint name."""
+def embedding_and_head(config: ModelConfig, stored: Collection[str] = ()) -> tuple[str, str]:
+    """The tensors of both; one where the config ties them.
+
+    stored: the checkpoint's tensors. Of a tied model a head that is there is read all the same, and serves as the
+    embedding too where that is missing, as transformers 5 does.
+    """
+    names = TENSOR_NAMES[config.family]
+    embed, head = f"{names.embed}.weight", f"{names.head}.weight"
+    if not config.tie_word_embeddings:
+        return embed, head
+    if head not in stored or not names.has_own_head:
+        return embed, embed
+    return (embed if embed in stored else head), head
+
+
+def checkpoint_shapes(config: ModelConfig, stored: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
+    """Every tensor that the model reads, by its checkpoint name. stored: see `embedding_and_head`."""
     sizes = dimension_sizes(config)
-    pieces = [piece for rule in rules_of(config) for piece in rule.pieces]
+    pieces = [piece for rule in rules_of(config, stored) for piece in rule.pieces]
     return {
         piece.name: (sum(sizes[row] for row in piece.rows or piece.shape[0]), *(sizes[s] for s in piece.shape[1:]))
         for piece in pieces

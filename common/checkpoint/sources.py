@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from common.checkpoint.rules import checkpoint_shapes
 from common.checkpoint.sanity import allocated
 from common.errors import ConfigError, first_line
 
+logger = logging.getLogger(__name__)
 Slices = tuple[slice, ...]
 _LONGEST_HEADER = 16 * 2**20  # bytes: shards of the largest models have a hundredth of it
 
@@ -38,14 +40,17 @@ class TensorSource(Protocol):
 
 
 class SafetensorsFolder:
-    """Tensors of `<stem>.safetensors`, or of the shards that `<stem>.safetensors.index.json` lists."""
+    """Tensors of `<stem>.safetensors`, or else of the shards that `<stem>.safetensors.index.json` names.
+
+    As in transformers a single file goes before an index, and of an index only the names of the shards count.
+    """
 
     def __init__(self, folder: str | Path, stem: str = "model") -> None:
         self._folder = Path(folder)
         self._index = self._folder / f"{stem}.safetensors.index.json"
         self._single = self._folder / f"{stem}.safetensors"
         self._open_files: dict[Path, Any] = {}
-        self._file_of = self._read_index() if is_file(self._index) else self._read_single()
+        self._file_of = self._read_index() if self._is_sharded() else self._read_single()
 
     def names(self) -> Collection[str]:
         return self._file_of.keys()
@@ -67,7 +72,10 @@ class SafetensorsFolder:
     def where(self, name: str) -> str:
         if name in self._file_of:
             return str(self._file_of[name])
-        return str(self._index if is_file(self._index) else self._single)
+        return str(self._index if self._is_sharded() else self._single)
+
+    def _is_sharded(self) -> bool:
+        return is_file(self._index) and not is_file(self._single)
 
     def _slice_of(self, name: str) -> Any:
         assert name in self._file_of, f"{name} is not among names()"
@@ -82,29 +90,51 @@ class SafetensorsFolder:
         weight_map = read_json_object(self._index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise ConfigError(f"{self._index}: weight_map: missing; download the file again")
-        file_of = {}
         for name, file in weight_map.items():
             if not isinstance(file, str) or Path(file).name != file:
                 raise ConfigError(
                     f"{self._index}: {plain(name)}: {shown(file)} is not a file of this folder; download it again"
                 )
-            file_of[name] = self._folder / file
-        for file in set(weight_map.values()):
             if not is_file(self._folder / file):
-                name = next(name for name, own in weight_map.items() if own == file)
                 raise ConfigError(
                     f"{self._folder / plain(file)}: missing, but {self._index.name} puts {plain(name)} there; "
                     "download it"
                 )
+        file_of = self._read_shards(sorted(set(weight_map.values())))
+        for name, file in weight_map.items():
+            if name not in file_of:
+                raise ConfigError(
+                    f"{self._folder / file}: {plain(name)}: not in this file, where {self._index.name} puts it, nor in "
+                    "another; download both again"
+                )
+        return file_of
+
+    def _read_shards(self, files: list[str]) -> dict[str, Path]:
+        file_of: dict[str, Path] = {}
+        for path in (self._folder / file for file in files):
+            for name in self._open(path).keys():  # noqa: SIM118
+                other = file_of.setdefault(name, path)
+                if other != path:
+                    raise ConfigError(
+                        f"{path}: {plain(name)}: also in {other.name}; remove the shard that is old, and its entries "
+                        f"in {self._index.name}"
+                    )
         return file_of
 
     def _read_single(self) -> dict[str, Path]:
         if not is_file(self._single):
             raise ConfigError(
-                f"{self._folder}: neither {self._single.name} nor {self._index.name} found; download the checkpoint "
-                "in safetensors format (.bin files are not read)"
+                f"{self._folder}: neither {self._single.name} nor {self._index.name} found; {self._fix()}"
             )
+        if is_file(self._index):
+            logger.warning("%s is read, and %s beside it is not", self._single, self._index.name)
         return dict.fromkeys(self._open(self._single).keys(), self._single)
+
+    def _fix(self) -> str:
+        others = sorted(path.name for path in self._folder.glob("*.safetensors"))
+        if others:
+            return f"{plain(others[0])} is not read without an index; download the index"
+        return "download the checkpoint in safetensors format (.bin files are not read)"
 
     def _open(self, path: Path) -> Any:
         if path not in self._open_files:

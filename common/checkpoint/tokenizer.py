@@ -23,6 +23,7 @@ from common.checkpoint.tokenizer_files import (
     failing,
     read_chat_template,
     read_optional,
+    read_settings,
     read_spec,
     special_tokens,
     without,
@@ -73,8 +74,8 @@ class Tokenizer:
         """Token ids of a conversation up to where the assistant's answer begins, by the folder's own chat template."""
         if self._chat_template is None:
             raise ConfigError(
-                f"{self._folder}: no chat_template in tokenizer_config.json and no chat_template.jinja: send `prompt` "
-                "instead of `messages`, or use an instruction-tuned checkpoint"
+                f"{self._folder}: no default chat_template in tokenizer_config.json and no chat_template.jinja: send "
+                "`prompt` instead of `messages`, or use an instruction-tuned checkpoint"
             )
         return self.encode(self._render(self._chat_template, messages))
 
@@ -85,8 +86,8 @@ class Tokenizer:
 def load_tokenizer(folder: str | Path, mask_token_id: int | None = None) -> Tokenizer:
     """Read the tokenizer files of `folder`. `mask_token_id`: other than the checkpoint's. Raises ConfigError."""
     folder = existing_folder(folder)
-    settings = read_optional(folder / "tokenizer_config.json")
-    roles = special_tokens(folder, settings, read_optional(folder / "special_tokens_map.json"))
+    settings = read_settings(folder)
+    roles = special_tokens(folder, settings)
     spec = read_spec(folder, settings, roles)
     decoder = build(folder, spec)
     ids = {role: decoder.token_to_id(token) for role, token in roles.items()}

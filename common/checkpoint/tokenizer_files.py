@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
+from itertools import pairwise
 from json import dumps
 from math import prod
 from pathlib import Path
@@ -28,26 +29,35 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 _MOST_IDS = 2**31
 _MOST_STEPS = 64
 _MOST_GROWTH = 64
-_SPECIAL_ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "mask_token")
+_SPECIAL_ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
 def read_optional(path: Path) -> dict[str, Any]:
     return read_json_object(path) if is_file(path) else {}
 
 
-def special_tokens(folder: Path, *sources: Mapping[str, Any]) -> dict[str, str]:
-    """Role -> token text; a token is written as its text or as an object with `content`. The first source wins."""
-    roles: dict[str, str] = {}
-    for role in _SPECIAL_ROLES:
-        for source in sources:
-            token = source.get(role)
-            token = token.get("content") if isinstance(token, Mapping) else token
-            if isinstance(token, str):
-                roles.setdefault(role, token)
+def read_settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json; where that has no `added_tokens_decoder`, special_tokens_map.json goes before it."""
+    settings = read_optional(folder / "tokenizer_config.json")
+    older = {} if "added_tokens_decoder" in settings else read_optional(folder / "special_tokens_map.json")
+    return {**settings, **older}
+
+
+def special_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Role -> token text."""
+    texts = {role: _text_of(settings.get(role)) for role in _SPECIAL_ROLES}
+    roles = {role: text for role, text in texts.items() if text is not None}
     for role, token in roles.items():
         if any("\ud800" <= letter <= "\udfff" for letter in token):
             raise ConfigError(f"{folder}: {role}: {shown(token)} holds half a surrogate pair; download its files again")
     return roles
+
+
+def _text_of(token: Any) -> str | None:
+    """A token is written as its text or as an object with `content`."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else None
 
 
 def read_spec(folder: Path, settings: Mapping[str, Any], roles: Mapping[str, str]) -> dict[str, Any]:
@@ -58,9 +68,7 @@ def read_spec(folder: Path, settings: Mapping[str, Any], roles: Mapping[str, str
     if not isinstance(model, dict) or "vocab" not in model:
         raise ConfigError(f"{path}: model.vocab: missing; download the file again")
     try:
-        tokens = [*(spec.get("added_tokens") or []), *_added_tokens(folder, settings, roles)]
-        first = {token["content"]: token for token in reversed(tokens)}
-        spec["added_tokens"] = sorted(first.values(), key=_id_of)
+        spec["added_tokens"] = _added_tokens(folder, spec, settings, roles)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{folder}: the added tokens are not readable ({brief(error)}); download its files again"
@@ -70,6 +78,49 @@ def read_spec(folder: Path, settings: Mapping[str, Any], roles: Mapping[str, str
         # `tokenizers` numbers added tokens by their order unless the vocabulary has them: put their ids there.
         model["vocab"] = model["vocab"] | {token["content"]: token["id"] for token in spec["added_tokens"]}
     return spec
+
+
+def _added_tokens(
+    folder: Path, spec: Mapping[str, Any], settings: Mapping[str, Any], roles: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """By id. Ids of tokenizer.json (`spec`) go before those of the other files.
+
+    Special are tokens with a role, and those that tokenizer.json or tokenizer_config.json calls so; where a class
+    builds the tokenizer anew from the vocabulary, the latter alone says it.
+    """
+    tokens = {token["content"]: token for token in reversed(spec.get("added_tokens") or [])}
+    vocab = spec["model"]["vocab"] if isinstance(spec["model"]["vocab"], dict) else {}
+    is_rebuilt = settings.get("tokenizer_class") not in (None, "PreTrainedTokenizerFast", "TokenizersBackend")
+    special, extra = set(roles.values()), _extra_tokens(settings)
+    decoder = settings.get("added_tokens_decoder")
+    if isinstance(decoder, Mapping):
+        for id_, token in decoder.items():
+            text = token["content"]
+            first = tokens.get(text, {"id": vocab.get(text, int(id_))})
+            is_special = token.get("special", False) or (first.get("special", False) and not is_rebuilt)
+            tokens[text] = {**_FLAGS, **token, "id": first["id"], "special": is_special}
+    else:
+        for text, id_ in read_optional(folder / "added_tokens.json").items():
+            tokens.setdefault(text, {**_FLAGS, "content": text, "id": vocab.get(text, id_), "special": text in extra})
+    for text in special | extra:
+        if text in tokens and (text in special or is_rebuilt):
+            tokens[text] = {**tokens[text], "special": True}
+        elif text in vocab:
+            tokens.setdefault(text, {**_FLAGS, "content": text, "id": vocab[text], "special": True})
+    added = sorted(tokens.values(), key=_id_of)
+    for token, following in pairwise(added):
+        if token["id"] == following["id"]:
+            raise ValueError(f"id {token['id']} is {shown(token['content'])} and {shown(following['content'])}")
+    return added
+
+
+def _extra_tokens(settings: Mapping[str, Any]) -> set[str]:
+    found: set[str] = set()
+    for key in ("extra_special_tokens", "additional_special_tokens"):
+        tokens = settings.get(key) or []
+        texts = map(_text_of, tokens.values() if isinstance(tokens, Mapping) else tokens)
+        found |= {text for text in texts if text is not None}
+    return found
 
 
 def _byte_level_bpe(folder: Path) -> dict[str, Any]:
@@ -119,17 +170,6 @@ def _id_of(token: Mapping[str, Any]) -> int:
     if isinstance(id_, bool) or not isinstance(id_, int) or not 0 <= id_ < _MOST_IDS:
         raise ValueError(f"id {shown(id_)} of {shown(token['content'])}")
     return id_
-
-
-def _added_tokens(folder: Path, settings: Mapping[str, Any], roles: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The tokens of tokenizer_config.json's added_tokens_decoder, or of the older added_tokens.json."""
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    decoder = settings.get("added_tokens_decoder")
-    if isinstance(decoder, Mapping):
-        return [{**flags, "special": False, **token, "id": int(id_)} for id_, token in decoder.items()]
-    special = [*roles.values(), *(settings.get("additional_special_tokens") or [])]
-    added = read_optional(folder / "added_tokens.json")
-    return [{**flags, "content": text, "special": text in special, "id": id_} for text, id_ in added.items()]
 
 
 def without(folder: Path, spec: dict[str, Any], token_id: int | None) -> dict[str, Any]:
@@ -226,11 +266,14 @@ def brief(error: BaseException) -> str:
 
 
 def read_chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
-    if is_file(path):
-        return read_text(path)
-    template = settings.get("chat_template")
+    """The default template: a file of its own goes before tokenizer_config.json (`settings`). None where none is."""
+    named = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    for path in (folder / "additional_chat_templates" / "default.jinja", folder / "chat_template.jinja"):
+        if is_file(path):
+            return read_text(path)
+    template = None if named else settings.get("chat_template")
     if isinstance(template, list):  # several named ones
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
-        template = named.get("default")
+        template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
+    if isinstance(template, Mapping):
+        template = template.get("default")
     return template if isinstance(template, str) else None

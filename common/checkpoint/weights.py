@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -11,9 +11,18 @@ from typing import Literal
 
 import torch
 
-from common.checkpoint.folder import plain, shown
+from common.checkpoint.folder import is_file, plain, shown
 from common.checkpoint.model_config import ModelConfig
-from common.checkpoint.rules import Piece, Rule, check_tensor_parallel, checkpoint_shapes, pieces_of_rank, rules_of
+from common.checkpoint.quantized import UNQUANTIZED
+from common.checkpoint.rules import (
+    Piece,
+    Rule,
+    check_tensor_parallel,
+    checkpoint_shapes,
+    embedding_and_head,
+    pieces_of_rank,
+    rules_of,
+)
 from common.checkpoint.sanity import allocated, check_finite, check_memory, look_finite
 from common.checkpoint.sources import DummySource, SafetensorsFolder, Slices, TensorSource
 from common.errors import ConfigError
@@ -21,6 +30,7 @@ from common.errors import ConfigError
 logger = logging.getLogger(__name__)
 _FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _MOST_NAMED = 20
+_PACKED = ("qweight", "weight_packed", "weight_q", "weight_int8", "SCB", "absmax", "B")  # instead of a weight
 
 
 def load_weights(
@@ -43,13 +53,19 @@ def load_weights(
     Raises ConfigError naming file, tensor and fix, EngineError where they do not fit into memory.
     """
     check_tensor_parallel(config, tp_size)
-    if source is None:
-        source = DummySource(config, dtype, seed, device) if load_format == "dummy" else SafetensorsFolder(folder)
+    if source is None and load_format == "dummy":
+        source = DummySource(config, dtype, seed, device)
+    elif source is None:
+        _check_no_adapter(Path(folder), lora_path)
+        source = SafetensorsFolder(folder)
+    rules = [rule for rule in rules_of(config, source.names()) if rule.name not in without]
+    shapes = checkpoint_shapes(config, source.names())
     if tp_rank == 0:
-        _warn_of_unused(source, config)
-    rules = [rule for rule in rules_of(config) if rule.name not in without]
-    shares = _Shares(source, config, tp_rank, tp_size, dtype)
+        _warn_of_unused(source, shapes)
+    shares = _Shares(source, config, shapes, tp_rank, tp_size, dtype)
     shares.check(rules, device)
+    if tp_rank == 0:
+        _warn_of_own_head(source, config)
     if lora_path is not None:
         from common.checkpoint.lora import LoraSource  # here because common.checkpoint.lora stands on this module
 
@@ -66,16 +82,17 @@ class _Shares:
 
     source: TensorSource
     config: ModelConfig
+    shapes: Mapping[str, tuple[int, ...]]
     tp_rank: int
     tp_size: int
     dtype: torch.dtype
 
     def check(self, rules: Sequence[Rule], device: torch.device | str) -> None:
         """Before gigabytes are read: every tensor is there, with the shape that config.json says, and all fit."""
-        num_bytes, shapes = 0, checkpoint_shapes(self.config)
+        num_bytes = 0
         for rule in rules:
             for piece in rule.pieces:
-                _check_tensor(self.source, piece.name, shapes[piece.name])
+                _check_tensor(self.source, piece.name, self.shapes[piece.name])
             for _, slices in self._pieces(rule):
                 num_bytes += self._dtype(rule).itemsize * prod(_sizes(slices))
         check_memory(num_bytes, device)
@@ -112,8 +129,8 @@ class _Shares:
         share = self.source.read(name, slices)
         if share.dtype not in _FLOAT_DTYPES:
             raise ConfigError(
-                f"{self.source.where(name)}: {name}: holds {share.dtype}, not plain weights; set quantization in the "
-                "profile or use the unquantized checkpoint"
+                f"{self.source.where(name)}: {name}: holds {share.dtype}, quantized weights in a form that is not "
+                f"read; {UNQUANTIZED}"
             )
         return share
 
@@ -124,7 +141,7 @@ def _sizes(slices: Slices) -> tuple[int, ...]:
 
 def _check_tensor(source: TensorSource, name: str, shape: tuple[int, ...]) -> None:
     if name not in source.names():
-        raise ConfigError(f"{source.where(name)}: {name}: missing; the checkpoint is incomplete or of another family")
+        raise ConfigError(f"{source.where(name)}: {name}: missing; {_why_missing(source, name)}")
     found = source.shape(name)
     if found != shape:
         raise ConfigError(
@@ -133,8 +150,33 @@ def _check_tensor(source: TensorSource, name: str, shape: tuple[int, ...]) -> No
         )
 
 
-def _warn_of_unused(source: TensorSource, config: ModelConfig) -> None:
-    unused = sorted(set(source.names()) - checkpoint_shapes(config).keys())
+def _why_missing(source: TensorSource, name: str) -> str:
+    module, _, leaf = name.rpartition(".")
+    others = sorted(other for other in source.names() if other.startswith(f"{module}.") and leaf == "weight")
+    quantized = next((other for other in others if other.rpartition(".")[2] in _PACKED), None)
+    if quantized is not None:
+        return f"{plain(quantized)} in its place are quantized weights in a form that is not read; {UNQUANTIZED}"
+    return "the checkpoint is incomplete or of another family"
+
+
+def _check_no_adapter(folder: Path, lora_path: str | None) -> None:
+    if lora_path is None and is_file(folder / "adapter_config.json"):
+        raise ConfigError(
+            f"{folder / 'adapter_config.json'}: a LoRA beside the model's own weights; set `lora_path` to this folder "
+            "to merge it, or move its files away"
+        )
+
+
+def _warn_of_own_head(source: TensorSource, config: ModelConfig) -> None:
+    embed, head = embedding_and_head(config, source.names())
+    if config.tie_word_embeddings and embed != head and not torch.equal(source.read(embed), source.read(head)):
+        logger.warning(
+            "%s: %s is used, which differs from %s although config.json ties them", source.where(head), head, embed
+        )
+
+
+def _warn_of_unused(source: TensorSource, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    unused = sorted(set(source.names()) - shapes.keys())
     if unused:
         named = [plain(name) for name in unused[:_MOST_NAMED]] + ["..."] * (len(unused) > _MOST_NAMED)
         logger.warning("%d tensors of the checkpoint are not used: %s", len(unused), ", ".join(named))

@@ -81,7 +81,8 @@ class TensorFolder:
         self._file_of: dict[str, Path] = {}
         index = _find_index(self.folder)
         if index is None:
-            self._read_all(sorted(self.folder.glob("*.safetensors")))
+            single = self.folder / "model.safetensors"
+            self._read_all([single] if single.is_file() else sorted(self.folder.glob("*.safetensors")))
         else:
             self._read_index(index)
 
@@ -154,7 +155,9 @@ class TensorFolder:
 
 
 def _find_index(folder: Path) -> Path | None:
+    """None also where the single file is there, which goes before its index as in transformers."""
     found = sorted(folder.glob("*.safetensors.index.json"))
+    found = [path for path in found if not path.with_name(path.name.removesuffix(".index.json")).is_file()]
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
         raise QuantizationError(f"{folder}: holds {names}; remove the index that is old")

@@ -17,8 +17,10 @@ from common.checkpoint.families.dense import (
 )
 from common.checkpoint.families.experts import read_llada2_moe, read_sdar_moe
 from common.checkpoint.families.fields import Fields
-from common.checkpoint.folder import existing_folder, shown
+from common.checkpoint.folder import existing_folder, is_file, shown
+from common.checkpoint.json_file import read_json_object
 from common.checkpoint.model_config import ModelConfig
+from common.checkpoint.quantized import check_unquantized
 from common.errors import ConfigError
 
 FAMILIES: Mapping[str, Callable[[Fields], ModelConfig]] = {
@@ -40,7 +42,11 @@ FAMILIES: Mapping[str, Callable[[Fields], ModelConfig]] = {
 
 def load_model_config(folder: str | Path) -> ModelConfig:
     """Read `folder`/config.json, and what it does not say from files beside it. Raises ConfigError: file, key, fix."""
-    fields = Fields(existing_folder(folder) / "config.json")
+    path = existing_folder(folder) / "config.json"
+    _check_no_adapter(path)
+    fields = Fields(path)
+    check_unquantized(path, fields.tree)
+    fields.only("transformers_weights", None, "model.safetensors")
     model_type, architectures = fields.get("model_type"), fields.get("architectures")
     for name in [model_type, *(architectures if isinstance(architectures, list) else [])]:
         if isinstance(name, str) and name in FAMILIES:
@@ -49,3 +55,13 @@ def load_model_config(folder: str | Path) -> ModelConfig:
         f"{fields.path}: model_type: {shown(model_type)} is not a supported family; supported are "
         f"{', '.join(FAMILIES)} (docs/families.md lists checkpoints)"
     )
+
+
+def _check_no_adapter(path: Path) -> None:
+    adapter = path.with_name("adapter_config.json")
+    if is_file(adapter) and not is_file(path):
+        base = read_json_object(adapter).get("base_model_name_or_path")
+        raise ConfigError(
+            f"{adapter.parent}: a LoRA, not a model: set `lora_path` to it and `model` to the folder of its base "
+            f"({shown(base)})"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from common.checkpoint.families.decoder import read_decoder
+from common.checkpoint.families.dense import QWEN
 from common.checkpoint.families.fields import FIX, MOST_LAYERS, Fields
 from common.checkpoint.model_config import ModelConfig, MoEConfig
 
@@ -10,38 +11,54 @@ _MOST_EXPERTS = 2**14
 _LARGEST_SCALING = 1e3
 
 
+_LLADA2 = {
+    **QWEN, "num_key_value_heads": 0, "max_window_layers": 28, "max_position_embeddings": 16384, "rms_norm_eps": 1e-5,
+    "use_qk_norm": True, "use_bias": True, "use_qkv_bias": False, "norm_head": False, "partial_rotary_factor": 0.5,
+    "num_experts": 16, "num_experts_per_tok": 2, "num_shared_experts": 0, "n_group": 8, "topk_group": 4,
+    "routed_scaling_factor": 2.5, "first_k_dense_replace": 0, "moe_router_enable_expert_bias": True,
+}  # fmt: skip
+_SDAR_MOE = {
+    **QWEN, "num_key_value_heads": 4, "attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False,
+}  # fmt: skip
+
+
 def read_llada2_moe(fields: Fields) -> ModelConfig:
     """LLaDA2.0 and 2.1: a sigmoid router over groups, shared experts, half of each head rotated."""
-    fields.only("score_function", "sigmoid")
-    fields.only("router_dtype", "fp32")
-    fields.only("use_qk_norm", True)
-    fields.only("use_rmsnorm", True)
-    for key in ("use_bias", "use_qkv_bias", "norm_head", "expert_capacity"):
-        fields.only(key, False)
+    fields = fields.read_by(_LLADA2)
+    for key, value in (
+        ("score_function", "sigmoid"), ("router_dtype", "fp32"), ("use_qk_norm", True), ("use_rmsnorm", True),
+        ("use_bias", False), ("use_qkv_bias", False), ("norm_head", False), ("expert_capacity", False),
+    ):  # fmt: skip
+        fields.only(key, value)
     num_groups = fields.integer("n_group", at_most=_MOST_EXPERTS)
+    experts_per_token = fields.integer("num_experts_per_tok", at_most=_MOST_EXPERTS)
+    if experts_per_token > 1:
+        fields.only("norm_topk_prob", True)  # the published code looks at their number alone
     moe = MoEConfig(
         num_experts=_divided(fields, num_groups),
-        experts_per_token=fields.integer("num_experts_per_tok", at_most=_MOST_EXPERTS),
+        experts_per_token=experts_per_token,
         intermediate_size=fields.integer("moe_intermediate_size"),
-        num_shared_experts=fields.integer("num_shared_experts", at_least=0, at_most=_MOST_EXPERTS),
+        num_shared_experts=fields.integer("num_shared_experts", at_least=0, at_most=_MOST_EXPERTS, null=0),
         num_groups=num_groups,
         top_groups=fields.integer("topk_group", at_most=num_groups),
         scoring="sigmoid",
-        normalise=fields.flag("norm_topk_prob", default=True),
+        normalise=experts_per_token > 1,
         scaling=fields.number("routed_scaling_factor", at_least=0, at_most=_LARGEST_SCALING),
         first_dense=fields.integer("first_k_dense_replace", at_least=0, at_most=MOST_LAYERS),
-        has_expert_bias=fields.flag("moe_router_enable_expert_bias", default=True),
+        has_expert_bias=fields.flag("moe_router_enable_expert_bias"),
     )
     _check_enough(fields, moe)
-    share = fields.number("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0), at_least=0, at_most=1)
     return read_decoder(
-        fields, "llada2_moe", shift=0, block_origin="zero", qk_norm=True, rotary_share=share,
-        block_size_key="block_size", mask_text="<|mask|>", turn_end="<|role_end|>", moe=moe,
+        fields, "llada2_moe", shift=0, block_origin="zero", qk_norm=True, block_size_key="block_size",
+        mask_text="<|mask|>", turn_end="<|role_end|>", moe=moe,
     )  # fmt: skip
 
 
 def read_sdar_moe(fields: Fields) -> ModelConfig:
     """Qwen3-MoE: a softmax router, no shared experts, every layer a mixture."""
+    has_late_name = fields.has("num_local_experts") and not fields.has("num_experts")
+    fields = fields.read_by(_SDAR_MOE, {"num_experts": "num_local_experts"} if has_late_name else {})
     fields.only("attention_bias", False)
     fields.only("decoder_sparse_step", 1)
     fields.only("mlp_only_layers", [])

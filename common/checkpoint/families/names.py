@@ -13,7 +13,8 @@ class TensorNames:
     """Modules of a checkpoint. Those of a layer stand behind `layer`, where {i} is its number.
 
     qkv: three modules, or one whose rows are all of q, then k, then v. mlp: gate, up and down, also of an expert, which
-    stands behind `expert`, where {e} is its number, and of the shared experts.
+    stands behind `expert`, where {e} is its number, and of the shared experts. has_own_head: whether the published
+    model has a head to load where it is tied to the embedding.
     """
 
     embed: str
@@ -31,6 +32,7 @@ class TensorNames:
     expert_bias: str = "mlp.gate.expert_bias"
     expert: str = "mlp.experts.{e}."
     shared: str = "mlp.shared_experts."
+    has_own_head: bool = True
 
 
 _LLAMA = TensorNames(
@@ -57,6 +59,7 @@ _LLADA = TensorNames(
     norm="model.transformer.ln_f",
     head="model.transformer.ff_out",  # a layer's ff_out is its down projection
     dense="",
+    has_own_head=False,
 )
 TENSOR_NAMES: Mapping[Family, TensorNames] = {
     "dream": _LLAMA,

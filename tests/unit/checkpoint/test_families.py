@@ -78,7 +78,11 @@ def test_sdar_moe_and_stable_diffcoder_are_read(tmp_path: Path) -> None:
         ("sdar", {"block_size": 0}, "block_size: expected an integer of at least 1"),
         ("sdar", {"mask_token_id": 510}, "mask_token_id: 510 is the end token too"),
         ("fastdllm_v2", {"bd_size": "32"}, "bd_size: expected an integer"),
-        ("fastdllm_v2", {"use_sliding_window": True}, "use_sliding_window: True is not implemented, only false"),
+        (
+            "fastdllm_v2",
+            {"use_sliding_window": True, "sliding_window": 16, "layer_types": ..., "max_window_layers": 2},
+            "use_sliding_window: True is not implemented, only false",
+        ),
         ("llada2", {"score_function": "softmax"}, "score_function: 'softmax' is not implemented"),
         ("llada2", {"expert_capacity": 16}, "expert_capacity: 16 is not implemented"),
         ("llada2", {"use_qk_norm": False}, "use_qk_norm: False is not implemented, only true"),
@@ -138,10 +142,13 @@ def test_lists_of_tokens_that_make_no_sense_name_no_mask(tmp_path: Path, file: s
     assert write(tmp_path, "fastdllm_v2").mask_token_id is None
 
 
-def test_all_end_tokens_are_kept(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [500, 510]}')
+def test_end_tokens_are_those_of_generation_config_and_all_of_them(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [500, 505]}')
     config = write(tmp_path, "sdar")
-    assert config.eos_token_id == 510 and config.stop_token_ids == (510, 500)
+    assert config.eos_token_id == 500 and config.stop_token_ids == (500, 505)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": null, "pad_token_id": 7}')
+    config = write(tmp_path, "sdar", eos_token_id=[510, 500])
+    assert config.stop_token_ids == (510, 500) and config.pad_token_id == 7
 
 
 @pytest.mark.parametrize(("family", "turn_end"), [("llada", "<|eot_id|>"), ("llada2", "<|role_end|>")])

@@ -62,10 +62,30 @@ def test_a_name_of_the_hub_comes_with_its_download(tmp_path: Path, monkeypatch: 
     command = r"`hf download Dream-org/Dream-v0-Instruct-7B --local-dir Dream-org_Dream-v0-Instruct-7B`"
     with pytest.raises(ConfigError, match=f"{command} and set `model` to Dream-org_Dream-v0-Instruct-7B"):
         existing_folder("Dream-org/Dream-v0-Instruct-7B")
-    (tmp_path / "models").mkdir()
-    for name in ("models/dmeo", "nowhere", "/nowhere/model", "a/b/c", "../a", "~/a", "a" * 300):
-        with pytest.raises(ConfigError, match=r"no such folder; download the checkpoint and set `model`"):
+
+
+def test_what_may_be_a_folder_is_never_called_a_name_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    names = (
+        "mine/dmeo", "nowhere", "/nowhere/model", "a/b/c", "../a", "./a/b", "~/a", "a" * 300, "configs/models",
+        "tests/golden",
+    )  # fmt: skip
+    for name in names:
+        with pytest.raises(ConfigError, match=r"no such folder; download the checkpoint and set `model`") as caught:
             existing_folder(name)
+        assert "hf download" not in str(caught.value)
+        assert name.startswith("/") or f"(looked for in {tmp_path})" in str(caught.value)
+    for is_there in (False, True):
+        if is_there:
+            (tmp_path / "models").mkdir()
+        for name in ("models/demo", "models/demo/", "models", Path("models/dmeo")):
+            with pytest.raises(ConfigError, match=r"no such folder|the demo models come with a checkout") as caught:
+                existing_folder(name if is_there is False else "models/dmeo")
+            assert "come with a checkout: start in its folder" in str(caught.value)
+            assert "hf download" not in str(caught.value)
 
 
 @pytest.mark.parametrize("run", sorted(RUNS.glob("*.yaml")), ids=lambda path: path.stem)

@@ -185,7 +185,7 @@ def test_integer_weights_are_refused(tmp_path: Path, config: ModelConfig) -> Non
     name = "model.layers.0.mlp.up_proj.weight"
     tensors = random_tensors(config)
     save_file({**tensors, name: tensors[name].to(torch.int8)}, tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match=rf"{name}: holds torch.int8.*quantization"):
+    with pytest.raises(ConfigError, match=rf"{name}: holds torch.int8, quantized weights .*use the unquantized"):
         load(tmp_path, config)
 
 
@@ -193,10 +193,16 @@ def test_broken_index_names_file_and_tensor(tmp_path: Path, config: ModelConfig)
     save_sharded(tmp_path, random_tensors(config))
     index = tmp_path / "model.safetensors.index.json"
     good = json.loads(index.read_text())
+    index.write_text(
+        json.dumps({"weight_map": {**good["weight_map"], "model.more": "model-00001-of-00003.safetensors"}})
+    )
+    with pytest.raises(
+        ConfigError, match=r"model-00001-of-00003\.safetensors: model\.more: not in this file, .* nor in"
+    ):
+        load(tmp_path, config)
     for file, message in [
         ("model-9.safetensors", r"model-9\.safetensors: missing.*puts lm_head\.weight there"),
         ("../model.safetensors", r"lm_head\.weight: '\.\./model\.safetensors' is not a file of this folder"),
-        ("model-00001-of-00003.safetensors", r"model-00001-of-00003\.safetensors: lm_head\.weight: not in this file"),
     ]:
         home = good["weight_map"]["lm_head.weight"]
         assert file != home

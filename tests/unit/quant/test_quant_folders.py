@@ -160,7 +160,7 @@ def test_a_tensor_is_read_in_part(tmp_path: Path) -> None:
 
 
 def _truncate(folder: Path) -> None:
-    path = folder / "model.safetensors"
+    path = folder / "part.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
 
 
@@ -169,18 +169,18 @@ def _index(folder: Path, weight_map: object) -> None:
 
 
 def _header(folder: Path, size: int, header: bytes) -> None:
-    (folder / "model.safetensors").write_bytes(size.to_bytes(8, "little") + header)
+    (folder / "part.safetensors").write_bytes(size.to_bytes(8, "little") + header)
 
 
 @pytest.mark.parametrize(
     "damage, message",
     [
-        (lambda folder: (folder / "model.safetensors").unlink(), "no safetensors files"),
-        (_truncate, "model.safetensors: truncated"),
+        (lambda folder: (folder / "part.safetensors").unlink(), "no safetensors files"),
+        (_truncate, "part.safetensors: truncated"),
         (lambda folder: save_file({"w": torch.ones(2)}, folder / "other.safetensors"), "'w' is also in"),
         (lambda folder: _index(folder, {"w": "missing.safetensors"}), "missing.safetensors: the index names this file"),
-        (lambda folder: _index(folder, {"v": "model.safetensors"}), "'v' is not in model.safetensors"),
-        (lambda folder: _index(folder, {"w": "../model.safetensors"}), "in the model folder itself"),
+        (lambda folder: _index(folder, {"v": "part.safetensors"}), "'v' is not in part.safetensors"),
+        (lambda folder: _index(folder, {"w": "../part.safetensors"}), "in the model folder itself"),
         (lambda folder: _index(folder, ["w"]), "no weight_map"),
         (lambda folder: (folder / INDEX_FILE).write_text("{"), "not valid JSON"),
         (lambda folder: (folder / INDEX_FILE).write_text("{" + '"a":{' * 10**6), "larger or nested deeper"),
@@ -192,7 +192,7 @@ def _header(folder: Path, size: int, header: bytes) -> None:
         (lambda folder: _index(folder, {"w": "a" * 300}), "truncated or not safetensors .*File name too long"),
         (lambda folder: _index(folder, {"w": "a\nb"}), "a tensor has no proper name"),
         (lambda folder: _index(folder, {"w": "a\0b"}), "a tensor has no proper name"),
-        (lambda folder: _index(folder, {"w\n" * 999: "model.safetensors"}), "a tensor has no proper name, 'w.nw"),
+        (lambda folder: _index(folder, {"w\n" * 999: "part.safetensors"}), "a tensor has no proper name, 'w.nw"),
         (lambda folder: save_file({"a\nb": torch.ones(2)}, folder / "b.safetensors"), "a tensor has no proper name"),
         (lambda folder: _header(folder, 2**63, b"{}"), "truncated or not safetensors .a header of 9223"),
         (lambda folder: _header(folder, 2**20, b"[" * 2**20), "truncated or not safetensors"),
@@ -201,7 +201,7 @@ def _header(folder: Path, size: int, header: bytes) -> None:
     ],
 )
 def test_a_damaged_folder_is_refused_by_file(tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
-    save_file({"w": torch.ones(100)}, tmp_path / "model.safetensors")
+    save_file({"w": torch.ones(100)}, tmp_path / "part.safetensors")
     damage(tmp_path)
     with bounded(5, 1), pytest.raises(QuantizationError, match=message) as caught:
         TensorFolder(tmp_path)
@@ -212,3 +212,13 @@ def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
     with pytest.raises(QuantizationError, match="'v' is in no file"):
         TensorFolder(tmp_path).read("v")
+
+
+def test_a_single_file_is_read_whatever_lies_beside_it(tmp_path: Path) -> None:
+    """As transformers reads it: neither an index nor files that it does not name count."""
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    save_file({"w": torch.zeros(2)}, tmp_path / "model-00001-of-00001.safetensors")
+    _index(tmp_path, {"w": "model-00001-of-00001.safetensors"})
+    assert TensorFolder(tmp_path).read("w").tolist() == [1, 1]
+    (tmp_path / INDEX_FILE).unlink()
+    assert TensorFolder(tmp_path).read("w").tolist() == [1, 1]
