@@ -26,6 +26,7 @@ _NAMES = (
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "additional_chat_templates/default.jinja",
     "adapter_config.json",
 )
 _PATTERNS = ("*.safetensors.index.json", "quant_model_description*.json")

@@ -2,7 +2,7 @@
 
 Stands between the checkpoint's `TensorSource` and `load_weights`, so the merged model is an ordinary one from there
 on. Rank, alpha and targets come from adapter_config.json; what would change the result and is not implemented is
-refused, and every tensor of the adapter must belong to a weight that the model has.
+refused, as are keys that are not known, and every tensor of the adapter must belong to a weight that the model has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(
 _REFUSED = (
     "use_dora",
     "lora_bias",
-    "fan_in_fan_out",
     "modules_to_save",
     "layer_replication",
     "trainable_token_indices",
@@ -37,8 +36,17 @@ _REFUSED = (
     "use_qalora",
     "alora_invocation_tokens",
 )
+# `fan_in_fan_out` is among them: PEFT sets it to false for linears, and nothing else is merged here.
+_KNOWN = {
+    "peft_type", "task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version",
+    "r", "lora_alpha", "lora_dropout", "bias", "fan_in_fan_out", "use_rslora", "init_lora_weights", "rank_pattern",
+    "alpha_pattern", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "megatron_config",
+    "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config",
+    "ephemeral_gpu_offload", "qalora_group_size", "ensure_weight_tying",
+}  # fmt: skip
 # These start training from a changed base weight, which the adapter alone does not hold.
 _REFUSED_STARTS = ("pissa", "olora", "corda", "loftq", "lora_ga")
+_LAYER = re.compile(r"\.(\d{1,9})\.")
 _LARGEST_RANK = 2**16
 _LARGEST_ALPHA = 1e6
 _FIX = "restore the file"
@@ -146,10 +154,11 @@ class _Settings:
         kind = self._tree.get("peft_type", "LORA")
         if not isinstance(kind, str) or kind.upper() != "LORA":
             raise self._error("peft_type", f"{shown(kind)} is not LORA; only LoRA adapters can be merged")
-        for key in _REFUSED:
-            if self._tree.get(key):
-                raise self._error(key, "not supported; merge the adapter with PEFT and load the merged checkpoint")
-        if self._tree.get("bias", "none") != "none":
+        for key, value in self._tree.items():
+            if value and key not in _KNOWN:
+                what = "not supported" if key in _REFUSED else "not known"
+                raise self._error(plain(key), f"{what}; merge the adapter with PEFT and load the merged checkpoint")
+        if self._tree.get("bias") not in (None, "none"):
             raise self._error("bias", "trained biases are not supported; merge the adapter with PEFT first")
         start = self._tree.get("init_lora_weights")
         if isinstance(start, str) and start.startswith(_REFUSED_STARTS):
@@ -177,11 +186,14 @@ class _Settings:
         return alpha / (math.sqrt(rank) if self._use_rslora else rank)
 
     def check_targets(self, modules: Collection[str], model_modules: Collection[str]) -> None:
-        """The adapter's modules must be those of `target_modules` (a list; a pattern is not compared).
+        """The adapter's modules must be those that PEFT would load it into: it ignores the tensors of others.
 
-        As in PEFT, a target that the model does not have is no error.
+        As in PEFT, a target that the model does not have is no error. A pattern that may take long is not compared.
         """
+        self._check_layers(modules)
         targets = self._tree.get("target_modules")
+        if isinstance(targets, str):
+            self._check_pattern(targets, modules)
         if targets is None or isinstance(targets, str):
             return
         is_list = isinstance(targets, list) and len(targets) <= _MOST_PATTERNS
@@ -195,6 +207,29 @@ class _Settings:
             if not any(_is_target(module, target) for target in targets):
                 raise self._error("target_modules", f"{module} has tensors but is not listed; {_FIX}")
 
+    def _check_pattern(self, target: str, modules: Collection[str]) -> None:
+        if target == "all-linear" or not _is_plain_pattern(target):
+            return
+        try:
+            pattern = re.compile(target)
+        except re.error as error:
+            raise self._error(
+                "target_modules", f"{shown(target)} is no pattern ({first_line(error)}); {_FIX}"
+            ) from None
+        for module in modules:
+            if not pattern.fullmatch(module):
+                raise self._error("target_modules", f"{module} has tensors but does not match {shown(target)}; {_FIX}")
+
+    def _check_layers(self, modules: Collection[str]) -> None:
+        layers, excluded = self._tree.get("layers_to_transform"), self._tree.get("exclude_modules")
+        layers = [layers] if isinstance(layers, int) else layers
+        for module in modules:
+            number = _LAYER.search(module)
+            if isinstance(layers, list) and (number is None or int(number[1]) not in layers):
+                raise self._error("layers_to_transform", f"{module} has tensors but is of no layer there; {_FIX}")
+            if isinstance(excluded, list) and any(_is_target(module, str(name)) for name in excluded):
+                raise self._error("exclude_modules", f"{module} has tensors but is excluded; {_FIX}")
+
     def _patterns(self, key: str) -> list[tuple[re.Pattern[str], Any]]:
         """PEFT's rule: a pattern matches the end of the module's name, from a dot on."""
         tree = self._tree.get(key) or {}
@@ -202,10 +237,8 @@ class _Settings:
             raise self._error(key, f"expected patterns with their values, found {shown(tree)}; {_FIX}")
         patterns, num_with_choices = [], 0
         for pattern, value in tree.items():
-            num_choices = sum(map(pattern.count, "*+("))
-            num_with_choices += num_choices > 0
-            is_plain = len(pattern) <= _LONGEST_PATTERN and _PLAIN_PATTERN.fullmatch(pattern)
-            if not is_plain or num_choices > _MOST_CHOICES or num_with_choices > _MOST_WITH_CHOICES:
+            num_with_choices += _num_choices(pattern) > 0
+            if not _is_plain_pattern(pattern) or num_with_choices > _MOST_WITH_CHOICES:
                 raise self._error(key, f"{shown(pattern)} is no pattern of plain names; write the modules out")
             try:
                 patterns.append((re.compile(rf"(.*\.)?({pattern})"), value))
@@ -222,6 +255,15 @@ class _Settings:
 
 def _modules(weights: Collection[str]) -> list[str]:
     return [weight.removesuffix(".weight") for weight in weights]
+
+
+def _num_choices(pattern: str) -> int:
+    return sum(map(pattern.count, "*+("))
+
+
+def _is_plain_pattern(pattern: str) -> bool:
+    is_short = len(pattern) <= _LONGEST_PATTERN and _num_choices(pattern) <= _MOST_CHOICES
+    return is_short and _PLAIN_PATTERN.fullmatch(pattern) is not None
 
 
 def _is_target(module: str, target: str) -> bool:

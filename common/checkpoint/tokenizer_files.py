@@ -83,7 +83,7 @@ def read_spec(folder: Path, settings: Mapping[str, Any], roles: Mapping[str, str
 def _added_tokens(
     folder: Path, spec: Mapping[str, Any], settings: Mapping[str, Any], roles: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """By id. Ids of tokenizer.json (`spec`) go before those of the other files.
+    """By id. Ids of tokenizer.json (`spec`) go before those of the other files. ValueError where two contradict.
 
     Special are tokens with a role, and those that tokenizer.json or tokenizer_config.json calls so; where a class
     builds the tokenizer anew from the vocabulary, the latter alone says it.
@@ -97,6 +97,8 @@ def _added_tokens(
         for id_, token in decoder.items():
             text = token["content"]
             first = tokens.get(text, {"id": vocab.get(text, int(id_))})
+            if text in tokens and first["id"] != int(id_):
+                raise ValueError(f"{shown(text)} is id {first['id']} and id {int(id_)}")
             is_special = token.get("special", False) or (first.get("special", False) and not is_rebuilt)
             tokens[text] = {**_FLAGS, **token, "id": first["id"], "special": is_special}
     else:

@@ -60,6 +60,7 @@ def load_weights(
         source = SafetensorsFolder(folder)
     rules = [rule for rule in rules_of(config, source.names()) if rule.name not in without]
     shapes = checkpoint_shapes(config, source.names())
+    _check_expert_bias(source, config)
     if tp_rank == 0:
         _warn_of_unused(source, shapes)
     shares = _Shares(source, config, shapes, tp_rank, tp_size, dtype)
@@ -165,6 +166,18 @@ def _check_no_adapter(folder: Path, lora_path: str | None) -> None:
             f"{folder / 'adapter_config.json'}: a LoRA beside the model's own weights; set `lora_path` to this folder "
             "to merge it, or move its files away"
         )
+
+
+def _check_expert_bias(source: TensorSource, config: ModelConfig) -> None:
+    """The published code of LLaDA2 adds it whatever config.json says."""
+    if config.family != "llada2_moe" or config.moe is None or config.moe.has_expert_bias:
+        return
+    for name in source.names():
+        if name.endswith(".expert_bias"):
+            raise ConfigError(
+                f"{source.where(name)}: {plain(name)}: is there, but config.json says moe_router_enable_expert_bias "
+                "false; correct either"
+            )
 
 
 def _warn_of_own_head(source: TensorSource, config: ModelConfig) -> None:

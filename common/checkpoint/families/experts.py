@@ -57,7 +57,9 @@ def read_llada2_moe(fields: Fields) -> ModelConfig:
 
 def read_sdar_moe(fields: Fields) -> ModelConfig:
     """Qwen3-MoE: a softmax router, no shared experts, every layer a mixture."""
-    has_late_name = fields.has("num_local_experts") and not fields.has("num_experts")
+    has_late_name = fields.has("num_local_experts")  # in files of late versions of transformers
+    if has_late_name and fields.has("num_experts"):
+        fields.only("num_local_experts", fields.get("num_experts"))
     fields = fields.read_by(_SDAR_MOE, {"num_experts": "num_local_experts"} if has_late_name else {})
     fields.only("attention_bias", False)
     fields.only("decoder_sparse_step", 1)

@@ -65,6 +65,8 @@ def _parameters(fields: Fields) -> tuple[str, Mapping[str, Any]]:
 
 def _placed(fields: Fields, key: str, rope: Mapping[str, Any], name: str) -> tuple[str, Any]:
     value = rope.get(name)
+    if value is None and name in rope and not fields.has(name):
+        raise fields.error(f"{key}.{name}", f"null; {FIX}")
     return (name, fields.get(name)) if value is None else (f"{key}.{name}", value)
 
 

@@ -145,6 +145,14 @@ def test_adapter_may_be_sharded_and_name_its_default_adapter(tmp_path: Path) -> 
         ({"use_dora": True}, "adapter_config.json: use_dora: not supported; merge"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save: not supported"),
         ({"bias": "all"}, "bias: trained biases"),
+        ({"arrow_config": {"top_k": 2}}, "adapter_config.json: arrow_config: not known; merge the adapter with PEFT"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices: not supported; merge"),
+        ({"layers_to_transform": [0]}, r"layers_to_transform: model\.layers\.1\.\S+ has tensors but is of no layer"),
+        ({"layers_to_transform": 1}, r"layers_to_transform: model\.layers\.0\.\S+ has tensors but is of no layer"),
+        ({"exclude_modules": ["o_proj"]}, r"exclude_modules: \S+o_proj has tensors but is excluded"),
+        ({"target_modules": "q_proj"}, "target_modules: .* has tensors but does not match 'q_proj'"),
+        ({"target_modules": r".*\.(q|v|down)_proj"}, "o_proj has tensors but does not match"),
+        ({"target_modules": "[z-a]"}, r"target_modules: '\[z-a\]' is no pattern"),
         ({"peft_type": "IA3"}, "'IA3' is not LORA"),
         ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4 changes the base weights"),
         ({"r": None}, r"r: expected an integer in 1\.\.65536, found None"),
@@ -193,6 +201,24 @@ def test_patterns_that_write_out_names_are_read(tmp_path: Path) -> None:
     for pattern in (r"model\.layers\.(0|1)\.self_attn\..*", r"^.*layers.\d+.self_attn.[qv]_proj$", "q_proj"):
         merged = load(write_lora(tmp_path, alpha_pattern={pattern: 30}))["layers.0.qkv_proj.weight"][:16]
         torch.testing.assert_close(merged, base + delta(Q0, 30 / RANK))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fan_in_fan_out": True},
+        {"bias": None, "modules_to_save": None, "use_dora": False, "rank_pattern": {}, "arrow_config": None},
+        {"target_modules": "all-linear"},
+        {"target_modules": r".*\.(q_proj|v_proj|o_proj|down_proj)"},
+        {"target_modules": r"^(?:model|x)\.(?!y).*"},
+        {"layers_to_transform": [0, 1], "layers_pattern": "layers", "exclude_modules": ["k_proj"]},
+        {"init_lora_weights": "gaussian", "peft_version": "0.18.0", "task_type": "CAUSAL_LM", "inference_mode": True},
+    ],
+)
+def test_settings_that_change_nothing_are_accepted(tmp_path: Path, settings: dict[str, Any]) -> None:
+    expected = load(write_lora(tmp_path))
+    merged = load(write_lora(tmp_path, **settings))
+    assert all(torch.equal(merged[name], expected[name]) for name in expected)
 
 
 def test_an_adapter_without_tensors_is_refused(tmp_path: Path) -> None:
