@@ -11,9 +11,9 @@ from typing import Literal
 
 import torch
 
+from common.checkpoint.families.quantized import UNQUANTIZED
 from common.checkpoint.folder import is_file, plain, shown
 from common.checkpoint.model_config import ModelConfig
-from common.checkpoint.quantized import UNQUANTIZED
 from common.checkpoint.rules import (
     Piece,
     Rule,

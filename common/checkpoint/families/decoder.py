@@ -35,7 +35,7 @@ def read_decoder(
     Raises ConfigError by file and key.
     """
     fields.only("hidden_act", "silu", "swish")
-    fields.only("per_layer_config", None)
+    fields.only("per_layer_config", None, {})
     num_layers = fields.integer("num_hidden_layers", at_most=MOST_LAYERS)
     _check_every_layer_sees_all(fields, num_layers)
     vocab_size = fields.integer("vocab_size", at_most=MOST_TOKENS)

@@ -263,7 +263,7 @@ LLADA_LEFT_OUT = (
             "use_sliding_window: True is not implemented",
         ),
         ("sdar", {"head_dim": None}, "head_dim: null"),
-        ("sdar", {"per_layer_config": {"0": {}}}, "per_layer_config: .* is not implemented, only null"),
+        ("sdar", {"per_layer_config": {"0": {}}}, "per_layer_config: .* is not implemented, only null or {}"),
         ("sdar", {"transformers_weights": "other.safetensors"}, "transformers_weights: 'other.safetensors' is not"),
         ("llada", {"layer_norm_with_affine": False}, "layer_norm_with_affine: False is not implemented"),
         ("llada", {"rope": None}, "rope: None is not implemented, only true"),
