@@ -2,7 +2,6 @@
 
 from common.batch.files import input_and_output, metrics_path, real_file, require_file, write_whole
 from common.batch.inputs import InputLine, read_lines, require_shareable
-from common.batch.marking import require_permission
 from common.batch.output import read_records
 from common.batch.records import TextGenerator
 from common.batch.report import accuracy, markdown, number, print_summary, print_table, sweep_table
@@ -25,7 +24,6 @@ __all__ = [
     "read_records",
     "real_file",
     "require_file",
-    "require_permission",
     "require_shareable",
     "require_some_finished",
     "run_batch",

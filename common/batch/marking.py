@@ -17,8 +17,12 @@ from common.errors import ConfigError
 _NOT_RUN = "input.run_generated_code is false, and the answer is a program"
 
 
-def require_permission(lines: Sequence[InputLine], source: InputConfig) -> None:
-    """ConfigError if marking would run generated programs and nobody has said whether it may."""
+def require_markable(lines: Sequence[InputLine], source: InputConfig) -> None:
+    """ConfigError if marking would run generated programs and nobody has said whether it may, or needs a library that
+    this machine lacks."""
+    task = task_of(source)
+    if task is not None and not task.benchmark.runs_code:
+        task.benchmark.scored_by()
     if source.run_generated_code is None and any(is_program(line, source) for line in lines):
         raise ConfigError(
             f"{shown(source.path)}: answers are programs, and marking them means running what the model writes: allow "
@@ -28,7 +32,8 @@ def require_permission(lines: Sequence[InputLine], source: InputConfig) -> None:
 
 
 def marks(line: InputLine, text: str, source: InputConfig) -> dict[str, Any]:
-    """What a record says of its answer: `correct`, by every rule if there are several, or why it is `unscored`."""
+    """What a record says of its answer: `correct`, by every rule if there are several, and what of this
+    machine it was `scored_by`; or why it is `unscored`."""
     found: dict[str, Any] = {}
     kind = _kind(line, source)
     if kind:
@@ -56,14 +61,18 @@ def is_checkable(line: InputLine, source: InputConfig) -> bool:
 
 
 def _marks(line: InputLine, text: str, source: InputConfig) -> dict[str, Any]:
+    from common.metrics import program_scorer, score
+
     task = task_of(source)
     if task is None:
-        from common.metrics import score
-
-        return {"correct": score(line.fields, text)}
+        found: dict[str, Any] = {"correct": score(line.fields, text)}
+        return {**found, "scored_by": program_scorer()} if is_program(line, source) else found
     by_rule = task.mark(line.fields, text)
-    correct = next(iter(by_rule.values()))
-    return {"correct": correct, "by_rule": by_rule} if len(by_rule) > 1 else {"correct": correct}
+    found = {"correct": next(iter(by_rule.values()))}
+    if len(by_rule) > 1:
+        found["by_rule"] = by_rule
+    scored_by = task.benchmark.scored_by()
+    return {**found, "scored_by": scored_by} if scored_by else found
 
 
 def is_program(line: InputLine, source: InputConfig) -> bool:

@@ -115,7 +115,7 @@ class _RequestMaker:
 
 def _of_benchmark(decode: DecodeConfig, source: InputConfig) -> DecodeConfig | None:
     task = task_of(source)
-    return None if task is None else decode.model_copy(update={"stop": task.benchmark.stop})
+    return None if task is None else decode.model_copy(update={"stop": task.stop})
 
 
 def _drain(refused: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

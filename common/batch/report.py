@@ -92,6 +92,7 @@ def _outcome(metrics: Mapping[str, Any]) -> list[str]:
     if found is not None:
         facts.append(f"accuracy {accuracy(metrics)} ({found['correct']} of {found['scored']})")
         facts += [f"{rule} {100 * of['share']:.1f} %" for rule, of in found.get("by_rule", {}).items()]
+        facts += [f"marked by {by}" for by in found.get("scored_by", {})]
     return facts
 
 

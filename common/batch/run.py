@@ -16,11 +16,11 @@ from typing import Any
 from common.batch.files import input_and_output, metrics_path, real_file, require_own_metrics, write_whole
 from common.batch.identity import identity, recorded_input_bytes
 from common.batch.inputs import InputLine, read_input, read_lines, require_shareable
-from common.batch.marking import require_permission
+from common.batch.marking import require_markable
 from common.batch.output import OutputFile, Record, every_record, join_output, read_records, start_output
 from common.batch.progress import Progress
 from common.batch.records import TextGenerator, records
-from common.batch.requests import why_unused
+from common.batch.requests import cautions, why_unused
 from common.batch.source import is_read_once
 from common.config import DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError
@@ -50,7 +50,7 @@ def run_batch(
     pending: list[int] = []
     found = read_input(source, None if overwrite else recorded_input_bytes(path))
     lines = found.lines
-    require_permission(lines, source)
+    require_markable(lines, source)
     if global_rank() == 0:
         if (reason := why_unused(lines, source)) is not None:
             logger.warning("%s", reason)
@@ -61,6 +61,9 @@ def run_batch(
         generator = build() if pending or num_started() > 1 else None
         if output is not None:
             output.begin()
+        if output is not None and generator is not None:
+            for caution in cautions(lines, source, run.decode, generator.tokenizer):
+                logger.warning("%s", caution)
         if generator is None:
             return _finish(profile, run, None, Progress(path, 0), 0.0)
         pending = share_from_first(pending)
@@ -78,7 +81,7 @@ def check_input(config: InputConfig, num_processes: int = 1) -> None:
     """What is known before any process starts; what can be read only once is left to the run. Raises ConfigError."""
     require_shareable(config, num_processes)
     if not is_read_once(config.path):
-        require_permission(read_lines(config), config)
+        require_markable(read_lines(config), config)
 
 
 def require_some_finished(run: RunConfig, metrics: dict[str, Any]) -> None:

@@ -31,6 +31,8 @@ class Benchmark:
     require_result: raises that ValueError before anything is decoded.
     kind: what accuracy is told apart by, "" for one number. is_test: whether a row is to be asked.
     own_shots: the file of configs/fewshot that is used where none is named.
+    program: the reference as a whole program, where answers are programs. scored_by: what marks depend on beside this
+    package, with versions; raises ConfigError where this machine lacks it.
     """
 
     fields: Mapping[str, type]
@@ -45,4 +47,10 @@ class Benchmark:
     require_result: Callable[[Row], object] = _nothing
     kind: Callable[[Row], str] = _nothing
     is_test: Callable[[Row], bool] = bool
-    runs_code: bool = False
+    program: Callable[[Row], str] | None = None
+    scored_by: Callable[[], str] = str
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether marking runs what a model wrote."""
+        return self.program is not None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from common.benchmarks.benchmark import Benchmark, Marks, Row
+from common.metrics import final_number
 
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
@@ -12,19 +14,22 @@ _IGNORED = re.compile(r"(?s).*#### |[,$]")
 
 
 def _mark(row: Row, text: str) -> Marks:
-    """`strict-match`: the number behind the first `####`; `flexible-extract`: the last number of all."""
-    expected = _expected(row)
+    """`number`: what stands behind the last `####` has the value of the row's, however both are written.
+    lm-eval's: `strict-match`, the first number behind `#### `, and `flexible-extract`, the last of all, as texts."""
+    number, expected = _expected(row), _plain(row["answer"])
     strict, flexible = _STRICT.search(text), _FLEXIBLE.findall(text)
     return {
+        "number": final_number(text) == number,
         "strict-match": strict is not None and _plain(strict[1]) == expected,
         "flexible-extract": bool(flexible) and _plain(flexible[-1]) == expected,
     }
 
 
-def _expected(row: Row) -> str:
-    if not _STRICT.search(row["answer"]):
+def _expected(row: Row) -> Fraction:
+    number = final_number(row["answer"]) if "####" in row["answer"] else None
+    if number is None:
         raise ValueError("its `answer` has no '#### N', the number that answers are compared with")
-    return _plain(row["answer"])
+    return number
 
 
 def _plain(number: str) -> str:

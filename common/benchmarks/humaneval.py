@@ -9,8 +9,7 @@ import keyword
 from collections.abc import Callable
 
 from common.benchmarks.benchmark import Benchmark, Marks, Row
-from common.benchmarks.code import program_of
-from common.metrics import passes
+from common.metrics import passes, program_of, program_scorer
 
 TIME_LIMIT_S = 3.0
 PLUS_TIME_LIMIT_S = 15.0  # hundreds of inputs, and numpy to load
@@ -51,7 +50,8 @@ def _humaneval(time_limit_s: float, *, is_instruct: bool = False) -> Benchmark:
         shot_fields={"canonical_solution": str},
         solve=lambda row: f"{begin(row)}{row['canonical_solution']}\n\n",
         kind=lambda _: "code",
-        runs_code=True,
+        program=lambda row: f"{row['prompt']}{row['canonical_solution']}",
+        scored_by=program_scorer,
     )
 
 

@@ -1,25 +1,30 @@
-"""MATH (Hendrycks 2021): `problem`, and `solution` with its result in a \\boxed{}. As lm-eval's `minerva_math`."""
+"""MATH (Hendrycks 2021): `problem`, and `solution` with its result in a \\boxed{}. As lm-eval's `minerva_math`.
+
+`math` compares values by sympy too, `math_plain` needs no library.
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from common.benchmarks.benchmark import Benchmark, Marks, Row
-from common.benchmarks.latex import boxed, normalized
-from common.benchmarks.symbolic import can_compare, is_same_value
+from common.benchmarks.latex import boxed
+from common.benchmarks.same_result import Same, is_same_result
+from common.benchmarks.symbolic import comparison, is_same_value
 
 _FINAL = re.compile(r"Final Answer: The final answer is(.*?). I hope it is correct.")
 
 
-def _mark(row: Row, text: str) -> Marks:
-    """`final-answer`: what the sentence of the shots says, else the last \\boxed{}, is the same once normalized.
-    `minerva`: only the sentence counts. With sympy, equal values count in both."""
+def _mark(row: Row, text: str, has_same_value: Same) -> Marks:
+    """`final-answer`: what the sentence of the shots says, else the last \\boxed{}, is the row's result.
+    `minerva`: only the sentence counts."""
     expected = _expected(row)
     stated = _FINAL.search(text + "I hope it is correct.")
     said = stated[1].strip() if stated else None
-    is_stated = said is not None and _is_same(said, expected)
+    is_stated = said is not None and is_same_result(said, expected, has_same_value)
     concluded = boxed(text) if said is None else None
-    is_concluded = concluded is not None and _is_same(concluded, expected)
+    is_concluded = concluded is not None and is_same_result(concluded, expected, has_same_value)
     return {"final-answer": is_stated or is_concluded, "minerva": is_stated}
 
 
@@ -30,13 +35,6 @@ def _expected(row: Row) -> str:
     return expected
 
 
-def _is_same(one: str, other: str) -> bool:
-    left, right = normalized(one), normalized(other)
-    if left == right:
-        return bool(left)
-    return can_compare() and is_same_value(left, right)
-
-
 def _kind(row: Row) -> str:
     return row["type"] if isinstance(row.get("type"), str) else ""
 
@@ -44,7 +42,8 @@ def _kind(row: Row) -> str:
 MATH = Benchmark(
     fields={"problem": str, "solution": str},
     ask=lambda row: f"Problem:\n{row['problem']}\n\nSolution:",
-    mark=_mark,
+    mark=lambda row, text: _mark(row, text, is_same_value),
+    scored_by=comparison,
     require_result=_expected,
     stop=("Problem:",),
     shot_fields={},
@@ -52,4 +51,7 @@ MATH = Benchmark(
     num_fewshot=4,
     own_shots="math.jsonl",
     kind=_kind,
+)
+MATH_PLAIN = replace(
+    MATH, mark=lambda row, text: _mark(row, text, lambda *_: False), scored_by=lambda: "texts and numbers"
 )

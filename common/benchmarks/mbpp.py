@@ -10,13 +10,14 @@ import ast
 import re
 
 from common.benchmarks.benchmark import Benchmark, Marks, Row
-from common.benchmarks.code import program_of
-from common.metrics import passes
+from common.metrics import passes, program_of, program_scorer
 
 TIME_LIMIT_S = 3.0
 PLUS_TIME_LIMIT_S = 15.0
 _FIRST_TEST, _LAST_TEST = 11, 510
 _NUM_SHOWN = 3
+_DONE = "[DONE]"
+_BEGUN = re.compile(r"(?m)^[ \t>]*\[BEGIN\][ \t]*$")
 _CALL = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 
 
@@ -29,13 +30,20 @@ def _ask(row: Row) -> str:
     )
 
 
+def _program(row: Row, text: str) -> str:
+    """Of an answer that may have the prompt's marks around it, whether the stop string was looked for or not."""
+    name = entry_point(row)
+    program = program_of(_BEGUN.sub("", text.split(_DONE, 1)[0]), name)
+    return program if name in program else program_of(_BEGUN.sub("", text.replace(_DONE, "")), name)
+
+
 def _mark(row: Row, text: str) -> Marks:
     parts = [row.get("test_setup_code", ""), *row["test_list"]]
-    return {"pass@1": passes(program_of(text, entry_point(row)), "\n".join(parts), TIME_LIMIT_S)}
+    return {"pass@1": passes(_program(row, text), "\n".join(parts), TIME_LIMIT_S)}
 
 
 def _mark_plus(row: Row, text: str) -> Marks:
-    return {"pass@1": passes(program_of(text, entry_point(row)), row["test"], PLUS_TIME_LIMIT_S)}
+    return {"pass@1": passes(_program(row, text), row["test"], PLUS_TIME_LIMIT_S)}
 
 
 def entry_point(row: Row) -> str:
@@ -65,25 +73,27 @@ MBPP = Benchmark(
     ask=_ask,
     mark=_mark,
     require_result=entry_point,
-    stop=("[DONE]",),
+    stop=(_DONE,),
     shot_fields={},
-    solve=lambda row: f"{row['code']}\n[DONE]\n\n",
+    solve=lambda row: f"{row['code']}\n{_DONE}\n\n",
     num_fewshot=3,
     own_shots="mbpp.jsonl",
     kind=lambda _: "code",
     is_test=_is_test,
-    runs_code=True,
+    program=lambda row: str(row["code"]),
+    scored_by=program_scorer,
 )
 MBPP_PLUS = Benchmark(
     fields={"prompt": str, "code": str, "test_list": list, "test": str},
     ask=_ask,
     mark=_mark_plus,
     require_result=entry_point,
-    stop=("[DONE]",),
+    stop=(_DONE,),
     shot_fields={"text": str, "code": str, "test_list": list},
-    solve=lambda row: f"{row['code']}\n[DONE]\n\n",
+    solve=lambda row: f"{row['code']}\n{_DONE}\n\n",
     num_fewshot=3,
     own_shots="mbpp.jsonl",
     kind=lambda _: "code",
-    runs_code=True,
+    program=lambda row: str(row["code"]),
+    scored_by=program_scorer,
 )

@@ -12,6 +12,7 @@ from typing import Any
 from common.benchmarks.benchmark import Benchmark, Marks, Prompt, Row
 from common.benchmarks.registry import BENCHMARKS
 from common.config import BenchmarkName, InputConfig, fewshot_file
+from common.decoding import without_stop
 from common.errors import ConfigError
 
 _MOST_SHOWN = 12
@@ -21,11 +22,18 @@ _TYPES: dict[type, str] = {str: "text", list: "list of texts"}
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkTask:
-    """`shots`: the solved rows as text."""
+    """`shots`: the solved rows as text. is_chat: asked as the message of a chat."""
 
     name: BenchmarkName
     benchmark: Benchmark
     shots: str
+    is_chat: bool = False
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Where answers end. An answer to a message ends by itself: what a completion would run into, such as the next
+        question or function, is a part of it."""
+        return () if self.is_chat else self.benchmark.stop
 
     def prompt(self, row: Row) -> Prompt:
         return Prompt(self.shots + self.benchmark.ask(row), self.benchmark.begin(row))
@@ -33,6 +41,17 @@ class BenchmarkTask:
     def mark(self, row: Row, text: str) -> Marks:
         """The rule that decides comes first. Raises ValueError for a row that no answer can be compared with."""
         return self.benchmark.mark(row, text)
+
+    def reference(self, row: Row) -> str | None:
+        """A right answer in the form that is asked for; None for a row that comes without one."""
+        begun = self.benchmark.begin(row)
+        try:
+            if self.is_chat and self.benchmark.program is not None and not begun:
+                return f"```python\n{self.benchmark.program(row)}\n```"
+            solved = self.benchmark.solve(row).removeprefix(begun)
+        except KeyError:
+            return None
+        return without_stop(solved, self.benchmark.stop).strip("\n")
 
     def require_row(self, row: Row, where: str) -> None:
         """ConfigError for a row that is none of this benchmark's, or that no answer can be compared with."""
@@ -47,15 +66,16 @@ def task_of(config: InputConfig) -> BenchmarkTask | None:
     """None where the input is no benchmark. Raises ConfigError for solved rows that are missing or are none."""
     if config.benchmark is None:
         return None
-    return _task(config.benchmark, config.num_fewshot, config.fewshot_path)
+    return _task(config.benchmark, config.num_fewshot, config.fewshot_path, config.apply_chat_template)
 
 
 @functools.cache
-def _task(name: BenchmarkName, num_fewshot: int | None, fewshot_path: str | None) -> BenchmarkTask:
+def _task(name: BenchmarkName, num_fewshot: int | None, fewshot_path: str | None, is_chat: bool) -> BenchmarkTask:
     benchmark = BENCHMARKS[name]
     count = benchmark.num_fewshot if num_fewshot is None else num_fewshot
     rows = _solved_rows(name, benchmark, count, fewshot_path) if count else []
-    return BenchmarkTask(name, benchmark, "".join(benchmark.ask(row) + benchmark.solve(row) for row in rows))
+    shots = "".join(benchmark.ask(row) + benchmark.solve(row) for row in rows)
+    return BenchmarkTask(name, benchmark, shots, is_chat)
 
 
 def _solved_rows(name: BenchmarkName, benchmark: Benchmark, count: int, given: str | None) -> list[Row]:

@@ -10,7 +10,9 @@ from common.config.decode import DecodeConfig
 from common.config.frozen import Settings
 from common.config.serve import ServeConfig
 
-BenchmarkName = Literal["gsm8k", "math", "humaneval", "humaneval_instruct", "humaneval_plus", "mbpp", "mbpp_plus"]
+BenchmarkName = Literal[
+    "gsm8k", "math", "math_plain", "humaneval", "humaneval_instruct", "humaneval_plus", "mbpp", "mbpp_plus"
+]
 
 _FIELDS_WITH_A_MEANING = ("id", "prompt", "messages", "question", "seed")
 
@@ -41,11 +43,13 @@ class InputConfig(Settings):
     fewshot_path: str | None = Field(
         default=None,
         min_length=1,
-        description="The JSONL file whose first rows are shown solved; `null` is the benchmark's own (`math`, `mbpp`, "
-        "`mbpp_plus`).",
+        description="The JSONL file whose first rows are shown solved; `null` is the benchmark's own (`math`, "
+        "`math_plain`, `mbpp`, `mbpp_plus`).",
     )
     apply_chat_template: bool = Field(
-        default=False, description="Ask a benchmark's question, with the solved rows, as the one message of a chat."
+        default=False,
+        description="Ask a benchmark's question, with the solved rows, as the one message of a chat, whose answer the "
+        "benchmark's own stop strings do not end.",
     )
     run_generated_code: bool | None = Field(
         default=None,

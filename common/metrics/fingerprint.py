@@ -8,7 +8,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from common.policies import origins
 from common.version import LOPA_VERSION
+
+_PACKAGES = ("torch", "triton", "transformers", "tokenizers", "jinja2", "numpy")  # what tokens and texts depend on
 
 
 def fingerprint() -> dict[str, Any]:
@@ -17,9 +20,17 @@ def fingerprint() -> dict[str, Any]:
         "lopa": LOPA_VERSION,
         "commit": _commit(Path(__file__).resolve().parent),
         "python": platform.python_version(),
-        "torch": metadata.version("torch"),
+        **{name: _version(name) for name in _PACKAGES},
+        "policies": origins(),
         "platform": platform.platform(),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _commit(folder: Path) -> str | None:

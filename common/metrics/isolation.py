@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import platform
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,6 +59,11 @@ def works(level: Level) -> bool:
     except NotStarted as reason:
         logger.debug("%s", reason)
         return False
+
+
+def program_scorer() -> str:
+    """What the mark of a program depends on beside the program: the interpreter, and what it may do in its cell."""
+    return f"Python {platform.python_version()}, {isolation().level}"
 
 
 def code_isolation(summary: Mapping[str, Any]) -> str | None:

@@ -80,6 +80,11 @@ def run_program(
     return _values(output) if process.returncode == RAN else None
 
 
+def library_folders() -> list[str]:
+    """Where a program finds libraries beside the standard one."""
+    return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+
+
 def _job(
     source: str, entry_point: str, inputs: Sequence[object], level: Level, folder: str, time_limit_s: float
 ) -> bytes:
@@ -90,7 +95,7 @@ def _job(
         "source": source,
         "entry_point": entry_point,
         "inputs": inputs,
-        "libraries": sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}),
+        "libraries": library_folders(),
         "limits": _limits(time_limit_s),
         "start_limit_s": START_LIMIT_S,
         "time_limit_s": time_limit_s,

@@ -25,6 +25,8 @@ DEFINITIONS = {
     "area_under_accuracy": "AUP: area under accuracy (in %) over effective TPF, each accuracy weighted by "
     "exp(-3 (1 - it / the best)), settings more than 5 points below the slowest left out",
     "accuracy": "share of the scored requests that are right, with its binomial standard error",
+    "scored_by": "records by what their marks depend on beside this version: libraries that compared, or Python and "
+    "how programs were isolated",
 }
 
 

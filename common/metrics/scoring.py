@@ -20,28 +20,21 @@ All of them share the kernel with the run. Score the output of models that you d
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from typing import Any
 
 from common.metrics.isolation import isolation
+from common.metrics.numbers import final_number, read_number
+from common.metrics.program_text import program_of
 from common.metrics.programs import Level, run_program
-
-_FINAL = re.compile(r"####\s*\$?\s*(-?\d[\d,]*(?:\.\d+)?)")
-_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-
-
-def extract_final(text: str) -> Decimal | None:
-    """The number after the last `####`."""
-    matches = _FINAL.findall(text)
-    return Decimal(matches[-1].replace(",", "")) if matches else None
 
 
 def score_math(text: str, final: object) -> bool:
-    """Raises ValueError for a `final` that is no number, whatever the text is."""
+    """Whether the number that a text ends with has the value of `final`. Raises ValueError for a `final` that is no
+    number, whatever the text is."""
     expected = _number(final)
-    return extract_final(text) == expected
+    return final_number(text) == expected
 
 
 def score_code(text: str, problem: Mapping[str, Any], level: Level | None = None) -> bool:
@@ -51,7 +44,8 @@ def score_code(text: str, problem: Mapping[str, Any], level: Level | None = None
     `isolation()`, the machine's strongest unless given.
     """
     _check_code(problem)
-    values = run_program(_source(text), problem["entry_point"], problem["inputs"], level or isolation().level)
+    program = program_of(text, problem["entry_point"])
+    values = run_program(program, problem["entry_point"], problem["inputs"], level or isolation().level)
     return values is not None and _same(values, problem["expected"])
 
 
@@ -62,7 +56,7 @@ def score(problem: Mapping[str, Any], text: str) -> bool:
     """
     if problem.get("kind", "math") == "code":
         return score_code(text, problem)
-    final = problem["final"] if "final" in problem else extract_final(problem["answer"])
+    final = problem["final"] if "final" in problem else final_number(problem["answer"])
     if final is None and "final" not in problem:
         raise ValueError(f"no '#### N' in the answer of {problem.get('id', problem.get('question'))!r}")
     return score_math(text, final)
@@ -74,12 +68,9 @@ def standard_error(num_correct: int, num_problems: int) -> float:
     return math.sqrt(share * (1 - share) / num_problems)
 
 
-def _number(final: object) -> Decimal:
-    try:
-        number = Decimal(str(final).replace(",", ""))
-    except InvalidOperation:
-        number = Decimal("NaN")
-    if not number.is_finite():
+def _number(final: object) -> Fraction:
+    number = read_number(str(final)) if isinstance(final, (str, int, float, Fraction)) else None
+    if number is None:
         raise ValueError(f"`final` is no number: {final!r:.100}")
     return number
 
@@ -92,11 +83,6 @@ def _check_code(problem: Mapping[str, Any]) -> None:
         raise ValueError(f"`inputs` is no list of lists of arguments: {inputs!r:.100}")
     if not isinstance(expected, list) or len(expected) != len(inputs) or not inputs:
         raise ValueError(f"`expected` is no list with a result for each of {len(inputs)} inputs: {expected!r:.100}")
-
-
-def _source(text: str) -> str:
-    fenced = _FENCE.search(text)
-    return fenced.group(1) if fenced else text
 
 
 def _same(left: object, right: object) -> bool:

@@ -86,7 +86,8 @@ def _accuracy(finished: Sequence[Record]) -> dict[str, Any] | None:
         return None
     kinds = sorted({record["kind"] for record in scored if isinstance(record.get("kind"), str)})
     by_kind = {kind: _share_correct([record for record in scored if record.get("kind") == kind]) for kind in kinds}
-    return {**_share_correct(scored), "by_kind": by_kind, "by_rule": _by_rule(scored)}
+    scored_by = Counter(record["scored_by"] for record in scored if "scored_by" in record)
+    return {**_share_correct(scored), "by_kind": by_kind, "by_rule": _by_rule(scored), "scored_by": dict(scored_by)}
 
 
 def _by_rule(scored: Sequence[Record]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from common.policies.inputs import NO_MASK_LEFT, Draws, Filling, Scoring, Spawning, Stepped, Token, Tried
 from common.policies.marks import kept
-from common.policies.registry import names, policy, shipped
+from common.policies.registry import names, origins, policy, shipped
 
 __all__ = [
     "NO_MASK_LEFT",
@@ -21,6 +21,7 @@ __all__ = [
     "Tried",
     "kept",
     "names",
+    "origins",
     "policy",
     "shipped",
 ]

@@ -89,6 +89,12 @@ def _function(folder: str, name: str) -> Callable[..., Any]:
     return installed
 
 
+def origins() -> dict[str, str]:
+    """`folder.name` -> name and version of the other package that a policy is from."""
+    found = {f"{folder}.{name}": point.dist for folder in _FUNCTION_OF for name, point in _installed(folder).items()}
+    return {name: f"{dist.name} {dist.version}" for name, dist in found.items() if dist is not None}
+
+
 @cache
 def _installed(folder: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=f"lopa.{folder}")}

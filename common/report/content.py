@@ -23,6 +23,7 @@ class _Requests(_Shape):
 class _Accuracy(_Shape):
     share: float
     standard_error: float
+    scored_by: dict[str, _Count] = {}
 
 
 class _PerRequest(_Shape):

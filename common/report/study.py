@@ -39,11 +39,16 @@ class Point:
             return ""
         run, environment = self.metrics["run"], self.metrics.get("environment", {})
         source = run.get("input") or {}
-        limit = source.get("limit")
+        limit, benchmark = source.get("limit"), source.get("benchmark")
         weights = ", random weights (texts and accuracy mean nothing)" if run.get("load_format") == "dummy" else ""
         facts = [
             f"{run.get('model', _UNKNOWN)}{weights}",
             f"{source.get('path', _UNKNOWN)}{f', the first {limit}' if limit else ''}",
+            *(
+                [f"benchmark {benchmark}{' as a chat' if source.get('apply_chat_template') else ''}"]
+                if benchmark
+                else []
+            ),
             f"{run.get('max_num_requests', 1)} at once",
             *(f"{key} {environment[key]}" for key in ("profile", "device") if environment.get(key) is not None),
         ]
@@ -56,7 +61,9 @@ class Point:
             return ""
         environment = self.metrics.get("environment", {})
         known = [(key, environment[key]) for key in _VERSIONS if environment.get(key) is not None]
-        return "; ".join([self.workload, *(f"{key} {_short_commit(str(value))}" for key, value in known)])
+        scored_by = (self.metrics["accuracy"] or {}).get("scored_by", {})
+        marked = [f"marked by {' and by '.join(scored_by)}"] if scored_by else []
+        return "; ".join([self.workload, *marked, *(f"{key} {_short_commit(str(value))}" for key, value in known)])
 
 
 _VERSIONS = ("engine", "dtype", "quantization", "torch", "seed", "commit")

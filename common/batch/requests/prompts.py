@@ -112,6 +112,8 @@ def _benchmark_prompt(
 ) -> Sequence[int]:
     prompt = task.prompt(row)
     if config.apply_chat_template:
+        if not tokenizer.has_chat_template:
+            raise ValueError("input.apply_chat_template: the model has no chat template; set it to false")
         asked = _chat([{"role": "user", "content": prompt.text}], tokenizer, limit)
         return [*asked, *tokenizer.encode(prompt.begun)] if prompt.begun else asked
     text = prompt.text + prompt.begun

@@ -43,6 +43,7 @@ class HarnessModel:
     def __init__(self, generator: Generator) -> None:
         super().__init__()
         self._generator = generator
+        self._is_chat = False
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """The texts, in the requests' order, each without the stop string that ended it.
@@ -51,6 +52,12 @@ class HarnessModel:
         if that is so for all of them.
         """
         decodes = [self.decode_of(request.args[1]) for request in requests]
+        if self._is_chat and (stops := {text for decode in decodes for text in decode.stop}):
+            logger.warning(
+                "answers of a chat end with these stop strings too, also inside of a fence, which marks right programs "
+                "wrong: %s; pass --gen_kwargs 'until=[]' to leave out the task's",
+                ", ".join(map(repr, sorted(stops))),
+            )
         prompts = (
             GenerationRequest(str(place), tuple(self._encode(request.args[0])), decode)
             for place, (request, decode) in enumerate(zip(requests, decodes, strict=True))
@@ -79,6 +86,7 @@ class HarnessModel:
         """The conversation as text; a last message of the assistant's is what the answer begins with."""
         from common.checkpoint import chat_text  # here: torch comes with it
 
+        self._is_chat = True
         tokenizer, messages = self._generator.tokenizer, list(chat_history)
         if not tokenizer.has_chat_template:
             raise ConfigError(f"{self.tokenizer_name} has no chat template: leave out --apply_chat_template")

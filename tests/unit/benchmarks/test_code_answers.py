@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.benchmarks import BENCHMARKS
-from common.benchmarks.code import program_of
 from common.benchmarks.mbpp import entry_point
+from common.metrics.program_text import program_of
 
 # Of openai/human-eval (MIT), HumanEval/23; a helper and an import added to it.
 HEAD = 'import math\n\ndef helper(x):\n    return x\n\n\ndef strlen(string: str) -> int:\n    """ Return length. """\n'

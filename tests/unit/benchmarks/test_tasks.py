@@ -50,11 +50,13 @@ def test_solved_rows_stand_in_front_of_the_question(tmp_path: Path) -> None:
     assert (prompt.text, prompt.begun) == (f"{first}{second}Question: 3?\nAnswer:", "")
 
 
-@pytest.mark.parametrize(("name", "count"), [("math", 4), ("mbpp", 3), ("mbpp_plus", 3), ("humaneval", 0)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("math", 4), ("math_plain", 4), ("mbpp", 3), ("mbpp_plus", 3), ("humaneval", 0)]
+)
 def test_solved_rows_come_along_where_lm_eval_has_its_own(name: Any, count: int) -> None:
     task = task_of(source(name))
     assert task is not None
-    ends = {"math": "I hope it is correct.\n\n", "humaneval": "\n\n"}.get(name, "[DONE]\n\n")
+    ends = {"math": "I hope it is correct.\n\n", "humaneval": "\n\n"}.get(name.split("_")[0], "[DONE]\n\n")
     assert task.shots.count(ends) == count
 
 

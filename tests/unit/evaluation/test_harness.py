@@ -148,3 +148,14 @@ def test_lm_eval_finds_the_model_by_its_name(monkeypatch: pytest.MonkeyPatch, ge
     built: list[Any] = []
     drive(["--model", "lopa"], lambda *given: built.append(given) or generator)  # type: ignore[arg-type, func-returns-value, return-value]
     assert texts == ["A"] and built == [("cpu", "demo", ["max_num_requests=4"])]
+
+
+def test_stop_strings_that_would_cut_answers_of_a_chat_are_told(
+    cpu: DeviceProfile, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = HarnessModel(Backwards(cpu, RunConfig(model="folder")))  # type: ignore[arg-type]
+    model._is_chat = True  # as after apply_chat_template
+    model.generate_until(ask("a", until=[]), disable_tqdm=True)
+    assert not caplog.records
+    model.generate_until(ask("a", until=["\ndef"]), disable_tqdm=True)
+    assert "'\\ndef'; pass --gen_kwargs 'until=[]'" in caplog.text

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from common.batch import print_summary
 from common.decoding import Completion
-from common.metrics import DEFINITIONS, area_under_accuracy, request_record, summarize, summarize_start
+from common.metrics import DEFINITIONS, area_under_accuracy, fingerprint, request_record, summarize, summarize_start
+from common.policies import registry
 
 
 def completion(effective: int, canvas: int, steps: int, total_s: float, first_s: float) -> Completion:
@@ -145,3 +146,18 @@ def test_every_printed_section_has_a_definition(capsys: pytest.CaptureFixture[st
         assert f"{name}: {' '.join(DEFINITIONS[key].split())}" in printed
     assert "_" not in printed
     assert "accuracy 100.0 ± 0.0 % (1 of 1)" in printed
+
+
+def test_numbers_say_which_packages_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Point(NamedTuple):
+        dist: Any
+
+    class Dist(NamedTuple):
+        name: str
+        version: str
+
+    installed = {"fill_rules": {"mine": Point(Dist("other", "1.2"))}}
+    monkeypatch.setattr(registry, "_installed", lambda folder: installed.get(folder, {}))
+    found = fingerprint()
+    assert found["policies"] == {"fill_rules.mine": "other 1.2"}
+    assert found["torch"] and found["tokenizers"] and "triton" in found

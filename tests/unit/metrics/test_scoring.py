@@ -11,7 +11,7 @@ from common import metrics
 from common.batch.inputs import InputLine
 from common.batch.marking import marks
 from common.config import InputConfig
-from common.metrics import score, standard_error
+from common.metrics import program_scorer, score, standard_error
 from common.metrics.scoring import score_math
 from common.processes import Stopped
 
@@ -48,14 +48,14 @@ def test_a_math_problem_without_a_result_is_refused() -> None:
 TEXTS = ["#### 12", "no number", "#### 0", ""]
 
 
-@pytest.mark.parametrize("final", ["abc", [1], "NaN", "inf", None, {}, True, float("nan"), "", "1 2"], ids=repr)
+@pytest.mark.parametrize("final", ["abc", [1], "NaN", "inf", None, {}, True, float("nan"), "", "1 2", "1,2"], ids=repr)
 def test_a_final_that_is_no_number_is_unscored_whatever_the_text(final: object) -> None:
     for text in TEXTS:
         with pytest.raises(ValueError, match="`final` is no number"):
             score({"final": final}, text)
 
 
-@pytest.mark.parametrize("final", [12, 12.0, "12", "12.00", "1.2e1", " 12 ", "1,2"], ids=repr)
+@pytest.mark.parametrize("final", [12, 12.0, "12", "12.00", "1.2e1", " 12 ", "$12", "24/2"], ids=repr)
 def test_a_final_may_be_written_in_any_way(final: object) -> None:
     assert [score({"final": final}, text) for text in TEXTS] == [True, False, False, False]
 
@@ -109,7 +109,7 @@ def test_an_unscored_record_says_why() -> None:
     assert marks(line({**DOUBLE, "inputs": 5}), RIGHT, ALLOWED)["unscored"].startswith(
         "ValueError: `inputs` is no list"
     )
-    assert marks(line(DOUBLE), RIGHT, ALLOWED) == {"kind": "code", "correct": True}
+    assert marks(line(DOUBLE), RIGHT, ALLOWED) == {"kind": "code", "correct": True, "scored_by": program_scorer()}
 
 
 def line(fields: dict[str, Any]) -> InputLine:
@@ -119,6 +119,7 @@ def line(fields: dict[str, Any]) -> InputLine:
 def test_right_code_scores_fenced_or_not() -> None:
     assert score(DOUBLE, "def double(n):\n    print('noise')\n    return n + n")
     assert score(DOUBLE, "Here it is:\n```python\ndef double(n):\n    return n + n\n```\nDone.")
+    assert score(DOUBLE, "1. First\n\n   ~~~py\n   def double(n):\n       return n + n\n   ~~~\n\n   ```\n   4\n   ```")
 
 
 @pytest.mark.parametrize(

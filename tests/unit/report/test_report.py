@@ -222,3 +222,14 @@ def test_ticks_span_the_range_with_few_round_numbers(low: float, high: float) ->
     assert found[0] <= low and found[-1] >= high and 2 <= len(found) <= 9
     steps = {round((b - a) / (found[1] - found[0]), 6) for a, b in itertools.pairwise(found)}
     assert steps == {1.0}
+
+
+def test_conditions_say_what_was_asked_and_what_marked_it(results: Path) -> None:
+    path = next(results.glob("*.metrics.json"))
+    metrics = json.loads(path.read_text())
+    metrics["run"]["input"] |= {"benchmark": "math", "apply_chat_template": True}
+    metrics["accuracy"]["scored_by"] = {"sympy 1.14.0": 3, "sympy 1.13.3": 1}
+    (results / "alone").mkdir()
+    (results / "alone" / "a.metrics.json").write_text(json.dumps(metrics))
+    page = html_page(read_study(results / "alone"))
+    assert "benchmark math as a chat" in page and "marked by sympy 1.14.0 and by sympy 1.13.3" in page
