@@ -4,7 +4,7 @@ A device *profile* says what runs the model, a *run* what is decoded, a *sweep* 
 behind this room sees a dict or fills in a default.
 """
 
-from common.config.consistent import BLOCKS_FROM_ZERO
+from common.config.consistent import BLOCKS_FROM_ZERO, MIN_TEMPERATURE
 from common.config.decode import AUTO_LOOKAHEAD, NUM_CANDIDATES, DecodeConfig, is_greedy
 from common.config.explain import explain, problem, remedy
 from common.config.files import (
@@ -25,6 +25,7 @@ from common.config.sweep import OWN, Sweep, SweepLaunch, SweepPoint, load_sweep,
 __all__ = [
     "AUTO_LOOKAHEAD",
     "BLOCKS_FROM_ZERO",
+    "MIN_TEMPERATURE",
     "NUM_CANDIDATES",
     "OWN",
     "BenchmarkName",

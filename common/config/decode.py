@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from common.config.consistent import BLOCKS_FROM_ZERO, contradictions
+from common.config.consistent import BLOCKS_FROM_ZERO, MIN_TEMPERATURE, contradictions
 from common.config.frozen import Settings
 from common.config.policy import Policy
 
@@ -17,12 +17,9 @@ SpawnBlocks = Literal["all", "first"]
 
 NUM_CANDIDATES = 256  # the most tokens of a position that top_p and top_k can leave
 AUTO_LOOKAHEAD = -1  # num_lookahead: as many as pay on this device
-# Below it a temperature is 0. What is drawn is the same but for logits less than 0.02 apart, since noise spans 20; and
-# logits over it keep far from float32's largest, and from the -1e30 of what cannot be drawn.
-MIN_TEMPERATURE = 1e-3
-MOST = 1e6  # of numbers whose effect ends long before; above 3e38 they would be infinite in float32
+MOST = 10**6  # of numbers whose effect ends long before; above 3e38 they would be infinite in float32
 MOST_BLOCK_STEPS = 1000  # that a block may cost beside those that fill it: more would be an endless loop
-MOST_GUIDANCE = 1e3  # logits times it still tell tokens apart in float32
+MOST_GUIDANCE = 1000  # logits times it still tell tokens apart in float32
 
 
 class DecodeConfig(Settings):
@@ -38,6 +35,7 @@ class DecodeConfig(Settings):
     num_lookahead: int = Field(
         default=3,
         ge=-1,
+        le=1000,
         description="k, the lookahead branches beside the anchor; 0 is the plain strategy, `auto` measures how many "
         "pay on this device (`lopa_cuda`).",
     )
@@ -222,14 +220,13 @@ class DecodeConfig(Settings):
         ge=0,
         le=100,
         description="0 takes the most probable token; above 0 tokens are drawn, by noise that does not depend on the "
-        f"number of processes. Less than {MIN_TEMPERATURE} is 0.",
+        f"number of processes; less than {MIN_TEMPERATURE} is 0.",
     )
     temperature_acts_on: Literal["draw", "draw_and_confidence"] = Field(
         default="draw",
-        description="Above temperature 0: what temperature, top_p and top_k change. `draw`: which token is drawn; its "
-        "probability and the confidence are those of the model, so that thresholds mean the same at every temperature. "
-        "`draw_and_confidence`: these too, as some published code has it (docs/families.md), so that at low "
-        "temperatures nearly every token passes a threshold.",
+        description="What temperature, top_p and top_k change: which token is drawn (`draw`), so that thresholds mean "
+        "the same at every temperature, or its probability and the confidence too (`draw_and_confidence`), as some "
+        "published code has it (docs/families.md), so that at low temperatures nearly every token passes a threshold.",
     )
     top_p: float = Field(
         default=1.0,

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.config.decode import MIN_TEMPERATURE
+from common.config import MIN_TEMPERATURE
 from common.decoding import Sampling
 from common.model import (
     Gather,
