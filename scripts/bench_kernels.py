@@ -1,6 +1,6 @@
-"""Time the CUDA kernels on one GPU at Dream-7B's shapes: linears against the library, stages, whole steps.
+"""Time the CUDA kernels on one GPU at Dream-7B's shapes: linears beside the library, stages, heads, steps.
 
-    python scripts/bench_kernels.py [--sections linears stages steps] [--json FILE]
+    python scripts/bench_kernels.py [--sections linears stages heads steps] [--json FILE]
 
 Everything is timed inside captured graphs, median over replays, rotating over enough weight copies that nothing stays
 in L2. `lopa tune` searches tiles.
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import triton
+from kernel_bench.heads import heads
 from kernel_bench.inputs import KINDS
 from kernel_bench.linears import compare_linears
 from kernel_bench.stages import stages
@@ -26,7 +27,7 @@ from lopa_cuda.tiles import install_tiles, load_tiles, this_device
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sections", nargs="+", default=["linears", "stages", "steps"])
+    parser.add_argument("--sections", nargs="+", default=["linears", "stages", "heads", "steps"])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--tokens", nargs="+", type=int, default=[16, 32, 64, 96, 128, 256])
     parser.add_argument("--prefix", type=int, default=1024)
@@ -44,6 +45,8 @@ def main() -> None:
         result["linears"] = compare_linears(arguments.kinds, arguments.tokens)
     if "stages" in arguments.sections:
         result["stages"] = stages(cases, arguments.prefix)
+    if "heads" in arguments.sections:
+        result["heads"] = heads(arguments.tokens)
     if "steps" in arguments.sections:
         result["steps"] = steps(arguments.kinds, cases, arguments.prefix, floors)
     if arguments.json:

@@ -4,8 +4,8 @@ A device *profile* says what runs the model, a *run* what is decoded, a *sweep* 
 behind this room sees a dict or fills in a default.
 """
 
-from common.config.consistent import BLOCKS_FROM_ZERO
-from common.config.decode import AUTO_LOOKAHEAD, NUM_CANDIDATES, DecodeConfig
+from common.config.consistent import BLOCKS_FROM_ZERO, MIN_TEMPERATURE
+from common.config.decode import AUTO_LOOKAHEAD, NUM_CANDIDATES, DecodeConfig, is_greedy
 from common.config.explain import explain, problem, remedy
 from common.config.files import (
     fewshot_file,
@@ -25,6 +25,7 @@ from common.config.sweep import OWN, Sweep, SweepLaunch, SweepPoint, load_sweep,
 __all__ = [
     "AUTO_LOOKAHEAD",
     "BLOCKS_FROM_ZERO",
+    "MIN_TEMPERATURE",
     "NUM_CANDIDATES",
     "OWN",
     "BenchmarkName",
@@ -44,6 +45,7 @@ __all__ = [
     "explain",
     "fewshot_file",
     "find_config",
+    "is_greedy",
     "load_profile",
     "load_profile_and_run",
     "load_run",

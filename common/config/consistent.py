@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+# Below it a temperature is 0. What is drawn is the same but for logits less than 0.02 apart, since noise spans 20; and
+# logits over it keep far from float32's largest, and from the -1e30 of what cannot be drawn.
+MIN_TEMPERATURE = 1e-3
 BLOCKS_FROM_ZERO = ("block_diffusion", "fast_dllm_v2")  # strategies whose blocks are counted from position 0
 
 # Settings that only some strategies look at: name -> (the value that asks for nothing, strategies that have it).
@@ -33,7 +36,10 @@ def contradictions(decode: Any) -> Iterator[str]:
     if decode.mask_token_id is not None and decode.mask_token_id == decode.eos_token_id:
         yield f"mask_token_id and eos_token_id are both {decode.mask_token_id}: change one of them"
     if decode.temperature == 0 and (decode.top_p < 1 or decode.top_k is not None):
-        yield "top_p and top_k only act with temperature > 0: set temperature or remove them"
+        yield (
+            "top_p and top_k only act with temperature > 0: set temperature, to at least "
+            f"{MIN_TEMPERATURE}, or remove them"
+        )
 
 
 def _of_blocks(decode: Any) -> Iterator[str]:

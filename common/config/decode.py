@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from common.config.consistent import BLOCKS_FROM_ZERO, contradictions
+from common.config.consistent import BLOCKS_FROM_ZERO, MIN_TEMPERATURE, contradictions
 from common.config.frozen import Settings
 from common.config.policy import Policy
 
@@ -17,6 +17,9 @@ SpawnBlocks = Literal["all", "first"]
 
 NUM_CANDIDATES = 256  # the most tokens of a position that top_p and top_k can leave
 AUTO_LOOKAHEAD = -1  # num_lookahead: as many as pay on this device
+MOST = 10**6  # of numbers whose effect ends long before; above 3e38 they would be infinite in float32
+MOST_BLOCK_STEPS = 1000  # that a block may cost beside those that fill it: more would be an endless loop
+MOST_GUIDANCE = 1000  # logits times it still tell tokens apart in float32
 
 
 class DecodeConfig(Settings):
@@ -32,6 +35,7 @@ class DecodeConfig(Settings):
     num_lookahead: int = Field(
         default=3,
         ge=-1,
+        le=1000,
         description="k, the lookahead branches beside the anchor; 0 is the plain strategy, `auto` measures how many "
         "pay on this device (`lopa_cuda`).",
     )
@@ -77,17 +81,20 @@ class DecodeConfig(Settings):
     entropy_bound: float = Field(
         default=0.35,
         gt=0,
+        le=MOST,
         description="What the sum of the entropies (natural logarithm) of the positions that one step fills stays "
         "below (`fill_rule: entropy_bounded`).",
     )
     entropy_threshold: float = Field(
         default=0.5,
         gt=0,
+        le=MOST,
         description="The entropy (natural logarithm) below which `fill_rule: entropy` fills a position.",
     )
     factor: float = Field(
         default=1.0,
         gt=0,
+        le=MOST,
         description="`fill_rule: factor` fills the n most probable masks, n the most for which (n + 1)(1 - p) stays "
         "below this for all of them.",
     )
@@ -172,22 +179,30 @@ class DecodeConfig(Settings):
         "more (`block_diffusion`, LLaDA2.1); 0 replaces whenever another one is the most probable, `null` never.",
     )
     max_post_edit_steps: int = Field(
-        default=16, ge=0, description="The most steps that a block is edited in once it has no mask."
+        default=16,
+        ge=0,
+        le=MOST_BLOCK_STEPS,
+        description="The most steps that a block is edited in once it has no mask.",
     )
     penalty_lambda: float = Field(
         default=0.0,
         ge=0,
+        le=MOST,
         description="What the logit of the token in front of a position is lowered by at that position "
         "(`edit_threshold`, within a block).",
     )
     cfg_scale: float = Field(
         default=0.0,
         ge=0,
+        le=MOST_GUIDANCE,
         description="Classifier-free guidance: logits are u + (cfg_scale + 1)(l - u), u those of a row whose prompt is "
         "masked (`fast_dllm` with `cache: none`).",
     )
     min_block_steps: int = Field(
-        default=1, ge=1, description="The least steps that `fast_dllm` spends on a block, filled or not."
+        default=1,
+        ge=1,
+        le=MOST_BLOCK_STEPS,
+        description="The least steps that `fast_dllm` spends on a block, filled or not.",
     )
     max_block_steps: int | None = Field(
         default=None,
@@ -205,7 +220,13 @@ class DecodeConfig(Settings):
         ge=0,
         le=100,
         description="0 takes the most probable token; above 0 tokens are drawn, by noise that does not depend on the "
-        "number of processes.",
+        f"number of processes; less than {MIN_TEMPERATURE} is 0.",
+    )
+    temperature_acts_on: Literal["draw", "draw_and_confidence"] = Field(
+        default="draw",
+        description="What temperature, top_p and top_k change: which token is drawn (`draw`), so that thresholds mean "
+        "the same at every temperature, or its probability and the confidence too (`draw_and_confidence`), as some "
+        "published code has it (docs/families.md), so that at low temperatures nearly every token passes a threshold.",
     )
     top_p: float = Field(
         default=1.0,
@@ -250,7 +271,7 @@ class DecodeConfig(Settings):
 
         top_p and top_k, which act above temperature 0 only, go with a temperature that is changed to it.
         """
-        greedy = {"top_p": 1.0, "top_k": None} if changes.get("temperature") == 0 else {}
+        greedy = {"top_p": 1.0, "top_k": None} if is_greedy(changes.get("temperature")) else {}
         return DecodeConfig.model_validate({**self.model_dump(), **greedy, **changes})
 
     @field_validator("num_lookahead", mode="before")
@@ -260,6 +281,11 @@ class DecodeConfig(Settings):
         if isinstance(number, (int, float)) and number < 0:
             raise ValueError("set it to 0 or more, or to auto")
         return AUTO_LOOKAHEAD if value == "auto" else value
+
+    @field_validator("temperature")
+    @classmethod
+    def _is_0_or_tells_logits_apart(cls, value: float) -> float:
+        return 0.0 if is_greedy(value) else value
 
     @field_serializer("num_lookahead")
     def _auto_by_name(self, value: int) -> int | str:
@@ -294,3 +320,11 @@ class DecodeConfig(Settings):
         if self.strategy in BLOCKS_FROM_ZERO:
             own = {"block_add_threshold": 1.0, "window_attention": "block_causal"}
             self.__dict__.update({name: value for name, value in own.items() if name not in self.model_fields_set})
+
+
+def is_greedy(temperature: Any) -> bool:
+    """Whether this temperature, as somebody wrote it, takes the most probable token."""
+    try:
+        return float(temperature) < MIN_TEMPERATURE
+    except (TypeError, ValueError, OverflowError):  # refused where it is checked
+        return False

@@ -33,7 +33,7 @@ class ServeConfig(Settings):
         default=25.0, ge=0, le=3600, description="Seconds that requests may go on after SIGTERM; the rest is aborted."
     )
     keep_alive_s: float = Field(
-        default=15.0, gt=0, description="Seconds of silence after which a stream sends a comment line."
+        default=15.0, ge=0.1, le=3600, description="Seconds of silence after which a stream sends a comment line."
     )
 
     @field_validator("served_model_names")

@@ -63,7 +63,8 @@ class Sampling(NamedTuple):
 
     strategy: how a token's confidence comes out of them. mask_token_id: the token that is never predicted.
     is_sampled: some row has a temperature above 0. is_cut: and top_p below 1, or a top_k. cfg_scale, penalty_lambda: as
-    in DecodeConfig. counts_mask: the mask token has a part in the probabilities of the others.
+    in DecodeConfig. counts_mask: the mask token has a part in the probabilities of the others. tempers_confidence:
+    probabilities and confidences of rows that are drawn are those of the distribution that they are drawn from.
     """
 
     strategy: str
@@ -73,6 +74,7 @@ class Sampling(NamedTuple):
     cfg_scale: float = 0.0
     penalty_lambda: float = 0.0
     counts_mask: bool = False
+    tempers_confidence: bool = False
 
     @property
     def is_special(self) -> bool:
@@ -85,10 +87,11 @@ class Sampling(NamedTuple):
         own = mask_token_id if decode.mask_token_id is None else decode.mask_token_id
         is_cut = decode.top_p < 1 or decode.top_k is not None
         is_sampled = decode.temperature > 0
-        counts_mask = decode.mask_probability == "counted"
         return cls(
-            decode.sampling_strategy, own, is_sampled, is_cut, decode.cfg_scale, decode.penalty_lambda, counts_mask
-        )
+            decode.sampling_strategy, own, is_sampled, is_cut, decode.cfg_scale, decode.penalty_lambda,
+            counts_mask=decode.mask_probability == "counted",
+            tempers_confidence=decode.temperature_acts_on == "draw_and_confidence",
+        )  # fmt: skip
 
     def of_rows(self, sampling_3R: Float | None) -> Sampling:
         """The same for rows that are drawn in this way (StepPlan.sampling_3R)."""
@@ -214,7 +217,8 @@ class Predictions(NamedTuple):
     """Statistics of the next token after each entry that the plan marks as read; other values are undefined.
 
     values_3T: predicted id (arg max, or the sample at temperature > 0), never the mask id; its probability (the
-    maximum at temperature 0); its confidence under `sampling_strategy`. float32, which holds ids below 2^24 exactly.
+    maximum at temperature 0); the confidence under `sampling_strategy`. `temperature_acts_on` says of which
+    distribution. float32, which holds ids below 2^24 exactly.
     """
 
     values_3T: Float

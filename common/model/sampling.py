@@ -47,19 +47,22 @@ def sampled_statistics(
     logits_NV: Tensor, vocab_start: int, sampling: Sampling, noise: SamplingRows, gather: Gather
 ) -> Tensor:
     """[N, 3]: a sample by Gumbel noise (at temperature 0 the most probable token), its probability, and the confidence
-    of the distribution.
+    of the distribution: of the logits as they are or, where sampling.tempers_confidence, of those that it is drawn by,
+    divided by the temperature and cut.
 
     Where sampling.is_cut, rows without top_p and top_k draw from all of the vocabulary all the same.
     A row's result depends on its own logits and settings alone, and its token not on the number of shards.
     """
-    logits_NV = _without(logits_NV.float() / noise.temperature_N[:, None], sampling.mask_token_id - vocab_start)
+    logits_NV = _without(logits_NV.float(), sampling.mask_token_id - vocab_start)
+    drawn_NV = logits_NV / noise.temperature_N[:, None]
     if sampling.is_cut:
-        best_NC = logits_NV.topk(min(NUM_CANDIDATES, logits_NV.shape[1]), dim=-1).values
-        mass_N1 = (logits_NV - best_NC[:, :1]).exp_().sum(-1, keepdim=True)
+        best_NC = drawn_NV.topk(min(NUM_CANDIDATES, drawn_NV.shape[1]), dim=-1).values
+        mass_N1 = (drawn_NV - best_NC[:, :1]).exp_().sum(-1, keepdim=True)
         edge_N1 = cut_edge(best_NC, mass_N1, noise, gather)
-        logits_NV = logits_NV.masked_fill(logits_NV < edge_N1, _NEVER)
-    noise_NV = gumbel_noise(noise, vocab_start, logits_NV.shape[1])
-    score_N, column_N = torch.addcmul(logits_NV, noise_NV, noise.noise_N[:, None], value=-1).max(dim=-1)
+        drawn_NV = drawn_NV.masked_fill(drawn_NV < edge_N1, _NEVER)
+    noise_NV = gumbel_noise(noise, vocab_start, drawn_NV.shape[1])
+    score_N, column_N = torch.addcmul(drawn_NV, noise_NV, noise.noise_N[:, None], value=-1).max(dim=-1)
+    logits_NV = drawn_NV if sampling.tempers_confidence else logits_NV
     chosen_N = logits_NV.gather(1, column_N[:, None])[:, 0]
     max_N = logits_NV.max(dim=-1).values
     statistics_N6 = _statistics(logits_NV, max_N, column_N, chosen_N, vocab_start, sampling.strategy)
@@ -67,8 +70,8 @@ def sampled_statistics(
 
 
 def merge_sampled(statistics_PN7: Tensor, strategy: str) -> Tensor:
-    """[N, 3] float32, as `sampled_statistics`. Of each shard: the six statistics of its own sample, and that sample's
-    logit with its noise; the highest of these is drawn."""
+    """[N, 3] float32, as `sampled_statistics`. Of each shard: the six statistics of its own sample, and the logit over
+    temperature of that sample with its noise; the highest of these is drawn."""
     max_N, shard_N = statistics_PN7[..., _MAX].max(dim=0).values, statistics_PN7[..., -1].max(dim=0).indices
     return _merged(statistics_PN7, max_N, shard_N, strategy, is_best=False)
 

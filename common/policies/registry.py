@@ -20,6 +20,7 @@ _FUNCTION_OF = {
     "branch_scores": "score", "spawn_rules": "rank", "fill_rules": "choose", "lookahead_rules": "count",
     "token_confidences": "confidence",
 }  # fmt: skip
+_MOST = 10**6  # of numbers, which stand beside probabilities and counts of tokens: finite in all that they go into
 _CALL = re.compile(r"(\w+)(?:\((.*)\))?")
 
 
@@ -48,6 +49,9 @@ def policy(folder: str, setting: str) -> Callable[..., Any]:
     if given is None or given.keys() - set(known):
         has = f"takes {', '.join(known)}, as in {call[1]}({known[0]}=1)" if known else "takes no numbers"
         raise ValueError(f"{call[1]} {has}")
+    beyond = next((name for name, number in given.items() if abs(number) > _MOST), None)
+    if beyond is not None:
+        raise ValueError(f"{call[1]}: set {beyond} to a number between -{_MOST} and {_MOST}")
     if call[1] in shipped(folder) and not given:
         return found  # known, and every step of a request calls some
     return checked(folder, setting, partial(found, **given))

@@ -65,9 +65,11 @@ def _vocabulary_part_kernel(
 @triton.jit
 def _sampled_part_kernel(
     logits_ptr, part_ptr, temperature_ptr, noise_ptr, key_ptr, factor_ptr, column_key_ptr, column_factor_ptr, edge_ptr,
-    num_parts, vocab_size, mask_column, row_stride, SCALE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    num_parts, vocab_size, mask_column, row_stride, TEMPERS: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """common.model.sampling.sampled_statistics of one part: seven numbers, the sample among them."""
+    """common.model.sampling.sampled_statistics of one part: seven numbers, the sample among them. TEMPERS: they are
+    those of the distribution that it is drawn from."""
     position, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     release_successor(PDL)
     column = part * BLOCK + tl.arange(0, BLOCK)
@@ -77,17 +79,19 @@ def _sampled_part_kernel(
     logit = tl.load(
         logits_ptr + position * row_stride + column, mask=is_inside, other=0.0, eviction_policy="evict_first"
     ).to(tl.float32)
-    logit = tl.where(is_inside & (column != mask_column), tl.math.div_rn(logit, temperature), NEVER)
+    can_be_drawn = is_inside & (column != mask_column)
+    tempered = tl.where(can_be_drawn, tl.math.div_rn(logit, temperature), NEVER)
     if edge_ptr is not None:
-        logit = tl.where(logit < tl.load(edge_ptr + position), NEVER, logit)
-    score = logit
+        tempered = tl.where(tempered < tl.load(edge_ptr + position), NEVER, tempered)
+    score = tempered
     scale = tl.load(noise_ptr + position)
     if scale > 0:  # greedy rows have none
         first = tl.load(column_key_ptr + column, mask=is_inside, other=0) ^ tl.load(key_ptr + position)
         second = tl.load(column_factor_ptr + column, mask=is_inside, other=0) ^ tl.load(factor_ptr + position)
         uniform = 0.5 - (first * second).to(tl.float32) * SCALE
-        score = logit - tl.log(-tl.log(uniform))
+        score = tempered - tl.log(-tl.log(uniform))
     drawn, drawn_column, _ = _two_best(score, column)
+    logit = tempered if TEMPERS else tl.where(can_be_drawn, logit, NEVER)
     best, _, second_best = _two_best(logit, column)
     weight = tl.exp(logit - best)
     at = part_ptr + (position * num_parts + part) * 8
@@ -214,10 +218,12 @@ def head_statistics(logits_NV: Tensor, vocab_start: int, sampling: Sampling) -> 
 
 
 def sampled_statistics(
-    logits_NV: Tensor, vocab_start: int, mask_token_id: int, rows: SamplingRows, edge_N1: Tensor | None
-) -> Tensor:
+    logits_NV: Tensor, vocab_start: int, mask_token_id: int, rows: SamplingRows, edge_N1: Tensor | None,
+    *, tempers_confidence: bool,
+) -> Tensor:  # fmt: skip
     """One shard's part of common.model.sampling.sampled_statistics in one pass over bf16 logits: fp32 [N, 7], what
     `merge_sampled` merges. edge_N1: the lowest logit over temperature that may be drawn; None: any.
+    tempers_confidence: the statistics are of logits over temperature that may be drawn, not of the logits.
     """
     num_positions, vocab_size = logits_NV.shape
     assert logits_NV.stride(1) == 1
@@ -228,8 +234,8 @@ def sampled_statistics(
     key_V, factor_V = column_keys(vocab_start, vocab_size, logits_NV.device)
     _sampled_part_kernel[(num_positions, num_parts)](
         logits_NV, part, rows.temperature_N, rows.noise_N, rows.key_N, rows.factor_N, key_V, factor_V, edge_N1,
-        num_parts, vocab_size, mask_token_id - vocab_start, logits_NV.stride(0), SCALE=UNIFORM_SCALE,
-        BLOCK=block, num_warps=8, **overlap(),
+        num_parts, vocab_size, mask_token_id - vocab_start, logits_NV.stride(0), TEMPERS=tempers_confidence,
+        SCALE=UNIFORM_SCALE, BLOCK=block, num_warps=8, **overlap(),
     )  # fmt: skip
     _sampled_merge_kernel[(num_positions,)](
         part, out_N7, num_parts, vocab_start, BLOCK=triton.next_power_of_2(num_parts), num_warps=1, **overlap()

@@ -158,12 +158,12 @@ class InvariantOps(FusedOps):
 
 def sampled_of(logits_MV: Tensor, vocab_start: int, sampling: Sampling, rows: SamplingRows, gather: Gather) -> Tensor:
     """[M, 3], as common.model.sampled_statistics; the logits are used up."""
-    mask_token_id, edge_M1 = sampling.mask_token_id, None
+    own, edge_M1 = (logits_MV, vocab_start, sampling.mask_token_id, rows), None
     if sampling.is_cut:
-        mass_M1 = kernels.sampled_statistics(logits_MV, vocab_start, mask_token_id, rows, None)[:, 3:4]
-        best_MC = _best(logits_MV, mask_token_id - vocab_start) / rows.temperature_N[:, None]
+        mass_M1 = kernels.sampled_statistics(*own, None, tempers_confidence=True)[:, 3:4]
+        best_MC = _best(logits_MV, sampling.mask_token_id - vocab_start) / rows.temperature_N[:, None]
         edge_M1 = cut_edge(best_MC, mass_M1, rows, gather)
-    statistics_M7 = kernels.sampled_statistics(logits_MV, vocab_start, mask_token_id, rows, edge_M1)
+    statistics_M7 = kernels.sampled_statistics(*own, edge_M1, tempers_confidence=sampling.tempers_confidence)
     return merge_sampled(gather(statistics_M7), sampling.strategy)
 
 

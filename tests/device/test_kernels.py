@@ -15,8 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.config import MIN_TEMPERATURE
 from common.decoding import Sampling
 from common.model import (
+    Gather,
     SamplingRows,
     add_rms_norm,
     merge_statistics,
@@ -32,6 +34,7 @@ from lopa_cuda.ops.plain import visible_keys
 from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Tiling, write_tiles
 from lopa_cuda.tiles import LinearConfig, find_config, load_tiles, only_tiles, this_device
 from quant import fp8, w8a8
+from tests.exchange import on_ranks
 
 pytestmark = pytest.mark.cuda
 if torch.cuda.is_available():
@@ -41,6 +44,10 @@ if torch.cuda.is_available():
     from lopa_cuda.ops.fused import sampled_of
 
 BF16_TOLERANCE = 1e-2
+# temperature, top_p, top_k
+SAMPLED_ROWS = [
+    (0, 1, 0), (1e-3, 1, 0), (0.05, 0.9, 0), (0.3, 1, 0), (0.7, 1, 5), (1.0, 0.5, 7), (1.5, 0.9, 0), (2.0, 1, 0),
+]  # fmt: skip
 DREAM, DEMO, LLADA = (28, 4, 128), (4, 2, 64), (32, 32, 128)  # heads, KV heads, head size
 
 
@@ -420,23 +427,46 @@ def test_invariant_products_are_the_same_bits_among_any_number_of_tokens(num_out
         assert torch.equal(kernels.invariant_linear(x[own].contiguous(), weight, bias), whole[own])
 
 
+@pytest.mark.parametrize("strategy", ["default", "margin", "neg_entropy"])
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_samples_are_those_of_the_plain_version(is_cut: bool) -> None:
-    """At the whole vocabulary: greedy rows and drawn ones in one pass."""
-    places = np.arange(64)
-    settings = np.array([(0, 1, 0), (0.7, 1, 0), (1.5, 0.9, 0), (1.0, 0.5, 7)] * 16, dtype=np.float32)
+@pytest.mark.parametrize("tempers", [False, True])
+@pytest.mark.parametrize("num_shards", [1, 2, 4])
+def test_samples_are_those_of_the_plain_version(strategy: str, is_cut: bool, tempers: bool, num_shards: int) -> None:
+    """At the whole vocabulary: greedy rows and drawn ones of all temperatures in one pass, on tp shards."""
+    settings = np.array(SAMPLED_ROWS * 8, dtype=np.float32)
     settings[:, 1:] = settings[:, 1:] if is_cut else (1, 0)
+    places, size = np.arange(64), 152064 // num_shards
     fields = torch.from_numpy(sampling_fields(settings.T, places // 4 + 3, places, places * 5, 64))
     logits = random(64, 152064, scale=3.0)
     logits[3, 151666] = 99.0  # the mask id
-    sampling = Sampling("neg_entropy", 151666, is_sampled=True, is_cut=is_cut)
+    sampling = Sampling(strategy, 151666, is_sampled=True, is_cut=is_cut, tempers_confidence=tempers)
     plain = sampled_statistics(logits.cpu(), 0, sampling, SamplingRows.of(fields), lambda value: value[None])
     rows = SamplingRows.of(fields.cuda())
-    found = sampled_of(logits.clone(), 0, sampling, rows, lambda value: value[None]).cpu()
-    # Noise is computed in float32 on both: where two tokens' scores are within its rounding, either may win.
-    is_same = found[:, 0] == plain[:, 0]
-    assert is_same.sum() >= 63 and is_same[::4].all()
-    torch.testing.assert_close(found[is_same], plain[is_same], rtol=1e-3, atol=1e-3)
+
+    def on_shard(rank: int, gather: Gather) -> Tensor:
+        shard = logits[:, rank * size : (rank + 1) * size].contiguous().clone()
+        return sampled_of(shard, rank * size, sampling, rows, gather).cpu()
+
+    for found in on_ranks(num_shards, on_shard):
+        # Noise is computed in float32 on both: where two tokens' scores are within its rounding, either may win.
+        is_same = found[:, 0] == plain[:, 0]
+        assert is_same.sum() >= 63 and is_same[settings[:, 0] == 0].all()
+        torch.testing.assert_close(found[is_same], plain[is_same], rtol=1e-3, atol=1e-3)
+
+
+def test_tokens_drawn_do_not_depend_on_what_the_confidence_is_of() -> None:
+    """At the least temperature probability and confidence are those of the greedy kernels."""
+    settings, places = np.array(SAMPLED_ROWS * 8, dtype=np.float32), np.arange(64)
+    rows = SamplingRows.of(torch.from_numpy(sampling_fields(settings.T, places, places, places, 64)).cuda())
+    logits, sampling = random(64, 152064, scale=3.0), Sampling("neg_entropy", 151666, is_sampled=True, is_cut=True)
+    own, tempered = (
+        sampled_of(logits.clone(), 0, sampling._replace(tempers_confidence=tempers), rows, lambda value: value[None])
+        for tempers in (False, True)
+    )
+    assert torch.equal(own[:, 0], tempered[:, 0]) and not torch.equal(own, tempered)
+    greedy = kernels.merge_statistics(kernels.head_statistics(logits, 0, sampling)[None], "neg_entropy")
+    is_least = torch.from_numpy(settings[:, 0] <= np.float32(MIN_TEMPERATURE)).cuda()
+    torch.testing.assert_close(own[is_least, 1:], greedy[is_least, 1:], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("strategy", ["default", "margin", "neg_entropy"])

@@ -18,7 +18,7 @@ from common.checkpoint.rules import checkpoint_shapes
 
 WORKER = Path(__file__).with_name("ascend_worker.py")
 ROOT = WORKER.parents[2]
-SETTINGS = ("k=7", "k=3 fresh", "k=1 T=0.7")
+SETTINGS = ("k=7", "k=3 fresh", "k=7 T=0.3", "k=1 T=1")
 PATHS = [str(ROOT), str(ROOT / "tests" / "npu"), *filter(None, [os.environ.get("PYTHONPATH")])]
 ENVIRONMENT = {
     **os.environ,

@@ -30,7 +30,8 @@ PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(length)] for n, le
 SETTINGS = {
     "k=7": {"num_lookahead": 7},
     "k=3 fresh": {"num_lookahead": 3, "shift_row": "fresh"},
-    "k=1 T=0.7": {"num_lookahead": 1, "temperature": 0.7, "top_p": 0.9},  # fewer rows than branch ranks
+    "k=7 T=0.3": {"num_lookahead": 7, "temperature": 0.3},
+    "k=1 T=1": {"num_lookahead": 1, "temperature": 1.0, "top_p": 0.9},  # fewer rows than branch ranks
 }
 
 

@@ -9,7 +9,7 @@ from tests.distributed.meshes import Mesh, assert_same_kv, assert_same_tokens, n
 pytestmark = pytest.mark.slow  # every mesh takes a minute on two cores
 
 # dp beside bp: tests/engine/test_run_batch.py too.
-MESHES = [(1, 2, 1), (1, 2, 2), (1, 1, 2), (2, 1, 1), (2, 2, 1)]
+MESHES = [(1, 2, 1), (1, 2, 2), (1, 1, 2), (1, 1, 4), (2, 1, 1), (2, 2, 1)]
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=name_of)

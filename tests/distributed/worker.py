@@ -25,13 +25,13 @@ PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(9 + 6 * n)] for n 
 
 
 def settings() -> list[tuple[str, DecodeConfig]]:
-    cases = itertools.product(("full", "block_causal"), (0, 3, 7), (0.0, 0.7), ("stale", "fresh"))
+    cases = itertools.product(("full", "block_causal"), (0, 3, 7), (0.0, 0.3, 1.0), ("stale", "fresh"))
     return [
         (
             f"{attention} k={k} T={temperature} {shift_row}",
             DecodeConfig(
                 num_lookahead=k, block_size=16, max_new_tokens=48, window_attention=attention, temperature=temperature,
-                shift_row=shift_row,
+                top_p=0.9 if temperature == 1 else 1.0, shift_row=shift_row,
             ),
         )
         for attention, k, temperature, shift_row in cases

@@ -27,6 +27,7 @@ from common.decoding.scheduling.switching import FEW_REQUESTS, SwitchingRequests
 # Of a whole pass, which requests share: what attends to what, and how a confidence comes out of the logits.
 SHARED_SETTINGS = (
     "window_attention", "sampling_strategy", "mask_token_id", "mask_probability", "cfg_scale", "penalty_lambda",
+    "temperature_acts_on",
 )  # fmt: skip
 MOST_RULES = 1000  # of different settings that are kept for requests to come
 MOST_MIXED = 4  # slots of which one may have settings that all would have to be decoded one after another for

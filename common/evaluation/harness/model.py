@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from pydantic import ValidationError
 from tqdm import tqdm
 
-from common.config import DecodeConfig
+from common.config import DecodeConfig, is_greedy
 from common.decoding import GenerationRequest, Rejection, without_stop
 from common.errors import ConfigError
 
@@ -133,7 +133,7 @@ def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:
     if not asked.keys() & {"do_sample", "temperature"}:
         return {}
     temperature = asked.get("temperature", 1.0 if asked.get("do_sample") else 0.0)
-    if not temperature or asked.get("do_sample") is False:
+    if not temperature or is_greedy(temperature) or asked.get("do_sample") is False:
         return {"temperature": 0.0}
     return {"temperature": temperature, "top_p": asked.get("top_p", 1.0), "top_k": asked.get("top_k")}
 

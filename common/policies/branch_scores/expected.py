@@ -15,7 +15,8 @@ from common.policies.inputs import Score, Scoring
 
 def score(scoring: Scoring, *, trust: float = 1.0, soon: float = 1.0) -> Score:
     likely_L = scoring.likely_L
-    likely_L = np.where(likely_L > 0, likely_L**trust, 0.0)  # what is no longer the best stays 0 where trust is 0
+    # What is no longer the best stays 0 where trust is 0.
+    likely_L = np.power(likely_L, trust, out=np.zeros_like(likely_L), where=likely_L > 0)
     found_B = num_sure.score(scoring, soon=soon)
     found_B[: len(likely_L)] = (found_B[: len(likely_L)] + 1) * likely_L
     return found_B

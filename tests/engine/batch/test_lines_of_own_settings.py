@@ -74,6 +74,11 @@ def test_what_the_engine_cannot_do_beside_the_run_is_the_lines_error(
         (from_zero, "line 5: decode.strategy block_diffusion: the model's blocks (dream) are counted from the prompt"),
         ({"mask_token_id": 311}, "its mask_token_id 311 cannot share a pass with the run's None"),
         ({"reuse_prefix": 2}, "line 7: decode.reuse_prefix: set it to true or false"),
+        (
+            {"temperature_acts_on": "draw_and_confidence"},
+            "its temperature_acts_on draw_and_confidence cannot share a pass with the run's draw",
+        ),
+        ({"num_lookahead": 2**31}, "line 9: decode.num_lookahead: set it to 1000 or less (given 2147483648)"),
     ]
     lines: list[dict[str, Any]] = [{"prompt": f"question {n}", "decode": own} for n, (own, _) in enumerate(bad)]
     found = decoded(cpu, model, tmp_path / "run", [*lines, {"id": "good", "prompt": "question 9"}])

@@ -118,8 +118,11 @@ def test_an_endless_mistake_is_a_short_error(cpu: DeviceProfile, run: RunConfig,
     assert len(records(run)[0]["error"]) < 2000
 
 
-def test_a_temperature_of_0_takes_the_runs_top_p_away_and_not_the_lines(cpu: DeviceProfile, run: RunConfig) -> None:
-    lines: Lines = [{"prompt": "x", "decode": {"temperature": 0}}]
+@pytest.mark.parametrize("temperature", [0, 1e-40, "1e-5"])
+def test_a_temperature_of_0_takes_the_runs_top_p_away_and_not_the_lines(
+    cpu: DeviceProfile, run: RunConfig, temperature: float | str
+) -> None:
+    lines: Lines = [{"prompt": "x", "decode": {"temperature": temperature}}]
     (request,) = asked(cpu, of(run), [*lines, {"prompt": "y", "decode": {"temperature": 0, "top_p": 0.9}}])
     assert request.decode == BASE.model_copy(update={"temperature": 0.0, "top_p": 1.0})
     assert records(run)[1]["error"].startswith("line 2: decode: top_p and top_k only act with temperature > 0")

@@ -40,6 +40,14 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
         ("model: m\ndecode: {temperature: .inf}", "FILE: decode.temperature: set it to a finite number"),
         ("model: m\ndecode: {temperature: .nan}", "FILE: decode.temperature: set it to a finite number"),
         ("model: m\ndecode: {temperature: 1e300}", "FILE: decode.temperature: set it to 100.0 or less"),
+        ("model: m\ndecode: {temperature: 1e-40, top_p: 0.5}", "FILE: decode: top_p and top_k only act with temper"),
+        ("model: m\ndecode: {num_lookahead: 1001}", "FILE: decode.num_lookahead: set it to 1000 or less (given 1001)"),
+        ("model: m\ndecode: {factor: 1e38}", "FILE: decode.factor: set it to 1000000.0 or less"),
+        ("model: m\nserve: {keep_alive_s: 1e-40}", "FILE: serve.keep_alive_s: set it to 0.1 or more"),
+        (
+            "model: m\ndecode: {branch_score: 'hedged(risk=1e308)'}",
+            "FILE: decode.branch_score: hedged: set risk to a number between -1000000 and 1000000",
+        ),
         ('model: m\ndecode: {num_lookahead: "-1"}', "FILE: decode.num_lookahead: set it to 0 or more, or to auto"),
         ('model: m\ndecode: {num_lookahead: "-3"}', "FILE: decode.num_lookahead: set it to 0 or more, or to auto"),
         (

@@ -76,6 +76,7 @@ def test_a_task_may_ask_for_fewer_tokens_but_a_block(model: HarnessModel, asked:
         ({}, (0.5, 0.9, None)),
         ({"do_sample": False, "temperature": 0.7}, (0.0, 1.0, None)),
         ({"temperature": 0.0}, (0.0, 1.0, None)),
+        ({"do_sample": True, "temperature": 1e-40, "top_p": 0.8}, (0.0, 1.0, None)),
         ({"do_sample": True}, (1.0, 1.0, None)),
         ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 5}, (0.7, 0.8, 5)),
     ],

@@ -19,8 +19,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.config import MIN_TEMPERATURE
 from common.decoding import RowField, Sampling, StepPlan
 from common.model import (
+    Gather,
     SamplingRows,
     add_rms_norm,
     merge_statistics,
@@ -37,11 +39,16 @@ from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Share, Tiling, cut, deal, wr
 from lopa_cuda.tiles import LinearConfig
 from quant import fp8, w8a8
 from quant.w8a8 import QuantizedActivation
+from tests.exchange import on_ranks
 from tests.unit.lopa_cuda.operands import random, relative_error
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TOLERANCE = 2e-2
 NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE = 4, 2, 16
+# temperature, top_p, top_k
+SAMPLED_ROWS = [
+    (0, 1, 0), (1e-3, 1, 0), (0.05, 0.9, 0), (0.3, 1, 0), (0.7, 1, 5), (1.0, 0.5, 7), (1.5, 0.9, 0), (2.0, 1, 0),
+]  # fmt: skip
 interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="runs in test_in_the_interpreter's process")
 if IS_INTERPRETED:
     from lopa_cuda import kernels
@@ -403,20 +410,37 @@ def test_shards_merge(strategy: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("strategy", ["default", "margin", "neg_entropy"])
+@pytest.mark.parametrize(
+    ("strategy", "tempers", "num_shards"),
+    [("default", False, 1), ("margin", False, 2), ("neg_entropy", False, 1), ("neg_entropy", True, 2)],
+)
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_samples_are_those_of_the_plain_version(monkeypatch: pytest.MonkeyPatch, strategy: str, is_cut: bool) -> None:
-    """Greedy rows and drawn ones in one pass."""
+def test_samples_are_those_of_the_plain_version(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, is_cut: bool, tempers: bool, num_shards: int
+) -> None:
+    """Greedy rows and drawn ones in one pass, on one vocabulary shard and on two."""
     monkeypatch.setattr(sys.modules["lopa_cuda.kernels.head_statistics"], "BLOCK_VOCAB", 128)
-    settings = np.array([(0, 1, 0), (0.7, 1, 0), (1.5, 0.9, 0), (1.0, 0.5, 7)] * 2, dtype=np.float32)
+    settings = np.array(SAMPLED_ROWS, dtype=np.float32)
     settings[:, 1:] = settings[:, 1:] if is_cut else (1, 0)
-    places = np.arange(8)
-    rows = SamplingRows.of(torch.from_numpy(sampling_fields(settings.T, places // 4 + 3, places, places * 5, 8)))
-    logits, sampling = random(8, 800) * 4, Sampling(cast(Any, strategy), 117, is_sampled=True, is_cut=is_cut)
+    places = np.arange(len(settings))
+    rows = SamplingRows.of(
+        torch.from_numpy(sampling_fields(settings.T, places // 4 + 3, places, places * 5, len(places)))
+    )
+    sampling = Sampling(cast(Any, strategy), 117, is_sampled=True, is_cut=is_cut, tempers_confidence=tempers)
+    logits = random(len(places), 800) * 4
     logits[3, 17] = 99.0  # the mask id
     wanted = sampled_statistics(logits, 100, sampling, rows, lambda value: value[None])
-    found = sampled_of(logits.clone(), 100, sampling, rows, lambda value: value[None])
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    size = 800 // num_shards
+
+    def on_shard(rank: int, gather: Gather) -> Tensor:
+        shard = logits[:, rank * size : (rank + 1) * size].clone()
+        return sampled_of(shard, 100 + rank * size, sampling, rows, gather)
+
+    for found in on_ranks(num_shards, on_shard):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     greedy = merge_statistics(kernels.head_statistics(logits, 100, sampling)[None], strategy)
-    torch.testing.assert_close(found[::4], greedy[::4], rtol=1e-4, atol=1e-4)
-    assert (found[:, 0] != greedy[:, 0]).any()
+    torch.testing.assert_close(wanted[settings[:, 0] == 0], greedy[settings[:, 0] == 0], rtol=1e-4, atol=1e-4)
+    if not tempers:  # of tokens that tie any may be drawn, and they are as probable
+        is_least = settings[:, 0] == np.float32(MIN_TEMPERATURE)
+        torch.testing.assert_close(wanted[is_least, 1:], greedy[is_least, 1:], rtol=1e-4, atol=1e-4)
+    assert (wanted[:, 0] != greedy[:, 0]).any()

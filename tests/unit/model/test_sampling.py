@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
@@ -11,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.config import MIN_TEMPERATURE
 from common.decoding import Sampling
-from common.model import SamplingRows, merge_statistics, sampled_statistics, sampling_fields, shard_statistics
+from common.model import Gather, SamplingRows, merge_statistics, sampled_statistics, sampling_fields, shard_statistics
 from common.policies import shipped
+from tests.exchange import on_ranks
 
 MASK = 17
 
@@ -37,13 +37,18 @@ def test_shards_merge_to_the_plain_formula(strategy: str, parts: int) -> None:
     sampling = Sampling(strategy, MASK)
     merged = merge_statistics(torch.stack([shard_statistics(s, at, sampling) for at, s in shards(x, parts)]), strategy)
     x[:, MASK] = -torch.inf
-    p = x.double().softmax(-1)
-    best = p.topk(2).values
-    wanted = {"default": best[:, 0], "margin": best[:, 0] - best[:, 1], "neg_entropy": (p * (p + 1e-10).log()).sum(-1)}
-    wanted["logit_margin"] = best[:, 0].log() - best[:, 1].log()
     assert (merged[:, 0] == x.argmax(-1)).all()
-    torch.testing.assert_close(merged[:, 1].double(), best[:, 0], atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(merged[:, 2].double(), wanted[strategy], atol=1e-5, rtol=1e-5)
+    check_statistics(merged, x, strategy)
+
+
+def check_statistics(found: Tensor, x: Tensor, strategy: str) -> None:
+    """Probability and confidence of the tokens found, by the plain formulas; x: logits, -inf of what has none."""
+    p = x.double().softmax(-1)
+    chosen, best = p.gather(1, found[:, :1].long())[:, 0], p.topk(2).values
+    wanted = {"default": chosen, "margin": best[:, 0] - best[:, 1], "neg_entropy": (p * (p + 1e-10).log()).sum(-1)}
+    wanted["logit_margin"] = best[:, 0].log() - best[:, 1].clamp(min=1e-30).log()
+    torch.testing.assert_close(found[:, 1].double(), chosen, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found[:, 2].double(), wanted[strategy], atol=2e-5, rtol=1e-4)
 
 
 def test_the_mask_id_is_never_predicted() -> None:
@@ -67,31 +72,64 @@ def rows_of(n: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0
     return SamplingRows.of(torch.from_numpy(fields))
 
 
-def draw(x: Tensor, rows: SamplingRows, parts: int = 1, strategy: str = "default", mask: int = MASK) -> Tensor:
-    """Every shard in a thread of its own; all come to the same result."""
+def draw(
+    x: Tensor, rows: SamplingRows, parts: int = 1, strategy: str = "default", mask: int = MASK, tempers: bool = False
+) -> Tensor:
+    """Each shard on a rank; all come to the same result. tempers: as published for some families."""
     pieces = shards(x, parts)
     is_cut = bool(((rows.top_p_N < 1) | (rows.top_k_N > 0)).any())
-    sampling = Sampling(cast(Any, strategy), mask, is_sampled=True, is_cut=is_cut)
-    barrier, slots = threading.Barrier(parts), [x] * parts
+    sampling = Sampling(cast(Any, strategy), mask, is_sampled=True, is_cut=is_cut, tempers_confidence=tempers)
 
-    def work(rank: int) -> Tensor:
-        def gather(t: Tensor) -> Tensor:
-            slots[rank] = t
-            barrier.wait(30)
-            stacked = torch.stack(slots)
-            barrier.wait(30)
-            return stacked
-
+    def work(rank: int, gather: Gather) -> Tensor:
         at, piece = pieces[rank]
-        return sampled_statistics(piece, at, sampling, rows, gather)
+        return sampled_statistics(piece.clone(), at, sampling, rows, gather)
 
-    with ThreadPoolExecutor(parts) as pool:
-        results = list(pool.map(work, range(parts)))
+    results = on_ranks(parts, work)
     assert all(torch.equal(results[0], result) for result in results)
     return results[0]
 
 
 CUTS = [(1.0, 0), (0.7, 0), (1.0, 5), (0.9, 3)]
+
+
+TEMPERATURES = [0.0, 1e-3, 0.05, 0.3, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("top_p, top_k", CUTS)
+@pytest.mark.parametrize("strategy", shipped("token_confidences"))
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_probability_and_confidence_are_the_models_at_every_temperature(
+    strategy: str, parts: int, top_p: float, top_k: int
+) -> None:
+    x = logits(n=60, v=700)
+    whole = x.clone()
+    whole[:, MASK] = -torch.inf
+    for temperature in TEMPERATURES:
+        rows = rows_of(60, temperature, *((top_p, top_k) if temperature else (1.0, 0)))
+        drawn = draw(x, rows, parts, strategy)
+        check_statistics(drawn, whole, strategy)
+        assert torch.equal(drawn[:, 0], draw(x, rows, parts, strategy, tempers=True)[:, 0])
+        assert (drawn[:, 0] != whole.argmax(-1)).any() or temperature < 1
+
+
+@pytest.mark.parametrize("strategy", shipped("token_confidences"))
+def test_at_the_least_temperature_the_result_is_the_greedy_one(strategy: str) -> None:
+    x = logits(n=60, v=700)
+    greedy = merge_statistics(shard_statistics(x.clone(), 0, Sampling(strategy, MASK))[None], strategy)
+    for temperature in (0.0, MIN_TEMPERATURE):
+        assert torch.equal(draw(x, rows_of(60, temperature), strategy=strategy), greedy)
+
+
+@pytest.mark.parametrize("strategy", ["default", "margin", "neg_entropy"])
+@pytest.mark.parametrize("temperature, top_k", [(0.3, 0), (2.0, 0), (2.0, 4)])
+def test_as_published_they_are_those_of_what_is_drawn_from(strategy: str, temperature: float, top_k: int) -> None:
+    x = logits(n=60, v=700)
+    drawn = draw(x, rows_of(60, temperature, top_k=top_k), 2, strategy, tempers=True)
+    x[:, MASK] = -torch.inf
+    x /= temperature
+    if top_k:
+        x[x < x.topk(top_k).values[:, -1:]] = -torch.inf
+    check_statistics(drawn, x, strategy)
 
 
 @pytest.mark.parametrize("top_p, top_k", CUTS)
@@ -124,7 +162,7 @@ def test_sampling_follows_the_cut_distribution() -> None:
     kept = torch.tensor([*p[:3], 0.0, 0.0]) / p[:3].sum()
     share = torch.bincount(drawn[:, 0].long(), minlength=5) / 4000
     assert (share - kept).abs().max() < 0.03
-    torch.testing.assert_close(drawn[:, 1], kept[drawn[:, 0].long()], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(drawn[:, 1], p[drawn[:, 0].long()], atol=1e-5, rtol=1e-5)  # of all, not of the nucleus
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
@@ -156,7 +194,7 @@ def test_top_p_is_a_share_of_the_whole_vocabulary() -> None:
     x[:, 100:1100:100] = torch.tensor(0.06).log()
     drawn = draw(x, rows_of(2000, top_p=0.5), parts=2, mask=5000)
     assert set(drawn[:, 0].long().tolist()) == set(range(100, 1100, 100))  # they tie, so the tenth stays
-    torch.testing.assert_close(drawn[:, 1], torch.full((2000,), 0.1), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(drawn[:, 1], torch.full((2000,), 0.06), atol=1e-4, rtol=1e-3)
 
 
 def test_no_more_than_the_candidates_are_drawn_from() -> None:
@@ -170,5 +208,4 @@ def test_top_k_of_one_is_greedy() -> None:
     x = logits(n=100)
     greedy = merge_statistics(shard_statistics(x.clone(), 0, Sampling("default", MASK))[None], "default")
     drawn = draw(x, rows_of(100, temperature=5.0, top_k=1))
-    assert torch.equal(drawn[:, 0], greedy[:, 0])
-    assert (drawn[:, 1] == 1).all()
+    assert torch.equal(drawn, greedy)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fuzzing import fuzzed
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from common.config import DecodeConfig, RunConfig, ServeConfig
@@ -83,8 +86,33 @@ def test_a_last_block_from_position_0_has_to_fit() -> None:
 
 
 def test_greedy_requests_need_no_top_p() -> None:
-    (order,) = orders(temperature=0, top_k=5).orders
-    assert (order.decode.temperature, order.decode.top_p, order.decode.top_k) == (0, 1, None)
+    for temperature in (0, -0.0, 5e-324, 1e-40, 5e-38, 0.000999):
+        (order,) = orders(temperature=temperature, top_k=5).orders
+        assert (order.decode.temperature, order.decode.top_p, order.decode.top_k) == (0, 1, None)
+
+
+THRESHOLDS = ("skip_threshold", "block_add_threshold", "decoded_token_threshold")
+
+
+@fuzzed
+@given(
+    name=st.sampled_from(["temperature", "top_p", *THRESHOLDS]),
+    value=st.floats()
+    | st.integers()
+    | st.sampled_from([0, -0.0, 5e-324, 1e-40, 0.000999, 0.001, 1, 1.0000001, 100, 101, 1e308, 10**400, True, False]),
+)
+def test_a_number_means_what_it_means_in_a_run_file(name: str, value: float) -> None:
+    try:
+        wanted: DecodeConfig | None = DECODE.changed({name: value})
+    except ValidationError:
+        wanted = None
+    try:
+        fields = {"diffusion": {name: value}} if name in THRESHOLDS else {name: value}
+        found: DecodeConfig | None = orders(max_tokens=64, **fields).orders[0].decode
+    except (ValidationError, ApiError) as error:
+        assert name in str(error)
+        found = None
+    assert found == wanted
 
 
 def test_several_answers_differ_by_their_seeds_alone() -> None:
@@ -93,7 +121,7 @@ def test_several_answers_differ_by_their_seeds_alone() -> None:
     assert {order.request.noise_name for order in made} == {""}
     assert len({order.request.id for order in made}) == 3
     with pytest.raises(ApiError, match="temperature") as refused:
-        orders(n=2, temperature=0)
+        orders(n=2, temperature=1e-40)
     assert refused.value.param == "n"
 
 

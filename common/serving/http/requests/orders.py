@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from common.config import BLOCKS_FROM_ZERO, DecodeConfig, RunConfig, remedy
+from common.config import BLOCKS_FROM_ZERO, DecodeConfig, RunConfig, is_greedy, remedy
 from common.decoding import GenerationRequest, Room
 from common.serving.http.errors import ApiError
 from common.serving.http.requests.fields import ChatFields, GenerateFields, Sampling
@@ -143,7 +143,7 @@ class OrderBook:
         changes |= {name: value for name in ("temperature", "top_p") if (value := getattr(fields, name)) is not None}
         if fields.top_k is not None:
             changes["top_k"] = fields.top_k if fields.top_k > 0 else None
-        if changes.get("temperature", base.temperature) == 0:
+        if is_greedy(changes.get("temperature", base.temperature)):
             changes |= {"top_p": 1.0, "top_k": None}
         if _stops(fields):
             changes["stop"] = _stops(fields)
