@@ -5,7 +5,7 @@ behind this room sees a dict or fills in a default.
 """
 
 from common.config.consistent import BLOCKS_FROM_ZERO
-from common.config.decode import AUTO_LOOKAHEAD, NUM_CANDIDATES, DecodeConfig
+from common.config.decode import AUTO_LOOKAHEAD, MOST_STOP_TOKENS, NUM_CANDIDATES, DecodeConfig
 from common.config.explain import explain, problem, remedy
 from common.config.files import (
     fewshot_file,
@@ -25,6 +25,7 @@ from common.config.sweep import OWN, Sweep, SweepLaunch, SweepPoint, load_sweep,
 __all__ = [
     "AUTO_LOOKAHEAD",
     "BLOCKS_FROM_ZERO",
+    "MOST_STOP_TOKENS",
     "NUM_CANDIDATES",
     "OWN",
     "BenchmarkName",

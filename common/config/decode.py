@@ -16,6 +16,7 @@ WindowAttention = Literal["full", "block_causal"]
 SpawnBlocks = Literal["all", "first"]
 
 NUM_CANDIDATES = 256  # the most tokens of a position that top_p and top_k can leave
+MOST_STOP_TOKENS = 128
 AUTO_LOOKAHEAD = -1  # num_lookahead: as many as pay on this device
 
 
@@ -229,7 +230,19 @@ class DecodeConfig(Settings):
         description="A request ends once no mask is left in front of its end token (`token`), or once its block is "
         "finished (`block`, as most published code; `block_diffusion` and `fast_dllm_v2`).",
     )
-    stop: tuple[str, ...] = Field(default=(), description="An answer ends with the first of these texts.")
+    stop: tuple[str, ...] = Field(
+        default=(),
+        description="An answer ends in front of the first of these texts; a special token's text stops it also where "
+        "special tokens are not shown.",
+    )
+    stop_token_ids: tuple[int, ...] = Field(
+        default=(),
+        max_length=MOST_STOP_TOKENS,
+        description="Tokens that end an answer as the end token does, and that its text does not show.",
+    )
+    skip_special_tokens: bool = Field(
+        default=True, description="Leave special tokens out of texts, of what stop strings are looked for in, too."
+    )
     max_steps: int | None = Field(
         default=None,
         ge=1,
@@ -281,6 +294,13 @@ class DecodeConfig(Settings):
             raise ValueError("an empty stop string stops before the first token: remove it")
         if any("\ud800" <= letter <= "\udfff" for text in value for letter in text):
             raise ValueError("half a surrogate pair is no text: correct it")
+        return value
+
+    @field_validator("stop_token_ids", mode="before")
+    @classmethod
+    def _are_numbers(cls, value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and any(type(item) is not int or not 0 <= item < 2**31 for item in value):
+            raise ValueError("token ids are whole numbers from 0 on: correct them")
         return value
 
     @model_validator(mode="after")

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from tqdm import tqdm
 
 from common.config import DecodeConfig
-from common.decoding import GenerationRequest, Rejection, without_stop
+from common.decoding import GenerationRequest, Rejection
 from common.errors import ConfigError
+from common.text import answer_text
 
 if TYPE_CHECKING:
     from common.generate import Generator
@@ -62,8 +63,7 @@ class HarnessModel:
                 if isinstance(result, Rejection):
                     reasons.append(result.reason)
                 else:
-                    text = self._generator.tokenizer.decode(list(result.token_ids))
-                    texts[place] = without_stop(text, decodes[place].stop)
+                    texts[place] = answer_text(self._generator.tokenizer, result.token_ids, decodes[place])
                     self._remember(requests[place], texts[place])
                 progress.update()
         _report(reasons, len(requests))

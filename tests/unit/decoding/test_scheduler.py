@@ -3,6 +3,8 @@ the anchor plus one token."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -238,13 +240,23 @@ def test_a_step_cap_ends_a_request() -> None:
     assert completion.finish_reason == "max_steps" and completion.num_forwards == 3
 
 
+class FourTokens:
+    """Finds that four tokens are needed to see that three are enough."""
+
+    num_seen = 0
+
+    def find(self, more_ids: Sequence[int], is_over: bool) -> int | None:
+        self.num_seen += len(more_ids)
+        return 3 if self.num_seen >= 4 else None
+
+
 def test_a_stop_string_cuts_the_tokens() -> None:
     decode = DecodeConfig(num_lookahead=0, block_size=8, max_new_tokens=16, skip_threshold=1.0, stop=("x",))
     scheduler = Scheduler(
         decode,
         mask_token_id=MASK,
         eos_token_id=EOS,
-        stop_finder=lambda stops: lambda ids, num_searched: 3 if len(ids) >= 4 else None,
+        stop_finder=lambda decode: FourTokens,
     )
     scheduler.admit(GenerationRequest("0", (1, 2)))
     completions: list[Completion] = []

@@ -104,7 +104,7 @@ def test_a_request_without_seed_and_name_differs_each_time() -> None:
 
 def test_ignore_eos_and_stop_are_the_requests_own() -> None:
     (order,) = orders(ignore_eos=True, stop="x").orders
-    assert order.decode.eos_token_id == -1 and order.decode.stop == ("x",)
+    assert order.decode.eos_token_id == -1 and order.decode.stop == ("x", "END")
 
 
 def test_settings_of_diffusion_have_limits() -> None:
