@@ -87,7 +87,9 @@ class Generator:
         """
         if not all(isinstance(prompt, str) for prompt in prompts):
             raise ValueError("complete takes texts, one argument each: complete('first', 'second')")
-        requests = [GenerationRequest(str(n), tuple(self.tokenizer.encode(text))) for n, text in enumerate(prompts)]
+        add_bos = self.run.input is not None and self.run.input.add_bos_token
+        ids = [tuple(self.tokenizer.encode(text, add_bos)) for text in prompts]
+        requests = [GenerationRequest(str(number), prompt) for number, prompt in enumerate(ids)]
         text_of: dict[str, str] = {}
         for result in self.generate(requests):
             if isinstance(result, Rejection):

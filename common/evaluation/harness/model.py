@@ -26,7 +26,8 @@ _NO_LIKELIHOOD = (
     "gsm8k or humaneval"
 )
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")
-_KNOWN = {"until", "do_sample", "temperature", "top_p", "top_k", *_LIMITS}
+_TEXT = ("stop_token_ids", "skip_special_tokens")
+_KNOWN = {"until", "do_sample", "temperature", "top_p", "top_k", *_LIMITS, *_TEXT}
 
 
 class Instance(Protocol):
@@ -44,6 +45,7 @@ class HarnessModel:
     def __init__(self, generator: Generator) -> None:
         super().__init__()
         self._generator = generator
+        self._has_conversations = False  # lm-eval renders all of a run's requests, or none
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """The texts, in the requests' order, each without the stop string that ended it.
@@ -79,6 +81,7 @@ class HarnessModel:
         """The conversation as text; a last message of the assistant's is what the answer begins with."""
         from common.checkpoint import chat_text  # here: torch comes with it
 
+        self._has_conversations = True
         tokenizer, messages = self._generator.tokenizer, list(chat_history)
         if not tokenizer.has_chat_template:
             raise ConfigError(f"{self.tokenizer_name} has no chat template: leave out --apply_chat_template")
@@ -99,6 +102,7 @@ class HarnessModel:
         changes = {
             "stop": tuple(dict.fromkeys([*stop, *decode.stop])),
             "max_new_tokens": max(decode.block_size, min([decode.max_new_tokens, *wanted])),
+            **{name: asked[name] for name in _TEXT if asked.get(name) is not None},
             **_sampling(asked),
         }
         try:
@@ -110,7 +114,8 @@ class HarnessModel:
 
     def _encode(self, text: str) -> list[int]:
         source = self._generator.run.input
-        return self._generator.tokenizer.encode(text, add_bos=source is not None and source.add_bos_token)
+        add_bos = source is not None and source.add_bos_token and not self._has_conversations
+        return self._generator.tokenizer.encode(text, add_bos=add_bos)
 
     def _remember(self, request: Instance, text: str) -> None:
         if self.cache_hook is not None:

@@ -291,3 +291,17 @@ def test_without_an_end_token_the_canvas_is_filled(num_slots: int) -> None:
         plan = scheduler.plan_step()
         completions += scheduler.advance(scheduler.select_winners(engine.forward(plan)))
     assert completions[0].finish_reason == "length" and len(completions[0].token_ids) == 16
+
+
+@settings(max_examples=60, deadline=None)
+@given(decode=decode_configs(), seed=st.integers(0, 2**32), num_requests=st.sampled_from([1, 3, FEW_REQUESTS + 3]))
+def test_a_stop_token_ends_as_an_end_token_does(decode: DecodeConfig, seed: int, num_requests: int) -> None:
+    _, by_end, _ = run(decode, seed, num_requests)
+    wanted = [(one.id, one.token_ids, "stop" if one.finish_reason == "eos" else one.finish_reason) for one in by_end]
+    for end_token in (None, -1):
+        stops = decode.model_copy(update={"eos_token_id": end_token, "stop_token_ids": (EOS,)})
+        _, by_stop, _ = run(stops, seed, num_requests)
+        assert [(one.id, one.token_ids, one.finish_reason) for one in by_stop] == wanted
+    stops = decode.model_copy(update={"eos_token_id": -1, "stop_token_ids": (VOCAB - 1, EOS)})
+    _, by_two, _ = run(stops, seed, num_requests)
+    assert all(not {EOS, VOCAB - 1} & {*one.token_ids[:-1]} and one.finish_reason != "eos" for one in by_two)

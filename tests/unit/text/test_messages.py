@@ -48,8 +48,8 @@ RENAMED = "{% for m in messages %}{% set c = m.content %}{% for p in c %}[{{ p.t
 FIRST = "{% for m in messages %}{{ m.content[0]['text'] }}{% endfor %}"
 MACRO = (
     "{% macro show(content) %}{% if content is string %}{{ content }}{% else %}{% for one in content %}{{ one.text }};"
-    "{% endfor %}{% endif %}{% endmacro %}{% for m in messages %}{{ show(m.content) }}{% generation %}{% endgeneration %}"
-    "{% endfor %}"
+    "{% endfor %}{% endif %}{% endmacro %}{% for m in messages %}{{ show(m.content) }}{% generation %}"
+    "{% endgeneration %}{% endfor %}"
 )
 WHOLE = "{% for message in messages %}{{ message | tojson }}{% endfor %}"
 DEVELOPER = "{% for m in messages %}{{ 'dev' if m.role == 'developer' else m.role }}{{ m.content }}{% endfor %}"
