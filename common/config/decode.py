@@ -17,6 +17,7 @@ SpawnBlocks = Literal["all", "first"]
 
 NUM_CANDIDATES = 256  # the most tokens of a position that top_p and top_k can leave
 MOST_STOP_TOKENS = 128
+_MOST_STOP_LETTERS = 1000  # of a stop string
 AUTO_LOOKAHEAD = -1  # num_lookahead: as many as pay on this device
 
 
@@ -292,6 +293,8 @@ class DecodeConfig(Settings):
     def _stops_somewhere(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if "" in value:
             raise ValueError("an empty stop string stops before the first token: remove it")
+        if any(len(text) > _MOST_STOP_LETTERS for text in value):
+            raise ValueError(f"a stop string has at most {_MOST_STOP_LETTERS} characters: shorten it")
         if any("\ud800" <= letter <= "\udfff" for text in value for letter in text):
             raise ValueError("half a surrogate pair is no text: correct it")
         return value

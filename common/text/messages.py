@@ -15,9 +15,9 @@ from common.errors import ConfigError
 MOST_VARIABLES = 64
 # What transformers' apply_chat_template has itself, and would not hand on to the template.
 _OF_THE_CALL = {
-    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length",
-    "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "self", "tokenize",
-    "tokenizer_kwargs", "tools", "truncation",
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents",
+    "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors",
+    "sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation",
 }  # fmt: skip
 
 
