@@ -72,7 +72,7 @@ class AnswerText:
         self._held = ""  # sure, and may begin a stop string; with marks
 
     def add(self, ids: Sequence[int]) -> str:
-        """The text that these tokens make sure, often less than theirs. Behind the stop nothing counts."""
+        """The text that these tokens make sure, often less than theirs. After the stop nothing counts."""
         if self.stopped_by is not None:
             return ""
         place = next((place for place, id in enumerate(ids) if id in self._stop_of), None)

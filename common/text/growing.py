@@ -95,7 +95,7 @@ class GrowingText:
         return count
 
     def _text_of(self, ids: list[int]) -> str:
-        """Of tokens behind the context."""
+        """Return the text of tokens that follow the context."""
         if not ids:
             return ""
         decode, context = self._tokenizer.decode, self._context

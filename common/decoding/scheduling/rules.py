@@ -21,7 +21,7 @@ class StopSearch(Protocol):
     num_seen: int
 
     def find(self, more_ids: Sequence[int], is_over: bool) -> int | None:
-        """How many of the ids to keep, those behind the seen ones with them; None: nothing stops them. is_over: no
+        """How many of the ids to keep, those after the seen ones with them; None: nothing stops them. is_over: no
         others will come."""
 
 

@@ -110,7 +110,7 @@ def test_growing_text_is_the_tokenizers(drawn: Drawn) -> None:
 
 
 def ids_of(text: str) -> list[int]:
-    """Byte by byte, special tokens as such."""
+    """Token ids byte by byte, special tokens as such."""
     for token in SPECIAL[:3]:
         if token in text:
             before, _, after = text.partition(token)

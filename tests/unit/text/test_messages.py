@@ -79,7 +79,7 @@ def write_folder(folder: Path, template: str) -> None:
 
 
 def through_the_doors(folder: Path, messages: list[dict[str, Any]], **variables: Any) -> list[list[int]]:
-    """Of /tokenize, /generate, a chat, a batch line, lm-eval and the Python API."""
+    """Token ids by /tokenize, /generate, a chat, a batch line, the Python API and lm-eval."""
     tokenizer = load_tokenizer(folder)
     prompts = Prompts(tokenizer, add_bos=False, max_tokens=10_000, vocab_size=300)
     found = []

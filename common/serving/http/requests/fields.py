@@ -66,7 +66,7 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "bad_words": (([],), f"{_LOGITS}:"),
     "allowed_token_ids": (([],), f"{_LOGITS}:"),
     "logits_processors": (([],), f"{_LOGITS}:"),
-    "suffix": (("",), "a text behind the answer is not given to the model: write it into the prompt, and"),
+    "suffix": (("",), "a text that follows the answer is not given to the model: write it into the prompt, and"),
     "echo": ((False,), _ROUTE),
     "response_format": (({"type": "text"},), _NO_GRAMMAR),
     "structured_outputs": (({},), _NO_GRAMMAR),
