@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from common.checkpoint import ModelConfig, Tokenizer, load_model_config, load_tokenizer, stop_finder
+from common.checkpoint import ModelConfig, Tokenizer, load_model_config, load_tokenizer
 from common.config import AUTO_LOOKAHEAD, DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import (
     Completion,
@@ -18,13 +18,13 @@ from common.decoding import (
     Rejection,
     Scheduler,
     decode_requests,
-    without_stop,
 )
 from common.errors import ConfigError, EngineError
 from common.platforms import build_engine
 from common.processes import apply_environment
 from common.runtime import check_decode, facts_of
 from common.runtime import check_settings as check_settings
+from common.text import answer_text, stop_finder
 
 
 class OneAtATime:
@@ -87,13 +87,14 @@ class Generator:
         """
         if not all(isinstance(prompt, str) for prompt in prompts):
             raise ValueError("complete takes texts, one argument each: complete('first', 'second')")
-        requests = [GenerationRequest(str(n), tuple(self.tokenizer.encode(text))) for n, text in enumerate(prompts)]
+        add_bos = self.run.input is not None and self.run.input.add_bos_token
+        ids = [tuple(self.tokenizer.encode(text, add_bos)) for text in prompts]
+        requests = [GenerationRequest(str(number), prompt) for number, prompt in enumerate(ids)]
         text_of: dict[str, str] = {}
         for result in self.generate(requests):
             if isinstance(result, Rejection):
                 raise ValueError(f"prompt {result.id}: {result.reason}")
-            text = self.tokenizer.decode(list(result.token_ids))
-            text_of[result.id] = without_stop(text, self.run.decode.stop)
+            text_of[result.id] = answer_text(self.tokenizer, result.token_ids, self.run.decode)
         return [text_of[request.id] for request in requests]
 
     def check(self, decode: DecodeConfig) -> None:

@@ -28,6 +28,7 @@ from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import EngineError
 from common.processes import global_rank
+from common.text import Writing
 
 EOS = 0
 MAX_PROMPT = 200
@@ -37,11 +38,12 @@ class ScriptedTokenizer:
     """A character is a token; a conversation is its last message in angle brackets."""
 
     has_chat_template = True
+    writing = Writing()
 
     def encode(self, text: str, add_bos: bool = False) -> list[int]:
         return [1] * add_bos + [ord(character) for character in text]
 
-    def chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def chat(self, messages: Any, variables: Any = None) -> list[int]:
         return self.encode(f"<{messages[-1]['content']}>")
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:

@@ -20,6 +20,7 @@ from common.benchmarks import task_of
 from common.config import InputConfig
 from common.errors import ConfigError
 from common.processes import global_rank
+from common.text import why_no_conversation, why_no_variables
 
 logger = logging.getLogger(__name__)
 _CONTENTS = ("prompt", "messages", "question")
@@ -172,10 +173,5 @@ def _problem(fields: Mapping[str, Any], template: str | None) -> str | None:
     value = fields[contents[0]]
     if contents[0] != "messages":
         return None if isinstance(value, str) else f"{contents[0]} must be a string"
-    if isinstance(value, list) and value and all(_is_message(item) for item in value):
-        return None
-    return "messages must be a list of objects with the strings role and content"
-
-
-def _is_message(item: object) -> bool:
-    return isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
+    variables = fields.get("chat_template_kwargs")
+    return why_no_conversation(value) or (None if variables is None else why_no_variables(variables))

@@ -10,10 +10,11 @@ from common.batch.marking_pool import MarkingPool
 from common.batch.requests import LengthLimit, OwnSettings, TokenizerLike, prompt_or_reason
 from common.benchmarks import task_of
 from common.config import DecodeConfig, InputConfig, RunConfig
-from common.decoding import Completion, GenerationRequest, Rejection, without_stop
+from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import ConfigError
 from common.metrics import request_record
 from common.processes import Stopped
+from common.text import answer_text
 
 _STOP_LIMIT_S = 1.0  # for answers that are being marked when a run is stopped; those that take longer are decoded again
 
@@ -54,15 +55,15 @@ def records(
     maker = _RequestMaker(generator, source, max_model_len, decode)
     line_of = {line.key: line for line in lines}
     refused: list[dict[str, Any]] = []
-    stops_of: dict[str, Sequence[str]] = {}  # of requests with settings that are not the run's
+    decode_of: dict[str, DecodeConfig] = {}  # of requests with settings that are not the run's
     marking = MarkingPool(source)
     try:
-        for result in generator.generate(_requests(lines, maker, refused, stops_of)):
-            line, own_stops = line_of[result.id], stops_of.pop(result.id, stops)
+        for result in generator.generate(_requests(lines, maker, refused, decode_of)):
+            line, own_decode = line_of[result.id], decode_of.pop(result.id, generator.run.decode)
             if isinstance(result, Rejection):
                 yield {"id": line.id, "error": result.reason}
             elif generator.is_leader:
-                text = _text(result, generator.tokenizer, own_stops)
+                text = answer_text(generator.tokenizer, result.token_ids, own_decode)
                 marking.put(request_record(line.id, text, result), line, text)
             yield from marking.done()
             yield from _drain(refused)
@@ -79,7 +80,7 @@ def _requests(
     lines: Iterable[InputLine],
     maker: _RequestMaker,
     refused: list[dict[str, Any]],
-    stops_of: dict[str, Sequence[str]],
+    decode_of: dict[str, DecodeConfig],
 ) -> Iterator[GenerationRequest]:
     for line in lines:
         request = maker.request_or_reason(line)
@@ -87,7 +88,7 @@ def _requests(
             refused.append({"id": line.id, "error": request})
             continue
         if request.decode is not None:
-            stops_of[request.id] = request.decode.stop
+            decode_of[request.id] = request.decode
         yield request
 
 
@@ -121,7 +122,3 @@ def _of_benchmark(decode: DecodeConfig, source: InputConfig) -> DecodeConfig | N
 def _drain(refused: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     while refused:
         yield refused.pop(0)
-
-
-def _text(completion: Completion, tokenizer: TokenizerLike, stops: Sequence[str]) -> str:
-    return without_stop(tokenizer.decode(list(completion.token_ids)), stops)

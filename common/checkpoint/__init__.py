@@ -9,7 +9,6 @@ from common.checkpoint.lora import LoraSource
 from common.checkpoint.model_config import ModelConfig, MoEConfig
 from common.checkpoint.rules import check_tensor_parallel, fits_tensor_parallel, shard_bounds
 from common.checkpoint.sources import SafetensorsFolder
-from common.checkpoint.stop_strings import StopFinder, stop_finder
 from common.checkpoint.text_length import CharacterBound, character_bound, chat_text
 from common.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from common.checkpoint.weights import load_weights
@@ -20,7 +19,6 @@ __all__ = [
     "MoEConfig",
     "ModelConfig",
     "SafetensorsFolder",
-    "StopFinder",
     "Tokenizer",
     "character_bound",
     "chat_text",
@@ -30,5 +28,4 @@ __all__ = [
     "load_tokenizer",
     "load_weights",
     "shard_bounds",
-    "stop_finder",
 ]

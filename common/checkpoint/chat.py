@@ -21,6 +21,7 @@ from typing import Any
 
 from common.checkpoint.chat_worker import CPU_SECONDS
 from common.errors import ConfigError, EngineError, first_line
+from common.text import conversation
 
 _WORKER = Path(__file__).with_name("chat_worker.py")
 # `python FILE` would look for imports in the file's folder first, `python -c` in the current one.
@@ -44,11 +45,14 @@ class ChatRenderer:
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
 
-    def render(self, template: str, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Raises ConfigError where the template fails on these messages, EngineError where none can be rendered."""
-        request = {"template": template, "special_tokens": self._special_tokens}
+    def render(
+        self, template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+    ) -> str:
+        """variables: what else the template may read. Raises ConfigError where the messages are none or the template
+        fails on them, EngineError where none can be rendered."""
+        request = {"template": template, "special_tokens": self._special_tokens, "variables": dict(variables or {})}
         try:
-            line = json.dumps({**request, "messages": [dict(message) for message in messages]})
+            line = json.dumps({**request, "messages": conversation(messages)})
         except (TypeError, ValueError, RecursionError) as error:
             raise self._rejected(first_line(error)) from None
         with self._lock:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -29,6 +30,7 @@ from common.checkpoint.tokenizer_files import (
     without,
 )
 from common.errors import ConfigError
+from common.text import Writing, writing_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Tokenizer:
     eos_id: int | None
     pad_id: int | None
     mask_id: int | None
+    writing: Writing = field(repr=False)
     _folder: Path
     _encoder: tokenizers.Tokenizer = field(repr=False)
     _decoder: tokenizers.Tokenizer = field(repr=False)
@@ -70,17 +73,20 @@ class Tokenizer:
             text: str = self._decoder.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation up to where the assistant's answer begins, by the folder's own chat template."""
+    def chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> list[int]:
+        """Token ids of a conversation up to where the assistant's answer begins, by the folder's own chat template.
+
+        variables: what else the template may read.
+        """
         if self._chat_template is None:
             raise ConfigError(
                 f"{self._folder}: no default chat_template in tokenizer_config.json and no chat_template.jinja: send "
                 "`prompt` instead of `messages`, or use an instruction-tuned checkpoint"
             )
-        return self.encode(self._render(self._chat_template, messages))
+        return self.encode(self._render(self._chat_template, messages, variables))
 
-    def _render(self, template: str, messages: Sequence[Mapping[str, str]]) -> str:
-        return self._renderer.render(template, messages)
+    def _render(self, template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None) -> str:
+        return self._renderer.render(template, messages, variables)
 
 
 def load_tokenizer(folder: str | Path, mask_token_id: int | None = None) -> Tokenizer:
@@ -100,9 +106,16 @@ def load_tokenizer(folder: str | Path, mask_token_id: int | None = None) -> Toke
         eos_id=ids.get("eos_token"),
         pad_id=ids.get("pad_token"),
         mask_id=mask_token_id,
+        writing=writing_of(spec.get("decoder"), decoder.get_vocab(with_added_tokens=True), _special_texts(decoder)),
         _folder=folder,
         _encoder=build(folder, without(folder, spec, mask_token_id)),
         _decoder=decoder,
         _renderer=ChatRenderer(folder, roles),
         _chat_template=read_chat_template(folder, settings),
     )
+
+
+def _special_texts(decoder: tokenizers.Tokenizer) -> dict[int, str]:
+    """By id."""
+    added = decoder.get_added_tokens_decoder().items()
+    return {id: token.content for id, token in added if token.special}

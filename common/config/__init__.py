@@ -5,7 +5,7 @@ behind this room sees a dict or fills in a default.
 """
 
 from common.config.consistent import BLOCKS_FROM_ZERO, MIN_TEMPERATURE
-from common.config.decode import AUTO_LOOKAHEAD, NUM_CANDIDATES, DecodeConfig, is_greedy
+from common.config.decode import AUTO_LOOKAHEAD, MOST_STOP_TOKENS, NUM_CANDIDATES, DecodeConfig, is_greedy
 from common.config.explain import explain, problem, remedy
 from common.config.files import (
     fewshot_file,
@@ -26,6 +26,7 @@ __all__ = [
     "AUTO_LOOKAHEAD",
     "BLOCKS_FROM_ZERO",
     "MIN_TEMPERATURE",
+    "MOST_STOP_TOKENS",
     "NUM_CANDIDATES",
     "OWN",
     "BenchmarkName",

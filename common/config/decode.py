@@ -16,6 +16,8 @@ WindowAttention = Literal["full", "block_causal"]
 SpawnBlocks = Literal["all", "first"]
 
 NUM_CANDIDATES = 256  # the most tokens of a position that top_p and top_k can leave
+MOST_STOP_TOKENS = 128
+_MOST_STOP_LETTERS = 1000  # of a stop string
 AUTO_LOOKAHEAD = -1  # num_lookahead: as many as pay on this device
 MOST = 10**6  # of numbers whose effect ends long before; above 3e38 they would be infinite in float32
 MOST_BLOCK_STEPS = 1000  # that a block may cost beside those that fill it: more would be an endless loop
@@ -250,7 +252,19 @@ class DecodeConfig(Settings):
         description="A request ends once no mask is left in front of its end token (`token`), or once its block is "
         "finished (`block`, as most published code; `block_diffusion` and `fast_dllm_v2`).",
     )
-    stop: tuple[str, ...] = Field(default=(), description="An answer ends with the first of these texts.")
+    stop: tuple[str, ...] = Field(
+        default=(),
+        description="An answer ends in front of the first of these texts; a special token's text stops it also where "
+        "special tokens are not shown.",
+    )
+    stop_token_ids: tuple[int, ...] = Field(
+        default=(),
+        max_length=MOST_STOP_TOKENS,
+        description="Tokens that end an answer as the end token does, and that its text does not show.",
+    )
+    skip_special_tokens: bool = Field(
+        default=True, description="Leave special tokens out of texts, of what stop strings are looked for in, too."
+    )
     max_steps: int | None = Field(
         default=None,
         ge=1,
@@ -305,8 +319,17 @@ class DecodeConfig(Settings):
     def _stops_somewhere(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if "" in value:
             raise ValueError("an empty stop string stops before the first token: remove it")
+        if any(len(text) > _MOST_STOP_LETTERS for text in value):
+            raise ValueError(f"a stop string has at most {_MOST_STOP_LETTERS} characters: shorten it")
         if any("\ud800" <= letter <= "\udfff" for text in value for letter in text):
             raise ValueError("half a surrogate pair is no text: correct it")
+        return value
+
+    @field_validator("stop_token_ids", mode="before")
+    @classmethod
+    def _are_numbers(cls, value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and any(type(item) is not int or not 0 <= item < 2**31 for item in value):
+            raise ValueError("token ids are whole numbers from 0 on: correct them")
         return value
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ BenchmarkName = Literal[
     "gsm8k", "math", "math_plain", "humaneval", "humaneval_instruct", "humaneval_plus", "mbpp", "mbpp_plus"
 ]
 
-_FIELDS_WITH_A_MEANING = ("id", "prompt", "messages", "question", "seed")
+_FIELDS_WITH_A_MEANING = ("id", "prompt", "messages", "question", "seed", "chat_template_kwargs")
 
 
 class InputConfig(Settings):

@@ -21,7 +21,7 @@ from common.decoding.plan import (
 from common.decoding.ranks import PredictionOrder, assign_rows, rows_by_rank
 from common.decoding.relay import Command, Relay
 from common.decoding.request import Completion, GenerationRequest, Rejection, RequestOutput
-from common.decoding.scheduling import DREAM, Candidate, FindStop, ModelFacts, Scheduler, StepRecord, without_stop
+from common.decoding.scheduling import DREAM, Candidate, FindStop, ModelFacts, Scheduler, StepRecord
 from common.decoding.wrapped import WrappedEngine
 
 __all__ = [
@@ -58,5 +58,4 @@ __all__ = [
     "entries_from",
     "rows_by_rank",
     "start_forward",
-    "without_stop",
 ]

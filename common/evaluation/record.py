@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from common.batch import InputLine, prompt_or_reason
 from common.config import DecodeConfig, InputConfig
-from common.decoding import Completion, GenerationRequest, Rejection, StepRecord, without_stop
+from common.decoding import Completion, GenerationRequest, Rejection, StepRecord
 from common.errors import ConfigError
 from common.serving import DenoiseEvents
+from common.text import answer_text
 
 if TYPE_CHECKING:
     from common.generate import Generator
@@ -67,7 +68,7 @@ def _trace(
     told = DenoiseEvents(completion.prompt_length, decode, text_of)
     events = [told.of(record) for record in records]
     events[-1]["finished"] = completion.finish_reason
-    text = without_stop(tokenizer.decode(completion.token_ids), decode.stop)
+    text = answer_text(tokenizer, completion.token_ids, decode)
     return {
         "model": generator.run.model,
         "profile": generator.profile.name,

@@ -44,6 +44,10 @@ def check_decode(decode: DecodeConfig, profile: DeviceProfile, model: ModelConfi
             f"decode.mask_token_id and decode.eos_token_id are both {mask}: a text would end at its first mask; remove "
             "one of them, the checkpoint has its own"
         )
+    for token_id in decode.stop_token_ids:
+        if token_id >= model.vocab_size or token_id == mask:
+            what = "the mask token" if token_id == mask else f"no token: the model's vocabulary has {model.vocab_size}"
+            raise ConfigError(f"decode.stop_token_ids: {token_id} is {what}; remove it")
     check_strategy(decode, model)
     if Sampling.of(decode, mask).is_special and profile.engine != "lopa_cuda":
         raise ConfigError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from json import dumps
 from typing import TYPE_CHECKING, Any, Protocol
 
 from common.batch.inputs import InputLine
@@ -11,6 +12,7 @@ from common.batch.template import fill, fits
 from common.benchmarks import BenchmarkTask, Row, task_of
 from common.config import InputConfig
 from common.errors import EngineError, first_line
+from common.text import Writing
 
 if TYPE_CHECKING:
     from common.checkpoint import CharacterBound
@@ -24,9 +26,12 @@ class TokenizerLike(Protocol):
 
     def encode(self, text: str, add_bos: bool = False) -> list[int]: ...
 
-    def chat(self, messages: list[dict[str, str]]) -> list[int]: ...
+    def chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> list[int]: ...
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
+
+    @property
+    def writing(self) -> Writing: ...
 
 
 class LengthLimit:
@@ -50,16 +55,18 @@ class LengthLimit:
                 f"{self._max_tokens}; shorten it, or raise max_model_len in the profile if the model has more positions"
             )
 
-    def checked_chat(self, messages: Sequence[dict[str, str]]) -> str | None:
+    def checked_chat(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+    ) -> str | None:
         """The text of a conversation that may be too long; None for others, whose text nobody needs to see.
 
         A template may leave messages out: what counts is the text that it makes of them. Raises as `check`.
         """
-        if sum(len(message["content"]) for message in messages) <= _LONG or self._bound is None:
+        if len(dumps([messages, variables])) <= _LONG or self._bound is None:
             return None
         from common.checkpoint import chat_text
 
-        text = chat_text(self._tokenizer, messages)
+        text = chat_text(self._tokenizer, messages, variables)
         self.check(text)
         return text
 
@@ -95,7 +102,7 @@ def _encode(line: InputLine, config: InputConfig, tokenizer: TokenizerLike, limi
     if task is not None:
         return _benchmark_prompt(task, line.fields, config, tokenizer, limit)
     if "messages" in line.fields:
-        return _chat(line.fields["messages"], tokenizer, limit)
+        return _chat(line.fields["messages"], tokenizer, limit, line.fields.get("chat_template_kwargs"))
     if config.prompt_template is not None and fits(config.prompt_template, line.fields):
         text = fill(config.prompt_template, line.fields)
     elif "question" in line.fields and tokenizer.has_chat_template:
@@ -122,8 +129,13 @@ def _benchmark_prompt(
     return tokenizer.encode(text, add_bos=config.add_bos_token)
 
 
-def _chat(messages: list[dict[str, str]], tokenizer: TokenizerLike, limit: LengthLimit | None) -> Sequence[int]:
+def _chat(
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: TokenizerLike,
+    limit: LengthLimit | None,
+    variables: Mapping[str, Any] | None = None,
+) -> Sequence[int]:
     if not tokenizer.has_chat_template:
         raise ValueError("the line has messages but the model has no chat template; give a prompt instead")
-    text = limit.checked_chat(messages) if limit is not None else None
-    return tokenizer.chat(messages) if text is None else tokenizer.encode(text)
+    text = limit.checked_chat(messages, variables) if limit is not None else None
+    return tokenizer.chat(messages, variables) if text is None else tokenizer.encode(text)

@@ -2,7 +2,6 @@
 lookaheads, ends. Pure host code; `scheduler` is where to begin.
 """
 
-from common.decoding.scheduling.ending import without_stop
 from common.decoding.scheduling.rules import DREAM, FindStop, ModelFacts
 from common.decoding.scheduling.scheduler import Scheduler
 from common.decoding.scheduling.state import Candidate, DecodingRequest, StepRecord
@@ -15,5 +14,4 @@ __all__ = [
     "ModelFacts",
     "Scheduler",
     "StepRecord",
-    "without_stop",
 ]

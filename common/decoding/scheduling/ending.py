@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,12 +26,6 @@ class Canvas(NamedTuple):
     num_final: int | None = None
 
 
-def without_stop(text: str, stops: Sequence[str]) -> str:
-    """The text in front of the first of the stop strings."""
-    ends = [text.find(stop) for stop in stops if stop in text]
-    return text[: min(ends)] if ends else text
-
-
 def completion_of(
     decoding: DecodingRequest,
     canvas: Canvas,
@@ -48,7 +41,7 @@ def completion_of(
     num_filled_prefix = int(is_masked.argmax()) if is_masked.any() else len(generated)
     if canvas.num_final is not None and spent is None and reason is None:
         num_filled_prefix = min(num_filled_prefix, canvas.num_final)
-    num_kept, own_reason = _find_end(decoding, generated[:num_filled_prefix], canvas.has_eos, spent)
+    num_kept, own_reason = _find_end(decoding, generated[:num_filled_prefix], canvas.has_eos, spent, reason)
     reason = own_reason or reason
     if reason is None:
         return None
@@ -73,26 +66,30 @@ def completion_of(
 
 
 def _find_end(
-    decoding: DecodingRequest, prefix: Int, has_eos: bool, spent: FinishReason | None
+    decoding: DecodingRequest, prefix: Int, has_eos: bool, spent: FinishReason | None, reason: FinishReason | None
 ) -> tuple[int, FinishReason | None]:
-    """How much of the filled prefix is the answer, and why the request ends, if it does."""
+    """How much of the filled prefix is the answer, and why the request ends, if it does by itself."""
     rules = decoding.rules
-    eos_at = _ends_in(prefix, rules) if has_eos else prefix[:0]
-    num_kept = int(eos_at[0]) + 1 if eos_at.size else len(prefix)
+    end_at = _ends_in(prefix, rules) if has_eos else prefix[:0]
+    num_kept = int(end_at[0]) + 1 if end_at.size else len(prefix)
+    has_stop_token = bool(end_at.size) and int(prefix[end_at[0]]) in rules.decode.stop_token_ids
     if rules.find_stop is not None:
-        stop_at = rules.find_stop(prefix[:num_kept].tolist(), decoding.num_searched)
+        if decoding.stop_search is None:
+            decoding.stop_search = rules.find_stop()
+        search, is_over = decoding.stop_search, bool(end_at.size) or spent is not None or reason is not None
+        stop_at = search.find(prefix[search.num_seen : num_kept - has_stop_token].tolist(), is_over)
         if stop_at is not None:
             return stop_at, "stop"
-        decoding.num_searched = num_kept  # what is filled stays as it is
-    if eos_at.size and (rules.decode.stop_at_eos or spent == "length"):
-        return num_kept, "eos"
+    if end_at.size and (rules.decode.stop_at_eos or spent == "length"):
+        return num_kept, "stop" if has_stop_token else "eos"
     return num_kept, spent
 
 
 def _ends_in(prefix: Int, rules: Rules) -> Int:
     """Places of end tokens."""
-    is_end = prefix == rules.eos_token_id
-    if len(rules.end_token_ids) > 1:
+    if rules.end_token_ids == {rules.eos_token_id}:
+        is_end = prefix == rules.eos_token_id  # faster
+    else:
         is_end = np.isin(prefix, list(rules.end_token_ids))
     found: Int = is_end.nonzero()[0]
     return found

@@ -5,21 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from common.config import BLOCKS_FROM_ZERO, DecodeConfig
-
-# Generated ids so far, and how many of them are known to hold no stop string -> how many of them to keep, or None.
-FindStop = Callable[[Sequence[int], int], "int | None"]
-StopFinder = Callable[[Sequence[str]], "FindStop | None"]  # stop strings -> what looks for them; None without any
 
 NO_TOKEN = -1  # what an anchor adds, too
 
 
-def no_stop_strings(stops: Sequence[str]) -> FindStop | None:
+class StopSearch(Protocol):
+    """Looks for a request's stop strings while its tokens become final.
+
+    num_seen: generated ids that it has looked at.
+    """
+
+    num_seen: int
+
+    def find(self, more_ids: Sequence[int], is_over: bool) -> int | None:
+        """How many of the ids to keep, those after the seen ones with them; None: nothing stops them. is_over: no
+        others will come."""
+
+
+FindStop = Callable[[], StopSearch]  # for a request that begins
+StopFinder = Callable[[DecodeConfig], "FindStop | None"]  # None: of settings without stop strings
+
+
+def no_stop_strings(decode: DecodeConfig) -> FindStop | None:
     """The StopFinder of a scheduler that has no tokenizer."""
-    if stops:
-        raise ValueError(f"stop strings {list(stops)} need a tokenizer: give the scheduler a stop_finder")
+    if decode.stop:
+        raise ValueError(f"stop strings {list(decode.stop)} need a tokenizer: give the scheduler a stop_finder")
     return None
 
 
@@ -111,9 +124,9 @@ class Rules:
         own = eos_token_id if decode.eos_token_id is None else decode.eos_token_id
         more = facts.more_end_token_ids if decode.eos_token_id is None else ()
         sampling = decode.temperature, decode.top_p, float(decode.top_k or 0)
-        stop = stop_finder(decode.stop)
+        stop = stop_finder(decode)
         own = None if own == NO_TOKEN else own
-        ends = frozenset(() if own is None else (own, *more))
+        ends = frozenset((() if own is None else (own, *more)) + decode.stop_token_ids)
         chunk = None
         if max_num_batched_tokens is not None and decode.strategy in BLOCKS_FROM_ZERO and decode.cache != "none":
             chunk = max(1, max_num_batched_tokens // decode.block_size) * decode.block_size
@@ -130,7 +143,7 @@ class Rules:
     @cached_property
     def fits_arrays(self) -> bool:
         """Whether `arrays` decodes such requests; `plain` decodes all."""
-        return self.shift == 1 and len(self.end_token_ids) <= 1 and beyond_arrays(self.decode) is None
+        return self.shift == 1 and self.end_token_ids <= {self.eos_token_id} and beyond_arrays(self.decode) is None
 
     @property
     def max_blocks(self) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from common.decoding.plan import Bool, Int, Predictions, Sampling, Score, StepPlan
 from common.decoding.request import Completion, GenerationRequest
-from common.decoding.scheduling.rules import Rules
+from common.decoding.scheduling.rules import Rules, StopSearch
 
 
 @dataclass(eq=False)
@@ -27,12 +27,12 @@ class Admission:
 class DecodingRequest(Admission):
     """A request being decoded.
 
-    num_searched: generated tokens in which no stop string was found.
+    stop_search: of settings with stop strings, once a token is final.
     num_forced_fills: as in `Completion`.
     steps: tokens, rows, winner and window of each, as in `Completion`.
     """
 
-    num_searched: int = 0
+    stop_search: StopSearch | None = None
     num_forced_fills: int = 0
     first_step_s: float = 0.0
     steps: list[tuple[int, int, int, int]] = field(default_factory=list)

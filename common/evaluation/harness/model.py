@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from tqdm import tqdm
 
 from common.config import DecodeConfig, is_greedy
-from common.decoding import GenerationRequest, Rejection, without_stop
+from common.decoding import GenerationRequest, Rejection
 from common.errors import ConfigError
+from common.text import answer_text
 
 if TYPE_CHECKING:
     from common.generate import Generator
@@ -25,7 +26,8 @@ _NO_LIKELIHOOD = (
     "gsm8k or humaneval"
 )
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")
-_KNOWN = {"until", "do_sample", "temperature", "top_p", "top_k", *_LIMITS}
+_TEXT = ("stop_token_ids", "skip_special_tokens")
+_KNOWN = {"until", "do_sample", "temperature", "top_p", "top_k", *_LIMITS, *_TEXT}
 
 
 class Instance(Protocol):
@@ -43,7 +45,7 @@ class HarnessModel:
     def __init__(self, generator: Generator) -> None:
         super().__init__()
         self._generator = generator
-        self._is_chat = False
+        self._has_conversations = False  # lm-eval renders all of a run's requests, or none
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """The texts, in the requests' order, each without the stop string that ended it.
@@ -52,7 +54,7 @@ class HarnessModel:
         if that is so for all of them.
         """
         decodes = [self.decode_of(request.args[1]) for request in requests]
-        if self._is_chat and (stops := {text for decode in decodes for text in decode.stop}):
+        if self._has_conversations and (stops := {text for decode in decodes for text in decode.stop}):
             logger.warning(
                 "answers of a chat end with these stop strings too, also inside of a fence, which marks right programs "
                 "wrong: %s; pass --gen_kwargs 'until=[]' to leave out the task's",
@@ -69,8 +71,7 @@ class HarnessModel:
                 if isinstance(result, Rejection):
                     reasons.append(result.reason)
                 else:
-                    text = self._generator.tokenizer.decode(list(result.token_ids))
-                    texts[place] = without_stop(text, decodes[place].stop)
+                    texts[place] = answer_text(self._generator.tokenizer, result.token_ids, decodes[place])
                     self._remember(requests[place], texts[place])
                 progress.update()
         _report(reasons, len(requests))
@@ -86,7 +87,7 @@ class HarnessModel:
         """The conversation as text; a last message of the assistant's is what the answer begins with."""
         from common.checkpoint import chat_text  # here: torch comes with it
 
-        self._is_chat = True
+        self._has_conversations = True
         tokenizer, messages = self._generator.tokenizer, list(chat_history)
         if not tokenizer.has_chat_template:
             raise ConfigError(f"{self.tokenizer_name} has no chat template: leave out --apply_chat_template")
@@ -107,6 +108,7 @@ class HarnessModel:
         changes = {
             "stop": tuple(dict.fromkeys([*stop, *decode.stop])),
             "max_new_tokens": max(decode.block_size, min([decode.max_new_tokens, *wanted])),
+            **{name: asked[name] for name in _TEXT if asked.get(name) is not None},
             **_sampling(asked),
         }
         try:
@@ -118,7 +120,8 @@ class HarnessModel:
 
     def _encode(self, text: str) -> list[int]:
         source = self._generator.run.input
-        return self._generator.tokenizer.encode(text, add_bos=source is not None and source.add_bos_token)
+        add_bos = source is not None and source.add_bos_token and not self._has_conversations
+        return self._generator.tokenizer.encode(text, add_bos=add_bos)
 
     def _remember(self, request: Instance, text: str) -> None:
         if self.cache_hook is not None:

@@ -26,6 +26,7 @@ from common.serving.http.requests.fields import (
     Sampling,
     TokenizeFields,
 )
+from common.serving.http.requests.orders import refuse_unsupported
 from common.serving.http.responses.calls import Call, unless_gone
 from common.serving.http.responses.generate import GenerateCall
 from common.serving.http.responses.openai import OpenAiCall
@@ -115,8 +116,9 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def tokenize(fields: TokenizeFields) -> dict[str, Any]:
         service.check_model(fields.model)
+        refuse_unsupported(fields)
         if fields.messages is not None:
-            token_ids = await service.prompts.of_chat(fields.messages)
+            token_ids = await service.prompts.of_chat(fields.messages, fields.chat_template_kwargs)
         else:
             text = fields.prompt or ""
             token_ids = await service.prompts.of_text(text, add_special_tokens=fields.add_special_tokens)
@@ -153,8 +155,7 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
     async def completions(request: Request, fields: CompletionFields) -> Response:
         prompts = await service.prompts_of(fields)
         call = await submitted("cmpl-", request, fields, prompts, fields.diffusion.stream_mode)
-        decode = service.prompts.decode
-        echoes = [decode(answer.order.request.prompt) for answer in call.answers] if fields.echo else []
+        echoes = [service.prompts.echo(order) for order in call.orders.orders] if fields.echo else []
         return await answer(
             request, OpenAiCall.of(call, service.engine, service.name_of(fields), is_chat=False, echoes=echoes)
         )
@@ -162,7 +163,7 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", responses=_STREAMED)
     async def chat(request: Request, fields: ChatFields) -> Response:
         service.check(fields)
-        prompts = [await service.prompts.of_chat(fields.messages)]
+        prompts = [await service.prompts.of_chat(fields.messages, fields.chat_template_kwargs)]
         call = await submitted("chatcmpl-", request, fields, prompts, fields.diffusion.stream_mode)
         return await answer(
             request, OpenAiCall.of(call, service.engine, service.name_of(fields), is_chat=True, echoes=[])

@@ -97,6 +97,8 @@ class Service:
         self.check_model(fields.model)
         self.engine.require_ready()
         self.book.check(fields, num_prompts)
+        if fields.stop_token_ids:
+            self.prompts.of_ids(fields.stop_token_ids, "stop_token_ids")
 
     async def prompts_of(self, fields: CompletionFields) -> list[list[int]]:
         """Of a completion's four kinds. Raises ApiError."""
@@ -109,7 +111,7 @@ class Service:
     async def prompt_of(self, fields: GenerateFields) -> list[int]:
         """Raises ApiError."""
         if fields.messages is not None:
-            return await self.prompts.of_chat(fields.messages)
+            return await self.prompts.of_chat(fields.messages, fields.chat_template_kwargs)
         assert fields.prompt is not None, "one of the two is there"
         return await self._prompt(fields.prompt, fields)
 

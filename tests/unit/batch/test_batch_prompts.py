@@ -153,9 +153,9 @@ def test_a_long_chat_is_rendered_once(tmp_path: Path, monkeypatch: pytest.Monkey
     lengths: list[int] = []
     render = ChatRenderer.render
 
-    def count(self: ChatRenderer, template: str, messages: Any) -> str:
+    def count(self: ChatRenderer, template: str, messages: Any, variables: Any) -> str:
         lengths.append(len(messages[0]["content"]))
-        return render(self, template, messages)
+        return render(self, template, messages, variables)
 
     monkeypatch.setattr(ChatRenderer, "render", count)
     limit = LengthLimit(tokenizer, max_tokens=50_000)

@@ -3,6 +3,8 @@ the anchor plus one token."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -238,13 +240,23 @@ def test_a_step_cap_ends_a_request() -> None:
     assert completion.finish_reason == "max_steps" and completion.num_forwards == 3
 
 
+class FourTokens:
+    """Finds that four tokens are needed to see that three are enough."""
+
+    num_seen = 0
+
+    def find(self, more_ids: Sequence[int], is_over: bool) -> int | None:
+        self.num_seen += len(more_ids)
+        return 3 if self.num_seen >= 4 else None
+
+
 def test_a_stop_string_cuts_the_tokens() -> None:
     decode = DecodeConfig(num_lookahead=0, block_size=8, max_new_tokens=16, skip_threshold=1.0, stop=("x",))
     scheduler = Scheduler(
         decode,
         mask_token_id=MASK,
         eos_token_id=EOS,
-        stop_finder=lambda stops: lambda ids, num_searched: 3 if len(ids) >= 4 else None,
+        stop_finder=lambda decode: FourTokens,
     )
     scheduler.admit(GenerationRequest("0", (1, 2)))
     completions: list[Completion] = []
@@ -279,3 +291,17 @@ def test_without_an_end_token_the_canvas_is_filled(num_slots: int) -> None:
         plan = scheduler.plan_step()
         completions += scheduler.advance(scheduler.select_winners(engine.forward(plan)))
     assert completions[0].finish_reason == "length" and len(completions[0].token_ids) == 16
+
+
+@settings(max_examples=60, deadline=None)
+@given(decode=decode_configs(), seed=st.integers(0, 2**32), num_requests=st.sampled_from([1, 3, FEW_REQUESTS + 3]))
+def test_a_stop_token_ends_as_an_end_token_does(decode: DecodeConfig, seed: int, num_requests: int) -> None:
+    _, by_end, _ = run(decode, seed, num_requests)
+    wanted = [(one.id, one.token_ids, "stop" if one.finish_reason == "eos" else one.finish_reason) for one in by_end]
+    for end_token in (None, -1):
+        stops = decode.model_copy(update={"eos_token_id": end_token, "stop_token_ids": (EOS,)})
+        _, by_stop, _ = run(stops, seed, num_requests)
+        assert [(one.id, one.token_ids, one.finish_reason) for one in by_stop] == wanted
+    stops = decode.model_copy(update={"eos_token_id": -1, "stop_token_ids": (VOCAB - 1, EOS)})
+    _, by_two, _ = run(stops, seed, num_requests)
+    assert all(not {EOS, VOCAB - 1} & {*one.token_ids[:-1]} and one.finish_reason != "eos" for one in by_two)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from common.serving.http.requests.orders import Order, Orders
 from common.serving.http.responses.calls import Call
 from common.serving.http.responses.openai import pass_counts
 from common.serving.messages import Ended, Tokens
+from common.text import AnswerText, Writing
 
 
 def order(strategy: str, prompt_length: int, name: str = "a") -> Order:
@@ -35,8 +37,9 @@ def sent(one: Order, stream_mode: str) -> list[int]:
         return [len(piece.token_ids) async for piece in call.pieces(answer)]
 
     nobody = SimpleNamespace(first_token=lambda _: None, tokens=lambda _: None, ended=lambda *_: None)
-    prompts = SimpleNamespace(decode=lambda ids, skip_special_tokens: "x" * len(ids))
-    fields = SimpleNamespace(skip_special_tokens=True)
+    tokenizer = SimpleNamespace(writing=Writing(), decode=lambda ids, skip_special_tokens: "x" * len(ids))
+    prompts = SimpleNamespace(answer_text=partial(AnswerText, tokenizer))
+    fields = SimpleNamespace(include_stop_str_in_output=False)
     call = Call(Orders("a", (one,)), *cast("Any", (fields, [], prompts, nobody, stream_mode)))
     return asyncio.run(lengths())
 

@@ -132,7 +132,7 @@ def test_a_request_without_seed_and_name_differs_each_time() -> None:
 
 def test_ignore_eos_and_stop_are_the_requests_own() -> None:
     (order,) = orders(ignore_eos=True, stop="x").orders
-    assert order.decode.eos_token_id == -1 and order.decode.stop == ("x",)
+    assert order.decode.eos_token_id == -1 and order.decode.stop == ("x", "END")
 
 
 def test_settings_of_diffusion_have_limits() -> None:
@@ -230,3 +230,61 @@ def test_numbers_are_numbers(fields: dict[str, Any]) -> None:
 def test_a_completion_may_name_its_length_as_a_chat_does() -> None:
     (order,) = orders(max_completion_tokens=5).orders
     assert order.max_tokens == 5
+
+
+def test_what_ends_answers_comes_beside_the_runs() -> None:
+    own = DECODE.model_copy(update={"stop_token_ids": (4,), "skip_special_tokens": False})
+    (order,) = orders(decode=own, stop=["x", "END"], stop_token_ids=[7, 4]).orders
+    assert (order.decode.stop, order.decode.stop_token_ids) == (("x", "END"), (7, 4))
+    assert not order.decode.skip_special_tokens
+    (order,) = orders(decode=own, skip_special_tokens=True).orders
+    assert (order.decode.stop, order.decode.stop_token_ids) == (("END",), (4,)) and order.decode.skip_special_tokens
+    with pytest.raises(ApiError, match=r"^stop: a stop string has at most 1000 characters: shorten it"):
+        orders(stop=["x", "y" * 1001])
+    many = own.model_copy(update={"stop_token_ids": tuple(range(100))})
+    with pytest.raises(ApiError, match=r"^stop_token_ids: write at most 128 of them"):
+        orders(decode=many, stop_token_ids=list(range(100, 129)))
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "presence_penalty": (0.5, "any order"), "frequency_penalty": (1, "any order"),
+    "repetition_penalty": (2, "any order"), "length_penalty": (2, "beam"), "use_beam_search": (True, "beam"),
+    "min_p": (0.1, "top_p and top_k"), "min_tokens": (5, "set ignore_eos"), "best_of": (3, "set n"),
+    "logprobs": (3, "likelihood"), "top_logprobs": (3, "likelihood"), "prompt_logprobs": (1, "likelihood"),
+    "logit_bias": ({"5": 1}, "logits"), "bad_words": (["a"], "logits"), "allowed_token_ids": ([1], "logits"),
+    "suffix": ("a", "into the prompt"), "response_format": ({"type": "json_object"}, "not held to a format"),
+    "guided_json": ({}, "not held to a format"), "guided_whitespace_pattern": ("a", "not held to a format"),
+    "structured_outputs": ({"a": 1}, "not held to a format"), "tools": ([{}], "without tools"),
+    "tool_choice": ("required", "without tools"), "functions": ([{}], "without tools"),
+    "documents": ([{}], "without documents"), "reasoning_effort": ("high", "chat_template_kwargs"),
+    "audio": ({}, "text only"), "modalities": (["audio"], "text only"), "chat_template": ("a", "a program"),
+    "chat_template_kwargs": ({"a": 1}, "with messages"), "add_generation_prompt": (False, "lets the assistant speak"),
+    "continue_final_message": (True, "/v1/completions"), "truncate_prompt_tokens": (5, "shorter"),
+    "spaces_between_special_tokens": (False, "decoder"), "detokenize": (False, "return_token_ids"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_had_is_refused_with_its_reason(name: str) -> None:
+    value, reason = REFUSED[name]
+    with pytest.raises(ApiError) as refused:
+        book().check(CompletionFields.model_validate({"prompt": "a", name: value}))
+    sentence = str(refused.value)
+    assert (refused.value.status, refused.value.param) == (400, name)
+    assert sentence.startswith(f"{name}: ") and reason in sentence and sentence.endswith(f"remove {name}")
+    assert "token by token" not in sentence and len(sentence) < 400
+
+
+def test_a_refusal_shows_the_beginning_of_what_was_sent() -> None:
+    for value in (["a" * 10_000] * 10_000, {"b": 10**5000}, [[[[[[[[]]]]]]]]):
+        with pytest.raises(ApiError) as refused:
+            book().check(CompletionFields.model_validate({"prompt": "a", "tools": value}))
+        assert len(str(refused.value)) < 400
+
+
+def test_only_completions_repeat_their_prompt() -> None:
+    messages = [{"role": "user", "content": "a"}]
+    for kind in (ChatFields, GenerateFields):
+        with pytest.raises(ApiError, match="only /v1/completions repeats its prompt"):
+            book().check(kind.model_validate({"messages": messages, "echo": True}))
+        book().check(kind.model_validate({"messages": messages, "echo": False}))

@@ -82,7 +82,7 @@ def test_a_wrong_setting_of_diffusion_is_told_by_its_path(settings: Any, param: 
         ({"messages": [{"role": "user"}, {}]}, "messages.1.role: this key is missing: add it"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "text": ""}]}]},
-            "messages.0.content.0.type: set it to 'text' (given 'image')",
+            "messages.0.content.0.type: the model reads text only: send parts of type text (given 'image')",
         ),
         ({"stream_options": 5}, "stream_options: write it as"),
         ({"stream_options": {}}, "stream_options: only with stream true"),

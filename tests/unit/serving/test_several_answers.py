@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from common.decoding import GenerationRequest
 from common.serving.http.requests.orders import Order, Orders
 from common.serving.http.responses.calls import Call, Finished
 from common.serving.messages import Ended, Tokens
+from common.text import AnswerText, Writing
 
 
 def test_an_answer_is_counted_when_it_ends_and_not_behind_those_before_it() -> None:
@@ -39,8 +41,9 @@ def test_an_answer_is_counted_when_it_ends_and_not_behind_those_before_it() -> N
             for order, parts in zip(orders, (slow, fast), strict=True)
         ]
         metrics = SimpleNamespace(first_token=lambda _: None, tokens=lambda _: None, ended=ended)
-        prompts = SimpleNamespace(decode=lambda ids, skip_special_tokens: "".join(map(str, ids)))
-        fields = SimpleNamespace(skip_special_tokens=True)
+        text_of = SimpleNamespace(writing=Writing(), decode=lambda ids, skip_special_tokens: "".join(map(str, ids)))
+        prompts = SimpleNamespace(answer_text=partial(AnswerText, text_of))
+        fields = SimpleNamespace(include_stop_str_in_output=False)
         call = Call(Orders("a", tuple(orders)), *cast("Any", (fields, answers, prompts, metrics, "prefix")))
         return await asyncio.wait_for(call.whole(), 5)
 

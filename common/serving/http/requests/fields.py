@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import logging
 import re
+import reprlib
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    StrictBool,
+    StrictFloat,
+    StrictStr,
+    model_validator,
+)
+
+from common.config import MOST_STOP_TOKENS
+from common.text import why_no_variables
 
 logger = logging.getLogger(__name__)
 
@@ -25,19 +41,59 @@ Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 _MOST_LOGGED = 200  # unknown names
 _logged: set[str] = set()
 
-# What a diffusion model cannot do, by the values that ask for nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "length_penalty": (1,),
-    "min_p": (0,), "min_tokens": (0,), "best_of": (1,), "top_logprobs": (0,), "logprobs": (False,),
-    "prompt_logprobs": (False,), "logit_bias": ({},), "suffix": ("",), "stop_token_ids": ([],), "bad_words": ([],),
-    "allowed_token_ids": ([],), "include_stop_str_in_output": (False,), "use_beam_search": (False,),
-    "response_format": ({"type": "text"},), "structured_outputs": ({},), "guided_json": (), "guided_regex": (),
-    "guided_choice": (), "guided_grammar": (), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
-    "function_call": ("none", "auto"), "reasoning_effort": ("none",), "modalities": (["text"],), "audio": (),
-    "prediction": (), "chat_template": (), "chat_template_kwargs": ({},), "add_generation_prompt": (True,),
-    "continue_final_message": (False,), "documents": ([],), "truncate_prompt_tokens": (), "logits_processors": ([],),
-    "web_search_options": (),
-}  # fmt: skip
+_IN_ANY_ORDER = "positions are filled in any order, so no text before a token could be counted"
+_NO_LIKELIHOOD = "a diffusion model gives no left-to-right likelihood of a token"
+_LOGITS = "a request cannot change logits, which stay on the device"
+_NO_GRAMMAR = "answers are not held to a format: describe it in the prompt, check the answer, and"
+_NO_TOOLS = (
+    "conversations are rendered without tools, and answers are not read for calls: describe them in a message, and"
+)
+_ROUTE = "only /v1/completions repeats its prompt:"
+# What cannot be had here: the values that ask for nothing, and why others are refused.
+_NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
+    "presence_penalty": ((0,), f"{_IN_ANY_ORDER}:"),
+    "frequency_penalty": ((0,), f"{_IN_ANY_ORDER}:"),
+    "repetition_penalty": ((1,), f"{_IN_ANY_ORDER}:"),
+    "length_penalty": ((1,), "it is of beam search, which a diffusion model does not do:"),
+    "use_beam_search": ((False,), "beams grow from left to right, which a diffusion model does not do:"),
+    "min_p": ((0,), "tokens are drawn by top_p and top_k only: set these, and"),
+    "min_tokens": ((0,), "an end token may be filled before those in front of it; set ignore_eos and max_tokens, and"),
+    "best_of": ((1,), "answers are not ranked, for want of a likelihood: set n, and"),
+    "logprobs": ((False,), f"{_NO_LIKELIHOOD}:"),
+    "top_logprobs": ((0,), f"{_NO_LIKELIHOOD}:"),
+    "prompt_logprobs": ((False,), f"{_NO_LIKELIHOOD}:"),
+    "logit_bias": (({},), f"{_LOGITS}:"),
+    "bad_words": (([],), f"{_LOGITS}:"),
+    "allowed_token_ids": (([],), f"{_LOGITS}:"),
+    "logits_processors": (([],), f"{_LOGITS}:"),
+    "suffix": (("",), "a text that follows the answer is not given to the model: write it into the prompt, and"),
+    "echo": ((False,), _ROUTE),
+    "response_format": (({"type": "text"},), _NO_GRAMMAR),
+    "structured_outputs": (({},), _NO_GRAMMAR),
+    "structural_tag": (("",), _NO_GRAMMAR),
+    "tools": (([],), _NO_TOOLS),
+    "tool_choice": (("none", "auto"), _NO_TOOLS),
+    "functions": (([],), _NO_TOOLS),
+    "function_call": (("none", "auto"), _NO_TOOLS),
+    "documents": (([],), "conversations are rendered without documents: write them into a message, and"),
+    "reasoning_effort": (("none",), "only a chat template could read it: send it in chat_template_kwargs, and"),
+    "modalities": ((["text"],), "the model reads and writes text only:"),
+    "audio": ((), "the model reads and writes text only:"),
+    "mm_processor_kwargs": (({},), "the model reads and writes text only:"),
+    "prediction": ((), "an answer is not begun with a text that is expected:"),
+    "prompt_embeds": ((), "a prompt is a text or token ids: send prompt, and"),
+    "chat_template": ((), "a template is a program, and only the checkpoint's own is run:"),
+    "chat_template_kwargs": (({},), "only messages are rendered by a template: send it with messages, or"),
+    "add_generation_prompt": ((True,), "an answer begins where the template lets the assistant speak:"),
+    "continue_final_message": (
+        (False,),
+        "a chat's answer is a message of its own: send a prompt to /v1/completions, or",
+    ),
+    "truncate_prompt_tokens": ((), "no prompt is cut: send a shorter one, and"),
+    "detokenize": ((True,), "answers are texts: set return_token_ids for the ids too, and"),
+    "spaces_between_special_tokens": ((True,), "tokens are joined as the tokenizer's own decoder does:"),
+    "web_search_options": ((), "nothing is searched for:"),
+}
 _WITHOUT_EFFECT = {
     "user", "metadata", "store", "service_tier", "priority", "cache_salt", "parallel_tool_calls", "safety_identifier",
     "prompt_cache_key",
@@ -51,6 +107,17 @@ class Fields(BaseModel):
     @classmethod
     def _null_is_absent(cls, value: Any) -> Any:
         return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+    def unsupported(self) -> tuple[str, str] | None:
+        """A field that asks for what cannot be had here, and a sentence that says why. Logs the unknown ones."""
+        for name, value in (self.model_extra or {}).items():
+            neutral, why = _NEUTRAL.get(name, ((), _NO_GRAMMAR if name.startswith("guided_") else ""))
+            if why and not any(_is_same(value, one) for one in neutral):
+                return name, f"{name}: {_shown(value)} is refused, as {why} remove {name:.100}"
+            if not why and name not in _WITHOUT_EFFECT and name not in _logged and len(_logged) < _MOST_LOGGED:
+                _logged.add(name)
+                logger.warning("%.100r is no field that this server knows: ignored, and not told of again", name)
+        return None
 
 
 class StreamOptions(Fields):
@@ -89,9 +156,11 @@ class Sampling(Fields):
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     stop: StrictStr | list[StrictStr] = []
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_TOKENS)] = []
+    include_stop_str_in_output: StrictBool = False
     seed: Seed | None = None
     ignore_eos: StrictBool = False
-    skip_special_tokens: StrictBool = True
+    skip_special_tokens: StrictBool | None = None
     add_special_tokens: StrictBool = True
     return_token_ids: StrictBool = False
     request_id: RequestId | None = None
@@ -106,47 +175,64 @@ class Sampling(Fields):
             raise ValueError("stream_options.continuous_usage_stats: only with include_usage true; set that too")
         return self
 
-    def unsupported(self) -> str | None:
-        """A field that asks for what a diffusion model cannot do. Logs the unknown ones."""
-        for name, value in (self.model_extra or {}).items():
-            if name in _NEUTRAL:
-                if not any(_is_same(value, neutral) for neutral in _NEUTRAL[name]):
-                    return name
-            elif name not in _WITHOUT_EFFECT and name not in _logged and len(_logged) < _MOST_LOGGED:
-                _logged.add(name)
-                logger.warning("%.100r is no field that this server knows: ignored, and not told of again", name)
-        return None
-
 
 class CompletionFields(Sampling):
     prompt: StrictStr | list[TokenId] | list[StrictStr] | list[list[TokenId]]
     echo: StrictBool = False
 
 
+def _is_text(value: object) -> object:
+    if value != "text":
+        raise ValueError("the model reads text only: send parts of type text")
+    return value
+
+
 class Part(Fields):
-    type: Literal["text"]
+    type: Annotated[Literal["text"], BeforeValidator(_is_text)]
     text: StrictStr
 
 
 class Message(Fields):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: StrictStr | list[Part] = ""
+    """given: the message as it came, whose other keys and their order are the chat template's to read."""
 
-    def as_template_input(self) -> dict[str, str]:
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+    role: Annotated[StrictStr, Field(min_length=1)]
+    content: StrictStr | list[Part] | None = None
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return self._given
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _remember(cls, value: Any, handler: ModelWrapValidatorHandler[Message]) -> Message:
+        message = handler(value)
+        message._given = value if isinstance(value, dict) else value.given
+        return message
+
+
+def _are_variables(value: dict[str, Any]) -> dict[str, Any]:
+    problem = why_no_variables(value)
+    if problem is not None:
+        raise ValueError(problem.removeprefix("chat_template_kwargs: "))
+    return value
+
+
+Variables = Annotated[dict[str, Any], AfterValidator(_are_variables)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=4096)]
 
 
 class ChatFields(Sampling):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
-    echo: Literal[False] = False
+    messages: Messages
+    chat_template_kwargs: Variables = {}
 
 
 class GenerateFields(Sampling):
     """prompt: one. stream_mode: also `denoise`, an event a pass."""
 
     prompt: StrictStr | list[TokenId] | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    messages: Messages | None = None
+    chat_template_kwargs: Variables = {}
     n: Literal[1] = 1
     stream_mode: Literal["prefix", "block", "denoise"] | None = None
 
@@ -154,13 +240,16 @@ class GenerateFields(Sampling):
     def _has_one_prompt(self) -> GenerateFields:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt: send either prompt or messages")
+        if self.chat_template_kwargs and self.messages is None:
+            raise ValueError("chat_template_kwargs: only messages are rendered by a template: send these, or remove it")
         return self
 
 
 class TokenizeFields(Fields):
     model: StrictStr | None = None
     prompt: StrictStr | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    messages: Messages | None = None
+    chat_template_kwargs: Variables = {}
     add_special_tokens: StrictBool = True
     return_token_strs: StrictBool = False
 
@@ -168,6 +257,8 @@ class TokenizeFields(Fields):
     def _has_one_prompt(self) -> TokenizeFields:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt: send either prompt or messages")
+        if self.chat_template_kwargs and self.messages is None:
+            raise ValueError("chat_template_kwargs: only messages are rendered by a template: send these, or remove it")
         return self
 
 
@@ -180,6 +271,14 @@ class AbortFields(Fields):
     request_id: StrictStr | None = None
     rid: StrictStr | None = None
     abort_all: StrictBool = False
+
+
+def _shown(value: Any) -> str:
+    """Its beginning."""
+    try:
+        return f"{reprlib.repr(value):.100}"
+    except ValueError:  # a number of thousands of digits
+        return "a number"
 
 
 def _is_same(value: Any, neutral: Any) -> bool:

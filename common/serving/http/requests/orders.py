@@ -13,12 +13,12 @@ from pydantic import ValidationError
 from common.config import BLOCKS_FROM_ZERO, DecodeConfig, RunConfig, is_greedy, remedy
 from common.decoding import GenerationRequest, Room
 from common.serving.http.errors import ApiError
-from common.serving.http.requests.fields import ChatFields, GenerateFields, Sampling
+from common.serving.http.requests.fields import ChatFields, Fields, GenerateFields, Sampling
 from common.serving.messages import Ready
 
 _NO_EOS = -1  # nothing ends the text
 _OWN_SETTINGS = ("num_lookahead", "block_size", "block_add_threshold", "decoded_token_threshold", "skip_threshold")
-_SAMPLING = ("temperature", "top_p", "top_k", "stop")
+_SAMPLING = ("temperature", "top_p", "top_k", "stop", "stop_token_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,7 @@ class OrderBook:
 
     def check(self, fields: Sampling, num_prompts: int = 1) -> None:
         """Everything that needs no prompt."""
-        if (param := fields.unsupported()) is not None:
-            raise ApiError(
-                400, f"{param}: a diffusion model does not decode token by token and cannot do this: remove it", param
-            )
+        refuse_unsupported(fields)
         self._check_count(fields, num_prompts)
         if len(_stops(fields)) > self._run.serve.max_stop_strings:
             limit = self._run.serve.max_stop_strings
@@ -145,8 +142,11 @@ class OrderBook:
             changes["top_k"] = fields.top_k if fields.top_k > 0 else None
         if is_greedy(changes.get("temperature", base.temperature)):
             changes |= {"top_p": 1.0, "top_k": None}
-        if _stops(fields):
-            changes["stop"] = _stops(fields)
+        # Beside those of the run, which every answer ends with.
+        changes["stop"] = tuple(dict.fromkeys([*_stops(fields), *base.stop]))
+        changes["stop_token_ids"] = tuple(dict.fromkeys([*fields.stop_token_ids, *base.stop_token_ids]))
+        if fields.skip_special_tokens is not None:
+            changes["skip_special_tokens"] = fields.skip_special_tokens
         if fields.ignore_eos:
             changes["eos_token_id"] = _NO_EOS
         takes_any = base.strategy in ("vanilla", *BLOCKS_FROM_ZERO)
@@ -171,6 +171,13 @@ class OrderBook:
             raise ApiError(
                 400, f"diffusion.num_lookahead: {wanted} is more than {most}, the most here", "diffusion.num_lookahead"
             )
+
+
+def refuse_unsupported(fields: Fields) -> None:
+    """Raises ApiError."""
+    found = fields.unsupported()
+    if found is not None:
+        raise ApiError(400, found[1], found[0])
 
 
 def _length_name(fields: Sampling) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from common.checkpoint import CharacterBound, Tokenizer, character_bound, chat_text
+from common.config import DecodeConfig
 from common.errors import ConfigError, EngineError, first_line
 from common.serving.http.errors import ApiError
 from common.serving.http.requests.fields import Message
+from common.serving.http.requests.orders import Order
+from common.text import AnswerText
 
 _LONG = 20_000  # characters: shorter texts are tokenised faster than a thread is asked to
 
@@ -48,19 +52,25 @@ class Prompts:
             raise ApiError(400, f"{param}: it is empty; send at least one token", param)
         return list(token_ids)
 
-    async def of_chat(self, messages: Sequence[Message]) -> list[int]:
+    async def of_chat(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
         """Token ids up to where the answer begins. Raises ApiError."""
         if not self._tokenizer.has_chat_template:
             raise ApiError(400, "messages: this model has no chat template; send prompt to /v1/completions", "messages")
-        plain = [message.as_template_input() for message in messages]
+        given = [message.given for message in messages]
         loop = asyncio.get_running_loop()
         try:
-            text = await loop.run_in_executor(self._chats, chat_text, self._tokenizer, plain)
+            text = await loop.run_in_executor(self._chats, chat_text, self._tokenizer, given, variables)
         except ConfigError as error:
             raise ApiError(400, first_line(error), "messages") from None
         except EngineError as error:
             raise ApiError(503, first_line(error)) from None
         return await self.of_text(text, add_special_tokens=False, param="messages")
+
+    def answer_text(self, decode: DecodeConfig, *, includes_stop: bool) -> AnswerText:
+        return AnswerText(self._tokenizer, decode, includes_stop=includes_stop)
+
+    def echo(self, order: Order) -> str:
+        return self.decode(order.request.prompt, skip_special_tokens=order.decode.skip_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens)

@@ -17,7 +17,6 @@ from common.serving.http.errors import ApiError
 from common.serving.http.metrics import Metrics
 from common.serving.http.requests.fields import Sampling
 from common.serving.http.requests.orders import Order, Orders
-from common.serving.http.responses.text import TextStream
 from common.serving.messages import Ended, Passed
 
 if TYPE_CHECKING:
@@ -29,18 +28,21 @@ _REASONS = {"eos": "stop", "stop": "stop", "length": "length", "max_steps": "len
 
 
 class Piece(NamedTuple):
-    """What a pass, or several, added to an answer. passed: of a watched request. ended: in the last piece."""
+    """What a pass, or several, added to an answer. passed: of a watched request. ended, stop_reason: in the last piece,
+    the latter the stop string or the stop token that ended it."""
 
     text: str
     token_ids: tuple[int, ...]
     passed: Passed | None = None
     ended: Ended | None = None
+    stop_reason: str | int | None = None
 
 
 class Finished(NamedTuple):
     text: str
     token_ids: tuple[int, ...]
     ended: Ended
+    stop_reason: str | int | None
 
     @property
     def finish_reason(self) -> str:
@@ -48,10 +50,10 @@ class Finished(NamedTuple):
 
 
 def _joined(pieces: Sequence[Piece]) -> Finished:
-    ended = pieces[-1].ended
+    ended, stop_reason = pieces[-1].ended, pieces[-1].stop_reason
     assert ended is not None, "the last piece has it"
     token_ids = tuple(token for piece in pieces for token in piece.token_ids)
-    return Finished("".join(piece.text for piece in pieces), token_ids, ended)
+    return Finished("".join(piece.text for piece in pieces), token_ids, ended, stop_reason)
 
 
 def finish_reason(ended: Ended) -> str:
@@ -73,7 +75,7 @@ class Call:
     async def pieces(self, answer: Answer) -> AsyncIterator[Piece]:
         """Raises ApiError where the engine fails."""
         order = answer.order
-        text = TextStream(self._decode, order.decode.stop)
+        text = self.prompts.answer_text(order.decode, includes_stop=self.fields.include_stop_str_in_output)
         pending: tuple[int, ...] = ()  # final, but of a block that is not
         num_given = 0
         first_at: float | None = None
@@ -87,8 +89,11 @@ class Call:
             self.metrics.tokens(len(part.token_ids))
             pending += part.token_ids
             if isinstance(part, Ended):
+                last = text.end(pending)
+                if text.stopped_by is not None:  # where the answer is cut at max_tokens, only its text tells
+                    part = part._replace(finish_reason="stop")
                 self._log(answer, part, first_at)
-                yield Piece(text.end(pending), pending, ended=part)
+                yield Piece(last, pending, ended=part, stop_reason=text.stopped_by)
                 return
             whole = self._num_whole(order, num_given + len(pending)) - num_given
             ready, pending = pending[:whole], pending[whole:]
@@ -109,9 +114,6 @@ class Call:
         async for index, piece in merged([self.pieces(answer) for answer in self.answers]):
             pieces[index].append(piece)
         return [_joined(own) for own in pieces]
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        return self.prompts.decode(token_ids, skip_special_tokens=self.fields.skip_special_tokens)
 
     def _log(self, answer: Answer, ended: Ended, first_at: float | None) -> None:
         seconds = time.monotonic() - answer.added_at

@@ -9,10 +9,9 @@ from typing import Any
 
 from common.serving.events import DenoiseEvents
 from common.serving.http.engine import EngineClient
-from common.serving.http.responses.calls import Call, finish_reason, given_up
+from common.serving.http.responses.calls import Call, Finished, finish_reason, given_up
 from common.serving.http.responses.openai import pass_counts, usage
 from common.serving.http.responses.sse import DONE, event
-from common.serving.messages import Ended
 
 
 @dataclass(slots=True)
@@ -25,7 +24,7 @@ class GenerateCall:
         call = self.call
         with given_up(self.engine, call.answers, call.metrics):
             (one,) = await call.whole()
-        return self._last(one.text, one.token_ids, one.ended)
+        return self._last(one)
 
     async def events(self) -> AsyncIterator[str]:
         """Of the stream: texts as they become final or an event a pass, then the whole answer, then [DONE]."""
@@ -45,7 +44,7 @@ class GenerateCall:
                 elif piece.ended is not None:
                     if held is not None:
                         yield event({**held, "finished": finish_reason(piece.ended)})
-                    yield event(self._last(text, token_ids, piece.ended))
+                    yield event(self._last(Finished(text, token_ids, piece.ended, piece.stop_reason)))
                 elif is_drawn:
                     if held is not None:
                         yield event(held)
@@ -54,13 +53,14 @@ class GenerateCall:
                     yield event({"id": call.orders.id, "text": piece.text, "token_ids": list(piece.token_ids)})
         yield DONE
 
-    def _last(self, text: str, token_ids: tuple[int, ...], ended: Ended) -> dict[str, Any]:
+    def _last(self, one: Finished) -> dict[str, Any]:
         order = self.call.answers[0].order
         return {
             "id": self.call.orders.id,
-            "text": text,
-            "token_ids": list(token_ids),
-            "finish_reason": finish_reason(ended),
-            "usage": usage(order.num_prompt_tokens, ended.num_tokens),
-            "diffusion": pass_counts([ended], [order]),
+            "text": one.text,
+            "token_ids": list(one.token_ids),
+            "finish_reason": one.finish_reason,
+            "stop_reason": one.stop_reason,
+            "usage": usage(order.num_prompt_tokens, one.ended.num_tokens),
+            "diffusion": pass_counts([one.ended], [order]),
         }

@@ -114,23 +114,30 @@ class OpenAiCall:
         reason = None if piece.ended is None else finish_reason(piece.ended)
         if not self.is_chat:
             is_silent = not (piece.text or piece.token_ids or reason)
-            return [] if is_silent else [self._text_part(index, piece.text, reason, piece.token_ids)]
+            return [] if is_silent else [self._text_part(index, piece.text, reason, piece.token_ids, piece.stop_reason)]
         parts = []
         if piece.text or piece.token_ids:
             parts.append(self._with_ids(self._delta(index, {"content": piece.text}, None), piece.token_ids))
         if reason is not None:
-            parts.append(self._delta(index, {}, reason))
+            parts.append({**self._delta(index, {}, reason), "stop_reason": piece.stop_reason})
         return parts
 
-    def _text_part(self, index: int, text: str, reason: str | None, token_ids: tuple[int, ...]) -> dict[str, Any]:
-        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason, "stop_reason": None}
+    def _text_part(
+        self,
+        index: int,
+        text: str,
+        reason: str | None,
+        token_ids: tuple[int, ...],
+        stop_reason: str | int | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason, "stop_reason": stop_reason}
         return self._with_ids(choice, token_ids)
 
     def _delta(self, index: int, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
     def _choice(self, index: int, one: Finished) -> dict[str, Any]:
-        rest = {"logprobs": None, "finish_reason": one.finish_reason, "stop_reason": None}
+        rest = {"logprobs": None, "finish_reason": one.finish_reason, "stop_reason": one.stop_reason}
         text = self.echoes[index] + one.text
         own = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
         return self._with_ids({"index": index, **own, **rest}, one.token_ids)
