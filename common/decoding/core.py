@@ -179,12 +179,20 @@ class EngineCore:
                     break
                 if num_sure <= 0 and not self._can_hold(request):
                     break
-                scheduler.admit(request)
-            else:
+                reason = self._begin(request)
+            if reason is not None:
                 rejected.append(Rejection(request.id, reason))
             queue.take()
             num_sure -= 1
         return rejected
+
+    def _begin(self, request: GenerationRequest) -> str | None:
+        """Give it a slot, or say what is wrong with it."""
+        try:
+            self.scheduler.admit(request)
+        except ValueError as error:
+            return str(error)
+        return None
 
     def _next(self) -> GenerationRequest | None:
         """The request to let in next."""

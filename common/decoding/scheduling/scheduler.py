@@ -119,9 +119,9 @@ class Scheduler:
         if not request.prompt:
             raise ValueError(f"request {request.id}: the prompt is empty; give at least one token")
         rules = self._rules_of(request)
-        slot, num_reused = self._take_slot(request.prompt, rules.decode)  # behind what can raise
         name = request.id if request.noise_name is None else request.noise_name
         key = noise_key(self._seed if request.seed is None else request.seed, name)
+        slot, num_reused = self._take_slot(request.prompt, rules.decode)  # after what can raise
         self._room_of_slot[slot] = Room(len(request.prompt), rules.decode)
         self._num_begun += rules.num_first(len(request.prompt)) - num_reused
         if self._budget is not None:

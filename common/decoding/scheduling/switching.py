@@ -9,7 +9,7 @@ from common.decoding.scheduling.plain import PlainRequests
 from common.decoding.scheduling.state import Admission, DecodingRequest, Observer
 
 FEW_REQUESTS = 2  # are decoded as fast one after another as all at once; one is twice as fast
-FEW_OBSERVED = 4  # are decoded one after another while somebody looks: those records say more (StepRecord)
+FEW_OBSERVED = 4  # are decoded one after another while all are looked at: those records say more (StepRecord)
 
 
 class SwitchingRequests:
@@ -52,7 +52,9 @@ class SwitchingRequests:
         return self._now.num_prompt_tokens()
 
     def plan_step(self, sampling: Sampling) -> StepPlan:
-        count, few = len(self._now), FEW_REQUESTS if self.observer is None else FEW_OBSERVED
+        # Who looks at some looks on one rank alone, and all ranks have to lay rows out alike.
+        is_observed = self.observer is not None and self.observer.ids is None
+        count, few = len(self._now), FEW_OBSERVED if is_observed else FEW_REQUESTS
         if count <= 1:
             self._move_to_plain()
         elif count > few and self._now is self._plain and self._all_fit_arrays():

@@ -242,9 +242,11 @@ def test_a_request_that_cannot_even_be_judged_is_rejected_alone() -> None:
     core.add_request(request("good"))
     core.add_request(GenerationRequest(BAD, None))  # type: ignore[arg-type]
     core.add_request(GenerationRequest("worse", (5,), decode={"top_p": 1}))  # type: ignore[arg-type]
+    core.add_request(GenerationRequest("worst", (5,), seed=10**5000))  # which cannot be written as text
     results = run(core)
     assert isinstance(results["good"], Completion)
-    assert all(isinstance(results[name], Rejection) for name in (BAD, "worse"))
+    assert all(isinstance(results[name], Rejection) for name in (BAD, "worse", "worst"))
+    assert sorted(core.scheduler._free_slots) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("num_others", [1, 5])
