@@ -22,6 +22,7 @@ DECODES = {
     "d2f": D2F,
     "d2f, prefixes": D2F.model_copy(update={"reuse_prefix": True}),
     "dual cache": D2F.changed({"strategy": "fast_dllm", "cache": "dual"}),
+    "lopa_ascend": D2F.changed({"window_attention": "block_causal", "shift_row": "fresh"}),
     "rebuilt": D2F.changed({"strategy": "multi_block", "fill_rule": "entropy", "cache_delay": 1}),
 }
 
@@ -32,7 +33,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def built(model: Path, decode: DecodeConfig, num_slots: int) -> Generator:
-    return build_generator(PROFILE, RunConfig(model=str(model), decode=decode, max_num_requests=num_slots))
+    engine = "lopa_ascend" if decode.window_attention == "block_causal" else "lopa_cuda"
+    profile = PROFILE.model_copy(update={"engine": engine})
+    return build_generator(profile, RunConfig(model=str(model), decode=decode, max_num_requests=num_slots))
 
 
 def requests(generator: Generator, texts: list[str]) -> Iterator[GenerationRequest]:
