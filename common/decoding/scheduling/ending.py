@@ -80,7 +80,7 @@ def _find_end(
     eos_at = _ends_in(prefix, rules) if has_eos else prefix[:0]
     num_kept = int(eos_at[0]) + 1 if eos_at.size else len(prefix)
     if rules.find_stop is not None:
-        stop_at = decoding.asked(rules.find_stop, prefix[:num_kept].tolist(), decoding.num_searched, otherwise=None)
+        stop_at = decoding.asked(rules.find_stop, prefix[:num_kept].tolist(), decoding.num_searched)
         if stop_at is not None:
             return stop_at, "stop"
         decoding.num_searched = num_kept  # what is filled stays as it is

@@ -30,16 +30,16 @@ class Admission:
     admitted_at: float
     failures: dict[str, str] = field(default_factory=dict)
 
-    def asked(self, decide: Callable[..., AnswerT], *given: object, otherwise: AnswerT) -> AnswerT:
-        """What a policy or a stop finder says of this request. Either may be anybody's: one that raises ends this
-        request with the step, and the others go on."""
+    def asked(self, decide: Callable[..., AnswerT], *given: object) -> AnswerT | None:
+        """What a policy or a stop finder says of this request. Either may be anybody's: one that raises says None, and
+        ends this request with the step; the others go on."""
         try:
             return decide(*given)
         except Exception as error:
             is_sentence = isinstance(error, ValueError)
             reason = first_line(error) if is_sentence else f"{type(error).__name__}: {first_line(error)}"
             self.failures[self.request.id] = f"decoding this request failed ({reason})"
-            return otherwise
+            return None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

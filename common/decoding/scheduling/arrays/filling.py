@@ -226,7 +226,8 @@ def _own_ranks(batch: RequestBatch, blocks: OpenBlocks, is_masked_QW: Bool, cand
             decoding, draws = batch.requests[place], Draws(*batch.key_of(place), stream=1)
             spawning = Spawning(values_3W, column_C, start, decoding.rules.decode, draws)
             found = np.full(len(values_3W[0]), np.inf)
-            found[column_C] = -decoding.asked(rank, spawning, otherwise=np.zeros(len(column_C)))
+            rank_C = decoding.asked(rank, spawning)
+            found[column_C] = 0 if rank_C is None else -rank_C
             rank_QW[own] = found.reshape(-1, width)
     return rank_QW
 
@@ -238,8 +239,7 @@ def _most(batch: RequestBatch, num_filled_N: Int, candidates_N: Int) -> Int:
     count = policy("lookahead_rules", batch.kind.lookahead_rule)
     stepped = zip(num_filled_N.tolist(), candidates_N.tolist(), batch.requests, strict=True)
     found = [
-        request.asked(count, Stepped(filled, masked, request.rules.decode), otherwise=0)
-        for filled, masked, request in stepped
+        request.asked(count, Stepped(filled, masked, request.rules.decode)) or 0 for filled, masked, request in stepped
     ]
     most_N: Int = np.minimum(found, batch.num_lookahead_N)
     return most_N

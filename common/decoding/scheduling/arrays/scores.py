@@ -94,5 +94,5 @@ def _own_score(rows: Rows, place: int, values_3T: Float) -> Score:
     settings, draws = batch.requests[place].rules.decode, Draws(*batch.key_of(place), stream=0)
     scoring = Scoring(values_3BW, is_masked_BW, branches, start, settings, draws, is_masked_BW.sum(axis=1))
     score = policy("branch_scores", batch.kind.branch_score)
-    score_B: Score = batch.requests[place].asked(score, scoring, otherwise=np.zeros(count))
-    return score_B
+    score_B: Score | None = batch.requests[place].asked(score, scoring)
+    return np.zeros(count) if score_B is None else score_B

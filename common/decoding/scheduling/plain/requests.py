@@ -165,7 +165,8 @@ def _score(step: RequestStep, scoring: Scoring) -> Score:
     """C(B)."""
     decode, branches = step.decoding.rules.decode, step.decoding.branches
     score = policy("branch_scores", decode.branch_score)
-    score_B: Score = step.decoding.asked(score, scoring, otherwise=np.zeros(len(branches)))
+    found_B = step.decoding.asked(score, scoring)
+    score_B: Score = np.zeros(len(branches)) if found_B is None else found_B
     if decode.creation_weight == 0:
         return score_B
     created_B = np.array([*branches.confidences, ANCHOR.creation_confidence])
