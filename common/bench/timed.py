@@ -50,7 +50,9 @@ class TimedDecoding:
             times.append(time.perf_counter())
             self._note(plan, times)
             if ended:
-                return ended[0]
+                (completion,) = ended
+                assert isinstance(completion, Completion), completion
+                return completion
 
     def summary(self) -> dict[str, Any]:
         """Median milliseconds of steps behind the prompt, all of them and by whether they commit."""

@@ -1,39 +1,26 @@
-"""What is not decoded, and why: requests that the engine could never hold, and predictions that are no numbers."""
+"""Which requests are not decoded, and why: those that the engine could never hold."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
 
 import numpy as np
 
 from common.decoding.engine import Capacity
-from common.decoding.plan import Predictions, StepPlan
 from common.decoding.request import GenerationRequest
-from common.decoding.scheduling import DecodingRequest, Scheduler
-from common.errors import EngineError
-
-
-def finite(predictions: Predictions, plan: StepPlan, active: Sequence[DecodingRequest], rank: int) -> Predictions:
-    """The predictions, if every number that the scheduler will read is one. NaN would win every comparison unseen.
-
-    Raises EngineError naming rank, step and request.
-    """
-    if isfinite(predictions.values_3T.sum()):  # of values that nobody reads too: a sum costs a step the least
-        return predictions
-    is_bad_T = ~np.isfinite(predictions.values_3T).all(axis=0) & plan.is_read_T
-    if not is_bad_T.any():
-        return predictions
-    row = int(plan.first_R.searchsorted(is_bad_T.argmax(), side="right")) - 1
-    request = active[int(plan.request_R[row])].request
-    raise EngineError(
-        f"rank {rank}, step {plan.step_R[row]} of request {request.id}: the model's output is not finite: "
-        "its weights hold NaN or infinity, or overflow in this dtype or quantization"
-    )
+from common.decoding.scheduling import Scheduler
+from common.errors import first_line
 
 
 def why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: Capacity) -> str | None:
     """Why this engine could not decode the request even if it were empty; None: it could."""
+    try:
+        return _why_impossible(request, scheduler, capacity)
+    except Exception as error:  # of what the request holds, or of a stop finder
+        return f"it cannot be judged ({type(error).__name__}: {first_line(error)}); correct it"
+
+
+def _why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: Capacity) -> str | None:
     decode = scheduler.decode_of(request)
     num_tokens, room = len(request.prompt), scheduler.room_of(request).longest_prompt(capacity.max_model_len)
     if not num_tokens:

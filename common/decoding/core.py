@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from itertools import islice
 
-from common.decoding.admission import finite, why_impossible
+from common.decoding.admission import why_impossible
 from common.decoding.engine import Engine, start_forward
+from common.decoding.model_check import ModelCheck
 from common.decoding.plan import Predictions, StepPlan
 from common.decoding.relay import Command, digest_of
 from common.decoding.request import Completion, GenerationRequest, Rejection, RequestOutput, RequestQueue
@@ -28,21 +29,20 @@ class EngineCore:
 
     source: where waiting requests come from beside `add_request`; it is read when there is room for them, and may give
     None for "nothing now". On several ranks, rank 0's counts.
+    A request that fails while it is decoded ends alone, with a Rejection (`error`).
     """
 
     def __init__(self, scheduler: Scheduler, engine: Engine, source: RequestQueue | None = None) -> None:
         self.scheduler = scheduler
         self.engine = engine
-        self._source = source or RequestQueue()
+        self._queue = RequestQueue() if source is None else source
         self._relay = engine.mesh.relay
         self._is_leader = self._relay is None or engine.mesh.is_leader
-        # With others to tell, what rank 0 has told of; else whatever comes.
-        self._waiting = self._source if self._relay is None else RequestQueue()
-        self._aborted: list[str] = []
+        self._aborted: list[str] = []  # open requests
+        self._check = ModelCheck(scheduler, engine.mesh.rank)
         self._under_way: tuple[StepPlan, Callable[[], Predictions]] | None = None
         self._failure: Exception | None = None
         self._num_given: dict[str, int] = {}
-        self._judged: dict[int, str | None] = {}  # waiting requests, by identity: why they are impossible
         self._is_over = False
         self._num_steps = 0
         self._num_ended = 0  # in the last step
@@ -52,14 +52,13 @@ class EngineCore:
 
         Raises ValueError if a request of this id waits or is being decoded.
         """
-        if request.id in self._ids():
-            raise ValueError(f"request {request.id} is being decoded already: give each request an id of its own")
-        self._source.add(request)
+        self._queue.add(request)
 
     def abort(self, request_id: str) -> None:
-        """End a request at the next step, with what it has by then. One that has ended is none of this step's concern:
-        nothing happens. On rank 0."""
-        self._aborted.append(request_id)
+        """End the request that is open now under this id at the next step, with what it has by then; none is: nothing
+        happens. On rank 0."""
+        if request_id in self._queue.open_ids:
+            self._aborted.append(request_id)
 
     def why_impossible(self, request: GenerationRequest) -> str | None:
         """Why this engine could not decode the request even if it were empty; None: it could, once there is room."""
@@ -68,7 +67,7 @@ class EngineCore:
     @property
     def num_waiting(self) -> int:
         """Requests that have been added and have no room yet."""
-        return len(self._waiting.read) + (0 if self._source is self._waiting else len(self._source.read))
+        return len(self._queue)
 
     @property
     def has_work(self) -> bool:
@@ -76,27 +75,27 @@ class EngineCore:
         if not self._is_leader:
             return not self._is_over
         is_decoding = bool(self.scheduler.active) or self._under_way is not None or self._failure is not None
-        return is_decoding or not (self._source.is_over and self._waiting.is_over)
+        return is_decoding or not self._queue.is_over
 
     def step(self) -> list[RequestOutput]:
         """Finish a pass and start the next; what the finished one brought to each request.
 
-        Raises EngineError where the device or a peer fails; results of the pass before are told first.
+        Raises EngineError where the device, a peer or the model fails; results of the pass before are told first.
         """
         if self._failure is not None:
             raise self._failure
-        self._source.prefetch(max(1, self._num_ended))  # while the device computes
+        self._queue.prefetch(max(1, self._num_ended))  # while the device computes
         command = self._agree()
         has_finished = self._under_way is not None
-        outputs = [self._ended(completion) for completion in (*self._finish_pass(), *self._abort(command.aborted))]
+        outputs = [self._ended(result) for result in (*self._finish_pass(), *self._abort(command.aborted))]
         self._num_ended = len(outputs)
-        outputs += self._admit()
+        outputs += [self._ended(rejection) for rejection in self._admit()]
         failure = self._start_pass()
         # While the device computes:
         if has_finished:
             outputs += self._progress()
-        for request in islice(self._waiting.read, max(_LEAST_JUDGED, self._num_ended)):
-            self._judge(request)
+        for request in islice(self._queue, max(_LEAST_JUDGED, self._num_ended)):
+            self._queue.reason(request, self.why_impossible)
         if failure is not None:
             if not outputs:
                 raise failure
@@ -110,10 +109,6 @@ class EngineCore:
         if self._relay is not None and self._is_leader:
             self._relay.exchange(Command(is_over=True), self._num_steps)
 
-    def _ids(self) -> list[str]:
-        waiting = (*self._waiting.read, *self._source.read)
-        return [request.id for request in (*(decoding.request for decoding in self.scheduler.active), *waiting)]
-
     def _agree(self) -> Command:
         """What comes and goes in this step, as rank 0 says."""
         aborted, self._aborted = tuple(self._aborted), []
@@ -121,11 +116,9 @@ class EngineCore:
             return Command(aborted=aborted)
         plan = self._under_way[0] if self._under_way else None
         digest = digest_of(plan)
+        command = Command()
         if self._is_leader:
-            num_wanted = self.scheduler.num_slots - len(self._waiting.read)
-            command = Command(self._source.take_up_to(num_wanted), aborted, digest)
-        else:
-            command = Command()
+            command = Command(self._queue.tell(self.scheduler.num_slots), aborted, digest)
         command = self._relay.exchange(command, self._num_steps)
         if command.is_over:
             self._is_over = True
@@ -134,19 +127,19 @@ class EngineCore:
                 f"rank {self.engine.mesh.rank}, step {self._num_steps}: this rank and the first of its replica have "
                 "planned different passes; start all ranks with the same version, settings and input"
             )
-        for request in command.added:
-            self._waiting.add(request)
+        if not self._is_leader:
+            self._queue.hear(command.added)
         return command
 
-    def _finish_pass(self) -> list[Completion]:
+    def _finish_pass(self) -> list[Completion | Rejection]:
         if self._under_way is None:
             return []
         (plan, receive), self._under_way = self._under_way, None
         scheduler = self.scheduler
-        winners = scheduler.select_winners(finite(receive(), plan, scheduler.active, self.engine.mesh.rank))
+        winners = scheduler.select_winners(self._check.contained(receive(), plan, self._num_steps))
         self.engine.commit(plan, winners)
         self._num_steps += 1
-        return scheduler.advance(winners)
+        return self._check.settled(scheduler.advance(winners))
 
     def _progress(self) -> list[RequestOutput]:
         """Of requests that go on: tokens that can no longer change and have not been told."""
@@ -155,59 +148,69 @@ class EngineCore:
             self._num_given[output.id] = self._num_given.get(output.id, 0) + len(output.token_ids)
         return outputs
 
-    def _ended(self, completion: Completion) -> RequestOutput:
-        num_given = self._num_given.pop(completion.id, 0)
-        return RequestOutput(completion.id, completion.token_ids[num_given:], completion)
+    def _ended(self, result: Completion | Rejection) -> RequestOutput:
+        num_given = self._num_given.pop(result.id, 0)
+        self._queue.open_ids.discard(result.id)
+        return RequestOutput(result.id, result.token_ids[num_given:], result)
 
-    def _abort(self, request_ids: tuple[str, ...]) -> list[Completion]:
+    def _abort(self, request_ids: tuple[str, ...]) -> list[Completion | Rejection]:
         ended = []
         for request_id in request_ids:
-            waiting = self._waiting.remove(request_id)
-            self._judged.pop(id(waiting), None)
-            completion = self.scheduler.drop(request_id)
+            waiting = self._queue.remove(request_id)
+            # On every rank, also those that have not heard of it: a look for it settles who lies where in a pass.
+            result = self.scheduler.drop(request_id)
             if waiting is not None:
-                completion = Completion.of_nothing(waiting, "abort")
-            if completion is not None:
-                ended.append(completion)
+                result = Completion.of_nothing(waiting, "abort")
+            if result is not None:
+                ended.append(result)
         return ended
 
-    def _admit(self) -> list[RequestOutput]:
+    def _admit(self) -> list[Rejection]:
         """Fill the free slots while the engine has room; reject what it could not decode if it were empty."""
-        rejected: list[RequestOutput] = []
-        scheduler = self.scheduler
+        rejected: list[Rejection] = []
+        scheduler, queue = self.scheduler, self._queue
         if not scheduler.has_free_slot:
             return rejected
         num_sure = self._num_sure()
-        while scheduler.has_free_slot and (request := self._waiting.first()) is not None:
-            reason = self._judge(request)
+        while scheduler.has_free_slot and (request := self._next()) is not None:
+            reason = queue.reason(request, self.why_impossible)
             if reason is None:
                 if not scheduler.can_begin(request):
                     break
                 if num_sure <= 0 and not self._can_hold(request):
                     break
-                scheduler.admit(request)
-            else:
-                rejected.append(RequestOutput(request.id, (), Rejection(request.id, reason)))
-            del self._judged[id(self._waiting.take())]
+                reason = self._begin(request)
+            if reason is not None:
+                rejected.append(Rejection(request.id, reason))
+            queue.take()
             num_sure -= 1
         return rejected
+
+    def _begin(self, request: GenerationRequest) -> str | None:
+        """Give it a slot, or say what is wrong with it."""
+        try:
+            self.scheduler.admit(request)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def _next(self) -> GenerationRequest | None:
+        """The request to let in next."""
+        if self._relay is None:  # else it has been told in this step's command
+            self._queue.tell(1)
+        return self._queue.first()
 
     def _num_sure(self) -> int:
         """For how many of the first waiting requests the engine has room, asked once for all of them; 0 where it has
         not room for all."""
-        coming = list(islice(self._waiting.read, self.scheduler.num_free_slots))
+        first = islice(self._queue, self.scheduler.num_free_slots)
+        coming = [request for request in first if self._queue.reason(request, self.why_impossible) is None]
         return len(coming) if len(coming) > 1 and self._can_hold(*coming) else 0
 
     def _can_hold(self, *requests: GenerationRequest) -> bool:
         """Whether the engine has room for these beside those being decoded."""
         scheduler = self.scheduler
         return self.engine.capacity.can_hold([*scheduler.rooms(), *map(scheduler.room_of, requests)])
-
-    def _judge(self, request: GenerationRequest) -> str | None:
-        """Why the waiting request is impossible, asked once."""
-        if id(request) not in self._judged:
-            self._judged[id(request)] = self.why_impossible(request)
-        return self._judged[id(request)]
 
     def _start_pass(self) -> Exception | None:
         """What kept it from starting is raised once the results before it have been told."""

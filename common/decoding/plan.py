@@ -125,6 +125,8 @@ class StepPlan(NamedTuple):
     commits_locally: attention is block-causal, so a block's KV depends on nothing behind it and every rank can commit
         its own copy.
     request_R: index of the row's request in this step; rows of one request are adjacent, lookaheads first, anchor last.
+    num_guiding_rows: the last rows, in the order of the others: they change the logits of these, and nobody scores them
+        or reads what they predict.
     sampling_3R: what `SamplingField` names, one number a row; None: every row is greedy.
     changes_2T: where sampling.is_special: the entry whose logits guide each entry's (its own: none do), and the token
     whose logit is lowered at each entry (-1: none).
@@ -139,10 +141,16 @@ class StepPlan(NamedTuple):
     commits_locally: bool
     sampling_3R: Float | None = None
     changes_2T: Int | None = None
+    num_guiding_rows: int = 0
 
     @property
     def num_rows(self) -> int:
         return int(self.request_R.shape[0])
+
+    @property
+    def scored(self) -> slice:
+        """The rows that are branches."""
+        return slice(self.num_rows - self.num_guiding_rows)
 
     @property
     def num_tokens(self) -> int:

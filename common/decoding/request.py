@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 from common.config import DecodeConfig
@@ -27,55 +28,78 @@ class GenerationRequest:
 
 
 class RequestQueue:
-    """Requests that wait, in their order: those added, and behind them those of an input, read as they are wanted.
+    """All that waits in a replica, in its order: requests that were added, and after them those of an input, read as
+    they are wanted. Ids are labels that no two open requests share, so that one names the request open now or none.
 
-    requests: the input; it may give None for "nothing now". One that raises has ended: what was read before is decoded,
-    then `raise_failure` hands the error on.
+    On several ranks rank 0 has the whole queue and tells the others of its first requests; only these may be taken.
+
+    requests: the input; it may give None for "nothing now". One that raises, or gives a request whose id is open, has
+        ended: what was read before is decoded, then `raise_failure` hands the error on.
+    open_ids: of the requests that wait, and of those taken that have not been closed.
     """
 
     def __init__(self, requests: Iterable[GenerationRequest | None] | None = None) -> None:
         self._requests = iter(() if requests is None else requests)
         self._is_exhausted = requests is None
-        self._read: deque[GenerationRequest] = deque()
+        self._told: OrderedDict[str, GenerationRequest] = OrderedDict()
+        self._untold: OrderedDict[str, GenerationRequest] = OrderedDict()
+        self._reasons: dict[str, str | None] = {}  # why requests that wait are impossible
         self._failure: Exception | None = None
+        self.open_ids: set[str] = set()
 
     def add(self, request: GenerationRequest) -> None:
-        self._read.append(request)
+        """Raises ValueError while another request of this id is open."""
+        if request.id in self.open_ids:
+            raise ValueError(f"request {request.id} is being decoded already: give each request an id of its own")
+        self.open_ids.add(request.id)
+        self._untold[request.id] = request
+
+    def tell(self, count: int) -> tuple[GenerationRequest, ...]:
+        """Have so many told, or as many as wait now; those that were not before."""
+        told: list[GenerationRequest] = []
+        while len(self._told) < count and (self._untold or self._pull()):
+            told.append(self._untold.popitem(last=False)[1])
+            self._told[told[-1].id] = told[-1]
+        return tuple(told)
+
+    def hear(self, requests: Iterable[GenerationRequest]) -> None:
+        """Take note of what rank 0 has told."""
+        self._told.update((request.id, request) for request in requests)
 
     def first(self) -> GenerationRequest | None:
-        """The one to come next, which stays until it is taken. None: nobody waits now."""
-        if not self._read:
-            self._pull()
-        return self._read[0] if self._read else None
+        """Of those told, the one to come next, which stays until it is taken. None: nobody waits now."""
+        return next(iter(self._told.values()), None)
+
+    def take(self) -> None:
+        """The first, which no longer waits."""
+        self._reasons.pop(self._told.popitem(last=False)[0], None)
+
+    def remove(self, request_id: str) -> GenerationRequest | None:
+        """The request, if it has been read and waits; it no longer does."""
+        self._reasons.pop(request_id, None)
+        return self._told.pop(request_id, None) or self._untold.pop(request_id, None)
+
+    def reason(self, request: GenerationRequest, judge: Callable[[GenerationRequest], str | None]) -> str | None:
+        """What `judge` says of a request that waits, asked once."""
+        if request.id not in self._reasons:
+            self._reasons[request.id] = judge(request)
+        return self._reasons[request.id]
 
     def prefetch(self, count: int) -> None:
         """Read the next requests now, while there is time; as many as wait now."""
-        while len(self._read) < count and self._pull():
+        while len(self) < count and self._pull():
             pass
 
-    def take(self) -> GenerationRequest:
-        """The first, which no longer waits."""
-        return self._read.popleft()
-
-    def take_up_to(self, count: int) -> tuple[GenerationRequest, ...]:
-        """As many as wait now."""
-        return tuple(self.take() for _ in range(count) if self.first() is not None)
-
-    def remove(self, request_id: str) -> GenerationRequest | None:
-        """The request, if it has been read and waits."""
-        found = next((request for request in self._read if request.id == request_id), None)
-        if found is not None:
-            self._read.remove(found)
-        return found
-
-    @property
-    def read(self) -> Sequence[GenerationRequest]:
+    def __len__(self) -> int:
         """Those that wait, without the input's rest."""
-        return self._read
+        return len(self._told) + len(self._untold)
+
+    def __iter__(self) -> Iterator[GenerationRequest]:
+        return chain(self._told.values(), self._untold.values())
 
     @property
     def is_over(self) -> bool:
-        return not self._read and self._is_exhausted
+        return not len(self) and self._is_exhausted
 
     def raise_failure(self) -> None:
         if self._failure is not None:
@@ -87,14 +111,13 @@ class RequestQueue:
             return False
         try:
             request = next(self._requests)
+            if request is not None:
+                self.add(request)
+                return True
         except StopIteration:
             self._is_exhausted = True
         except Exception as error:
             self._is_exhausted, self._failure = True, error
-        else:
-            if request is not None:
-                self._read.append(request)
-                return True
         return False
 
 
@@ -150,11 +173,12 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A request that cannot be decoded; the rest of the run goes on. It can be read as a completion of nothing."""
+    """A request that cannot be decoded, or that failed while it was (`error`); the rest of the run goes on. It can be
+    read as a completion of nothing."""
 
     id: str
     reason: str
-    finish_reason: Literal["rejected"] = "rejected"
+    finish_reason: Literal["rejected", "error"] = "rejected"
     token_ids: tuple[int, ...] = ()
     canvas_token_ids: tuple[int, ...] = ()
     num_canvas_tokens: int = 0

@@ -59,6 +59,8 @@ def _of_shape(values: Any, length: int) -> Any:
     if not isinstance(values, np.ndarray) or values.shape != (length,):
         found = f"shape {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
         raise TypeError(f"it returned {found} where a numpy array of shape ({length},) was expected")
+    if np.isnan(values).any():  # it would win or lose unseen
+        raise ValueError("it returned NaN")
     return values
 
 

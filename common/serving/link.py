@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 LENGTH_BYTES = 4
-_MOST_UNSENT_BYTES = 64 * 2**20
+_BEHIND_BYTES = 4 * 2**20
 _READ_BYTES = 2**18
 
 
@@ -23,7 +23,10 @@ class LinkClosed(Exception):
 
 
 class Link:
-    """The engine's end, which never waits for the other side: what the socket does not take stays here."""
+    """The engine's end, which never waits for the other side: what the socket does not take stays here.
+
+    Nothing is dropped: whoever sends looks at `is_behind` and sends less meanwhile.
+    """
 
     def __init__(self, own: socket.socket) -> None:
         self._socket = own
@@ -32,7 +35,7 @@ class Link:
         own.setblocking(False)
 
     def send(self, messages: Sequence[Any]) -> None:
-        """Raises LinkClosed, also where the other side has stopped reading for long."""
+        """Raises LinkClosed."""
         if messages:
             self._unsent += framed(messages)
         if not self._unsent:
@@ -40,10 +43,14 @@ class Link:
         try:
             del self._unsent[: self._socket.send(self._unsent)]
         except BlockingIOError:
-            if len(self._unsent) > _MOST_UNSENT_BYTES:
-                raise LinkClosed from None
+            return
         except OSError:
             raise LinkClosed from None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the other side reads much more slowly than it is written to, or has stopped."""
+        return len(self._unsent) > _BEHIND_BYTES
 
     def receive(self, wait_s: float = 0.0) -> list[Any]:
         """What has come, after waiting for something up to so long. Raises LinkClosed."""

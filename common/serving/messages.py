@@ -50,8 +50,11 @@ class Accepted(NamedTuple):
 
 
 class Rejected(NamedTuple):
+    """A request that ends without an answer. status: of HTTP, the client's fault or this side's."""
+
     id: str
     reason: str
+    status: int = 400
 
 
 class Tokens(NamedTuple):

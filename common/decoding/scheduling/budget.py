@@ -88,19 +88,21 @@ class BranchBudget:
         return kept_N
 
     def note(self, plan: StepPlan) -> None:
-        """How long the rows of this pass are: the anchor's, which comes last of its request."""
-        self._tokens_of_slot[plan.slot_R] = plan.num_entries_R
+        """How many entries a branch costs in this pass, its guiding row's among them: the anchor, which comes last of
+        its request."""
+        self._tokens_of_slot[plan.slot_R] = plan.num_entries_R * (2 if plan.num_guiding_rows else 1)
         for span in plan.commits:
             self._tokens_of_slot[span.slot] -= min(span.length, self._tokens_of_slot[span.slot] - 1)
 
     def learn(self, plan: StepPlan, predictions: Predictions, score_R: Score) -> None:
         """What the branches of this pass would bring. score_R: C(B)."""
-        request_R = plan.request_R
+        request_R, num_entries_R = plan.request_R[plan.scored], plan.num_entries_R[plan.scored]
         count_N = np.bincount(request_R)
         last_N = count_N.cumsum() - 1
-        threshold_R = self._skip_threshold_of_slot[plan.slot_R]
-        is_sure_T = predictions.probability_T > threshold_R.repeat(plan.num_entries_R)
-        brought_R = np.add.reduceat(is_sure_T & plan.is_read_T, plan.first_R, dtype=np.int64)
+        threshold_T = self._skip_threshold_of_slot[plan.slot_R[plan.scored]].repeat(num_entries_R)
+        own = slice(len(threshold_T))
+        is_sure_T = (predictions.probability_T[own] > threshold_T) & plan.is_read_T[own]
+        brought_R = np.add.reduceat(is_sure_T, plan.first_R[plan.scored], dtype=np.int64)
         rank_R = np.arange(len(request_R)) - (last_N + 1 - count_N)[request_R]
         self._observe(count_N - 1, np.maximum(brought_R, 1), score_R, request_R, rank_R, last_N)
 

@@ -75,9 +75,9 @@ def _find_end(
     has_stop_token = bool(end_at.size) and int(prefix[end_at[0]]) in rules.decode.stop_token_ids
     if rules.find_stop is not None:
         if decoding.stop_search is None:
-            decoding.stop_search = rules.find_stop()
+            decoding.stop_search = decoding.asked(rules.find_stop)
         search, is_over = decoding.stop_search, bool(end_at.size) or spent is not None or reason is not None
-        stop_at = search.find(prefix[search.num_seen : num_kept - has_stop_token].tolist(), is_over)
+        stop_at = decoding.asked(search.find, prefix[search.num_seen : num_kept - has_stop_token].tolist(), is_over)
         if stop_at is not None:
             return stop_at, "stop"
     if end_at.size and (rules.decode.stop_at_eos or spent == "length"):

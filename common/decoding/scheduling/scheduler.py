@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 
 from common.config import DecodeConfig
 from common.decoding.engine import PassCosts, Room
 from common.decoding.plan import Int, Predictions, Sampling, StepPlan
-from common.decoding.request import Completion, GenerationRequest
+from common.decoding.request import Completion, GenerationRequest, Rejection
 from common.decoding.scheduling.budget import BranchBudget
 from common.decoding.scheduling.plain import PlainRequests
 from common.decoding.scheduling.rules import DREAM, ModelFacts, Rules, StopFinder, beyond_arrays, no_stop_strings
-from common.decoding.scheduling.state import Admission, DecodingRequest, Requests, StepRecord
+from common.decoding.scheduling.state import Admission, DecodingRequest, Observer, Requests, StepRecord
 from common.decoding.scheduling.switching import FEW_REQUESTS, SwitchingRequests
 
 # Of a whole pass, which requests share: what attends to what, and how a confidence comes out of the logits.
@@ -70,14 +70,16 @@ class Scheduler:
         self._free_slots = list(range(num_slots))
         self._prompt_of_slot: list[tuple[int, ...]] = [()] * num_slots  # whose KV a slot still holds
         self._room_of_slot: dict[int, Room] = {}
+        self._failures: dict[str, str] = {}  # of requests that the coming `advance` ends: why
         self._clock = clock
         mask = self.sampling.mask_token_id
         self._num_begun = 0  # prompt tokens of requests that begin in the coming step
         self._budget = None if costs is None else BranchBudget(costs, decode.num_lookahead, num_slots)
         self._plan: StepPlan | None = None
         self._is_selective = num_slots > MOST_MIXED and self._rules[decode].fits_arrays
+        looks = None if observer is None else Observer(observer)
         self._requests: Requests = (
-            SwitchingRequests(num_slots, mask, observer) if num_slots > FEW_REQUESTS else PlainRequests(mask, observer)
+            SwitchingRequests(num_slots, mask, looks) if num_slots > FEW_REQUESTS else PlainRequests(mask, looks)
         )
 
     @property
@@ -85,9 +87,10 @@ class Scheduler:
         """Requests being decoded, in the order in which a step's rows hold them."""
         return self._requests.active
 
-    def observe(self, observer: Callable[[StepRecord], None] | None) -> None:
-        """From the next step on; None: nobody looks, which costs a step nothing."""
-        self._requests.observer = observer
+    def observe(self, observer: Callable[[StepRecord], None] | None, ids: Container[str] | None = None) -> None:
+        """From the next step on, of these requests (None: of all), whatever they are by then; no observer: nobody
+        looks. A request that nobody looks at costs a step nothing."""
+        self._requests.observer = None if observer is None else Observer(observer, ids)
 
     @property
     def has_free_slot(self) -> bool:
@@ -117,16 +120,20 @@ class Scheduler:
         if not request.prompt:
             raise ValueError(f"request {request.id}: the prompt is empty; give at least one token")
         rules = self._rules_of(request)
-        slot, num_reused = self._take_slot(request.prompt, rules.decode)  # behind what can raise
         name = request.id if request.noise_name is None else request.noise_name
         key = noise_key(self._seed if request.seed is None else request.seed, name)
+        slot, num_reused = self._take_slot(request.prompt, rules.decode)  # after what can raise
         self._room_of_slot[slot] = Room(len(request.prompt), rules.decode)
         self._num_begun += rules.num_first(len(request.prompt)) - num_reused
         if self._budget is not None:
             self._budget.admit(slot, len(request.prompt) - num_reused, rules.decode.skip_threshold)
-        self._requests.add(Admission(request, rules, slot, key, num_reused, self._clock()))
+        self._requests.add(Admission(request, rules, slot, key, num_reused, self._clock(), self._failures))
 
-    def drop(self, request_id: str) -> Completion | None:
+    def fail(self, decoding: DecodingRequest, reason: str) -> None:
+        """Have the step under way be the request's last, and `reason` its result."""
+        self._failures[decoding.request.id] = reason
+
+    def drop(self, request_id: str) -> Completion | Rejection | None:
         """End a request between two steps with what it has; None: it is not being decoded."""
         dropped = self._requests.drop(request_id, self._clock())
         return None if dropped is None else self._freed(*dropped)
@@ -175,9 +182,12 @@ class Scheduler:
                 self._budget.learn(self._plan, predictions, self._requests.scores())
         return winners
 
-    def advance(self, winner_row_of_request: Int) -> list[Completion]:
-        """Turn every winner into the next anchor with its lookaheads; return what is finished and free its slot."""
-        return [self._freed(*ended) for ended in self._requests.advance(winner_row_of_request, self._clock())]
+    def advance(self, winner_row_of_request: Int) -> list[Completion | Rejection]:
+        """Turn every winner into the next anchor with its lookaheads; return what is finished or has failed and free
+        its slot."""
+        ended = [self._freed(*ended) for ended in self._requests.advance(winner_row_of_request, self._clock())]
+        failed = [self.drop(request_id) for request_id in [*self._failures]]
+        return [*ended, *(result for result in failed if result is not None)]
 
     def newly_final(self) -> list[tuple[str, tuple[int, ...]]]:
         """By id, of requests that go on: tokens that can no longer change and were not told of by an earlier call."""
@@ -201,10 +211,14 @@ class Scheduler:
     def _made_rules(self, decode: DecodeConfig) -> Rules:
         return Rules.of(decode, self._eos_token_id, self._stop_finder, self._facts, self._max_num_batched_tokens)
 
-    def _freed(self, decoding: DecodingRequest, completion: Completion) -> Completion:
+    def _freed(self, decoding: DecodingRequest, completion: Completion) -> Completion | Rejection:
         self._free_slots.append(decoding.slot)
         del self._room_of_slot[decoding.slot]
-        return completion
+        reason = self._failures.pop(completion.id, None)
+        if reason is None:
+            return completion
+        self._prompt_of_slot[decoding.slot] = ()  # its KV may hold what is no number
+        return Rejection(completion.id, reason, "error")
 
     def _take_slot(self, prompt: tuple[int, ...], decode: DecodeConfig) -> tuple[int, int]:
         """A free slot, and how many positions of the prompt it holds already: whole blocks, never the whole prompt,

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from common.decoding.plan import Bool, Int, Predictions, Sampling, Score, StepPlan
 from common.decoding.request import Completion, GenerationRequest
 from common.decoding.scheduling.rules import Rules, StopSearch
+from common.errors import first_line
+
+AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(eq=False)
 class Admission:
-    """A request that has got a slot. num_reused: positions of its prompt whose KV is there already."""
+    """A request that has got a slot.
+
+    num_reused: positions of its prompt whose KV is there already. failures: of all requests that the step under way
+    has to end, by id: why.
+    """
 
     request: GenerationRequest
     rules: Rules
@@ -21,6 +28,18 @@ class Admission:
     noise_key: int
     num_reused: int
     admitted_at: float
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def asked(self, decide: Callable[..., AnswerT], *given: object) -> AnswerT | None:
+        """What a policy or a stop finder says of this request. Either may be anybody's: one that raises says None, and
+        ends this request with the step; the others go on."""
+        try:
+            return decide(*given)
+        except Exception as error:
+            is_sentence = isinstance(error, ValueError)
+            reason = first_line(error) if is_sentence else f"{type(error).__name__}: {first_line(error)}"
+            self.failures[self.request.id] = f"decoding this request failed ({reason})"
+            return None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -54,10 +73,10 @@ class DecodingRequest(Admission):
 class Requests(Protocol):
     """Decodes all requests of a replica together, a step at a time.
 
-    observer: sees a StepRecord of every request and step; None: nobody looks.
+    observer: None: nobody looks.
     """
 
-    observer: Callable[[StepRecord], None] | None
+    observer: Observer | None
 
     @property
     def active(self) -> list[DecodingRequest]:
@@ -93,6 +112,18 @@ class Requests(Protocol):
 
     def newly_final(self) -> list[tuple[str, tuple[int, ...]]]:
         """Of requests that go on: tokens that can no longer change and were not told of by an earlier call."""
+
+
+class Observer(NamedTuple):
+    """see: called with a StepRecord of every step of the requests of these ids; None: of all."""
+
+    see: Callable[[StepRecord], None]
+    ids: Container[str] | None = None
+
+    def wants(self, decoding: DecodingRequest) -> bool:
+        """A step that has failed is no step."""
+        request_id = decoding.request.id
+        return (self.ids is None or request_id in self.ids) and request_id not in decoding.failures
 
 
 class Candidate(NamedTuple):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from common.decoding.plan import Int, Predictions, Sampling, Score, StepPlan
 from common.decoding.request import Completion
 from common.decoding.scheduling.arrays import RequestArrays
 from common.decoding.scheduling.plain import PlainRequests
-from common.decoding.scheduling.state import Admission, DecodingRequest, StepRecord
+from common.decoding.scheduling.state import Admission, DecodingRequest, Observer
 
 FEW_REQUESTS = 2  # are decoded as fast one after another as all at once; one is twice as fast
-FEW_OBSERVED = 4  # are decoded one after another while somebody looks: those records say more (StepRecord)
+FEW_OBSERVED = 4  # are decoded one after another while all are looked at: those records say more (StepRecord)
 
 
 class SwitchingRequests:
@@ -19,17 +17,17 @@ class SwitchingRequests:
     or one comes that `arrays` does not know.
     """
 
-    def __init__(self, num_slots: int, mask_token_id: int, observer: Callable[[StepRecord], None] | None) -> None:
+    def __init__(self, num_slots: int, mask_token_id: int, observer: Observer | None) -> None:
         self._plain = PlainRequests(mask_token_id, observer)
         self._arrays = RequestArrays(num_slots, mask_token_id, observer)
         self._now: PlainRequests | RequestArrays = self._plain
 
     @property
-    def observer(self) -> Callable[[StepRecord], None] | None:
+    def observer(self) -> Observer | None:
         return self._plain.observer
 
     @observer.setter
-    def observer(self, observer: Callable[[StepRecord], None] | None) -> None:
+    def observer(self, observer: Observer | None) -> None:
         self._plain.observer = self._arrays.observer = observer
 
     @property
@@ -54,7 +52,9 @@ class SwitchingRequests:
         return self._now.num_prompt_tokens()
 
     def plan_step(self, sampling: Sampling) -> StepPlan:
-        count, few = len(self._now), FEW_REQUESTS if self.observer is None else FEW_OBSERVED
+        # Who looks at some looks on one rank alone, and all ranks have to lay rows out alike.
+        is_observed = self.observer is not None and self.observer.ids is None
+        count, few = len(self._now), FEW_OBSERVED if is_observed else FEW_REQUESTS
         if count <= 1:
             self._move_to_plain()
         elif count > few and self._now is self._plain and self._all_fit_arrays():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,32 +13,43 @@ from common.serving.engine.passes import CountedEngine
 from common.serving.link import Link, LinkClosed
 from common.serving.messages import Abort, Accepted, Add, Ended, Over, Passed, Rejected, Tokens
 
+logger = logging.getLogger(__name__)
 _IDLE_S = 0.2  # the other ranks of a replica hear of rank 0 so often
 _COUNT_S = 0.25
+_LAGS = (
+    "the server cannot hand out the passes of its requests as fast as they come: send fewer requests with stream_mode "
+    "denoise at once, or read them faster"
+)
 
 
 @dataclass(slots=True)
 class _Served:
-    """A request that has been added. is_cut: it has all the tokens it may have, and was aborted for that."""
+    """A request that has been added. num_final: tokens that are final, told of or not. is_cut: it has all the tokens it
+    may have, and was aborted for that. is_lost: its passes cannot be told, and it was aborted for that."""
 
     max_tokens: int
     added_at: float
-    is_watched: bool
-    num_told: int = 0
+    num_final: int = 0
     is_cut: bool = False
+    is_lost: bool = False
 
 
 @dataclass(slots=True)
 class RequestLoop:
-    """From the front end into an EngineCore and back. `is_over` once the front end has said so."""
+    """From the front end into an EngineCore and back. `is_over` once the front end has said so.
+
+    A front end that lags costs its clients their streams of passes and the others nothing: what has become final waits
+    here, together, until it reads again.
+    """
 
     core: EngineCore
     engine: CountedEngine
     link: Link
     is_over: bool = False
     _served: dict[str, _Served] = field(default_factory=dict)
+    _watched: set[str] = field(default_factory=set)
+    _untold: dict[str, tuple[int, ...]] = field(default_factory=dict)  # final tokens
     _answers: list[Any] = field(default_factory=list)
-    _num_watched: int = 0
     _counted_at: float = 0.0
     _was_idle: bool = False
 
@@ -52,7 +64,11 @@ class RequestLoop:
                     self._take(message)
                 if has_peers or self.core.has_work:
                     self._tell(self.core.step())
-                self._count()
+                if self.link.is_behind:
+                    self._lose_watched()
+                else:
+                    self._flush()
+                    self._count()
                 self.link.send(self._answers)
                 self._answers.clear()
         except LinkClosed:
@@ -78,38 +94,57 @@ class RequestLoop:
         if reason is not None:
             self._answers.append(Rejected(request.id, reason))
             return
-        self._served[request.id] = _Served(message.max_tokens, time.perf_counter(), message.is_watched)
+        self._served[request.id] = _Served(message.max_tokens, time.perf_counter())
         self._answers.append(Accepted(request.id))
         if message.is_watched:
-            self._num_watched += 1
-            self.core.scheduler.observe(self._watch)
+            self._watched.add(request.id)
+            self.core.scheduler.observe(self._watch, self._watched)
 
     def _watch(self, record: StepRecord) -> None:
-        if self._served[record.request_id].is_watched:
-            self._answers.append(Passed(record))
+        self._answers.append(Passed(record))
+
+    def _unwatch(self, request_id: str) -> None:
+        self._watched.discard(request_id)
+        if not self._watched:
+            self.core.scheduler.observe(None)
+
+    def _lose_watched(self) -> None:
+        for request_id in [*self._watched]:
+            logger.warning("%s: %s", request_id, _LAGS)
+            self._served[request_id].is_lost = True
+            self._unwatch(request_id)
+            self.core.abort(request_id)
+
+    def _flush(self) -> None:
+        self._answers += [Tokens(*item) for item in self._untold.items()]
+        self._untold.clear()
 
     def _tell(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             served = self._served[output.id]
-            token_ids = output.token_ids[: served.max_tokens - served.num_told]
-            served.num_told += len(token_ids)
+            token_ids = output.token_ids[: served.max_tokens - served.num_final]
+            served.num_final += len(token_ids)
+            token_ids = self._untold.pop(output.id, ()) + token_ids
             if output.result is not None:
                 self._tell_end(output, served, token_ids)
-            elif token_ids:
-                self._answers.append(Tokens(output.id, token_ids))
-                if served.num_told == served.max_tokens:
+            elif token_ids and not served.is_lost:
+                self._untold[output.id] = token_ids
+                if served.num_final == served.max_tokens:
                     served.is_cut = True
                     self.core.abort(output.id)
 
     def _tell_end(self, output: RequestOutput, served: _Served, token_ids: tuple[int, ...]) -> None:
         del self._served[output.id]
-        if served.is_watched:
-            self._num_watched -= 1
-            if not self._num_watched:
-                self.core.scheduler.observe(None)
+        self._unwatch(output.id)
         result = output.result
+        if served.is_lost:
+            self._answers.append(Rejected(output.id, _LAGS, 503))
+            return
         if isinstance(result, Rejection):
-            self._answers.append(Rejected(output.id, result.reason))
+            is_ours = result.finish_reason == "error"
+            if is_ours:
+                logger.warning("%s: %s", output.id, result.reason)
+            self._answers.append(Rejected(output.id, result.reason, 500 if is_ours else 400))
             return
         assert result is not None, "its caller has looked"
         is_cut = served.is_cut or len(result.token_ids) > served.max_tokens
@@ -118,7 +153,7 @@ class RequestLoop:
                 id=output.id,
                 token_ids=token_ids,
                 finish_reason="length" if is_cut else result.finish_reason,
-                num_tokens=served.num_told,
+                num_tokens=served.num_final,
                 num_forwards=result.num_forwards,
                 num_lookahead_wins=result.num_lookahead_wins,
                 num_forced_fills=result.num_forced_fills,

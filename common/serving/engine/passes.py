@@ -42,10 +42,10 @@ class CountedEngine(WrappedEngine):
         counts = self.counts
         phase = "prefill" if not plan.step_R.all() else "commit" if plan.commits else "denoise"
         counts.forwards[phase] = counts.forwards.get(phase, 0) + 1
-        counts.num_rows += plan.num_rows
+        counts.num_rows += plan.num_rows - plan.num_guiding_rows
         counts.tokens_sum += plan.num_tokens
         counts.tokens_histogram[int(_TOKEN_BOUNDS.searchsorted(plan.num_tokens))] += 1
-        window_R = plan.num_keys_R
+        window_R = plan.num_keys_R[plan.scored]
         counts.windows_sum += int(window_R.sum())
         self._windows += np.bincount(_WINDOW_BOUNDS.searchsorted(window_R), minlength=len(self._windows))
 
@@ -83,7 +83,7 @@ class CountedEngine(WrappedEngine):
             return
         (plan, winner_row_of_request, rooms), self._won = self._won, None
         self._count_commits(plan, rooms)
-        winners, request_R = winner_row_of_request.tolist(), plan.request_R
+        winners, request_R = winner_row_of_request.tolist(), plan.request_R[plan.scored]
         ends = request_R.searchsorted(np.arange(len(winners)), side="right").tolist()
         wins, first = self.counts.wins, 0
         for winner, end in zip(winners, ends, strict=True):

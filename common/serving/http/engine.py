@@ -53,7 +53,7 @@ class Answer:
 
 def _error_of(message: Any) -> ApiError:
     if isinstance(message, Rejected):
-        return ApiError(400, message.reason)
+        return ApiError(message.status, message.reason)
     return ApiError(500, message.sentence)
 
 

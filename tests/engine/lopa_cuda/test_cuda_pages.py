@@ -109,7 +109,7 @@ def test_random_arrivals_and_aborts_give_every_page_back(alone: dict[str, tuple[
         choice = rng.random()
         if choice < 0.2:
             name = names[int(rng.integers(len(names)))]
-            if name not in core._ids():
+            if name not in core._queue.open_ids:
                 core.add_request(GenerationRequest(name, PROMPTS[name]))
         elif choice < 0.25:
             core.abort(names[int(rng.integers(len(names)))])

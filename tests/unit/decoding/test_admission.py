@@ -72,11 +72,11 @@ def test_an_input_is_read_ahead_as_far_as_is_asked_and_as_it_has_now() -> None:
     requests = [GenerationRequest(str(n), (9,)) for n in range(4)]
     queue = RequestQueue([*requests[:2], None, *requests[2:]])
     queue.prefetch(1)
-    assert list(queue.read) == requests[:1]
+    assert list(queue) == requests[:1]
     queue.prefetch(3)  # "nothing now" behind the second
-    assert list(queue.read) == requests[:2]
+    assert list(queue) == requests[:2]
     queue.prefetch(3)
-    assert list(queue.read) == requests[:3]
+    assert list(queue) == requests[:3]
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,6 +304,23 @@ def test_a_rank_that_hears_what_rank_0_says_decodes_what_rank_0_decodes() -> Non
     assert {name for outputs in said for name, _, is_end in outputs if is_end} == {"a", "b", "c", "d", "late"}
 
 
+def test_who_looks_on_rank_0_changes_nothing_that_the_others_do() -> None:
+    """Three of four slots' worth of requests, which come and go: as many as are laid out in either way."""
+    wire, seen = Wire(), []
+    leader = core_of(HashedEngine(Mesh(bp_size=2, relay=wire)))
+    leader.scheduler.observe(seen.append, {"b", "e"})
+    lengths = {"a": 8, "b": 32, "c": 24, "d": 16, "e": 8}
+    for name, length in lengths.items():
+        leader.add_request(request(name, max_new_tokens=length, stop_at_eos=False))
+    while leader.has_work:
+        leader.step()
+    leader.end()
+    assert {record.request_id for record in seen} == {"b", "e"}
+    follower = core_of(HashedEngine(Mesh(rank=1, bp_rank=1, bp_size=2, relay=Replay(wire.said))))
+    while follower.has_work:
+        follower.step()  # raises where it has planned another pass
+
+
 def test_a_rank_that_has_planned_another_pass_says_so_within_a_step() -> None:
     wire = Wire()
     leader = core_of(HashedEngine(Mesh(bp_size=2, relay=wire)))

@@ -19,7 +19,6 @@ from common.decoding import (
     StepPlan,
     decode_requests,
 )
-from common.errors import EngineError
 from common.processes import Mesh
 
 DECODE = DecodeConfig(num_lookahead=1, block_size=4, max_new_tokens=8)
@@ -59,19 +58,6 @@ def test_a_token_that_the_model_has_not_rejects_its_request_alone(stranger: Any)
     rejected = results["bad"]
     assert isinstance(rejected, Rejection) and "is no token: the model's vocabulary has 50" in rejected.reason
     assert (rejected.token_ids, rejected.num_forwards, rejected.tokens_per_forward) == ((), 0, 0.0)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("which", [1, 2])
-def test_a_number_that_is_none_ends_the_run_with_rank_step_and_request(value: float, which: int) -> None:
-    def spoil(plan: StepPlan, predictions: Predictions) -> None:
-        entry = plan.is_read_T.nonzero()[0][-1]
-        if plan.step_R[-1] == 1:
-            predictions.values_3T[which, entry] = value
-
-    requests = [GenerationRequest("first", (5,)), GenerationRequest("second", (5, 6))]
-    with pytest.raises(EngineError, match=r"rank 3, step 1 of request second: the model's output is not finite"):
-        list(decode(iter(requests), StubEngine(spoil)))
 
 
 def test_what_nobody_reads_may_be_anything() -> None:

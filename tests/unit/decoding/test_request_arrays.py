@@ -16,7 +16,7 @@ from common.decoding import Completion, GenerationRequest, Int, Predictions, Sam
 from common.decoding.scheduling.arrays import RequestArrays
 from common.decoding.scheduling.plain import PlainRequests
 from common.decoding.scheduling.rules import Rules, no_stop_strings
-from common.decoding.scheduling.state import Admission, Requests
+from common.decoding.scheduling.state import Admission, Observer, Requests
 from common.decoding.scheduling.switching import SwitchingRequests
 
 
@@ -65,7 +65,7 @@ class Decoded:
         self.records: list[str] = []
         self.completions: list[list[Completion]] = []
         self.tokens: dict[str, tuple[int, ...]] = {}
-        decoder = kind(at_once, lambda record: self.records.append(repr(record)))
+        decoder = kind(at_once, Observer(lambda record: self.records.append(repr(record))))
         free, waiting, sampling = list(range(at_once)), list(enumerate(requests)), Sampling("default", MASK)
         while decoder.active or waiting:
             while waiting and free:

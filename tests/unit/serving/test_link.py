@@ -41,3 +41,18 @@ def test_an_other_side_that_is_gone_is_told_of() -> None:
         link.receive(wait_s=1)
     with pytest.raises(LinkClosed):
         link.send([Abort("a")])
+
+
+def test_a_side_that_reads_nothing_is_behind_and_ends_nothing() -> None:
+    here, there = socket.socketpair()
+    link, other = Link(here), Link(there)
+    sent = [Abort(f"{n}" + "x" * 2**20) for n in range(80)]
+    assert not link.is_behind
+    for message in sent:
+        link.send([message])
+    assert link.is_behind
+    found: list[Abort] = []
+    while len(found) < len(sent):
+        link.send([])
+        found += other.receive()
+    assert found == sent and not link.is_behind

@@ -24,7 +24,9 @@ from common.decoding import (
     StepPlan,
     decode_requests,
 )
+from common.decoding.scheduling.scheduler import noise_key
 from common.processes import Mesh
+from common.serving import link
 from common.serving.engine.loop import RequestLoop
 from common.serving.engine.passes import CountedEngine
 from common.serving.link import Link
@@ -42,13 +44,18 @@ class Chance:
         self.capacity = Capacity(num_slots, 64, vocab_size=100)
         self.num_rows = self.num_forwards = 0
         self.pass_s = 0.0
+        self.spoilt_key: int | None = None  # whose predictions are no numbers
 
     def forward(self, plan: StepPlan) -> Predictions:
         time.sleep(self.pass_s)
         self.num_rows += plan.num_rows
         self.num_forwards += 1
         mixed_T = (plan.token_T * 31 + plan.position_T * 17) % 89
-        return Predictions.of(mixed_T + 3, (mixed_T / 89).astype(np.float32), (mixed_T / 89 - 1).astype(np.float32))
+        predictions = Predictions.of(
+            mixed_T + 3, (mixed_T / 89).astype(np.float32), (mixed_T / 89 - 1).astype(np.float32)
+        )
+        predictions.values_3T[:, (plan.noise_key_R == self.spoilt_key).repeat(plan.num_entries_R)] = np.nan
+        return predictions
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
         """It keeps nothing."""
@@ -74,6 +81,13 @@ class Fixture:
         self.front = Link(there)
         self.loop = RequestLoop(self.core, counted, Link(here))
         self.told: list[Any] = []
+        self.num_more = 0  # requests that `then` adds
+
+    @property
+    def is_empty(self) -> bool:
+        loop, core = self.loop, self.core
+        left = loop._served, loop._untold, loop._watched, core._num_given, core._queue.open_ids, core.scheduler.active
+        return not any(map(len, left)) and not core.num_waiting
 
     def run(self, *messages: Any, then: Callable[[Any], list[Any]] = lambda _: []) -> list[Any]:
         """What was told, of all messages and of those that `then` answers what was told with."""
@@ -86,7 +100,7 @@ class Fixture:
     def _ask(self, messages: Sequence[Any], then: Callable[[Any], list[Any]]) -> None:
         """Over once all have ended and the engine's counts of that have come."""
         self.front.send(messages)
-        num_open = sum(isinstance(message, Add) for message in messages)
+        num_open = sum(isinstance(message, Add) for message in messages) + self.num_more
         while num_open or not isinstance(self.told[-1], Counts):
             for message in self.front.receive(wait_s=5):
                 self.told.append(message)
@@ -159,6 +173,34 @@ def test_what_cannot_be_decoded_is_rejected_and_nothing_ends() -> None:
     assert tokens_of(told, "a") == wanted(request("a"))["a"]
 
 
+def test_a_request_that_fails_is_told_so_and_the_others_go_on() -> None:
+    fixture = Fixture()
+    fixture.engine.spoilt_key = noise_key(0, "bad")
+    told = fixture.run(Add(request("bad"), 16, True), Add(request("bb"), 16), Add(request("c"), 16))
+    (rejected,) = fixture.of(Rejected)
+    assert (rejected.id, rejected.status) == ("bad", 500) and "not finite" in rejected.reason
+    for one in (request("bb"), request("c")):
+        assert tokens_of(told, one.id) == wanted(one)[one.id]
+    assert not fixture.of(Passed), "a pass that has failed shows nothing"
+    assert fixture.is_empty
+
+
+def test_a_late_abort_ends_no_later_request_of_that_id() -> None:
+    """The front end asks for it before it hears of the end, and adds the next request when it has."""
+    ends: list[Ended] = []
+
+    def then(message: Any) -> list[Any]:
+        if not isinstance(message, Ended) or len(ends) == 3:
+            return []
+        ends.append(message)
+        return [Abort("a"), Add(request("a"), 16)]
+
+    fixture = Fixture()
+    fixture.num_more = 3
+    fixture.run(Add(request("a"), 16), then=then)
+    assert [ended.finish_reason for ended in fixture.of(Ended)] == ["length"] * 4 and fixture.is_empty
+
+
 def test_passes_are_told_of_watched_requests_only() -> None:
     fixture = Fixture()
     fixture.run(Add(request("a"), 16, True), Add(request("bb"), 16))
@@ -206,3 +248,38 @@ def test_blocks_are_counted_once_their_kv_is_final(strategy: str, more: dict[str
     assert counts.num_blocks == blocks[strategy]
     whole = {"d2f": prompt_length, "fast_dllm": 0}.get(strategy, prompt_length - shared)
     assert counts.num_committed == whole + 4 * blocks[strategy]
+
+
+def test_a_front_end_that_lags_loses_its_streams_of_passes_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads nothing until all that it has asked for has ended; then it goes on as if nothing had been."""
+    monkeypatch.setattr(link, "_BEHIND_BYTES", 500)
+    long = DECODE.model_copy(update={"max_new_tokens": 48, "skip_threshold": 1.0})
+    fixture = Fixture(3, long)
+    for end in (fixture.loop.link, fixture.front):
+        end._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    names = ["watched", "too", "plain", "waits"]
+    whole = {
+        one.id: done for one in map(request, names) for done in decode_requests([one], scheduler(1, long), Chance(1))
+    }
+
+    def ask(messages: Sequence[Any], then: Callable[[Any], list[Any]]) -> None:
+        fixture.front.send(messages)
+        deadline = time.monotonic() + 60
+        while not fixture.engine.num_forwards or fixture.core.has_work:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert len(fixture.loop.link._unsent) < 200_000, "what waits is bounded by what is open"
+        later = [Add(request("later"), 16, True)]
+        fixture.front.send(later)
+        Fixture._ask(fixture, [], then)
+
+    fixture._ask = ask  # type: ignore[method-assign]
+    fixture.num_more = len(names) + 1
+    told = fixture.run(*(Add(request(name), 48, name in ("watched", "too")) for name in names))
+    lost = {message.id: message for message in fixture.of(Rejected)}
+    assert set(lost) == {"watched", "too"} and all(message.status == 503 for message in lost.values())
+    for name in ("plain", "waits"):
+        assert tokens_of(told, name) == whole[name].token_ids
+        assert sum(isinstance(message, Tokens) and message.id == name for message in told) < 10, "they wait together"
+    assert {message.record.request_id for message in fixture.of(Passed)} >= {"later"}
+    assert {message.id for message in fixture.of(Ended)} == {"plain", "waits", "later"} and fixture.is_empty

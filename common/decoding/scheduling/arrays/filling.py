@@ -223,9 +223,11 @@ def _own_ranks(batch: RequestBatch, blocks: OpenBlocks, is_masked_QW: Bool, cand
             own = slice(first, first + int(blocks.count_N[place]))
             values_3W = values_3X[:, own.start * width : own.stop * width]
             column_C, start = is_masked_QW[own].ravel().nonzero()[0], int(batch.next_N[place])
-            settings, draws = batch.requests[place].rules.decode, Draws(*batch.key_of(place), stream=1)
+            decoding, draws = batch.requests[place], Draws(*batch.key_of(place), stream=1)
+            spawning = Spawning(values_3W, column_C, start, decoding.rules.decode, draws)
             found = np.full(len(values_3W[0]), np.inf)
-            found[column_C] = -rank(Spawning(values_3W, column_C, start, settings, draws))
+            rank_C = decoding.asked(rank, spawning)
+            found[column_C] = 0 if rank_C is None else -rank_C
             rank_QW[own] = found.reshape(-1, width)
     return rank_QW
 
@@ -236,7 +238,9 @@ def _most(batch: RequestBatch, num_filled_N: Int, candidates_N: Int) -> Int:
         return batch.num_lookahead_N
     count = policy("lookahead_rules", batch.kind.lookahead_rule)
     stepped = zip(num_filled_N.tolist(), candidates_N.tolist(), batch.requests, strict=True)
-    found = [count(Stepped(filled, masked, request.rules.decode)) for filled, masked, request in stepped]
+    found = [
+        request.asked(count, Stepped(filled, masked, request.rules.decode)) or 0 for filled, masked, request in stepped
+    ]
     most_N: Int = np.minimum(found, batch.num_lookahead_N)
     return most_N
 

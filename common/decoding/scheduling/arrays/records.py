@@ -7,16 +7,20 @@ from collections.abc import Iterator, Sequence
 from common.decoding.plan import Bool, Score
 from common.decoding.scheduling.arrays.filling import OpenBlocks
 from common.decoding.scheduling.arrays.rows import Rows
-from common.decoding.scheduling.state import StepRecord
+from common.decoding.scheduling.state import Observer, StepRecord
 
 
 def records_of(
-    rows: Rows, start_N: Sequence[int], score_R: Score, is_lookahead_N: Bool, blocks: OpenBlocks, is_chosen_QW: Bool
-) -> Iterator[StepRecord]:
-    """Of a step whose lookaheads have been spawned. Window lengths and scores are the step's, lookaheads the next's."""
+    rows: Rows, start_N: Sequence[int], score_R: Score, is_lookahead_N: Bool, blocks: OpenBlocks, is_chosen_QW: Bool,
+    observer: Observer,
+) -> Iterator[StepRecord]:  # fmt: skip
+    """Of a step whose lookaheads have been spawned, those that the observer wants. Window lengths and scores are the
+    step's, lookaheads the next's."""
     batch = rows.batch
     bounds = [*rows.branches.first_row_N.tolist(), len(rows.request_R)]
     for place, decoding in enumerate(batch.requests):
+        if not observer.wants(decoding):
+            continue
         own, blocks_of_own = slice(*bounds[place : place + 2]), blocks.request_Q == place
         is_chosen_QW_own = is_chosen_QW[blocks_of_own]
         position_S = blocks.place_QW[blocks_of_own][is_chosen_QW_own] - decoding.slot * batch.tokens.stride

@@ -7,8 +7,6 @@ Requests of one kind are one batch (`batch`): a step costs a few operations a ba
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from common.decoding.plan import Float, Int, Predictions, Sampling, Score, StepPlan
@@ -34,16 +32,13 @@ from common.decoding.scheduling.arrays.tokens import TableRequest, TokenTable
 from common.decoding.scheduling.ending import completion_of
 from common.decoding.scheduling.plain import PlainRequest
 from common.decoding.scheduling.rules import Kind
-from common.decoding.scheduling.state import Admission, DecodingRequest, StepRecord
+from common.decoding.scheduling.state import Admission, DecodingRequest, Observer
 
 
 class RequestArrays:
-    """`state.Requests`, all at once.
+    """`state.Requests`, all at once."""
 
-    observer: sees a StepRecord of every request and step.
-    """
-
-    def __init__(self, num_slots: int, mask_token_id: int, observer: Callable[[StepRecord], None] | None) -> None:
+    def __init__(self, num_slots: int, mask_token_id: int, observer: Observer | None) -> None:
         self._mask_token_id = mask_token_id
         self.observer = observer
         self._table = TokenTable(num_slots)
@@ -192,5 +187,5 @@ class RequestArrays:
             for place in (batch.num_forwards_N == 1).nonzero()[0].tolist():
                 batch.requests[place].first_step_s = now - batch.requests[place].admitted_at
         if self.observer is not None:
-            for record in records_of(rows, start_N, score_R, is_lookahead_N, blocks, is_chosen_QW):
-                self.observer(record)
+            for record in records_of(rows, start_N, score_R, is_lookahead_N, blocks, is_chosen_QW, self.observer):
+                self.observer.see(record)

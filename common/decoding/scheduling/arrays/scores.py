@@ -92,7 +92,7 @@ def _own_score(rows: Rows, place: int, values_3T: Float) -> Score:
     tried = zip(rows.position_R[own].tolist(), rows.token_R[own].tolist(), created, strict=True)
     branches = [Lookahead(position if position >= 0 else None, token, created) for position, token, created in tried]
     settings, draws = batch.requests[place].rules.decode, Draws(*batch.key_of(place), stream=0)
-    score_B: Score = policy("branch_scores", batch.kind.branch_score)(
-        Scoring(values_3BW, is_masked_BW, branches, start, settings, draws, is_masked_BW.sum(axis=1))
-    )
-    return score_B
+    scoring = Scoring(values_3BW, is_masked_BW, branches, start, settings, draws, is_masked_BW.sum(axis=1))
+    score = policy("branch_scores", batch.kind.branch_score)
+    score_B: Score | None = batch.requests[place].asked(score, scoring)
+    return np.zeros(count) if score_B is None else score_B

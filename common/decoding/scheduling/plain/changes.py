@@ -33,6 +33,7 @@ def with_changes(plan: StepPlan, steps: list[RequestStep]) -> StepPlan:
         is_read_T=np.concatenate((plan.is_read_T, np.zeros(num_tokens, dtype=np.bool_))),
         row_fields_8R=np.concatenate((plan.row_fields_8R, fields_8R), axis=1),
         request_R=np.concatenate((plan.request_R, plan.request_R)),
+        num_guiding_rows=plan.num_rows,
         sampling_3R=None if plan.sampling_3R is None else np.concatenate((plan.sampling_3R, plan.sampling_3R), axis=1),
         changes_2T=np.stack((partner_T, np.concatenate((lowered_T, lowered_T)))),
     )

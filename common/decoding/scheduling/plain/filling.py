@@ -126,7 +126,9 @@ def _by_rule(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Bl
         if masked_M.size:
             count = quota(decode, size, block.num_steps)
             filling = Filling(aligned.values_3BW.take(masked_M + offset, axis=2), winner, count, decode)
-            is_chosen_M, is_sure_M = choose(filling), _is_sure(filling)
+            is_chosen_M, is_sure_M = decoding.asked(choose, filling), _is_sure(filling)
+            if is_chosen_M is None:
+                is_chosen_M = np.ones(len(masked_M), dtype=np.bool_)
             if may_wait or not block.is_fully_activated:
                 is_chosen_M &= is_sure_M
             may_wait = may_wait or (block.is_fully_activated and decode.strategy == "multi_block")
@@ -174,13 +176,15 @@ def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block
     most = decode.num_lookahead
     if decode.lookahead_rule != "all":
         stepped = Stepped(num_filled, sum(block.num_masked for block in masked), decode)
-        most = min(most, policy("lookahead_rules", decode.lookahead_rule)(stepped))
+        most = min(most, decoding.asked(policy("lookahead_rules", decode.lookahead_rule), stepped) or 0)
     start = masked[0].start
     # What lies between the first and the last of these blocks is full.
     candidate_C = decoding.is_masked_S[start : masked[-1].end].nonzero()[0]
     values_3W = aligned.of_branch(winner, start - step.window.start)
     spawning = Spawning(values_3W, candidate_C, start, decode, draws_of(decoding, stream=1))
-    rank_C = policy("spawn_rules", decode.spawn_rule)(spawning)
+    rank_C = decoding.asked(policy("spawn_rules", decode.spawn_rule), spawning)
+    if rank_C is None:
+        return Branches()
     chosen_K = candidate_C[(-rank_C).argsort(kind="stable")[:most]]
     positions = [start + column for column in chosen_K.tolist()]
     return Branches(positions, [*map(int, values_3W[0][chosen_K].tolist())], values_3W[2][chosen_K].tolist())

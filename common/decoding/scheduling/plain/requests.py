@@ -6,8 +6,6 @@ branches -> [commit the winner] -> fill it, spawn lookaheads from it (`filling`)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from common.decoding.engine import Room
@@ -21,17 +19,14 @@ from common.decoding.scheduling.plain.planning import plan_request
 from common.decoding.scheduling.plain.records import candidates_of, record_of
 from common.decoding.scheduling.plain.state import ANCHOR, Aligned, PlainRequest, RequestStep
 from common.decoding.scheduling.plain.strategies import block_strategy
-from common.decoding.scheduling.state import Admission, DecodingRequest, StepRecord
+from common.decoding.scheduling.state import Admission, DecodingRequest, Observer
 from common.policies import Scoring, policy
 
 
 class PlainRequests:
-    """`state.Requests`, one after another.
+    """`state.Requests`, one after another."""
 
-    observer: sees a StepRecord of every request and step.
-    """
-
-    def __init__(self, mask_token_id: int, observer: Callable[[StepRecord], None] | None) -> None:
+    def __init__(self, mask_token_id: int, observer: Observer | None) -> None:
         self._mask_token_id = mask_token_id
         self.observer = observer
         self._requests: list[PlainRequest] = []
@@ -128,13 +123,14 @@ class PlainRequests:
         self, step: RequestStep, scoring: Scoring, aligned: Aligned, score_B: Score, winner: int, now: float
     ) -> None:
         decoding = step.decoding
+        observer = self.observer if self.observer is not None and self.observer.wants(decoding) else None
         is_anchor = winner == len(decoding.branches.positions)  # it comes last
         adopt(step, winner)
         strategy = decoding.strategy
         fillable = strategy.fillable(decoding.blocks, decoding.is_refreshed)
         if fillable and fillable[-1].end > step.window.end:  # the lookahead's token was the window's last mask
             fillable = []
-        candidates = {} if self.observer is None else candidates_of(step, aligned, winner, fillable)
+        candidates = {} if observer is None else candidates_of(step, aligned, winner, fillable)
         filled = fill(step, aligned, winner, fillable)
         num_filled = len(filled.token_N)
         if step.reads_carry:
@@ -152,8 +148,8 @@ class PlainRequests:
         decoding.steps.append((num_tokens, len(step.widths), winner_place, step.widths[winner]))
         if decoding.num_forwards == 1:
             decoding.first_step_s = now - decoding.admitted_at
-        if self.observer is not None:
-            self.observer(record_of(step, scoring, aligned, winner, score_B, filled, seed, candidates))
+        if observer is not None:
+            observer.see(record_of(step, scoring, aligned, winner, score_B, filled, seed, candidates))
 
 
 def _scoring_of(step: RequestStep) -> Scoring:
@@ -168,7 +164,9 @@ def _scoring_of(step: RequestStep) -> Scoring:
 def _score(step: RequestStep, scoring: Scoring) -> Score:
     """C(B)."""
     decode, branches = step.decoding.rules.decode, step.decoding.branches
-    score_B: Score = policy("branch_scores", decode.branch_score)(scoring)
+    score = policy("branch_scores", decode.branch_score)
+    found_B = step.decoding.asked(score, scoring)
+    score_B: Score = np.zeros(len(branches)) if found_B is None else found_B
     if decode.creation_weight == 0:
         return score_B
     created_B = np.array([*branches.confidences, ANCHOR.creation_confidence])

@@ -1,0 +1,275 @@
+"""What one request brings about ends that request, with a sentence; the others get the tokens they get without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from test_core import DECODE, EOS, MASK, HashedEngine, Replay, Wire, alone, core_of, request, run, told
+
+from common.decoding import (
+    Capacity,
+    Completion,
+    EngineCore,
+    GenerationRequest,
+    Predictions,
+    Rejection,
+    Scheduler,
+    StepPlan,
+    StepRecord,
+)
+from common.decoding.scheduling.arrays import records as array_records
+from common.decoding.scheduling.plain import records as plain_records
+from common.decoding.scheduling.scheduler import noise_key
+from common.errors import EngineError
+from common.policies import registry
+from common.processes import Mesh
+
+BAD = "bad"
+
+
+class Spoilt(HashedEngine):
+    """From a step on, what some entry of the requests of these names gets is no number."""
+
+    capacity = Capacity(num_slots=6, max_model_len=100, vocab_size=99)
+
+    def __init__(
+        self, *names: str, step: int = 2, which: int = 1, value: float = np.nan, mesh: Mesh | None = None
+    ) -> None:
+        super().__init__(mesh)
+        self._keys = [noise_key(0, name) for name in names]
+        self._step, self._which, self._value = step, which, value
+
+    def forward(self, plan: StepPlan) -> Predictions:
+        predictions = super().forward(plan)
+        is_bad_R = np.isin(plan.noise_key_R, self._keys) & (plan.step_R >= self._step)
+        entry_T = (is_bad_R.repeat(plan.num_entries_R) & plan.is_read_T).nonzero()[0]
+        predictions.values_3T[self._which, entry_T[-1:]] = self._value
+        return predictions
+
+
+class Broken(HashedEngine):
+    """Nothing is a number, whoever asks."""
+
+    def forward(self, plan: StepPlan) -> Predictions:
+        return Predictions(super().forward(plan).values_3T * np.float32(np.nan))
+
+
+@pytest.mark.parametrize("num_others", [0, 1, 5])
+@pytest.mark.parametrize(("which", "value"), [(1, np.nan), (1, np.inf), (2, -np.inf), (0, np.nan)])
+@pytest.mark.parametrize("step", [0, 2])
+def test_what_is_no_number_ends_its_request_and_the_others_keep_their_tokens(
+    num_others: int, which: int, value: float, step: int
+) -> None:
+    core = core_of(Spoilt(BAD, which=which, value=value, step=step))
+    others = [request(f"other {n}", max_new_tokens=24) for n in range(num_others)]
+    for one in (*others[:2], request(BAD, max_new_tokens=24), *others[2:]):
+        core.add_request(one)
+    results = run(core)
+    failed = results.pop(BAD)
+    assert isinstance(failed, Rejection) and failed.finish_reason == "error"
+    assert failed.reason.startswith("the model's output is not finite for this request: its weights")
+    assert set(results) == {one.id for one in others}
+    for one in others:
+        result, wanted = results[one.id], alone(one)
+        assert isinstance(result, Completion)
+        assert (result.token_ids, result.num_forwards) == (wanted.token_ids, wanted.num_forwards)
+    assert sorted(core.scheduler._free_slots) == [*range(6)] and not core.scheduler._failures
+    core.add_request(request("later"))
+    assert isinstance(run(core)["later"], Completion)
+
+
+def test_a_request_that_is_drawn_is_told_to_look_at_its_settings_first() -> None:
+    core = core_of(Spoilt(BAD))
+    core.add_request(request("greedy"))
+    core.add_request(request(BAD, temperature=0.5))
+    results = run(core)
+    assert isinstance(results["greedy"], Completion)
+    failed = results[BAD]
+    assert isinstance(failed, Rejection) and "drawn with temperature 0.5" in failed.reason
+    assert "send it with temperature 0" in failed.reason
+
+
+def test_a_client_whose_requests_all_fail_does_not_end_the_engine() -> None:
+    names = [f"{BAD} {n}" for n in range(30)]
+    core = core_of(Spoilt(*names, step=0))
+    for name in names:
+        core.add_request(request(name))
+        assert isinstance(run(core)[name], Rejection)
+    core.add_request(request("good"))
+    assert isinstance(run(core)["good"], Completion)
+
+
+def test_an_engine_that_has_a_number_for_nobody_tells_its_requests_and_ends() -> None:
+    core, outputs = core_of(Broken()), []
+    for name in ("a", "b", "c", "waits"):
+        core.add_request(request(name))
+    with pytest.raises(
+        EngineError, match=r"rank 0, step 1: .* not even for a prompt of one token: its weights hold NaN"
+    ):
+        while core.has_work:
+            outputs += core.step()
+    assert {output.id for output in outputs} == {"a", "b", "c"}
+    assert all(isinstance(output.result, Rejection) for output in outputs)
+
+
+def test_nobody_is_told_of_the_engines_own_request() -> None:
+    seen: list[StepRecord] = []
+    core = core_of(Spoilt(BAD, step=1), observer=seen.append)
+    core.add_request(request(BAD))
+    outputs = []
+    while core.has_work:
+        outputs += core.step()
+    assert {output.id for output in outputs} == {BAD}
+    core.scheduler.observe(seen.append, {BAD})
+    core.add_request(request(BAD))
+    assert set(run(core)) == {BAD}
+    assert [record.request_id for record in seen if record.request_id == BAD] == [BAD, BAD], "failed steps are no steps"
+
+
+@pytest.mark.parametrize("names", [(BAD,), (BAD, "a", "b", "c")])
+def test_all_ranks_decide_the_same(names: tuple[str, ...]) -> None:
+    wire = Wire()
+    leader = core_of(Spoilt(*names, step=1, mesh=Mesh(bp_size=2, relay=wire)))
+    for name in ("a", BAD, "b", "c"):
+        leader.add_request(request(name))
+    said = []
+    while leader.has_work:
+        said.append(told(leader.step()))
+    leader.end()
+    follower = core_of(Spoilt(*names, step=1, mesh=Mesh(rank=1, bp_rank=1, bp_size=2, relay=Replay(wire.said))))
+    heard = []
+    while follower.has_work:
+        heard.append(told(follower.step()))
+    assert heard == [*said, []]
+    assert {name for outputs in said for name, _, is_end in outputs if is_end} == {"a", BAD, "b", "c"}
+
+
+def test_a_slot_that_failed_gives_its_prompt_to_nobody() -> None:
+    engine = Spoilt(BAD, step=0)
+    engine.capacity = Capacity(num_slots=1, max_model_len=100, vocab_size=99, keeps_slots=True)
+    decode = DECODE.model_copy(update={"reuse_prefix": True})
+    core = EngineCore(Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS), engine)  # type: ignore[arg-type]
+    prompt = tuple(range(3, 20))
+    reused = []
+    for name in ("first", BAD, "next", "last"):
+        core.add_request(GenerationRequest(name, prompt))
+        core.step()
+        reused.append(core.scheduler.active[0].num_reused)
+        run(core)
+    assert reused == [0, 16, 0, 16]
+
+
+Decide = Callable[..., Any]
+POLICIES = {
+    "branch_score": ("branch_scores", "score"),
+    "spawn_rule": ("spawn_rules", "rank"),
+    "lookahead_rule": ("lookahead_rules", "count"),
+    "fill_rule": ("fill_rules", "choose"),
+}
+
+
+def raising(given: Any) -> Any:
+    raise ZeroDivisionError("a policy of somebody else's")
+
+
+def not_a_number(given: Any) -> Any:
+    return np.full(len(given.branches), np.nan)
+
+
+@pytest.mark.parametrize("num_others", [1, 5])
+@pytest.mark.parametrize(
+    ("setting", "decide"), [*((name, raising) for name in POLICIES), ("branch_score", not_a_number)]
+)
+def test_a_policy_that_fails_ends_the_requests_that_have_it(
+    setting: str, decide: Decide, num_others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = POLICIES[setting]
+
+    class Point:
+        def load(self) -> Decide:
+            return decide
+
+    installed = {folder: {"foreign": Point()}}
+    monkeypatch.setattr(registry, "_installed", lambda folder: installed.get(folder, {}))
+    registry.policy.cache_clear()
+    engine = Spoilt()
+    engine.capacity = Capacity(num_slots=3 if setting == "fill_rule" else 6, max_model_len=100, vocab_size=99)
+    core = core_of(engine)
+    others = [request(f"other {n}") for n in range(num_others)]
+    core.add_request(request(BAD, **{setting: "foreign"}))
+    for one in others:
+        core.add_request(one)
+    results = run(core)
+    failed = results.pop(BAD)
+    assert isinstance(failed, Rejection) and failed.finish_reason == "error"
+    assert "foreign: the policy failed" in failed.reason
+    assert {name: result.token_ids for name, result in results.items()} == {
+        one.id: alone(one).token_ids for one in others
+    }
+    registry.policy.cache_clear()
+
+
+@pytest.mark.parametrize("num_others", [1, 5])
+@pytest.mark.parametrize("fails_at", ["made", "asked"])
+def test_a_stop_finder_that_fails_ends_its_request(num_others: int, fails_at: str) -> None:
+    def find(token_ids: Sequence[int], num_searched: int) -> int | None:
+        raise OverflowError("no such token")
+
+    def stop_finder(stops: Sequence[str]) -> Any:
+        if stops and fails_at == "made":
+            raise UnicodeError("no such text")
+        return find if stops else None
+
+    core = core_of(Spoilt(), stop_finder=stop_finder)
+    others = [request(f"other {n}") for n in range(num_others)]
+    core.add_request(request(BAD, stop=("x",)))
+    for one in others:
+        core.add_request(one)
+    results = run(core)
+    failed = results.pop(BAD)
+    assert isinstance(failed, Rejection)
+    assert failed.finish_reason == ("rejected" if fails_at == "made" else "error")
+    assert {name: result.token_ids for name, result in results.items()} == {
+        one.id: alone(one).token_ids for one in others
+    }
+
+
+def test_a_request_that_cannot_even_be_judged_is_rejected_alone() -> None:
+    core = core_of(HashedEngine())
+    core.add_request(request("good"))
+    core.add_request(GenerationRequest(BAD, None))  # type: ignore[arg-type]
+    core.add_request(GenerationRequest("worse", (5,), decode={"top_p": 1}))  # type: ignore[arg-type]
+    core.add_request(GenerationRequest("worst", (5,), seed=10**5000))  # which cannot be written as text
+    results = run(core)
+    assert isinstance(results["good"], Completion)
+    assert all(isinstance(results[name], Rejection) for name in (BAD, "worse", "worst"))
+    assert sorted(core.scheduler._free_slots) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("num_others", [1, 5])
+def test_records_are_made_of_the_requests_that_somebody_looks_at(
+    num_others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One who looks at one request must not cost the others anything."""
+    made: list[str] = []
+    for module in (plain_records, array_records):
+
+        def counted(record: Any = module.StepRecord, **fields: Any) -> StepRecord:
+            made.append(fields["request_id"])
+            return record(**fields)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(module, "StepRecord", counted)
+    core, seen, ids = core_of(Spoilt()), [], {"seen"}
+    core.scheduler.observe(seen.append, ids)
+    for name in ("seen", *(f"other {n}" for n in range(num_others))):
+        core.add_request(request(name))
+    results = run(core)
+    assert set(made) == {"seen"} and len(made) == len(seen) == results["seen"].num_forwards
+    ids.add("added later")
+    core.add_request(request("added later"))
+    core.add_request(request("nobody's"))
+    run(core)
+    assert {record.request_id for record in seen} == {"seen", "added later"}
