@@ -12,8 +12,8 @@ from typing import Any
 from common.benchmarks.benchmark import Benchmark, Marks, Prompt, Row
 from common.benchmarks.registry import BENCHMARKS
 from common.config import BenchmarkName, InputConfig, fewshot_file
-from common.decoding import without_stop
 from common.errors import ConfigError
+from common.text import before_stop
 
 _MOST_SHOWN = 12
 _FIX = "set input.benchmark to the benchmark of the file, or correct the file"
@@ -51,7 +51,7 @@ class BenchmarkTask:
             solved = self.benchmark.solve(row).removeprefix(begun)
         except KeyError:
             return None
-        return without_stop(solved, self.benchmark.stop).strip("\n")
+        return before_stop(solved, self.benchmark.stop).strip("\n")
 
     def require_row(self, row: Row, where: str) -> None:
         """ConfigError for a row that is none of this benchmark's, or that no answer can be compared with."""

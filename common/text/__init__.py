@@ -1,6 +1,6 @@
 """What tokens read as, and what a conversation is: one meaning for batch runs, the server, lm-eval and Python."""
 
-from common.text.answers import AnswerText, StopSearch, answer_text, stop_finder
+from common.text.answers import AnswerText, StopSearch, answer_text, before_stop, stop_finder
 from common.text.growing import WritesText, Writing, writing_of
 from common.text.messages import MOST_VARIABLES, conversation, why_no_conversation, why_no_variables
 
@@ -11,6 +11,7 @@ __all__ = [
     "WritesText",
     "Writing",
     "answer_text",
+    "before_stop",
     "conversation",
     "stop_finder",
     "why_no_conversation",

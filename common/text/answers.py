@@ -162,6 +162,12 @@ def answer_text(tokenizer: WritesText, ids: Sequence[int], decode: SaysStops) ->
     return AnswerText(tokenizer, decode).end(ids)
 
 
+def before_stop(text: str, stops: Sequence[str]) -> str:
+    """Return the plain text in front of the first of the stop strings."""
+    ends = [text.find(stop) for stop in stops if stop in text]
+    return text[: min(ends)] if ends else text
+
+
 def _first(text: str, needles: Sequence[_Needle], is_over: bool) -> tuple[_Match | None, int]:
     """The match that begins first, and the place from which the text may go on to be another."""
     found = (_Match(text.find(needle.text), len(needle.text), needle.stop) for needle in needles)

@@ -77,9 +77,11 @@ def _find_end(
         if decoding.stop_search is None:
             decoding.stop_search = decoding.asked(rules.find_stop)
         search, is_over = decoding.stop_search, bool(end_at.size) or spent is not None or reason is not None
-        stop_at = decoding.asked(search.find, prefix[search.num_seen : num_kept - has_stop_token].tolist(), is_over)
-        if stop_at is not None:
-            return stop_at, "stop"
+        if search is not None:
+            more_ids = prefix[search.num_seen : num_kept - has_stop_token].tolist()
+            stop_at = decoding.asked(search.find, more_ids, is_over)
+            if stop_at is not None:
+                return stop_at, "stop"
     if end_at.size and (rules.decode.stop_at_eos or spent == "length"):
         return num_kept, "stop" if has_stop_token else "eos"
     return num_kept, spent

@@ -16,9 +16,10 @@ from common.batch import InputLine, check_input, run_batch
 from common.batch.requests import cautions
 from common.benchmarks import BENCHMARKS, symbolic, task_of
 from common.config import DecodeConfig, DeviceProfile, InputConfig, RunConfig
-from common.decoding import Completion, GenerationRequest, Rejection, without_stop
+from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import ConfigError
 from common.metrics import program_scorer
+from common.text import before_stop
 
 GSM8K = [{"question": "1 + 1?", "answer": "#### 2"}, {"question": "#### 4", "answer": "2 + 2 is\n#### 4"}]
 HUMANEVAL = [{"task_id": "HumanEval/0", "prompt": "DEF F():\n", "entry_point": "F", "test": "def check(c): pass"}]
@@ -86,7 +87,7 @@ class Chatting(ScriptedGenerator):
     def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Completion | Rejection]:
         for request in requests:
             decode = request.decode or self.run.decode
-            tokens = tuple(self.tokenizer.encode(without_stop(self.text, decode.stop)))
+            tokens = tuple(self.tokenizer.encode(before_stop(self.text, decode.stop)))
             yield replace(answer(request, decode), token_ids=tokens)
 
 
