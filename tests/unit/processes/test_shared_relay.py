@@ -17,6 +17,7 @@ from common.decoding import Command
 from common.errors import LOST_PEER, EngineError
 from common.processes import shared_relay
 from common.processes.shared_relay import NUM_SLOTS, SLOT_BYTES, SharedRelay
+from tests.clock import Clock
 
 ROOT = Path(__file__).parents[3]
 LONG = Command(aborted=("x" * SLOT_BYTES,))
@@ -32,20 +33,6 @@ class Far:
         if command != Command():
             self.sent.append(command)
         return self.sent[-1]
-
-
-class Clock:
-    """Stands for the module `time`: it goes on a little with every look, and as far as who sleeps says."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def perf_counter(self) -> float:
-        self.now += 1e-5
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture
