@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
 from common.config import DeviceProfile
+from common.metrics import programs
 
 # The models here are too small to share, and threads that wait for each other are slow on a busy machine.
 torch.set_num_threads(1)
+
+with suppress(ImportError):  # only tests that draw examples need it
+    from hypothesis import HealthCheck, settings
+
+    # How long an example takes, drawn or tried, is the machine's affair.
+    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("patient")
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -25,6 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name in skips.keys() & item.keywords.keys():
             item.add_marker(skips[name])
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that are to end well get the time that a busy machine takes for them."""
+    monkeypatch.setattr(programs, "TIME_LIMIT_S", 20.0)
+    monkeypatch.setattr(programs, "START_LIMIT_S", 20.0)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from common.metrics.programs import LEVELS, Level
 from tests.unit.metrics.traces import left_of, marker
 
 MOST_MEMORY_MIB = 32
-MOST_SECONDS = 60  # the programs have one; a disk that is busy takes a while to drop 5,000 folders
+MOST_SECONDS = 120  # the programs have one; a disk that is busy takes a while to drop 5,000 folders
 
 
 class Hostile(NamedTuple):
@@ -245,7 +245,7 @@ def test_a_hostile_program_is_wrong_soon_and_leaves_nothing(name: str, level: Le
     memory, began = memory_mib(), time.monotonic()
     assert not scoring.score_code(PRELUDE + HOSTILE[name].body, problem, level)
     assert time.monotonic() - began < MOST_SECONDS
-    assert not left_of(marker(), within_s=5)  # a killed process takes a moment to end on a busy machine
+    assert not left_of(marker(), within_s=60)  # a killed process takes a moment to end on a busy machine
     assert memory_mib() - memory < MOST_MEMORY_MIB
 
 

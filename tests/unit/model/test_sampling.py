@@ -77,9 +77,9 @@ def draw(x: Tensor, rows: SamplingRows, parts: int = 1, strategy: str = "default
     def work(rank: int) -> Tensor:
         def gather(t: Tensor) -> Tensor:
             slots[rank] = t
-            barrier.wait(30)
+            barrier.wait(120)
             stacked = torch.stack(slots)
-            barrier.wait(30)
+            barrier.wait(120)
             return stacked
 
         at, piece = pieces[rank]

@@ -42,7 +42,7 @@ def test_an_answer_is_counted_when_it_ends_and_not_behind_those_before_it() -> N
         prompts = SimpleNamespace(decode=lambda ids, skip_special_tokens: "".join(map(str, ids)))
         fields = SimpleNamespace(skip_special_tokens=True)
         call = Call(Orders("a", tuple(orders)), *cast("Any", (fields, answers, prompts, metrics, "prefix")))
-        return await asyncio.wait_for(call.whole(), 5)
+        return await asyncio.wait_for(call.whole(), 60)
 
     found = asyncio.run(whole())
     assert counted == [1, 0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.decoding import without_stop
@@ -21,7 +21,6 @@ def decode(ids: Sequence[int]) -> str:
 texts = st.text(alphabet="abé€😀", max_size=12)
 
 
-@settings(deadline=None)  # a busy machine is no error
 @given(texts, st.lists(st.integers(1, 5), max_size=30), st.lists(st.text("abé", min_size=1, max_size=3), max_size=2))
 def test_pieces_are_the_whole_without_the_stop_string(text: str, sizes: list[int], stops: list[str]) -> None:
     ids = [*text.encode(), SPECIAL]
