@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -127,9 +128,7 @@ def test_an_interrupted_launcher_stops_all_workers(tmp_path: Path, model: Path) 
 @pytest.mark.slow
 def test_two_nodes_end_together_when_a_worker_of_one_is_killed(tmp_path: Path, model: Path) -> None:
     write_files(tmp_path, model, num_requests=400, mesh={"data_parallel_size": 2})
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     nodes = [
         start(tmp_path, NNODES="2", NODE_RANK=str(node), MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for node in (0, 1)
     ]
