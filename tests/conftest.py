@@ -36,6 +36,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skips[name])
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    num_slow = sum("LOPA_SLOW=1" in str(report.longrepr) for report in skipped)
+    if skipped:
+        others = f"{len(skipped) - num_slow} need what this machine does not have: -rs says what"
+        terminalreporter.line(f"skipped: {num_slow} run with LOPA_SLOW=1, {others}")
+
+
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that are to end well get the time that a busy machine takes for them."""
