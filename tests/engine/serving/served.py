@@ -83,7 +83,7 @@ class Served:
         return status, json.loads(text)
 
     def send(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, str]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=240)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
         try:
             connection.request(method, path, body, {"Content-Type": "application/json", **headers})
             answer = connection.getresponse()

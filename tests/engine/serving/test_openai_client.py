@@ -15,7 +15,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from common.checkpoint import load_tokenizer
-from tests.engine.serving.served import QUESTION, ROOT, Served, events_of
+from tests.engine.serving.served import QUESTION, ROOT, WAIT_S, Served, events_of
 
 SHORT = {"max_tokens": 16, "extra_body": {"diffusion": {"num_lookahead": 0}}}
 
@@ -32,7 +32,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> OpenAI:
-    return OpenAI(base_url=f"{served.url}/v1", api_key="second", max_retries=0)
+    return OpenAI(base_url=f"{served.url}/v1", api_key="second", max_retries=0, timeout=WAIT_S)
 
 
 def test_models(client: OpenAI) -> None:
@@ -92,7 +92,7 @@ def test_errors_come_by_class(client: OpenAI, served: Served) -> None:
     with pytest.raises(openai.NotFoundError, match="not served here"):
         client.completions.create(model="other", prompt="a")
     with pytest.raises(openai.AuthenticationError):
-        OpenAI(base_url=f"{served.url}/v1", api_key="third", max_retries=0).models.list()
+        OpenAI(base_url=f"{served.url}/v1", api_key="third", max_retries=0, timeout=WAIT_S).models.list()
     with pytest.raises(openai.BadRequestError, match="context of 512") as refused:
         client.completions.create(model="demo", prompt="a " * 30, max_tokens=500)
     assert refused.value.param == "max_tokens"
@@ -132,8 +132,8 @@ def test_an_aborted_answer_ends_with_what_it_has(client: OpenAI, served: Served)
             served.wait_for(lambda: served.metrics()["lopa_requests_open"] == 2, "taken")
             bearer = {"Authorization": "Bearer first"}
             assert [abort(served, name, **bearer) for name in ("w", "s", "w-0", "t")] == [1, 1, 0, 0]
-        assert whole.result(240).choices[0].finish_reason == "abort"
-        assert [chunk.choices[0].finish_reason for chunk in stream.result(240)][-1] == "abort"
+        assert whole.result(WAIT_S).choices[0].finish_reason == "abort"
+        assert [chunk.choices[0].finish_reason for chunk in stream.result(WAIT_S)][-1] == "abort"
     served.wait_for(served.is_empty, "empty")
 
 
@@ -144,7 +144,7 @@ def abort(served: Served, request_id: str, **headers: str) -> int:
 
 def test_64_tasks_at_once(served: Served) -> None:
     async def ask() -> list[str]:
-        async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="first", max_retries=0) as many:
+        async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="first", max_retries=0, timeout=WAIT_S) as many:
             calls = (many.completions.create(model="demo", prompt=f"{n}", **SHORT) for n in range(64))
             return [made.choices[0].text for made in await asyncio.gather(*calls)]
 

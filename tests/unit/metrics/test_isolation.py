@@ -79,6 +79,11 @@ def test_the_strongest_level_that_works_is_used(
     assert isolation().level == expected
 
 
+def test_a_machine_that_is_too_busy_for_a_program_can_do_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "TIME_LIMIT_S", 1e-6)
+    assert works("limits")
+
+
 def test_a_container_that_refuses_namespaces_gets_the_next_level() -> None:
     """As containers do: by a filter of their own, which lets everybody install further ones."""
     needs("seccomp")
