@@ -15,6 +15,10 @@ from common.metrics import programs
 # The models here are too small to share, and threads that wait for each other are slow on a busy machine.
 torch.set_num_threads(1)
 
+# Programs that are to end well get the time that a busy machine takes for them, those that are tried while tests are
+# collected too.
+programs.TIME_LIMIT_S = programs.START_LIMIT_S = 20.0
+
 with suppress(ImportError):  # only tests that draw examples need it
     from hypothesis import HealthCheck, settings
 
@@ -42,13 +46,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if skipped:
         others = f"{len(skipped) - num_slow} need what this machine does not have: -rs says what"
         terminalreporter.line(f"skipped: {num_slow} run with LOPA_SLOW=1, {others}")
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that are to end well get the time that a busy machine takes for them."""
-    monkeypatch.setattr(programs, "TIME_LIMIT_S", 20.0)
-    monkeypatch.setattr(programs, "START_LIMIT_S", 20.0)
 
 
 @pytest.fixture

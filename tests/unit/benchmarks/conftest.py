@@ -6,7 +6,7 @@ from common.metrics import programs
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch, patient: None) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits that benchmarks bring, ten times over: a right program is right on a busy machine too."""
     job = programs._job
     monkeypatch.setattr(programs, "START_LIMIT_S", 200.0)  # what is waited for in all grows with it
