@@ -30,7 +30,7 @@ def decoded_on(mesh: Mesh, *names: str) -> dict[tuple[str, int], list[dict[str, 
         command = [sys.executable, str(WORKER), *map(str, mesh), folder, *names]
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr[-3000:]
         ranks = mesh[0] * mesh[1] * mesh[2]
         return {
