@@ -23,9 +23,16 @@ def write_run(tmp_path: Path, text: str = "model: m\ninput: {path: in.jsonl}\nou
     (tmp_path / "in.jsonl").write_text('{"prompt": "hello"}\n')
 
 
-@pytest.mark.parametrize("command", ["run", "evaluate", "parity", "doctor"])
+COMMANDS = ("run", "evaluate", "parity", "doctor")
+
+
+def test_the_help_names_every_command(tmp_path: Path) -> None:
+    printed = lopa(tmp_path, "--help").stdout
+    assert all(command in printed for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(tmp_path: Path, command: str) -> None:
-    assert command in lopa(tmp_path, "--help").stdout
     help = lopa(tmp_path, command, "--help")
     assert help.returncode == 0
     assert "Usage" in help.stdout
