@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
 from common.config import DeviceProfile
+from common.metrics import programs
 
 # The models here are too small to share, and threads that wait for each other are slow on a busy machine.
 torch.set_num_threads(1)
+
+# Programs that are to end well get the time that a busy machine takes for them, those that are tried while tests are
+# collected too.
+programs.TIME_LIMIT_S = programs.START_LIMIT_S = 20.0
+
+with suppress(ImportError):  # only tests that draw examples need it
+    from hypothesis import HealthCheck, settings
+
+    # How long an example takes, drawn or tried, is the machine's affair.
+    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("patient")
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -25,6 +38,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name in skips.keys() & item.keywords.keys():
             item.add_marker(skips[name])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    num_slow = sum("LOPA_SLOW=1" in str(report.longrepr) for report in skipped)
+    if skipped:
+        others = f"{len(skipped) - num_slow} need what this machine does not have: -rs says what"
+        terminalreporter.line(f"skipped: {num_slow} run with LOPA_SLOW=1, {others}")
 
 
 @pytest.fixture

@@ -26,11 +26,10 @@ _EXAMPLES_A_ROUND = 200
 
 def fuzz_settings(max_examples: int = 30) -> settings:
     """One round of examples, from hypothesis: the same `max_examples` ones each time, or 200 new ones when fuzzing."""
-    suppressed = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+    suppressed = [*settings().suppress_health_check, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
     return settings(
         max_examples=_EXAMPLES_A_ROUND if SECONDS else max_examples,
         derandomize=not SECONDS,
-        deadline=None,
         suppress_health_check=suppressed,
         print_blob=True,
     )
@@ -71,7 +70,10 @@ def restored(folder: Path, files: dict[str, bytes]) -> Path:
 
 @contextmanager
 def bounded(seconds: float = 20, gibibytes: float = 2) -> Iterator[None]:
-    """Fails where the body takes longer, whatever it catches, or makes this process larger by more."""
+    """Fails where the body takes longer, whatever it catches, or makes this process larger by more.
+
+    seconds: of a processor, since others may have it meanwhile; on the clock a body that waits has ten times as long.
+    """
 
     def overdue(*_: object) -> None:
         pytest.fail(f"took longer than {seconds} s")  # no Exception, which the body might catch
@@ -79,12 +81,18 @@ def bounded(seconds: float = 20, gibibytes: float = 2) -> Iterator[None]:
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the largest size begins anew, so that a failure repeats
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    previous = signal.signal(signal.SIGALRM, overdue)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    limits = {
+        signal.SIGPROF: (signal.ITIMER_PROF, seconds),
+        signal.SIGALRM: (signal.ITIMER_REAL, 10 * seconds),
+    }
+    previous = {number: signal.signal(number, overdue) for number in limits}
+    for timer, limit_s in limits.values():
+        signal.setitimer(timer, limit_s)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+        for number, (timer, _) in limits.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, previous[number])
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
     assert grown < gibibytes, f"took {grown:.1f} GiB"

@@ -1,9 +1,10 @@
 """A generator without a model: it answers a prompt with the same text in capitals.
 
 `python tests/scripted.py ARGUMENTS` is `lopa ARGUMENTS` with it in the model's place, without loading torch, so that a
-test can start and kill it many times. SCRIPTED_DELAY: seconds a request. SCRIPTED_FAIL, such as `1:kill,2:hang`: ranks
-that fail in their second request, by an error (EngineError), a defect (KeyError, with `value` ValueError), a kill
-(SIGKILL) or a hang in C, in which no signal handler of Python runs.
+test can start and kill it many times. SCRIPTED_DELAY: seconds a request. SCRIPTED_STAND: how many requests it answers
+before it stands still. SCRIPTED_FAIL, such as `1:kill,2:hang`: ranks that fail in their second request, by an error
+(EngineError), a defect (KeyError, with `value` ValueError), a kill (SIGKILL) or a hang in C, in which no signal handler
+of Python runs.
 """
 
 from __future__ import annotations
@@ -62,8 +63,9 @@ class ScriptedGenerator:
 
     def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Completion | Rejection]:
         delay = float(os.environ.get("SCRIPTED_DELAY", "0"))
+        stand_at = int(os.environ.get("SCRIPTED_STAND", "-1"))
         for number, request in enumerate(requests):
-            time.sleep(delay)
+            time.sleep(3600 if number == stand_at else delay)
             if number == 1:
                 fail_as_told()
             if len(request.prompt) > MAX_PROMPT:

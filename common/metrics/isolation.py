@@ -26,6 +26,7 @@ MEANINGS: dict[Level, str] = {
     "limits": "a program has limits of time and memory only, and may leave processes behind if it sets out to",
 }
 _one_at_a_time = threading.Lock()
+_PROBE_LIMIT_S = 30.0  # a busy machine must not pass for one that can do less
 _PROBE = "import decimal, random, re\ndef probe(number):\n    return [number, len(re.sub('x', '', 'xy'))]"
 
 
@@ -55,7 +56,7 @@ def _strongest() -> Isolation:
 def works(level: Level) -> bool:
     """Whether a program runs at this level here."""
     try:
-        return run_program(_PROBE, "probe", [[7]], level) == [[7, 1]]
+        return run_program(_PROBE, "probe", [[7]], level, _PROBE_LIMIT_S) == [[7, 1]]
     except NotStarted as reason:
         logger.debug("%s", reason)
         return False

@@ -24,7 +24,8 @@ def wait_until_done(event: DeviceEvent | None, timeout_s: float) -> None:
         return
     deadline = time.monotonic() + timeout_s
     while not event.query():
-        if time.monotonic() > deadline:
+        # Asked again, since this process may have stood still between the question and the clock.
+        if time.monotonic() > deadline and not event.query():
             raise EngineError(
                 f"the device has not answered for {timeout_s:g} s: {LOST_PEER}, or the step is "
                 "longer than collective_timeout_s"

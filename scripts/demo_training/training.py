@@ -122,7 +122,7 @@ class Trainer(Generic[AnyModel, AnyBatch]):
         self.is_stopped = True
 
     def run(self, data: Iterator[AnyBatch], seconds: float, save: Callable[[], None]) -> None:
-        """Train for `seconds` or until SIGTERM; save every four minutes and at the end."""
+        """Train for `seconds` or until SIGTERM, a step at least; save every four minutes and at the end."""
         previous = signal.signal(signal.SIGTERM, self._stop)
         try:
             self._run(data, seconds, save)
@@ -132,11 +132,13 @@ class Trainer(Generic[AnyModel, AnyBatch]):
     def _run(self, data: Iterator[AnyBatch], seconds: float, save: Callable[[], None]) -> None:
         began = saved = reported = time.perf_counter()
         step = positions = 0
-        while not self.is_stopped and (elapsed := (time.perf_counter() - began) / seconds) < 1:
+        elapsed = 0.0
+        while step == 0 or (elapsed < 1 and not self.is_stopped):
             batch = next(data)
             loss = self.step(batch, learning_rate_factor(elapsed, step, self.recipe))
             step, positions = step + 1, positions + batch[0].numel()
             now = time.perf_counter()
+            elapsed = (now - began) / seconds
             if now - reported > 10:
                 rate = positions / (now - reported)
                 self.log(f"step {step} loss {loss.item():.4f} {rate / 1e6:.2f} M positions/s {elapsed:.1%}")

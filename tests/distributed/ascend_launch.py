@@ -62,7 +62,7 @@ def start(command: list[str]) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> None:
-    printed, _ = process.communicate(timeout=300)
+    printed, _ = process.communicate(timeout=600)
     assert process.returncode == 0, printed[-3000:]
 
 

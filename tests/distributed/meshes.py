@@ -24,7 +24,7 @@ def ranks_of(mesh: Mesh) -> list[dict[str, Any]]:
         command = [sys.executable, str(WORKER), str(dp), str(bp), str(tp), folder]
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr[-3000:]
         ranks = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank*.json"))]
     assert len(ranks) == dp * bp * tp

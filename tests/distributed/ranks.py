@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from torch import multiprocessing
 
+from tests.ports import free_port
+
 
 def fork_ranks(run: Callable[..., None], num_ranks: int, *arguments: Any) -> None:
     """Call `run(*arguments)` in `num_ranks` processes with the environment that torchrun would give them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     size = str(num_ranks)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     multiprocessing.start_processes(_rank, args=(run, *arguments), nprocs=num_ranks, start_method="fork")
 
 

@@ -1,7 +1,7 @@
 """The ranks of a distributed test: decode on the mesh of the command line with every pass of prompts cut over the
 branch ranks, however short it is. Writes tokens, digests of the KV and lengths of passes as JSON.
 
-tests/distributed/slices_worker.py DP BP TP OUTPUT_FOLDER CASE...
+tests/distributed/slices_worker.py [[DP,BP,TP],...] OUTPUT_FOLDER CASE...
 """
 
 from __future__ import annotations
@@ -101,16 +101,18 @@ def run_rank(mesh: MeshConfig, name: str, num_slots: int, output: Path) -> None:
         name="distributed", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256, mesh=mesh
     )
     result = decode_all(profile, CASES[name], num_slots)
+    output.mkdir(exist_ok=True)
     (output / f"{name}.{num_slots}.{os.environ['RANK']}.json").write_text(json.dumps(result))
 
 
 def main() -> None:
-    dp, bp, tp = map(int, sys.argv[1:4])
-    mesh = MeshConfig(data_parallel_size=dp, branch_parallel_size=bp, tensor_parallel_size=tp)
     slices.LEAST_SAVED = 1
-    for name in sys.argv[5:]:
-        for num_slots in NUM_SLOTS:
-            fork_ranks(run_rank, mesh.num_processes, mesh, name, num_slots, Path(sys.argv[4]))
+    for dp, bp, tp in json.loads(sys.argv[1]):
+        mesh = MeshConfig(data_parallel_size=dp, branch_parallel_size=bp, tensor_parallel_size=tp)
+        output = Path(sys.argv[2]) / f"dp{dp}-bp{bp}-tp{tp}"
+        for name in sys.argv[3:]:
+            for num_slots in NUM_SLOTS:
+                fork_ranks(run_rank, mesh.num_processes, mesh, name, num_slots, output)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def test_tp_changes_no_prediction(cpu: DeviceProfile, tmp_path: Path) -> None:
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(WORKER), "4", str(tmp_path), *SMALL]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     for number, name in enumerate(SMALL):
         shared, trace = json.loads((tmp_path / f"{number}.json").read_text()), read(name)

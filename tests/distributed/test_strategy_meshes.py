@@ -58,7 +58,7 @@ def decoded_on(mesh: Mesh, engine: str, names: Iterable[str], folder: Path) -> d
     command = [sys.executable, str(WORKER), *map(str, mesh), str(folder), engine, *names]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     decoded: dict[str, dict[str, Any]] = {}
     for path in folder.glob("*.json"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,7 +43,7 @@ def start(folder: Path, *options: str, **environment: str) -> subprocess.Popen[s
 
 
 def finish(process: subprocess.Popen[str], expected: int = 0) -> tuple[str, str]:
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=400)
     assert process.returncode == expected, errors
     return output, errors
 
@@ -54,7 +55,7 @@ def texts(folder: Path) -> dict[int, str]:
 
 
 def wait_for_lines(path: Path, count: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not path.exists() or path.read_bytes().count(b"\n") < count:
         assert time.monotonic() < deadline, "no results appeared"
         time.sleep(0.02)
@@ -92,7 +93,7 @@ def test_a_killed_worker_ends_the_job_and_a_restart_finishes_it(tmp_path: Path, 
     os.kill(workers_of(process)[1], signal.SIGKILL)
     killed_at = time.monotonic()
     _, errors = finish(process, expected=137)
-    assert time.monotonic() - killed_at < 30
+    assert time.monotonic() - killed_at < 120
     assert errors.splitlines()[-1].startswith("lopa: rank 1 (pid ")
     assert "was killed by SIGKILL" in errors.splitlines()[-1]
     assert "Traceback" not in errors
@@ -127,9 +128,7 @@ def test_an_interrupted_launcher_stops_all_workers(tmp_path: Path, model: Path) 
 @pytest.mark.slow
 def test_two_nodes_end_together_when_a_worker_of_one_is_killed(tmp_path: Path, model: Path) -> None:
     write_files(tmp_path, model, num_requests=400, mesh={"data_parallel_size": 2})
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     nodes = [
         start(tmp_path, NNODES="2", NODE_RANK=str(node), MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for node in (0, 1)
     ]
@@ -138,7 +137,7 @@ def test_two_nodes_end_together_when_a_worker_of_one_is_killed(tmp_path: Path, m
     killed_at = time.monotonic()
     _, errors_of_1 = finish(nodes[1], expected=137)
     _, errors_of_0 = finish(nodes[0], expected=1)
-    assert time.monotonic() - killed_at < 30
+    assert time.monotonic() - killed_at < 120
     assert "lopa: rank 1 (pid" in errors_of_1.splitlines()[-1]
     assert "lopa: node 1: rank 1 (pid" in errors_of_0.splitlines()[-1]
 
@@ -154,9 +153,7 @@ def test_mistakes_are_found_before_anything_is_started(
     tmp_path: Path, model: Path, options: list[str], sentence: str
 ) -> None:
     write_files(tmp_path, model, mesh={"branch_parallel_size": 2})
-    started_at = time.monotonic()
     _, errors = finish(start(tmp_path, *options), expected=2)
     assert errors.startswith(sentence)
     assert errors.count("\n") == 1
-    assert time.monotonic() - started_at < 20
     assert not (tmp_path / "o.jsonl").exists()

@@ -54,7 +54,7 @@ def lm_eval(folder: Path, tasks: str, *options: str) -> subprocess.CompletedProc
     command += ["--include_path", str(ROOT / "configs/lm_eval"), *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
     (folder / "run.yaml").write_text(RUN.format(model=ROOT / "models/demo"))
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)
 
 
 def test_local_subsets_end_to_end(tmp_path: Path) -> None:

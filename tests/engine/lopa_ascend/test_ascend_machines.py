@@ -63,7 +63,7 @@ def start(folder: Path, environment: dict[str, str], module: str, num_devices: i
         "common.commands.job": ["run", "profile.yaml", "run.yaml"],
     }
     command = [sys.executable, "-m", module, *arguments[module]]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
 BROKEN = {

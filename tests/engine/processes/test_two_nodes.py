@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from tests.engine.batch.conftest import model  # noqa: F401  a fixture
 from tests.engine.batch.test_run_batch import finish, start, texts, wait_for_lines, workers_of, write_files
+from tests.ports import free_port
 
 DP, BP = "data_parallel_size", "branch_parallel_size"
 
@@ -28,17 +28,15 @@ def test_both_nodes_name_the_worker_that_was_killed(
     model: Path,  # noqa: F811
 ) -> None:
     write_files(tmp_path, model, num_requests=400, mesh={axis: 2})
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     nodes = [
         start(tmp_path, NNODES="2", NODE_RANK=str(node), MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for node in (0, 1)
     ]
     wait_for_lines(tmp_path / "o.jsonl", 4)
     os.kill(workers_of(nodes[victim])[0], signal.SIGKILL)
     killed_at = time.monotonic()
-    said = {node: process.communicate(timeout=60)[1].splitlines()[-1] for node, process in enumerate(nodes)}
-    assert time.monotonic() - killed_at < 30
+    said = {node: process.communicate(timeout=400)[1].splitlines()[-1] for node, process in enumerate(nodes)}
+    assert time.monotonic() - killed_at < 120
     reason = f"rank {victim} (pid "
     for node, sentence in said.items():
         assert "lopa: " in sentence and reason in sentence and "SIGKILL" in sentence, said

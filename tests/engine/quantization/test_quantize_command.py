@@ -244,7 +244,7 @@ def test_the_script_quantizes_and_says_why_it_does_not(model: Path, tmp_path: Pa
     def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [ROOT / "scripts/quantize.sh", str(model), "--out", str(tmp_path / "out"), *arguments]
         environment = {"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
     done = run_script("--exclude", "*.down_proj")
     assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr

@@ -32,7 +32,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.mark.slow
 def test_200_requests_that_are_left_leave_nothing_behind(served: Served) -> None:
     abort_many(served, 200)
-    served.wait_for(served.is_empty, "empty", 30)
+    served.wait_for(served.is_empty, "empty")
     metrics = served.metrics()
     assert metrics["lopa_requests_given_up_total"] > 50, "or hardly anybody has left"
     assert "Traceback" not in served.text
@@ -55,15 +55,13 @@ def test_sigterm_loses_no_stream(tmp_path: Path) -> None:
 
 def refused_beside_a_held_one(server: Served) -> tuple[int, Any]:
     """What a request is answered while another has the only slot. The engine stands still meanwhile."""
-    os.kill(server.process.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(server.post, "/v1/completions", {"prompt": "a", "max_tokens": 4})
-        try:
+        with server.standing_still():
+            held = pool.submit(server.post, "/v1/completions", {"prompt": "a", "max_tokens": 4})
             server.wait_for(lambda: server.metrics()["lopa_requests_open"] == 1, "taken")
-            return server.post("/v1/completions", {"prompt": "b", "max_tokens": 4})
-        finally:
-            os.kill(server.process.pid, signal.SIGCONT)
-            assert held.result()[0] == 200
+            refused = server.post("/v1/completions", {"prompt": "b", "max_tokens": 4})
+        assert held.result()[0] == 200
+    return refused
 
 
 @pytest.mark.slow
@@ -77,9 +75,12 @@ def test_a_full_queue_says_so_and_a_second_sigterm_ends_at_once(tmp_path: Path) 
         (front_end,) = children_of(server.process.pid)
         os.kill(front_end, signal.SIGSTOP)  # a drain that will not end
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(1.2)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(5) == 128 + signal.SIGTERM
+        for _ in range(20):  # one that comes soon after the first was noticed passes for its echo
+            time.sleep(1.2)
+            server.process.send_signal(signal.SIGTERM)
+            if server.process.poll() is not None:
+                break
+        assert server.process.wait(60) == 128 + signal.SIGTERM
         os.kill(front_end, signal.SIGCONT)
 
 
@@ -94,6 +95,6 @@ def test_kill_9_of_a_rank_ends_every_stream_with_an_error(tmp_path: Path) -> Non
             os.kill(ranks[0], signal.SIGKILL)
 
         _, torn = stream_under(server, end)
-        assert torn and time.monotonic() - began < 31
-        assert server.process.wait(40) == 128 + signal.SIGKILL
+        assert torn and time.monotonic() - began < 120
+        assert server.process.wait(60) == 128 + signal.SIGKILL
         assert "was killed by SIGKILL" in server.text and "Traceback" not in server.text

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_port
+
 
 def run_ranks(target: str, world_size: int, timeout_s: float = 120.0) -> list[Any]:
     """Call `module:function` on every rank; its JSON-able results by rank. A RuntimeError carries a failure's output.
@@ -25,13 +26,15 @@ def run_ranks(target: str, world_size: int, timeout_s: float = 120.0) -> list[An
     Inside, the rank's device is current, a SimulatedNpu is active and the default group is "cpu:gloo,npu:hccl".
     """
     tests = Path(__file__).parents[1]
-    with socket.socket() as probe, tempfile.TemporaryDirectory() as results:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as results:
         path = os.pathsep.join([str(tests), str(tests.parents[1]), os.environ.get("PYTHONPATH", "")])
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        address = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": "1",
+        }
         environment = {**os.environ, **address, "WORLD_SIZE": str(world_size), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-        probe.close()
         command = [sys.executable, "-W", "ignore", "-m", "sim.ranks", target, results]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
         if done.returncode:

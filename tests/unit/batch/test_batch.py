@@ -375,16 +375,17 @@ def test_each_setting_of_a_sweep_has_its_own_resumable_output(cpu: DeviceProfile
 # Kills and signals, in processes of their own
 
 
-def start(tmp_path: Path, *arguments: str, delay: float = 0.004) -> subprocess.Popen[str]:
+def start(tmp_path: Path, *arguments: str, delay: float = 0.004, stand_at: int = 60) -> subprocess.Popen[str]:
+    """It stands still at its 60th request unless told otherwise, so that nobody comes too late to disturb it."""
     (tmp_path / "p.yaml").write_text("name: p\nengine: lopa_cuda\ndevice: cpu\n")
     (tmp_path / "r.yaml").write_text("model: m\ninput: {path: in.jsonl}\noutput: {path: o.jsonl}\n")
     command = [sys.executable, str(SCRIPTED), "run", "--profile", "p.yaml", "r.yaml", *arguments]
-    environment = {**os.environ, "SCRIPTED_DELAY": str(delay)}
+    environment = {**os.environ, "SCRIPTED_DELAY": str(delay), "SCRIPTED_STAND": str(stand_at)}
     return subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for_lines(path: Path, count: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not path.exists() or path.read_bytes().count(b"\n") < count:
         assert time.monotonic() < deadline, "no results appeared"
         time.sleep(0.01)
@@ -406,9 +407,9 @@ def test_a_run_killed_at_random_moments_loses_nothing_and_repeats_nothing(tmp_pa
         process.kill()
         process.communicate()
         num_done = (tmp_path / "o.jsonl").read_bytes().count(b"\n")
-    assert num_done < 400, "the kills came too late to mean anything"
-    process = start(tmp_path, delay=0)
-    assert process.wait(60) == 0, process.communicate()
+    assert num_done <= 6 * 60
+    process = start(tmp_path, delay=0, stand_at=400)
+    assert process.wait(240) == 0, process.communicate()
     found = Counter(json.loads(line)["id"] for line in (tmp_path / "o.jsonl").read_text().splitlines())
     assert found == Counter(f"q{number}" for number in range(400))
 
@@ -421,7 +422,7 @@ def test_a_signal_stops_cleanly_and_keeps_what_is_done(
     process = start(tmp_path)
     wait_for_lines(tmp_path / "o.jsonl", 3)
     process.send_signal(signal_number)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == exit_code
     assert "Traceback" not in errors
     done = (tmp_path / "o.jsonl").read_text()

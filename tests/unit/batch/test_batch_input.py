@@ -205,7 +205,7 @@ def test_the_command_reads_pipes_of_a_shell(tmp_path: Path, command: str) -> Non
     (tmp_path / "run.yaml").write_text("model: m\ninput: {path: in.jsonl}\noutput: {path: o.jsonl}\n")
     run = f"{sys.executable} {SCRIPTED} run -p cpu run.yaml"
     line = command.format(run=run, q='\\"')
-    result = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert "2 requests finished, 0 errors" in result.stdout
     assert (tmp_path / "o.jsonl").read_text().count("\n") == 2

@@ -92,11 +92,11 @@ def start_run(tmp_path: Path, count: int = 3) -> list[str]:
 
 
 def test_where_there_is_no_terminal_progress_is_plain_lines(tmp_path: Path) -> None:
-    result = subprocess.run(start_run(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert result.stderr.splitlines() == [
-        "lopa: o.jsonl: 0 of 3 requests",
-        "lopa: o.jsonl: 3 of 3 requests, TPF 2.00, TPS 80.0",
-    ]
+    result = subprocess.run(start_run(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    first, *others, last = result.stderr.splitlines()
+    assert first == "lopa: o.jsonl: 0 of 3 requests"
+    assert last == "lopa: o.jsonl: 3 of 3 requests, TPF 2.00, TPS 80.0"
+    assert all(" of 3 requests" in line for line in others), "what takes long has more of them"
 
 
 def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
         if not part:
             break
         shown += part
-    assert process.wait(60) == 0
+    assert process.wait(240) == 0
     os.close(main)
     assert b"3/3" in shown and b"TPF 2.00, TPS 80.0" in shown
     assert b"3 of 3 requests" not in shown
@@ -144,10 +144,10 @@ def test_the_summary_is_short_and_the_table_comes_on_request(
 
 def test_details_are_an_option_of_the_command(tmp_path: Path) -> None:
     command = start_run(tmp_path)
-    short = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    short = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert short.stdout.splitlines()[0] == "3 requests finished, 0 errors"
     assert short.stdout.splitlines()[-1].startswith("results in o.jsonl, metrics in o.metrics.json")
-    long = subprocess.run([*command, "--details"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    long = subprocess.run([*command, "--details"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert "TPS, mean of the 10 best, without first step" in long.stdout
 
 

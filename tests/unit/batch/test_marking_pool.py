@@ -28,7 +28,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     def marks(line: InputLine, text: str, _: InputConfig) -> dict[str, Any]:
         if line.fields.get("kind") == "code":
-            opened.wait(20)
+            opened.wait(60)
         return {"marked": text}
 
     monkeypatch.setattr(marking_pool, "marks", marks)
@@ -52,7 +52,7 @@ def test_a_run_that_is_stopped_waits_a_little_for_marks(gate: threading.Event) -
     pool.put({"id": "slow"}, line("slow", **PROGRAM), "a")
     assert list(pool.rest(0.1)) == []
     threading.Timer(0.2, gate.set).start()
-    assert list(pool.rest(20.0)) == [{"id": "slow", "marked": "a"}]
+    assert list(pool.rest(60.0)) == [{"id": "slow", "marked": "a"}]
     pool.close()
 
 
@@ -76,7 +76,7 @@ def test_only_a_few_records_wait(gate: threading.Event, monkeypatch: pytest.Monk
 
 def test_programs_are_marked_as_without_a_pool() -> None:
     pool = MarkingPool(SOURCE)
-    for number, body in enumerate(["return x", "return x + 1", "while True: pass", "return x"]):
+    for number, body in enumerate(["return x", "return x + 1", "raise ValueError", "return x"]):
         pool.put({"id": number}, line(str(number), **PROGRAM), f"def f(x):\n    {body}\n")
     assert [record["correct"] for record in pool.rest()] == [True, False, False, True]
     pool.close()

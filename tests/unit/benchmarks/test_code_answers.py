@@ -79,7 +79,7 @@ def test_without_a_prompt_the_longest_span_that_defines_the_entry_point_is_taken
     assert program_of("no program at all", "f") == "no program at all"
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.text(alphabet=st.sampled_from("`\n python()[]def f:=\\'\"#\0ä"), max_size=80))
 def test_any_text_makes_a_program(text: str) -> None:
     assert isinstance(program_of(text, "f"), str)

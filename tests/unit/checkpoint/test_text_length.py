@@ -79,7 +79,7 @@ def test_a_token_that_takes_spaces_with_it_leaves_no_bound(tmp_path: Path, side:
     assert character_bound(found) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.text(
         alphabet=st.sampled_from("aé\u0301\u0323ᾂ\u0313\u0300\u0345각한\u1100\u1161\u11a8 \n🙂<|mask|>x1"), max_size=200

@@ -130,7 +130,7 @@ def test_a_profile_may_say_how_many_processes_a_node_holds() -> None:
 def test_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "DRY_RUN": "true", "PYTHON": sys.executable}
     script = [str(ROOT / "scripts/run_batch.sh"), "ascend_910c_tp4_bp4", "demo", "--set", "input.prompt_template=a b"]
-    result = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert "export HCCL_OP_EXPANSION_MODE=AIV" in result.stdout
     assert "--nproc-per-node=16" in result.stdout

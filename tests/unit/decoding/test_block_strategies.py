@@ -89,7 +89,7 @@ class Decoded:
                 self.told[name] = (*self.told.get(name, ()), *token_ids)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(config=configs(), seed=st.integers(0, 2**32), lengths=st.lists(st.integers(1, 11), min_size=1, max_size=4))
 def test_requests_end_and_what_was_final_stays(
     config: tuple[DecodeConfig, ModelFacts], seed: int, lengths: list[int]
@@ -110,7 +110,7 @@ def test_requests_end_and_what_was_final_stays(
             assert len(completion.token_ids) == whole
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(config=configs(), seed=st.integers(0, 2**32), length=st.integers(1, 11))
 def test_final_kv_is_written_once_in_order_and_never_of_a_mask(
     config: tuple[DecodeConfig, ModelFacts], seed: int, length: int
@@ -133,7 +133,7 @@ def test_final_kv_is_written_once_in_order_and_never_of_a_mask(
         assert end == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(config=configs(), seed=st.integers(0, 2**32), length=st.integers(1, 11))
 def test_attention_ends_with_the_block(config: tuple[DecodeConfig, ModelFacts], seed: int, length: int) -> None:
     decode, facts = config

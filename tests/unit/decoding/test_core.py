@@ -232,7 +232,7 @@ def test_nothing_now_is_not_over() -> None:
     assert [result.id for result in results] == ["first", "second"]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30), st.booleans()), max_size=25), st.integers(0, 99))
 def test_whoever_comes_and_goes_the_others_get_their_tokens_and_all_slots_come_back(
     events: list[tuple[int, int, bool]], seed: int

@@ -125,7 +125,7 @@ def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
                 assert not decoding.is_masked_S[: decoding.prompt_length + own * size].any()
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(decode=decode_configs(), seed=st.integers(0, 2**32))
 def test_decoding_ends_and_fills_only_masks(decode: DecodeConfig, seed: int) -> None:
     engine, (completion,), records = run(decode, seed)
@@ -144,7 +144,7 @@ def test_decoding_ends_and_fills_only_masks(decode: DecodeConfig, seed: int) -> 
     assert EOS not in completion.token_ids[:-1] and MASK not in completion.token_ids
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(decode=decode_configs(), seed=st.integers(0, 2**32))
 def test_committed_spans_leave_no_gap(decode: DecodeConfig, seed: int) -> None:
     engine, _, _ = run(decode, seed)
@@ -163,7 +163,7 @@ def test_committed_spans_leave_no_gap(decode: DecodeConfig, seed: int) -> None:
             assert (tokens == tokens[0]).all() or decode.strategy != "d2f", "branches differ in what they commit"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(decode=decode_configs(), seed=st.integers(0, 2**32))
 def test_branches_number_at_most_k_plus_one(decode: DecodeConfig, seed: int) -> None:
     _, _, records = run(decode, seed)
@@ -173,14 +173,14 @@ def test_branches_number_at_most_k_plus_one(decode: DecodeConfig, seed: int) -> 
         assert all(row == sorted(row, reverse=True) for row in confidences)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(decode=decode_configs(), seed=st.integers(0, 2**32), num_requests=st.integers(2, 5))
 def test_several_requests_end_together_or_not(decode: DecodeConfig, seed: int, num_requests: int) -> None:
     _, completions, _ = run(decode, seed, num_requests)
     assert sorted(completion.id for completion in completions) == [str(n) for n in range(num_requests)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(decode=decode_configs(), seed=st.integers(0, 2**32), num_ranks=st.integers(1, 5))
 def test_every_row_has_a_rank_and_ranks_have_equal_shares(decode: DecodeConfig, seed: int, num_ranks: int) -> None:
     engine, _, _ = run(decode, seed, num_requests=2)

@@ -356,7 +356,7 @@ def test_tiles_are_asked_for_where_linears_are_looked_up_by_shape(cuda: DevicePr
 def lopa(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "common.commands", "tune", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize(

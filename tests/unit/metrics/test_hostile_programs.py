@@ -16,7 +16,7 @@ from common.metrics.programs import LEVELS, Level
 from tests.unit.metrics.traces import left_of, marker
 
 MOST_MEMORY_MIB = 32
-MOST_SECONDS = 60  # the programs have one; a disk that is busy takes a while to drop 5,000 folders
+MOST_SECONDS = 120  # the programs have one; a disk that is busy takes a while to drop 5,000 folders
 
 
 class Hostile(NamedTuple):
@@ -221,12 +221,20 @@ HOSTILE = {
 
 
 def cases() -> list[object]:
-    """Every program at the strongest level; the same at the weaker levels that promise as much only on demand."""
-    strongest = isolation().level
+    """Every program at the strongest level; the same at the weaker levels that promise as much only on demand.
+
+    The names are the same whatever the machine has: processes that share the tests have to find the same ones.
+    """
+    strongest = LEVELS.index(isolation().level)
+    marks = {
+        level: [pytest.mark.skip(reason=f"this machine has no {level}")] if place < strongest
+        else [] if place == strongest else [pytest.mark.slow]
+        for place, level in enumerate(LEVELS)
+    }  # fmt: skip
     return [
-        pytest.param(name, level, id=f"{level}: {name}", marks=[] if level == strongest else pytest.mark.slow)
+        pytest.param(name, level, id=f"{level}: {name}", marks=marks[level])
         for name, hostile in HOSTILE.items()
-        for level in LEVELS[LEVELS.index(strongest) : LEVELS.index(hostile.least) + 1]
+        for level in LEVELS[: LEVELS.index(hostile.least) + 1]
     ]
 
 
@@ -245,7 +253,7 @@ def test_a_hostile_program_is_wrong_soon_and_leaves_nothing(name: str, level: Le
     memory, began = memory_mib(), time.monotonic()
     assert not scoring.score_code(PRELUDE + HOSTILE[name].body, problem, level)
     assert time.monotonic() - began < MOST_SECONDS
-    assert not left_of(marker(), within_s=5)  # a killed process takes a moment to end on a busy machine
+    assert not left_of(marker(), within_s=60)  # a killed process takes a moment to end on a busy machine
     assert memory_mib() - memory < MOST_MEMORY_MIB
 
 

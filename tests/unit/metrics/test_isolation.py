@@ -79,6 +79,11 @@ def test_the_strongest_level_that_works_is_used(
     assert isolation().level == expected
 
 
+def test_a_machine_that_is_too_busy_for_a_program_can_do_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "TIME_LIMIT_S", 1e-6)
+    assert works("limits")
+
+
 def test_a_container_that_refuses_namespaces_gets_the_next_level() -> None:
     """As containers do: by a filter of their own, which lets everybody install further ones."""
     needs("seccomp")
@@ -90,7 +95,7 @@ kernel.control(38, 1)
 system_calls.install()
 print(isolation().level)
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.stdout.strip() == "seccomp", done.stderr
 
 
@@ -98,7 +103,7 @@ print(isolation().level)
 def test_root_without_the_right_to_make_namespaces_makes_them_as_a_user() -> None:
     script = "from common.metrics.isolation import works\nprint(works('namespaces'))"
     command = ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     if done.stdout.strip() != "True":
         pytest.skip("this machine gives users no namespaces")
 
@@ -211,7 +216,7 @@ def test_what_a_program_starts_dies_with_its_namespace(cell: Path, monkeypatch: 
     limits = programs._limits(programs.TIME_LIMIT_S)
     monkeypatch.setattr(programs, "_limits", lambda _: {**limits, "RLIMIT_NPROC": 1000})
     assert run_program(FORKS, "f", [[1]], "namespaces") == [1]
-    assert not left_of(marker(), within_s=5)
+    assert not left_of(marker(), within_s=60)
     kill = "import os\ndef f(n):\n    try: os.kill(-1, 9)\n    except ProcessLookupError: return 'nobody else is here'"
     assert run_program(kill, "f", [[1]], "namespaces") == ["nobody else is here"]
 
@@ -220,13 +225,13 @@ def test_what_a_program_starts_dies_with_its_namespace(cell: Path, monkeypatch: 
 def test_what_a_program_starts_is_found_by_the_subreaper() -> None:
     needs("subreaper")
     assert run_program(FORKS, "f", [[1]], "subreaper") == [1]
-    assert not left_of(marker(), within_s=5)
+    assert not left_of(marker(), within_s=60)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the limit of processes binds users other than root")
 def test_limits_end_what_does_not_hide() -> None:
     assert run_program(FORKS.replace("os.setsid()", "pass"), "f", [[1]], "limits") == [1]
-    left = left_of(marker(), within_s=5)
+    left = left_of(marker(), within_s=60)
     for process in left:
         os.kill(int(str(process)), signal.SIGKILL)
     assert not left

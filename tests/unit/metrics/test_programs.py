@@ -27,7 +27,7 @@ every_level = pytest.mark.parametrize("level", AVAILABLE)
 # These end what a program has started; `limits` does not promise to find it, if it is root's.
 every_thorough_level = pytest.mark.parametrize("level", AVAILABLE[:-1])
 
-SOON_S = 8  # on a busy machine
+SOON_S = 60  # on a busy machine; what is not ended stays for longer
 
 FLOOD = "import os\ndef f(n):\n    while True: os.write(3, bytes(2**20))"
 HOLD = """
@@ -166,13 +166,14 @@ def test_a_flood_does_not_fill_the_memory_of_the_run(level: Level) -> None:
     script = "import resource\nfrom common.metrics.programs import run_program\n"
     script += "most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
     script += f"before = most()\nassert run_program({FLOOD!r}, 'f', [[1]], {level!r}) is None\nprint(most() - before)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 8 * 1024  # KiB
 
 
 @every_level
-def test_who_holds_the_pipe_does_not_hold_the_run(level: Level) -> None:
+def test_who_holds_the_pipe_does_not_hold_the_run(level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "TIME_LIMIT_S", 2.0 * SOON_S)
     began = time.monotonic()
     run_program(HOLD, "f", [[1]], level)
     took_s = time.monotonic() - began
@@ -205,7 +206,7 @@ def test_nothing_stays_when_a_keeper_is_killed(level: Level, place: int, monkeyp
     scoring = threading.Thread(target=lambda: values.append(run_program(SLEEP, "f", [[1]], level)))
     scoring.start()
     os.kill(wait_for_cell(os.getpid(), 3)[place], signal.SIGKILL)
-    scoring.join(30)
+    scoring.join(60)
     assert values[1:] == [None]
     assert not left_of(marker(), within_s=SOON_S)
 
@@ -239,7 +240,7 @@ def test_a_cell_that_cannot_be_made_is_told_from_a_program_that_fails(monkeypatc
 
 def wait_for_cell(run: int, num_processes: int) -> list[int]:
     """The processes of the only cell of a run, parents first, once the program sleeps."""
-    ends_at = time.monotonic() + 30
+    ends_at = time.monotonic() + 60
     while time.monotonic() < ends_at:
         found = sorted(processes(marker(run)))
         if len(found) == num_processes and all(state(process) == "S" for process in found):

@@ -10,7 +10,7 @@ from common.metrics import passes
 from tests.unit.metrics.traces import left_of, marker
 
 TESTS = "def check(f):\n    assert f(1) == 2\n    assert f(-3) == -2\n\ncheck(f)"
-SOON_S = 20  # on a busy machine
+SOON_S = 60  # on a busy machine
 
 # Finds in the interpreter's memory what it would have to tell, and tells it.
 FORGERY = """
@@ -43,12 +43,12 @@ HOSTILE = {
 
 
 def test_a_right_program_passes() -> None:
-    assert passes("def f(n):\n    print('noise')\n    return n + 1", TESTS, 20.0)
+    assert passes("def f(n):\n    print('noise')\n    return n + 1", TESTS, 60.0)
 
 
 @pytest.mark.parametrize("program", ["def f(n):\n    return n + 2", "def g(n): return n + 1", "def f(n)\n  return", ""])
 def test_a_wrong_program_fails(program: str) -> None:
-    assert not passes(program, TESTS, 20.0)
+    assert not passes(program, TESTS, 60.0)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -56,7 +56,7 @@ def test_a_program_that_gets_around_the_assertions_fails(name: str) -> None:
     began = time.monotonic()
     assert not passes(HOSTILE[name], TESTS, 5.0)
     assert time.monotonic() - began < SOON_S
-    assert not left_of(marker(), within_s=5)
+    assert not left_of(marker(), within_s=60)
 
 
 @pytest.mark.parametrize("program", ["def f(n):\n    while True: pass", "import time\ntime.sleep(60)"])
@@ -68,4 +68,4 @@ def test_time_is_limited(program: str) -> None:
 
 def test_the_network_is_out_of_reach() -> None:
     program = "import socket\ndef f(n):\n    socket.create_connection(('127.0.0.1', 9), 1)\n    return n + 1"
-    assert not passes(program, TESTS, 20.0)
+    assert not passes(program, TESTS, 60.0)

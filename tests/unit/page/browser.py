@@ -20,7 +20,7 @@ ARGUMENTS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-WAIT_S = 10.0
+WAIT_S = 60.0
 PHONE, DESK = (390, 844), (1400, 1000)
 
 # In the player too, which does not scroll with the page.

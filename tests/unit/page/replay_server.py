@@ -17,7 +17,7 @@ from typing import Any
 from common.page import live_page
 
 KEY = "secret"
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class ReplayServer(ThreadingHTTPServer):

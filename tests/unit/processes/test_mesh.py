@@ -98,7 +98,7 @@ def test_tensor_parallel_groups_are_adjacent_ranks(tmp_path: Path) -> None:
     sizes = {"branch_parallel_size": 2, "tensor_parallel_size": 2}
     worker = ["worker.py", str(ROOT), profile_of(mesh=sizes).model_dump_json()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*torchrun, "--nproc-per-node=4", *worker], cwd=tmp_path, env=environment, check=True, timeout=120)
+    subprocess.run([*torchrun, "--nproc-per-node=4", *worker], cwd=tmp_path, env=environment, check=True, timeout=300)
     for rank in range(4):
         place, members, shared = json.loads((tmp_path / f"{rank}.json").read_text())
         assert place == [0, rank // 2, rank % 2, rank == 0]

@@ -9,20 +9,21 @@ import sys
 PREPARE = """
 import os, signal, sys, time, weakref
 from common.processes.stop import Stopped, end_undisturbed, stop_on_signals
-stop_on_signals(grace_s=2)
+stop_on_signals(grace_s=GRACE_S)
 class Thing: pass
 thing = Thing()
 weakref.finalize(thing, os.kill, os.getpid(), signal.SIGTERM)  # the signal comes in the middle of the interpreter's end
 """
 
 
-def run(code: str) -> tuple[int, str]:
-    ended = subprocess.run([sys.executable, "-c", PREPARE + code], capture_output=True, text=True, timeout=60)
+def run(code: str, grace_s: int = 300) -> tuple[int, str]:
+    prepared = PREPARE.replace("GRACE_S", str(grace_s)) + code
+    ended = subprocess.run([sys.executable, "-c", prepared], capture_output=True, text=True, timeout=240)
     return ended.returncode, ended.stderr
 
 
 def test_a_signal_ends_what_works() -> None:
-    code = "try:\n    os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)\nexcept Stopped as stopped:\n"
+    code = "try:\n    os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)\nexcept Stopped as stopped:\n"
     assert run(code + "    sys.exit(str(stopped))") == (1, "stopped by SIGTERM\n")
 
 
@@ -32,4 +33,5 @@ def test_a_signal_changes_nothing_of_an_end_that_has_begun() -> None:
 
 
 def test_a_process_that_hangs_on_its_way_out_is_ended() -> None:
-    assert run("end_undisturbed()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(9)")[0] == 128 + signal.SIGTERM
+    code = "end_undisturbed()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(600)"
+    assert run(code, grace_s=1)[0] == 128 + signal.SIGTERM

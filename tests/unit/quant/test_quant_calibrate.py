@@ -57,7 +57,7 @@ def test_the_result_does_not_depend_on_how_the_rows_are_split() -> None:
         assert one.clip == other.clip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(-1e4, 1e4), st.floats(-1e4, 1e4))
 def test_static_codes_cover_the_range_and_keep_zero(low: float, high: float) -> None:
     low, high = min(low, high), max(low, high)

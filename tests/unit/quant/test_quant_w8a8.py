@@ -64,7 +64,7 @@ def test_a_weight_row_of_zeros_has_a_usable_scale(quantizer: object) -> None:
     assert scale.tolist() == [1.0, 1.0] and not values.float().any()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 9), st.integers(1, 33), st.floats(1e-6, 1e6), st.integers(0, 1000))
 def test_quantized_values_are_within_half_a_step(num_rows: int, width: int, size: float, seed: int) -> None:
     x = random_tensor(num_rows, width, seed=seed) * size

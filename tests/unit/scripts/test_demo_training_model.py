@@ -6,6 +6,7 @@ import torch
 from demo_training.model import Dream
 from demo_training.noise import add_noise
 from demo_training.recipe import SEQUENCE, TINY
+from demo_training.training import Trainer, dream_loss, random_batch
 
 
 def test_both_attention_kernels_apply_one_rule() -> None:
@@ -30,3 +31,13 @@ def test_no_row_feels_a_key_beyond_its_horizon() -> None:
         before, after = (model(tokens, block_BS, block_BS) for tokens in (tokens_BS, changed_BS))
     assert torch.equal(before[:, :128], after[:, :128])
     assert not torch.equal(before[:, 128:], after[:, 128:])
+
+
+def test_a_machine_too_busy_for_its_time_trains_one_step_all_the_same() -> None:
+    saved: list[Dream] = []
+    said: list[str] = []
+    cpu = torch.device("cpu")
+    model, batch = Dream(TINY), random_batch(TINY, cpu)
+    trainer = Trainer(TINY, model, dream_loss(cpu), batch, "sdpa", said.append)
+    trainer.run(iter([batch, batch]), 1e-9, lambda: saved.append(model))
+    assert saved == [model] and said[-1].startswith("trained 1 steps, last loss ")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,11 +42,14 @@ class Chance:
         self.mesh = Mesh()
         self.capacity = Capacity(num_slots, 64, vocab_size=100)
         self.num_rows = self.num_forwards = 0
-        self.pass_s = 0.0
         self.spoilt_key: int | None = None  # whose predictions are no numbers
+        self.is_answered = threading.Event()
+        self.is_answered.set()
 
     def forward(self, plan: StepPlan) -> Predictions:
-        time.sleep(self.pass_s)
+        """Passes after the first wait for the front end, where a test has cleared `is_answered`."""
+        if self.num_forwards:
+            assert self.is_answered.wait(60)
         self.num_rows += plan.num_rows
         self.num_forwards += 1
         mixed_T = (plan.token_T * 31 + plan.position_T * 17) % 89
@@ -94,7 +96,7 @@ class Fixture:
         front = threading.Thread(target=self._ask, args=(messages, then))
         front.start()
         self.loop.run()
-        front.join(10)
+        front.join(60)
         return self.told
 
     def _ask(self, messages: Sequence[Any], then: Callable[[Any], list[Any]]) -> None:
@@ -104,7 +106,9 @@ class Fixture:
         while num_open or not isinstance(self.told[-1], Counts):
             for message in self.front.receive(wait_s=5):
                 self.told.append(message)
-                self.front.send(then(message))
+                if answers := then(message):
+                    self.front.send(answers)
+                    self.engine.is_answered.set()
                 num_open -= isinstance(message, (Ended, Rejected))
         self.front.send([Over()])
 
@@ -155,7 +159,7 @@ def test_an_aborted_request_ends_as_such_and_the_others_go_on() -> None:
         return [Abort("a"), Abort("nobody")] if isinstance(message, Accepted) and message.id == "a" else []
 
     fixture = Fixture()
-    fixture.engine.pass_s = 0.05
+    fixture.engine.is_answered.clear()
     told = fixture.run(Add(request("a"), 16), Add(request("bb"), 16), then=then)
     reasons = {message.id: message.finish_reason for message in fixture.of(Ended)}
     assert reasons == {"a": "abort", "bb": "length"}

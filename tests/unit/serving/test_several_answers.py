@@ -45,7 +45,7 @@ def test_an_answer_is_counted_when_it_ends_and_not_behind_those_before_it() -> N
         prompts = SimpleNamespace(answer_text=partial(AnswerText, text_of))
         fields = SimpleNamespace(include_stop_str_in_output=False)
         call = Call(Orders("a", tuple(orders)), *cast("Any", (fields, answers, prompts, metrics, "prefix")))
-        return await asyncio.wait_for(call.whole(), 5)
+        return await asyncio.wait_for(call.whole(), 60)
 
     found = asyncio.run(whole())
     assert counted == [1, 0]
