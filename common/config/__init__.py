@@ -6,7 +6,7 @@ behind this room sees a dict or fills in a default.
 
 from common.config.consistent import BLOCKS_FROM_ZERO
 from common.config.decode import AUTO_LOOKAHEAD, NUM_CANDIDATES, DecodeConfig
-from common.config.explain import explain, problem, remedy
+from common.config.explain import explain, given_value, problem, remedy
 from common.config.files import (
     fewshot_file,
     find_config,
@@ -44,6 +44,7 @@ __all__ = [
     "explain",
     "fewshot_file",
     "find_config",
+    "given_value",
     "load_profile",
     "load_profile_and_run",
     "load_run",

@@ -10,7 +10,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, S
 
 logger = logging.getLogger(__name__)
 
+FIRST_ERROR = Field(fail_fast=True)  # a list of a million wrong items has one error
+Name = Annotated[str, Field(strict=True, max_length=1024)]
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], FIRST_ERROR]
+Stop = Annotated[str, Field(strict=True, max_length=4096)]
 REQUEST_ID = r"[\x21-\x7e]{1,128}"
 
 
@@ -22,6 +26,7 @@ def _is_request_id(value: str) -> str:
 
 RequestId = Annotated[StrictStr, AfterValidator(_is_request_id)]
 Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+_MOST_KEYS = 256  # of one object
 _MOST_LOGGED = 200  # unknown names
 _logged: set[str] = set()
 
@@ -50,7 +55,11 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, value: Any) -> Any:
-        return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+        if not isinstance(value, dict):
+            return value
+        if len(value) > _MOST_KEYS:
+            raise ValueError(f"write at most {_MOST_KEYS} keys")
+        return {key: item for key, item in value.items() if item is not None}
 
 
 class StreamOptions(Fields):
@@ -67,7 +76,7 @@ class Diffusion(Fields):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
-    num_lookahead: Annotated[int, Field(strict=True, ge=0)] | None = None
+    num_lookahead: Annotated[int, Field(strict=True, ge=0, lt=2**31)] | None = None
     block_size: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
     block_add_threshold: StrictFloat | None = None
     decoded_token_threshold: StrictFloat | None = None
@@ -79,16 +88,16 @@ class Diffusion(Fields):
 class Sampling(Fields):
     """What completions, chats and /generate share."""
 
-    model: StrictStr | None = None
+    model: Name | None = None
     max_tokens: Annotated[int, Field(strict=True, ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(strict=True, ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = None
-    n: Annotated[int, Field(strict=True, ge=1)] = 1
+    n: Annotated[int, Field(strict=True, ge=1, lt=2**31)] = 1
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
-    stop: StrictStr | list[StrictStr] = []
+    stop: Stop | Annotated[list[Stop], FIRST_ERROR] = []
     seed: Seed | None = None
     ignore_eos: StrictBool = False
     skip_special_tokens: StrictBool = True
@@ -119,7 +128,7 @@ class Sampling(Fields):
 
 
 class CompletionFields(Sampling):
-    prompt: StrictStr | list[TokenId] | list[StrictStr] | list[list[TokenId]]
+    prompt: StrictStr | TokenIds | Annotated[list[StrictStr], FIRST_ERROR] | Annotated[list[TokenIds], FIRST_ERROR]
     echo: StrictBool = False
 
 
@@ -130,23 +139,26 @@ class Part(Fields):
 
 class Message(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: StrictStr | list[Part] = ""
+    content: StrictStr | Annotated[list[Part], Field(max_length=4096, fail_fast=True)] = ""
 
     def as_template_input(self) -> dict[str, str]:
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
+Messages = Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
+
+
 class ChatFields(Sampling):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Messages
     echo: Literal[False] = False
 
 
 class GenerateFields(Sampling):
     """prompt: one. stream_mode: also `denoise`, an event a pass."""
 
-    prompt: StrictStr | list[TokenId] | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    prompt: StrictStr | TokenIds | None = None
+    messages: Messages | None = None
     n: Literal[1] = 1
     stream_mode: Literal["prefix", "block", "denoise"] | None = None
 
@@ -158,9 +170,9 @@ class GenerateFields(Sampling):
 
 
 class TokenizeFields(Fields):
-    model: StrictStr | None = None
+    model: Name | None = None
     prompt: StrictStr | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    messages: Messages | None = None
     add_special_tokens: StrictBool = True
     return_token_strs: StrictBool = False
 
@@ -172,13 +184,13 @@ class TokenizeFields(Fields):
 
 
 class DetokenizeFields(Fields):
-    model: StrictStr | None = None
-    tokens: list[TokenId]
+    model: Name | None = None
+    tokens: TokenIds
 
 
 class AbortFields(Fields):
-    request_id: StrictStr | None = None
-    rid: StrictStr | None = None
+    request_id: Name | None = None
+    rid: Name | None = None
     abort_all: StrictBool = False
 
 
