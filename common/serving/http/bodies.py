@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from fastapi import Request
@@ -24,11 +25,11 @@ from common.serving.http.errors import ApiError
 from common.serving.http.requests.explain import explained
 
 # Counted in the bytes, where those of texts count too: so many commas no text has that fits a model.
-_MOST_SIGNS = {b",": 2**19, b"[": 2**17, b"{": 2**17, b":": 2**17}
+_MOST_SIGNS = {b",": 2**18, b"[": 2**17, b"{": 2**17, b":": 2**17}
 _SMALL_BYTES = 2**14  # parsed faster than a thread is asked to, and taken however much memory others hold
 _MOST_HELD_BYTES = 2**26  # of all bodies that are not parsed yet
 _MOST_DISCARDED_BYTES = 2**26  # of a refused body: a client reads its answer once it has sent everything
-_FIRST_S, _BYTES_A_SECOND, _WHOLE_S = 10.0, 2**14, 300.0
+_PART_S, _BYTES_A_SECOND, _WHOLE_S = 10.0, 2**14, 300.0  # up to the next part; on average after that; of all parts
 
 
 class Bodies:
@@ -50,7 +51,7 @@ class Bodies:
     def let_go(self, num_bytes: int) -> None:
         self._num_held -= num_bytes
 
-    async def parsed(self, data: bytes, kind: type[BaseModel]) -> BaseModel:
+    async def parsed(self, data: bytearray, kind: type[BaseModel]) -> BaseModel:
         """Raises ApiError."""
         if len(data) <= _SMALL_BYTES:
             return _parsed(data, kind)
@@ -87,22 +88,23 @@ class _CheckedRequest(Request):
     def __init__(self, request: Request, bodies: Bodies, kind: type[BaseModel]) -> None:
         super().__init__(request.scope, request.receive)
         self._bodies, self._kind = bodies, kind
-        self._data = b""
+        self._data = bytearray()
         self._num_held = 0
 
     async def body(self) -> bytes:
         """Whether there is one: FastAPI keeps what it gets as long as the answer takes. Raises ApiError."""
         try:
-            self._data = await self._read()
+            await self._read()
         except ApiError as error:
+            self._data = bytearray()
             if error.status == 413 and "expect" not in self.headers:
                 await _discard(self.receive)
             raise
-        return self._data[:1]
+        return bytes(self._data[:1])
 
     async def json(self) -> Any:
         """The checked fields. Raises ApiError."""
-        data, self._data = self._data, b""
+        data, self._data = self._data, bytearray()
         try:
             return await self._bodies.parsed(data, self._kind)
         finally:
@@ -113,53 +115,48 @@ class _CheckedRequest(Request):
         self._bodies.let_go(self._num_held)
         self._num_held = 0
 
-    async def _read(self) -> bytes:
-        length = self.headers.get("content-length", "0")
-        if int(length) > self._bodies.max_bytes:
+    async def _read(self) -> None:
+        if int(self.headers.get("content-length", "0")) > self._bodies.max_bytes:
             raise _too_large(self._bodies.max_bytes)
-        parts: list[bytes] = []
-        num_bytes, began_at = 0, time.monotonic()
+        left, began_at = dict(_MOST_SIGNS), time.monotonic()
         while True:
-            until = began_at + min(_WHOLE_S, _FIRST_S + num_bytes / _BYTES_A_SECOND)
-            message = await _received(self.receive, until, num_bytes)
+            message = await _received(self.receive, began_at, len(self._data))
             part = message.get("body", b"")
-            num_bytes += len(part)
-            self._bodies.hold(len(part), num_bytes)
+            self._bodies.hold(len(part), len(self._data) + len(part))
             self._num_held += len(part)
-            parts.append(part)
+            self._data += part
+            for sign in left:
+                left[sign] -= part.count(sign)
+                if left[sign] < 0:
+                    most, name = _MOST_SIGNS[sign], sign.decode()
+                    raise ApiError(413, f"the body has more than {most} times {name!r}: send it in several calls")
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return
 
 
 async def _discard(receive: Receive) -> None:
     """Read the rest of a body, within bounds, and keep nothing."""
-    num_bytes, until = 0, time.monotonic() + _FIRST_S
-    while num_bytes < _MOST_DISCARDED_BYTES:
-        try:
-            message = await _received(receive, until, num_bytes)
-        except ApiError:
-            return
-        num_bytes += len(message.get("body", b""))
-        if not message.get("more_body", False):
-            return
+    num_bytes, began_at, is_more = 0, time.monotonic(), True
+    with suppress(ApiError):
+        while is_more and num_bytes < _MOST_DISCARDED_BYTES:
+            message = await _received(receive, began_at, num_bytes)
+            num_bytes += len(message.get("body", b""))
+            is_more = message.get("more_body", False)
 
 
-async def _received(receive: Receive, until: float, num_bytes: int) -> Mapping[str, Any]:
+async def _received(receive: Receive, began_at: float, num_bytes: int) -> Mapping[str, Any]:
+    """The next part of a body of which so many bytes have come since then. Raises ApiError where it is too slow."""
+    wait_s = min(_WHOLE_S, _PART_S + num_bytes / _BYTES_A_SECOND) - (time.monotonic() - began_at)
     try:
-        message = await asyncio.wait_for(receive(), max(0.0, until - time.monotonic()))
+        message = await asyncio.wait_for(receive(), min(_PART_S, wait_s))
     except asyncio.TimeoutError:
-        raise ApiError(
-            408, f"{num_bytes} bytes of the body came, and then too few in too long: send it faster, or less"
-        ) from None
+        raise ApiError(408, f"after {num_bytes} bytes the body came too slowly: send it faster, or less") from None
     if message["type"] == "http.disconnect":
         raise ApiError(499, "the client closed the connection")
     return message
 
 
-def _parsed(data: bytes, kind: type[BaseModel]) -> BaseModel:
-    for sign, most in _MOST_SIGNS.items():
-        if data.count(sign) > most:
-            raise ApiError(413, f"the body has more than {most} times {sign.decode()!r}: send it in several calls")
+def _parsed(data: bytearray, kind: type[BaseModel]) -> BaseModel:
     try:
         given = json.loads(data)
     except (ValueError, RecursionError) as error:
