@@ -35,9 +35,6 @@ from common.serving.http.responses.sse import event_stream
 from common.serving.http.service import Service
 from common.version import LOPA_VERSION
 
-_STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {"description": "One JSON, or events with stream true", "content": {"text/event-stream": {}}}
-}
 _HINTS = {"/docs": "; /openapi.json describes the routes, and docs/serving.md explains them"}
 
 
@@ -61,6 +58,15 @@ def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {**described, "default": {"model": ErrorBody, "description": "Any other refusal"}}
 
 
+def _linked(operation: str, field: str, source: str, description: str = "") -> dict[int | str, dict[str, Any]]:
+    """An answer whose `source` is a `field` of another operation's body."""
+    body = {field: f"$response.body#/{source}"}
+    link = {operation: {"operationId": operation, "requestBody": body}}
+    return {200: {"description": description or HTTPStatus.OK.phrase, "links": link}}
+
+
+_STREAMED = _linked("abort_request", "request_id", "id", "One JSON, or events with stream true")
+_STREAMED[200]["content"] = {"text/event-stream": {}}
 _TAKES_BODY = _refusals(400, 401, 403, 404, 408, 413, 503)
 
 
@@ -137,7 +143,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
-    @app.post("/tokenize", responses=_TAKES_BODY)
+    @app.post("/tokenize", responses={**_TAKES_BODY, **_linked("detokenize", "tokens", "tokens")})
     async def tokenize(fields: TokenizeFields) -> Response:
         service.check_model(fields.model)
         if fields.messages is not None:
@@ -155,7 +161,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             }
         )
 
-    @app.post("/detokenize", responses=_TAKES_BODY)
+    @app.post("/detokenize", operation_id="detokenize", responses=_TAKES_BODY)
     async def detokenize(fields: DetokenizeFields) -> dict[str, str]:
         service.check_model(fields.model)
         return {"prompt": await asyncio.to_thread(service.prompts.decode_known, fields.tokens)}
@@ -204,7 +210,7 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
         return await answer(request, GenerateCall(call, service.engine))
 
     @app.post("/abort_requests", responses=_TAKES_BODY)
-    @app.post("/abort_request", responses=_TAKES_BODY)
+    @app.post("/abort_request", operation_id="abort_request", responses=_TAKES_BODY)
     async def abort(fields: AbortFields) -> dict[str, int]:
         call_id = fields.request_id or fields.rid
         if call_id is None and not fields.abort_all:
