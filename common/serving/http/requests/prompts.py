@@ -30,6 +30,8 @@ class Prompts:
         # A conversation may wait for a slow template, and must not keep plain prompts waiting.
         self._chats = ThreadPoolExecutor(1, "chat")
         self._texts = ThreadPoolExecutor(1, "tokenize")
+        if tokenizer.has_chat_template:  # in a process that takes seconds to start
+            self._chats.submit(chat_text, tokenizer, [{"role": "user", "content": ""}])
 
     async def of_text(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         """Raises ApiError."""
