@@ -151,7 +151,7 @@ def _exactly(link: socket.socket, count: int) -> bytes:
     while len(data) < count:
         part = link.recv(count - len(data))
         if not part:
-            raise SystemExit("the engine ended before it had begun")
+            raise SystemExit(1)  # the engine's process has said why it ended
         data += part
     return data
 

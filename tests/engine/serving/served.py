@@ -24,8 +24,16 @@ class Served:
     launcher: the module that starts it, `common.commands.job` for several processes.
     """
 
-    def __init__(self, log: Path, *arguments: str, profile: str = "cpu", launcher: str = "common.commands") -> None:
+    def __init__(
+        self,
+        log: Path,
+        *arguments: str,
+        profile: str = "cpu",
+        launcher: str = "common.commands",
+        stdin: int | None = None,
+    ) -> None:
         self.log = log
+        self._stdin = stdin
         files = ["--profile", profile, "demo"] if launcher == "common.commands" else [profile, "demo"]
         self._command = [sys.executable, "-m", launcher, "serve", *files, "--port", "0", *arguments]
         self.port = 0
@@ -33,7 +41,9 @@ class Served:
     def __enter__(self) -> Served:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(self._command, cwd=ROOT, env=environment, stderr=log, stdout=log)
+            self.process = subprocess.Popen(
+                self._command, cwd=ROOT, env=environment, stdin=self._stdin, stderr=log, stdout=log
+            )
         self.wait_for(lambda: self._has_port(), "listening")
         self.wait_for(lambda: self.get("/ready")[0] == 200, "ready")
         return self
