@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.serving.floods import flood
+from tests.engine.serving.floods import OFTEN_ALIVE, flood
 from tests.engine.serving.served import Served
 from tests.engine.serving.storms import FEW_BRANCHES, children_of, resident_kib
 
@@ -23,7 +23,7 @@ _SECONDS = float(os.environ.get("LOPA_FLOOD_SECONDS") or 15)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("flooded") / "log", *FEW_BRANCHES) as served:
+    with Served(tmp_path_factory.mktemp("flooded") / "log", *FEW_BRANCHES, *OFTEN_ALIVE) as served:
         yield served
         assert "Traceback" not in served.text
 
