@@ -28,7 +28,7 @@ from common.serving.http.requests.explain import explained
 _MOST_SIGNS = {b",": 2**18, b"[": 2**17, b"{": 2**17, b":": 2**17}
 _SMALL_BYTES = 2**14  # parsed faster than a thread is asked to, and taken however much memory others hold
 _MOST_HELD_BYTES = 2**26  # of all bodies that are not parsed yet
-_MOST_DISCARDED_BYTES = 2**26  # of a refused body: a client reads its answer once it has sent everything
+_MOST_DISCARDED_BYTES, _DISCARD_S = 2**24, 1.0  # of a refused body: clients read once they have sent everything
 _PART_S, _BYTES_A_SECOND, _WHOLE_S = 10.0, 2**14, 300.0  # up to the next part; on average after that; of all parts
 
 
@@ -98,7 +98,8 @@ class _CheckedRequest(Request):
         except ApiError as error:
             self._data = bytearray()
             if error.status == 413 and "expect" not in self.headers:
-                await _discard(self.receive)
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(_discard(self.receive), _DISCARD_S)
             raise
         return bytes(self._data[:1])
 
@@ -136,12 +137,11 @@ class _CheckedRequest(Request):
 
 async def _discard(receive: Receive) -> None:
     """Read the rest of a body, within bounds, and keep nothing."""
-    num_bytes, began_at, is_more = 0, time.monotonic(), True
-    with suppress(ApiError):
-        while is_more and num_bytes < _MOST_DISCARDED_BYTES:
-            message = await _received(receive, began_at, num_bytes)
-            num_bytes += len(message.get("body", b""))
-            is_more = message.get("more_body", False)
+    num_bytes, is_more = 0, True
+    while is_more and num_bytes < _MOST_DISCARDED_BYTES:
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        is_more = message.get("more_body", False)
 
 
 async def _received(receive: Receive, began_at: float, num_bytes: int) -> Mapping[str, Any]:

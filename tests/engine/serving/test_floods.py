@@ -38,6 +38,29 @@ def test_wrong_bodies_and_silent_connections_stall_nobody(server: Served) -> Non
     assert seen["grown by MiB"] < 200 and seen["log bytes"] < 2**20, seen
 
 
+def test_no_page_frames_an_answer_or_guesses_its_kind(server: Served) -> None:
+    for path in ("/", "/health", "/nowhere"):
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("GET", path)
+        headers = connection.getresponse().headers
+        connection.close()
+        assert headers["X-Content-Type-Options"] == "nosniff" and headers["X-Frame-Options"] == "DENY"
+        assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+        assert not [name for name in headers if name.lower().startswith("access-control")]
+    assert server.send("GET", "/v1/models", None, Host="rebound.example")[0] == 403
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_closes_its_own_half_gets_its_answer(is_stream: bool, server: Served) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 4, "stream": is_stream}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=120) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.makefile("rb").read()
+    assert b"HTTP/1.1 200 OK" in answer and (b"[DONE]" if is_stream else b"finish_reason") in answer
+
+
 def test_half_bodies_take_little_room_and_are_given_up(server: Served) -> None:
     (front_end,) = children_of(server.process.pid)
     before = resident_kib(front_end)

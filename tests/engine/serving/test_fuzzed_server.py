@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -27,6 +27,7 @@ from tests.fuzzing import SECONDS, fuzzed
 pytestmark = pytest.mark.slow
 _SLOWEST_S = 2.0
 _LARGEST_KIB = 2**20
+_LONGEST = 6_000_000  # bytes of a body: more than are taken
 _CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,refused_soon"
 # Short answers: how long a decode takes is not what is looked at.
 _SHORT = ("--set", "max_model_len=64", "--set", "decode.max_new_tokens=16")
@@ -72,8 +73,17 @@ _VALUES = st.recursive(
 )  # fmt: skip
 
 
+class Case(NamedTuple):
+    route: str
+    body: bytes
+
+    def __repr__(self) -> str:
+        """Short: bodies have megabytes."""
+        return f"{self.route} {len(self.body)} bytes {self.body[:200]!r} ... {self.body[-50:]!r}"
+
+
 @st.composite
-def bodies(draw: st.DrawFn) -> tuple[str, bytes]:
+def bodies(draw: st.DrawFn) -> Case:
     """A route, and a body of it with some fields of other types and sizes, or damaged."""
     route = draw(st.sampled_from(sorted(_VALID)))
     body: Any = {**_VALID[route], **draw(st.dictionaries(_NAMES, _VALUES, max_size=3))}
@@ -86,7 +96,7 @@ def bodies(draw: st.DrawFn) -> tuple[str, bytes]:
     if draw(st.integers(0, 9)) == 0:
         at = draw(st.integers(0, len(data)))
         data = data[:at] + draw(st.binary(max_size=9)) + data[at + draw(st.integers(0, 9)) :]
-    return route, data
+    return Case(route, data[:_LONGEST])
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +117,7 @@ def check_memory(server: Served) -> None:
 
 @fuzzed
 @given(case=bodies())
-def test_any_body_is_answered(case: tuple[str, bytes], server: Served) -> None:
+def test_any_body_is_answered(case: Case, server: Served) -> None:
     route, body = case
     began = time.monotonic()
     connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
@@ -127,7 +137,7 @@ def test_what_openapi_describes_is_what_is_answered(server: Served) -> None:
     num_examples = "10000" if SECONDS else "5"
     command = [
         sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", _CHECKS,
-        "--no-color", "--max-time", str(SECONDS or 20), "--max-examples", num_examples,
+        "--no-color", "--max-time", str(int(SECONDS) or 20), "--max-examples", num_examples,
     ]  # fmt: skip
     hooks = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.engine.serving.soon", "PYTHONPATH": str(ROOT)}
     limit_s = SECONDS + 240

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import warnings
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -99,12 +100,17 @@ def test_a_name_of_any_length_is_cut() -> None:
     assert error.param is not None and len(error.param) == 200 and len(str(error)) < 500
 
 
-def answered(*parts: bytes, route: str = "/tokenize", ends: bool = True, **headers: str) -> tuple[int, str]:
-    """Status and message of what a route says to a body. ends: whether its last part comes."""
+def app_of_nothing() -> Any:
+    """The routes without an engine."""
     run = SimpleNamespace(serve=SimpleNamespace(max_body_bytes=10**6, keep_alive_s=1))
-    app = build_app(
+    return build_app(
         cast("Any", SimpleNamespace(run=run, engine=None, metrics=SimpleNamespace(http=lambda *_: None))), ()
     )
+
+
+def answered(*parts: bytes, route: str = "/tokenize", ends: bool = True, **headers: str) -> tuple[int, str]:
+    """Status and message of what a route says to a body. ends: whether its last part comes."""
+    app = app_of_nothing()
     sent: list[Any] = []
 
     left = list(parts)
@@ -214,3 +220,37 @@ def test_what_is_deep_can_be_told_of(deep: str) -> None:
         value = [value] if deep == "[" else {"a": value}
     for fields in ({"prompt": value}, {"prompt": "a", "stop": value}, {"prompt": "a", "diffusion": {"x": value}}):
         assert len(str(refused(CompletionFields, fields))) < 1000
+
+
+def test_the_description_names_what_is_refused_and_each_operation_once() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        description = app_of_nothing().openapi()
+    operations = [operation for path in description["paths"].values() for operation in path.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert len(names) == len(set(names)) > 10
+    for path, methods in description["paths"].items():
+        for method, operation in methods.items():
+            assert "default" in operation["responses"] and "422" not in operation["responses"], path
+            if method == "post":
+                assert {"400", "401", "403", "404", "408", "413", "503"} <= operation["responses"].keys(), path
+                assert operation["requestBody"]["content"]["application/json"]["schema"], path
+
+
+def test_where_no_page_of_routes_is_a_hint_leads_to_their_description() -> None:
+    sent = asyncio.run(_got(app_of_nothing(), "/docs"))
+    assert sent[0]["status"] == 404 and "/openapi.json" in json.loads(sent[1]["body"])["error"]["message"]
+
+
+async def _got(app: Any, path: str) -> list[Any]:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "http_version": "1.1", "headers": []}
+    await app(scope, receive, send)
+    return sent
