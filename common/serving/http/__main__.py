@@ -31,7 +31,7 @@ logger = logging.getLogger("common.serving.http")
 _LINGER_S = 2.0  # behind a failure, so that probes and clients hear of it
 _POLL_S = 0.05
 _BACKLOG = 2048
-_ACCEPTED_AT_ONCE = 64  # of new connections, before others have their turn
+_ACCEPTED_AT_ONCE = 16  # of new connections, before others have their turn and idle ones are closed
 _HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
     ("X-Frame-Options", "DENY"),

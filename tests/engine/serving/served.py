@@ -21,7 +21,7 @@ START_S = 60.0
 class Served:
     """`lopa serve` of the demo model on a free port, as a context. arguments: of the command, behind profile and run.
 
-    launcher: the module that starts it, `common.commands.job` for several processes.
+    launcher: the module that starts it, `common.commands.job` for several processes. how: of subprocess.Popen.
     """
 
     def __init__(
@@ -30,10 +30,10 @@ class Served:
         *arguments: str,
         profile: str = "cpu",
         launcher: str = "common.commands",
-        stdin: int | None = None,
+        **how: Any,
     ) -> None:
         self.log = log
-        self._stdin = stdin
+        self._how = how
         files = ["--profile", profile, "demo"] if launcher == "common.commands" else [profile, "demo"]
         self._command = [sys.executable, "-m", launcher, "serve", *files, "--port", "0", *arguments]
         self.port = 0
@@ -42,7 +42,7 @@ class Served:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                self._command, cwd=ROOT, env=environment, stdin=self._stdin, stderr=log, stdout=log
+                self._command, cwd=ROOT, env=environment, stderr=log, stdout=log, **self._how
             )
         self.wait_for(lambda: self._has_port(), "listening")
         self.wait_for(lambda: self.get("/ready")[0] == 200, "ready")

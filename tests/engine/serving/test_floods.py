@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import threading
@@ -87,6 +88,20 @@ def test_half_bodies_take_little_room_and_are_given_up(server: Served) -> None:
         assert not thread.is_alive(), "half a body is waited for"
     assert set(statuses) <= {b"408", b"503"} and b"408" in statuses
     assert resident_kib(front_end) - before < 200 * 1024
+
+
+def test_more_connections_than_files_do_not_keep_others_out(tmp_path: Path) -> None:
+    def few_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
+
+    with Served(tmp_path / "log", preexec_fn=few_files) as server:
+        silent = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(1100)]
+        assert server.get("/health")[0] == 200
+        assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+        for connection in silent:
+            connection.close()
+        assert "208 connections at most" in server.text and "Too many open files" not in server.text
+        assert len(server.text) < 10_000
 
 
 def test_an_engine_that_stands_still_is_told_of_and_streams_are_kept_alive(tmp_path: Path) -> None:

@@ -220,13 +220,13 @@ def test_the_number_of_connections_follows_the_number_of_files(caplog: pytest.Lo
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
         assert make_room(600).size == 600, "the soft limit is raised"
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 600 + 128
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 600 + 192
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
         patch.setattr(resource, "setrlimit", lambda *_: None)
-        assert make_room(4096).size == 1024 - 128 and "ulimit -n" in caplog.text
+        assert make_room(4096).size == 1024 - 192 and "ulimit -n" in caplog.text
 
 
 def test_a_message_of_a_library_is_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
