@@ -32,6 +32,9 @@ _LOOK_S = 0.5
 _MOST_TURNED_AWAY = 64  # that linger at once
 _OTHER_FILES = 192  # descriptors that are no connections, or of those that come and go
 _FEWEST = 8
+_READ_BYTES = 2**13  # of one connection, before others have their turn
+_DEAR_S = 0.002  # of the processor, for what was read at once: a thousand headers, or chunks of a byte
+_RESTS = 3  # times as long as it took
 _SELDOM_S = 60.0
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
@@ -44,6 +47,7 @@ class Room:
         self.size = size
         self._open: set[Connection] = set()
         self._num_turned_away = 0
+        self._rested_at = 0.0
 
     def enter(self, connection: Connection) -> bool:
         """Whether there is room for it, after some of the idle ones have gone."""
@@ -63,6 +67,12 @@ class Room:
         if connection in self._open:
             self._open.discard(connection)
             self._num_turned_away -= connection.is_turned_away
+
+    def rest_after(self, seconds: float) -> float:
+        """When a connection is to be read again that has just taken so much of the processor: all of them together get
+        a part of it."""
+        self._rested_at = max(self._rested_at, time.monotonic()) + _RESTS * seconds
+        return self._rested_at
 
     async def watch(self) -> None:
         """Until it is cancelled: end what takes too long."""
@@ -113,6 +123,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.max_size = _READ_BYTES  # type: ignore[attr-defined]  # asyncio's, of which one read can take a second
         if self.room.enter(self):
             self.until = time.monotonic() + _HEAD_S
             return
@@ -130,9 +141,18 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.is_turned_away:
             return
+        began = time.thread_time()
         super().data_received(data)
+        took = time.thread_time() - began
+        if took > _DEAR_S:
+            self.transport.pause_reading()
+            self.loop.call_at(self.room.rest_after(took), self._go_on)
         if self.is_answering and not self.flow.write_paused:
             self.until = math.inf
+
+    def _go_on(self) -> None:
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether to keep it: a client that has closed its own half may wait for its answer.

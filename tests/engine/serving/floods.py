@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,15 @@ from tests.engine.serving.storms import children_of, resident_kib
 
 _ROOM = 2_000_000  # bytes of a body
 _MANY = {"id": 1_000_000, "float": 500_000, "object": 600_000}
+
+
+# Chunks of a byte, requests that do not wait for answers, thousands of headers.
+_HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+DEAR = [
+    (_HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 10_000),
+    (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2_000),
+    (b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"a: b\r\n" * 500),
+]
 
 
 def wrong_bodies() -> list[tuple[str, bytes]]:
@@ -136,7 +145,16 @@ def flood(server: Served, seconds: float, num_silent: int, num_senders: int = 4)
         for _ in range(num_silent):
             silent.append(socket.create_connection(("127.0.0.1", server.port), timeout=60))
 
+    def write(head: bytes, part: bytes) -> None:
+        """Parts that are dear to read, until the server has enough of them; answers are not read."""
+        while time.monotonic() < deadline:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+                connection.sendall(head)
+                for _ in range(100):
+                    connection.sendall(part)
+
     tasks: list[Callable[[], None]] = [measure, connect, *[lambda first=4 * n: send(first) for n in range(num_senders)]]
+    tasks += [lambda wrong=wrong: write(*wrong) for wrong in DEAR]
     with watched(server) as seen:
         threads = [threading.Thread(target=task) for task in tasks]
         for thread in threads:

@@ -215,6 +215,33 @@ def test_a_client_that_does_not_read_is_left(monkeypatch: pytest.MonkeyPatch) ->
     served(talk)
 
 
+def test_what_is_dear_to_read_is_read_in_parts_and_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_DEAR_S", -1.0)
+    rests: list[float] = []
+    rest_after = Room.rest_after
+
+    def counted(room: Room, seconds: float) -> float:
+        rests.append(seconds)
+        return rest_after(room, seconds)
+
+    monkeypatch.setattr(Room, "rest_after", counted)
+
+    async def talk(port: int, room: Room, app: App) -> None:
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        reader, writer = await connected(port, head + b"1\r\na\r\n" * 10_000 + b"0\r\n\r\n")
+        assert "200 OK" in await head_of(reader)
+        writer.close()
+        assert len(rests) >= 60_000 / connections._READ_BYTES
+
+    served(talk)
+
+
+def test_all_that_is_dear_together_gets_a_part_of_the_processor() -> None:
+    room = Room(10)
+    first, second = room.rest_after(1.0), room.rest_after(1.0)
+    assert second - first == pytest.approx(3.0)
+
+
 def test_the_number_of_connections_follows_the_number_of_files(caplog: pytest.LogCaptureFixture) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
