@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from common.commands.job import sweep
 from common.commands.job.launch import Job, check_before_start, check_options, is_dry_run, job_of, start_here
+from common.commands.main import open_standard_streams
 from common.commands.options import allowing
 from common.config import DeviceProfile, RunConfig, find_config, load_profile_and_run
 from common.errors import ConfigError, MissingCapability, one_line
@@ -49,6 +50,7 @@ def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code. Checks and torchrun's own imports take seconds, in which Ctrl-C is an end like any other."""
+    open_standard_streams()
     try:
         return _check_and_start(arguments)
     except KeyboardInterrupt:
