@@ -121,7 +121,8 @@ class FrontEnd:
         """Take nothing more, let what is there end, then tell the engine."""
         loop = asyncio.get_running_loop()
         num_open, seconds = self._engine.num_open, self._serve.drain_timeout_s
-        logger.info("shutting down: %d requests go on for up to %g s", num_open, seconds)
+        if num_open:
+            logger.info("shutting down: %d requests go on for up to %g s", num_open, seconds)
         self._engine.drain()
         deadline = loop.time() + seconds
         while loop.time() < deadline and self._engine.num_open:
