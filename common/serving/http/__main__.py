@@ -31,7 +31,6 @@ logger = logging.getLogger("common.serving.http")
 _LINGER_S = 2.0  # behind a failure, so that probes and clients hear of it
 _POLL_S = 0.05
 _BACKLOG = 2048
-_ACCEPTED_AT_ONCE = 16  # of new connections, before others have their turn and idle ones are closed
 _HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
     ("X-Frame-Options", "DENY"),
@@ -63,7 +62,7 @@ class FrontEnd:
             build_app(self._service, begin.keys, hosts),
             http=connection_class(self._room),
             ws="none",
-            backlog=_ACCEPTED_AT_ONCE,
+            backlog=self._room.num_accepted_at_once,
             headers=_HEADERS,
             log_level="warning",
             access_log=False,

@@ -74,6 +74,11 @@ class Room:
         self._rested_at = max(self._rested_at, time.monotonic()) + _RESTS * seconds
         return self._rested_at
 
+    @property
+    def num_accepted_at_once(self) -> int:
+        """Of new connections, before others have their turn and idle ones are closed."""
+        return max(8, min(64, self.size // 8))
+
     async def watch(self) -> None:
         """Until it is cancelled: end what takes too long."""
         while True:

@@ -1,6 +1,7 @@
 """Clients that mean harm, or do it all the same: bodies of wrong types, silent connections, readers that do not read.
 
 python -m tests.engine.serving.floods 20 2000    seconds, silent connections: what others see of it, as JSON
+python -m tests.engine.serving.floods 20 2000 dear    and chunks of a byte, requests in a row, thousands of headers
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -111,8 +112,11 @@ def watched(server: Served) -> Iterator[dict[str, Any]]:
         seen.update(json.loads(process.communicate(timeout=120)[0]))
 
 
-def flood(server: Served, seconds: float, num_silent: int, num_senders: int = 4) -> dict[str, Any]:
-    """Send wrong bodies from several threads while silent connections come; what others saw, and what it took."""
+def flood(server: Served, seconds: float, num_silent: int, dear: Sequence[tuple[bytes, bytes]] = ()) -> dict[str, Any]:
+    """Send wrong bodies from several threads while silent connections come; what others saw, and what it took.
+
+    dear: of `DEAR`, sent besides.
+    """
     bodies, statuses, longest = wrong_bodies(), Counter[int](), [0.0]
     (front_end,) = children_of(server.process.pid)
     with watched(server) as quiet:
@@ -153,8 +157,8 @@ def flood(server: Served, seconds: float, num_silent: int, num_senders: int = 4)
                 for _ in range(100):
                     connection.sendall(part)
 
-    tasks: list[Callable[[], None]] = [measure, connect, *[lambda first=4 * n: send(first) for n in range(num_senders)]]
-    tasks += [lambda wrong=wrong: write(*wrong) for wrong in DEAR]
+    tasks: list[Callable[[], None]] = [measure, connect, *[lambda first=4 * n: send(first) for n in range(4)]]
+    tasks += [lambda wrong=wrong: write(*wrong) for wrong in dear]
     with watched(server) as seen:
         threads = [threading.Thread(target=task) for task in tasks]
         for thread in threads:
@@ -182,7 +186,12 @@ def main() -> None:
         print(json.dumps(watch(int(sys.argv[2]))))
         return
     with tempfile.TemporaryDirectory() as folder, Served(Path(folder) / "log", *OFTEN_ALIVE) as server:
-        print(json.dumps(flood(server, float(sys.argv[1]), int(sys.argv[2])), indent=1), flush=True)
+        print(
+            json.dumps(
+                flood(server, float(sys.argv[1]), int(sys.argv[2]), DEAR if len(sys.argv) > 3 else ()), indent=1
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.serving.floods import OFTEN_ALIVE, flood
+from tests.engine.serving.floods import DEAR, OFTEN_ALIVE, flood
 from tests.engine.serving.served import Served
 from tests.engine.serving.storms import FEW_BRANCHES, children_of, resident_kib
 
@@ -37,6 +37,13 @@ def test_wrong_bodies_and_silent_connections_stall_nobody(server: Served) -> Non
     for name in ("longest health s", "longest pause s"):
         assert seen["others"][name] - seen["others before"][name] < 0.5, seen
     assert seen["grown by MiB"] < 200 and seen["log bytes"] < 2**20, seen
+
+
+def test_what_is_dear_to_read_stalls_nobody(server: Served) -> None:
+    seen = flood(server, _SECONDS / 2, 0, DEAR)
+    print(json.dumps(seen))
+    assert set(seen["others"]["statuses"]) == {"200"}, seen
+    assert seen["others"]["longest health s"] - seen["others before"]["longest health s"] < 2, seen
 
 
 def test_no_page_frames_an_answer_or_guesses_its_kind(server: Served) -> None:
