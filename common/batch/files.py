@@ -32,6 +32,14 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
     require_file("output.path", target, ".run.json")
     metrics = metrics_path(run.output)
     require_file("output.metrics_path", metrics, ".tmp")
+    link = Path(run.output.path)
+    for beside in (
+        sidecar_path(target),
+        link.with_name(link.name + ".run.json"),
+        _temporary(target),
+        _temporary(metrics),
+    ):
+        _require_regular(beside)
     paths = [Path(run.input.path), target, metrics, sidecar_path(target)]
     if any(_is_same_file(one, other) for one, other in itertools.combinations(paths, 2)):
         raise ConfigError(
@@ -77,6 +85,7 @@ def write_whole(path: Path, text: str) -> None:
     Half a surrogate pair, which UTF-8 cannot hold, is written as JSON escapes it.
     """
     temporary = _temporary(path)
+    _require_regular(temporary)
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -119,6 +128,13 @@ def require_file(setting: str, path: Path, longest_suffix: str) -> None:
             raise ConfigError(f"{setting} {path} cannot be written: choose a place that is writable")
         if path.parent.exists():
             _require_name(path.with_name(path.name + longest_suffix))
+
+
+def _require_regular(path: Path) -> None:
+    """ConfigError for what stands beside an output and is no file: to open a pipe is to wait for its other end."""
+    with naming(path):
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: no regular file, where a file of the run belongs; remove it")
 
 
 def _require_name(path: Path) -> None:

@@ -52,13 +52,20 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
-    def encode(self, text: str, add_bos: bool = False) -> list[int]:
-        """Token ids of a prompt; special tokens written in it count as such, except the mask token (plain text)."""
+    def encode(self, text: str, add_bos: bool = False, *, beside_others: bool = False) -> list[int]:
+        """Token ids of a prompt; special tokens written in it count as such, except the mask token (plain text).
+
+        beside_others: other threads run meanwhile, which costs a short text more than it takes.
+        """
         if add_bos and self.bos_id is None:
             raise ConfigError(f"{self._folder}: tokenizer_config.json names no bos_token: set add_bos_token to false")
         try:
             with failing(f"{self._folder}: the tokenizer fails on the prompt"):
-                ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+                if beside_others:
+                    (encoding,) = self._encoder.encode_batch_fast([text], add_special_tokens=False)
+                else:
+                    encoding = self._encoder.encode(text, add_special_tokens=False)
+                ids: list[int] = encoding.ids
         except TypeError:
             raise ConfigError("the prompt is not valid text (half a surrogate pair?): repair the input line") from None
         if add_bos and self.bos_id is not None:

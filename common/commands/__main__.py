@@ -1,10 +1,24 @@
-"""`python -m common.commands`: the same as `lopa`, from a checkout without an installation."""
+"""Where `lopa` and `python -m common.commands` begin: signals end it in a sentence while the rest is being imported."""
 
+from __future__ import annotations
+
+import os
 import signal
+import sys
+from types import FrameType
 
-# While the rest is being imported Ctrl-C just ends the process; `main` listens to it itself.
-signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """At once: there is nothing to close yet. `main` listens by itself."""
+    if os.environ.get("RANK", "0") == "0" and sys.stderr is not None:
+        print(f"lopa: stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+    os._exit(128 + number)
+
+
+for _number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(_number, _end)
 
 from common.commands.main import main  # noqa: E402
 
-main()
+if __name__ == "__main__":
+    main()

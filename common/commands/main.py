@@ -71,8 +71,19 @@ def fail(sentence: str) -> int:
     return 2
 
 
+def open_standard_streams() -> None:
+    """Give descriptors 0, 1 and 2 something to lead to where they are closed: a file or a socket that is opened later
+    would take their place, and get what is meant for the terminal. `sys.stdin` stays None then."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # the lowest that is free
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def main() -> None:
     """The console script: errors of users and machines end in one sentence; only defects show a traceback."""
+    open_standard_streams()
     # With torch-npu installed but no CANN, importing torch would fail with torch-npu's traceback; engines import it.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     die_with_launcher()

@@ -6,7 +6,7 @@ behind this room sees a dict or fills in a default.
 
 from common.config.consistent import BLOCKS_FROM_ZERO, MIN_TEMPERATURE
 from common.config.decode import AUTO_LOOKAHEAD, MOST_STOP_TOKENS, NUM_CANDIDATES, DecodeConfig, is_greedy
-from common.config.explain import explain, problem, remedy
+from common.config.explain import explain, given_value, problem, remedy
 from common.config.files import (
     fewshot_file,
     find_config,
@@ -46,6 +46,7 @@ __all__ = [
     "explain",
     "fewshot_file",
     "find_config",
+    "given_value",
     "is_greedy",
     "load_profile",
     "load_profile_and_run",

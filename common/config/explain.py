@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from reprlib import Repr
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -17,6 +18,10 @@ REFUSED_KEYS = {
     "trust_remote_code": "code from a checkpoint folder is never run; remove the key",
 }
 _MAX_GIVEN = 200  # characters of a value that is repeated in a sentence
+_written = Repr()
+_written.maxstring = _written.maxother = _written.maxlong = 2 * _MAX_GIVEN
+_written.maxlist = _written.maxdict = _written.maxtuple = _MAX_GIVEN
+_written.maxlevel = 8
 # What to do, where pydantic says what is wrong.
 _FIXES = {
     "greater_than_equal": "set it to {ge} or more",
@@ -30,6 +35,7 @@ _FIXES = {
     "int_from_float": "set it to a whole number",
     "finite_number": "set it to a finite number",
     "string_too_short": "write at least {min_length} character",
+    "string_too_long": "write at most {max_length} characters",
     "float_parsing": "set it to a number",
     "float_type": "set it to a number",
     "bool_parsing": "set it to true or false",
@@ -66,7 +72,7 @@ def remedy(error: Mapping[str, Any], location: Sequence[int | str], kind: type[B
     fix = _FIXES.get(error["type"])
     message = fix.format(**error.get("ctx", {})) if fix else error["msg"].removeprefix("Value error, ")
     is_whole = isinstance(error["input"], (dict, bytes, BaseModel))  # bytes: the file itself
-    return message if is_whole else f"{message} (given {_short(error['input'])})"
+    return message if is_whole else f"{message} (given {given_value(error['input'])})"
 
 
 def wants_text(kind: type[BaseModel], keys: Sequence[str]) -> bool:
@@ -82,8 +88,9 @@ def wants_text(kind: type[BaseModel], keys: Sequence[str]) -> bool:
     return annotation is str or (get_origin(annotation) in (Union, UnionType) and str in get_args(annotation))
 
 
-def _short(value: object) -> str:
-    text = repr(value)
+def given_value(value: object) -> str:
+    """A value as Python writes it, cut: however long, wide or deep it is, little of it is looked at."""
+    text = _written.repr(value)
     return text if len(text) <= _MAX_GIVEN else f"{text[:_MAX_GIVEN]} ..."
 
 

@@ -21,7 +21,22 @@ class ServeConfig(Settings):
     max_queued_requests: int = Field(
         default=256, ge=0, description="Requests that may wait beside those being decoded; more are told to come again."
     )
-    max_body_bytes: int = Field(default=16 * 2**20, ge=1, description="The longest body of a request.")
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Names beside localhost that clients may call the server by, as Host and Origin say them; looked "
+        "at where it listens on this machine alone and wants no key.",
+    )
+    max_connections: int = Field(
+        default=4096,
+        ge=1,
+        description="Open connections, as far as the limit of open files allows; new ones then take the place of idle "
+        "ones, or get 503.",
+    )
+    max_body_bytes: int = Field(
+        default=4 * 2**20,
+        ge=1,
+        description="The longest body of a request; all clients wait some 10 ms a MiB while one is parsed.",
+    )
     max_prompts: int = Field(default=64, ge=1, description="The most answers of one call: its prompts times `n`.")
     max_stop_strings: int = Field(default=16, ge=0, description="The most stop strings of a request.")
     max_num_lookahead: int | None = Field(
@@ -31,6 +46,12 @@ class ServeConfig(Settings):
     )
     drain_timeout_s: float = Field(
         default=25.0, ge=0, le=3600, description="Seconds that requests may go on after SIGTERM; the rest is aborted."
+    )
+    engine_silence_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="Seconds without a word of a loaded engine after which probes and new requests get 503, until it "
+        "speaks again; it speaks between passes, so more than the longest pass takes.",
     )
     keep_alive_s: float = Field(
         default=15.0, ge=0.1, le=3600, description="Seconds of silence after which a stream sends a comment line."

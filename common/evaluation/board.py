@@ -100,11 +100,13 @@ class Board:
         self._write([row | values if row["name"] == name else row for row in self.rows()])
 
     def _read(self) -> list[Row]:
+        if not self.path.is_file():
+            return []
         try:
             rows = json.loads(self.path.read_text(encoding="utf-8"))["rows"]
             return [row for row in rows if {"name", "status", "failures", "decode", "metrics", "seconds"} <= row.keys()]
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            return []  # not there yet, or not ours: what it would say is made anew
+            return []  # not ours: what it would say is made anew
 
     def _write(self, rows: Sequence[Row]) -> None:
         done = [row["metrics"] for row in rows if row["metrics"] is not None]

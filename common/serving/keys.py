@@ -16,9 +16,13 @@ def read_keys(path: str | None) -> tuple[bytes, ...]:
     """Digests of the keys of a file, one a line, and of the environment, with commas between; none: nobody needs one.
     Lines of the file that begin with # are comments.
 
-    Raises ConfigError for a file that cannot be read or holds no key, and for a key that clients send differently.
+    Raises ConfigError for a file that cannot be read, for a file or a variable that holds no key, and for a key that
+    clients send differently.
     """
-    keys = [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",")]
+    given = os.environ.get(KEYS_VARIABLE)
+    keys = [key.strip() for key in (given or "").split(",")]
+    if given is not None and not any(keys):
+        raise ConfigError(f"{KEYS_VARIABLE} is set and holds no key: give it keys with commas between, or unset it")
     if path is not None:
         try:
             own = Path(path).read_text(encoding="utf-8-sig").splitlines()

@@ -29,11 +29,12 @@ class Over(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """The first message to the front end. port: the one that is listened on."""
+    """The first message to the front end. port: the one that is listened on. keys: digests of the API keys."""
 
     run: RunConfig
     model_names: tuple[str, ...]
     port: int
+    keys: tuple[bytes, ...]
 
 
 class Ready(NamedTuple):

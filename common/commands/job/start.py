@@ -16,12 +16,16 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import NoReturn
 
 from common.commands.job import sweep
 from common.commands.job.launch import Job, check_before_start, check_options, is_dry_run, job_of, start_here
+from common.commands.main import open_standard_streams
 from common.commands.options import allowing
 from common.config import DeviceProfile, RunConfig, find_config, load_profile_and_run
 from common.errors import ConfigError, MissingCapability, one_line
+from common.processes import Stopped
 
 _HELP = {"-h", "--help"}
 
@@ -48,12 +52,19 @@ def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code. Checks and torchrun's own imports take seconds, in which Ctrl-C is an end like any other."""
+    """The exit code. Checks and torchrun's own imports take seconds, in which a signal is an end like any other."""
+    open_standard_streams()
+    signal.signal(signal.SIGTERM, _stop)
     try:
         return _check_and_start(arguments)
-    except KeyboardInterrupt:
-        print("lopa: stopped by SIGINT", file=sys.stderr)
-        return 128 + signal.SIGINT
+    except (KeyboardInterrupt, Stopped) as end:
+        stopped = end if isinstance(end, Stopped) else Stopped(signal.SIGINT)
+        print(f"lopa: {stopped}", file=sys.stderr)
+        return stopped.exit_code
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise Stopped(number)
 
 
 def _check_and_start(arguments: Sequence[str]) -> int:

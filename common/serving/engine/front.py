@@ -15,7 +15,7 @@ from typing import NamedTuple
 from common.config import RunConfig, ServeConfig
 from common.errors import ConfigError
 from common.serving.keys import read_keys
-from common.serving.link import Link
+from common.serving.link import Link, LinkClosed
 from common.serving.messages import Begin, Failed
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
@@ -43,15 +43,16 @@ class FrontEnd(NamedTuple):
             self.process.kill()
 
 
-def check_serving(serve: ServeConfig) -> None:
-    """What can be known to fail before anything is started. Raises ConfigError."""
+def check_serving(serve: ServeConfig) -> tuple[bytes, ...]:
+    """The API keys' digests, read once, since a pipe has them once; raises ConfigError for what can be known to fail
+    before anything is started."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(f"lopa serve needs {', '.join(missing)}: pip install -e '.[server]'")
-    read_keys(serve.api_key_file)
+    return read_keys(serve.api_key_file)
 
 
-def start_front_end(run: RunConfig) -> FrontEnd:
+def start_front_end(run: RunConfig, keys: tuple[bytes, ...]) -> FrontEnd:
     """Listen, and start the process that answers. Raises ConfigError where the address cannot be had."""
     listening = _listen(run.serve)
     own, other = socket.socketpair()
@@ -67,7 +68,8 @@ def start_front_end(run: RunConfig) -> FrontEnd:
     other.close()
     link = Link(own)
     names = run.serve.served_model_names or (Path(run.model).resolve().name,)
-    link.send([Begin(run, names, port)])
+    with suppress(LinkClosed):  # noticed once it is needed
+        link.send([Begin(run, names, port, keys)])
     return FrontEnd(process, link)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from common.decoding import EngineCore, Rejection, RequestOutput, Room, StepRecord
 from common.errors import EngineError
 from common.serving.engine.passes import CountedEngine
-from common.serving.link import Link, LinkClosed
+from common.serving.link import FRONT_END_GONE, Link, LinkClosed
 from common.serving.messages import Abort, Accepted, Add, Ended, Over, Passed, Rejected, Tokens
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class RequestLoop:
                 self.link.send(self._answers)
                 self._answers.clear()
         except LinkClosed:
-            raise EngineError("the HTTP front end has ended; its own output is above") from None
+            raise EngineError(FRONT_END_GONE) from None
         self.core.end()
 
     def _take(self, message: Any) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from common.config import DeviceProfile, RunConfig
-from common.errors import ConfigError
+from common.errors import ConfigError, EngineError
 from common.processes import drain_on_signals, global_rank, resolve_mesh
 from common.serving.engine.front import FrontEnd, check_serving, start_front_end
 from common.serving.engine.loop import RequestLoop
 from common.serving.engine.passes import CountedEngine
+from common.serving.link import FRONT_END_GONE, LinkClosed
 from common.serving.messages import Ready
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def serve(profile: DeviceProfile, run: RunConfig, build: Callable[[], Generator]
     build: loads the model. Raises ConfigError for what does not fit, EngineError where a device, a peer or the front
     end fails; clients have been told by then.
     """
-    check_serving(run.serve)
+    keys = check_serving(run.serve) if global_rank() == 0 else ()
     if resolve_mesh(profile).data_parallel_size > 1:
         raise ConfigError(
             f"profile {profile.name}: lopa serve runs one replica; set mesh.data_parallel_size to 1, start a server a "
@@ -40,11 +41,17 @@ def serve(profile: DeviceProfile, run: RunConfig, build: Callable[[], Generator]
                 core.step()
         generator.close()
         return
-    front_end = start_front_end(run)
+    front_end = start_front_end(run, keys)
     try:
         _serve(front_end, build())
+    except LinkClosed:
+        raise EngineError(FRONT_END_GONE) from None
     except Exception as error:
         front_end.fail(" ".join(str(error).split()) or repr(error))
+        raise
+    except BaseException:  # stopped
+        front_end.drain()
+        front_end.wait()
         raise
     front_end.wait()
 

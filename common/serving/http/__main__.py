@@ -7,6 +7,7 @@ the terminal do not reach it.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import pickle
 import signal
@@ -19,16 +20,22 @@ import uvicorn
 
 from common.page import live_page
 from common.serving.http.app import build_app
+from common.serving.http.connections import KEEP_ALIVE_S, connection_class, make_room, tell_of_loop, tell_seldom
 from common.serving.http.engine import EngineClient
+from common.serving.http.gate import hosts_of
 from common.serving.http.service import Service
-from common.serving.keys import read_keys
 from common.serving.link import LENGTH_BYTES
 from common.serving.messages import Begin, Ready
 
 logger = logging.getLogger("common.serving.http")
 _LINGER_S = 2.0  # behind a failure, so that probes and clients hear of it
 _POLL_S = 0.05
-_KEEP_ALIVE_S = 60  # of a connection without a request
+_BACKLOG = 2048
+_HEADERS = [
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+    ("Content-Security-Policy", "frame-ancestors 'none'"),
+]
 
 
 class _Server(uvicorn.Server):
@@ -40,27 +47,39 @@ class _Server(uvicorn.Server):
 class FrontEnd:
     """One server over one engine."""
 
-    def __init__(self, begin: Begin, link: socket.socket) -> None:
+    def __init__(self, begin: Begin, link: socket.socket, listening: socket.socket) -> None:
         self._serve = begin.run.serve
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._engine = EngineClient(link, self._serve.max_queued_requests, self._load, self._ended.set)
+        self._engine = EngineClient(
+            link, self._serve.max_queued_requests, self._load, self._ended.set, self._serve.engine_silence_s
+        )
         self._service = Service(begin.run, begin.model_names, self._engine, live_page())
+        self._room = make_room(self._serve.max_connections)
+        hosts = hosts_of(listening.getsockname()[0], self._serve.host, self._serve.allowed_hosts, begin.keys)
         config = uvicorn.Config(
-            build_app(self._service, read_keys(self._serve.api_key_file)),
+            build_app(self._service, begin.keys, hosts),
+            http=connection_class(self._room),
+            ws="none",
+            backlog=self._room.num_accepted_at_once,
+            headers=_HEADERS,
             log_level="warning",
             access_log=False,
             lifespan="off",
-            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_keep_alive=int(KEEP_ALIVE_S),
             timeout_graceful_shutdown=5,
         )
+        self._listening = listening
         self._server = _Server(config)
 
-    async def run(self, listening: socket.socket) -> None:
+    async def run(self) -> None:
         """Until the engine is gone or the drain is over."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._start_drain)
-        serving = asyncio.ensure_future(self._server.serve(sockets=[listening]))
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._start_drain)
+        loop.set_exception_handler(tell_of_loop)
+        serving = asyncio.ensure_future(self._server.serve(sockets=[self._listening]))
+        watching = asyncio.ensure_future(self._watch())
         talking = asyncio.ensure_future(self._engine.run())
         importing = asyncio.ensure_future(asyncio.to_thread(import_module, "common.checkpoint"))
         await asyncio.wait({serving, asyncio.ensure_future(self._ended.wait())}, return_when=asyncio.FIRST_COMPLETED)
@@ -68,8 +87,15 @@ class FrontEnd:
             await asyncio.sleep(_LINGER_S)
         self._server.should_exit = True
         await serving
-        talking.cancel()
-        importing.cancel()
+        for task in (talking, importing, watching):
+            task.cancel()
+
+    async def _watch(self) -> None:
+        """Look after the connections, while more of them wait in the kernel than are accepted at once."""
+        while not self._server.started:
+            await asyncio.sleep(_POLL_S)
+        self._listening.listen(_BACKLOG)
+        await self._room.watch()
 
     def _load(self, ready: Ready) -> None:
         """From here on requests are taken, once the tokenizer is there too."""
@@ -77,6 +103,7 @@ class FrontEnd:
         async def load() -> None:
             try:
                 await asyncio.to_thread(self._service.load, ready)
+                gc.freeze()  # what torch has brought is looked through no more, which took tenths of a second
             except Exception as error:
                 logger.error("the tokenizer cannot be loaded: %s", error)
                 self._ended.set()
@@ -93,7 +120,8 @@ class FrontEnd:
         """Take nothing more, let what is there end, then tell the engine."""
         loop = asyncio.get_running_loop()
         num_open, seconds = self._engine.num_open, self._serve.drain_timeout_s
-        logger.info("shutting down: %d requests go on for up to %g s", num_open, seconds)
+        if num_open:
+            logger.info("shutting down: %d requests go on for up to %g s", num_open, seconds)
         self._engine.drain()
         deadline = loop.time() + seconds
         while loop.time() < deadline and self._engine.num_open:
@@ -108,7 +136,7 @@ class FrontEnd:
 async def _main(listening: socket.socket, link: socket.socket) -> None:
     begin = await asyncio.to_thread(_first_message, link)
     logger.info("listening on http://%s:%d", begin.run.serve.host, begin.port)
-    await FrontEnd(begin, link).run(listening)
+    await FrontEnd(begin, link, listening).run()
 
 
 def _first_message(link: socket.socket) -> Begin:
@@ -123,7 +151,7 @@ def _exactly(link: socket.socket, count: int) -> bytes:
     while len(data) < count:
         part = link.recv(count - len(data))
         if not part:
-            raise SystemExit("the engine ended before it had begun")
+            raise SystemExit(1)  # the engine's process has said why it ended
         data += part
     return data
 
@@ -132,6 +160,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(format="lopa: %(message)s", level=logging.WARNING)
     logging.getLogger("common").setLevel(logging.INFO)
+    tell_seldom()
     listening, link = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
     with suppress(KeyboardInterrupt):
         asyncio.run(_main(listening, link))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import re
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from common.errors import first_line
+from common.serving.http.bodies import Bodies, checked_route
 from common.serving.http.errors import ApiError
 from common.serving.http.gate import Gate, error_response
 from common.serving.http.requests.explain import explained
@@ -34,18 +36,46 @@ from common.serving.http.responses.sse import event_stream
 from common.serving.http.service import Service
 from common.version import LOPA_VERSION
 
-logger = logging.getLogger(__name__)
-_PROBED = ["GET", "HEAD"]
-_STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {"description": "One JSON, or events with stream true", "content": {"text/event-stream": {}}}
-}
+_HINTS = {"/docs": "; /openapi.json describes the routes, and docs/serving.md explains them"}
 
 
-def build_app(service: Service, keys: tuple[bytes, ...]) -> FastAPI:
-    """All of the server. keys: digests of API keys."""
+class ErrorFields(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(BaseModel):
+    """What every refusal says."""
+
+    error: ErrorFields
+
+
+def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    described: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorBody, "description": HTTPStatus(status).phrase} for status in statuses
+    }
+    return {**described, "default": {"model": ErrorBody, "description": "Any other refusal"}}
+
+
+def _linked(operation: str, field: str, source: str, description: str = "") -> dict[int | str, dict[str, Any]]:
+    """An answer whose `source` is a `field` of another operation's body."""
+    body = {field: f"$response.body#/{source}"}
+    link = {operation: {"operationId": operation, "requestBody": body}}
+    return {200: {"description": description or HTTPStatus.OK.phrase, "links": link}}
+
+
+_STREAMED = _linked("abort_request", "request_id", "id", "One JSON, or events with stream true")
+_STREAMED[200]["content"] = {"text/event-stream": {}}
+_TAKES_BODY = _refusals(400, 401, 403, 404, 408, 413, 503)
+
+
+def build_app(service: Service, keys: tuple[bytes, ...], hosts: frozenset[str] | None = None) -> FastAPI:
+    """All of the server. keys: digests of API keys. hosts: the names that clients may call it by; None: any."""
     app = FastAPI(title="lopa", version=LOPA_VERSION, docs_url=None, redoc_url=None)
-    max_body_bytes = service.run.serve.max_body_bytes
-    app.add_middleware(Gate, keys=keys, max_body_bytes=max_body_bytes, count=service.metrics.http)
+    app.router.route_class = checked_route(Bodies(service.run.serve.max_body_bytes))
+    app.add_middleware(Gate, keys=keys, hosts=hosts, count=service.metrics.http)
     _add_errors(app)
     _add_state(app, service)
     _add_tokens(app, service)
@@ -55,66 +85,67 @@ def build_app(service: Service, keys: tuple[bytes, ...]) -> FastAPI:
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    def _refused(request: Request, error: ApiError) -> Response:
+    async def _refused(request: Request, error: ApiError) -> Response:
         return error_response(error)
 
     @app.exception_handler(RequestValidationError)
-    def _invalid(request: Request, error: RequestValidationError) -> Response:
+    async def _invalid(request: Request, error: RequestValidationError) -> Response:
         return error_response(explained(error.errors()))
 
     @app.exception_handler(HTTPException)
-    def _http(request: Request, error: HTTPException) -> Response:
-        message = f"{request.method} {request.url.path}: {error.detail}"
-        if error.status_code == 400 and error.__cause__ is not None:  # FastAPI's, which does not say what is wrong
-            message = f"the body is not valid JSON ({first_line(error.__cause__)}); correct it"
-        return error_response(ApiError(error.status_code, message))
-
-    @app.exception_handler(Exception)
-    def _defect(request: Request, error: Exception) -> Response:
-        return error_response(ApiError(500, "the server failed at this request; its log says how"))
+    async def _http(request: Request, error: HTTPException) -> Response:
+        if isinstance(error.__cause__, ApiError):  # of a body: FastAPI makes 400 of it
+            return error_response(error.__cause__)
+        hint = _HINTS.get(request.url.path, "")
+        return error_response(
+            ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}{hint}"), error.headers
+        )
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
     engine = service.engine
 
-    @app.get("/", response_class=HTMLResponse)
+    @app.get("/", response_class=HTMLResponse, responses=_refusals(403))
     async def page() -> Response:
         return HTMLResponse(service.page)
 
-    @app.api_route("/ping", methods=_PROBED)
-    @app.api_route("/health", methods=_PROBED)
+    @app.head("/ping", include_in_schema=False)
+    @app.head("/health", include_in_schema=False)
+    @app.get("/ping", responses=_refusals(403, 503))
+    @app.get("/health", responses=_refusals(403, 503))
     async def health() -> Response:
-        if engine.state == "dead":
-            raise ApiError(503, "the engine has ended; start the server again")
+        engine.require_alive()
         return JSONResponse({"status": engine.state})
 
-    @app.api_route("/readyz", methods=_PROBED)
-    @app.api_route("/ready", methods=_PROBED)
+    @app.head("/readyz", include_in_schema=False)
+    @app.head("/ready", include_in_schema=False)
+    @app.get("/readyz", responses=_refusals(403, 503))
+    @app.get("/ready", responses=_refusals(403, 503))
     async def ready() -> Response:
         engine.require_ready()
         return JSONResponse({"status": "ready"})
 
-    @app.get("/metrics", response_class=PlainTextResponse)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=_refusals(403))
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get("/version")
+    @app.get("/version", responses=_refusals(401, 403))
     async def version() -> dict[str, str]:
         return {"version": LOPA_VERSION}
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=_refusals(401, 403))
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [service.model_card(name) for name in service.model_names]}
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=_refusals(401, 403, 404))
     async def model(name: str) -> dict[str, Any]:
         service.check_model(name)
         return service.model_card(name)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
-    @app.post("/tokenize")
-    async def tokenize(fields: TokenizeFields) -> dict[str, Any]:
+    @app.post("/tokenize", responses={**_TAKES_BODY, **_linked("detokenize", "tokens", "tokens")})
+    async def tokenize(fields: TokenizeFields) -> Response:
         service.check_model(fields.model)
         refuse_unsupported(fields)
         if fields.messages is not None:
@@ -122,18 +153,20 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         else:
             text = fields.prompt or ""
             token_ids = await service.prompts.of_text(text, add_special_tokens=fields.add_special_tokens)
-        strings = service.prompts.strings(token_ids) if fields.return_token_strs else None
-        return {
-            "count": len(token_ids),
-            "max_model_len": service.max_model_len,
-            "tokens": token_ids,
-            "token_strs": strings,
-        }
+        strings = await asyncio.to_thread(service.prompts.strings, token_ids) if fields.return_token_strs else None
+        return JSONResponse(
+            {
+                "count": len(token_ids),
+                "max_model_len": service.max_model_len,
+                "tokens": token_ids,
+                "token_strs": strings,
+            }
+        )
 
-    @app.post("/detokenize")
+    @app.post("/detokenize", operation_id="detokenize", responses=_TAKES_BODY)
     async def detokenize(fields: DetokenizeFields) -> dict[str, str]:
         service.check_model(fields.model)
-        return {"prompt": service.prompts.decode_known(fields.tokens)}
+        return {"prompt": await asyncio.to_thread(service.prompts.decode_known, fields.tokens)}
 
 
 def _add_decoding(app: FastAPI, service: Service) -> None:
@@ -144,14 +177,14 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
     ) -> Call:
         header_id = request.headers.get("x-request-id", "")
         own_id = header_id if re.fullmatch(REQUEST_ID, header_id) else None
-        return await service.submit(prefix, fields, prompts, own_id, mode)
+        return await unless_gone(request, service.submit(prefix, fields, prompts, own_id, mode))
 
     async def answer(request: Request, made: OpenAiCall | GenerateCall) -> Response:
         if made.call.fields.stream:
             return event_stream(made.events(), keep_alive_s)
         return JSONResponse(await unless_gone(request, made.body()))
 
-    @app.post("/v1/completions", responses=_STREAMED)
+    @app.post("/v1/completions", responses={**_TAKES_BODY, **_STREAMED})
     async def completions(request: Request, fields: CompletionFields) -> Response:
         prompts = await service.prompts_of(fields)
         call = await submitted("cmpl-", request, fields, prompts, fields.diffusion.stream_mode)
@@ -160,7 +193,7 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
             request, OpenAiCall.of(call, service.engine, service.name_of(fields), is_chat=False, echoes=echoes)
         )
 
-    @app.post("/v1/chat/completions", responses=_STREAMED)
+    @app.post("/v1/chat/completions", responses={**_TAKES_BODY, **_STREAMED})
     async def chat(request: Request, fields: ChatFields) -> Response:
         service.check(fields)
         prompts = [await service.prompts.of_chat(fields.messages, fields.chat_template_kwargs)]
@@ -169,7 +202,7 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
             request, OpenAiCall.of(call, service.engine, service.name_of(fields), is_chat=True, echoes=[])
         )
 
-    @app.post("/generate", responses=_STREAMED)
+    @app.post("/generate", responses={**_TAKES_BODY, **_STREAMED})
     async def generate(request: Request, fields: GenerateFields) -> Response:
         service.check(fields)
         prompts = [await service.prompt_of(fields)]
@@ -177,8 +210,8 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
         call = await submitted("gen-", request, fields, prompts, mode)
         return await answer(request, GenerateCall(call, service.engine))
 
-    @app.post("/abort_requests")
-    @app.post("/abort_request")
+    @app.post("/abort_requests", responses=_TAKES_BODY)
+    @app.post("/abort_request", operation_id="abort_request", responses=_TAKES_BODY)
     async def abort(fields: AbortFields) -> dict[str, int]:
         call_id = fields.request_id or fields.rid
         if call_id is None and not fields.abort_all:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import pickle
 import socket
 import time
@@ -28,20 +29,26 @@ class Answer:
         self.id = order.request.id
         self.added_at = time.monotonic()
         self.is_over = False
+        self._decided = asyncio.Event()
+        self._refusal: ApiError | None = None
         self._messages: asyncio.Queue[Any] = asyncio.Queue()
 
     def put(self, message: Any) -> None:
         self.is_over = self.is_over or isinstance(message, (Ended, Rejected, Failed))
-        self._messages.put_nowait(message)
+        if not self._decided.is_set():
+            self._refusal = None if isinstance(message, Accepted) else _error_of(message)
+            self._decided.set()
+        if not isinstance(message, Accepted):
+            self._messages.put_nowait(message)
 
     async def accepted(self) -> None:
         """Raises ApiError where the engine cannot decode it."""
-        message = await self._messages.get()
-        if not isinstance(message, Accepted):
-            raise _error_of(message)
+        await self._decided.wait()
+        if self._refusal is not None:
+            raise self._refusal
 
     async def parts(self) -> AsyncIterator[Tokens | Passed | Ended]:
-        """Behind `accepted`, up to the end, which comes last. Raises ApiError where the engine fails."""
+        """Up to the end, which comes last. Raises ApiError where the engine refuses or fails."""
         while True:
             message = await self._messages.get()
             if isinstance(message, (Rejected, Failed)):
@@ -61,11 +68,18 @@ class EngineClient:
     """The front end's end of the link.
 
     state: `loading`, `ready`, `draining` or `dead`. counts: the last that the engine has told. on_ready: called with
-    what the engine says of itself. on_end: called when the engine is gone, once.
+    what the engine says of itself. on_end: called when the engine is gone, once. most_silent_s: a loaded engine that
+    says nothing for longer counts as stuck. It speaks a few times a second, but not within a pass: a thread beside its
+    loop could speak then too, and would go on when the loop hangs.
     """
 
     def __init__(
-        self, own: socket.socket, max_queued: int, on_ready: Callable[[Ready], None], on_end: Callable[[], None]
+        self,
+        own: socket.socket,
+        max_queued: int,
+        on_ready: Callable[[Ready], None],
+        on_end: Callable[[], None],
+        most_silent_s: float = math.inf,
     ) -> None:
         self.state = "loading"
         self.counts = Counts()
@@ -74,6 +88,8 @@ class EngineClient:
         self._socket = own
         self._max_queued = max_queued
         self._on_ready, self._on_end = on_ready, on_end
+        self._most_silent_s = most_silent_s
+        self._heard_at = time.monotonic()
         self._answers: dict[str, Answer] = {}
         self._writer: asyncio.StreamWriter | None = None
 
@@ -88,7 +104,9 @@ class EngineClient:
         try:
             while True:
                 head = await reader.readexactly(LENGTH_BYTES)
-                for message in pickle.loads(await reader.readexactly(int.from_bytes(head, "big"))):
+                body = await reader.readexactly(int.from_bytes(head, "big"))
+                self._heard_at = time.monotonic()
+                for message in pickle.loads(body):
                     self._take(message)
         except (asyncio.IncompleteReadError, OSError):
             self._fail(_GONE)
@@ -115,11 +133,28 @@ class EngineClient:
         self._send([Add(order.request, order.max_tokens, is_watched) for order in orders])
         return answers
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the engine's last word."""
+        return time.monotonic() - self._heard_at
+
+    def require_alive(self) -> None:
+        """Raises ApiError where the engine is gone, or says nothing for too long. A load may take any time."""
+        if self.state == "dead":
+            raise ApiError(503, _GONE)
+        if self.state != "loading" and self.silent_s > self._most_silent_s:
+            raise ApiError(
+                503,
+                f"the engine has said nothing for {self.silent_s:.0f} s, more than serve.engine_silence_s "
+                f"({self._most_silent_s:g} s): it is stuck, or in a very long pass; this ends when it speaks again",
+            )
+
     def require_ready(self) -> None:
         """Raises ApiError saying why no request can be taken."""
+        self.require_alive()
         if self.state != "ready":
             reason = {"loading": "the model is being loaded", "draining": "the server is being shut down"}
-            raise ApiError(503, reason.get(self.state, _GONE))
+            raise ApiError(503, reason[self.state])
 
     def abort(self, answers: Sequence[Answer]) -> None:
         """Those that have ended stay as they are."""

@@ -40,6 +40,7 @@ class EngineMetrics(Collector):
             ("vllm:kv_cache_usage_perc", "Share of the KV memory's pages in use, 0 to 1.", counts.kv_usage),
             ("lopa_request_slots", "Requests that can be decoded at once.", counts.num_slots),
             ("lopa_requests_open", "Requests taken and not ended.", self._engine.num_open),
+            ("lopa_engine_silence_seconds", "Since the engine's last word.", self._engine.silent_s),
             ("lopa_ready", "1 where requests are taken.", int(state == "ready")),
             ("lopa_draining", "1 where requests are finished and none is taken.", int(state == "draining")),
         ):  # fmt: skip

@@ -1,80 +1,107 @@
-"""In front of the routes: who may come in, how long a body may be, and what became of each request."""
+"""In front of the routes: who may come in, what became of each request, and the answer where this server failed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import ipaddress
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from urllib.parse import urlsplit
 
 from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.serving.http.errors import ApiError
 from common.serving.keys import is_known
 
+logger = logging.getLogger(__name__)
 _OPEN_TO_ALL = {"/", "/health", "/ready", "/readyz", "/metrics", "/ping"}
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
-def error_response(error: ApiError) -> JSONResponse:
-    return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(error.body, status_code=error.status, headers={**(headers or {}), **error.headers})
+
+
+def hosts_of(address: str, name: str, more: Sequence[str], keys: Collection[bytes]) -> frozenset[str] | None:
+    """The names that clients may call this server by; None: any.
+
+    Where no key is needed and only this machine can connect, a browser is the way in for others: a page whose name
+    leads to 127.0.0.1 all at once (DNS rebinding) sends its own name. address: that is listened on. name: as the run
+    gives it. more: as `serve.allowed_hosts` does.
+    """
+    if keys or not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        return None
+    return frozenset(one.lower() for one in (*_LOCAL_NAMES, name, *more))
 
 
 class Gate:
-    """keys: digests of API keys; without any, all may come in. count: called with route and status."""
+    """keys: digests of API keys; without any, all may come in. hosts: of `hosts_of`. count: called with route and
+    status."""
 
     def __init__(
-        self, app: ASGIApp, keys: tuple[bytes, ...], max_body_bytes: int, count: Callable[[str, int], None]
+        self, app: ASGIApp, keys: tuple[bytes, ...], hosts: frozenset[str] | None, count: Callable[[str, int], None]
     ) -> None:
         self._app = app
         self._keys = keys
-        self._max_body_bytes = max_body_bytes
+        self._hosts = hosts
         self._count = count
+        self._logged: set[tuple[str, int]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        has_started = False
 
         async def counted(message: Message) -> None:
+            nonlocal has_started
             if message["type"] == "http.response.start":
+                has_started = True
                 route = scope.get("route")
                 self._count(getattr(route, "path", "unknown"), message["status"])
             await send(message)
 
         headers = dict(scope["headers"])
         error = self._refusal(scope, headers)
+        try:
+            if error is None:
+                await self._app(scope, receive, counted)
+        except Exception as defect:
+            self._log(defect)
+            if has_started:
+                return  # uvicorn closes what is not complete
+            error = ApiError(500, "the server failed at this request; its log says how")
         if error is not None:
             await error_response(error)(scope, receive, counted)
-            return
-        await self._app(scope, self._bounded(receive), counted)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
+        for name, is_url in (("host", False), ("origin", True)):
+            value = headers.get(name.encode(), b"").decode("latin-1")
+            if value and self._hosts is not None and _host_of(value, is_url=is_url) not in self._hosts:
+                return ApiError(
+                    403,
+                    f"{name.capitalize()} {value:.100}: this server answers to local names only, as it wants no API "
+                    "key; call it localhost, or list the name in serve.allowed_hosts",
+                )
         is_guarded = self._keys and scope["path"] not in _OPEN_TO_ALL and scope["method"] != "OPTIONS"
-        if is_guarded and not is_known(_text(headers.get(b"authorization")), self._keys):
+        if is_guarded and not is_known(headers.get(b"authorization", b"").decode("latin-1"), self._keys):
             return ApiError(401, "no valid API key: send one as Authorization: Bearer KEY")
-        length = _text(headers.get(b"content-length")) or "0"
-        if length.isdigit() and int(length) > self._max_body_bytes:
-            return self._too_large()
         return None
 
-    def _bounded(self, receive: Receive) -> Receive:
-        """Of a body whose length no header tells."""
-        num_bytes = 0
-
-        async def bounded() -> Message:
-            nonlocal num_bytes
-            message: dict[str, Any] = dict(await receive())
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_body_bytes:
-                error = self._too_large()
-                raise HTTPException(error.status, str(error))  # FastAPI makes 400 of any other kind
-            return message
-
-        return bounded
-
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body has more than {self._max_body_bytes} bytes: send less")
+    def _log(self, defect: Exception) -> None:
+        """With its traceback, once for each place: clients must not be able to fill a disk."""
+        place = defect.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        where = ("", 0) if place is None else (place.tb_frame.f_code.co_filename, place.tb_lineno)
+        if where not in self._logged:
+            self._logged.add(where)
+            logger.error("a request failed, and others that fail there are not told of again", exc_info=defect)
 
 
-def _text(header: bytes | None) -> str | None:
-    return None if header is None else header.decode("latin-1")
+def _host_of(value: str, *, is_url: bool) -> str | None:
+    """The name in a header, without its port and small; None for what is no name."""
+    try:
+        return urlsplit(value if is_url else f"//{value}").hostname
+    except ValueError:
+        return None

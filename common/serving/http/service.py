@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from common.config import RunConfig
-from common.serving.http.engine import EngineClient
+from common.serving.http.engine import Answer, EngineClient
 from common.serving.http.errors import ApiError
 from common.serving.http.metrics import Metrics
 from common.serving.http.requests.fields import CompletionFields, GenerateFields, Sampling
@@ -106,7 +108,11 @@ class Service:
         if isinstance(given, str) or not given or isinstance(given[0], int):
             given = [given]  # type: ignore[assignment]
         self.check(fields, len(given))
-        return [await self._prompt(one, fields) for one in given]  # type: ignore[arg-type]
+        prompts = []
+        for one in given:
+            prompts.append(await self._prompt(one, fields))  # type: ignore[arg-type]
+            await asyncio.sleep(0)  # each takes milliseconds
+        return prompts
 
     async def prompt_of(self, fields: GenerateFields) -> list[int]:
         """Raises ApiError."""
@@ -118,12 +124,17 @@ class Service:
     async def submit(
         self, prefix: str, fields: Sampling, prompts: Sequence[Sequence[int]], header_id: str | None, stream_mode: str
     ) -> Call:
-        """Send a call's requests off; all of them are taken by the engine. Raises ApiError."""
+        """Send a call's requests off; the engine takes all of them. Raises ApiError.
+
+        The engine answers between two passes. Where one takes long a stream begins without that answer, so that no
+        proxy cuts it, and a refusal is its last event.
+        """
         orders = self.book.orders(prefix, fields, prompts, header_id)
         answers = self.engine.submit(orders.orders, is_watched=stream_mode == "denoise" and fields.stream)
         try:
-            for answer in answers:
-                await answer.accepted()
+            wait_s = self.run.serve.keep_alive_s if fields.stream else None
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(_all_accepted(answers), wait_s)
         except BaseException:
             self.engine.abort(answers)
             raise
@@ -133,3 +144,8 @@ class Service:
         if isinstance(given, str):
             return await self.prompts.of_text(given, add_special_tokens=fields.add_special_tokens)
         return self.prompts.of_ids(given)
+
+
+async def _all_accepted(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        await answer.accepted()

@@ -23,11 +23,19 @@ WAIT_S = 240.0  # on a busy machine
 class Served:
     """`lopa serve` of the demo model on a free port, as a context. arguments: of the command, behind profile and run.
 
-    launcher: the module that starts it, `common.commands.job` for several processes.
+    launcher: the module that starts it, `common.commands.job` for several processes. how: of subprocess.Popen.
     """
 
-    def __init__(self, log: Path, *arguments: str, profile: str = "cpu", launcher: str = "common.commands") -> None:
+    def __init__(
+        self,
+        log: Path,
+        *arguments: str,
+        profile: str = "cpu",
+        launcher: str = "common.commands",
+        **how: Any,
+    ) -> None:
         self.log = log
+        self._how = how
         files = ["--profile", profile, "demo"] if launcher == "common.commands" else [profile, "demo"]
         self._command = [sys.executable, "-m", launcher, "serve", *files, "--port", "0", *arguments]
         self.port = 0
@@ -35,7 +43,9 @@ class Served:
     def __enter__(self) -> Served:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(self._command, cwd=ROOT, env=environment, stderr=log, stdout=log)
+            self.process = subprocess.Popen(
+                self._command, cwd=ROOT, env=environment, stderr=log, stdout=log, **self._how
+            )
         self.wait_for(lambda: self._has_port(), "listening")
         self.wait_for(lambda: self.get("/ready")[0] == 200, "ready")
         return self

@@ -43,9 +43,9 @@ def leave_early(server: Served, rng: random.Random) -> None:
     """Send a request, read a little or nothing, and hang up, or have it aborted by its id."""
     name = f"left{rng.getrandbits(60):x}"
     body = json.dumps(body_of(rng, max_tokens=192, ignore_eos=True, request_id=name)).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-        connection.sendall(f"{head}\r\n\r\n".encode() + body)
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         time.sleep(rng.choice([0, 0.01, 0.1, 0.5]))
         if rng.random() < 0.3:
             server.post("/abort_request", {"request_id": name})

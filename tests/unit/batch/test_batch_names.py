@@ -18,7 +18,7 @@ import pytest
 from batch_files import execute, output_path, records, write_input
 
 from common.batch import metrics_path, read_records
-from common.batch.files import input_and_output, sidecar_path
+from common.batch.files import input_and_output, sidecar_path, write_whole
 from common.batch.output import join_output, start_output
 from common.config import DeviceProfile, OutputConfig, RunConfig
 from common.errors import ConfigError
@@ -183,6 +183,29 @@ def test_a_device_is_no_place_for_metrics(cpu: DeviceProfile, run: RunConfig) ->
     with pytest.raises(ConfigError, match=r"output\.metrics_path is no regular file"):
         execute(cpu, renamed(run, output_path(run), Path("/dev/null")))
     assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("name", ["o.jsonl.run.json", "o.jsonl.tmp", "o.metrics.json", "o.metrics.json.tmp", "o.jsonl"])
+def test_a_pipe_is_no_place_for_a_file_of_a_run(name: str, cpu: DeviceProfile, run: RunConfig, tmp_path: Path) -> None:
+    """To open one is to wait for its other end."""
+    two_lines(run)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"no regular file.*; (remove it|name a file)"):
+        execute(cpu, renamed(run, tmp_path / "o.jsonl"))
+
+
+def test_a_pipe_beside_a_link_is_none_either(cpu: DeviceProfile, run: RunConfig, tmp_path: Path) -> None:
+    two_lines(run)
+    (tmp_path / "link.jsonl").symlink_to(output_path(run))
+    os.mkfifo(tmp_path / "link.jsonl.run.json")
+    with pytest.raises(ConfigError, match="no regular file"):
+        execute(cpu, renamed(run, tmp_path / "link.jsonl"))
+
+
+def test_a_pipe_where_a_table_is_written_is_no_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "sweep.md.tmp")
+    with pytest.raises(ConfigError, match="no regular file"):
+        write_whole(tmp_path / "sweep.md", "a")
 
 
 # Ids that are there twice

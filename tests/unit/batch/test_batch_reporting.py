@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from batch_files import execute, output_path, records, write_input
 
-from common.batch import metrics_path, print_summary, progress, require_some_finished
+from common.batch import markdown, metrics_path, print_summary, progress, require_some_finished
 from common.batch.output import start_output
 from common.batch.progress import Progress
 from common.config import DeviceProfile, RunConfig
@@ -183,3 +183,14 @@ def test_half_a_surrogate_pair_in_a_kind_ends_in_the_metrics(cpu: DeviceProfile,
     assert run.output is not None
     assert json.loads(metrics_path(run.output).read_text(encoding="utf-8")) == json.loads(json.dumps(metrics))
     assert [record["id"] for record in records(run)] == ["\ud800"]
+
+
+def test_a_name_is_no_markup_of_a_table() -> None:
+    """Nor another column, nor another row."""
+    table = markdown(
+        ["setting", "n"], [["a|b\nc", "1"], ["<img src=x>", "2"], ["[x](y) *z* `w`", "3"], ["k_1 = 2", "4"]]
+    )
+    lines = table.splitlines()
+    assert lines[2:] == [
+        r"| a\|b c | 1 |", r"| \<img src=x> | 2 |", r"| \[x\](y) \*z\* \`w\` | 3 |", "| k_1 = 2 | 4 |",
+    ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -221,3 +222,26 @@ def test_a_terminal_without_the_letters_of_a_run_gets_their_numbers(tmp_path: Pa
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
     assert result.returncode == 0, result.stderr
     assert r"results in \xfc.out" in result.stdout
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
+def test_closed_descriptors_are_no_reason_to_end(tmp_path: Path, closed: str) -> None:
+    """And what is opened does not take their place, so that nothing is written into a record."""
+    write_run(tmp_path)
+    command = [sys.executable, str(SCRIPTED), "run", "--profile", "cpu", "run.yaml"]
+    shell = f'exec "$@" {closed}'
+    done = subprocess.run(["bash", "-c", shell, "bash", *command], cwd=tmp_path, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (line,) = (tmp_path / "o.jsonl").read_text().splitlines()
+    assert json.loads(line)["id"] == 1
+    (tmp_path / "run.yaml").write_text("model: m\nwrong: 1\n")
+    done = subprocess.run(["bash", "-c", shell, "bash", *command], cwd=tmp_path, capture_output=True, timeout=60)
+    assert done.returncode == 2, "a mistake is still one"
+
+
+def test_standard_input_that_is_closed_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    arguments = ["run", "--profile", "cpu", "run.yaml", "--set", "input.path=-"]
+    command = ["bash", "-c", 'exec "$@" 0<&-', "bash", sys.executable, str(SCRIPTED), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "standard input is closed" in done.stderr

@@ -20,7 +20,7 @@ from common.serving.http.errors import ApiError
 from common.serving.http.requests.orders import Order
 from common.serving.http.responses.sse import DONE, event, event_stream
 from common.serving.link import Link
-from common.serving.messages import Abort, Accepted, Add, Ended, Failed, Ready, Rejected, Tokens
+from common.serving.messages import Abort, Accepted, Add, Counts, Ended, Failed, Ready, Rejected, Tokens
 
 READY = Ready(DecodeConfig(), num_slots=2, max_model_len=64, vocab_size=10)
 
@@ -130,6 +130,47 @@ def test_an_engine_that_is_gone_ends_every_request() -> None:
         with pytest.raises(ApiError) as refused:
             client.require_ready()
         assert refused.value.status == 503
+
+    with_engine(talk)
+
+
+def test_an_engine_that_says_nothing_is_not_healthy_until_it_speaks() -> None:
+    async def talk(client: EngineClient, engine: Link) -> None:
+        client.require_alive()
+        client._most_silent_s = 0.05
+        await asyncio.sleep(0.1)
+        for require in (client.require_alive, client.require_ready):
+            with pytest.raises(
+                ApiError, match=r"has said nothing for .* s, more than serve.engine_silence_s"
+            ) as refused:
+                require()
+            assert refused.value.status == 503
+        client.state = "loading"
+        client.require_alive()
+        client.state = "ready"
+        client._most_silent_s = 30.0
+        heard_before = client._heard_at
+        engine.send([Counts()])
+        while client._heard_at == heard_before:
+            await asyncio.sleep(0.01)
+        client.require_ready()
+
+    with_engine(talk)
+
+
+def test_acceptance_can_be_waited_for_more_than_once() -> None:
+    async def talk(client: EngineClient, engine: Link) -> None:
+        (answer,) = client.submit([order("a")])
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(answer.accepted(), 0.01)
+        engine.send([Accepted("cmpl-a-0"), Ended("cmpl-a-0", (4,), "eos", 1)])
+        await answer.accepted()
+        await answer.accepted()
+        assert [part.token_ids async for part in answer.parts()] == [(4,)]
+        (late,) = client.submit([order("b")])
+        engine.send([Rejected("cmpl-b-0", "too long")])
+        with pytest.raises(ApiError, match="too long"):
+            _ = [part async for part in late.parts()]
 
     with_engine(talk)
 

@@ -34,13 +34,24 @@ def test_a_key_that_some_clients_send_otherwise_is_refused(tmp_path: Path, monke
         read_keys(None)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\n \n", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [None, b"", b"\n \n", b"# one\n", b"\xff\xfe"])
 def test_a_file_without_keys_is_refused_in_a_sentence(tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "keys"
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigError, match="keys"):
         read_keys(str(file))
+
+
+@pytest.mark.parametrize("given", ["", " ", ",", " , ,"])
+def test_a_variable_without_keys_does_not_open_the_server(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "keys").write_text("one\n")
+    monkeypatch.setenv(KEYS_VARIABLE, given)
+    for file in (None, str(tmp_path / "keys")):
+        with pytest.raises(ConfigError, match=f"{KEYS_VARIABLE} is set and holds no key"):
+            read_keys(file)
 
 
 def test_without_keys_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

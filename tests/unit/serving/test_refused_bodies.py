@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import warnings
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from common.serving.http import bodies
 from common.serving.http.app import build_app
 from common.serving.http.errors import ApiError
 from common.serving.http.requests.explain import explained
@@ -98,23 +100,33 @@ def test_a_name_of_any_length_is_cut() -> None:
     assert error.param is not None and len(error.param) == 200 and len(str(error)) < 500
 
 
-def answered(body: bytes) -> tuple[int, str]:
-    """Status and message of what `/tokenize` says to a body."""
+def app_of_nothing() -> Any:
+    """The routes without an engine."""
     run = SimpleNamespace(serve=SimpleNamespace(max_body_bytes=10**6, keep_alive_s=1))
-    app = build_app(
+    return build_app(
         cast("Any", SimpleNamespace(run=run, engine=None, metrics=SimpleNamespace(http=lambda *_: None))), ()
     )
+
+
+def answered(*parts: bytes, route: str = "/tokenize", ends: bool = True, **headers: str) -> tuple[int, str]:
+    """Status and message of what a route says to a body. ends: whether its last part comes."""
+    app = app_of_nothing()
     sent: list[Any] = []
 
+    left = list(parts)
+
     async def receive() -> Any:
-        return {"type": "http.request", "body": body}
+        if not left and not ends:
+            await asyncio.Event().wait()
+        part = left.pop(0) if left else b""
+        return {"type": "http.request", "body": part, "more_body": bool(left) or not ends}
 
     async def send(message: Any) -> None:
         sent.append(message)
 
     scope = {
-        "type": "http", "method": "POST", "path": "/tokenize", "query_string": b"", "http_version": "1.1",
-        "headers": [(b"content-type", b"application/json")],
+        "type": "http", "method": "POST", "path": route, "query_string": b"", "http_version": "1.1",
+        "headers": [(b"content-type", b"application/json"), *((k.encode(), v.encode()) for k, v in headers.items())],
     }  # fmt: skip
     asyncio.run(app(scope, receive, send))
     return sent[0]["status"], json.loads(sent[1]["body"])["error"]["message"]
@@ -132,3 +144,113 @@ def answered(body: bytes) -> tuple[int, str]:
 def test_a_body_that_is_no_json_is_told_why(body: bytes, why: str) -> None:
     status, message = answered(body)
     assert status == 400 and message.startswith(f"the body is not valid JSON ({why}")
+
+
+@pytest.mark.parametrize(
+    ("sign", "most"), [("1,", 2**18), ('"",', 2**18), ("[],", 2**17), ("{},", 2**17), ('"":1,', 2**17)]
+)
+def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(sign: str, most: int) -> None:
+    body = f'{{"prompt": [{sign * (most + 1)}1]}}'.encode()
+    parts = [body[place : place + 2**16] for place in range(0, len(body), 2**16)]
+    status, message = answered(*parts)
+    assert status == 413 and message.endswith("send it in several calls")
+
+
+@pytest.mark.parametrize("headers", [{}, {"content-length": "1000001"}])
+def test_a_body_that_is_too_long_is_refused(headers: dict[str, str]) -> None:
+    assert answered(b"a" * 600_000, b"a" * 600_000, **headers) == (
+        413,
+        "the body has more than 1000000 bytes: send less",
+    )
+
+
+def test_a_body_that_does_not_go_on_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "_PART_S", 0.05)
+    status, message = answered(b'{"prompt":', ends=False)
+    assert status == 408 and message.startswith("after 10 bytes the body came too slowly")
+
+
+def test_bodies_that_are_held_leave_room_for_small_ones() -> None:
+    shared = bodies.Bodies(2**30)
+    shared.hold(bodies._MOST_HELD_BYTES, bodies._MOST_HELD_BYTES)
+    shared.hold(1000, 2000)
+    with pytest.raises(ApiError, match="take all the room") as refused:
+        shared.hold(1000, 10**6)
+    assert refused.value.status == 503
+    shared.let_go(bodies._MOST_HELD_BYTES)
+    shared.hold(1000, 10**6)
+
+
+@pytest.mark.parametrize("ids", [[1], [[1]], [1.5], ["a"], [], [None]])
+def test_ids_are_no_text_to_tokenize(ids: list[Any]) -> None:
+    status, message = answered(json.dumps({"prompt": ids}).encode())
+    assert (status, message) == (400, "prompt: send a text")
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("name", ["n", "seed", "max_tokens", "top_k", "temperature"])
+def test_a_number_of_thousands_of_digits_is_refused(name: str, route: str) -> None:
+    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], name: 10**4299}
+    status, message = answered(json.dumps(body).encode(), route=route)
+    assert status == 400 and message.startswith(f"{name}: ") and len(message) < 1000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": ["a", *[1] * 10**5]},
+        {"prompt": [1.0] * 10**5},
+        {"prompt": [[1]] * 10**4 + [["a"]] * 10**4},
+        {"prompt": "a", "stop": [1] * 10**5},
+        {"prompt": "a", "diffusion": {f"k{number}": 1 for number in range(10**5)}},
+        {"prompt": "a", **{f"k{number}": 1 for number in range(10**5)}},
+    ],
+)
+def test_the_errors_of_a_long_list_are_few(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as found:
+        CompletionFields.model_validate(fields)
+    assert found.value.error_count() < 10
+    assert explained(found.value.errors()).status == 400
+
+
+@pytest.mark.parametrize("deep", ["[", '{"a":'])
+def test_what_is_deep_can_be_told_of(deep: str) -> None:
+    value: Any = 1
+    for _ in range(900):
+        value = [value] if deep == "[" else {"a": value}
+    for fields in ({"prompt": value}, {"prompt": "a", "stop": value}, {"prompt": "a", "diffusion": {"x": value}}):
+        assert len(str(refused(CompletionFields, fields))) < 1000
+
+
+def test_the_description_names_what_is_refused_and_each_operation_once() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        description = app_of_nothing().openapi()
+    operations = [operation for path in description["paths"].values() for operation in path.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert len(names) == len(set(names)) > 10
+    for path, methods in description["paths"].items():
+        for method, operation in methods.items():
+            assert "default" in operation["responses"] and "422" not in operation["responses"], path
+            if method == "post":
+                assert {"400", "401", "403", "404", "408", "413", "503"} <= operation["responses"].keys(), path
+                assert operation["requestBody"]["content"]["application/json"]["schema"], path
+
+
+def test_where_no_page_of_routes_is_a_hint_leads_to_their_description() -> None:
+    sent = asyncio.run(_got(app_of_nothing(), "/docs"))
+    assert sent[0]["status"] == 404 and "/openapi.json" in json.loads(sent[1]["body"])["error"]["message"]
+
+
+async def _got(app: Any, path: str) -> list[Any]:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "http_version": "1.1", "headers": []}
+    await app(scope, receive, send)
+    return sent

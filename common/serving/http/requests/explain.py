@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.config import remedy
+from common.config import given_value, remedy
 from common.serving.http.errors import ApiError
 from common.serving.http.requests.fields import Sampling
 
@@ -17,17 +17,17 @@ Path = tuple[int | str, ...]
 
 def explained(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """Of pydantic's errors the first; FastAPI puts `body` in front of its place."""
-    error = errors[0]
-    if error["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON ({error.get('ctx', {}).get('error', 'see its syntax')})")
+    error = next((error for error in errors if error["type"] == "string_unicode"), errors[0])
     path = _path(error)
     if not path and error["type"] == "value_error":
         message = error["msg"].removeprefix("Value error, ")
-        return ApiError(400, message, message.partition(":")[0])
+        name, colon, _ = message.partition(":")
+        return ApiError(400, message, name if colon else None)
     if not path:
         return ApiError(400, f"the body: {error['msg']}; send a JSON object, with Content-Type application/json")
-    if path == ("prompt",) and error["type"] != "missing":
-        return ApiError(400, _of_prompt(error["input"]), "prompt")
+    if path == ("prompt",) and error["type"] not in ("missing", "string_unicode"):
+        is_text = error["loc"][-1] == "prompt"  # and no part of a union
+        return ApiError(400, "prompt: send a text" if is_text else _of_prompt(error["input"]), "prompt")
     # A value that no part of a union takes has an error of each; the one that lies deepest knows most.
     error = max((other for other in errors if _path(other)[: len(path)] == path), key=lambda other: len(_path(other)))
     path = _path(error)
@@ -38,28 +38,27 @@ def explained(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 def _path(error: Mapping[str, Any]) -> Path:
     """The keys and places of an error, without the parts of unions that pydantic puts between them."""
     parts = error["loc"][1:] if error["loc"][:1] == ("body",) else error["loc"]
+    parts = [part[:_MOST_NAMED] if isinstance(part, str) else part for part in parts]
     if error["type"] == "extra_forbidden":
         return tuple(parts)
-    return tuple(part for part in parts if not re.match(r"str$|list\[", str(part)))
+    return tuple(part for part in parts if not re.match(r"(constrained-)?str$|list\[", str(part)))
 
 
 def _of_prompt(given: Any) -> str:
     """What is wrong with what neither is a text nor holds token ids."""
     if not isinstance(given, list):
         return "prompt: send a text, or token ids in a list"
-    kinds = {type(item) for item in given}
-    if str in kinds or list in kinds:
-        if len(kinds) > 1:
-            return "prompt: a list of several kinds; send texts only, token ids only, or lists of token ids only"
-        place, item = next(
-            ((f"{outer}.{inner}", item) for outer, ids in enumerate(given) if isinstance(ids, list)
-             for inner, item in enumerate(ids) if not _is_id(item)), ("", None),
-        )  # fmt: skip
-        if not place:
-            return "prompt: this route takes one; send a text, or token ids in a list"
+    kinds = set(map(type, given))
+    if len(kinds) > 1 and kinds & {str, list}:
+        return "prompt: a list of several kinds; send texts only, token ids only, or lists of token ids only"
+    if kinds == {list}:
+        places = ((f"{outer}.{inner}", item) for outer, ids in enumerate(given) for inner, item in enumerate(ids))
     else:
-        place, item = next((str(place), item) for place, item in enumerate(given) if not _is_id(item))
-    return f"prompt.{place}: {item!r:.{_MOST_NAMED}} is no token id; {_SOME_IDS}"
+        places = ((str(place), item) for place, item in enumerate(given) if kinds != {str})
+    for place, item in places:
+        if not _is_id(item):
+            return f"prompt.{place}: {given_value(item)} is no token id; {_SOME_IDS}"
+    return "prompt: this route takes one; send a text, or token ids in a list"
 
 
 def _is_id(item: Any) -> bool:

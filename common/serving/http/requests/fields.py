@@ -26,7 +26,11 @@ from common.text import why_no_variables
 
 logger = logging.getLogger(__name__)
 
+FIRST_ERROR = Field(fail_fast=True)  # a list of a million wrong items has one error
+Name = Annotated[str, Field(strict=True, max_length=1024)]
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], FIRST_ERROR]
+Stop = Annotated[str, Field(strict=True, max_length=4096)]
 REQUEST_ID = r"[\x21-\x7e]{1,128}"
 
 
@@ -38,6 +42,7 @@ def _is_request_id(value: str) -> str:
 
 RequestId = Annotated[StrictStr, AfterValidator(_is_request_id)]
 Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+_MOST_KEYS = 256  # of one object
 _MOST_LOGGED = 200  # unknown names
 _logged: set[str] = set()
 
@@ -106,7 +111,11 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, value: Any) -> Any:
-        return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+        if not isinstance(value, dict):
+            return value
+        if len(value) > _MOST_KEYS:
+            raise ValueError(f"write at most {_MOST_KEYS} keys")
+        return {key: item for key, item in value.items() if item is not None}
 
     def unsupported(self) -> tuple[str, str] | None:
         """A field that asks for what cannot be had here, and a sentence that says why. Logs the unknown ones."""
@@ -134,7 +143,7 @@ class Diffusion(Fields):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
-    num_lookahead: Annotated[int, Field(strict=True, ge=0)] | None = None
+    num_lookahead: Annotated[int, Field(strict=True, ge=0, lt=2**31)] | None = None
     block_size: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
     block_add_threshold: StrictFloat | None = None
     decoded_token_threshold: StrictFloat | None = None
@@ -146,17 +155,17 @@ class Diffusion(Fields):
 class Sampling(Fields):
     """What completions, chats and /generate share."""
 
-    model: StrictStr | None = None
+    model: Name | None = None
     max_tokens: Annotated[int, Field(strict=True, ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(strict=True, ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = None
-    n: Annotated[int, Field(strict=True, ge=1)] = 1
+    n: Annotated[int, Field(strict=True, ge=1, lt=2**31)] = 1
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
-    stop: StrictStr | list[StrictStr] = []
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_TOKENS)] = []
+    stop: Stop | Annotated[list[Stop], FIRST_ERROR] = []
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_TOKENS, fail_fast=True)] = []
     include_stop_str_in_output: StrictBool = False
     seed: Seed | None = None
     ignore_eos: StrictBool = False
@@ -177,7 +186,7 @@ class Sampling(Fields):
 
 
 class CompletionFields(Sampling):
-    prompt: StrictStr | list[TokenId] | list[StrictStr] | list[list[TokenId]]
+    prompt: StrictStr | TokenIds | Annotated[list[StrictStr], FIRST_ERROR] | Annotated[list[TokenIds], FIRST_ERROR]
     echo: StrictBool = False
 
 
@@ -196,7 +205,7 @@ class Message(Fields):
     """given: the message as it came, whose other keys and their order are the chat template's to read."""
 
     role: Annotated[StrictStr, Field(min_length=1)]
-    content: StrictStr | list[Part] | None = None
+    content: StrictStr | Annotated[list[Part], Field(max_length=4096, fail_fast=True)] | None = None
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @property
@@ -219,7 +228,7 @@ def _are_variables(value: dict[str, Any]) -> dict[str, Any]:
 
 
 Variables = Annotated[dict[str, Any], AfterValidator(_are_variables)]
-Messages = Annotated[list[Message], Field(min_length=1, max_length=4096)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
 
 
 class ChatFields(Sampling):
@@ -230,7 +239,7 @@ class ChatFields(Sampling):
 class GenerateFields(Sampling):
     """prompt: one. stream_mode: also `denoise`, an event a pass."""
 
-    prompt: StrictStr | list[TokenId] | None = None
+    prompt: StrictStr | TokenIds | None = None
     messages: Messages | None = None
     chat_template_kwargs: Variables = {}
     n: Literal[1] = 1
@@ -246,7 +255,7 @@ class GenerateFields(Sampling):
 
 
 class TokenizeFields(Fields):
-    model: StrictStr | None = None
+    model: Name | None = None
     prompt: StrictStr | None = None
     messages: Messages | None = None
     chat_template_kwargs: Variables = {}
@@ -263,13 +272,13 @@ class TokenizeFields(Fields):
 
 
 class DetokenizeFields(Fields):
-    model: StrictStr | None = None
-    tokens: list[TokenId]
+    model: Name | None = None
+    tokens: TokenIds
 
 
 class AbortFields(Fields):
-    request_id: StrictStr | None = None
-    rid: StrictStr | None = None
+    request_id: Name | None = None
+    rid: Name | None = None
     abort_all: StrictBool = False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from common.checkpoint import CharacterBound, Tokenizer, character_bound, chat_text
@@ -33,6 +34,8 @@ class Prompts:
         # A conversation may wait for a slow template, and must not keep plain prompts waiting.
         self._chats = ThreadPoolExecutor(1, "chat")
         self._texts = ThreadPoolExecutor(1, "tokenize")
+        if tokenizer.has_chat_template:  # in a process that takes seconds to start
+            self._chats.submit(chat_text, tokenizer, [{"role": "user", "content": ""}])
 
     async def of_text(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         """Raises ApiError."""
@@ -40,16 +43,17 @@ class Prompts:
         add_bos = self._add_bos and add_special_tokens
         if len(text) <= _LONG:
             return self._encode(text, add_bos, param)
-        return await asyncio.get_running_loop().run_in_executor(self._texts, self._encode, text, add_bos, param)
+        encode = partial(self._encode, text, add_bos, param, is_long=True)
+        return await asyncio.get_running_loop().run_in_executor(self._texts, encode)
 
     def of_ids(self, token_ids: Sequence[int], param: str = "prompt") -> list[int]:
         """Raises ApiError for ids that are none, and for the mask's, which a prompt cannot hold."""
-        for token in token_ids:
-            if token >= self._vocab_size or token == self._tokenizer.mask_id:
-                what = "the mask token" if token == self._tokenizer.mask_id else "no token of this model"
-                raise ApiError(400, f"{param}: {token} is {what}; use this model's tokenizer", param)
         if not token_ids:
             raise ApiError(400, f"{param}: it is empty; send at least one token", param)
+        largest, mask_id = max(token_ids), self._tokenizer.mask_id
+        if largest >= self._vocab_size or mask_id in token_ids:
+            what = f"{mask_id} is the mask token" if mask_id in token_ids else f"{largest} is no token of this model"
+            raise ApiError(400, f"{param}: {what}; use this model's tokenizer", param)
         return list(token_ids)
 
     async def of_chat(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
@@ -77,18 +81,18 @@ class Prompts:
 
     def decode_known(self, token_ids: Sequence[int]) -> str:
         """Special tokens too. Raises ApiError for ids that are none."""
-        stranger = next((token for token in token_ids if token >= self._vocab_size), None)
-        if stranger is not None:
-            raise ApiError(400, f"tokens: {stranger} is no token of this model; use its own tokenizer", "tokens")
+        largest = max(token_ids, default=0)
+        if largest >= self._vocab_size:
+            raise ApiError(400, f"tokens: {largest} is no token of this model; use its own tokenizer", "tokens")
         return self.decode(token_ids, skip_special_tokens=False)
 
     def strings(self, token_ids: Sequence[int]) -> list[str]:
         """Each token's own text."""
         return [self.decode([token], skip_special_tokens=False) for token in token_ids]
 
-    def _encode(self, text: str, add_bos: bool, param: str) -> list[int]:
+    def _encode(self, text: str, add_bos: bool, param: str, *, is_long: bool = False) -> list[int]:
         try:
-            return self.of_ids(self._tokenizer.encode(text, add_bos), param)
+            return self.of_ids(self._tokenizer.encode(text, add_bos, beside_others=is_long), param)
         except ConfigError as error:
             raise ApiError(400, f"{param}: {first_line(error)}", param) from None
 

@@ -1,0 +1,82 @@
+"""In front of the routes: names and keys, and the answer where the server itself failed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from common.serving.http.gate import Gate, hosts_of
+
+LOCAL = hosts_of("127.0.0.1", "my-laptop", ["models.example"], ())
+
+
+async def _defect(scope: Any, receive: Any, send: Any) -> None:
+    raise ZeroDivisionError
+
+
+async def _fine(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+def answered(gate: Gate, **headers: str) -> tuple[int, Any]:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    scope = {"type": "http", "method": "GET", "path": "/health", "headers": pairs}
+    asyncio.run(gate(scope, receive, send))
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def gate_of(app: Any, hosts: frozenset[str] | None) -> Gate:
+    return Gate(app, (), hosts, lambda route, status: None)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "localhost:8000", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "[::1]", "my-laptop:80"],
+)
+def test_local_names_are_answered_to(host: str) -> None:
+    gate = gate_of(_fine, LOCAL)
+    assert answered(gate, host="models.example")[0] == 200
+    assert answered(gate, host=host)[0] == answered(gate, host="localhost", origin=f"http://{host}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost@evil.example", "[", ":", "é", "127.1"]
+)
+def test_other_names_are_refused_where_no_key_is_wanted(host: str) -> None:
+    status, body = answered(gate_of(_fine, LOCAL), host=host)
+    assert status == 403 and "serve.allowed_hosts" in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://localhost.evil.example", "file://", "chrome-extension://a"]
+)
+def test_pages_of_others_are_refused(origin: str) -> None:
+    status, body = answered(gate_of(_fine, LOCAL), host="localhost", origin=origin)
+    assert status == 403 and body["error"]["message"].startswith("Origin ")
+
+
+def test_names_matter_on_this_machine_and_without_keys_only() -> None:
+    assert hosts_of("0.0.0.0", "0.0.0.0", (), ()) is None and hosts_of("127.0.0.1", "localhost", (), [b"key"]) is None
+    assert hosts_of("::1", "::1", (), ()) is not None and hosts_of("127.0.0.2", "127.0.0.2", (), ()) is not None
+    assert answered(gate_of(_fine, None), host="any.example", origin="https://any.example")[0] == 200
+
+
+def test_a_defect_is_a_sentence_and_one_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    gate = gate_of(_defect, None)
+    for _ in range(3):
+        status, body = answered(gate)
+        assert status == 500 and "its log says how" in body["error"]["message"]
+    (record,) = caplog.records
+    assert record.exc_info is not None and record.exc_info[0] is ZeroDivisionError
