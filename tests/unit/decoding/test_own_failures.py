@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from test_core import DECODE, EOS, MASK, HashedEngine, Replay, Wire, alone, core_of, request, run, told
 
+from common.config import DecodeConfig
 from common.decoding import (
     Capacity,
     Completion,
@@ -215,13 +216,16 @@ def test_a_policy_that_fails_ends_the_requests_that_have_it(
 @pytest.mark.parametrize("num_others", [1, 5])
 @pytest.mark.parametrize("fails_at", ["made", "asked"])
 def test_a_stop_finder_that_fails_ends_its_request(num_others: int, fails_at: str) -> None:
-    def find(token_ids: Sequence[int], num_searched: int) -> int | None:
-        raise OverflowError("no such token")
+    class Search:
+        num_seen = 0
 
-    def stop_finder(stops: Sequence[str]) -> Any:
-        if stops and fails_at == "made":
+        def find(self, more_ids: Sequence[int], is_over: bool) -> int | None:
+            raise OverflowError("no such token")
+
+    def stop_finder(decode: DecodeConfig) -> Any:
+        if decode.stop and fails_at == "made":
             raise UnicodeError("no such text")
-        return find if stops else None
+        return Search if decode.stop else None
 
     core = core_of(Spoilt(), stop_finder=stop_finder)
     others = [request(f"other {n}") for n in range(num_others)]

@@ -155,7 +155,7 @@ def test_stop_strings_that_would_cut_answers_of_a_chat_are_told(
     cpu: DeviceProfile, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = HarnessModel(Backwards(cpu, RunConfig(model="folder")))  # type: ignore[arg-type]
-    model._is_chat = True  # as after apply_chat_template
+    model._has_conversations = True  # as after apply_chat_template
     model.generate_until(ask("a", until=[]), disable_tqdm=True)
     assert not caplog.records
     model.generate_until(ask("a", until=["\ndef"]), disable_tqdm=True)
