@@ -178,7 +178,7 @@ def flood(server: Served, seconds: float, num_silent: int, dear: Sequence[tuple[
 
 
 # Comments come beside what passes bring: pauses are those of the front end, however slow the machine's passes are.
-OFTEN_ALIVE = ("--set", "serve.keep_alive_s=0.05")
+OFTEN_ALIVE = ("--set", "serve.keep_alive_s=0.1")
 
 
 def main() -> None:
