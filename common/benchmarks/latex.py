@@ -21,6 +21,7 @@ _REMOVED = (
     r"\mathrm{th}", r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', "\\dots",
 )  # fmt: skip
 _UNIT = re.compile("|".join(rf"(?<!\\)\b{unit}\b" for unit in _UNITS))
+_NEW_ROW = re.compile(r"\s*\\\\\s*")  # of a matrix; the space after it is no space of its own
 _COMMAND = re.compile(r"(\\[a-zA-Z]+)")
 _REWRITTEN = (
     (re.compile(r"(.*?)(\$)(.*?)(\$)(.*)"), r"$\3$"),
@@ -54,7 +55,7 @@ def boxed(text: str) -> str | None:
 
 def normalized(result: str) -> str:
     """Without units, sentence, markup and the left side of an equation."""
-    result = _UNIT.sub("", result.split("=")[-1])
+    result = _UNIT.sub("", _NEW_ROW.sub(r"\\\\", result.split("=")[-1]))
     for before, after in _SUBSTITUTED:
         result = result.replace(before, after)
     result = _without_glued_units(result)

@@ -13,6 +13,7 @@ from common.benchmarks.benchmark import Benchmark, Marks, Prompt, Row
 from common.benchmarks.registry import BENCHMARKS
 from common.config import BenchmarkName, InputConfig, fewshot_file
 from common.errors import ConfigError
+from common.metrics import answer_of
 from common.text import before_stop
 
 _MOST_SHOWN = 12
@@ -40,7 +41,7 @@ class BenchmarkTask:
 
     def mark(self, row: Row, text: str) -> Marks:
         """The rule that decides comes first. Raises ValueError for a row that no answer can be compared with."""
-        return self.benchmark.mark(row, text)
+        return self.benchmark.mark(row, answer_of(text))
 
     def reference(self, row: Row) -> str | None:
         """A right answer in the form that is asked for; None for a row that comes without one."""

@@ -9,7 +9,7 @@ from common.metrics.numbers import final_number, plain, whole_number
 from common.metrics.program_text import program_of
 from common.metrics.programs import NotStarted, library_folders, run_program
 from common.metrics.records import DEFINITIONS, request_record
-from common.metrics.scoring import score, standard_error
+from common.metrics.scoring import answer_of, score, standard_error
 from common.metrics.suites import passes
 from common.metrics.summary import area_under_accuracy, summarize, summarize_start
 
@@ -17,6 +17,7 @@ __all__ = [
     "DEFINITIONS",
     "Isolation",
     "NotStarted",
+    "answer_of",
     "area_under_accuracy",
     "code_isolation",
     "final_number",

@@ -21,7 +21,7 @@ _REWRITTEN = (
     (re.compile(r"<<[^<>\n]*>>"), ""),  # GSM8K's calculations
     (re.compile(r"\{,\}|,\\!"), ","),
     (re.compile(r"\\!"), ""),
-    (re.compile(r"\\[,;:> ]|~(?=\d)"), " "),
+    (re.compile(r"(?<!\\)\\[,;:> ]|~(?=\d)"), " "),
     (re.compile(r"\\([%$])"), r"\1"),
     (re.compile(r"(?<=\d)\s*(?=\\[dtc]?frac(?![A-Za-z]))"), " "),
     (re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?[\d.,]+)\s*\}|(\d))\s*(?:\{\s*([\d.,]+)\s*\}|(\d))"), r"\1\2/\3\4"),

@@ -30,6 +30,11 @@ from common.metrics.program_text import program_of
 from common.metrics.programs import Level, run_program
 
 
+def answer_of(text: str) -> str:
+    """Return what follows a model's thoughts, `<think> ... </think>`; drafts in them are no answers."""
+    return text.rpartition("</think>")[2]
+
+
 def score_math(text: str, final: object) -> bool:
     """Whether the number that a text ends with has the value of `final`. Raises ValueError for a `final` that is no
     number, whatever the text is."""
@@ -54,6 +59,7 @@ def score(problem: Mapping[str, Any], text: str) -> bool:
 
     Raises ValueError, with the reason, for a problem that answers cannot be compared with.
     """
+    text = answer_of(text)
     if problem.get("kind", "math") == "code":
         return score_code(text, problem)
     final = problem["final"] if "final" in problem else final_number(problem["answer"])

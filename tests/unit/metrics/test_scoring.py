@@ -167,3 +167,9 @@ def test_held_out_references_score_on_their_own_problems() -> None:
 def test_standard_error_is_binomial() -> None:
     assert standard_error(50, 100) == pytest.approx(0.05)
     assert standard_error(100, 100) == 0.0
+
+
+def test_a_draft_in_a_models_thoughts_is_no_answer() -> None:
+    problem = {"question": "?", "answer": "#### 4"}
+    assert score(problem, "<think>\nperhaps #### 5\n</think>\nIt is #### 4")
+    assert not score(problem, "<think>\n#### 4\n</think>\nIt is #### 5")
