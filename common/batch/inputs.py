@@ -165,13 +165,15 @@ def _parse(number: int, raw: bytes, config: InputConfig) -> InputLine:
 
 
 def _problem(fields: Mapping[str, Any], template: str | None) -> str | None:
-    contents = [name for name in _CONTENTS if name in fields]
+    contents = [name for name in _CONTENTS if fields.get(name) is not None]
     if not contents and template is not None and fits(template, fields):
         return None
     if len(contents) != 1:
         return f"give exactly one of prompt, messages, question (found {', '.join(contents) or 'none'})"
     value = fields[contents[0]]
+    variables = fields.get("chat_template_kwargs")
+    if contents[0] == "prompt" and variables:
+        return "chat_template_kwargs: only conversations are rendered by a template; write messages, or remove it"
     if contents[0] != "messages":
         return None if isinstance(value, str) else f"{contents[0]} must be a string"
-    variables = fields.get("chat_template_kwargs")
     return why_no_conversation(value) or (None if variables is None else why_no_variables(variables))

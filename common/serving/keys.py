@@ -10,6 +10,7 @@ from pathlib import Path
 from common.errors import ConfigError, first_line
 
 KEYS_VARIABLE = "LOPA_API_KEYS"
+_MOST_BYTES = 2**20
 
 
 def read_keys(path: str | None) -> tuple[bytes, ...]:
@@ -25,7 +26,11 @@ def read_keys(path: str | None) -> tuple[bytes, ...]:
         raise ConfigError(f"{KEYS_VARIABLE} is set and holds no key: give it keys with commas between, or unset it")
     if path is not None:
         try:
-            own = Path(path).read_text(encoding="utf-8-sig").splitlines()
+            with Path(path).open("rb") as file:
+                content = file.read(_MOST_BYTES + 1)
+            if len(content) > _MOST_BYTES:
+                raise ValueError("it is longer than a MiB")
+            own = content.decode("utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: the API keys cannot be read ({first_line(error)}); name a text file") from None
         own = [line.strip() for line in own if not line.lstrip().startswith("#")]

@@ -39,7 +39,7 @@ def why_no_variables(variables: object) -> str | None:
         if not isinstance(name, str) or not name.isidentifier():
             return f"chat_template_kwargs: {name!r:.100} is no name that a template can have; correct it"
         if name in _OF_THE_CALL:
-            return f"chat_template_kwargs.{name}: every conversation has the same, and no template reads it: remove it"
+            return f"chat_template_kwargs.{name}: it is the same for every request, and not one's to set: remove it"
     return None
 
 

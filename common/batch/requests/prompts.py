@@ -101,14 +101,15 @@ def _encode(line: InputLine, config: InputConfig, tokenizer: TokenizerLike, limi
     task = task_of(config)
     if task is not None:
         return _benchmark_prompt(task, line.fields, config, tokenizer, limit)
-    if "messages" in line.fields:
-        return _chat(line.fields["messages"], tokenizer, limit, line.fields.get("chat_template_kwargs"))
+    given = {name: value for name, value in line.fields.items() if value is not None}
+    if "messages" in given:
+        return _chat(given["messages"], tokenizer, limit, given.get("chat_template_kwargs"))
     if config.prompt_template is not None and fits(config.prompt_template, line.fields):
         text = fill(config.prompt_template, line.fields)
-    elif "question" in line.fields and tokenizer.has_chat_template:
-        return _chat([{"role": "user", "content": line.fields["question"]}], tokenizer, limit)
+    elif "question" in given and tokenizer.has_chat_template:
+        return _chat([{"role": "user", "content": given["question"]}], tokenizer, limit)
     else:
-        text = line.fields["prompt"] if "prompt" in line.fields else line.fields["question"]
+        text = given["prompt"] if "prompt" in given else given["question"]
     if limit is not None:
         limit.check(text)
     return tokenizer.encode(text, add_bos=config.add_bos_token)

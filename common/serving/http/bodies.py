@@ -159,7 +159,11 @@ async def _received(receive: Receive, began_at: float, num_bytes: int) -> Mappin
 def _parsed(data: bytearray, kind: type[BaseModel]) -> BaseModel:
     try:
         given = json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply: send a flatter one") from None
+    except ValueError as error:
+        if "integer string conversion" in str(error):
+            raise ApiError(400, "the body holds a number of more than 4,300 digits: write a shorter one") from None
         raise ApiError(400, f"the body is not valid JSON ({first_line(error)}); correct it") from None
     try:
         return kind.model_validate(given)

@@ -100,6 +100,14 @@ def test_a_bad_line_that_is_whole_is_an_error_record(cpu: DeviceProfile, run: Ru
     assert records(run)[-1]["id"] == "line-3" and "not valid JSON" in records(run)[-1]["error"]
 
 
+def test_null_is_absent_and_variables_of_a_template_need_a_conversation(cpu: DeviceProfile, run: RunConfig) -> None:
+    line = '{"id": "%s", "prompt": "a", "messages": null, "chat_template_kwargs": %s}\n'
+    input_path(run).write_text(line % ("good", "null") + line % ("bad", '{"x": 1}'))
+    execute(cpu, run)
+    found = {record["id"]: record.get("error") for record in records(run)}
+    assert found["good"] is None and "only conversations are rendered by a template" in found["bad"]
+
+
 def test_an_input_of_half_a_line_is_empty_yet(cpu: DeviceProfile, run: RunConfig) -> None:
     input_path(run).write_bytes(b'{"id": "c", "pro')
     with pytest.raises(ConfigError, match="the input file is empty"):

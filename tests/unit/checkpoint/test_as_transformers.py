@@ -23,11 +23,15 @@ from common.checkpoint.rules import checkpoint_shapes
 from common.errors import ConfigError
 
 transformers = pytest.importorskip("transformers", minversion="5")
+try:
+    PreTrainedConfig = transformers.PreTrainedConfig
+except ImportError as missing:  # beside torch_npu without its libraries, as on the simulated device
+    pytest.skip(f"transformers cannot be imported: {missing}", allow_module_level=True)
 Tensors = dict[str, torch.Tensor]
 Edit = Callable[[dict[str, Any]], None]
 
 
-class Llada2Config(transformers.PreTrainedConfig):  # type: ignore[misc]
+class Llada2Config(PreTrainedConfig):  # type: ignore[misc]
     """The published class's defaults that no tensor's shape tells."""
 
     def __init__(

@@ -57,3 +57,8 @@ def test_a_variable_without_keys_does_not_open_the_server(
 def test_without_keys_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
     assert read_keys(None) == ()
+
+
+def test_a_file_without_an_end_is_no_file_of_keys() -> None:
+    with pytest.raises(ConfigError, match=r"/dev/zero: the API keys cannot be read .it is longer than a MiB"):
+        read_keys("/dev/zero")

@@ -87,7 +87,8 @@ class OrderBook:
         name = fields.request_id or header_id
         call_id = prefix + (name or uuid.uuid4().hex)
         if fields.n > 1 and self._decode(fields, 1).temperature == 0:
-            raise ApiError(400, "n: without temperature all answers are one; set temperature, or n to 1", "n")
+            why = "n: at temperature 0, and below 0.001, all answers are one; set temperature, or n to 1"
+            raise ApiError(400, why, "n")
         orders = []
         for place, prompt in enumerate(prompts):
             max_tokens, decode = self._lengths(fields, len(prompt))
