@@ -24,7 +24,7 @@ from common.errors import ConfigError
 
 transformers = pytest.importorskip("transformers", minversion="5")
 try:
-    PreTrainedConfig = transformers.PreTrainedConfig
+    PreTrainedConfig, LlamaConfig = transformers.PreTrainedConfig, transformers.LlamaConfig
 except ImportError as missing:  # beside torch_npu without its libraries, as on the simulated device
     pytest.skip(f"transformers cannot be imported: {missing}", allow_module_level=True)
 Tensors = dict[str, torch.Tensor]
@@ -53,7 +53,7 @@ CLASSES: dict[str, tuple[dict[str, Any], Any]] = {
     "sdar": (published("sdar"), transformers.Qwen3Config),
     "sdar_moe": (SDAR_MOE, transformers.Qwen3MoeConfig),
     "fast_dllm_v2": (published("fastdllm_v2"), transformers.Qwen2Config),
-    "diffcoder": (DIFFCODER, transformers.LlamaConfig),
+    "diffcoder": (DIFFCODER, LlamaConfig),
     "llada2": (published("llada2"), Llada2Config),
 }
 NAMES = {
