@@ -18,6 +18,7 @@ from common.decoding import (
     Rejection,
     Scheduler,
     decode_requests,
+    start_warming,
 )
 from common.errors import ConfigError, EngineError
 from common.platforms import build_engine
@@ -140,10 +141,13 @@ class Generator:
 def build_generator(profile: DeviceProfile, run: RunConfig) -> Generator:
     """Load the run's model on the profile's hardware. Raises ConfigError, MissingCapability or EngineError."""
     apply_environment(profile.environment)
+    loops = start_warming()
     model_config = load_model_config(run.model)
     tokenizer = load_tokenizer(run.tokenizer_folder, model_config.mask_of(run.decode.mask_token_id))
     check_decode(run.decode, profile, model_config)
-    return Generator(profile, run, build_engine(profile, run), tokenizer, model_config)
+    engine = build_engine(profile, run)
+    loops.join()
+    return Generator(profile, run, engine, tokenizer, model_config)
 
 
 def with_paying_lookaheads(decode: DecodeConfig, engine: Engine) -> DecodeConfig:

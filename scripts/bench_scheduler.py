@@ -143,7 +143,6 @@ def measure(
         plan = scheduler.plan_step()
         planned_s = time.perf_counter() - began
         engine_s = host.launch(plan) if host else 0.0
-        scheduler.prepare()  # while the device computes
         predictions = random_predictions(plan, rng)
         answered = time.perf_counter()
         winners = scheduler.select_winners(predictions)

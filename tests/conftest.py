@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from common.config import DeviceProfile
+from common.decoding.scheduling.warm import warm_up
 from common.metrics import programs
 
 # The models here are too small to share, and threads that wait for each other are slow on a busy machine.
@@ -25,6 +26,16 @@ with suppress(ImportError):  # only tests that draw examples need it
     # How long an example takes, drawn or tried, is the machine's affair.
     settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("patient")
+
+# Machine code of the scheduler's loops is made once, whatever HOME a test gives its processes.
+os.environ.setdefault("LOPA_LOOPS_FOLDER", str(Path(__file__).parents[1] / "build" / "loops"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the loops compiled before workers and the processes that tests start ask for them, all at once."""
+    if not hasattr(config, "workerinput"):
+        warm_up()
+
 
 GOLDEN = Path(__file__).parent / "golden"
 

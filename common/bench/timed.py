@@ -39,7 +39,6 @@ class TimedDecoding:
             plan = scheduler.plan_step()
             times.append(time.perf_counter())
             receive = engine.start(plan)
-            scheduler.prepare()
             predictions = receive()
             times.append(time.perf_counter())
             winners = scheduler.select_winners(predictions)

@@ -21,12 +21,22 @@ from common.decoding.plan import (
 from common.decoding.ranks import PredictionOrder, assign_rows, rows_by_rank
 from common.decoding.relay import Command, Relay
 from common.decoding.request import Completion, GenerationRequest, Rejection, RequestOutput
-from common.decoding.scheduling import DREAM, Candidate, FindStop, ModelFacts, Scheduler, StepRecord
+from common.decoding.scheduling import (
+    DREAM,
+    Branch,
+    Candidate,
+    FindStop,
+    ModelFacts,
+    Scheduler,
+    StepRecord,
+    start_warming,
+)
 from common.decoding.wrapped import WrappedEngine
 
 __all__ = [
     "DREAM",
     "NUM_UPLOADED_FIELDS",
+    "Branch",
     "Candidate",
     "Capacity",
     "Command",
@@ -58,4 +68,5 @@ __all__ = [
     "entries_from",
     "rows_by_rank",
     "start_forward",
+    "start_warming",
 ]

@@ -218,7 +218,6 @@ class EngineCore:
             if self.scheduler.active:
                 plan = self.scheduler.plan_step()
                 self._under_way = plan, start_forward(self.engine, plan)
-                self.scheduler.prepare()
         except Exception as error:
             return error
         return None

@@ -147,7 +147,7 @@ def _exact(expected: TraceStep, record: StepRecord) -> Iterator[tuple[str, Any, 
     yield "branches that are the anchor", [is_it for _, is_it in expected.branch_scores], is_anchor
     yield "winner is anchor", expected.winner_is_anchor, record.winner_is_anchor
     yield "fills", expected.filled, record.filled
-    yield "lookaheads", [made[:2] for made in expected.lookahead], [made[:2] for made in record.lookahead]
+    yield "lookaheads", [(made[:2],) for made in expected.lookahead], [made.fills for made in record.lookahead]
 
 
 def _close(expected: TraceStep, record: StepRecord) -> Iterator[tuple[str, float, float]]:
@@ -155,4 +155,4 @@ def _close(expected: TraceStep, record: StepRecord) -> Iterator[tuple[str, float
     for branch, ((wanted, _), found) in enumerate(zip(expected.branch_scores, record.branch_scores, strict=True)):
         yield f"score of branch {branch}", wanted, found
     for place, (made, spawned) in enumerate(zip(expected.lookahead, record.lookahead, strict=True)):
-        yield f"confidence of lookahead {place}", made[2], spawned[2]
+        yield f"confidence of lookahead {place}", made[2], spawned.creation_confidence

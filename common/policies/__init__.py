@@ -1,17 +1,14 @@
-"""What may be swapped by name in YAML without touching a scheduler: small pure functions, each in a file of its own.
+"""What may be chosen by name in YAML without touching a scheduler: small pure functions, those of a kind in one module.
 
-The folder says what a function decides, the file's name is its name in YAML. A package of somebody else's adds one by
-an entry point of the group `lopa.<folder>` (docs/policies.md). What each is given and returns: `inputs.py`.
+A package of somebody else's adds one by an entry point of the group `lopa.<kind>` (docs/policies.md). What each is
+given and returns: `inputs.py`.
 """
 
-from __future__ import annotations
-
-from common.policies.inputs import NO_MASK_LEFT, Draws, Filling, Scoring, Spawning, Stepped, Token, Tried
-from common.policies.marks import kept
-from common.policies.registry import names, origins, policy, shipped
+from common.policies import branch_scores, fill_rules, lookahead_rules, rule, settings, spawn_rules
+from common.policies.inputs import Draws, Filling, Scoring, Spawning, Stepped, Token, Tried
+from common.policies.registry import names, origins, policy, rule_of, shipped
 
 __all__ = [
-    "NO_MASK_LEFT",
     "Draws",
     "Filling",
     "Scoring",
@@ -19,9 +16,15 @@ __all__ = [
     "Stepped",
     "Token",
     "Tried",
-    "kept",
+    "branch_scores",
+    "fill_rules",
+    "lookahead_rules",
     "names",
     "origins",
     "policy",
+    "rule",
+    "rule_of",
+    "settings",
     "shipped",
+    "spawn_rules",
 ]

@@ -18,8 +18,6 @@ Float = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
 Score = npt.NDArray[np.float64]
 
-NO_MASK_LEFT = 1.0  # C of a branch without masks
-
 
 class Token(NamedTuple):
     """For `token_confidences`: the distribution of each position's next token, a float32 tensor each, of equal length.
@@ -46,13 +44,11 @@ class Draws(NamedTuple):
 
 
 class Tried(Protocol):
-    """A branch: the anchor, or the anchor plus one token. position: absolute; None for the anchor."""
+    """A branch: the anchor, or the anchor and some more tokens. fills: (position, token) of each, positions absolute;
+    of the anchor none. creation_confidence: of the prediction that made the branch; 1 for the anchor."""
 
     @property
-    def position(self) -> int | None: ...
-
-    @property
-    def token(self) -> int: ...
+    def fills(self) -> tuple[tuple[int, int], ...]: ...
 
     @property
     def creation_confidence(self) -> float: ...
@@ -85,20 +81,15 @@ class Scoring(NamedTuple):
         return found
 
     @property
-    def lookaheads(self) -> tuple[Int, Int]:
-        """Columns and tokens [B - 1] of the lookaheads' own tokens."""
-        tried = [(branch.position, branch.token) for branch in self.branches if branch.position is not None]
-        column_token_2L = np.array(tried, dtype=np.int64).reshape(-1, 2).T
-        return column_token_2L[0] - self.start, column_token_2L[1]
-
-    @property
-    def likely_L(self) -> Score:
-        """[B - 1]: the probability of each lookahead's own token as the anchor of the same pass judges it anew, knowing
-        of the fills that came after the lookahead was spawned; 0 where another token is the best one by now."""
-        column_L, token_L = self.lookaheads
-        token_now_L, probability_L = self.values_3BW[:2, -1].take(column_L, axis=1)
-        likely_L: Score = np.where(token_now_L == token_L, probability_L.astype(np.float64), 0.0)
-        return likely_L
+    def likely_B(self) -> Score:
+        """[B]: the probability of each branch's own tokens as the anchor of the same pass judges them anew, knowing of
+        the fills that came after the branch was spawned; 0 where another token is the best by now, 1 for the anchor."""
+        likely_B: Score = np.ones(len(self.branches))
+        for branch, tried in enumerate(self.branches):
+            for position, token in tried.fills:
+                token_now, probability = self.values_3BW[:2, -1, position - self.start].tolist()
+                likely_B[branch] *= probability if token_now == token else 0.0
+        return likely_B
 
 
 class Spawning(NamedTuple):

@@ -1,64 +1,91 @@
-"""Policies by the folder they lie in and what a setting calls them: `name`, or `name(number=0.5)`."""
+"""Policies by their kind and what a setting calls them: `name`, or `name(number=0.5)`."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 from common.errors import first_line
+from common.policies import branch_scores, fill_rules, lookahead_rules, spawn_rules
 from common.policies.checked import checked
+from common.policies.rule import PLUG_IN, Rule
+from common.policies.token_confidences import TOKEN_CONFIDENCES
 
-# Folder -> what its files define.
-_FUNCTION_OF = {
-    "branch_scores": "score", "spawn_rules": "rank", "fill_rules": "choose", "lookahead_rules": "count",
-    "token_confidences": "confidence",
-}  # fmt: skip
+_SHIPPED: dict[str, tuple[Mapping[str, Rule], Callable[..., Any]]] = {
+    "branch_scores": (branch_scores.BRANCH_SCORES, branch_scores.decide),
+    "spawn_rules": (spawn_rules.SPAWN_RULES, spawn_rules.decide),
+    "fill_rules": (fill_rules.FILL_RULES, fill_rules.decide),
+    "lookahead_rules": (lookahead_rules.LOOKAHEAD_RULES, lookahead_rules.decide),
+}
 _MOST = 10**6  # of numbers, which stand beside probabilities and counts of tokens: finite in all that they go into
 _CALL = re.compile(r"(\w+)(?:\((.*)\))?")
 
 
 @cache
-def shipped(folder: str) -> tuple[str, ...]:
+def shipped(kind: str) -> tuple[str, ...]:
     """Names of this package's own."""
-    files = (Path(__file__).parent / folder).glob("[!_]*.py")
-    return tuple(sorted(file.stem for file in files))
+    return tuple(sorted(TOKEN_CONFIDENCES if kind == "token_confidences" else _SHIPPED[kind][0]))
 
 
-def names(folder: str) -> tuple[str, ...]:
+def names(kind: str) -> tuple[str, ...]:
     """All that may be chosen, installed packages' included."""
-    return (*shipped(folder), *sorted(_installed(folder).keys() - set(shipped(folder))))
+    return (*shipped(kind), *sorted(_installed(kind).keys() - set(shipped(kind))))
 
 
 @cache
-def policy(folder: str, setting: str) -> Callable[..., Any]:
+def policy(kind: str, setting: str) -> Callable[..., Any]:
     """The function that a setting names, with its numbers. Raises ValueError for what is not there, in a sentence."""
-    call = _CALL.fullmatch(setting)
-    if call is None or call[1] not in names(folder):
-        raise ValueError(f"set it to one of {', '.join(names(folder))}")
-    found = _loaded(folder, call[1])
+    name, numbers = _named(kind, setting)
+    if kind == "token_confidences" and name in TOKEN_CONFIDENCES:
+        _check_numbers(name, numbers, ())
+        return TOKEN_CONFIDENCES[name]
+    if name in shipped(kind):
+        rules, decide = _SHIPPED[kind]
+        _check_numbers(name, numbers, [*rules[name].numbers])
+        return partial(decide, rules[name], numbers)
+    found = _loaded(kind, name)
     parameters = inspect.signature(found).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    given = _numbers(call[2] or "")
-    if given is None or given.keys() - set(known):
-        has = f"takes {', '.join(known)}, as in {call[1]}({known[0]}=1)" if known else "takes no numbers"
-        raise ValueError(f"{call[1]} {has}")
-    beyond = next((name for name, number in given.items() if abs(number) > _MOST), None)
+    _check_numbers(name, numbers, known)
+    return checked(kind, setting, partial(found, **(numbers or {})))
+
+
+def rule_of(kind: str, setting: str) -> tuple[Rule, dict[str, float]]:
+    """What the loops know a setting's rule by, and its numbers; the code of one that does not ship is PLUG_IN."""
+    name, numbers = parsed(setting)
+    return _SHIPPED[kind][0].get(name, Rule(PLUG_IN, "", {})), numbers
+
+
+def parsed(setting: str) -> tuple[str, dict[str, float]]:
+    """Name and numbers of a setting that `policy` takes."""
+    call = _CALL.fullmatch(setting)
+    assert call is not None, "settings are checked when they are read"
+    return call[1], _numbers(call[2] or "") or {}
+
+
+def _named(kind: str, setting: str) -> tuple[str, dict[str, float] | None]:
+    call = _CALL.fullmatch(setting)
+    if call is None or call[1] not in names(kind):
+        raise ValueError(f"set it to one of {', '.join(names(kind))}")
+    return call[1], _numbers(call[2] or "")
+
+
+def _check_numbers(name: str, numbers: dict[str, float] | None, known: list[str] | tuple[()]) -> None:
+    if numbers is None or numbers.keys() - set(known):
+        has = f"takes {', '.join(known)}, as in {name}({known[0]}=1)" if known else "takes no numbers"
+        raise ValueError(f"{name} {has}")
+    beyond = next((each for each, number in numbers.items() if abs(number) > _MOST), None)
     if beyond is not None:
-        raise ValueError(f"{call[1]}: set {beyond} to a number between -{_MOST} and {_MOST}")
-    if call[1] in shipped(folder) and not given:
-        return found  # known, and every step of a request calls some
-    return checked(folder, setting, partial(found, **given))
+        raise ValueError(f"{name}: set {beyond} to a number between -{_MOST} and {_MOST}")
 
 
 def _numbers(text: str) -> dict[str, float] | None:
-    """Of `a=1, b=0.5`, each once and finite; None if it is something else."""
+    """Return the numbers of `a=1, b=0.5`, each once and finite; None if the text is something else."""
     found: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = (word.strip() for word in part.partition("="))
@@ -72,10 +99,10 @@ def _numbers(text: str) -> dict[str, float] | None:
     return found
 
 
-def _loaded(folder: str, name: str) -> Callable[..., Any]:
-    """Raises ValueError for a file or package that is broken, in a sentence."""
+def _loaded(kind: str, name: str) -> Callable[..., Any]:
+    """Raises ValueError for a package that is broken, in a sentence."""
     try:
-        found = _function(folder, name)
+        found: Callable[..., Any] = _installed(kind)[name].load()
     except Exception as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise ValueError(f"the policy {name} cannot be loaded ({reason}): correct or remove it") from error
@@ -84,21 +111,13 @@ def _loaded(folder: str, name: str) -> Callable[..., Any]:
     return found
 
 
-def _function(folder: str, name: str) -> Callable[..., Any]:
-    if name in shipped(folder):
-        module = import_module(f"common.policies.{folder}.{name}")
-        own: Callable[..., Any] = getattr(module, _FUNCTION_OF[folder])
-        return own
-    installed: Callable[..., Any] = _installed(folder)[name].load()
-    return installed
-
-
 def origins() -> dict[str, str]:
-    """`folder.name` -> name and version of the other package that a policy is from."""
-    found = {f"{folder}.{name}": point.dist for folder in _FUNCTION_OF for name, point in _installed(folder).items()}
+    """`kind.name` -> name and version of the other package that a policy is from."""
+    kinds = (*_SHIPPED, "token_confidences")
+    found = {f"{kind}.{name}": point.dist for kind in kinds for name, point in _installed(kind).items()}
     return {name: f"{dist.name} {dist.version}" for name, dist in found.items() if dist is not None}
 
 
 @cache
-def _installed(folder: str) -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=f"lopa.{folder}")}
+def _installed(kind: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=f"lopa.{kind}")}

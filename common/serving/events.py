@@ -13,13 +13,15 @@ POST /generate.
      "winner": 1,                    index among the branches; the last branch is the anchor
      "filled": [[18, 734, " cat", -0.01]],     position, token id, text, confidence: masks that became tokens
      "edited": [[17, 52, " dog", -0.02]],      the same of tokens that were replaced (`edit_threshold`)
-     "lookahead": [[21, 11, -0.40, ","]],      position, token id, confidence, text: what the next pass tries
+     "num_won": 0,                   the first so many of `filled` are the winning lookahead's own tokens
+     "lookahead": [[[[21, 11, ","]], -0.40]],  of each branch that the next pass tries: its own tokens (position, token
+                                     id, text), and the confidence that made it
      "commit_length": 16,            positions from start on whose keys and values became final
      "canvas_length": 32,            opened positions behind the prompt
      "final_length": 4,              positions behind the prompt in front of the first mask
      "finished": null}               the finish reason in the last event, else null
 
-A lookahead that has won brings its token, which is the first of `filled`. Confidences are those of the setting
+Confidences are those of the setting
 `sampling_strategy`. Positions that no event has filled are masks.
 """
 
@@ -30,7 +32,7 @@ from math import isfinite
 from typing import Any
 
 from common.config import DecodeConfig
-from common.decoding import Room, StepRecord
+from common.decoding import Branch, Room, StepRecord
 
 
 class DenoiseEvents:
@@ -48,12 +50,13 @@ class DenoiseEvents:
         self._end = prompt_length  # of the opened canvas
         self._is_filled: set[int] = set()
         self._final_length = 0
-        self._tried: list[tuple[int, int, float]] = []
+        self._tried: list[Branch] = []
 
     def of(self, record: StepRecord) -> dict[str, Any]:
         """The event of the pass that follows those given before; `finished` is null."""
         winner = _winner(record)
-        filled = [self._tried[winner]] if not record.winner_is_anchor else []
+        won = Branch() if record.winner_is_anchor else self._tried[winner]
+        filled = [(*fill, won.creation_confidence) for fill in won.fills]
         pairs = zip(record.filled.items(), record.filled_confidence, strict=True)
         filled += [(position, token, confidence) for (position, token), confidence in pairs]
         self._tried = record.lookahead
@@ -79,7 +82,11 @@ class DenoiseEvents:
                 [position, token, self._text_of([token]), record.candidates[position].confidence]
                 for position, token in record.edited.items()
             ],
-            "lookahead": [[*made, self._text_of([made[1]])] for made in record.lookahead],
+            "num_won": len(won.fills),
+            "lookahead": [
+                [[[*fill, self._text_of([fill[1]])] for fill in made.fills], made.creation_confidence]
+                for made in record.lookahead
+            ],
             "commit_length": 0 if record.is_tentative else record.commit_length,
             "canvas_length": self._end - self._prompt_length,
             "final_length": self._final_length,

@@ -22,6 +22,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from common.config import Frozen, problem
 from common.errors import ConfigError
+from common.user_files import write_whole
 from lopa_cuda.tiles.table import Fusion, Kind, LinearConfig, LinearShape, Tile, Tiles
 from lopa_cuda.tiles.wide import (
     BLOCK_BYTES,
@@ -33,7 +34,6 @@ from lopa_cuda.tiles.wide import (
     WideConfig,
     wide_layout,
 )
-from lopa_cuda.user_files import write_whole
 
 _DEFAULTS = LinearConfig._field_defaults
 _FIX = "correct it, or remove the file and run `lopa tune PROFILE RUN`"

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 
 from common.config import tiles_folder
+from common.user_files import user_folder
 from lopa_cuda.tiles.files import read_tiles
 from lopa_cuda.tiles.table import LinearShape, Tiles, TileTable, merge_tiles
-from lopa_cuda.user_files import user_folder
 
 FOLDER_VARIABLE = "LOPA_TILES"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from common.errors import EngineError
-from lopa_cuda.user_files import user_folder, write_whole
+from common.user_files import user_folder, write_whole
 
 FOLDER_VARIABLE = "LOPA_CUBINS"
 _OPTIONS = ("-std=c++17", "-default-device", "--extra-device-vectorization")

@@ -4,14 +4,17 @@ lookaheads, ends. Pure host code; `scheduler` is where to begin.
 
 from common.decoding.scheduling.rules import DREAM, FindStop, ModelFacts
 from common.decoding.scheduling.scheduler import Scheduler
-from common.decoding.scheduling.state import Candidate, DecodingRequest, StepRecord
+from common.decoding.scheduling.state import Branch, Candidate, DecodingRequest, StepRecord
+from common.decoding.scheduling.warm import start_warming
 
 __all__ = [
     "DREAM",
+    "Branch",
     "Candidate",
     "DecodingRequest",
     "FindStop",
     "ModelFacts",
     "Scheduler",
     "StepRecord",
+    "start_warming",
 ]

@@ -53,7 +53,7 @@ class BranchBudget:
 
     @property
     def is_learning(self) -> bool:
-        """Whether `learn` is due behind the pass that was dealt last."""
+        """Whether `learn` is due after the pass that was dealt last."""
         return self._num_passes % _LEARN_EVERY == 0
 
     def admit(self, slot: int, num_tokens: int, skip_threshold: float) -> None:

@@ -1,76 +1,33 @@
-"""When a request has ended, and what it ends with."""
+"""Where an answer ends, and why."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 
 from common.decoding.plan import Bool, Int
-from common.decoding.request import Completion, FinishReason
-from common.decoding.scheduling.rules import Rules
+from common.decoding.request import FinishReason
 from common.decoding.scheduling.state import DecodingRequest
 
 
-class Canvas(NamedTuple):
-    """What a request has come to: its opened positions, and how it came there.
-
-    num_final: positions in front of which an end counts already; None: any.
-    """
-
-    token_C: Int
-    is_masked_C: Bool
-    has_eos: bool
-    num_forwards: int
-    num_lookahead_wins: int
-    num_final: int | None = None
-
-
-def completion_of(
+def find_end(
     decoding: DecodingRequest,
-    canvas: Canvas,
-    now: float,
+    token_C: Int,
+    is_masked_C: Bool,
+    num_final: int | None,
     spent: FinishReason | None,
     reason: FinishReason | None = None,
-) -> Completion | None:  # fmt: skip
-    """What the request ends with, or None while it goes on.
-
-    spent: why it ends, if there is nothing left to do for it. reason: why it ends in any case.
-    """
-    generated, is_masked = canvas.token_C, canvas.is_masked_C
-    num_filled_prefix = int(is_masked.argmax()) if is_masked.any() else len(generated)
-    if canvas.num_final is not None and spent is None and reason is None:
-        num_filled_prefix = min(num_filled_prefix, canvas.num_final)
-    num_kept, own_reason = _find_end(decoding, generated[:num_filled_prefix], canvas.has_eos, spent, reason)
-    reason = own_reason or reason
-    if reason is None:
-        return None
-    tokens, rows, winners, windows = zip(*decoding.steps, strict=True) if decoding.steps else ((),) * 4
-    return Completion(
-        id=decoding.request.id,
-        prompt_length=decoding.prompt_length,
-        token_ids=tuple(generated[:num_kept].tolist()),
-        canvas_token_ids=tuple(generated.tolist()),
-        num_canvas_tokens=int((~is_masked).sum()),
-        num_forwards=canvas.num_forwards,
-        num_lookahead_wins=canvas.num_lookahead_wins,
-        finish_reason=reason,
-        first_step_s=decoding.first_step_s,
-        total_s=now - decoding.admitted_at,
-        tokens_per_step=tokens,
-        winner_per_step=winners,
-        window_per_step=windows,
-        num_forced_fills=decoding.num_forced_fills,
-        num_rows=sum(rows),
-    )
-
-
-def _find_end(
-    decoding: DecodingRequest, prefix: Int, has_eos: bool, spent: FinishReason | None, reason: FinishReason | None
 ) -> tuple[int, FinishReason | None]:
-    """How much of the filled prefix is the answer, and why the request ends, if it does by itself."""
-    rules = decoding.rules
-    end_at = _ends_in(prefix, rules) if has_eos else prefix[:0]
+    """Return how many of the opened positions are the answer, and why the request ends; None: it goes on.
+
+    num_final: positions in front of which an end counts already; None: any. spent: why it ends, if there is nothing
+    left to do for it. reason: why it ends in any case.
+    """
+    num_filled = int(is_masked_C.argmax()) if is_masked_C.any() else len(token_C)
+    if num_final is not None and spent is None and reason is None:
+        num_filled = min(num_filled, num_final)
+    rules, prefix = decoding.rules, token_C[:num_filled]
+    ends = list(rules.end_token_ids)
+    end_at = (prefix == ends[0] if len(ends) == 1 else np.isin(prefix, ends)).nonzero()[0]
     num_kept = int(end_at[0]) + 1 if end_at.size else len(prefix)
     has_stop_token = bool(end_at.size) and int(prefix[end_at[0]]) in rules.decode.stop_token_ids
     if rules.find_stop is not None:
@@ -84,14 +41,4 @@ def _find_end(
                 return stop_at, "stop"
     if end_at.size and (rules.decode.stop_at_eos or spent == "length"):
         return num_kept, "stop" if has_stop_token else "eos"
-    return num_kept, spent
-
-
-def _ends_in(prefix: Int, rules: Rules) -> Int:
-    """Places of end tokens."""
-    if rules.end_token_ids == {rules.eos_token_id}:
-        is_end = prefix == rules.eos_token_id  # faster
-    else:
-        is_end = np.isin(prefix, list(rules.end_token_ids))
-    found: Int = is_end.nonzero()[0]
-    return found
+    return num_kept, spent or reason

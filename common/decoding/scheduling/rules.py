@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
+from common.compiled import Records
 from common.config import BLOCKS_FROM_ZERO, DecodeConfig
+from common.policies import rule_of
+from common.policies.branch_scores import RANDOM
+from common.policies.rule import PLUG_IN, enter
+from common.policies.settings import settings_of
+from common.policies.spawn_rules import DRAWN
 
 NO_TOKEN = -1  # what an anchor adds, too
 
@@ -50,49 +56,11 @@ class ModelFacts(NamedTuple):
 DREAM = ModelFacts()
 
 
-def beyond_arrays(decode: DecodeConfig) -> str | None:
-    """The first setting whose value `arrays` does not know; None: it knows all."""
-    is_known = {
-        "strategy": decode.strategy in ("d2f", "fast_dllm", "vanilla"),
-        "cache": decode.cache != "none",
-        "fill_rule": decode.fill_rule == "threshold",
-        "mask_probability": decode.mask_probability == "excluded",
-        "min_block_steps": decode.min_block_steps == 1,
-        "max_block_steps": decode.max_block_steps is None,
-    }
-    return next((name for name, known in is_known.items() if not known), None)
-
-
-class Lookahead(NamedTuple):
-    """A branch as policies see it (`policies.inputs.Tried`)."""
-
-    position: int | None
-    token: int
-    creation_confidence: float
-
-
-class Kind(NamedTuple):
-    """What requests must have in common to lie in one `RequestBatch`; the names are DecodeConfig's.
-
-    block_size: of `vanilla` the whole canvas.
-    """
-
-    strategy: str
-    block_size: int
-    branch_score: str
-    bottom_share: float
-    spawn_rule: str
-    lookahead_rule: str
-    spawn_blocks: str
-    window_attention: str
-    shift_row: str
-    cache: str
-
-    @classmethod
-    def of(cls, decode: DecodeConfig) -> Kind:
-        settings = (getattr(decode, name) for name in cls._fields[2:])
-        size = decode.max_new_tokens if decode.strategy == "vanilla" else decode.block_size
-        return cls(decode.strategy, size, *settings)
+# Setting that names a policy -> its kind, and what the loops call it.
+POLICIES = {
+    "branch_score": "branch_scores", "fill_rule": "fill_rules", "spawn_rule": "spawn_rules",
+    "lookahead_rule": "lookahead_rules",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +72,6 @@ class Rules:
     """
 
     decode: DecodeConfig
-    kind: Kind
     eos_token_id: int | None
     find_stop: FindStop | None
     sampling: tuple[float, float, float]  # in the order of plan.SamplingField
@@ -130,7 +97,7 @@ class Rules:
         chunk = None
         if max_num_batched_tokens is not None and decode.strategy in BLOCKS_FROM_ZERO and decode.cache != "none":
             chunk = max(1, max_num_batched_tokens // decode.block_size) * decode.block_size
-        return cls(decode, Kind.of(decode), own, stop, sampling, facts.shift, ends, chunk)
+        return cls(decode, own, stop, sampling, facts.shift, ends, chunk)
 
     def num_first(self, prompt_length: int) -> int:
         """Prompt tokens of a request's first pass."""
@@ -141,21 +108,43 @@ class Rules:
         return self.decode.temperature > 0
 
     @cached_property
-    def fits_arrays(self) -> bool:
-        """Whether `arrays` decodes such requests; `plain` decodes all."""
-        return self.shift == 1 and self.end_token_ids <= {self.eos_token_id} and beyond_arrays(self.decode) is None
+    def record(self) -> Records:
+        """[1] SETTINGS: what the loops read."""
+        made_1 = settings_of(self.decode)
+        for setting, kind in POLICIES.items():
+            enter(made_1[0], setting, *rule_of(kind, getattr(self.decode, setting)))
+        return made_1
+
+    @cached_property
+    def has_plug_ins(self) -> bool:
+        """Whether policies of other packages decide something."""
+        return any(self.record[0][setting] == PLUG_IN for setting in POLICIES)
+
+    @cached_property
+    def has_own_score(self) -> bool:
+        """Whether a policy of another package scores branches."""
+        return bool(self.record[0]["branch_score"] == PLUG_IN)
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether a rule looks at random numbers."""
+        own = self.record[0]
+        return bool(own["branch_score"] == RANDOM or own["spawn_rule"] in DRAWN)
+
+    @property
+    def block_size(self) -> int:
+        """Positions of a block, of `vanilla` the whole canvas."""
+        return self.decode.max_new_tokens if self.decode.strategy == "vanilla" else self.decode.block_size
 
     @property
     def max_blocks(self) -> int:
         """Blocks of a whole canvas."""
-        return self.decode.max_new_tokens // self.kind.block_size
+        return self.decode.max_new_tokens // self.block_size
 
-    @cached_property
-    def max_steps(self) -> int:
-        """More than any request needs, unless it is set."""
+    @property
+    def most_steps(self) -> int:
+        """More steps than any request needs."""
         decode = self.decode
-        if decode.max_steps is not None:
-            return decode.max_steps
         most = 2 * decode.max_new_tokens + 16
         if decode.strategy in BLOCKS_FROM_ZERO:
             edits = 0 if decode.edit_threshold is None else decode.max_post_edit_steps + 2
@@ -163,3 +152,8 @@ class Rules:
         if decode.strategy == "fast_dllm":
             most += self.max_blocks * decode.min_block_steps
         return most
+
+    @property
+    def max_steps(self) -> int:
+        """Steps after which the request ends in any case."""
+        return self.most_steps if self.decode.max_steps is None else min(self.decode.max_steps, self.most_steps)

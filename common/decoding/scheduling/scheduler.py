@@ -1,8 +1,7 @@
 """LoPA over blocks: plan a step, pick the winners, fill them, spawn their lookaheads. Host code on small numpy arrays.
 
-Who is decoded, in which slot and by which settings (`rules`) is decided here. What a step does with the requests is
-written twice: one after another (`plain`), the specification and the faster way for few, and over all of them at once
-(`arrays`).
+Who is decoded, in which slot and by which settings (`rules`) is decided here; what a step does with the requests, in
+`requests`.
 Every rank of a replica runs this on the same gathered predictions, so all decide alike and no rank has to tell another.
 """
 
@@ -19,10 +18,9 @@ from common.decoding.engine import PassCosts, Room
 from common.decoding.plan import Int, Predictions, Sampling, StepPlan
 from common.decoding.request import Completion, GenerationRequest, Rejection
 from common.decoding.scheduling.budget import BranchBudget
-from common.decoding.scheduling.plain import PlainRequests
-from common.decoding.scheduling.rules import DREAM, ModelFacts, Rules, StopFinder, beyond_arrays, no_stop_strings
-from common.decoding.scheduling.state import Admission, DecodingRequest, Observer, Requests, StepRecord
-from common.decoding.scheduling.switching import FEW_REQUESTS, SwitchingRequests
+from common.decoding.scheduling.requests import Requests
+from common.decoding.scheduling.rules import DREAM, ModelFacts, Rules, StopFinder, no_stop_strings
+from common.decoding.scheduling.state import DecodingRequest, Observer, StepRecord
 
 # Of a whole pass, which requests share: what attends to what, and how a confidence comes out of the logits.
 SHARED_SETTINGS = (
@@ -30,7 +28,6 @@ SHARED_SETTINGS = (
     "temperature_acts_on",
 )  # fmt: skip
 MOST_RULES = 1000  # of different settings that are kept for requests to come
-MOST_MIXED = 4  # slots of which one may have settings that all would have to be decoded one after another for
 
 
 class Scheduler:
@@ -72,15 +69,11 @@ class Scheduler:
         self._room_of_slot: dict[int, Room] = {}
         self._failures: dict[str, str] = {}  # of requests that the coming `advance` ends: why
         self._clock = clock
-        mask = self.sampling.mask_token_id
         self._num_begun = 0  # prompt tokens of requests that begin in the coming step
         self._budget = None if costs is None else BranchBudget(costs, decode.num_lookahead, num_slots)
         self._plan: StepPlan | None = None
-        self._is_selective = num_slots > MOST_MIXED and self._rules[decode].fits_arrays
-        looks = None if observer is None else Observer(observer)
-        self._requests: Requests = (
-            SwitchingRequests(num_slots, mask, looks) if num_slots > FEW_REQUESTS else PlainRequests(mask, looks)
-        )
+        self._requests = Requests(num_slots, self.sampling.mask_token_id)
+        self._requests.observer = None if observer is None else Observer(observer)
 
     @property
     def active(self) -> list[DecodingRequest]:
@@ -127,7 +120,7 @@ class Scheduler:
         self._num_begun += rules.num_first(len(request.prompt)) - num_reused
         if self._budget is not None:
             self._budget.admit(slot, len(request.prompt) - num_reused, rules.decode.skip_threshold)
-        self._requests.add(Admission(request, rules, slot, key, num_reused, self._clock(), self._failures))
+        self._requests.add(DecodingRequest(request, rules, slot, key, num_reused, self._clock(), self._failures))
 
     def fail(self, decoding: DecodingRequest, reason: str) -> None:
         """Have the step under way be the request's last, and `reason` its result."""
@@ -142,14 +135,12 @@ class Scheduler:
         return Room(len(request.prompt), self.decode_of(request))
 
     def rooms(self) -> list[Room]:
-        """Of the requests being decoded."""
+        """Return the rooms of the requests being decoded."""
         return list(self._room_of_slot.values())
 
     def why_apart(self, decode: DecodeConfig) -> str | None:
         """Why requests of these settings cannot be decoded beside the run's; None: they can."""
         name = next((name for name in SHARED_SETTINGS if getattr(decode, name) != getattr(self.decode, name)), None)
-        if name is None and self._is_selective:
-            name = beyond_arrays(decode)
         if name is not None:
             own, shared = getattr(decode, name), getattr(self.decode, name)
             return f"its {name} {own} cannot share a pass with the run's {shared}; decode it in a run of its own"
@@ -168,10 +159,6 @@ class Scheduler:
         self._requests.keep_lookaheads(self._budget.deal(slot_N, self._requests.num_lookaheads()))
         self._plan = self._requests.plan_step(self.sampling)
         return self._plan
-
-    def prepare(self) -> None:
-        """While the device computes the step: what can be made before its predictions are there."""
-        self._requests.prepare()
 
     def select_winners(self, predictions: Predictions) -> Int:
         """The winning row of every request: arg max of its branch scores; the anchor comes last, so it loses ties."""

@@ -40,20 +40,22 @@ function showBranches(replay, pass, canvas) {
     : "Before the first pass there is none.";
 }
 
-function branchRow({ name, place, text, score, isWinner }, branches, canvas) {
+function branchRow({ name, tokens, score, isWinner }, branches, canvas) {
   const row = make("tr", isWinner ? "winner" : "");
   const scores = branches.map((branch) => branch.score).filter(isNumber);
   const least = Math.min(...scores), range = Math.max(...scores) - least;
   const first = make("td"), tried = make("td"), last = make("td", "score"), bar = make("span", "bar"), fill = make("i");
   first.append(make("span", isWinner ? "mark" : "", isWinner ? `◆ ${name}` : name));
   if (isWinner) first.append(make("span", "hidden", ", the winner"));
-  if (place === null) tried.append(make("span", "muted", name === "Anchor" ? "no further token" : "–"));
-  else tried.append(make("span", "token", visible(text)), make("span", "muted small", ` at ${place}`));
+  if (!tokens.length) tried.append(make("span", "muted", name === "Anchor" ? "no further token" : "–"));
+  for (const { place, text } of tokens) {
+    tried.append(make("span", "token", visible(text)), make("span", "muted small", ` at ${place} `));
+  }
   fill.style.width = `${range && score !== null ? 6 + (94 * (score - least)) / range : 100}%`;
   bar.append(fill);
   last.append(score === null ? "no mask left" : decimal(score, 3), bar);
   row.append(first, tried, last);
-  row.addEventListener("pointerenter", () => canvas.point(place));
+  row.addEventListener("pointerenter", () => canvas.point(tokens.length ? tokens[0].place : null));
   row.addEventListener("pointerleave", () => canvas.point(null));
   return row;
 }

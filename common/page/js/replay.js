@@ -28,11 +28,10 @@ class Replay {
       throw new Error("an event without `filled`, `edited` and `branch_scores`");
     }
     const number = this.length + 1;
-    const hasWon = event.winner < event.branch_scores.length - 1; // a lookahead, whose token comes first
     event.filled.forEach(([position, token, text, confidence], index) => {
       this.isEntropy ||= confidence < 0;
       this.texts.set(token, text);
-      const won = hasWon && index === 0;
+      const won = index < event.num_won; // the winning lookahead's own tokens come first
       this.cells[position - event.prompt_length] = [{ pass: number, token, text, confidence, won }];
     });
     for (const [position, token, text, confidence] of event.edited) {
@@ -40,9 +39,9 @@ class Replay {
       const states = this.cells[position - event.prompt_length], before = states[states.length - 1];
       states.push({ pass: number, token, text, confidence, before });
     }
-    for (const [, token, confidence, text] of event.lookahead) {
+    for (const [fills, confidence] of event.lookahead) {
       this.isEntropy ||= confidence < 0;
-      if (text !== undefined) this.texts.set(token, text);
+      for (const [, token, text] of fills) this.texts.set(token, text);
     }
     this.passes.push(event);
     this.seconds.push(seconds);
@@ -82,8 +81,12 @@ class Replay {
     const tries = new Map();
     if (!pass || this.passes[pass - 1].finished) return tries;
     const { lookahead, prompt_length: prompt } = this.passes[pass - 1];
-    lookahead.forEach(([position, token, confidence], index) => {
-      tries.set(position - prompt, { branch: index + 1, text: this.textOf(token), confidence });
+    lookahead.forEach(([fills, confidence], index) => {
+      for (const [position, token] of fills) {
+        if (!tries.has(position - prompt)) {
+          tries.set(position - prompt, { branch: index + 1, text: this.textOf(token), confidence });
+        }
+      }
     });
     return tries;
   }
@@ -99,8 +102,10 @@ class Replay {
     const last = event.branch_scores.length - 1;
     return event.branch_scores.map((score, index) => ({
       name: index === last ? "Anchor" : `B${index + 1}`,
-      place: index < last && tried[index] ? tried[index][0] - event.prompt_length : null,
-      text: index < last && tried[index] ? this.textOf(tried[index][1]) : null,
+      tokens: (index < last && tried[index] ? tried[index][0] : []).map(([position, token]) => ({
+        place: position - event.prompt_length,
+        text: this.textOf(token),
+      })),
       score,
       window: event.window_lengths[index],
       isWinner: index === event.winner,

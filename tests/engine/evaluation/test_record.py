@@ -70,7 +70,7 @@ def test_the_passes_fill_the_canvas(trace: dict[str, Any], completion: Completio
 
 def test_every_token_has_its_text(trace: dict[str, Any], generator: Generator) -> None:
     told = {token: text for event in trace["events"] for _, token, text, _ in event["filled"]}
-    told |= {token: text for event in trace["events"] for _, token, _, text in event["lookahead"]}
+    told |= {token: text for event in trace["events"] for fills, _ in event["lookahead"] for _, token, text in fills}
     assert any(event["lookahead"] for event in trace["events"])
     assert told == {token: generator.tokenizer.decode([token], skip_special_tokens=False) for token in told}
 

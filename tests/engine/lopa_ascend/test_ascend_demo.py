@@ -31,7 +31,7 @@ from common.decoding import (
     StepRecord,
     decode_requests,
 )
-from common.decoding.scheduling.plain.layout import align, unaligned
+from common.decoding.scheduling.by_request import view_of
 from common.platforms import build_engine
 
 ISA = "ONEDNN_MAX_CPU_ISA"
@@ -116,14 +116,12 @@ class Decisions:
         return self.leader.forward(plan)
 
     def commit(self, plan: StepPlan, winners: Int) -> None:
-        self.token_of, first = {}, 0
-        steps = self.scheduler._requests._plain._steps  # of three that are observed
-        for step, winner in zip(steps, winners.tolist(), strict=True):
-            end = first + step.spans.num_entries
-            aligned = align(step, self.found.values_3T[:, first:end], unaligned(step))
-            first = end
-            token_W = aligned.values_3BW[0, winner - step.first_row].astype(int)
-            self.token_of[step.decoding.request.id] = dict(enumerate(token_W.tolist(), step.window.start))
+        self.token_of, requests = {}, self.scheduler._requests
+        for decoding, winner in zip(self.scheduler.active, winners.tolist(), strict=True):
+            view = view_of(decoding, requests._store.loops, self.found, plan.row_fields_8R)
+            branch = winner - int(requests._store.loops.states[decoding.slot]["first_row"])
+            token_W = view.scoring.values_3BW[0, branch].astype(int)
+            self.token_of[decoding.request.id] = dict(enumerate(token_W.tolist(), view.start))
         self.leader.commit(plan, winners)
         self.follower.commit(plan, winners)
 

@@ -184,23 +184,3 @@ def test_what_has_ended_is_written_even_if_the_next_step_cannot_begin() -> None:
 
 def _indices(events: list[str], name: str) -> list[int]:
     return [place for place, event in enumerate(events) if event == name]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "name", "value"),
-    [
-        ("d2f", "strategy", "block_diffusion"),
-        ("d2f", "strategy", "multi_block"),
-        ("fast_dllm", "cache", "none"),
-        ("fast_dllm", "fill_rule", "factor"),
-        ("fast_dllm", "max_block_steps", 3),
-        ("fast_dllm", "min_block_steps", 2),
-    ],
-)
-def test_beside_many_requests_the_setting_that_keeps_one_apart_is_named(strategy: str, name: str, value: str) -> None:
-    run = DecodeConfig.model_validate({"strategy": strategy, "block_size": 4, "max_new_tokens": 8})
-    decode = run.model_copy(update={name: value})
-    few, many = (Scheduler(run, mask_token_id=1, eos_token_id=2, num_slots=number) for number in (4, 5))
-    assert few.why_apart(decode) is None and many.why_apart(run) is None
-    reason = many.why_apart(decode)
-    assert reason is not None and reason.startswith(f"its {name} {value} cannot share a pass with the run's ")

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from common.config import DecodeConfig
 from common.decoding import Completion, GenerationRequest, ModelFacts, Predictions, Scheduler, StepPlan, StepRecord
-from common.decoding.scheduling.plain.filling import quota
+from common.decoding.scheduling.advancing import quota
 from common.policies import Filling, policy, shipped
 
 MASK, EOS, VOCAB = 5, 6, 50
@@ -166,7 +166,9 @@ def test_a_block_waits_before_its_kv_is_kept_and_meanwhile_passes_compute_everyt
         cached = max(ready, cached)
         masked -= set(record.filled)
         if not record.winner_is_anchor:
-            masked.remove(records[number - 2].lookahead[record.branch_scores.index(max(record.branch_scores))][0])
+            masked.remove(
+                records[number - 2].lookahead[record.branch_scores.index(max(record.branch_scores))].fills[0][0]
+            )
     assert not masked
 
 
@@ -216,8 +218,7 @@ def test_fill_rules(rule: str, changes: dict[str, Any], expected: list[int]) -> 
 
 
 def test_a_quota_fills_a_block_in_its_steps() -> None:
-    decode = DecodeConfig(strategy="block_diffusion", fill_rule="static", block_size=16, denoising_steps=6)
-    assert [quota(decode, 16, step) for step in range(6)] == [3, 3, 3, 3, 2, 2]
+    assert [quota(16, 6, step) for step in range(6)] == [3, 3, 3, 3, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ from common.decoding import (
     StepPlan,
     StepRecord,
 )
-from common.decoding.scheduling.arrays import records as array_records
-from common.decoding.scheduling.plain import records as plain_records
+from common.decoding.scheduling import by_request
 from common.decoding.scheduling.scheduler import noise_key
 from common.errors import EngineError
 from common.policies import registry
@@ -259,13 +258,12 @@ def test_records_are_made_of_the_requests_that_somebody_looks_at(
 ) -> None:
     """One who looks at one request must not cost the others anything."""
     made: list[str] = []
-    for module in (plain_records, array_records):
 
-        def counted(record: Any = module.StepRecord, **fields: Any) -> StepRecord:
-            made.append(fields["request_id"])
-            return record(**fields)  # type: ignore[no-any-return]
+    def counted(record: Any = by_request.StepRecord, **fields: Any) -> StepRecord:
+        made.append(fields["request_id"])
+        return record(**fields)  # type: ignore[no-any-return]
 
-        monkeypatch.setattr(module, "StepRecord", counted)
+    monkeypatch.setattr(by_request, "StepRecord", counted)
     core, seen, ids = core_of(Spoilt()), [], {"seen"}
     core.scheduler.observe(seen.append, ids)
     for name in ("seen", *(f"other {n}" for n in range(num_others))):

@@ -22,7 +22,7 @@ from common.decoding import (
     assign_rows,
 )
 from common.decoding.scheduling.scheduler import noise_key
-from common.decoding.scheduling.switching import FEW_REQUESTS
+from common.decoding.scheduling.tables import positions_of
 
 MASK, EOS, VOCAB = 5, 6, 50
 
@@ -86,8 +86,6 @@ def run(
     while scheduler.active:
         plan = scheduler.plan_step()
         check_plan(plan, scheduler)
-        if plan.step_R[0] % 2:
-            scheduler.prepare()  # who leaves it out loses nothing but time
         winners = scheduler.select_winners(engine.forward(plan))
         engine.commit(plan)
         completions += scheduler.advance(winners)
@@ -111,8 +109,9 @@ def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
         anchor = rows[-1]
         start, end = int(plan.start_R[anchor]), int(plan.start_R[anchor] + plan.num_keys_R[anchor])
         window = window_of(plan, anchor)
-        assert (window == decoding.token_S[start:end]).all()
-        assert ((window == MASK) == decoding.is_masked_S[start:end]).all()
+        token_P, is_masked_P = positions_of(scheduler._requests._store.loops, decoding.slot)
+        assert (window == token_P[start:end]).all()
+        assert ((window == MASK) == is_masked_P[start:end]).all()
         for row in rows[:-1]:
             tokens = window_of(plan, row)
             keys = min(len(tokens), len(window))
@@ -120,9 +119,9 @@ def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
             assert len(differs) == 1 and window[differs[0]] == MASK and tokens[differs[0]] != MASK
             assert (tokens[keys:] == MASK).all()
             if scheduler.decode.spawn_blocks == "first":
-                size = decoding.rules.kind.block_size
+                size = decoding.rules.block_size
                 own = (start + int(differs[0]) - decoding.prompt_length) // size
-                assert not decoding.is_masked_S[: decoding.prompt_length + own * size].any()
+                assert not is_masked_P[: decoding.prompt_length + own * size].any()
 
 
 @settings(max_examples=250)
@@ -281,7 +280,7 @@ def test_every_id_has_a_key_half_a_surrogate_pair_too() -> None:
     assert noise_key(0, "\ud800") != noise_key(0, "\ud801")
 
 
-@pytest.mark.parametrize("num_slots", [1, FEW_REQUESTS + 1])
+@pytest.mark.parametrize("num_slots", [1, 3])
 def test_without_an_end_token_the_canvas_is_filled(num_slots: int) -> None:
     decode = DecodeConfig(num_lookahead=2, block_size=4, max_new_tokens=16, eos_token_id=-1)
     scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=num_slots)
@@ -294,7 +293,7 @@ def test_without_an_end_token_the_canvas_is_filled(num_slots: int) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(decode=decode_configs(), seed=st.integers(0, 2**32), num_requests=st.sampled_from([1, 3, FEW_REQUESTS + 3]))
+@given(decode=decode_configs(), seed=st.integers(0, 2**32), num_requests=st.sampled_from([1, 3, 6]))
 def test_a_stop_token_ends_as_an_end_token_does(decode: DecodeConfig, seed: int, num_requests: int) -> None:
     _, by_end, _ = run(decode, seed, num_requests)
     wanted = [(one.id, one.token_ids, "stop" if one.finish_reason == "eos" else one.finish_reason) for one in by_end]

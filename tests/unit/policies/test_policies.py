@@ -12,13 +12,13 @@ import pytest
 from pydantic import ValidationError
 
 from common.config import DecodeConfig
-from common.decoding.scheduling.rules import Lookahead
+from common.decoding.scheduling.state import Branch
 from common.errors import ConfigError
 from common.policies import Draws, Filling, Scoring, Spawning, Stepped, policy, shipped
 from common.policies.checked import checked
 
 DRAWS = Draws(7, 3, 0)
-ANCHOR = Lookahead(None, -1, 1.0)
+ANCHOR = Branch()
 
 
 def decode(**settings: Any) -> DecodeConfig:
@@ -32,7 +32,7 @@ def scoring(token_BW: list[list[int]], probability_BW: list[list[float]], tried:
     is_masked_BW = np.ones(probability.shape, dtype=np.bool_)
     for branch, (column, _) in enumerate(tried):
         is_masked_BW[branch, column] = False
-    branches = [*(Lookahead(10 + column, token, 0.5) for column, token in tried), ANCHOR]
+    branches = [*(Branch(((10 + column, token),), 0.5) for column, token in tried), ANCHOR]
     return Scoring(values_3BW, is_masked_BW, branches, 10, decode(), DRAWS, is_masked_BW.sum(axis=1))
 
 

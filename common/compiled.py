@@ -1,0 +1,89 @@
+"""Plain loops over arrays, as machine code where numba is installed and as the Python they are elsewhere.
+
+The one module that imports numba. A function marked `compiled` is written in the part of Python that numba takes;
+`NUMBA_DISABLE_JIT=1` runs it uncompiled, so that a debugger steps through it. Machine code is kept in the user's cache
+folder (`LOPA_LOOPS_FOLDER`, else `lopa/loops`), apart for every state of the sources: numba itself looks at a
+function's own file only, not at those it calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from common.user_files import user_folder
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Records = npt.NDArray[np.void]
+
+_SOURCES = ("compiled.py", "policies/*.py", "decoding/scheduling/**/*.py")
+
+numba: Any
+try:
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+        raise ImportError
+    numba = import_module("numba")
+except ImportError:
+    numba = None
+
+IS_COMPILED = numba is not None
+SLOW = (
+    "numba is not installed or switched off, so the scheduler's loops run as Python: milliseconds a step instead of "
+    "microseconds. pip install numba"
+)
+
+
+def compiled(function: Function) -> Function:
+    """Compile the function at its first call with arguments of new types; the identity without numba.
+
+    A compiled function makes no arrays: it writes into those that it is given. Numba then counts no references to them
+    (`_nrt`), which would take ten times as long as the loops themselves.
+    """
+    if numba is None:
+        return function
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = (
+        machine_code_folder()
+    )  # looked at while the decorator runs; other users of numba keep theirs
+    try:
+        made: Function = numba.njit(cache=True, nogil=True, _nrt=False)(function)
+    finally:
+        numba.config.CACHE_DIR = before
+    return made
+
+
+def inlined(function: Function) -> Function:
+    """As `compiled`, for a function that returns a record or a tuple with one, which only callers can hold."""
+    if numba is None:
+        return function
+    made: Function = numba.njit(inline="always", _nrt=False)(function)
+    return made
+
+
+def records(array: npt.NDArray[Any]) -> Records:
+    """The structured array in the form in which the loops can write `array[i].field`: numba takes it as it is, and
+    numpy as a record array."""
+    return array if numba is not None else array.view(np.recarray)
+
+
+@cache
+def machine_code_folder() -> str:
+    """A folder for the machine code of these sources; "" (beside the sources) where none can be made."""
+    root, digest = Path(__file__).parent, hashlib.blake2b(digest_size=8)
+    for pattern in _SOURCES:
+        for path in sorted(root.glob(pattern)):
+            digest.update(path.read_bytes())
+    folder = user_folder("LOPA_LOOPS_FOLDER", "loops") / digest.hexdigest()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return ""
+    return str(folder)

@@ -1,0 +1,352 @@
+"""From a step's winner to the next anchor and its lookaheads: adopt the branch, fill what is sure, move blocks towards
+the cache, spawn what to try, and see whether the request has ended.
+
+`advance` does all of it for requests whose rules ship; `by_request` does the same step by step where a policy of
+another package decides something or somebody looks.
+
+Shapes: N requests in a step's order, T entries of all rows, M masks of a block, C masks that may be tried.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.compiled import compiled
+from common.decoding.plan import Float, Int
+from common.decoding.scheduling.planning import answer_end, branch_opens, carries
+from common.decoding.scheduling.scoring import align_row
+from common.decoding.scheduling.strategies import fillable, final_end, is_done, open_block, settle
+from common.decoding.scheduling.strategies.blocks import filled_share, last_block
+from common.decoding.scheduling.tables import ACTIVE, NOWHERE, Request, Tables, is_end, request_of
+from common.policies import lookahead_rules, spawn_rules
+from common.policies.fill_rules import AGREED, Masks, choose, is_sure
+from common.policies.settings import MULTI_BLOCK
+
+GOES_ON, IS_DONE, IS_OUT_OF_STEPS, MAY_HAVE_STOPPED = range(4)
+
+
+@compiled
+def advance(
+    places_N: Int, order_N: Int, tables: Tables, values_3T: Float, fields_8R: Int, winner_N: Int, ended_N: Int
+) -> None:
+    """Bring the requests at these places of the step from its predictions to the next one. ended_N: whether each has
+    ended, as `end_of` says it."""
+    for index in places_N:
+        slot, winner = order_N[index], winner_N[index]
+        num_keys = align_winner(tables, slot, values_3T, fields_8R, winner)
+        num_adopted = adopt(tables, slot, winner)
+        num_spans = find_spans(tables, slot)
+        num_edits = find_edits(tables, slot, num_spans)
+        num_filled = 0
+        may_wait = False
+        for place in range(num_spans):
+            num_masks = gather(tables, slot, place)
+            if num_masks:
+                choose_masks(tables, slot, place, num_masks, values_3T, fields_8R)
+                num_filled += write_chosen(tables, slot, place, num_masks, may_wait)
+                may_wait = may_wait or fills_alone(tables, slot, place)
+        write_edits(tables, slot, num_edits)
+        num_seeded = move_on(tables, slot, num_keys, num_filled + num_edits > 0)
+        num_spans = spans_to_try(tables, slot, num_spans)
+        num_open = gather_open(tables, slot, num_spans)
+        most = num_to_try(tables, slot, num_spans, num_filled)
+        rank_open(tables, slot, num_open)
+        spawn(tables, slot, num_open, most)
+        finish(tables, slot, winner, num_adopted + num_filled + num_seeded, num_keys)
+        ended_N[index] = end_of(tables, slot)
+
+
+@compiled
+def align_winner(tables: Tables, slot: int, values_3T: Float, fields_8R: Int, winner: int) -> int:
+    """Write what the winner predicts for each position of its window; returns how many positions that has."""
+    return align_row(tables, request_of(tables, slot), values_3T, fields_8R, winner, tables.winner_3W)
+
+
+@compiled
+def adopt(tables: Tables, slot: int, winner: int) -> int:
+    """Make the winner the anchor: the block it opened, its tokens, and the blocks that its filled shares activate.
+    Returns how many tokens it brings along."""
+    request = request_of(tables, slot)
+    state, block_B, branch = request.state, request.block_B, winner - request.state.first_row
+    if branch_opens(tables, request, branch):
+        open_block(request)
+    num_fills = tables.branches_K[slot, branch].num_fills if branch < state.num_lookaheads else 0
+    for place in range(num_fills):
+        fill = tables.fills_KF[slot, branch, place]
+        write_token(tables, request, fill.position, fill.token)
+        block = state.num_blocks - 1
+        while block_B[block].start > fill.position:
+            block -= 1
+        block_B[block].num_masked -= 1
+    for place in range(state.num_blocks - 1, 0, -1):
+        block = block_B[place]
+        if block.status != ACTIVE:
+            break
+        if not block.is_activated:
+            block.is_activated = filled_share(block_B[place - 1], 0) >= request.settings.decoded_token_threshold
+    return num_fills
+
+
+@compiled
+def write_token(tables: Tables, request: Request, position: int, token: int) -> None:
+    request.token_P[position], request.is_masked_P[position] = token, False
+    request.state.has_eos = request.state.has_eos or is_end(tables, request.state, token)
+
+
+@compiled
+def find_spans(tables: Tables, slot: int) -> int:
+    """Write what the step may fill; returns how many spans."""
+    request = request_of(tables, slot)
+    count = fillable(request, tables.spans)
+    if count and tables.spans[count - 1].end > request.state.widest_end:
+        return 0  # the lookahead's token was the window's last mask
+    return count
+
+
+@compiled
+def find_edits(tables: Tables, slot: int, num_spans: int) -> int:
+    """Write filled positions of the first span to be replaced (LLaDA2.1): another token than the own one is the most
+    probable, with more than `edit_threshold`. Counts the step, if the block has no mask. Returns how many."""
+    request = request_of(tables, slot)
+    state, settings, count = request.state, request.settings, 0
+    if not num_spans or not settings.edits:
+        return 0
+    block = request.block_B[tables.spans[0].block]
+    block.num_edit_steps += block.num_masked == 0
+    if block.num_edit_steps > settings.max_post_edit_steps:
+        return 0
+    for position in range(max(block.start, state.prompt_length), block.end):
+        if not request.is_masked_P[position]:
+            column = position - state.window_start
+            if tables.winner_3W[1, column] > np.float32(settings.edit_threshold):
+                token = int(tables.winner_3W[0, column])
+                if token == request.token_P[position]:
+                    continue
+                tables.edits[count].position, tables.edits[count].token = position, token
+                count += 1
+    return count
+
+
+@compiled
+def gather(tables: Tables, slot: int, place: int) -> int:
+    """Write a span's masks and what the winner predicts there; returns how many."""
+    span = tables.spans[place]
+    if not span.num_masked:
+        return 0
+    return _gather(tables, slot, span.start, span.end)
+
+
+@compiled
+def _gather(tables: Tables, slot: int, start: int, end: int) -> int:
+    request, count = request_of(tables, slot), 0
+    is_masked_P, window_start = request.is_masked_P, request.state.window_start
+    for position in range(start, end):
+        if is_masked_P[position]:
+            tables.position_M[count] = position
+            tables.probability_M[count] = tables.winner_3W[1, position - window_start]
+            tables.confidence_M[count] = tables.winner_3W[2, position - window_start]
+            count += 1
+    return count
+
+
+@compiled
+def choose_masks(tables: Tables, slot: int, place: int, num_masks: int, values_3T: Float, fields_8R: Int) -> None:
+    """Mark which of the gathered masks the fill rule fills."""
+    settings = tables.settings[slot]
+    if settings.fill_rule == AGREED:
+        _count_agreement(tables, slot, num_masks, values_3T, fields_8R)
+    is_chosen_M = tables.is_chosen_M[:num_masks]
+    is_chosen_M[:] = False
+    count = quota(tables.states[slot].canvas_block, settings.denoising_steps, tables.spans[place].num_steps)
+    masks = Masks(
+        tables.probability_M[:num_masks], tables.confidence_M[:num_masks], tables.agreed_M[:num_masks], tables.order_M,
+        count,
+    )  # fmt: skip
+    choose(masks, settings, is_chosen_M)
+
+
+@compiled
+def quota(block_size: int, denoising_steps: int, step: int) -> int:
+    """Return how many positions the given step of a block fills, if `denoising_steps` of them (0: one a position) fill
+    all of it; 1 at least."""
+    num_steps = min(denoising_steps, block_size) if denoising_steps else block_size
+    return block_size // num_steps + (step < block_size % num_steps)
+
+
+@compiled
+def _count_agreement(tables: Tables, slot: int, num_masks: int, values_3T: Float, fields_8R: Int) -> None:
+    """Write the share of the branches that predict the winner's token at each gathered mask."""
+    request = request_of(tables, slot)
+    state, agreed_M = request.state, tables.agreed_M[:num_masks]
+    agreed_M[:] = 0
+    for branch in range(state.num_rows):
+        num_keys = align_row(tables, request, values_3T, fields_8R, state.first_row + branch, tables.aligned_3W)
+        for place in range(num_masks):
+            column = tables.position_M[place] - state.window_start
+            if column < num_keys and tables.aligned_3W[0, column] == tables.winner_3W[0, column]:
+                agreed_M[place] += 1
+    for place in range(num_masks):
+        agreed_M[place] /= state.num_rows
+
+
+@compiled
+def write_chosen(tables: Tables, slot: int, place: int, num_masks: int, may_wait: bool) -> int:
+    """Fill the chosen masks; in a block that need not fill any, those that pass the rule's threshold. Returns how
+    many."""
+    request, span, count = request_of(tables, slot), tables.spans[place], 0
+    for each in range(num_masks):
+        if not tables.is_chosen_M[each]:
+            continue
+        passes = is_sure(tables.probability_M[each], tables.confidence_M[each], request.settings)
+        if not passes and (may_wait or not span.is_activated):
+            continue
+        position = tables.position_M[each]
+        write_token(tables, request, position, int(tables.winner_3W[0, position - request.state.window_start]))
+        request.state.num_forced += not passes
+        count += 1
+    span.num_masked -= count
+    if span.block != NOWHERE:
+        request.block_B[span.block].num_masked -= count
+    return count
+
+
+@compiled
+def fills_alone(tables: Tables, slot: int, place: int) -> bool:
+    """Return whether this block is the one that has to fill something: of several, `multi_block` has the first fully
+    activated one do so alone."""
+    return tables.settings[slot].strategy == MULTI_BLOCK and tables.spans[place].is_activated
+
+
+@compiled
+def write_edits(tables: Tables, slot: int, num_edits: int) -> None:
+    """Replace tokens, and look anew for an end."""
+    if not num_edits:
+        return
+    request = request_of(tables, slot)
+    for place in range(num_edits):
+        request.token_P[tables.edits[place].position] = tables.edits[place].token
+    request.state.has_eos = False
+    for position in range(request.state.prompt_length, last_block(request).end):
+        if not request.is_masked_P[position] and is_end(tables, request.state, request.token_P[position]):
+            request.state.has_eos = True
+
+
+@compiled
+def move_on(tables: Tables, slot: int, num_keys: int, has_changed: bool) -> int:
+    """Keep what predicts the next window's first position, begin a block whose first token the pass has predicted, and
+    move finished blocks towards the cache. Returns the tokens that began a block."""
+    request = request_of(tables, slot)
+    state, num_seeded = request.state, 0
+    if carries(request):
+        column = state.next_start - state.window_start
+        state.carry_token, state.carry_probability = tables.winner_3W[0, column], tables.winner_3W[1, column]
+        state.carry_confidence = tables.winner_3W[2, column]
+    if state.predicts_next:
+        open_block(request)
+        block = last_block(request)
+        block.num_masked -= 1
+        write_token(tables, request, block.start, int(tables.winner_3W[0, num_keys - 1 + state.shift]))
+        num_seeded = 1
+    state.is_refreshed = not settle(request, has_changed)
+    return num_seeded
+
+
+@compiled
+def spans_to_try(tables: Tables, slot: int, num_spans: int) -> int:
+    """Leave the spans that lookaheads may go into; returns how many."""
+    request, count = request_of(tables, slot), 0
+    if request.settings.max_block_steps:  # masks may be left where the next step fills none
+        num_spans = fillable(request, tables.spans) if request.state.is_refreshed else 0
+    for place in range(num_spans):
+        if tables.spans[place].num_masked:
+            tables.spans[count] = tables.spans[place]
+            count += 1
+    return min(count, 1) if request.settings.spawns_in_first else count
+
+
+@compiled
+def num_to_try(tables: Tables, slot: int, num_spans: int, num_filled: int) -> int:
+    """Return how many lookaheads the next step tries at the most."""
+    num_masked = 0
+    for place in range(num_spans):
+        num_masked += tables.spans[place].num_masked
+    return lookahead_rules.count(num_filled, num_masked, tables.settings[slot])
+
+
+@compiled
+def gather_open(tables: Tables, slot: int, num_spans: int) -> int:
+    """Write the masks that lookaheads may fill; returns how many. What lies between spans is full."""
+    if not num_spans or not tables.settings[slot].num_lookahead:
+        return 0
+    return _gather(tables, slot, tables.spans[0].start, tables.spans[num_spans - 1].end)
+
+
+@compiled
+def rank_open(tables: Tables, slot: int, num_open: int) -> None:
+    """Write the rank that the spawn rule gives each of the gathered masks."""
+    first = tables.states[slot].first_position
+    masks = spawn_rules.Open(
+        tables.probability_M[:num_open], tables.confidence_M[:num_open], tables.draw_P[first : first + num_open],
+        tables.order_M,
+    )  # fmt: skip
+    spawn_rules.rank(masks, tables.settings[slot], tables.rank_M[:num_open])
+
+
+@compiled
+def spawn(tables: Tables, slot: int, num_open: int, most: int) -> None:
+    """Make the lookaheads: the anchor and one more fill each, at the masks of the highest ranks; of equal ones the
+    earliest."""
+    state, settings, num_made = tables.states[slot], tables.settings[slot], 0
+    rank_M, chosen_K = tables.rank_M, tables.chosen_K
+    for place in range(num_open if most else 0):
+        if num_made == most and rank_M[place] <= rank_M[chosen_K[num_made - 1]]:
+            continue
+        num_made += num_made < most
+        branch = num_made - 1
+        while branch and rank_M[chosen_K[branch - 1]] < rank_M[place]:
+            chosen_K[branch] = chosen_K[branch - 1]
+            branch -= 1
+        chosen_K[branch] = place
+    for branch in range(num_made):
+        own, fill, place = tables.branches_K[slot, branch], tables.fills_KF[slot, branch, 0], chosen_K[branch]
+        own.num_fills, own.origin, own.confidence = 1, settings.spawn_rule, tables.confidence_M[place]
+        position = tables.position_M[place]
+        fill.position, fill.token = position, int(tables.winner_3W[0, position - state.window_start])
+    state.num_lookaheads = num_made
+
+
+@compiled
+def finish(tables: Tables, slot: int, winner: int, num_tokens: int, num_keys: int) -> None:
+    """Count the step."""
+    state = tables.states[slot]
+    is_anchor = winner == state.first_row + state.num_rows - 1
+    step = tables.step_B[state.first_step + state.num_forwards]
+    step.tokens, step.rows, step.window = num_tokens, state.num_rows, num_keys
+    step.winner = 0 if is_anchor else winner - state.first_row + 1
+    state.num_forwards += 1
+    state.num_wins += not is_anchor
+
+
+@compiled
+def end_of(tables: Tables, slot: int) -> int:
+    """Return whether the request goes on, has nothing left to do, has had all its steps, or may have come to an end
+    token or a stop string."""
+    request = request_of(tables, slot)
+    state = request.state
+    if is_done(request):
+        return IS_DONE
+    if state.num_forwards >= state.most_steps:
+        return IS_OUT_OF_STEPS
+    if state.has_stops:
+        return MAY_HAVE_STOPPED
+    if not (state.has_eos and request.settings.stop_at_eos):
+        return GOES_ON
+    end = answer_end(request)
+    if final_end(request) != NOWHERE:
+        end = min(end, final_end(request))
+    for position in range(state.prompt_length, end):
+        if request.is_masked_P[position]:
+            return GOES_ON
+        if is_end(tables, state, request.token_P[position]):
+            return MAY_HAVE_STOPPED
+    return GOES_ON

@@ -1,0 +1,271 @@
+"""The requests of a replica, decoded together a step at a time: Python around the loops over their tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from common.decoding.engine import Room
+from common.decoding.plan import CommitSpan, Float, Int, Predictions, Sampling, Score, StepPlan
+from common.decoding.request import Completion, FinishReason
+from common.decoding.scheduling import by_request
+from common.decoding.scheduling.advancing import IS_DONE, IS_OUT_OF_STEPS, advance
+from common.decoding.scheduling.changes import with_changes
+from common.decoding.scheduling.ending import find_end
+from common.decoding.scheduling.planning import (
+    begin_request,
+    ends_of_answer,
+    final_counts,
+    measure_step,
+    num_prompt_tokens,
+    write_rows,
+)
+from common.decoding.scheduling.scoring import best_rows, score_rows
+from common.decoding.scheduling.state import DecodingRequest, Observer
+from common.decoding.scheduling.tables import NOWHERE, TableStore, positions_of
+from common.policies import Draws
+
+_FROM_ZERO = ("block_diffusion", "fast_dllm_v2")
+_SPENT: dict[int, FinishReason | None] = {IS_DONE: "length", IS_OUT_OF_STEPS: "max_steps"}
+
+
+class Requests:
+    """observer: None: nobody looks, which costs a step nothing."""
+
+    def __init__(self, num_slots: int, mask_token_id: int) -> None:
+        self.observer: Observer | None = None
+        self._mask_token_id = mask_token_id
+        self._store = TableStore(num_slots)
+        self._decoding: dict[int, DecodingRequest] = {}  # by slot, in the order of a step
+        self._order: Int | None = None  # slots of a step in their order; None: asked for anew
+        self._num_sampled = self._num_drawing = self._num_with_plug_ins = 0
+        self._rows_8R = np.zeros((8, 0), np.int64)
+        self._values_3T = np.zeros((3, 0), np.float32)
+        self._score_R = np.zeros(0)
+        self._new: list[DecodingRequest] = []  # before their first step
+        self._views: dict[int, by_request.StepView] = {}  # by place in the step
+
+    @property
+    def active(self) -> list[DecodingRequest]:
+        """In the order in which a step's rows hold them."""
+        return [*self._decoding.values()]
+
+    def add(self, decoding: DecodingRequest) -> None:
+        """Take a request in; it is part of the next step."""
+        rules, length = decoding.rules, decoding.prompt_length
+        decode, slot = rules.decode, decoding.slot
+        num_positions = Room(length, decode).num_positions
+        num_chunks = 0 if rules.chunk is None else length // rules.chunk
+        num_blocks = num_chunks + 3 + (num_positions - length + rules.block_size - 1) // rules.block_size
+        num_steps = rules.most_steps + num_chunks
+        num_shifts = num_blocks if decode.shift_row == "fresh" else 1
+        ends = sorted(rules.end_token_ids)
+        self._store.admit(slot, num_positions, num_blocks, num_steps, decode.num_lookahead, len(ends), num_shifts)
+        tables = self._store.loops
+        tables.settings[slot] = rules.record[0]
+        tables.ends_E[slot, : len(ends)] = ends
+        state = tables.states[slot]
+        is_from_zero = decode.strategy in _FROM_ZERO
+        for name, value in {
+            "slot": slot, "noise_key": decoding.noise_key, "prompt_length": length, "num_positions": num_positions,
+            "shift": rules.shift, "origin": 0 if is_from_zero else length, "max_blocks": rules.max_blocks,
+            "room_blocks": num_blocks, "chunk": rules.chunk or 0, "canvas_block": rules.block_size,
+            "most_steps": rules.max_steps + num_chunks, "num_ends": len(ends), "keeps_carry": not is_from_zero,
+            "has_stops": rules.find_stop is not None, "carry_token": -1.0,
+        }.items():  # fmt: skip
+            state[name] = value
+        token_P, is_masked_P = positions_of(tables, slot)
+        token_P[:length], token_P[length:] = decoding.request.prompt, self._mask_token_id
+        is_masked_P[:length], is_masked_P[length:] = False, True
+        begin_request(tables, slot, decoding.num_reused)
+        self._decoding[slot] = decoding
+        self._new.append(decoding)
+        self._count(decoding, 1)
+
+    def drop(self, request_id: str, now: float) -> tuple[DecodingRequest, Completion] | None:
+        """End a request between two steps with what it has; None: it is not being decoded."""
+        for decoding in self._decoding.values():
+            if decoding.request.id == request_id:
+                completion = self._completion(decoding, now, None, "abort")
+                assert completion is not None, "it ends in any case"
+                self._remove(decoding)
+                return decoding, completion
+        return None
+
+    def num_lookaheads(self) -> Int:
+        """Return how many lookaheads each active request has in the coming step."""
+        found: Int = self._store.loops.states["num_lookaheads"][self._order_N]
+        return found
+
+    def keep_lookaheads(self, count_N: Int) -> None:
+        """Drop all but the first so many of each active request."""
+        states = self._store.loops.states
+        states["num_lookaheads"][self._order_N] = np.minimum(self.num_lookaheads(), count_N)
+
+    def num_prompt_tokens(self) -> int:
+        """In the coming step, of prompts that are cut and have begun."""
+        return int(num_prompt_tokens(self._order_N, self._store.loops))
+
+    def plan_step(self, sampling: Sampling) -> StepPlan:
+        """Open blocks in every branch, then lay all branches of all requests out as rows."""
+        order_N, tables = self._order_N, self._store.loops
+        num_rows, num_entries, is_tentative = measure_step(order_N, tables)
+        entries_3T, is_read_T = np.empty((3, num_entries), np.int64), np.empty(num_entries, np.bool_)
+        rows_8R, request_R = np.empty((8, num_rows), np.int64), np.empty(num_rows, np.int64)
+        commits_N5 = np.empty((len(order_N), 5), np.int64)
+        num_commits = write_rows(order_N, tables, entries_3T, is_read_T, rows_8R, request_R, commits_N5)
+        self._rows_8R = rows_8R
+        commits = tuple([CommitSpan(*span) for span in commits_N5[:num_commits].tolist()])
+        sampling_3R = self._sampling_of(request_R)
+        is_causal = bool(tables.settings[order_N[0]]["is_causal"])  # the same for all: SHARED_SETTINGS of the scheduler
+        plan = StepPlan(
+            entries_3T, is_read_T, rows_8R, request_R, commits, sampling.of_rows(sampling_3R),
+            is_causal and not is_tentative, sampling_3R,
+        )  # fmt: skip
+        if self._num_drawing:
+            self._draw()
+        if not sampling.is_special:
+            return plan
+        states = tables.states[order_N]
+        return with_changes(plan, states["prompt_length"][request_R], states["canvas_block"][request_R])
+
+    def select_winners(self, predictions: Predictions) -> Int:
+        """Rows of the step planned last."""
+        tables, order_N = self._store.loops, self._order_N
+        self._values_3T = predictions.values_3T
+        self._score_R = np.empty(self._rows_8R.shape[1])
+        winner_N = np.empty(len(order_N), np.int64)
+        score_rows(order_N, tables, self._values_3T, self._rows_8R, self._score_R)
+        self._views = self._look(predictions) if self._num_with_plug_ins or self.observer is not None else {}
+        for view in self._views.values():
+            if view.decoding.rules.has_own_score:
+                by_request.score(view, self._score_R)
+        best_rows(order_N, tables, self._score_R, winner_N)
+        return winner_N
+
+    def scores(self) -> Score:
+        """C(B) of the rows that select_winners has looked at."""
+        return self._score_R
+
+    def advance(self, winner_N: Int, now: float) -> list[tuple[DecodingRequest, Completion]]:
+        """Bring all requests to their next step; those that have ended."""
+        order_N, tables, views = self._order_N, self._store.loops, self._views
+        ended_N = np.zeros(len(order_N), np.int64)
+        places_N = np.arange(len(order_N)) if not views else np.array(
+            [place for place in range(len(order_N)) if place not in views], dtype=np.int64
+        )  # fmt: skip
+        advance(places_N, order_N, tables, self._values_3T, self._rows_8R, winner_N, ended_N)
+        for place, view in views.items():
+            ended_N[place] = self._advance_by_hand(view, int(winner_N[place]))
+        for decoding in self._new:
+            decoding.first_step_s = now - decoding.admitted_at
+        self._new.clear()
+        decodings, finished = self.active, []
+        for place in ended_N.nonzero()[0].tolist():
+            completion = self._completion(decodings[place], now, _SPENT.get(int(ended_N[place])))
+            if completion is not None:
+                finished.append((decodings[place], completion))
+        for decoding, _ in finished:
+            self._remove(decoding)
+        return finished
+
+    def newly_final(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Return, by id of requests that go on, tokens that can no longer change and were not told of before."""
+        tables, count_N, found = self._store.loops, np.zeros(len(self._order_N), np.int64), []
+        final_counts(self._order_N, tables, count_N)
+        place_X = count_N.nonzero()[0]
+        slot_X, count_X, states = self._order_N[place_X], count_N[place_X], tables.states
+        begin_X = states["first_position"][slot_X] + states["prompt_length"][slot_X] + states["num_given"][slot_X]
+        states["num_given"][slot_X] += count_X
+        for slot, begin, count in zip(slot_X.tolist(), begin_X.tolist(), count_X.tolist(), strict=True):
+            found.append((self._decoding[slot].request.id, tuple(tables.token_P[begin : begin + count].tolist())))
+        return found
+
+    def _advance_by_hand(self, view: by_request.StepView, winner: int) -> int:
+        first = int(self._store.loops.states[view.decoding.slot]["first_row"])
+        scores = self._score_R[first : first + len(view.scoring.branches)].tolist()
+        ended, record = by_request.advance(view, winner)
+        if self.observer is not None and self.observer.wants(view.decoding):
+            self.observer.see(replace(record, branch_scores=scores))
+        return ended
+
+    def _look(self, predictions: Predictions) -> dict[int, by_request.StepView]:
+        """Views of the requests that are decoded by hand in this step, by their place."""
+        return {
+            place: by_request.view_of(decoding, self._store.loops, predictions, self._rows_8R)
+            for place, decoding in enumerate(self._decoding.values())
+            if decoding.rules.has_plug_ins or (self.observer is not None and self.observer.wants(decoding))
+        }
+
+    def _sampling_of(self, request_R: Int) -> Float | None:
+        """StepPlan.sampling_3R."""
+        if not self._num_sampled:
+            return None
+        of_request_N3 = np.array([decoding.rules.sampling for decoding in self._decoding.values()], dtype=np.float32)
+        sampling_3R: Float = of_request_N3.T[:, request_R]
+        return sampling_3R
+
+    def _draw(self) -> None:
+        """Random numbers of the step, for rules that look at them."""
+        tables = self._store.loops
+        for slot, decoding in self._decoding.items():
+            if decoding.rules.draws:
+                state = tables.states[slot]
+                draws = Draws(decoding.noise_key, int(state["num_forwards"]), 0)
+                num_rows, first = int(state["num_rows"]), int(state["first_position"])
+                tables.score_draw_K[slot, :num_rows] = draws.generator().random(num_rows)
+                num_open = int(state["num_positions"] - state["prompt_length"])
+                tables.draw_P[first : first + num_open] = draws._replace(stream=1).generator().random(num_open)
+
+    def _completion(
+        self, decoding: DecodingRequest, now: float, spent: FinishReason | None, reason: FinishReason | None = None
+    ) -> Completion | None:
+        """What the request ends with, or None while it goes on. reason: why it ends in any case."""
+        tables, slot = self._store.loops, decoding.slot
+        state, (end, final) = tables.states[slot], ends_of_answer(tables, slot)
+        token_P, is_masked_P = positions_of(tables, slot)
+        token_C, is_masked_C = token_P[decoding.prompt_length : end], is_masked_P[decoding.prompt_length : end]
+        num_final = None if final == NOWHERE or reason is not None else max(0, final - decoding.prompt_length)
+        num_kept, reason = find_end(decoding, token_C, is_masked_C, num_final, spent, reason)
+        if reason is None:
+            return None
+        first = int(state["first_step"])
+        steps = tables.step_B[first : first + int(state["num_forwards"])]
+        return Completion(
+            id=decoding.request.id,
+            prompt_length=decoding.prompt_length,
+            token_ids=tuple(token_C[:num_kept].tolist()),
+            canvas_token_ids=tuple(token_C.tolist()),
+            num_canvas_tokens=int((~is_masked_C).sum()),
+            num_forwards=int(state["num_forwards"]),
+            num_lookahead_wins=int(state["num_wins"]),
+            finish_reason=reason,
+            first_step_s=decoding.first_step_s,
+            total_s=now - decoding.admitted_at,
+            tokens_per_step=tuple(steps["tokens"].tolist()),
+            winner_per_step=tuple(steps["winner"].tolist()),
+            window_per_step=tuple(steps["window"].tolist()),
+            num_forced_fills=int(state["num_forced"]),
+            num_rows=int(steps["rows"].sum()),
+        )
+
+    def _remove(self, decoding: DecodingRequest) -> None:
+        del self._decoding[decoding.slot]
+        if decoding in self._new:
+            self._new.remove(decoding)
+        self._store.drop(decoding.slot)
+        self._count(decoding, -1)
+
+    def _count(self, decoding: DecodingRequest, change: int) -> None:
+        """Note that a request has come or gone: some are looked at by none of the loops."""
+        self._order, rules = None, decoding.rules
+        self._num_sampled += change * rules.is_sampled
+        self._num_drawing += change * rules.draws
+        self._num_with_plug_ins += change * rules.has_plug_ins
+
+    @property
+    def _order_N(self) -> Int:
+        if self._order is None:
+            self._order = np.array([*self._decoding], dtype=np.int64)
+        return self._order

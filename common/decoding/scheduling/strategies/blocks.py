@@ -1,0 +1,135 @@
+"""What strategies have in common: blocks of a request in order, those in the cache first, then those that wait for it,
+then the active ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common.compiled import compiled, inlined
+from common.decoding.scheduling.tables import ACTIVE, IN_CACHE, TO_CACHE, Request
+
+
+@compiled
+def add_block(request: Request, start: int, end: int, num_masked: int, status: int, is_activated: bool) -> None:
+    """Append a block. is_activated: it has to fill at least one position a step."""
+    block = request.block_B[request.state.num_blocks]
+    block.start, block.end, block.num_masked = start, end, num_masked
+    block.status, block.is_activated = status, is_activated
+    block.num_steps, block.num_edit_steps, block.num_waits = 0, 0, 0
+    request.state.num_blocks += 1
+
+
+@inlined
+def last_block(request: Request) -> Any:
+    """Return the block that was opened last."""
+    return request.block_B[request.state.num_blocks - 1]
+
+
+@compiled
+def filled_share(block: Any, num_more: int) -> float:
+    """Return how much of the block is filled if so many more of its masks were; what the prompt fills counts."""
+    return 1.0 - (block.num_masked - num_more) / (block.end - block.start)
+
+
+@compiled
+def num_settled(request: Request) -> int:
+    """Return how many blocks come before the active ones."""
+    count = request.state.num_blocks
+    while count and request.block_B[count - 1].status == ACTIVE:
+        count -= 1
+    return count
+
+
+@compiled
+def set_window(request: Request, start: int, end: int, cached: int, commit_length: int, next_start: int) -> None:
+    """Have the coming step compute positions [start, end) beside cached keys up to `cached`."""
+    state = request.state
+    state.window_start, state.window_end, state.window_cached = start, end, max(cached, start)
+    state.commit_length, state.next_start = commit_length, next_start
+    state.predicts_next, state.is_tentative = False, False
+
+
+@compiled
+def set_window_after_cache(request: Request) -> None:
+    """Have the coming step compute everything that is not cached; what waits for the cache becomes final."""
+    block_B, num_committed = request.block_B, num_settled(request)
+    first = num_committed
+    while first and block_B[first - 1].status == TO_CACHE:
+        first -= 1
+    end = last_block(request).end
+    start = block_B[first].start if first < request.state.num_blocks else end  # a branch may open the first block
+    commit_end = block_B[num_committed - 1].end if first < num_committed else start
+    set_window(request, start, end, start, commit_end - start, commit_end)
+
+
+@compiled
+def note_committed(request: Request) -> None:
+    """After a pass over `set_window_after_cache`: what waited for the cache is in it."""
+    for place in range(request.state.num_blocks - 1, -1, -1):
+        block = request.block_B[place]
+        if block.status == IN_CACHE:
+            break
+        if block.status == TO_CACHE:
+            block.status = IN_CACHE
+
+
+@compiled
+def add_prompt_blocks(request: Request, prompt_end: int, status: int) -> None:
+    """Append the prompt's whole blocks [0, prompt_end), in chunks that each take a pass."""
+    size = request.state.chunk if request.state.chunk else max(prompt_end, 1)
+    for start in range(0, prompt_end, size):
+        add_block(request, start, min(start + size, prompt_end), 0, status, True)
+
+
+@compiled
+def next_chunk(request: Request) -> int:
+    """Return the place of the prompt's part that the coming step takes, if another part waits after it; else -1."""
+    found, state = -1, request.state
+    if state.chunk:
+        for place in range(state.num_blocks):
+            block = request.block_B[place]
+            if block.end > state.prompt_length:
+                break
+            if block.status == TO_CACHE:
+                if found >= 0:
+                    return found
+                found = place
+    return -1
+
+
+@compiled
+def num_prompt_positions(request: Request) -> int:
+    """Return how many positions of the prompt the coming step takes."""
+    for place in range(request.state.num_blocks):
+        block = request.block_B[place]
+        if block.end > request.state.prompt_length:
+            break
+        if block.status == TO_CACHE:
+            return int(block.end - block.start)
+    return 0
+
+
+@compiled
+def set_span(span: Any, request: Request, place: int) -> None:
+    """Make the whole block at `place` a span that may be filled."""
+    block = request.block_B[place]
+    span.start, span.end, span.num_masked, span.block = block.start, block.end, block.num_masked, place
+    span.is_activated, span.num_steps = block.is_activated, block.num_steps
+
+
+@compiled
+def active_spans(request: Request, spans: Any) -> int:
+    """Make spans of the active blocks; returns how many."""
+    first = num_settled(request)
+    for place in range(first, request.state.num_blocks):
+        set_span(spans[place - first], request, place)
+    return int(request.state.num_blocks - first)
+
+
+@compiled
+def count_masks(request: Request, start: int, end: int) -> int:
+    """Return how many positions of [start, end) are masks."""
+    count = 0
+    for position in range(start, end):
+        count += request.is_masked_P[position]
+    return count

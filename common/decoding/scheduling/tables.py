@@ -1,0 +1,308 @@
+"""What is remembered of the requests being decoded: tables with a row a slot, read and written by compiled loops.
+
+Tables of which a request's part depends on its length lie in `Rooms`: one array for all slots, in which a slot has a
+stretch as long as its request needs. Shapes: P positions of a request, B blocks, K lookaheads, F fills of a branch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from common.compiled import Records, compiled, inlined, records
+from common.decoding.plan import Bool, Float, Int, Score
+from common.policies.settings import SETTINGS
+
+ACTIVE, TO_CACHE, IN_CACHE = range(3)
+# ACTIVE: holds masks, waits for a block before it that does, or is still edited. TO_CACHE: finished; the next forward
+# writes its final KV. IN_CACHE: its KV is final.
+
+BLOCK = np.dtype(
+    [
+        ("start", np.int32), ("end", np.int32), ("num_masked", np.int32), ("status", np.int32),
+        ("is_activated", np.bool_),  # has to fill at least one position a step
+        ("num_steps", np.int32),  # that could fill it
+        ("num_edit_steps", np.int32),  # of these, steps that began without a mask
+        ("num_waits", np.int32),  # passes that it has waited for the cache (`cache_delay`)
+    ],
+    align=True,
+)  # fmt: skip
+SPAN = np.dtype(  # positions that a step may fill: a block, a part of one, or (block NOWHERE) several
+    [
+        ("start", np.int32), ("end", np.int32), ("num_masked", np.int32), ("block", np.int32),
+        ("is_activated", np.bool_), ("num_steps", np.int32),
+    ],
+    align=True,
+)  # fmt: skip
+FILL = np.dtype([("position", np.int32), ("token", np.int32)], align=True)
+# A lookahead: the anchor and these fills. origin: the code of the spawn rule that made it.
+BRANCH = np.dtype([("num_fills", np.int32), ("origin", np.int32), ("confidence", np.float32)], align=True)
+STEP = np.dtype([("tokens", np.int32), ("rows", np.int32), ("winner", np.int32), ("window", np.int32)], align=True)
+NOWHERE = -1
+_LEAST_PLACES = 1024  # of Rooms
+_FIRSTS = ("first_position", "first_block", "first_step")
+
+STATE = np.dtype(
+    [
+        # What stays as it is from admission on.
+        ("slot", np.int32), ("noise_key", np.int64), ("prompt_length", np.int32), ("num_positions", np.int32),
+        ("shift", np.int32),  # 1: a position is predicted by the entry before it; 0: by its own
+        ("origin", np.int32),  # where blocks are counted from
+        ("max_blocks", np.int32),  # of a whole canvas
+        ("room_blocks", np.int32),  # of prompt and canvas: what the table of blocks has places for
+        ("chunk", np.int32),  # positions of a prompt that a pass takes; 0: any number
+        ("canvas_block", np.int32),  # positions of a block, of `vanilla` the whole canvas
+        ("most_steps", np.int32), ("num_ends", np.int32), ("keeps_carry", np.bool_), ("has_stops", np.bool_),
+        ("first_position", np.int64), ("first_block", np.int64), ("first_step", np.int64),  # its stretches in Rooms
+        # What the steps so far have come to.
+        ("num_blocks", np.int32), ("num_lookaheads", np.int32), ("num_forwards", np.int32), ("num_wins", np.int32),
+        ("num_forced", np.int32), ("num_given", np.int32), ("has_eos", np.bool_),
+        ("is_refreshed", np.bool_),  # fast_dllm: the cache around the current block is up to date
+        ("has_block_cache", np.bool_),  # fast_dllm_v2, dual: keys of the block's other parts are there
+        # What is predicted for the first position after the cache, kept from the step that committed the one before.
+        ("carry_token", np.float32), ("carry_probability", np.float32), ("carry_confidence", np.float32),
+        # The step under way: positions [window_start, window_end) beside cached keys up to window_cached.
+        ("window_start", np.int32), ("window_end", np.int32), ("window_cached", np.int32),
+        ("commit_length", np.int32),  # the first so many become final
+        ("next_start", np.int32),  # where the next step's window begins; its first position is predicted from this one
+        ("predicts_next", np.bool_),  # the position after the window too, which begins the next block
+        ("is_tentative", np.bool_),  # what is committed differs by branch, and is written over later
+        ("widest_end", np.int32),  # of a row that opens a block
+        ("num_shift_entries", np.int32), ("first_row", np.int32), ("num_rows", np.int32), ("num_entries", np.int32),
+    ],
+    align=True,
+)  # fmt: skip
+
+
+class Tables(NamedTuple):
+    """What the loops are given. Rows are slots, unless the first index is said to be into `Rooms` or scratch.
+
+    token_P, is_masked_P, draw_P (Rooms): the prompt, the anchor's tokens and masks, by position; random numbers of
+        rules that draw. block_B, step_B (Rooms): blocks, and what each step did.
+    ends_E: end tokens. shift_positions_B: positions that a shift entry predicts.
+    spans, edits, winner_3W ... (scratch): of the request that is looked at. winner_3W, aligned_3W: what the winner, and
+        another row, predict for each position of the window.
+    """
+
+    states: Records
+    settings: Records
+    branches_K: Records
+    fills_KF: Records
+    score_draw_K: Score
+    ends_E: Int
+    shift_positions_B: Int
+    token_P: Int
+    is_masked_P: Bool
+    draw_P: Score
+    block_B: Records
+    step_B: Records
+    spans: Records
+    edits: Records
+    winner_3W: Float
+    aligned_3W: Float
+    position_M: Int
+    probability_M: Float
+    confidence_M: Float
+    agreed_M: Score
+    rank_M: Score
+    is_chosen_M: Bool
+    order_M: Int
+    chosen_K: Int
+
+
+class Request(NamedTuple):
+    """A slot's parts of the tables, in their own indices."""
+
+    state: Any
+    settings: Any
+    token_P: Any
+    is_masked_P: Any
+    block_B: Any
+
+
+@inlined
+def request_of(tables: Tables, slot: int) -> Request:
+    """Return the slot's parts; a block more than there are, so that one may be added."""
+    state = tables.states[slot]
+    first, end = state.first_position, state.first_position + state.num_positions
+    return Request(
+        state,
+        tables.settings[slot],
+        tables.token_P[first:end],
+        tables.is_masked_P[first:end],
+        tables.block_B[state.first_block : state.first_block + state.room_blocks],
+    )
+
+
+@compiled
+def is_end(tables: Tables, state: Any, token: int) -> bool:
+    """Return whether the token ends a text of the request."""
+    for place in range(state.num_ends):  # noqa: SIM110 - numba takes no generator
+        if tables.ends_E[state.slot, place] == token:
+            return True
+    return False
+
+
+def positions_of(tables: Tables, slot: int) -> tuple[Int, Bool]:
+    """Return the slot's tokens and masks by position, for Python: numba hands records out as copies."""
+    first = int(tables.states[slot]["first_position"])
+    own = slice(first, first + int(tables.states[slot]["num_positions"]))
+    return tables.token_P[own], tables.is_masked_P[own]
+
+
+class Rooms:
+    """Arrays in which every slot has a stretch of its own length, one after another, with room for more at the end.
+
+    A slot takes its last stretch again where that is long enough. Stretches move when the arrays are made anew, which
+    happens where one more does not fit, and where three quarters stand empty: so the memory of all follows what all
+    need together.
+    """
+
+    def __init__(self, dtypes: dict[str, np.dtype[Any]], num_slots: int) -> None:
+        self._dtypes = dtypes
+        self.first_N = np.zeros(num_slots, np.int64)
+        self._length_N = np.zeros(num_slots, np.int64)  # 0: the slot is free
+        self._room_N = np.zeros(num_slots, np.int64)  # of its stretch
+        self._end = 0
+        self.arrays = {name: records_or_plain(np.zeros(_LEAST_PLACES, dtype)) for name, dtype in dtypes.items()}
+
+    @property
+    def num_places(self) -> int:
+        """Places of each array, empty ones included."""
+        return len(next(iter(self.arrays.values())))
+
+    def take(self, slot: int, length: int) -> bool:
+        """Give the slot a stretch of at least so many places; True where all stretches have moved."""
+        self._length_N[slot] = length
+        num_wanted = int(self._length_N.sum())
+        if self.num_places > _LEAST_PLACES and 4 * num_wanted < self.num_places:
+            self._make(2 * num_wanted)
+            return True
+        if self._room_N[slot] >= length:
+            return False
+        moves = self._end + length > self.num_places
+        if moves:
+            self._make(2 * num_wanted)
+        else:
+            self.first_N[slot], self._room_N[slot] = self._end, length
+            self._end += length
+        return moves
+
+    def give(self, slot: int) -> None:
+        """Take the slot's stretch back."""
+        self._length_N[slot] = 0
+
+    def _make(self, num_places: int) -> None:
+        old, end = self.arrays, 0
+        num_places = max(num_places, _LEAST_PLACES)
+        self.arrays = {name: records_or_plain(np.zeros(num_places, dtype)) for name, dtype in self._dtypes.items()}
+        for slot in self.first_N.argsort(kind="stable").tolist():
+            first, length = int(self.first_N[slot]), int(self._length_N[slot])
+            held = min(length, int(self._room_N[slot]))
+            for name, array in self.arrays.items():
+                array[end : end + held] = old[name][first : first + held]
+            self.first_N[slot], self._room_N[slot] = end, length
+            end += length
+        self._end = end
+
+
+def records_or_plain(array: Any) -> Any:
+    """The array as loops write it."""
+    return records(array) if array.dtype.names else array
+
+
+def grown(array: Any, *shape: int) -> Any:
+    """The array with at least so many places in each dimension; what it holds stays where it is."""
+    if all(have >= want for have, want in zip(array.shape, shape, strict=True)):
+        return array
+    larger = np.zeros(np.maximum(array.shape, shape), array.dtype)
+    larger[tuple(map(slice, array.shape))] = array
+    return records_or_plain(larger)
+
+
+class TableStore:
+    """The tables of `num_slots` requests: admits, drops, and grows them.
+
+    loops: what the compiled loops are given; another object after `admit`.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.positions = Rooms(
+            {"token_P": np.dtype(np.int64), "is_masked_P": np.dtype(np.bool_), "draw_P": np.dtype(np.float64)},
+            num_slots,
+        )
+        self.blocks = Rooms({"block_B": BLOCK}, num_slots)
+        self.steps = Rooms({"step_B": STEP}, num_slots)
+        self._num_slots = num_slots
+        self._sizes = np.zeros(5, np.int64)
+        self.loops = Tables(
+            states=records(np.zeros(num_slots, STATE)),
+            settings=records(np.zeros(num_slots, SETTINGS)),
+            branches_K=records(np.zeros((num_slots, 1), BRANCH)),
+            fills_KF=records(np.zeros((num_slots, 1, 1), FILL)),
+            score_draw_K=np.zeros((num_slots, 2)),
+            ends_E=np.zeros((num_slots, 1), np.int64),
+            shift_positions_B=np.zeros((num_slots, 1), np.int64),
+            spans=records(np.zeros(1, SPAN)),
+            edits=records(np.zeros(1, FILL)),
+            winner_3W=np.zeros((3, 1), np.float32),
+            aligned_3W=np.zeros((3, 1), np.float32),
+            position_M=np.zeros(1, np.int64),
+            probability_M=np.zeros(1, np.float32),
+            confidence_M=np.zeros(1, np.float32),
+            agreed_M=np.zeros(1),
+            rank_M=np.zeros(1),
+            is_chosen_M=np.zeros(1, np.bool_),
+            order_M=np.zeros(1, np.int64),
+            chosen_K=np.zeros(1, np.int64),
+            **self._rooms(),
+        )
+
+    def _rooms(self) -> dict[str, Any]:
+        return {**self.positions.arrays, **self.blocks.arrays, **self.steps.arrays}
+
+    def admit(
+        self, slot: int, num_positions: int, num_blocks: int, num_steps: int, k: int, num_ends: int, num_shifts: int
+    ) -> None:
+        """Make room for a request in a slot; its state is zeros but for where its stretches lie."""
+        has_moved = self.positions.take(slot, num_positions)
+        has_moved |= self.blocks.take(slot, num_blocks)
+        has_moved |= self.steps.take(slot, num_steps)
+        sizes = np.array((num_positions, num_blocks, k, num_ends, num_shifts))
+        if has_moved or (sizes > self._sizes).any():
+            self._sizes = np.maximum(self._sizes, sizes)
+            self._grow(*self._sizes.tolist())
+        states = self.loops.states
+        states[slot] = np.zeros((), STATE)
+        for name, rooms in zip(_FIRSTS, (self.positions, self.blocks, self.steps), strict=True):
+            states[name] = rooms.first_N
+
+    def _grow(self, num_positions: int, num_blocks: int, k: int, num_ends: int, num_shifts: int) -> None:
+        """Give the tables places for requests of these sizes."""
+        old, slots = self.loops, self._num_slots
+        self.loops = old._replace(
+            branches_K=grown(old.branches_K, slots, k),
+            fills_KF=grown(old.fills_KF, slots, k, 1),
+            score_draw_K=grown(old.score_draw_K, slots, k + 1),
+            ends_E=grown(old.ends_E, slots, num_ends),
+            shift_positions_B=grown(old.shift_positions_B, slots, num_shifts),
+            spans=grown(old.spans, num_blocks + 1),
+            edits=grown(old.edits, num_positions),
+            winner_3W=grown(old.winner_3W, 3, num_positions + 1),
+            aligned_3W=grown(old.aligned_3W, 3, num_positions + 1),
+            position_M=grown(old.position_M, num_positions),
+            probability_M=grown(old.probability_M, num_positions),
+            confidence_M=grown(old.confidence_M, num_positions),
+            agreed_M=grown(old.agreed_M, num_positions),
+            rank_M=grown(old.rank_M, num_positions + 1),
+            order_M=grown(old.order_M, num_positions),
+            is_chosen_M=grown(old.is_chosen_M, num_positions),
+            chosen_K=grown(old.chosen_K, k),
+            **self._rooms(),
+        )
+
+    def drop(self, slot: int) -> None:
+        """Give the slot's room back."""
+        for rooms in (self.positions, self.blocks, self.steps):
+            rooms.give(slot)

@@ -1,0 +1,178 @@
+"""Branch confidence C(B): of a pass's branches the one of the highest score is kept; of equal ones the first, so that
+the anchor, which comes last, loses ties.
+
+Shapes: M masks that a branch has left, W positions of its window.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from common.compiled import compiled
+from common.policies.inputs import Score, Scoring
+from common.policies.rule import Rule, Rules, settings_with, sort
+
+NO_MASK_LEFT = 1.0  # C of a branch without masks
+BRANCH_SCORES = Rules("score")
+MEAN, NUM_SURE, EXPECTED, HEDGED, SLIDING_WINDOW, RANDOM, ANCHOR, LOOKAHEAD = range(8)
+
+
+class Left(NamedTuple):
+    """A branch's masks: columns of the window, ascending; the probability and confidence that the pass gives each,
+    which a score may reorder. sum_W: float64 scratch of the window's length and one more."""
+
+    column_M: Any
+    probability_M: Any
+    confidence_M: Any
+    sum_W: Any
+
+
+class Tried(NamedTuple):
+    """A branch. num_fills: its own tokens, 0 for the anchor. likely: the probability of these as the anchor of the same
+    pass judges them anew, knowing of the fills that came after the branch was spawned; 0 where another token is the
+    best by now. draw: a random number for it. width: positions of the widest window."""
+
+    num_fills: int
+    likely: float
+    draw: float
+    width: int
+
+
+@BRANCH_SCORES.add("mean", MEAN)
+def mean(left: Any, tried: Any, settings: Any) -> float:
+    """Return the mean confidence of the remaining masks, as published (LoPA, arXiv 2512.16229), or with `bottom_share`
+    below 1 of the lowest share of them."""
+    count = len(left.confidence_M)
+    if not count:
+        return NO_MASK_LEFT
+    total = np.float64(0)
+    if settings.bottom_share >= 1:
+        for confidence in left.confidence_M:
+            total += confidence
+        return total / count
+    count = max(int(count * settings.bottom_share), 1)
+    sort(left.confidence_M)
+    for place in range(count):
+        total += left.confidence_M[place]
+    return total / count
+
+
+@BRANCH_SCORES.add("num_sure", NUM_SURE, soon=1.0)
+def num_sure(left: Any, tried: Any, settings: Any) -> float:
+    """Return how many masks the next step would fill at once, those above `skip_threshold`; of equal counts the higher
+    mean confidence decides.
+
+    soon: a probability from which a mask counts in part, as it may be filled a step later: in proportion to how far it
+    lies on the way to the threshold; 1: only those above the threshold count.
+    """
+    threshold, total = np.float32(settings.skip_threshold), np.float64(0)
+    soon, span = np.float32(settings.score_soon), np.float32(settings.skip_threshold - settings.score_soon)
+    for probability in left.probability_M:
+        if settings.skip_threshold - settings.score_soon > 1e-6:  # closer ones are one in float32
+            total += min(max(np.float32(probability - soon) / span, np.float32(0)), np.float32(1))
+        elif probability > threshold:
+            total += 1.0
+    return total + 1 / (2 - min(mean(left, tried, settings), 1.0))  # the mean is 1 at the most: a tie break below 1
+
+
+@BRANCH_SCORES.add("expected", EXPECTED, trust=1.0, soon=1.0)
+def expected(left: Any, tried: Any, settings: Any) -> float:
+    """Return what a branch fills at once, its own tokens included, weighted with how likely those are by now.
+
+    trust: the power of that likelihood; 0 leaves only the check that the tokens still are the best, and more trusts
+    lookaheads less.
+    """
+    found = num_sure(left, tried, settings)
+    if not tried.num_fills:
+        return found
+    likely = tried.likely**settings.score_trust if tried.likely > 0 else 0.0
+    return (found + tried.num_fills) * likely
+
+
+@BRANCH_SCORES.add("hedged", HEDGED, risk=2.0, soon=1.0)
+def hedged(left: Any, tried: Any, settings: Any) -> float:
+    """Return the tokens that a branch fills, its own included, less what its own may cost where they are wrong.
+
+    risk: in tokens; 1: the expected number of right ones.
+    """
+    found = num_sure(left, tried, settings)
+    return found + (tried.num_fills - settings.score_risk * (1 - tried.likely)) if tried.num_fills else found
+
+
+@BRANCH_SCORES.add("sliding_window", SLIDING_WINDOW)
+def sliding_window(left: Any, tried: Any, settings: Any) -> float:
+    """Return the mean confidence of the least confident run of `block_size` positions: a branch is as good as its
+    weakest stretch."""
+    span, column_M, sum_W = min(settings.block_size, tried.width), left.column_M, left.sum_W
+    num_masks, place, total = len(column_M), 0, np.float64(0)
+    for column in range(tried.width + 1):  # sum_W[c]: of the masks before column c
+        sum_W[column] = total
+        if place < num_masks and column_M[place] == column:
+            total += left.confidence_M[place]
+            place += 1
+    worst, first, end_place = np.inf, 0, 0
+    for end in range(span, tried.width + 1):
+        while end_place < num_masks and column_M[end_place] < end:
+            end_place += 1
+        while first < num_masks and column_M[first] < end - span:
+            first += 1
+        if end_place > first:
+            worst = min(worst, (sum_W[end] - sum_W[end - span]) / (end_place - first))
+    return worst if np.isfinite(worst) else NO_MASK_LEFT
+
+
+@BRANCH_SCORES.add("random", RANDOM)
+def random(left: Any, tried: Any, settings: Any) -> float:
+    """Return a random number: a control, what lookahead is worth without selection."""
+    return float(tried.draw)
+
+
+@BRANCH_SCORES.add("anchor", ANCHOR)
+def anchor(left: Any, tried: Any, settings: Any) -> float:
+    """Let the anchor win: a control, lookaheads are computed for nothing."""
+    return 0.0 if tried.num_fills else 1.0
+
+
+@BRANCH_SCORES.add("lookahead", LOOKAHEAD)
+def lookahead(left: Any, tried: Any, settings: Any) -> float:
+    """Let the first lookahead win, unread: a control. With `spawn_rule: random` and k = 1 an order at random."""
+    return 1.0 if tried.num_fills else 0.0
+
+
+@compiled
+def score_of(left: Any, tried: Any, settings: Any) -> float:
+    """Return C(B) of a branch by `settings.branch_score`."""
+    rule = settings.branch_score
+    if rule == MEAN:
+        return mean(left, tried, settings)
+    if rule == NUM_SURE:
+        return num_sure(left, tried, settings)
+    if rule == EXPECTED:
+        return expected(left, tried, settings)
+    if rule == HEDGED:
+        return hedged(left, tried, settings)
+    if rule == SLIDING_WINDOW:
+        return sliding_window(left, tried, settings)
+    if rule == RANDOM:
+        return random(left, tried, settings)
+    if rule == ANCHOR:
+        return anchor(left, tried, settings)
+    return lookahead(left, tried, settings)
+
+
+def decide(rule: Rule, numbers: dict[str, float], scoring: Scoring) -> Score:
+    """Score branches by a rule that ships, for plug-ins and tests."""
+    (settings,) = settings_with(scoring.settings, "branch_score", rule, numbers)
+    num_branches, width = scoring.is_masked_BW.shape
+    draw_B = np.asarray(scoring.draws.generator().random(num_branches))
+    likely_B = scoring.likely_B
+    scores = []
+    for branch, is_masked_W in enumerate(scoring.is_masked_BW):
+        column_M = is_masked_W.nonzero()[0]
+        probability_M, confidence_M = scoring.probability_BW[branch][column_M], scoring.confidence_BW[branch][column_M]
+        left = Left(column_M, probability_M, confidence_M, np.zeros(width + 1))
+        tried = Tried(len(scoring.branches[branch].fills), float(likely_B[branch]), float(draw_B[branch]), width)
+        scores.append(score_of(left, tried, settings))
+    return np.array(scores, dtype=np.float64)

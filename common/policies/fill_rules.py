@@ -1,0 +1,158 @@
+"""Which masks of a block a step fills: one at least.
+
+Shapes: M masks of the block.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from common.compiled import compiled
+from common.policies.inputs import Bool, Filling
+from common.policies.rule import Rule, Rules, descending, most_confident, settings_with
+
+FILL_RULES = Rules("fill")
+THRESHOLD, STATIC, DYNAMIC, SEQUENTIAL, ENTROPY, ENTROPY_BOUNDED, FACTOR, AGREED = range(8)
+
+
+class Masks(NamedTuple):
+    """What a step predicts at a block's masks. agreed_M: the share of the branches that predict the winner's token, the
+    winner among them. order_M: scratch of whole numbers. quota: how many `denoising_steps` asks for."""
+
+    probability_M: Any
+    confidence_M: Any
+    agreed_M: Any
+    order_M: Any
+    quota: int
+
+
+@FILL_RULES.add("threshold", THRESHOLD)
+def threshold(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
+    """Choose all above `skip_threshold`, or else the most confident one."""
+    if not _choose_sure(masks, settings, is_chosen_M):
+        most_confident(masks.confidence_M, 1, is_chosen_M)
+
+
+@FILL_RULES.add("static", STATIC)
+def static(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
+    """Choose the `quota` most confident; of equal ones the first."""
+    most_confident(masks.confidence_M, masks.quota, is_chosen_M)
+
+
+@FILL_RULES.add("dynamic", DYNAMIC)
+def dynamic(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
+    """Choose all above `skip_threshold` if they are `quota` or more, or else the `quota` most confident."""
+    if _choose_sure(masks, settings, is_chosen_M) < masks.quota:
+        is_chosen_M[:] = False
+        most_confident(masks.confidence_M, masks.quota, is_chosen_M)
+
+
+@FILL_RULES.add("sequential", SEQUENTIAL)
+def sequential(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
+    """Choose the first `quota`."""
+    is_chosen_M[: masks.quota] = True
+
+
+@FILL_RULES.add("entropy", ENTROPY)
+def entropy(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
+    """Choose all whose entropy is below `entropy_threshold`, or else the one of the lowest (d3LLM, arXiv 2601.07568);
+    a confidence is the negative entropy."""
+    if not _choose_sure(masks, settings, is_chosen_M):
+        most_confident(masks.confidence_M, 1, is_chosen_M)
+
+
+@FILL_RULES.add("entropy_bounded", ENTROPY_BOUNDED)
+def entropy_bounded(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
+    """Choose those of the lowest entropies whose sum stays below `entropy_bound`; a confidence is the negative
+    entropy."""
+    order_M, total, count = masks.order_M, np.float64(0), 0
+    descending(masks.confidence_M, order_M)
+    for rank in range(len(is_chosen_M)):
+        total += -masks.confidence_M[order_M[rank]]
+        count += total < settings.entropy_bound
+    for rank in range(max(1, count)):
+        is_chosen_M[order_M[rank]] = True
+
+
+@FILL_RULES.add("factor", FACTOR)
+def factor(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
+    """Choose the n most probable before the first one, from the second on, whose p is below 1 - factor / (its rank +
+    1); all where there is none. Where the very last is the first such one, all too, as Fast-dLLM's code does."""
+    order_M, num_masks = masks.order_M, len(is_chosen_M)
+    descending(masks.probability_M, order_M)
+    first = num_masks
+    for rank in range(1, num_masks):
+        if masks.probability_M[order_M[rank]] < 1 - settings.factor / (rank + 2):
+            first = rank
+            break
+    if first == num_masks - 1:
+        first = num_masks
+    for rank in range(first):
+        is_chosen_M[order_M[rank]] = True
+
+
+@FILL_RULES.add("agreed", AGREED, share=1.0)
+def agreed(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
+    """Choose all above `skip_threshold` that enough branches agree on, or else the most confident one. share: of the
+    branches that predict the winner's token."""
+    count = _choose_sure(masks, settings, is_chosen_M)
+    for place in range(len(is_chosen_M)):
+        if is_chosen_M[place] and masks.agreed_M[place] < settings.fill_share:
+            is_chosen_M[place] = False
+            count -= 1
+    if not count:
+        most_confident(masks.confidence_M, 1, is_chosen_M)
+
+
+@compiled
+def _choose_sure(masks: Masks, settings: Any, is_chosen_M: Any) -> int:
+    """Choose what passes the rule's threshold; returns how many."""
+    count = 0
+    for place in range(len(is_chosen_M)):
+        is_chosen_M[place] = is_sure(masks.probability_M[place], masks.confidence_M[place], settings)
+        count += is_chosen_M[place]
+    return count
+
+
+@compiled
+def is_sure(probability: Any, confidence: Any, settings: Any) -> bool:
+    """Return whether a mask passes the rule's threshold, so that a block that need not fill any may fill it."""
+    if settings.fill_rule == ENTROPY:
+        return -confidence < np.float32(settings.entropy_threshold)
+    return probability > np.float32(settings.skip_threshold)
+
+
+@compiled
+def choose(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
+    """Mark what `settings.fill_rule` chooses. is_chosen_M: False everywhere at first."""
+    rule = settings.fill_rule
+    if rule == THRESHOLD:
+        threshold(masks, settings, is_chosen_M)
+    elif rule == STATIC:
+        static(masks, settings, is_chosen_M)
+    elif rule == DYNAMIC:
+        dynamic(masks, settings, is_chosen_M)
+    elif rule == SEQUENTIAL:
+        sequential(masks, settings, is_chosen_M)
+    elif rule == ENTROPY:
+        entropy(masks, settings, is_chosen_M)
+    elif rule == ENTROPY_BOUNDED:
+        entropy_bounded(masks, settings, is_chosen_M)
+    elif rule == FACTOR:
+        factor(masks, settings, is_chosen_M)
+    else:
+        agreed(masks, settings, is_chosen_M)
+
+
+def decide(rule: Rule, numbers: dict[str, float], filling: Filling) -> Bool:
+    """Choose masks by a rule that ships, for plug-ins and tests."""
+    (settings,) = settings_with(filling.settings, "fill_rule", rule, numbers)
+    token_BM = filling.values_3BM[0]
+    agreed_M = (token_BM == token_BM[filling.winner]).mean(axis=0)
+    is_chosen_M = np.zeros(token_BM.shape[1], dtype=np.bool_)
+    order_M = np.zeros(len(is_chosen_M), dtype=np.int64)
+    masks = Masks(filling.probability_M, filling.confidence_M, agreed_M, order_M, filling.quota)
+    choose(masks, settings, is_chosen_M)
+    return is_chosen_M

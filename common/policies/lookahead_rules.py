@@ -1,0 +1,47 @@
+"""How many of the `num_lookahead` lookaheads the next step tries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from common.compiled import compiled
+from common.policies.inputs import Stepped
+from common.policies.rule import Rule, Rules, settings_with
+
+LOOKAHEAD_RULES = Rules("lookahead")
+ALL, STALLED = range(2)
+
+
+@LOOKAHEAD_RULES.add("all", ALL)
+def every(num_filled: int, num_masked: int, settings: Any) -> int:
+    """Try k of them, as published."""
+    return int(settings.num_lookahead)
+
+
+@LOOKAHEAD_RULES.add("stalled", STALLED, plenty=4, share=0.5)
+def stalled(num_filled: int, num_masked: int, settings: Any) -> int:
+    """Try all k after a step that filled little, a share of them after one that filled much, where the anchor gets on
+    by itself. plenty: tokens that are much."""
+    most = int(settings.num_lookahead)
+    if num_filled < settings.lookahead_plenty:
+        return most
+    return int(np.rint(settings.lookahead_share * most))
+
+
+@compiled
+def count(num_filled: int, num_masked: int, settings: Any) -> int:
+    """Return what `settings.lookahead_rule` says, 0 to `num_lookahead`. num_filled: tokens that the step filled by its
+    fill rule. num_masked: masks left in active blocks."""
+    if settings.lookahead_rule == STALLED:
+        found = stalled(num_filled, num_masked, settings)
+    else:
+        found = every(num_filled, num_masked, settings)
+    return min(max(found, 0), int(settings.num_lookahead))
+
+
+def decide(rule: Rule, numbers: dict[str, float], stepped: Stepped) -> int:
+    """Count by a rule that ships, for plug-ins and tests."""
+    (settings,) = settings_with(stepped.settings, "lookahead_rule", rule, numbers)
+    return int(count(stepped.num_filled, stepped.num_masked, settings))

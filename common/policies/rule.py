@@ -1,0 +1,88 @@
+"""How rules that ship are registered, and the numbers that a setting gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from common.compiled import Records, compiled
+from common.policies.settings import settings_of
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+PLUG_IN = -1  # the code of every rule that does not ship
+
+
+class Rule(NamedTuple):
+    """code: what the loops know it by. numbers: their defaults. kind: in front of their names in SETTINGS."""
+
+    code: int
+    kind: str
+    numbers: dict[str, float]
+
+
+class Rules(dict[str, Rule]):
+    """Rules of one kind by name."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def add(self, name: str, code: int, **numbers: float) -> Callable[[Function], Function]:
+        """Compile the decorated function and enter it under its name in YAML."""
+
+        def entered(function: Function) -> Function:
+            self[name] = Rule(code, self._kind, numbers)
+            return compiled(function)
+
+        return entered
+
+
+def enter(own: Any, setting: str, rule: Rule, numbers: dict[str, float]) -> None:
+    """Write a rule and its numbers into a record of SETTINGS. setting: `branch_score`, `spawn_rule`, ..."""
+    own[setting] = rule.code
+    for name, default in rule.numbers.items():
+        own[f"{rule.kind}_{name}"] = numbers.get(name, default)
+
+
+def settings_with(decode: Any, setting: str, rule: Rule, numbers: dict[str, float]) -> Records:
+    """[1] SETTINGS with this one rule."""
+    made_1 = settings_of(decode)
+    enter(made_1[0], setting, rule, numbers)
+    return made_1
+
+
+@compiled
+def most_confident(confidence_M: Any, count: int, is_chosen_M: Any) -> None:
+    """Mark the `count` most confident that are not marked yet; of equal ones the first."""
+    for _ in range(min(count, len(confidence_M))):
+        best = -1
+        for place in range(len(confidence_M)):
+            if not is_chosen_M[place] and (best < 0 or confidence_M[place] > confidence_M[best]):
+                best = place
+        if best >= 0:
+            is_chosen_M[best] = True
+
+
+@compiled
+def descending(values_M: Any, order_M: Any) -> None:
+    """Write the places of the values from the highest on; of equal ones the first comes first."""
+    for place in range(len(values_M)):
+        at = place
+        while at and values_M[order_M[at - 1]] < values_M[place]:
+            order_M[at] = order_M[at - 1]
+            at -= 1
+        order_M[at] = place
+
+
+@compiled
+def sort(values_M: Any) -> None:
+    """Put the values in ascending order, where they are (Shell 1959)."""
+    gap = len(values_M) // 2
+    while gap:
+        for place in range(gap, len(values_M)):
+            value, at = values_M[place], place
+            while at >= gap and values_M[at - gap] > value:
+                values_M[at] = values_M[at - gap]
+                at -= gap
+            values_M[at] = value
+        gap //= 2

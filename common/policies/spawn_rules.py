@@ -1,0 +1,109 @@
+"""Which masks of the next anchor the lookaheads fill: those of the highest rank, of equal ones the earliest.
+
+Shapes: C masks that may be tried, of all active blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from common.compiled import compiled
+from common.policies.inputs import Score, Spawning
+from common.policies.rule import Rule, Rules, descending, settings_with
+
+SPAWN_RULES = Rules("spawn")
+CONFIDENT, UNCERTAIN, NEAR, MIXED, SPREAD, RANDOM = range(6)
+DRAWN = (MIXED, RANDOM)  # rules that look at random numbers
+
+
+class Open(NamedTuple):
+    """Masks that may be tried. draw_C: random numbers, where the rule looks at them. order_C: scratch of integers."""
+
+    probability_C: Any
+    confidence_C: Any
+    draw_C: Any
+    order_C: Any
+
+
+@SPAWN_RULES.add("confident", CONFIDENT)
+def confident(masks: Open, settings: Any, rank_C: Any) -> None:
+    """Rank the most confident masks first, as published (LoPA, arXiv 2512.16229)."""
+    for place in range(len(rank_C)):
+        rank_C[place] = masks.confidence_C[place]
+
+
+@SPAWN_RULES.add("uncertain", UNCERTAIN)
+def uncertain(masks: Open, settings: Any, rank_C: Any) -> None:
+    """Rank the least confident masks first: what would decide most, and is wrong most often."""
+    for place in range(len(rank_C)):
+        rank_C[place] = -masks.confidence_C[place]
+
+
+@SPAWN_RULES.add("near", NEAR, probability=0.6)
+def near(masks: Open, settings: Any, rank_C: Any) -> None:
+    """Rank masks first whose token is about as probable as this: likely enough to be right, and open enough to tell
+    something."""
+    for place in range(len(rank_C)):
+        rank_C[place] = -abs(masks.probability_C[place] - np.float32(settings.spawn_probability))
+
+
+@SPAWN_RULES.add("mixed", MIXED, share=0.5)
+def mixed(masks: Open, settings: Any, rank_C: Any) -> None:
+    """Rank the most confident masks first, and random ones after them. share: of the confident ones among the
+    lookaheads."""
+    for place in range(len(rank_C)):
+        rank_C[place] = masks.draw_C[place]
+    descending(masks.confidence_C, masks.order_C)
+    count = min(int(np.rint(settings.spawn_share * settings.num_lookahead)), len(rank_C))
+    for place in range(count):
+        rank_C[masks.order_C[place]] = 1 + count - place
+
+
+@SPAWN_RULES.add("spread", SPREAD)
+def spread(masks: Open, settings: Any, rank_C: Any) -> None:
+    """Rank masks first that lie evenly over the masks' confidences, from the most confident to the least."""
+    rank_C[:] = 0.0
+    descending(masks.confidence_C, masks.order_C)
+    order_C, num_masks = masks.order_C, len(rank_C)
+    count = min(settings.num_lookahead, num_masks)
+    distance = (num_masks - 1) / (count - 1) if count > 1 else 0.0
+    for place in range(count):
+        is_last = place == count - 1 and count > 1
+        rank_C[order_C[num_masks - 1 if is_last else int(np.rint(place * distance))]] = count - place
+
+
+@SPAWN_RULES.add("random", RANDOM)
+def random(masks: Open, settings: Any, rank_C: Any) -> None:
+    """Rank masks at random: a control."""
+    for place in range(len(rank_C)):
+        rank_C[place] = masks.draw_C[place]
+
+
+@compiled
+def rank(masks: Open, settings: Any, rank_C: Any) -> None:
+    """Write the rank that `settings.spawn_rule` gives each mask."""
+    rule = settings.spawn_rule
+    if rule == CONFIDENT:
+        confident(masks, settings, rank_C)
+    elif rule == UNCERTAIN:
+        uncertain(masks, settings, rank_C)
+    elif rule == NEAR:
+        near(masks, settings, rank_C)
+    elif rule == MIXED:
+        mixed(masks, settings, rank_C)
+    elif rule == SPREAD:
+        spread(masks, settings, rank_C)
+    else:
+        random(masks, settings, rank_C)
+
+
+def decide(rule: Rule, numbers: dict[str, float], spawning: Spawning) -> Score:
+    """Rank masks by a rule that ships, for plug-ins and tests."""
+    (settings,) = settings_with(spawning.settings, "spawn_rule", rule, numbers)
+    rank_C = np.zeros(len(spawning.column_C))
+    draw_C = spawning.draws.generator().random(len(rank_C))
+    order_C = np.zeros(len(rank_C), dtype=np.int64)
+    rank(Open(spawning.probability_C, spawning.confidence_C, draw_C, order_C), settings, rank_C)
+    return rank_C

@@ -1,0 +1,161 @@
+"""What policies look at. Shapes: B branches of a request, the anchor last; W positions of their windows; M masks that a
+step may fill, of one block; C masks that may be tried, of all active blocks.
+
+Probabilities and confidences are float32; a confidence is that of `sampling_strategy`. `settings` is the request's
+DecodeConfig. Policies that draw random numbers take them from `rng`, which every rank of a replica draws alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int = npt.NDArray[np.int64]
+Float = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
+Score = npt.NDArray[np.float64]
+
+NO_MASK_LEFT = 1.0  # C of a branch without masks
+
+
+class Token(NamedTuple):
+    """For `token_confidences`: the distribution of each position's next token, a float32 tensor each, of equal length.
+
+    probability: of the predicted token, which is the best one unless it was drawn. best, second: the two highest
+    probabilities. negative_entropy: sum p log p, in nats.
+    """
+
+    probability: Any
+    best: Any
+    second: Any
+    negative_entropy: Any
+
+
+class Draws(NamedTuple):
+    """Whose random numbers these are: a request's, at a step, for one use (`stream`)."""
+
+    noise_key: int
+    step: int
+    stream: int
+
+    def generator(self) -> np.random.Generator:
+        return np.random.default_rng((self.noise_key % 2**63, self.step, self.stream))
+
+
+class Tried(Protocol):
+    """A branch: the anchor, or the anchor plus one token. position: absolute; None for the anchor."""
+
+    @property
+    def position(self) -> int | None: ...
+
+    @property
+    def token(self) -> int: ...
+
+    @property
+    def creation_confidence(self) -> float: ...
+
+
+class Scoring(NamedTuple):
+    """For `branch_scores`: what the branches of a step predict. `score` returns C(B), float64 [B]; the highest wins,
+    of equal ones the first, so that the anchor loses ties.
+
+    values_3BW: token id, probability, confidence; anything where a position is not masked. start: of the windows.
+    num_masked_B: the masks of each branch, counted.
+    """
+
+    values_3BW: Float
+    is_masked_BW: Bool
+    branches: Sequence[Tried]
+    start: int
+    settings: Any
+    draws: Draws
+    num_masked_B: Int
+
+    @property
+    def probability_BW(self) -> Float:
+        found: Float = self.values_3BW[1]
+        return found
+
+    @property
+    def confidence_BW(self) -> Float:
+        found: Float = self.values_3BW[2]
+        return found
+
+    @property
+    def lookaheads(self) -> tuple[Int, Int]:
+        """Columns and tokens [B - 1] of the lookaheads' own tokens."""
+        tried = [(branch.position, branch.token) for branch in self.branches if branch.position is not None]
+        column_token_2L = np.array(tried, dtype=np.int64).reshape(-1, 2).T
+        return column_token_2L[0] - self.start, column_token_2L[1]
+
+    @property
+    def likely_L(self) -> Score:
+        """[B - 1]: the probability of each lookahead's own token as the anchor of the same pass judges it anew, knowing
+        of the fills that came after the lookahead was spawned; 0 where another token is the best one by now."""
+        column_L, token_L = self.lookaheads
+        token_now_L, probability_L = self.values_3BW[:2, -1].take(column_L, axis=1)
+        likely_L: Score = np.where(token_now_L == token_L, probability_L.astype(np.float64), 0.0)
+        return likely_L
+
+
+class Spawning(NamedTuple):
+    """For `spawn_rules`: masks of the next anchor that lookaheads may fill. `rank` returns a number each, [C]; the
+    highest are tried, of equal ones the earliest.
+
+    values_3W: token id, probability, confidence, as the winner predicts them. column_C: where the masks are in it,
+    ascending. start: the position of its first column.
+    """
+
+    values_3W: Float
+    column_C: Int
+    start: int
+    settings: Any
+    draws: Draws
+
+    @property
+    def probability_C(self) -> Float:
+        found: Float = self.values_3W[1][self.column_C]
+        return found
+
+    @property
+    def confidence_C(self) -> Float:
+        found: Float = self.values_3W[2][self.column_C]
+        return found
+
+
+class Filling(NamedTuple):
+    """For `fill_rules`: a block's masks. `choose` returns those to fill, bool [M], at least one of them.
+
+    values_3BM: token id, probability, confidence of every branch; the winner's are filled in. quota: how many
+    `denoising_steps` asks for.
+    """
+
+    values_3BM: Float
+    winner: int
+    quota: int
+    settings: Any
+
+    @property
+    def probability_M(self) -> Float:
+        found: Float = self.values_3BM[1, self.winner]
+        return found
+
+    @property
+    def confidence_M(self) -> Float:
+        found: Float = self.values_3BM[2, self.winner]
+        return found
+
+
+class Stepped(NamedTuple):
+    """For `lookahead_rules`: what a step did. `count` returns how many lookaheads the next one tries, `num_lookahead`
+    at the most.
+
+    num_filled: tokens above the threshold, the lookahead's not among them. num_masked: masks left in active blocks.
+    """
+
+    num_filled: int
+    num_masked: int
+    settings: Any
