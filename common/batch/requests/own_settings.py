@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, ValidationError
 
 from common.batch.inputs import InputLine
-from common.config import AUTO_LOOKAHEAD, DecodeConfig, InputConfig, Settings, problem
+from common.config import AUTO_LOOKAHEAD, DecodeConfig, InputConfig, Settings, given_value, problem
 from common.errors import ConfigError
 
 _MOST_CHECKED = 1000  # different settings whose check is remembered
@@ -59,6 +59,9 @@ class OwnSettings:
         return Own(self._changed(given.decode, field) if given.decode else None, given.seed)
 
     def _changed(self, changes: Mapping[str, Any], field: str) -> DecodeConfig:
+        for name, value in changes.items():
+            if isinstance(value, str) and _is_quoted(name, value):
+                raise ConfigError(f"{field}.{name}: write it without quotes (given {given_value(value)})")
         try:
             decode = self._base.changed(changes)
         except ValidationError as error:
@@ -67,6 +70,14 @@ class OwnSettings:
             raise ConfigError(f"{field}.num_lookahead: auto is measured for whole runs: set it to a number")
         self._check(decode)
         return decode
+
+
+def _is_quoted(name: str, value: str) -> bool:
+    """Whether this text stands where a number, true or false belongs. Files may have it so, for YAML reads 1e-3 as a
+    text; JSON does not."""
+    known = DecodeConfig.model_fields.get(name)
+    kinds = () if known is None else getattr(known.annotation, "__args__", (known.annotation,))
+    return bool({int, float, bool} & set(kinds)) and value != "auto"
 
 
 def why_unused(lines: Sequence[InputLine], source: InputConfig) -> str | None:

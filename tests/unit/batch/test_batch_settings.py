@@ -73,7 +73,10 @@ def test_null_and_nothing_leave_the_runs_settings(cpu: DeviceProfile, run: RunCo
         ({"decode": {"seed": 1}}, "decode.seed: unknown key; known keys: strategy, num_lookahead"),
         ({"decode": {"branching_factor": 4}}, "decode.branching_factor: published scripts use it for both k and k+1"),
         ({"decode": {"temperature": None}}, "decode.temperature: set it to a number (given None)"),
-        ({"decode": {"temperature": "hot"}}, "decode.temperature: set it to a number (given 'hot')"),
+        ({"decode": {"temperature": "hot"}}, "decode.temperature: write it without quotes (given 'hot')"),
+        ({"decode": {"temperature": "0.5"}}, "decode.temperature: write it without quotes (given '0.5')"),
+        ({"decode": {"top_k": "4"}}, "decode.top_k: write it without quotes (given '4')"),
+        ({"decode": {"stop_at_eos": "no"}}, "decode.stop_at_eos: write it without quotes (given 'no')"),
         ({"decode": {"temperature": True}}, "decode.temperature: set it to a number, not to true or false"),
         ({"decode": {"temperature": float("nan")}}, "decode.temperature: set it to a finite number"),
         ({"decode": {"num_lookahead": -1}}, "decode.num_lookahead: set it to 0 or more, or to auto"),
@@ -118,9 +121,9 @@ def test_an_endless_mistake_is_a_short_error(cpu: DeviceProfile, run: RunConfig,
     assert len(records(run)[0]["error"]) < 2000
 
 
-@pytest.mark.parametrize("temperature", [0, 1e-40, "1e-5"])
+@pytest.mark.parametrize("temperature", [0, 1e-40, 1e-5])
 def test_a_temperature_of_0_takes_the_runs_top_p_away_and_not_the_lines(
-    cpu: DeviceProfile, run: RunConfig, temperature: float | str
+    cpu: DeviceProfile, run: RunConfig, temperature: float
 ) -> None:
     lines: Lines = [{"prompt": "x", "decode": {"temperature": temperature}}]
     (request,) = asked(cpu, of(run), [*lines, {"prompt": "y", "decode": {"temperature": 0, "top_p": 0.9}}])

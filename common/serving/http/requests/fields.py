@@ -223,7 +223,8 @@ class Message(Fields):
 def _are_variables(value: dict[str, Any]) -> dict[str, Any]:
     problem = why_no_variables(value)
     if problem is not None:
-        raise ValueError(problem.removeprefix("chat_template_kwargs: "))
+        # Whoever explains it names the field.
+        raise ValueError(problem.removeprefix("chat_template_kwargs")[1:].lstrip())
     return value
 
 
