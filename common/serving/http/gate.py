@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from urllib.parse import urlsplit
 
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,6 +16,7 @@ from common.serving.keys import is_known
 logger = logging.getLogger(__name__)
 _OPEN_TO_ALL = {"/", "/health", "/ready", "/readyz", "/metrics", "/ping"}
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s/\\@?#\[\]:]+))(?::\d*)?")
 
 
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -100,8 +101,6 @@ class Gate:
 
 
 def _host_of(value: str, *, is_url: bool) -> str | None:
-    """The name in a header, without its port and small; None for what is no name."""
-    try:
-        return urlsplit(value if is_url else f"//{value}").hostname
-    except ValueError:
-        return None
+    """The name in a header, without its port and small; None for what is more than name and port, or no name."""
+    found = _HOST.fullmatch(value.partition("://")[2] if is_url else value)
+    return None if found is None else (found[1] or found[2]).lower()

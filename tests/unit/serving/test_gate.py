@@ -52,16 +52,25 @@ def test_local_names_are_answered_to(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "localhost@evil.example", "[", ":", "é", "127.1"]
-)
+    "host",
+    [
+        "evil.example", "127.0.0.1.evil.example", "localhost@evil.example", "evil.example@localhost", "[", ":", "é",
+        "localhost/evil.example", "localhost\\evil.example", "localhost?evil", "localhost#evil", "localhost\tevil",
+        "local\thost", "[::1]evil", "[localhost]", "localhost:80:80", "localhost:x", "127.1",
+    ],
+)  # fmt: skip
 def test_other_names_are_refused_where_no_key_is_wanted(host: str) -> None:
     status, body = answered(gate_of(_fine, LOCAL), host=host)
     assert status == 403 and "serve.allowed_hosts" in body["error"]["message"]
 
 
 @pytest.mark.parametrize(
-    "origin", ["https://evil.example", "null", "http://localhost.evil.example", "file://", "chrome-extension://a"]
-)
+    "origin",
+    [
+        "https://evil.example", "null", "http://localhost.evil.example", "file://", "chrome-extension://a", "localhost",
+        "http://evil.example@localhost", "http://localhost/evil.example", "http://localhost\\evil.example",
+    ],
+)  # fmt: skip
 def test_pages_of_others_are_refused(origin: str) -> None:
     status, body = answered(gate_of(_fine, LOCAL), host="localhost", origin=origin)
     assert status == 403 and body["error"]["message"].startswith("Origin ")
