@@ -22,9 +22,6 @@ class LinkClosed(Exception):
     """The other side is gone."""
 
 
-FRONT_END_GONE = "the HTTP front end has ended; its own output is above"
-
-
 class Link:
     """The engine's end, which never waits for the other side: what the socket does not take stays here.
 

@@ -36,6 +36,14 @@ class FrontEnd(NamedTuple):
         self.link.send_last([Failed(sentence)], _LAST_WORDS_S)
         self.wait()
 
+    def why_gone(self) -> str:
+        """How it has ended, once its end of the link is closed."""
+        self.wait()
+        code = self.process.wait()
+        if code < 0:
+            return f"the HTTP front end was killed by {signal.Signals(-code).name}"
+        return f"the HTTP front end has ended with exit code {code}; what it had to say is above"
+
     def wait(self) -> None:
         try:
             self.process.wait(_LAST_WORDS_S)

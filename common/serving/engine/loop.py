@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.decoding import EngineCore, Rejection, RequestOutput, Room, StepRecord
-from common.errors import EngineError
 from common.serving.engine.passes import CountedEngine
-from common.serving.link import FRONT_END_GONE, Link, LinkClosed
+from common.serving.link import Link
 from common.serving.messages import Abort, Accepted, Add, Ended, Over, Passed, Rejected, Tokens
 
 logger = logging.getLogger(__name__)
@@ -54,25 +53,23 @@ class RequestLoop:
     _was_idle: bool = False
 
     def run(self) -> None:
-        """Until the front end says that it is over. Raises EngineError where the engine or the front end is gone."""
+        """Until the front end says that it is over. Raises EngineError where the engine is gone, LinkClosed where the
+        front end is."""
         self.engine.rooms = self._rooms
         has_peers = self.core.engine.mesh.relay is not None
-        try:
-            while not self.is_over:
-                is_idle = not self.core.has_work
-                for message in self.link.receive(_IDLE_S if is_idle else 0.0):
-                    self._take(message)
-                if has_peers or self.core.has_work:
-                    self._tell(self.core.step())
-                if self.link.is_behind:
-                    self._lose_watched()
-                else:
-                    self._flush()
-                    self._count()
-                self.link.send(self._answers)
-                self._answers.clear()
-        except LinkClosed:
-            raise EngineError(FRONT_END_GONE) from None
+        while not self.is_over:
+            is_idle = not self.core.has_work
+            for message in self.link.receive(_IDLE_S if is_idle else 0.0):
+                self._take(message)
+            if has_peers or self.core.has_work:
+                self._tell(self.core.step())
+            if self.link.is_behind:
+                self._lose_watched()
+            else:
+                self._flush()
+                self._count()
+            self.link.send(self._answers)
+            self._answers.clear()
         self.core.end()
 
     def _take(self, message: Any) -> None:

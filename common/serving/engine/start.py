@@ -12,7 +12,7 @@ from common.processes import drain_on_signals, global_rank, resolve_mesh
 from common.serving.engine.front import FrontEnd, check_serving, start_front_end
 from common.serving.engine.loop import RequestLoop
 from common.serving.engine.passes import CountedEngine
-from common.serving.link import FRONT_END_GONE, LinkClosed
+from common.serving.link import LinkClosed
 from common.serving.messages import Ready
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def serve(profile: DeviceProfile, run: RunConfig, build: Callable[[], Generator]
     try:
         _serve(front_end, build())
     except LinkClosed:
-        raise EngineError(FRONT_END_GONE) from None
+        raise EngineError(front_end.why_gone()) from None
     except Exception as error:
         front_end.fail(" ".join(str(error).split()) or repr(error))
         raise

@@ -84,7 +84,7 @@ def test_a_front_end_that_dies_while_the_model_loads_is_one_sentence(tmp_path: P
     os.kill(children_of(process.pid)[0], signal.SIGKILL)
     assert process.wait(_LONG_S) == 2
     said = [line for line in log.read_text().splitlines() if "listening on" not in line]
-    assert said == ["lopa: the HTTP front end has ended; its own output is above"]
+    assert said == ["lopa: the HTTP front end was killed by SIGKILL"]
 
 
 def test_keys_from_a_pipe_are_read_once(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
+from common.serving.engine.front import FrontEnd
 from common.serving.link import Link, LinkClosed, framed
 from common.serving.messages import Abort
 
@@ -56,3 +59,16 @@ def test_a_side_that_reads_nothing_is_behind_and_ends_nothing() -> None:
         link.send([])
         found += other.receive()
     assert found == sent and not link.is_behind
+
+
+@pytest.mark.parametrize(
+    ("ends_by", "sentence"),
+    [
+        ("os.kill(os.getpid(), 9)", "the HTTP front end was killed by SIGKILL"),
+        ("os._exit(3)", "the HTTP front end has ended with exit code 3; what it had to say is above"),
+    ],
+)
+def test_a_front_end_that_is_gone_is_told_of_by_how_it_ended(ends_by: str, sentence: str) -> None:
+    process = subprocess.Popen([sys.executable, "-c", f"import os; {ends_by}"])
+    process.wait()  # however long a busy machine takes
+    assert FrontEnd(process, Link(socket.socketpair()[0])).why_gone() == sentence
