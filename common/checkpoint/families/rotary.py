@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from common.checkpoint.families.fields import FIX, Fields
 from common.checkpoint.folder import shown
 
+logger = logging.getLogger(__name__)
 _LEAST_THETA, _LARGEST_THETA = 1.0, 1e12
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _NOTHING_AT_FACTOR_1 = ("linear", "dynamic", "yarn", "llama3")
@@ -67,7 +69,11 @@ def _placed(fields: Fields, key: str, rope: Mapping[str, Any], name: str) -> tup
     value = rope.get(name)
     if value is None and name in rope and not fields.has(name):
         raise fields.error(f"{key}.{name}", f"null; {FIX}")
-    return (name, fields.get(name)) if value is None else (f"{key}.{name}", value)
+    if value is None:
+        return name, fields.get(name)
+    if fields.has(name) and fields.get(name) not in (None, value):
+        logger.warning("%s: %s.%s is read, and %s outside of it, which differs, is not", fields.path, key, name, name)
+    return f"{key}.{name}", value
 
 
 def _check_unscaled(fields: Fields, key: str, rope: Mapping[str, Any]) -> None:

@@ -161,6 +161,17 @@ def test_a_key_counts_where_transformers_looks_for_it(
         check_same(load_model_config(tmp_path), class_.from_dict(tree))
 
 
+def test_a_base_that_is_written_twice_and_differs_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tree = dict(CLASSES["sdar"][0], rope_theta=1e4)
+    write(tmp_path, {**tree, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}})
+    load_model_config(tmp_path)
+    assert not caplog.records
+    write(tmp_path, {**tree, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}})
+    assert load_model_config(tmp_path).rope_theta == 5e4
+    (record,) = caplog.records
+    assert "rope_parameters.rope_theta is read, and rope_theta outside of it" in record.getMessage()
+
+
 EDITED = (
     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "head_dim", "num_key_value_heads",
     "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "layer_types", "use_sliding_window",
