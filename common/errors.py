@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 _BEGIN, _END = 1000, 500  # characters of a message that names something endless: the fix stands at its end
 
@@ -42,6 +43,7 @@ _SIGNS_OF_LITTLE_MEMORY = (
     "Overflow when unpacking long",
 )
 
+NO_SUCH_FILE = "no such file"
 LOST_PEER = "a peer is gone or stuck"  # in messages that follow from another process's end
 
 
@@ -50,6 +52,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     if any(kind.__name__ in _OUT_OF_MEMORY for kind in type(error).__mro__):
         return True
     return any(sign in str(error) for sign in _SIGNS_OF_LITTLE_MEMORY)
+
+
+def why_no_file(path: Path) -> str:
+    """What stands where a file should, as part of a sentence."""
+    try:
+        return "a folder" if path.is_dir() else "no regular file" if path.exists() else NO_SUCH_FILE
+    except (OSError, ValueError):  # a name that no file can have
+        return NO_SUCH_FILE
 
 
 def first_line(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.checkpoint.folder import MOST_TEXT_BYTES, is_file, read_text
-from common.errors import ConfigError
+from common.errors import ConfigError, why_no_file
 
 _MOST_VALUES = 4_000_000  # the largest published tokenizer.json hold some 2 million
 _DEEPEST = 100
@@ -17,7 +17,7 @@ _MOST_DIGITS = 4000  # Python itself refuses some more, late versions of it
 def read_json_object(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> dict[str, Any]:
     """A JSON file that must hold an object. Raises ConfigError naming the file and the fix."""
     if not is_file(path):
-        raise ConfigError(f"{path}: no such file; the folder is incomplete, download it again")
+        raise ConfigError(f"{path}: {why_no_file(path)}; the folder is incomplete, download it again")
     text = read_text(path, most_bytes)
     # A byte or two make an object of a hundred bytes, so a bound of the file's size is none of its tree's.
     if text.count(",") + text.count("[") + text.count("{") > _MOST_VALUES:

@@ -18,7 +18,7 @@ from common.checkpoint.json_file import read_json_object
 from common.checkpoint.model_config import ModelConfig
 from common.checkpoint.rules import checkpoint_shapes
 from common.checkpoint.sanity import allocated
-from common.errors import ConfigError, first_line
+from common.errors import NO_SUCH_FILE, ConfigError, first_line, why_no_file
 
 logger = logging.getLogger(__name__)
 Slices = tuple[slice, ...]
@@ -96,9 +96,9 @@ class SafetensorsFolder:
                     f"{self._index}: {plain(name)}: {shown(file)} is not a file of this folder; download it again"
                 )
             if not is_file(self._folder / file):
+                why = why_no_file(self._folder / file)
                 raise ConfigError(
-                    f"{self._folder / plain(file)}: missing, but {self._index.name} puts {plain(name)} there; "
-                    "download it"
+                    f"{self._folder / plain(file)}: {why}, but {self._index.name} puts {plain(name)} there; download it"
                 )
         file_of = self._read_shards(sorted(set(weight_map.values())))
         for name, file in weight_map.items():
@@ -123,6 +123,9 @@ class SafetensorsFolder:
 
     def _read_single(self) -> dict[str, Path]:
         if not is_file(self._single):
+            for path in (self._single, self._index):
+                if (why := why_no_file(path)) != NO_SUCH_FILE:
+                    raise ConfigError(f"{path}: {why}; download it again")
             raise ConfigError(
                 f"{self._folder}: neither {self._single.name} nor {self._index.name} found; {self._fix()}"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -15,7 +15,7 @@ from common.config.overrides import Origins, Override, apply_override, as_overri
 from common.config.profile import DeviceProfile
 from common.config.run import RunConfig
 from common.config.yaml_file import read_yaml
-from common.errors import ConfigError
+from common.errors import ConfigError, why_no_file
 
 # The folder beside `common`: in a checkout, and in an installed package.
 _ROOT = Path(__file__).resolve().parents[2]
@@ -28,11 +28,10 @@ def find_config(kind: Literal["profiles", "runs", "sweeps", "presets"], name: st
     """A path as it is; the bare name of a file in configs/`kind` as its path. Raises ConfigError naming those there."""
     folder = _CONFIGS / kind
     candidates = (Path(name), folder / name, folder / f"{name}.yaml")
-    found = next((path for path in candidates if _is(Path.is_file, path)), None)
+    found = next((path for path in candidates if _is_file(path)), None)
     if found is None:
         known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml"))) or "none"
-        what = "a folder" if _is(Path.is_dir, Path(name)) else "no such file"
-        raise ConfigError(f"{name}: {what}, and not one of the {kind} in {folder} ({known})")
+        raise ConfigError(f"{name}: {why_no_file(Path(name))}, and not one of the {kind} in {folder} ({known})")
     return found
 
 
@@ -46,9 +45,9 @@ def tiles_folder() -> Path:
     return _CONFIGS / "tiles"
 
 
-def _is(kind: Callable[[Path], bool], path: Path) -> bool:
+def _is_file(path: Path) -> bool:
     try:
-        return kind(path)
+        return path.is_file()
     except (OSError, ValueError):  # a name that no file can have
         return False
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from common.errors import ConfigError, first_line
+from common.errors import ConfigError, first_line, why_no_file
 
 _MAX_BYTES = 2**20
 _MAX_DEPTH = 20
@@ -18,7 +18,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 def read_yaml(path: Path) -> dict[str, Any]:
     """A file of settings: a mapping."""
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file; configs/ holds examples")
+        raise ConfigError(f"{path}: {why_no_file(path)}; configs/ holds examples")
     if path.stat().st_size > _MAX_BYTES:
         raise ConfigError(f"{path}: larger than a settings file can be (1 MiB): give the right file")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -53,6 +54,9 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
         read_json_object(tmp_path / "a")
     with pytest.raises(ConfigError, match=r"no such file"):
         read_json_object(tmp_path / ("a" * 300))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"pipe: no regular file"):
+        read_json_object(tmp_path / "pipe")
     with pytest.raises(ConfigError, match=r"cannot be read .Is a directory"):
         read_text(tmp_path)
 

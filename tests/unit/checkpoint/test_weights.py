@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -201,7 +202,7 @@ def test_broken_index_names_file_and_tensor(tmp_path: Path, config: ModelConfig)
     ):
         load(tmp_path, config)
     for file, message in [
-        ("model-9.safetensors", r"model-9\.safetensors: missing.*puts lm_head\.weight there"),
+        ("model-9.safetensors", r"model-9\.safetensors: no such file, but .*puts lm_head\.weight there"),
         ("../model.safetensors", r"lm_head\.weight: '\.\./model\.safetensors' is not a file of this folder"),
     ]:
         home = good["weight_map"]["lm_head.weight"]
@@ -247,9 +248,18 @@ def test_names_of_an_index_cannot_garble_the_sentence(tmp_path: Path, config: Mo
     index = tmp_path / "model.safetensors.index.json"
     for file in ("a" * 300, "a\0b", "a\nb", "\ud800", "..", "", "/etc/passwd", 5, None, ["a"]):
         index.write_text(json.dumps({"weight_map": {"x\ny" * 1000: file}}))
-        with pytest.raises(ConfigError, match=r"is not a file of this folder|missing, but .* puts") as caught:
+        with pytest.raises(
+            ConfigError, match=r"is not a file of this folder|(no such file|a folder), but .* puts"
+        ) as caught:
             load(tmp_path, config)
         assert str(caught.value).isprintable() and len(str(caught.value)) < 800
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_weights_that_are_a_pipe_are_no_regular_file(tmp_path: Path, config: ModelConfig, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match=rf"{name}: no regular file; download it again"):
+        load(tmp_path, config)
 
 
 def test_git_lfs_pointer_and_empty_folder_say_what_to_do(tmp_path: Path, config: ModelConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -210,6 +211,11 @@ def test_a_name_finds_its_file_and_an_unknown_one_lists_those_there_are(tmp_path
     for impossible in ("x" * 5000, "a\0b", "\ud800"):
         with pytest.raises(ConfigError, match="no such file, and not one of the profiles"):
             find_config("profiles", impossible)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe: no regular file, and not one of the profiles"):
+        find_config("profiles", tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe: no regular file"):
+        load_profile(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/profiles").glob("*.yaml")), ids=lambda path: path.stem)
