@@ -28,11 +28,14 @@ _REWRITTEN = (
 )
 _CURRENCY = r"(?:(?:US|A|C)?\$|[€£¥₹¢]|(?:USD|EUR|GBP|INR|Rs\.?)(?![A-Za-z]))"
 _WORDS = (
-    r"(?:the|so|final|correct|answer|result|total|is|are|it|equals?|about|approximately|exactly|only|[a-z]\s*(?==))"
+    r"(?:the|so|therefore|thus|hence|final|correct|answer|result|total|is|are|it|equals?|about|approximately|exactly"
+    r"|only|[a-z]\s*(?==))"
 )
+_TAG = r"</?(?:b|strong|i|em|u|mark|code|span|p|div|br)\b[^<>\n]{0,100}>"
+_QUOTE = "\"'\u201c\u201d\u201e\u201f\u2018\u201a\u00ab\u00bb"
 _BEFORE = (
-    rf"(?:[\s*_`:=≈~#(\[{{|]|\\[()\[\]]|\\(?:boxed|fbox|text|textbf|mathbf|mathrm)(?![A-Za-z])|{_CURRENCY}"
-    rf"|\b{_WORDS}(?![A-Za-z]))*"
+    rf"(?:[\s*_`:=≈~#(\[{{|{_QUOTE}]|{_TAG}|\\[()\[\]]|\\(?:boxed|fbox|text|textbf|mathbf|mathrm)(?![A-Za-z])|{_CURRENCY}"
+    rf"|\b{_WORDS}(?![A-Za-z]),?)*"
 )
 _COUNT = r"(?:\d{1,3}([,' _])\d{3}(?:\1\d{3})*|\d{1,3}(?:,\d{2})+,\d{3}|\d{1,300})(?!\d)(?:\.\d{0,300})?|\.\d{1,300}"
 _BEGIN = re.compile(rf"{_BEFORE}(?P<sign>[-+]|\b(?:minus|negative)\b)?{_BEFORE}(?=\.?\d)", re.IGNORECASE)
@@ -42,19 +45,23 @@ _OVER = re.compile(r"\s*/\s*(?=\.?\d)")
 _POWER = re.compile(r"[eE]([-+]?\d{1,3})(?!\d)|\s*(?:[x*]|\\times|\\cdot)\s*10\s*\^\s*\{?\s*([-+]?\d{1,3})(?!\d)\}?")
 _SCALE = re.compile(r"\s*-?\b(hundred|thousand|million|billion|trillion)\b|(k)\b")
 _SCALES = {"hundred": 2, "thousand": 3, "k": 3, "million": 6, "billion": 9, "trillion": 12}
-_CLOSED = re.compile(r"[*_`]+(?!\s*[\d\\(])|\s*%|\s*\\[)\]]|[)\]}$\"|]|\^\s*\{?\s*\\circ\s*\}?|\s*°")
+_CLOSED = re.compile(
+    rf"[*_`]+(?!\s*[\d\\(])|\s*%|\s*\\[)\]]|[)\]}}$|{_QUOTE}]|\s*{_TAG}|\^\s*\{{?\s*\\circ\s*\}}?|\s*°"
+)
 _OPERATES = re.compile(r"\s*(?:[-+*/^:x]|\*\*)\s*[($\\{]*\s*\.?\d")
 # What makes another number of what stands in front of it, or a second one of it.
 _GOES_ON = re.compile(
     "|".join(
         (
             _OPERATES.pattern,
-            r"\(\s*\d+\s*\)|[.,'_]?\d|[eE]\d|\s+\d|\s*[,;]\s*[-+$\\]*\d",
+            rf"\(\s*\d+\s*\)|[.,'_]?\d|[eE]\d|\s+[{_QUOTE}]?\d|\s*[,;]\s*[-+$\\*_`{_QUOTE}]*\d",
             r"\s*[-+*/]\s*\\|\s*[_^]|\s*[π√∞±²³¹⁰⁴-⁹]",
             r"\s*\\(?!(?:text|mathrm|mbox|quad|circ|degree|right)(?![A-Za-z])|[()\[\] ])",
             r"\s?[xyzniKMB](?![A-Za-z])|\s*(?:bn|mn|mln)\b",
             r"\s*-?(?:half|halves|(?:thir|four|fif|six|eigh|ten|hundred|thousand)(?:d|th)s?|squared|cubed)\b(?!-)",
-            r"\s*(?:\\text\{\s*)?(?:and|or|to|plus|minus|times|over|by|point)\s+\}?\s*(?:(?:an?|one|two|three)\s+)?(?:half|thirds?|quarters?|[-$]*\d)",
+            r"\s*(?:\\text\{\s*)?(?:and|or|to|plus|minus|times|over|by|point)\s+\}?\s*"
+            r"(?:(?:an?|one|two|three)\s+)?"
+            rf"(?:half|thirds?|quarters?|[-$*_`{_QUOTE}]*\d)",
         )
     )
 )
