@@ -54,7 +54,7 @@ def compiled(function: Function) -> Function:
         machine_code_folder()
     )  # looked at while the decorator runs; other users of numba keep theirs
     try:
-        made: Function = numba.njit(cache=True, nogil=True, _nrt=False)(function)
+        made: Function = numba.njit(cache=True, nogil=True, _nrt=False, forceinline=True)(function)
     finally:
         numba.config.CACHE_DIR = before
     return made

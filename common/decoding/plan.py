@@ -19,6 +19,7 @@ import numpy.typing as npt
 from common.config import DecodeConfig
 
 Int = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
 Float = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
 Score = npt.NDArray[np.float64]
@@ -132,7 +133,7 @@ class StepPlan(NamedTuple):
     whose logit is lowered at each entry (-1: none).
     """
 
-    entries_3T: Int
+    entries_3T: Int32
     is_read_T: Bool
     row_fields_8R: Int
     request_R: Int
@@ -157,15 +158,15 @@ class StepPlan(NamedTuple):
         return int(self.is_read_T.shape[0])
 
     @property
-    def token_T(self) -> Int:
+    def token_T(self) -> Int32:
         return part(self.entries_3T, 0)
 
     @property
-    def position_T(self) -> Int:
+    def position_T(self) -> Int32:
         return part(self.entries_3T, 1)
 
     @property
-    def horizon_T(self) -> Int:
+    def horizon_T(self) -> Int32:
         return part(self.entries_3T, 2)
 
     @property

@@ -32,4 +32,7 @@ def digest_of(plan: StepPlan | None) -> int:
     """Differs, all but surely, for plans that differ; 0: no pass is under way."""
     if plan is None:
         return 0
-    return zlib.crc32(plan.row_fields_8R.tobytes(), zlib.crc32(plan.entries_3T.tobytes())) or 1
+    digest = 0
+    for row in (*plan.entries_3T, *plan.row_fields_8R):
+        digest = zlib.crc32(row, digest)
+    return digest or 1

@@ -13,11 +13,11 @@ import numpy as np
 
 from common.compiled import compiled
 from common.decoding.plan import Float, Int
-from common.decoding.scheduling.planning import answer_end, branch_opens, carries
+from common.decoding.scheduling.planning import answer_end, carries
 from common.decoding.scheduling.scoring import align_row
 from common.decoding.scheduling.strategies import fillable, final_end, is_done, open_block, settle
 from common.decoding.scheduling.strategies.blocks import filled_share, last_block
-from common.decoding.scheduling.tables import ACTIVE, NOWHERE, Request, Tables, is_end, request_of
+from common.decoding.scheduling.tables import ACTIVE, NOWHERE, Parts, Request, Tables, is_end, request_of
 from common.policies import lookahead_rules, spawn_rules
 from common.policies.fill_rules import AGREED, Masks, choose, is_sure
 from common.policies.settings import MULTI_BLOCK
@@ -27,10 +27,11 @@ GOES_ON, IS_DONE, IS_OUT_OF_STEPS, MAY_HAVE_STOPPED = range(4)
 
 @compiled
 def advance(
-    places_N: Int, order_N: Int, tables: Tables, values_3T: Float, fields_8R: Int, winner_N: Int, ended_N: Int
-) -> None:
+    places_N: Int, order_N: Int, parts: Parts, values_3T: Float, fields_8R: Int, winner_N: Int, ended_N: Int
+) -> int:
     """Bring the requests at these places of the step from its predictions to the next one. ended_N: whether each has
-    ended, as `end_of` says it."""
+    ended, as `end_of` says it. Returns how many may have."""
+    tables, num_ended = Tables(*parts), 0
     for index in places_N:
         slot, winner = order_N[index], winner_N[index]
         num_keys = align_winner(tables, slot, values_3T, fields_8R, winner)
@@ -54,6 +55,8 @@ def advance(
         spawn(tables, slot, num_open, most)
         finish(tables, slot, winner, num_adopted + num_filled + num_seeded, num_keys)
         ended_N[index] = end_of(tables, slot)
+        num_ended += ended_N[index] != GOES_ON
+    return num_ended
 
 
 @compiled
@@ -68,10 +71,10 @@ def adopt(tables: Tables, slot: int, winner: int) -> int:
     Returns how many tokens it brings along."""
     request = request_of(tables, slot)
     state, block_B, branch = request.state, request.block_B, winner - request.state.first_row
-    if branch_opens(tables, request, branch):
+    own = tables.branches_K[slot, branch]
+    if own.opens:
         open_block(request)
-    num_fills = tables.branches_K[slot, branch].num_fills if branch < state.num_lookaheads else 0
-    for place in range(num_fills):
+    for place in range(own.num_fills):
         fill = tables.fills_KF[slot, branch, place]
         write_token(tables, request, fill.position, fill.token)
         block = state.num_blocks - 1
@@ -84,7 +87,7 @@ def adopt(tables: Tables, slot: int, winner: int) -> int:
             break
         if not block.is_activated:
             block.is_activated = filled_share(block_B[place - 1], 0) >= request.settings.decoded_token_threshold
-    return num_fills
+    return int(own.num_fills)
 
 
 @compiled

@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 from common.compiled import compiled
-from common.decoding.plan import Bool, Int
+from common.decoding.plan import Bool, Int, Int32
 from common.decoding.scheduling.strategies import begin, fillable, final_end, opens, window
 from common.decoding.scheduling.strategies.blocks import last_block, num_prompt_positions
-from common.decoding.scheduling.tables import NOWHERE, Request, Tables, is_end, request_of
+from common.decoding.scheduling.tables import NOWHERE, Parts, Request, Tables, is_end, request_of
 
 
 @compiled
@@ -26,43 +26,37 @@ def begin_request(tables: Tables, slot: int, num_cached: int) -> None:
 
 
 @compiled
-def branch_opens(tables: Tables, request: Request, branch: int) -> bool:
-    """Return whether the branch appends a block, by its own filled share of the last one. The anchor is the branch
-    after the lookaheads."""
-    state = request.state
+def _opens(tables: Tables, request: Request, branch: int) -> bool:
+    """Return whether the branch appends a block, by its own filled share of the last one."""
+    state, num_more, start = request.state, 0, last_block(request).start
     if state.has_eos:
         return False
-    num_more = 0
-    if branch < state.num_lookaheads:
-        last = last_block(request)
-        for place in range(tables.branches_K[state.slot, branch].num_fills):
-            fill = tables.fills_KF[state.slot, branch, place]
-            if is_end(tables, state, fill.token):
-                return False
-            num_more += fill.position >= last.start
+    for place in range(tables.branches_K[state.slot, branch].num_fills):
+        fill = tables.fills_KF[state.slot, branch, place]
+        if is_end(tables, state, fill.token):
+            return False
+        num_more += fill.position >= start
     return opens(request, num_more)
 
 
 @compiled
-def row_end(tables: Tables, request: Request, branch: int) -> int:
-    """Return where the branch's own window ends."""
-    state = request.state
-    if branch_opens(tables, request, branch):
-        return max(state.window_end, last_block(request).end + request.settings.block_size)
-    return int(state.window_end)
+def plan(
+    order_N: Int, parts: Parts, entries_3T: Int32, is_read_T: Bool, fields_8R: Int, request_R: Int, commits_N5: Int
+) -> tuple[int, int, int, bool]:
+    """Decide what each request computes and write StepPlan's arrays, if they have room for it.
+
+    Returns rows and entries of all; commits, NOWHERE if there was no room; and StepPlan.commits_locally.
+    """
+    tables, num_commits = Tables(*parts), NOWHERE
+    num_rows, num_entries, is_tentative = _measure(order_N, tables)
+    if num_rows <= len(request_R) and num_entries <= len(is_read_T):
+        num_commits = _write_rows(order_N, tables, entries_3T, is_read_T, fields_8R, request_R, commits_N5)
+    is_causal = tables.settings[order_N[0]].is_causal  # the same for all: SHARED_SETTINGS of the scheduler
+    return num_rows, num_entries, num_commits, is_causal and not is_tentative
 
 
 @compiled
-def opened_end(tables: Tables, request: Request, branch: int) -> int:
-    """Return where the branch's masks end: those of blocks that it has opened."""
-    end = last_block(request).end
-    if branch_opens(tables, request, branch):
-        end += request.settings.block_size
-    return min(end, row_end(tables, request, branch))
-
-
-@compiled
-def measure_step(order_N: Int, tables: Tables) -> tuple[int, int, bool]:
+def _measure(order_N: Int, tables: Tables) -> tuple[int, int, bool]:
     """Decide what each request computes. Returns rows and entries of all, and whether some commit is tentative."""
     num_rows, num_entries, is_tentative = 0, 0, False
     for slot in order_N:
@@ -71,11 +65,16 @@ def measure_step(order_N: Int, tables: Tables) -> tuple[int, int, bool]:
         window(request)
         state.first_row, state.num_rows = num_rows, state.num_lookaheads + 1
         state.widest_end = state.window_end
-        before = num_entries
-        for branch in range(state.num_rows):
-            end = row_end(tables, request, branch)
-            state.widest_end = max(state.widest_end, end)
-            num_entries += end - state.window_start
+        before, anchor, last_end = num_entries, tables.branches_K[slot, state.num_lookaheads], last_block(request).end
+        anchor.num_fills, anchor.confidence = 0, 1.0
+        for place in range(state.num_rows):
+            branch = tables.branches_K[slot, place]
+            branch.opens = _opens(tables, request, place)
+            masks_end = last_end + request.settings.block_size if branch.opens else last_end
+            branch.row_end = max(state.window_end, masks_end) if branch.opens else state.window_end
+            branch.masks_end = min(masks_end, branch.row_end)
+            state.widest_end = max(state.widest_end, branch.row_end)
+            num_entries += branch.row_end - state.window_start
         state.num_shift_entries = 0
         if request.settings.is_fresh and state.shift and state.keeps_carry:
             _find_shift_entries(tables, request)
@@ -108,8 +107,8 @@ def _find_shift_entries(tables: Tables, request: Request) -> None:
 
 
 @compiled
-def write_rows(
-    order_N: Int, tables: Tables, entries_3T: Int, is_read_T: Bool, fields_8R: Int, request_R: Int, commits_N5: Int
+def _write_rows(
+    order_N: Int, tables: Tables, entries_3T: Int32, is_read_T: Bool, fields_8R: Int, request_R: Int, commits_N5: Int
 ) -> int:
     """Write StepPlan's arrays and its commits (request, slot, start, length, final or not); returns how many commits.
 
@@ -125,7 +124,7 @@ def write_rows(
             commits_N5[num_commits, 4] = not state.is_tentative
             num_commits += 1
         for branch in range(state.num_rows):
-            num_keys = row_end(tables, request, branch) - state.window_start
+            num_keys = tables.branches_K[state.slot, branch].row_end - state.window_start
             num_entries = num_keys + state.num_shift_entries
             request_R[row] = index
             fields_8R[0, row], fields_8R[1, row], fields_8R[2, row] = first, num_entries, num_keys
@@ -138,25 +137,28 @@ def write_rows(
 
 @compiled
 def _write_row(
-    tables: Tables, request: Request, branch: int, num_keys: int, entries_3E: Int, is_read_T: Bool, first: int
+    tables: Tables, request: Request, branch: int, num_keys: int, entries_3E: Int32, is_read_T: Bool, first: int
 ) -> None:
     state, settings = request.state, request.settings
     start, shift, end = state.window_start, state.shift, state.window_start + num_keys
-    last_mask = opened_end(tables, request, branch)
-    token_P, is_masked_P = request.token_P, request.is_masked_P
+    last_mask = tables.branches_K[state.slot, branch].masks_end
+    token_W, is_masked_W = request.token_P[start:end], request.is_masked_P[start + shift : last_mask]
+    own_W, position_W, horizon_W, is_read_W = entries_3E[0], entries_3E[1], entries_3E[2], is_read_T[first:]
     for column in range(num_keys):  # one array at a time: such loops are computed many numbers at once
-        entries_3E[0, column] = token_P[start + column]
+        own_W[column] = token_W[column]
     for column in range(num_keys):
-        entries_3E[1, column] = start + column
+        position_W[column] = start + column
     if settings.is_causal:
         for column in range(num_keys):
-            entries_3E[2, column] = _horizon(state, settings, start + column, end)
+            horizon_W[column] = _horizon(state, settings, start + column, end)
     else:
-        entries_3E[2, :num_keys] = end
+        for column in range(num_keys):
+            horizon_W[column] = end
     num_masks = max(last_mask - start - shift, 0)
     for column in range(num_masks):
-        is_read_T[first + column] = is_masked_P[start + shift + column]
-    is_read_T[first + num_masks : first + num_keys] = False
+        is_read_W[column] = is_masked_W[column]
+    for column in range(num_masks, num_keys):
+        is_read_W[column] = False
     for place in range(state.num_shift_entries):
         position = tables.shift_positions_B[state.slot, place]
         column = num_keys + place
@@ -165,8 +167,7 @@ def _write_row(
         is_read_T[first + column] = position < last_mask and request.is_masked_P[position]
         if position > start and position <= end:  # the shift entry predicts what this one did
             is_read_T[first + position - 1 - start] = False
-    if branch < state.num_lookaheads:
-        _write_own_tokens(tables, state, branch, num_keys, entries_3E, is_read_T, first)
+    _write_own_tokens(tables, state, branch, num_keys, entries_3E, is_read_T, first)
     if settings.edits and not shift:
         for place in range(fillable(request, tables.spans)):
             span = tables.spans[place]
@@ -180,7 +181,7 @@ def _write_row(
 
 @compiled
 def _write_own_tokens(
-    tables: Tables, state: Any, branch: int, num_keys: int, entries_3E: Int, is_read_T: Bool, first: int
+    tables: Tables, state: Any, branch: int, num_keys: int, entries_3E: Int32, is_read_T: Bool, first: int
 ) -> None:
     start = state.window_start
     for place in range(tables.branches_K[state.slot, branch].num_fills):

@@ -17,11 +17,10 @@ from common.decoding.scheduling.planning import (
     begin_request,
     ends_of_answer,
     final_counts,
-    measure_step,
     num_prompt_tokens,
-    write_rows,
+    plan,
 )
-from common.decoding.scheduling.scoring import best_rows, score_rows
+from common.decoding.scheduling.scoring import best_rows, select
 from common.decoding.scheduling.state import DecodingRequest, Observer
 from common.decoding.scheduling.tables import NOWHERE, TableStore, positions_of
 from common.policies import Draws
@@ -38,7 +37,9 @@ class Requests:
         self._mask_token_id = mask_token_id
         self._store = TableStore(num_slots)
         self._decoding: dict[int, DecodingRequest] = {}  # by slot, in the order of a step
-        self._order: Int | None = None  # slots of a step in their order; None: asked for anew
+        self._order_N, self._places_N = np.zeros(0, np.int64), np.zeros(0, np.int64)  # slots of a step; 0, 1, ...
+        self._room = 0, 0  # rows and entries that a step is given places for
+        self._num_rows = 0  # of the step planned last
         self._num_sampled = self._num_drawing = self._num_with_plug_ins = 0
         self._rows_8R = np.zeros((8, 0), np.int64)
         self._values_3T = np.zeros((3, 0), np.float32)
@@ -109,39 +110,51 @@ class Requests:
 
     def plan_step(self, sampling: Sampling) -> StepPlan:
         """Open blocks in every branch, then lay all branches of all requests out as rows."""
-        order_N, tables = self._order_N, self._store.loops
-        num_rows, num_entries, is_tentative = measure_step(order_N, tables)
-        entries_3T, is_read_T = np.empty((3, num_entries), np.int64), np.empty(num_entries, np.bool_)
-        rows_8R, request_R = np.empty((8, num_rows), np.int64), np.empty(num_rows, np.int64)
-        commits_N5 = np.empty((len(order_N), 5), np.int64)
-        num_commits = write_rows(order_N, tables, entries_3T, is_read_T, rows_8R, request_R, commits_N5)
-        self._rows_8R = rows_8R
-        commits = tuple([CommitSpan(*span) for span in commits_N5[:num_commits].tolist()])
-        sampling_3R = self._sampling_of(request_R)
-        is_causal = bool(tables.settings[order_N[0]]["is_causal"])  # the same for all: SHARED_SETTINGS of the scheduler
-        plan = StepPlan(
-            entries_3T, is_read_T, rows_8R, request_R, commits, sampling.of_rows(sampling_3R),
-            is_causal and not is_tentative, sampling_3R,
-        )  # fmt: skip
+        step = self._written_step(sampling)
         if self._num_drawing:
             self._draw()
         if not sampling.is_special:
-            return plan
-        states = tables.states[order_N]
-        return with_changes(plan, states["prompt_length"][request_R], states["canvas_block"][request_R])
+            return step
+        states = self._store.loops.states[self._order_N]
+        return with_changes(step, states["prompt_length"][step.request_R], states["canvas_block"][step.request_R])
+
+    def _written_step(self, sampling: Sampling) -> StepPlan:
+        order_N = self._order_N
+        num_rows, num_entries = self._room
+        entries_3T, is_read_T = np.empty((3, num_entries), np.int32), np.empty(num_entries, np.bool_)
+        rows_8R, request_R = np.empty((8, num_rows), np.int64), np.empty(num_rows, np.int64)
+        commits_N5 = np.empty((len(order_N), 5), np.int64)
+        num_rows, num_entries, num_commits, is_local = plan(
+            order_N, self._store.parts, entries_3T, is_read_T, rows_8R, request_R, commits_N5
+        )
+        if num_commits == NOWHERE:
+            self._room = num_rows + num_rows // 2, num_entries + num_entries // 2
+            return self._written_step(sampling)
+        if 4 * num_entries < self._room[1]:
+            self._room = num_rows, num_entries
+        self._num_rows, self._rows_8R = num_rows, rows_8R
+        request_R = request_R[:num_rows]
+        commits = tuple([CommitSpan(*span) for span in commits_N5[:num_commits].tolist()]) if num_commits else ()
+        sampling_3R = self._sampling_of(request_R)
+        return StepPlan(
+            entries_3T[:, :num_entries], is_read_T[:num_entries], rows_8R[:, :num_rows], request_R, commits,
+            sampling.of_rows(sampling_3R), is_local, sampling_3R,
+        )  # fmt: skip
 
     def select_winners(self, predictions: Predictions) -> Int:
         """Rows of the step planned last."""
-        tables, order_N = self._store.loops, self._order_N
-        self._values_3T = predictions.values_3T
-        self._score_R = np.empty(self._rows_8R.shape[1])
+        order_N = self._order_N
+        self._values_3T, self._score_R = predictions.values_3T, np.empty(self._num_rows)
         winner_N = np.empty(len(order_N), np.int64)
-        score_rows(order_N, tables, self._values_3T, self._rows_8R, self._score_R)
-        self._views = self._look(predictions) if self._num_with_plug_ins or self.observer is not None else {}
+        select(order_N, self._store.parts, self._values_3T, self._rows_8R, self._score_R, winner_N)
+        if not self._num_with_plug_ins and self.observer is None:
+            self._views = {}
+            return winner_N
+        self._views = self._look(predictions)
         for view in self._views.values():
             if view.decoding.rules.has_own_score:
                 by_request.score(view, self._score_R)
-        best_rows(order_N, tables, self._score_R, winner_N)
+        best_rows(order_N, self._store.loops, self._score_R, winner_N)
         return winner_N
 
     def scores(self) -> Score:
@@ -150,17 +163,19 @@ class Requests:
 
     def advance(self, winner_N: Int, now: float) -> list[tuple[DecodingRequest, Completion]]:
         """Bring all requests to their next step; those that have ended."""
-        order_N, tables, views = self._order_N, self._store.loops, self._views
-        ended_N = np.zeros(len(order_N), np.int64)
-        places_N = np.arange(len(order_N)) if not views else np.array(
-            [place for place in range(len(order_N)) if place not in views], dtype=np.int64
-        )  # fmt: skip
-        advance(places_N, order_N, tables, self._values_3T, self._rows_8R, winner_N, ended_N)
+        order_N, views = self._order_N, self._views
+        ended_N, places_N = np.empty(len(order_N), np.int64), self._places_N
+        if views:
+            places_N = np.array([place for place in places_N.tolist() if place not in views], dtype=np.int64)
+        num_ended = advance(places_N, order_N, self._store.parts, self._values_3T, self._rows_8R, winner_N, ended_N)
         for place, view in views.items():
             ended_N[place] = self._advance_by_hand(view, int(winner_N[place]))
+            num_ended += 1
         for decoding in self._new:
             decoding.first_step_s = now - decoding.admitted_at
         self._new.clear()
+        if not num_ended:
+            return []
         decodings, finished = self.active, []
         for place in ended_N.nonzero()[0].tolist():
             completion = self._completion(decodings[place], now, _SPENT.get(int(ended_N[place])))
@@ -259,13 +274,9 @@ class Requests:
 
     def _count(self, decoding: DecodingRequest, change: int) -> None:
         """Note that a request has come or gone: some are looked at by none of the loops."""
-        self._order, rules = None, decoding.rules
+        rules = decoding.rules
+        self._order_N = np.array([*self._decoding], dtype=np.int64)
+        self._places_N = np.arange(len(self._order_N))
         self._num_sampled += change * rules.is_sampled
         self._num_drawing += change * rules.draws
         self._num_with_plug_ins += change * rules.has_plug_ins
-
-    @property
-    def _order_N(self) -> Int:
-        if self._order is None:
-            self._order = np.array([*self._decoding], dtype=np.int64)
-        return self._order

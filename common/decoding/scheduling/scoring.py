@@ -11,8 +11,7 @@ import numpy as np
 
 from common.compiled import compiled
 from common.decoding.plan import Bool, Float, Int, Score
-from common.decoding.scheduling.planning import opened_end
-from common.decoding.scheduling.tables import Request, Tables, request_of
+from common.decoding.scheduling.tables import Parts, Request, Tables, request_of
 from common.policies.branch_scores import EXPECTED, HEDGED, MEAN, NO_MASK_LEFT, Left, Tried, score_of
 from common.policies.rule import PLUG_IN
 
@@ -40,24 +39,30 @@ def align_row(tables: Tables, request: Request, values_3T: Float, fields_8R: Int
 
 
 @compiled
-def score_rows(order_N: Int, tables: Tables, values_3T: Float, fields_8R: Int, score_R: Score) -> None:
-    """Write C(B) of every row but those whose `branch_score` is a plug-in."""
+def select(order_N: Int, parts: Parts, values_3T: Float, fields_8R: Int, score_R: Score, winner_N: Int) -> None:
+    """Score the rows of every request and write the winning ones."""
+    tables = Tables(*parts)
+    _score_rows(order_N, tables, values_3T, fields_8R, score_R)
+    best_rows(order_N, tables, score_R, winner_N)
+
+
+@compiled
+def _score_rows(order_N: Int, tables: Tables, values_3T: Float, fields_8R: Int, score_R: Score) -> None:
+    """Write C(B) of every row; 0 where `branch_score` is a plug-in, which the caller asks."""
     for slot in order_N:
         request = request_of(tables, slot)
         state, settings = request.state, request.settings
         if settings.branch_score == PLUG_IN:
+            score_R[state.first_row : state.first_row + state.num_rows] = 0.0
             continue
         weight, num_lookaheads = settings.creation_weight, state.num_lookaheads
         looks_at_anchor = settings.branch_score == EXPECTED or settings.branch_score == HEDGED
         if looks_at_anchor and num_lookaheads:
             align_row(tables, request, values_3T, fields_8R, state.first_row + num_lookaheads, tables.winner_3W)
         for branch in range(state.num_rows):
-            row, likely, num_fills, created = state.first_row + branch, 1.0, 0, 1.0
-            if branch < num_lookaheads:
-                num_fills = tables.branches_K[slot, branch].num_fills
-                created = float(tables.branches_K[slot, branch].confidence)
-                if looks_at_anchor:
-                    likely = _likely(tables, state, branch)
+            row, own = state.first_row + branch, tables.branches_K[slot, branch]
+            created, num_fills = float(own.confidence), own.num_fills
+            likely = _likely(tables, state, branch) if looks_at_anchor else 1.0
             if settings.branch_score == MEAN and settings.bottom_share >= 1 and not state.num_shift_entries:
                 score = _mean(tables, request, branch, values_3T[2], fields_8R[0, row])
                 score_R[row] = weight * created + (1 - weight) * score if weight else score
@@ -78,7 +83,7 @@ def _mean(tables: Tables, request: Request, branch: int, confidence_T: Any, firs
     _set_own_masks(tables, request, branch, False)
     if state.shift and start == state.window_start and is_masked_P[start]:
         total, count, start = np.float64(state.carry_confidence), 1, start + 1
-    for position in range(start, opened_end(tables, request, branch)):
+    for position in range(start, tables.branches_K[state.slot, branch].masks_end):
         if is_masked_P[position]:
             total += confidence_T[before + position]
             count += 1
@@ -92,7 +97,7 @@ def _left(tables: Tables, request: Request, branch: int) -> Left:
     state, count, start = request.state, 0, request.state.window_start
     is_masked_P, probability_W, confidence_W = request.is_masked_P, tables.aligned_3W[1], tables.aligned_3W[2]
     _set_own_masks(tables, request, branch, False)
-    for position in range(max(start, state.prompt_length), opened_end(tables, request, branch)):
+    for position in range(max(start, state.prompt_length), tables.branches_K[state.slot, branch].masks_end):
         if is_masked_P[position]:
             tables.position_M[count] = position - start
             tables.probability_M[count] = probability_W[position - start]
@@ -104,9 +109,8 @@ def _left(tables: Tables, request: Request, branch: int) -> Left:
 
 @compiled
 def _set_own_masks(tables: Tables, request: Request, branch: int, is_masked: bool) -> None:
-    if branch < request.state.num_lookaheads:
-        for place in range(tables.branches_K[request.state.slot, branch].num_fills):
-            request.is_masked_P[tables.fills_KF[request.state.slot, branch, place].position] = is_masked
+    for place in range(tables.branches_K[request.state.slot, branch].num_fills):
+        request.is_masked_P[tables.fills_KF[request.state.slot, branch, place].position] = is_masked
 
 
 @compiled
@@ -141,7 +145,7 @@ def align(slot: int, tables: Tables, values_3T: Float, fields_8R: Int, values_3B
     state = request.state
     for branch in range(state.num_rows):
         num_keys = align_row(tables, request, values_3T, fields_8R, state.first_row + branch, tables.aligned_3W)
-        end = opened_end(tables, request, branch)
+        end = tables.branches_K[slot, branch].masks_end
         for part in range(3):
             for column in range(values_3BW.shape[2]):
                 values_3BW[part, branch, column] = tables.aligned_3W[part, column] if column < num_keys else 0.0

@@ -36,8 +36,17 @@ SPAN = np.dtype(  # positions that a step may fill: a block, a part of one, or (
     align=True,
 )  # fmt: skip
 FILL = np.dtype([("position", np.int32), ("token", np.int32)], align=True)
-# A lookahead: the anchor and these fills. origin: the code of the spawn rule that made it.
-BRANCH = np.dtype([("num_fills", np.int32), ("origin", np.int32), ("confidence", np.float32)], align=True)
+BRANCH = np.dtype(
+    [
+        # A lookahead is the anchor and these fills, the anchor, after the lookaheads, has none.
+        ("num_fills", np.int32), ("confidence", np.float32),
+        ("origin", np.int32),  # the code of the spawn rule that made it
+        # In the step under way.
+        ("opens", np.bool_),  # a block
+        ("row_end", np.int32), ("masks_end", np.int32),  # of its window, and of blocks that it has opened there
+    ],
+    align=True,
+)  # fmt: skip
 STEP = np.dtype([("tokens", np.int32), ("rows", np.int32), ("winner", np.int32), ("window", np.int32)], align=True)
 NOWHERE = -1
 _LEAST_PLACES = 1024  # of Rooms
@@ -109,6 +118,9 @@ class Tables(NamedTuple):
     is_chosen_M: Bool
     order_M: Int
     chosen_K: Int
+
+
+Parts = tuple[Any, ...]  # of Tables: as a plain tuple they pass into a compiled function in half the time
 
 
 class Request(NamedTuple):
@@ -224,7 +236,7 @@ def grown(array: Any, *shape: int) -> Any:
 class TableStore:
     """The tables of `num_slots` requests: admits, drops, and grows them.
 
-    loops: what the compiled loops are given; another object after `admit`.
+    loops: what the compiled loops are given, `parts` as a plain tuple; other objects after `admit`.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -239,7 +251,7 @@ class TableStore:
         self.loops = Tables(
             states=records(np.zeros(num_slots, STATE)),
             settings=records(np.zeros(num_slots, SETTINGS)),
-            branches_K=records(np.zeros((num_slots, 1), BRANCH)),
+            branches_K=records(np.zeros((num_slots, 2), BRANCH)),
             fills_KF=records(np.zeros((num_slots, 1, 1), FILL)),
             score_draw_K=np.zeros((num_slots, 2)),
             ends_E=np.zeros((num_slots, 1), np.int64),
@@ -258,6 +270,7 @@ class TableStore:
             chosen_K=np.zeros(1, np.int64),
             **self._rooms(),
         )
+        self.parts: Parts = tuple(self.loops)
 
     def _rooms(self) -> dict[str, Any]:
         return {**self.positions.arrays, **self.blocks.arrays, **self.steps.arrays}
@@ -282,7 +295,7 @@ class TableStore:
         """Give the tables places for requests of these sizes."""
         old, slots = self.loops, self._num_slots
         self.loops = old._replace(
-            branches_K=grown(old.branches_K, slots, k),
+            branches_K=grown(old.branches_K, slots, k + 1),
             fills_KF=grown(old.fills_KF, slots, k, 1),
             score_draw_K=grown(old.score_draw_K, slots, k + 1),
             ends_E=grown(old.ends_E, slots, num_ends),
@@ -301,6 +314,7 @@ class TableStore:
             chosen_K=grown(old.chosen_K, k),
             **self._rooms(),
         )
+        self.parts = tuple(self.loops)
 
     def drop(self, slot: int) -> None:
         """Give the slot's room back."""
