@@ -36,7 +36,7 @@ def _rank(given: Spawning, rank_C: Any) -> Any:
 
 
 def _choose(given: Filling, is_chosen_M: Any) -> Any:
-    _of_shape(is_chosen_M, given.values_3BM.shape[2])
+    _of_shape(is_chosen_M, given.values_3BM.shape[2], ": a bool for each mask, not positions")
     if is_chosen_M.dtype != np.bool_:
         raise TypeError(f"it returned {is_chosen_M.dtype} where a bool for each mask was expected")
     if not is_chosen_M.any():
@@ -46,7 +46,10 @@ def _choose(given: Filling, is_chosen_M: Any) -> Any:
 
 def _count(given: Stepped, count: Any) -> int:
     most: int = given.settings.num_lookahead
-    return min(max(operator.index(count), 0), most)
+    try:
+        return min(max(operator.index(count), 0), most)
+    except TypeError:
+        raise TypeError(f"it returned {count!r:.40} where a whole number was expected (use round)") from None
 
 
 def _confidence(given: Token, confidence_N: Any) -> Any:
@@ -55,10 +58,10 @@ def _confidence(given: Token, confidence_N: Any) -> Any:
     return confidence_N
 
 
-def _of_shape(values: Any, length: int) -> Any:
+def _of_shape(values: Any, length: int, meaning: str = "") -> Any:
     if not isinstance(values, np.ndarray) or values.shape != (length,):
         found = f"shape {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
-        raise TypeError(f"it returned {found} where a numpy array of shape ({length},) was expected")
+        raise TypeError(f"it returned {found} where a numpy array of shape ({length},) was expected{meaning}")
     if np.isnan(values).any():  # it would win or lose unseen
         raise ValueError("it returned NaN")
     return values

@@ -1,7 +1,7 @@
 """A step of one request by hand: where a policy of another package decides something, or somebody looks.
 
 The same compiled functions as in `advancing.advance`, in the same order, with the policies' answers and the record in
-between. It costs some 100 us a request and step.
+between: about 0.4 ms a request and step, where the loops alone take 0.02 to 0.07 (docs/policies.md).
 """
 
 from __future__ import annotations

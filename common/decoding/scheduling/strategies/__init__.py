@@ -1,7 +1,8 @@
 """What each strategy does with a request's blocks: which exist, which may be filled, what a step's window is and when a
 block's KV becomes final. LoPA's branches, scores and spawning are the same over all and live beside this folder.
 
-A strategy is a module of compiled functions; the table below says which of them it has of its own.
+A strategy is a module of compiled functions; the functions below choose by name, and the last line of each stands for
+strategies that are not named in it (tests/unit/structure/test_strategies.py lists these).
 """
 
 from __future__ import annotations
