@@ -11,10 +11,9 @@ import torch
 from common.checkpoint import ModelConfig, load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.errors import ConfigError, MissingCapability
-from common.paging import PagedCapacity
 from common.platforms import platform_of
 from common.processes import Mesh, init_mesh, local_rank, num_started, share_from_first
-from common.runtime import allocating, measure_floors
+from common.runtime import PagedCapacity, allocating, measure_floors
 from graphs.buckets import Buckets
 from graphs.runner import Capture
 from lopa_cuda.engine import CudaEngine

@@ -21,8 +21,8 @@ import torch
 
 from common.config import DecodeConfig
 from common.decoding import GenerationRequest, Predictions, Scheduler, StepPlan, assign_rows, rows_by_rank
-from common.paging import PagePool
 from common.processes import Mesh
+from common.runtime import PagePool
 from graphs.buckets import Buckets, round_up
 from lopa_ascend import passes as ascend
 from lopa_ascend.kv import PageBook, pages_for

@@ -11,7 +11,7 @@ import torch
 
 from common.config import DeviceProfile
 from common.decoding.scheduling.warm import warm_up
-from common.metrics import programs
+from common.scoring.programs import run as programs
 
 # The models here are too small to share, and threads that wait for each other are slow on a busy machine.
 torch.set_num_threads(1)

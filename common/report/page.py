@@ -10,10 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from common.batch import write_whole
-from common.metrics import DEFINITIONS
-from common.page import colours
 from common.report.sections import Section, Table, conditions, results_table, sections
 from common.report.study import Study, read_study
+from common.scoring import DEFINITIONS
+from common.serving import colours
 from common.tables import markdown
 
 _HEAD = """<!doctype html>

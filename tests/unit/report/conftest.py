@@ -13,7 +13,7 @@ from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.evaluation import evaluate_sweep
 from tests.unit.batch.batch_files import sweep_of, write_input
 from tests.unit.batch.conftest import run
-from tests.unit.page.conftest import browser, page
+from tests.unit.serving.page.conftest import browser, page
 
 __all__ = ["browser", "page", "run"]
 

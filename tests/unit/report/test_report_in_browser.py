@@ -11,9 +11,9 @@ from common.report.page import html_page
 from common.report.study import read_study
 
 if TYPE_CHECKING:
-    from tests.unit.page.browser import Page
+    from tests.unit.serving.page.browser import Page
 
-browser_parts = pytest.importorskip("tests.unit.page.browser", exc_type=ImportError)
+browser_parts = pytest.importorskip("tests.unit.serving.page.browser", exc_type=ImportError)
 
 pytestmark = [pytest.mark.slow, browser_parts.needs_chromium]
 
