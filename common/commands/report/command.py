@@ -25,7 +25,7 @@ def report(
     scripts/bench.sh lies in the folder, the time of a step by part. The page is one file without anything external.
     """
     from common.batch import real_file, require_file
-    from common.report import write_report
+    from common.commands.report.page import write_report
 
     folder = results if results.is_dir() else results.parent
     page = real_file(output or folder / "report.html")

@@ -10,8 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from common.batch import write_whole
-from common.report.sections import Section, Table, conditions, results_table, sections
-from common.report.study import Study, read_study
+from common.commands.report.sections import Section, Table, conditions, results_table, sections
+from common.commands.report.study import Study, read_study
 from common.scoring import DEFINITIONS
 from common.serving import colours
 from common.tables import markdown

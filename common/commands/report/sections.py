@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.batch import accuracy, number
-from common.report.study import Metrics, Point, Study, differing
-from common.report.svg import Bar, Plot, bars, colour, short, ticks
+from common.commands.report.study import Metrics, Point, Study, differing
+from common.commands.report.svg import Bar, Plot, bars, colour, short, ticks
 from common.scoring import DEFINITIONS, area_under_accuracy
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]

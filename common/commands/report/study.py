@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.commands.report.content import is_bench, is_board, is_metrics
 from common.errors import ConfigError
-from common.report.content import is_bench, is_board, is_metrics
 
 Metrics = Mapping[str, Any]
 _MOST_FILES = 10_000

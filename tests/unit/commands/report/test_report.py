@@ -13,13 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from common.commands.main import app
+from common.commands.report.page import html_page, markdown_page
+from common.commands.report.sections import sections
+from common.commands.report.study import read_study
+from common.commands.report.svg import ticks
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.errors import ConfigError
 from common.evaluation import Board
-from common.report.page import html_page, markdown_page
-from common.report.sections import sections
-from common.report.study import read_study
-from common.report.svg import ticks
 from tests.unit.batch.batch_files import sweep_of
 
 

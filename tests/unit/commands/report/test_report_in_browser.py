@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.report.page import html_page
-from common.report.study import read_study
+from common.commands.report.page import html_page
+from common.commands.report.study import read_study
 
 if TYPE_CHECKING:
     from tests.unit.serving.page.browser import Page
