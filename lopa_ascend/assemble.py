@@ -12,10 +12,9 @@ from common.config import DeviceProfile, RunConfig
 from common.decoding import Room
 from common.errors import ConfigError
 from common.estimate import tell_schemes
-from common.paging import PagePool
 from common.platforms import platform_of
 from common.processes import Mesh, init_mesh, leave_first_core, local_rank, meet, poll_on, resolve_mesh
-from common.runtime import allocating, linear_schemes
+from common.runtime import PagePool, allocating, linear_schemes
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.kv import (
     PAGE_SIZE,

@@ -11,15 +11,15 @@ import torch
 from common.checkpoint import ModelConfig, load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.errors import ConfigError, MissingCapability
-from common.paging import PagedCapacity
 from common.platforms import platform_of
 from common.processes import Mesh, init_mesh, local_rank, num_started, share_from_first
-from common.runtime import allocating, measure_floors
+from common.runtime import PagedCapacity, allocating, measure_floors
 from graphs.buckets import Buckets
 from graphs.runner import Capture
 from lopa_cuda.engine import CudaEngine
 from lopa_cuda.floors import median_seconds
 from lopa_cuda.load import attach, load_model
+from lopa_cuda.machine import MACHINE
 from lopa_cuda.mesh_choice import choose_mesh
 from lopa_cuda.ops import CudaOps, TorchOps
 from lopa_cuda.parallel import Collectives, choose_all_reduce
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Tokens at which arithmetic takes as long as reading 2-byte weights on an H200 (790 TFLOP/s over 4.3 TB/s): what
-# buckets are spaced by. It need not be exact, but every rank must use the same.
-KNEE_TOKENS = 184.0
 HEAD_SIZES = (16, 32, 64, 128, 256)  # which tensor cores, Triton's blocks and shared memory take
 # Of the largest captured step: for one request, and at most for any number, since its scratch memory is held for good.
 LEAST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS, MOST_CAPTURED_BYTES = 4096, 131072, 9 * 2**29
@@ -137,7 +134,7 @@ def _buckets(profile: DeviceProfile, run: RunConfig, config: ModelConfig, sizes:
     captured = max(LEAST_CAPTURED_TOKENS, min(usual, most))
     max_tokens = fixed[-1] if fixed else min(captured, rows * sizes.max_model_len)
     reads = max(LEAST_CAPTURED_READS, min(usual, MOST_LOGITS_BYTES // (2 * config.vocab_size)))
-    return Buckets(knee=KNEE_TOKENS, max_tokens=max_tokens, max_reads=min(max_tokens, reads), fixed=fixed)
+    return Buckets(knee=MACHINE.knee_tokens, max_tokens=max_tokens, max_reads=min(max_tokens, reads), fixed=fixed)
 
 
 def most_captured_tokens(config: ModelConfig, tp_size: int, kv_bytes: int) -> int:

@@ -17,9 +17,8 @@ from common.checkpoint import ModelConfig
 from common.config import DecodeConfig
 from common.decoding import Int, PassCosts, Predictions, StepPlan, assign_rows
 from common.errors import EngineError
-from common.paging import PagedCapacity
 from common.processes import close_mesh
-from common.runtime import MeasuredEngine, explained, measure_floors
+from common.runtime import MeasuredEngine, PagedCapacity, explained, measure_floors
 from graphs.runner import graph_uses
 from lopa_cuda.budget import count_paying_lookaheads, measure_passes
 from lopa_cuda.floors import median_seconds

@@ -1,8 +1,8 @@
 """`mesh: auto`: how many of the processes share a layer (tp) and how many share the branches (bp).
 
 A cost model of one step, from floors measured on this device: the weights of a rank read once or multiplied,
-whichever takes longer, plus two sums a layer over tp, plus the gather over bp. The sums' constants were measured on
-H200s over NVLink.
+whichever takes longer, plus two sums a layer over tp, plus the gather over bp. The other numbers are those of
+`lopa_cuda.machine`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,10 @@ from dataclasses import dataclass
 from common.checkpoint import ModelConfig, fits_tensor_parallel
 from common.config import AUTO_LOOKAHEAD, DecodeConfig, MeshConfig
 from common.runtime import num_matrix_weights, num_weights_read
+from lopa_cuda.machine import MACHINE
 
 logger = logging.getLogger(__name__)
 
-SUM_LATENCY_S = 8e-6  # of a small all_reduce in a captured graph
-SUM_BYTES_PER_S = 250e9
-GATHER_S = 15e-6
-LAYER_OVERHEAD_S = 15e-6  # what is neither reading nor multiplying: norms, rope, attention
-EFFICIENCY = 0.8  # of the floors that linears reach
 NUM_BLOCKS = 2  # a usual window
 ASSUMED_LOOKAHEAD = 7  # for `num_lookahead: auto`, which is measured on the mesh chosen here
 
@@ -52,14 +48,15 @@ def choose_mesh(
 def estimate(
     bp: int, tp: int, config: ModelConfig, decode: DecodeConfig, bytes_per_weight: int, floors: dict[str, float]
 ) -> Estimate:
+    costs = MACHINE.mesh
     num_lookahead = ASSUMED_LOOKAHEAD if decode.num_lookahead == AUTO_LOOKAHEAD else decode.num_lookahead
     num_tokens = -(-(num_lookahead + 1) // bp) * NUM_BLOCKS * decode.block_size
     read_s = num_weights_read(config, num_tokens) / tp * bytes_per_weight / floors["bytes_per_s"]
     multiply_s = 2 * num_matrix_weights(config) / tp * num_tokens / floors["flops_per_s"]
-    step_s = max(read_s, multiply_s) / EFFICIENCY + config.num_layers * LAYER_OVERHEAD_S
+    step_s = max(read_s, multiply_s) / costs.efficiency + config.num_layers * costs.layer_overhead_s
     if tp > 1:
-        sum_s = SUM_LATENCY_S + 2 * num_tokens * config.hidden_size / SUM_BYTES_PER_S
+        sum_s = costs.sum_latency_s + 2 * num_tokens * config.hidden_size / costs.sum_bytes_per_s
         step_s += 2 * config.num_layers * sum_s
     return Estimate(
-        MeshConfig(branch_parallel_size=bp, tensor_parallel_size=tp), step_s + (GATHER_S if bp > 1 else 0.0)
+        MeshConfig(branch_parallel_size=bp, tensor_parallel_size=tp), step_s + (costs.gather_s if bp > 1 else 0.0)
     )

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from common.metrics import isolation, score
+from common.scoring import isolation, score
 
 PROBLEM = {"kind": "code", "entry_point": "double", "inputs": [[1], [2]], "expected": [2, 4]}
 ANSWER = "def double(number):\n    return 2 * number\n"
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=50)
     count = parser.parse_args().programs
     answer()  # tries the levels
-    for name, action in ((isolation().level, answer), ("bare interpreter", bare)):
+    for name, action in ((isolation(), answer), ("bare interpreter", bare)):
         times = milliseconds(action, count)
         print(f"{name}: median {statistics.median(times):.0f} ms, 90% below {times[9 * count // 10]:.0f} ms, {count}")
 

@@ -21,14 +21,14 @@ import torch
 
 from common.config import DecodeConfig
 from common.decoding import GenerationRequest, Predictions, Scheduler, StepPlan, assign_rows, rows_by_rank
-from common.paging import PagePool
 from common.processes import Mesh
+from common.runtime import PagePool
 from graphs.buckets import Buckets, round_up
 from lopa_ascend import passes as ascend
 from lopa_ascend.kv import PageBook, pages_for
 from lopa_ascend.passes.buffers import Sizes
 from lopa_ascend.passes.buffers import StepBuffers as AscendBuffers
-from lopa_cuda.assemble import KNEE_TOKENS
+from lopa_cuda.machine import MACHINE
 from lopa_cuda.shapes import Shapes
 from lopa_cuda.steps import LayersKey, StagedSlice, StepBuffers, Tiling
 
@@ -57,7 +57,7 @@ class CudaHost:
     def __init__(self, num_ranks: int, num_requests: int, num_lookahead: int) -> None:
         rows = num_requests * -(-(num_lookahead + 1) // num_ranks)
         most = rows * (PROMPT_LENGTH + MAX_NEW_TOKENS)
-        buckets = Buckets(knee=KNEE_TOKENS, max_tokens=most, max_reads=most)
+        buckets = Buckets(knee=MACHINE.knee_tokens, max_tokens=most, max_reads=most)
         self._mesh, self._tiling = Mesh(bp_size=num_ranks), Tiling(group=7, queries=64)
         self._shapes = Shapes(self._mesh, buckets, self._tiling, num_ranks * most, captures=True)
         self._buffers: dict[LayersKey, StepBuffers] = {}

@@ -18,9 +18,9 @@ from common.batch.files import real_file, sidecar_path
 from common.batch.inputs import Input
 from common.batch.model_files import digests, last_change
 from common.batch.sidecar import recorded_identity
-from common.benchmarks import task_of
 from common.config import DecodeConfig, DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError
+from common.scoring import task_of
 
 logger = logging.getLogger(__name__)
 FIX = "choose another output.path, or pass --overwrite to start anew"

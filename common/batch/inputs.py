@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 
 from common.batch.source import is_read_once, open_input, shown
 from common.batch.template import fits, require_fit
-from common.benchmarks import task_of
 from common.config import InputConfig
 from common.errors import ConfigError
 from common.processes import global_rank
+from common.scoring import task_of
 from common.text import why_no_conversation, why_no_variables
 
 logger = logging.getLogger(__name__)

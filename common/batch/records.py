@@ -6,14 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from common.batch.inputs import InputLine
-from common.batch.marking_pool import MarkingPool
 from common.batch.requests import LengthLimit, OwnSettings, TokenizerLike, prompt_or_reason
-from common.benchmarks import task_of
 from common.config import DecodeConfig, InputConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import ConfigError
-from common.metrics import request_record
 from common.processes import Stopped
+from common.scoring import MarkingPool, request_record, task_of
 from common.text import answer_text
 
 _STOP_LIMIT_S = 1.0  # for answers that are being marked when a run is stopped; those that take longer are decoded again
@@ -64,7 +62,7 @@ def records(
                 yield {"id": line.id, "error": result.reason}
             elif generator.is_leader:
                 text = answer_text(generator.tokenizer, result.token_ids, own_decode)
-                marking.put(request_record(line.id, text, result), line, text)
+                marking.put(request_record(line.id, text, result), line.fields, text)
             yield from marking.done()
             yield from _drain(refused)
         yield from marking.rest()

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from common.metrics import DEFINITIONS
+from common.scoring import DEFINITIONS
 
 # What the tables call what result files have under these keys.
 _WORDS = {"tpf": "TPF", "tps": "TPS", "without_first_step": "without first step", "latency_s": "latency"}

@@ -16,16 +16,15 @@ from typing import Any
 from common.batch.files import input_and_output, metrics_path, real_file, require_own_metrics, write_whole
 from common.batch.identity import identity, recorded_input_bytes
 from common.batch.inputs import InputLine, read_input, read_lines, require_shareable
-from common.batch.marking import require_markable
 from common.batch.output import OutputFile, Record, every_record, join_output, read_records, start_output
 from common.batch.progress import Progress
 from common.batch.records import TextGenerator, records
 from common.batch.requests import cautions, why_unused
-from common.batch.source import is_read_once
+from common.batch.source import is_read_once, shown
 from common.config import DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError
-from common.metrics import DEFINITIONS, code_isolation, fingerprint, summarize, summarize_start
 from common.processes import Stopped, global_rank, num_started, share_from_first, wait_for_all
+from common.scoring import DEFINITIONS, fingerprint, require_markable, summarize, summarize_start
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ def run_batch(
     pending: list[int] = []
     found = read_input(source, None if overwrite else recorded_input_bytes(path))
     lines = found.lines
-    require_markable(lines, source)
+    require_markable([line.fields for line in lines], source, shown(source.path))
     if global_rank() == 0:
         if (reason := why_unused(lines, source)) is not None:
             logger.warning("%s", reason)
@@ -81,7 +80,7 @@ def check_input(config: InputConfig, num_processes: int = 1) -> None:
     """What is known before any process starts; what can be read only once is left to the run. Raises ConfigError."""
     require_shareable(config, num_processes)
     if not is_read_once(config.path):
-        require_markable(read_lines(config), config)
+        require_markable([line.fields for line in read_lines(config)], config, shown(config.path))
 
 
 def require_some_finished(run: RunConfig, metrics: dict[str, Any]) -> None:
@@ -157,7 +156,6 @@ def _finish(
             **(generator.describe() if generator is not None else {}),
             "profile": profile.name,
             "seed": run.seed,
-            "code_isolation": code_isolation(summary),
         },
         "run": run.model_dump(mode="json"),
         "definitions": DEFINITIONS,

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from common.config import DeviceProfile, RunConfig, find_config, load_profile
 from common.errors import ConfigError
-from common.metrics import fingerprint
 from common.platforms import Finding, Platform, all_platforms, platform_of
 from common.processes import Nodes, processes_here, resolve_mesh
+from common.scoring import fingerprint
 
 
 def doctor(

@@ -14,8 +14,8 @@ from common.commands.demo import demo
 from common.commands.doctor import doctor
 from common.commands.evaluate import evaluate, lm_eval
 from common.commands.parity import parity
-from common.commands.quantize import quantize
-from common.commands.report import report
+from common.commands.quantize.command import quantize
+from common.commands.report.command import report
 from common.commands.run import run
 from common.commands.serve import serve
 from common.commands.speed.bench import RAW_ARGUMENTS, bench

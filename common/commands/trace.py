@@ -58,7 +58,7 @@ def _output_files(files: Mapping[str, Path | None]) -> dict[str, Path]:
 
 def _write(files: Mapping[str, Path], recorded: Mapping[str, Any]) -> None:
     from common.batch import write_whole
-    from common.page import trace_page
+    from common.serving import trace_page
 
     if "--html" in files:
         write_whole(files["--html"], trace_page(recorded))

@@ -14,6 +14,7 @@ from common.config.files import (
     load_profile_and_run,
     load_run,
     load_yaml,
+    machine_file,
     tiles_folder,
 )
 from common.config.frozen import Frozen, Settings
@@ -53,6 +54,7 @@ __all__ = [
     "load_run",
     "load_sweep",
     "load_yaml",
+    "machine_file",
     "problem",
     "remedy",
     "slug",

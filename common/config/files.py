@@ -45,6 +45,11 @@ def tiles_folder() -> Path:
     return _CONFIGS / "tiles"
 
 
+def machine_file(name: str) -> Path:
+    """configs/machines: the measured numbers that an engine decides by, a file a device."""
+    return _CONFIGS / "machines" / f"{name}.yaml"
+
+
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from common.batch import markdown, sweep_table, write_whole
 from common.config import Sweep, SweepPoint, slug
-from common.metrics import DEFINITIONS, area_under_accuracy, flat_numbers
+from common.scoring import DEFINITIONS, area_under_accuracy, flat_numbers
 
 Row = dict[str, Any]
 Status = Literal["waiting", "running", "done", "failed"]

@@ -1,4 +1,4 @@
-"""One prompt decoded with all that its passes did: the trace that `lopa trace` writes and `common.page` replays."""
+"""One prompt decoded with all that its passes did: the trace that `lopa trace` writes and the page replays."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from common.batch import (
 from common.config import DecodeConfig, RunConfig, Sweep, SweepPoint
 from common.errors import ConfigError
 from common.evaluation.board import Board, Row
-from common.metrics import DEFINITIONS
 from common.processes import Stopped, global_rank
+from common.scoring import DEFINITIONS
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from common.errors import ConfigError, EngineError, first_line
 from common.platforms import GroupBackends, platform_of
 from common.processes.ranks import global_rank, local_rank, num_started
 from common.processes.relay import ReplicaRelay
-from common.processes.shared_relay import share_memory
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -126,8 +125,7 @@ def _relay(sizes: MeshConfig, timeout: timedelta) -> Relay | None:
         for first in range(0, sizes.num_processes, num_ranks)
     ]
     replica, place = divmod(global_rank(), num_ranks)
-    far = ReplicaRelay(groups[replica], global_rank(), is_first=place == 0)
-    return share_memory(groups[replica], global_rank(), place, num_ranks, timeout.total_seconds(), far) or far
+    return ReplicaRelay(groups[replica], global_rank(), is_first=place == 0)
 
 
 def _place(device_mesh: Any, sizes: MeshConfig, relay: Relay | None) -> Mesh:

@@ -1,7 +1,4 @@
-"""How rank 0 of a replica tells the others what to do at each step: one small message over the hosts' network.
-
-Ranks of one host share memory instead (`shared_relay`).
-"""
+"""How rank 0 of a replica tells the others what to do at each step: one small message over the hosts' network."""
 
 from __future__ import annotations
 

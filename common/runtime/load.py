@@ -19,13 +19,12 @@ from common.config import DeviceProfile, RunConfig
 from common.errors import ConfigError
 from common.model import Decoder, Ops, build_decoder
 from common.processes import Mesh
+from common.runtime.schemes import SCHEME_AT_LOAD
 from quant.folder import float_tensors, is_quantized_folder, load_quantized
 from quant.linear import PLAIN_INT8, QuantKernels, install_linears, swap_linear, swap_linears
-from quant.scheme import Scheme
 
 logger = logging.getLogger(__name__)
 
-_SCHEME_AT_LOAD: dict[str, Scheme] = {"w8a8": "w8a8_dynamic", "fp8": "fp8"}
 Tensors = dict[str, Tensor]
 
 
@@ -59,8 +58,8 @@ class ModelLoader:
         model = self._from_quantized_folder() if is_quantized else self._from_float()
         scheme = self.profile.quantization
         if self.profile.quantize_lm_head and scheme is not None:
-            swap_linear(model, "lm_head", _SCHEME_AT_LOAD[scheme], kernels=self.quant_kernels)
-            logger.info("quantized lm_head as %s at load", _SCHEME_AT_LOAD[scheme])
+            swap_linear(model, "lm_head", SCHEME_AT_LOAD[scheme], kernels=self.quant_kernels)
+            logger.info("quantized lm_head as %s at load", SCHEME_AT_LOAD[scheme])
         return model
 
     def _from_float(self) -> Decoder:
@@ -76,10 +75,10 @@ class ModelLoader:
         )  # fmt: skip
         model = self._build(weights)
         if scheme is not None:
-            count = len(swap_linears(model, _SCHEME_AT_LOAD[scheme], kernels=self.quant_kernels))
+            count = len(swap_linears(model, SCHEME_AT_LOAD[scheme], kernels=self.quant_kernels))
             logger.info(
                 "quantized %d linears as %s at load, weights and activations without calibration",
-                count, _SCHEME_AT_LOAD[scheme],
+                count, SCHEME_AT_LOAD[scheme],
             )  # fmt: skip
         return model
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from common.config import DeviceProfile
 from quant.folder import FLOAT, is_quantized_folder, schemes_of
 from quant.names import LINEARS, LinearName
+from quant.scheme import Scheme
 
-_AT_LOAD = {None: FLOAT, "w8a8": "W8A8_DYNAMIC", "fp8": "FP8"}
+SCHEME_AT_LOAD: dict[str, Scheme] = {"w8a8": "w8a8_dynamic", "fp8": "fp8"}  # by the profile's `quantization`
 
 
 def scheme_at_load(profile: DeviceProfile) -> str:
     """What becomes of a float checkpoint's linears, named as in quantized folders."""
-    return _AT_LOAD[profile.quantization]
+    return FLOAT if profile.quantization is None else SCHEME_AT_LOAD[profile.quantization].upper()
 
 
 def linear_schemes(

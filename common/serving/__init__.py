@@ -6,5 +6,6 @@ messages once a step, so that no client, however slow, keeps a step waiting.
 
 from common.serving.engine.start import serve
 from common.serving.events import DenoiseEvents
+from common.serving.page import colours, trace_page
 
-__all__ = ["DenoiseEvents", "serve"]
+__all__ = ["DenoiseEvents", "colours", "serve", "trace_page"]

@@ -1,6 +1,6 @@
 """What tokens read as, and what a conversation is: one meaning for batch runs, the server, lm-eval and Python."""
 
-from common.text.answers import AnswerText, StopSearch, answer_text, before_stop, stop_finder
+from common.text.answers import AnswerText, StopSearch, answer_of, answer_text, before_stop, stop_finder
 from common.text.growing import WritesText, Writing, writing_of
 from common.text.messages import MOST_VARIABLES, conversation, why_no_conversation, why_no_variables
 
@@ -10,6 +10,7 @@ __all__ = [
     "StopSearch",
     "WritesText",
     "Writing",
+    "answer_of",
     "answer_text",
     "before_stop",
     "conversation",

@@ -168,6 +168,11 @@ def before_stop(text: str, stops: Sequence[str]) -> str:
     return text[: min(ends)] if ends else text
 
 
+def answer_of(text: str) -> str:
+    """Return what follows a model's thoughts, `<think> ... </think>`; drafts in them are no answers."""
+    return text.rpartition("</think>")[2]
+
+
 def _first(text: str, needles: Sequence[_Needle], is_over: bool) -> tuple[_Match | None, int]:
     """The match that begins first, and the place from which the text may go on to be another."""
     found = (_Match(text.find(needle.text), len(needle.text), needle.stop) for needle in needles)

@@ -1,12 +1,12 @@
-"""What the task files beside this one take from here: rules and cell of `common.benchmarks`, and its rows of MBPP."""
+"""What the task files beside this one take from here: rules and cell of `common.scoring`, and its rows of MBPP."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from common.benchmarks import BENCHMARKS
 from common.config import fewshot_file
+from common.scoring import BENCHMARKS
 
 
 def humaneval(doc: dict[str, Any], results: list[str]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Which row holds which page of KV memory, over the pool of `common.paging`: host bookkeeping of one rank, no tensors.
+"""Which row holds which page of KV memory, over the pool of `common.runtime`: host bookkeeping of one rank, no tensors.
 
 Under block-causal attention the KV of a finished block is the same in every branch. So the pages that a request has
 filled with committed positions are shared by all its rows; each row has a private *tail*: the partly committed page and
@@ -20,8 +20,8 @@ import numpy as np
 from common.config import BLOCKS_FROM_ZERO, DecodeConfig
 from common.decoding import Int, Room, StepPlan
 from common.errors import EngineError
-from common.paging import NO_SLOT, PagedCapacity, PagePool, slots_going_on
-from common.paging import pages_for as pages_of_size
+from common.runtime import NO_SLOT, PagedCapacity, PagePool, slots_going_on
+from common.runtime import pages_for as pages_of_size
 
 PAGE_SIZE = 128  # positions; the smallest that Ascend's paged attention takes
 

@@ -37,14 +37,10 @@ from lopa_cuda.kernels.launch import (
     start_after_predecessor,
 )
 from lopa_cuda.kernels.quantize import quantize_per_token
+from lopa_cuda.machine import MACHINE
 from quant.w8a8 import QuantizedActivation
 
 BLOCK_QUERIES, WARPS = 64, 4  # of a tile
-# Programs that there would be without a split, at most; the fastest splits and stages for so few (prefix 1024).
-FEW_PROGRAMS = ((20, 6, 3), (33, 4, 4), (44, 3, 4))
-SPLIT_PROGRAMS, STAGES = 264, 3  # beyond: two on every multiprocessor, which have room for so many stages
-MOST_STAGES_OF_256 = 3  # of heads of 256 channels: what shared memory holds
-LONG_TOKENS = 513  # of the smallest long pass
 MERGE_HEADS, MERGE_WARPS = 8, 8  # of a program that need not see its whole token
 ROW_MERGE_WARPS = 16
 LOG2_E = 1.4426950408889634
@@ -294,9 +290,10 @@ def choose_splits(num_kv_heads: int, num_queries: int, head_size: int) -> tuple[
     """By shape alone: splits, which fill the device where the tiles alone do not, and stages. Queries: of all rows and
     one KV head."""
     programs = triton.cdiv(num_queries, BLOCK_QUERIES) * num_kv_heads
-    many = max(1, SPLIT_PROGRAMS // programs), STAGES
-    splits, stages = next(((splits, stages) for most, splits, stages in FEW_PROGRAMS if programs <= most), many)
-    return splits, min(stages, MOST_STAGES_OF_256) if head_size == 256 else stages
+    known = MACHINE.attention
+    many = max(1, known.split_programs // programs), known.stages
+    splits, stages = next(((splits, stages) for most, splits, stages in known.few_programs if programs <= most), many)
+    return splits, min(stages, known.stages_of_256) if head_size == 256 else stages
 
 
 def window_attention(
@@ -319,7 +316,7 @@ def window_attention(
     assert len(horizon_T) == num_tokens and q_TNH.is_contiguous() and q_TNH.dtype == torch.bfloat16
     numbers = tiles_N8, horizon_T, table_SP
     assert all(x.dtype == torch.int32 and x.is_contiguous() for x in numbers) and committed_2PXKH.is_contiguous()
-    is_long = num_tokens >= LONG_TOKENS if is_long is None else is_long
+    is_long = num_tokens >= MACHINE.attention.long_tokens if is_long is None else is_long
     splits, stages = choose_splits(num_kv_heads, group * num_tokens, head_size)
     splits = splits if num_splits is None else num_splits
     out = torch.empty((num_tokens, num_heads * head_size), dtype=torch.bfloat16, device=q_TNH.device)

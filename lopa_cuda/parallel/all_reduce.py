@@ -13,13 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lopa_cuda.machine import MACHINE
 from lopa_cuda.parallel.agreement import built_by_all
 
 logger = logging.getLogger(__name__)
 
-# Upper limits in bytes, measured on 4 H200s (docs/performance.md).
-ONE_SHOT_BYTES = 128 * 1024
-TWO_SHOT_BYTES = 8 * 2**20
 _NUM_BUFFERS = 2  # a rank may still read one buffer of a peer that already fills the next
 
 
@@ -33,20 +31,20 @@ class SymmetricAllReduce:
         self._name = group.group_name
         self._buffers = []
         for _ in range(_NUM_BUFFERS):
-            buffer = symmetric_memory.empty(TWO_SHOT_BYTES // 2, dtype=torch.bfloat16, device=device)
+            buffer = symmetric_memory.empty(MACHINE.all_reduce.two_shot_bytes // 2, dtype=torch.bfloat16, device=device)
             symmetric_memory.rendezvous(buffer, group)
             self._buffers.append(buffer)
         self._next = 0
 
     def can_sum(self, x: Tensor) -> bool:
-        return x.dtype == torch.bfloat16 and x.numel() * 2 <= TWO_SHOT_BYTES
+        return x.dtype == torch.bfloat16 and x.numel() * 2 <= MACHINE.all_reduce.two_shot_bytes
 
     def __call__(self, x: Tensor) -> Tensor:
         """The sum: a new tensor, or the buffer, which stays as it is until the sum after the next."""
         buffer = self._buffers[self._next][: x.numel()].view(x.shape)
         self._next = (self._next + 1) % _NUM_BUFFERS
         buffer.copy_(x)
-        if x.numel() * 2 <= ONE_SHOT_BYTES:
+        if x.numel() * 2 <= MACHINE.all_reduce.one_shot_bytes:
             return torch.ops.symm_mem.one_shot_all_reduce(buffer, "sum", self._name)
         return torch.ops.symm_mem.two_shot_all_reduce_(buffer, "sum", self._name)
 

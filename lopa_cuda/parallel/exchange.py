@@ -13,17 +13,12 @@ import torch
 import torch.distributed as dist
 
 from lopa_cuda.kernels import Shared
+from lopa_cuda.machine import MACHINE
 from lopa_cuda.parallel.agreement import built_by_all
 from lopa_cuda.parallel.shared_memory import is_power_of_two, share_tensor
 
 logger = logging.getLogger(__name__)
 
-# By number of ranks. Every rank reads all addends: of two ranks no more bytes than an all_reduce moves (a quarter
-# faster at 1,024 tokens, what was measured), of more ranks more. A program waits for its token's programs on the peers;
-# beyond some 500 tokens not all fit on a device at once, and that nobody waits for one that cannot start rests on GPUs
-# handing out programs in ascending order, the same on all ranks, as they do.
-MAX_TOKENS = {2: 1024}
-MAX_TOKENS_OF_MORE = 128
 # A peer may still read one while this rank fills the next; sums alternate, and a pass has an even number.
 _NUM_BUFFERS = 2
 
@@ -35,7 +30,8 @@ class Exchange:
         """Raises RuntimeError where the devices cannot map one another's memory."""
         self._rank = dist.get_rank(group)
         size = dist.get_world_size(group)
-        most = self.max_tokens = MAX_TOKENS.get(size, MAX_TOKENS_OF_MORE)
+        limits = MACHINE.exchange
+        most = self.max_tokens = limits.tokens_of_two_ranks if size == 2 else limits.tokens_of_more
         self._buffers = [share_tensor(group, (most, width), torch.bfloat16, device) for _ in range(_NUM_BUFFERS)]
         self._flags = [share_tensor(group, (most, size), torch.int32, device) for _ in range(_NUM_BUFFERS)]
         self._next = 0

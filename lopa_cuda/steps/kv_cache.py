@@ -2,7 +2,7 @@
 
 Every forward pre-writes each row's window; only the winner's commit span is later copied to the pages of its request.
 Both tensors have the layer first and keys beside values, so a commit span of all layers is one strided copy. Which
-pages are whose the host keeps in a table (common.paging); the device has a copy of it, sent when it has changed.
+pages are whose the host keeps in a table (common.runtime); the device has a copy of it, sent when it has changed.
 
 Shapes: L layers, 2 (key, value), P pages, S slots, T window tokens (the pass's entries), K KV heads of this rank, H
 head size.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from common.decoding import CommitSpan, Int, StepPlan
-from common.paging import PagePool, PageTable, pages_for
+from common.runtime import PagePool, PageTable, pages_for
 from lopa_cuda.steps.upload import Upload
 
 if TYPE_CHECKING:

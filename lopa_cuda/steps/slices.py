@@ -16,12 +16,11 @@ import numpy as np
 from torch import Tensor
 
 from common.decoding import NUM_UPLOADED_FIELDS, Int, RowField, StepPlan
+from lopa_cuda.machine import MACHINE
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.steps.share import Share
 
-# Tokens that the busiest rank must be spared. With 48 a pass of 96 tokens gains 8 % on two H200s, with 32 one of 64
-# gains nothing (docs/performance.md, "Prompts").
-LEAST_SAVED = 48
+LEAST_SAVED = MACHINE.least_saved_tokens  # tokens that the busiest rank must be spared
 _MULTIPLE = 16  # what kernels are compiled for
 
 

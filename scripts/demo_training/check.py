@@ -16,7 +16,7 @@ from demo_problems import (
 )
 from tokenizers import Tokenizer
 
-from common.metrics import score, standard_error
+from common.scoring import score, standard_error
 
 from .log import Log
 from .model import Dream

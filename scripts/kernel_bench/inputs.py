@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from common.decoding import Sampling
-from common.paging import pages_for
+from common.runtime import pages_for
 from lopa_cuda import kernels
 from lopa_cuda.steps import PAGE_SIZE, RECORD, Tiling, write_tiles
 from lopa_cuda.tiles import Kind

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from common.metrics import score
+from common.scoring import score
 from scripts.study import given
 
 RANDOM = {"num_lookahead": 1, "spawn_rule": "random", "branch_score": "lookahead"}

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from common.batch import markdown
-from common.metrics import summarize
-from common.metrics.bootstrap import Interval, difference, gain, paired_interval
+from common.scoring import summarize
+from common.scoring.bootstrap import Interval, difference, gain, paired_interval
 
 # What each sweep is compared with; of several the one that is right most often, and of equal ones the fastest.
 BASES = {

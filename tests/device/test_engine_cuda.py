@@ -18,8 +18,8 @@ from common.config.profile import GraphConfig
 from common.decoding import CommitSpan, Completion, GenerationRequest, Int, Predictions, Room, Scheduler, StepPlan
 from common.errors import EngineError
 from common.generate import Generator, build_generator, decode_requests
-from common.metrics.scoring import score_math
 from common.runtime import synthetic_plan
+from common.scoring.own_results import score_math
 from lopa_cuda.assemble import assemble
 from lopa_cuda.engine import CudaEngine
 from lopa_cuda.passes import Pass

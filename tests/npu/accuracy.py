@@ -31,7 +31,7 @@ def decode(lane: str, num_problems: int, num_lookahead: int) -> dict[str, Any]:
     from common.config.files import load_run
     from common.decoding import Completion, GenerationRequest
     from common.generate import build_generator
-    from common.metrics import score
+    from common.scoring import score
 
     overrides = [f"model={DEMO}", f"max_num_requests={AT_ONCE}", f"decode.num_lookahead={num_lookahead}"]
     run = load_run(ROOT / "configs" / "runs" / "demo_block_causal.yaml", overrides)

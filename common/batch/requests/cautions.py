@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from common.batch.inputs import InputLine
 from common.batch.requests.prompts import TokenizerLike
-from common.benchmarks import task_of
 from common.config import DecodeConfig, InputConfig
+from common.scoring import task_of
 
 
 def cautions(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from common.batch.inputs import InputLine
 from common.batch.template import fill, fits
-from common.benchmarks import BenchmarkTask, Row, task_of
 from common.config import InputConfig
 from common.errors import EngineError, first_line
+from common.scoring import BenchmarkTask, Row, task_of
 from common.text import Writing
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from importlib import import_module
 
 import uvicorn
 
-from common.page import live_page
 from common.serving.http.app import build_app
 from common.serving.http.connections import KEEP_ALIVE_S, connection_class, make_room, tell_of_loop, tell_seldom
 from common.serving.http.engine import EngineClient
@@ -26,6 +25,7 @@ from common.serving.http.gate import hosts_of
 from common.serving.http.service import Service
 from common.serving.link import LENGTH_BYTES
 from common.serving.messages import Begin, Ready
+from common.serving.page import live_page
 
 logger = logging.getLogger("common.serving.http")
 _LINGER_S = 2.0  # behind a failure, so that probes and clients hear of it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from demo_problems import PROMPT_END, held_out_code, held_out_math
 from tokenizers import Tokenizer
 
-from common.metrics import score, standard_error
+from common.scoring import score, standard_error
 from demo_training.log import Log
 from demo_training.tokenizer import special_ids
 

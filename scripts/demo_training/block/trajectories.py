@@ -8,7 +8,7 @@ import numpy as np
 from demo_problems import TokenizedSamples
 from tokenizers import Tokenizer
 
-from common.metrics import score
+from common.scoring import score
 from demo_training.data import Corpus
 from demo_training.log import Log
 from demo_training.tokenizer import special_ids

@@ -11,7 +11,7 @@ from common.config import RunConfig, load_profile
 from common.config.files import load_run
 from common.decoding import Completion, GenerationRequest
 from common.generate import build_generator
-from common.metrics import score
+from common.scoring import score
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "models" / "demo"

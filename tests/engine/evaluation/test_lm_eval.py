@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from common.benchmarks import BENCHMARKS, task_of
-from common.benchmarks.latex import boxed, normalized
 from common.config import InputConfig
+from common.scoring.benchmarks import BENCHMARKS, task_of
+from common.scoring.results.latex import boxed, normalized
 
 pytestmark = [
     pytest.mark.slow,

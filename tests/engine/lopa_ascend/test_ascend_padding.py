@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.paging import PagePool
+from common.runtime import PagePool
 from graphs.runner import Replay
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine

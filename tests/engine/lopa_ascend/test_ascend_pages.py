@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from common.config import DecodeConfig
 from common.decoding import GenerationRequest, Int, Predictions, Room, RowField, Scheduler, StepPlan, rows_by_rank
 from common.errors import EngineError
-from common.paging import PagePool
+from common.runtime import PagePool
 from lopa_ascend.kv import PAGE_SIZE, BranchCapacity, PageBook, most_pages
 from lopa_ascend.passes import Reads, lay_out
 from lopa_ascend.passes.step import FlatStep

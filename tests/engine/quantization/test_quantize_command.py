@@ -19,12 +19,12 @@ from tokenizers import models, pre_tokenizers
 from common.batch import run_batch
 from common.checkpoint import SafetensorsFolder, load_model_config
 from common.checkpoint.rules import checkpoint_shapes
+from common.commands.quantize.compare import PairedEngine
+from common.commands.quantize.model import QuantizeRequest, quantize_model
 from common.config import DeviceProfile, RunConfig
 from common.decoding import GenerationRequest
 from common.errors import ConfigError
 from common.generate import Generator, build_generator
-from common.quantization import QuantizeRequest, quantize_model
-from common.quantization.compare import PairedEngine
 from common.runtime import synthetic_plan
 from lopa_cuda.assemble import assemble
 from quant.errors import QuantizationError
@@ -149,7 +149,7 @@ def test_both_models_solve_the_same_problems(
 
     own = tmp_path / "problems.jsonl"
     own.write_text(prompts.read_text())
-    monkeypatch.setattr("common.quantization.compare.run_batch", run_and_rewrite)
+    monkeypatch.setattr("common.commands.quantize.compare.run_batch", run_and_rewrite)
     quantize_model(request(model, tmp_path / "out", run=run_config(model, own)))
     assert seen == [prompts.read_text()] * 2
 

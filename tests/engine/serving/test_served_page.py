@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.serving.served import QUESTION, Served
-from tests.unit.page.browser import Page, browsing, needs_chromium
+from tests.unit.serving.page.browser import Page, browsing, needs_chromium
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 

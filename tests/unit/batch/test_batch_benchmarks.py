@@ -14,11 +14,11 @@ from scripted import ScriptedGenerator, ScriptedTokenizer, answer
 
 from common.batch import InputLine, check_input, run_batch
 from common.batch.requests import cautions
-from common.benchmarks import BENCHMARKS, symbolic, task_of
 from common.config import DecodeConfig, DeviceProfile, InputConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import ConfigError
-from common.metrics import program_scorer
+from common.scoring import BENCHMARKS, program_scorer, task_of
+from common.scoring.results import symbolic
 from common.text import before_stop
 
 GSM8K = [{"question": "1 + 1?", "answer": "#### 2"}, {"question": "#### 4", "answer": "2 + 2 is\n#### 4"}]

@@ -16,7 +16,7 @@ from common.commands.job.sweep import Outcome, SweepPlan, plan_sweep, run_sweep
 from common.config import SweepLaunch, load_sweep
 from common.errors import ConfigError
 from common.evaluation import Board
-from common.metrics import summarize
+from common.scoring import summarize
 
 ROOT = Path(__file__).resolve().parents[3]
 PAPER_TAUS = (0.95, 0.90, 0.85, 0.80, 0.75, 0.70)

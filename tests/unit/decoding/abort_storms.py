@@ -1,14 +1,12 @@
 """Requests that are added and aborted at random between the steps of some ranks, under few ids that are used again and
 again. What an abort must do is known of each request: end that one with the next step, and nothing else.
 
-python tests/unit/decoding/abort_storms.py 2000            aborts over 1, 2 and 4 ranks: threads, processes by gloo, and
-                                                           processes that share memory
+python tests/unit/decoding/abort_storms.py 2000            aborts over 1, 2 and 4 ranks: threads and processes
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import random
 import subprocess
@@ -18,13 +16,12 @@ import threading
 from collections import Counter
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from test_core import HashedEngine, alone, core_of, request
 
 from common.decoding import Completion, EngineCore, Relay
 from common.processes import Mesh
-from common.processes.shared_relay import NUM_SLOTS, SLOT_BYTES, SharedRelay
+from tests.told import Told
 
 NAMES = tuple("abcdefghijkl")
 LENGTHS = (16, 24)
@@ -123,12 +120,8 @@ def follow(core: EngineCore) -> None:
 
 
 def storm_in_threads(num_ranks: int, num_aborts: int, seed: int) -> Counter[str]:
-    """Over the shared relay, whose memory is this process's."""
-    memory, far = mmap.mmap(-1, NUM_SLOTS * SLOT_BYTES + mmap.PAGESIZE), _Far(num_ranks)
-    relays: list[Any] = [None] if num_ranks == 1 else []
-    if num_ranks > 1:
-        relays = [SharedRelay(memory, place, num_ranks, place, (), 60.0, far) for place in range(num_ranks)]  # type: ignore[arg-type]
-    cores = [rank_of(rank, num_ranks, relay) for rank, relay in enumerate(relays)]
+    relays = Told(num_ranks)
+    cores = [rank_of(rank, num_ranks, relays.of(rank) if num_ranks > 1 else None) for rank in range(num_ranks)]
     done: list[int] = []
 
     def run(rank: int) -> None:
@@ -146,27 +139,10 @@ def storm_in_threads(num_ranks: int, num_aborts: int, seed: int) -> Counter[str]
     return counts
 
 
-class _Far:
-    """What is too long for the ring, by a queue a rank."""
-
-    def __init__(self, num_ranks: int) -> None:
-        self._barrier = threading.Barrier(num_ranks)
-        self._command: Any = None
-
-    def exchange(self, command: Any, step: int) -> Any:
-        if command.added or command.aborted:
-            self._command = command
-        self._barrier.wait(60)
-        found = self._command
-        self._barrier.wait(60)
-        return found
-
-
-def storm_in_processes(kind: str, num_ranks: int, num_aborts: int, seed: int) -> Counter[str]:
-    """kind: `gloo` or `shared`, the relay."""
+def storm_in_processes(num_ranks: int, num_aborts: int, seed: int) -> Counter[str]:
     root = Path(__file__).parents[3]
     with tempfile.TemporaryDirectory() as folder:
-        given = [kind, str(num_ranks), str(num_aborts), str(seed), str(Path(folder) / "store")]
+        given = [str(num_ranks), str(num_aborts), str(seed), str(Path(folder) / "store")]
         ranks = [
             subprocess.Popen(
                 [sys.executable, __file__, "rank", str(rank), *given],
@@ -182,21 +158,17 @@ def storm_in_processes(kind: str, num_ranks: int, num_aborts: int, seed: int) ->
     return Counter(json.loads(told[0][0].splitlines()[-1]))
 
 
-def be_rank(rank: int, kind: str, num_ranks: int, num_aborts: int, seed: int, store: str) -> None:
+def be_rank(rank: int, num_ranks: int, num_aborts: int, seed: int, store: str) -> None:
     from datetime import timedelta
 
     import torch.distributed as dist
 
     from common.processes.relay import ReplicaRelay
-    from common.processes.shared_relay import share_memory
 
     timeout = timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks, timeout=timeout)
     assert dist.group.WORLD is not None
-    far = ReplicaRelay(dist.group.WORLD, rank, is_first=rank == 0)
-    relay = far if kind == "gloo" else share_memory(dist.group.WORLD, rank, rank, num_ranks, 60.0, far)
-    assert relay is not None, "no memory can be shared here"
-    core = rank_of(rank, num_ranks, relay)
+    core = rank_of(rank, num_ranks, ReplicaRelay(dist.group.WORLD, rank, is_first=rank == 0))
     if rank:
         follow(core)
     else:
@@ -209,15 +181,15 @@ def be_rank(rank: int, kind: str, num_ranks: int, num_aborts: int, seed: int, st
 
 def main() -> None:
     if sys.argv[1] == "rank":
-        rank, kind, num_ranks, num_aborts, seed, store = sys.argv[2:]
-        be_rank(int(rank), kind, int(num_ranks), int(num_aborts), int(seed), store)
+        rank, num_ranks, num_aborts, seed, store = sys.argv[2:]
+        be_rank(int(rank), int(num_ranks), int(num_aborts), int(seed), store)
         return
     num_aborts = int(sys.argv[1])
     for num_ranks in (1, 2, 4):
         print(num_ranks, "ranks, threads:", dict(storm_in_threads(num_ranks, num_aborts, seed=num_ranks)), flush=True)
-        for kind in ("gloo", "shared") if num_ranks > 1 else ():
-            counts = storm_in_processes(kind, num_ranks, num_aborts, seed=num_ranks)
-            print(num_ranks, f"ranks, processes, {kind}:", dict(counts), flush=True)
+        if num_ranks > 1:
+            counts = storm_in_processes(num_ranks, num_aborts, seed=num_ranks)
+            print(num_ranks, "ranks, processes:", dict(counts), flush=True)
 
 
 if __name__ == "__main__":

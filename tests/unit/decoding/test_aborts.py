@@ -150,8 +150,7 @@ def test_a_storm_of_aborts_loses_none_and_hits_no_other(num_ranks: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gloo", "shared"])
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_a_storm_of_2000_aborts_over_processes(num_ranks: int, kind: str) -> None:
-    counts = storm_in_processes(kind, num_ranks, 2000, seed=num_ranks)
+def test_a_storm_of_2000_aborts_over_processes(num_ranks: int) -> None:
+    counts = storm_in_processes(num_ranks, 2000, seed=num_ranks)
     assert counts["asked"] >= 2000

@@ -19,7 +19,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import lopa_cuda.kernels  # noqa: F401  # whose modules have the names of functions
-from lopa_cuda.kernels.attention import BLOCK_QUERIES, STAGES, choose_splits
+from lopa_cuda.kernels.attention import BLOCK_QUERIES, choose_splits
+from lopa_cuda.machine import MACHINE
 
 pytestmark = pytest.mark.slow
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -101,7 +102,8 @@ def test_attention_keeps_its_sums_in_registers(is_long: bool, splits: int) -> No
     registers are too few."""
     constants = {
         "RECORD": 8, "TABLE_ROW": 32, "GROUP": 7, "HEAD_SIZE": 128, "BLOCK_QUERIES": BLOCK_QUERIES, "BLOCK_KEYS": 64,
-        "SPLITS": splits, "STAGES": STAGES, "IS_LONG": is_long, **({} if is_long else {"window_desc": None}),
+        "SPLITS": splits, "STAGES": MACHINE.attention.stages, "IS_LONG": is_long,
+        **({} if is_long else {"window_desc": None}),
         **({"part_ptr": None, "log_sum_ptr": None} if splits == 1 else {}),
     }  # fmt: skip
     kernel = compiled("attention", "_attention_kernel", constants)

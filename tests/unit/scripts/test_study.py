@@ -18,7 +18,7 @@ from scripted import ScriptedGenerator
 
 from common.config import DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError
-from common.metrics.bootstrap import difference, gain, paired_interval
+from common.scoring.bootstrap import difference, gain, paired_interval
 from scripts.study import foresight, given, page
 
 ROOT = Path(__file__).parents[3]

@@ -8,13 +8,12 @@ import random
 import socket
 import threading
 from collections import Counter
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
 from test_request_loop import DECODE, Chance, scheduler
 
-from common.decoding import Command, EngineCore, GenerationRequest, decode_requests
+from common.decoding import EngineCore, GenerationRequest, decode_requests
 from common.processes import Mesh
 from common.serving.engine.loop import RequestLoop
 from common.serving.engine.passes import CountedEngine
@@ -22,30 +21,11 @@ from common.serving.http.engine import EngineClient
 from common.serving.http.requests.orders import Order
 from common.serving.link import Link
 from common.serving.messages import Passed, Ready
+from tests.told import Told
 
 LONG = DECODE.model_copy(update={"max_new_tokens": 32, "skip_threshold": 1.0, "num_lookahead": 1})
 NUM_CLIENTS, MOST_ANSWERS = 8, 3
 MAX_TOKENS = (7, 32)
-
-
-class Told:
-    """A relay within a process."""
-
-    def __init__(self, num_ranks: int) -> None:
-        self.queues: list[SimpleQueue[Command]] = [SimpleQueue() for _ in range(num_ranks)]
-
-    def of(self, rank: int) -> Any:
-        queues = self.queues
-
-        class One:
-            def exchange(self, command: Command, step: int) -> Command:
-                if rank:
-                    return queues[rank].get(timeout=60)
-                for queue in queues[1:]:
-                    queue.put(command)
-                return command
-
-        return One()
 
 
 class Ranks:

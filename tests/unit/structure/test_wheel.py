@@ -64,8 +64,12 @@ def test_it_holds_the_packages_and_the_shipped_settings_and_nothing_else(wheel: 
     assert {name.partition("/")[0] for name in names} == set(PACKAGES)
     settings = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*") if path.is_file()}
     assert {name for name in names if name.startswith("configs/")} == settings
-    parts = {str(path.relative_to(ROOT)) for path in (ROOT / "common" / "page").rglob("*.*") if path.suffix != ".pyc"}
-    assert {name for name in names if name.startswith("common/page/")} == parts
+    parts = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "common" / "serving" / "page").rglob("*.*")
+        if path.suffix != ".pyc"
+    }
+    assert {name for name in names if name.startswith("common/serving/page/")} == parts
 
 
 def test_it_decodes_with_a_shipped_profile_and_run(installed: Path, tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""`lopa quantize`: write an 8-bit folder."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from common.commands.options import OptionalText, SetOption, load_both
+from common.config import find_config, load_profile
+
+
+def quantize(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A float checkpoint folder.")],
+    out: Annotated[str, typer.Option("--out", help="The folder to write; must not exist, or be empty.")],
+    scheme: Annotated[str, typer.Option(help="w8a8_dynamic, or w8a8 with calibrated input scales.")] = "w8a8_dynamic",
+    calibration: Annotated[
+        OptionalText, typer.Option(metavar="FILE.jsonl", help="Prompts for the float model: for w8a8 and --smooth.")
+    ] = None,
+    lora: Annotated[OptionalText, typer.Option(metavar="DIR", help="A LoRA folder, merged first.")] = None,
+    smooth: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(min=0, max=1, metavar="ALPHA", help="SmoothQuant's migration strength, 0 to 1; 0.5 is usual."),
+    ] = None,
+    exclude: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="PATTERN", help="Linears that stay float, e.g. 'layers.0.*', '*.down_proj'. Repeatable."),
+    ] = None,
+    report: Annotated[
+        OptionalText, typer.Option(metavar="RUN", help="Compare with the float model on this run: tokens, accuracy.")
+    ] = None,
+    profile: Annotated[str, typer.Option("--profile", "-p", help="Runs models to calibrate and compare.")] = "cpu",
+    set: SetOption = None,
+) -> None:
+    """Write an 8-bit folder in msmodelslim's layout, and say what it cost, linear by linear."""
+    from common.commands.quantize.model import QuantizeRequest, quantize_model
+
+    if report is None:
+        device_profile, run_config = load_profile(find_config("profiles", profile), set or []), None
+    else:
+        device_profile, run_config = load_both(profile, report, set)
+    request = QuantizeRequest(
+        model, out, device_profile, scheme, calibration, lora, smooth, tuple(exclude or ()), run_config
+    )
+    typer.echo(quantize_model(request))

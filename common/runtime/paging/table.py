@@ -1,0 +1,99 @@
+"""Which pages hold a slot's committed positions, where every request has one line of them.
+
+A request takes pages when positions of it become final, and a device reads the table before the next pass. Requests
+that have ended give theirs back, or, where every slot can have all its pages at once, keep them for `reuse_prefix`.
+
+Shapes: S slots, P pages of a slot, N positions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from common.decoding import CommitSpan, Int, StepPlan
+from common.runtime.paging.capacity import pages_for
+from common.runtime.paging.pool import PagePool, slots_going_on
+
+
+class PageTable:
+    """rows_SP: int32 memory that the table writes: page p of slot s holds positions [p * page_size, (p + 1) *
+    page_size) of its request. Behind a slot's last page stands any page.
+
+    keeps_slots: a slot keeps its pages when its request ends, until another begins there.
+    """
+
+    def __init__(
+        self, pool: PagePool, rows_SP: npt.NDArray[np.int32], page_size: int, *, keeps_slots: bool = False
+    ) -> None:
+        num_slots, most_pages = rows_SP.shape
+        assert not keeps_slots or pool.num_pages >= num_slots * most_pages, "slots that keep their pages need all"
+        self.pool = pool
+        self.rows_SP = rows_SP
+        self._page_size = page_size
+        self._keeps_slots = keeps_slots
+        self._num_pages = [0] * num_slots
+        self._positions: dict[CommitSpan, Int] = {}
+        self._has_changed = False
+
+    def pages_of(self, slot: int) -> list[int]:
+        pages: list[int] = self.rows_SP[slot, : self._num_pages[slot]].tolist()
+        return pages
+
+    def open_step(self, plan: StepPlan) -> bool:
+        """Forget who has ended and begin with who is new. Whether the table has changed since it was last asked."""
+        if np.count_nonzero(plan.step_R) < plan.num_rows:
+            self._begin(plan)
+        has_changed, self._has_changed = self._has_changed, False
+        return has_changed
+
+    def prepare_commits(self, plan: StepPlan) -> None:
+        """Take the pages of the positions that this step makes final, whoever wins. What the step reads stays as it
+        is, so a device may be at it.
+
+        Raises EngineError where the pool runs dry; no page is lost then.
+        """
+        self._positions = {}
+        if not plan.commits:
+            return
+        for span in plan.commits:
+            has_all = span.start <= self._num_pages[span.slot] * self._page_size
+            assert has_all, f"slot {span.slot} has lost its pages: a request that is decoded is in every plan"
+            self._extend(span.slot, span.start + span.length)
+        lengths, size = [span.length for span in plan.commits], self._page_size
+        position_N = np.concatenate([np.arange(span.start, span.start + span.length) for span in plan.commits])
+        slot_N = np.array([span.slot for span in plan.commits]).repeat(lengths)
+        at_N = self.rows_SP[slot_N, position_N // size].astype(np.int64) * size + position_N % size
+        ends = np.cumsum(lengths).tolist()
+        self._positions = {span: at_N[end - span.length : end] for span, end in zip(plan.commits, ends, strict=True)}
+
+    def positions(self, span: CommitSpan) -> Int:
+        """Where the span's positions lie, counted through all pages."""
+        return self._positions[span]
+
+    def _begin(self, plan: StepPlan) -> None:
+        """A new request has what it reuses of its slot's last one; measurements on made-up steps start behind any
+        pages."""
+        if not self._keeps_slots:
+            self._forget_all_but(slots_going_on(plan))
+        rows = np.flatnonzero(plan.step_R == 0)
+        for slot, cached in dict(zip(plan.slot_R[rows].tolist(), plan.cached_R[rows].tolist(), strict=True)).items():
+            self._shorten(slot, pages_for(cached, self._page_size))
+            self._extend(slot, cached)
+
+    def _forget_all_but(self, slots: set[int]) -> None:
+        for slot, count in enumerate(self._num_pages):
+            if count and slot not in slots:
+                self._shorten(slot, 0)
+
+    def _shorten(self, slot: int, count: int) -> None:
+        """Give back what is more than `count` pages."""
+        if self._num_pages[slot] > count:
+            self.pool.give_back(slot, self.pages_of(slot)[count:])
+            self._num_pages[slot] = count
+
+    def _extend(self, slot: int, num_positions: int) -> None:
+        for index in range(self._num_pages[slot], pages_for(num_positions, self._page_size)):
+            self.rows_SP[slot, index] = self.pool.take(slot)
+            self._num_pages[slot] = index + 1
+            self._has_changed = True

@@ -1,0 +1,45 @@
+"""What the engine decides by and only a measurement tells, as a checked file: configs/machines/h200.yaml."""
+
+from __future__ import annotations
+
+from common.config import Frozen, load_yaml, machine_file
+
+
+class AllReduce(Frozen):
+    one_shot_bytes: int
+    two_shot_bytes: int
+
+
+class Exchange(Frozen):
+    tokens_of_two_ranks: int
+    tokens_of_more: int
+
+
+class MeshCosts(Frozen):
+    sum_latency_s: float
+    sum_bytes_per_s: float
+    gather_s: float
+    layer_overhead_s: float
+    efficiency: float
+
+
+class Attention(Frozen):
+    few_programs: tuple[tuple[int, int, int], ...]
+    split_programs: int
+    stages: int
+    stages_of_256: int
+    long_tokens: int
+
+
+class Machine(Frozen):
+    """The file says what each number is."""
+
+    knee_tokens: float
+    least_saved_tokens: int
+    all_reduce: AllReduce
+    exchange: Exchange
+    mesh: MeshCosts
+    attention: Attention
+
+
+MACHINE = load_yaml(machine_file("h200"), Machine)
