@@ -51,6 +51,12 @@ def _chosen() -> Level:
     return "limits"
 
 
+@functools.cache
+def strongest() -> Level:
+    """The level for programs of this package's own, which take what a model has written as data."""
+    return "limits" if why_not("namespaces") else "namespaces"
+
+
 def why_not(level: Level) -> str | None:
     """Why no program runs at this level here; None if one does."""
     try:

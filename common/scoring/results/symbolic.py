@@ -10,6 +10,7 @@ import re
 from importlib import metadata
 
 from common.errors import ConfigError
+from common.scoring.programs.isolation import strongest
 from common.scoring.programs.run import library_folders, run_program
 
 TIME_LIMIT_S = 10.0  # sympy takes a second to load
@@ -44,7 +45,7 @@ def comparison() -> str:
 
 def is_same_value(left: str, right: str) -> bool:
     """False also where one of them cannot be read or the comparison takes too long. Raises NotStarted."""
-    return run_program(_SOURCE, "is_same", [[left, right]], "limits", TIME_LIMIT_S) == [True]
+    return run_program(_SOURCE, "is_same", [[left, right]], strongest(), TIME_LIMIT_S) == [True]
 
 
 def _version(name: str) -> str | None:
