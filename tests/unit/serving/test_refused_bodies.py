@@ -14,8 +14,8 @@ from pydantic import BaseModel, ValidationError
 from common.serving.http import bodies
 from common.serving.http.app import build_app
 from common.serving.http.errors import ApiError
-from common.serving.http.requests.explain import explained
-from common.serving.http.requests.fields import ChatFields, CompletionFields, GenerateFields
+from common.serving.http.explain import explained
+from common.serving.http.fields import ChatFields, CompletionFields, GenerateFields
 
 
 def refused(kind: type[BaseModel], fields: dict[str, Any]) -> ApiError:

@@ -19,8 +19,9 @@ from common.checkpoint import load_tokenizer
 from common.config import InputConfig
 from common.errors import ConfigError
 from common.evaluation import HarnessModel
-from common.serving.http.requests.fields import ChatFields, GenerateFields, TokenizeFields
-from common.serving.http.requests.prompts import Prompts
+from common.requests import PromptMaker
+from common.serving.http.fields import ChatFields, GenerateFields, TokenizeFields
+from common.serving.http.prompts import Prompts
 from common.text import conversation, why_no_conversation, why_no_variables
 
 CHATML = (
@@ -81,12 +82,12 @@ def write_folder(folder: Path, template: str) -> None:
 def through_the_doors(folder: Path, messages: list[dict[str, Any]], **variables: Any) -> list[list[int]]:
     """Token ids by /tokenize, /generate, a chat, a batch line, the Python API and lm-eval."""
     tokenizer = load_tokenizer(folder)
-    prompts = Prompts(tokenizer, add_bos=False, max_tokens=10_000, vocab_size=300)
+    prompts = Prompts(tokenizer, PromptMaker(tokenizer, max_tokens=10_000, vocab_size=300), 300)
     found = []
     for kind in (TokenizeFields, GenerateFields, ChatFields):
         body = json.loads(json.dumps({"messages": messages, "chat_template_kwargs": variables}))
         fields: Any = kind.model_validate(body)
-        found.append(asyncio.run(prompts.of_chat(fields.messages, fields.chat_template_kwargs)))
+        found.append(list(asyncio.run(prompts.of_chat(fields.messages, fields.chat_template_kwargs))))
     line = {"messages": messages, "chat_template_kwargs": variables}
     assert _problem(line, None) is None
     of_line = prompt_or_reason(InputLine("a", 1, line), InputConfig(path="-"), tokenizer)

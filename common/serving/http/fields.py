@@ -16,21 +16,17 @@ from pydantic import (
     ModelWrapValidatorHandler,
     PrivateAttr,
     StrictBool,
-    StrictFloat,
     StrictStr,
     model_validator,
 )
 
-from common.config import MOST_STOP_TOKENS
+from common.requests import FIRST_ERROR, AnswerFields, MaxTokens, PaceFields, Seed, TokenId, Wishes
 from common.text import why_no_variables
 
 logger = logging.getLogger(__name__)
 
-FIRST_ERROR = Field(fail_fast=True)  # a list of a million wrong items has one error
 Name = Annotated[str, Field(strict=True, max_length=1024)]
-TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], FIRST_ERROR]
-Stop = Annotated[str, Field(strict=True, max_length=4096)]
 REQUEST_ID = r"[\x21-\x7e]{1,128}"
 
 
@@ -41,7 +37,6 @@ def _is_request_id(value: str) -> str:
 
 
 RequestId = Annotated[StrictStr, AfterValidator(_is_request_id)]
-Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 _MOST_KEYS = 256  # of one object
 _MOST_LOGGED = 200  # unknown names
 _logged: set[str] = set()
@@ -134,7 +129,7 @@ class StreamOptions(Fields):
     continuous_usage_stats: StrictBool = False
 
 
-class Diffusion(Fields):
+class Diffusion(PaceFields, Fields):
     """Settings of `decode` that a request may have of its own, and how its stream is cut.
 
     stream_mode: send what is final after each pass (`prefix`), or whole blocks (`block`). stats: add counts of passes
@@ -143,33 +138,20 @@ class Diffusion(Fields):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
-    num_lookahead: Annotated[int, Field(strict=True, ge=0, lt=2**31)] | None = None
-    block_size: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    block_add_threshold: StrictFloat | None = None
-    decoded_token_threshold: StrictFloat | None = None
-    skip_threshold: StrictFloat | None = None
     stream_mode: Literal["prefix", "block"] = "prefix"
     stats: StrictBool = False
 
 
-class Sampling(Fields):
+class Sampling(AnswerFields, Fields):
     """What completions, chats and /generate share."""
 
     model: Name | None = None
-    max_tokens: Annotated[int, Field(strict=True, ge=1, lt=2**31)] | None = None
-    max_completion_tokens: Annotated[int, Field(strict=True, ge=1, lt=2**31)] | None = None
-    temperature: Annotated[float, Field(strict=True, ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = None
+    max_completion_tokens: MaxTokens | None = None
     n: Annotated[int, Field(strict=True, ge=1, lt=2**31)] = 1
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
-    stop: Stop | Annotated[list[Stop], FIRST_ERROR] = []
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_TOKENS, fail_fast=True)] = []
     include_stop_str_in_output: StrictBool = False
     seed: Seed | None = None
-    ignore_eos: StrictBool = False
-    skip_special_tokens: StrictBool | None = None
     add_special_tokens: StrictBool = True
     return_token_ids: StrictBool = False
     request_id: RequestId | None = None
@@ -183,6 +165,17 @@ class Sampling(Fields):
         if options.continuous_usage_stats and not options.include_usage:
             raise ValueError("stream_options.continuous_usage_stats: only with include_usage true; set that too")
         return self
+
+    @property
+    def length_name(self) -> str:
+        """The field that says the most tokens."""
+        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+
+    @property
+    def wishes(self) -> Wishes:
+        """What the answer is to be, in the terms of every door."""
+        wishes = Wishes.of(self, self.diffusion, self.seed)
+        return wishes._replace(max_tokens=self.max_completion_tokens or self.max_tokens)
 
 
 class CompletionFields(Sampling):

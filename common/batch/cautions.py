@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from common.batch.inputs import InputLine
-from common.batch.requests.prompts import TokenizerLike
 from common.benchmarks import task_of
 from common.config import DecodeConfig, InputConfig
+from common.requests import TokenizerLike
 
 
 def cautions(
