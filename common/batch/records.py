@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from common.batch.inputs import InputLine
-from common.batch.lines import LineRequests
 from common.batch.marking_pool import MarkingPool
+from common.batch.requests import LineRequests
 from common.benchmarks import task_of
 from common.config import DecodeConfig, InputConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection

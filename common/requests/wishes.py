@@ -55,7 +55,7 @@ class AnswerFields(BaseModel):
 class PaceFields(BaseModel):
     """How fast blocks are filled."""
 
-    num_lookahead: Annotated[int, BeforeValidator(_no_auto), Field(strict=True, ge=0, lt=2**31)] | None = None
+    num_lookahead: Annotated[int, BeforeValidator(_no_auto), Field(strict=True, ge=0)] | None = None
     block_size: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
     block_add_threshold: StrictFloat | None = None
     decoded_token_threshold: StrictFloat | None = None
