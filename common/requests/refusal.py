@@ -32,7 +32,11 @@ def refusal(errors: Sequence[Mapping[str, Any]], kind: type[BaseModel]) -> Reque
     deeper = (other for other in errors if path_of(other)[: len(path)] == path)
     error = max(deeper, key=lambda other: len(path_of(other)))
     path = path_of(error)
-    return RequestError(".".join(map(str, path))[:_MOST_NAMED] or None, remedy(error, path, kind))
+    name, told = ".".join(map(str, path))[:_MOST_NAMED], error["msg"].removeprefix("Value error, ")
+    if name and told.startswith((f"{name}:", f"{name}.")):  # it says where by itself
+        where, _, reason = told.partition(": ")
+        return RequestError(where, reason)
+    return RequestError(name or None, remedy(error, path, kind))
 
 
 def first_error(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

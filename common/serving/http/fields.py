@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 import re
 import reprlib
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
     StrictBool,
     StrictStr,
+    WithJsonSchema,
     model_validator,
 )
 
 from common.requests import FIRST_ERROR, AnswerFields, MaxTokens, PaceFields, Seed, TokenId, Wishes
-from common.text import why_no_variables
+from common.text import MOST_MESSAGES, why_no_conversation, why_no_variables
 
 logger = logging.getLogger(__name__)
 
@@ -183,46 +182,39 @@ class CompletionFields(Sampling):
     echo: StrictBool = False
 
 
-def _is_text(value: object) -> object:
-    if value != "text":
-        raise ValueError("the model reads text only: send parts of type text")
-    return value
+def _checked(why_not: Callable[[object], str | None]) -> AfterValidator:
+    """The check of every door. What it says names the place."""
+
+    def check(value: Any) -> Any:
+        problem = why_not(value)
+        if problem is not None:
+            raise ValueError(problem)
+        return value
+
+    return AfterValidator(check)
 
 
-class Part(Fields):
-    type: Annotated[Literal["text"], BeforeValidator(_is_text)]
-    text: StrictStr
+_SCHEMA = {
+    "type": "array", "minItems": 1, "maxItems": MOST_MESSAGES,
+    "items": {"type": "object", "required": ["role"], "properties": {"role": {"type": "string", "minLength": 1}}},
+}  # fmt: skip
+Variables = Annotated[Any, _checked(why_no_variables), WithJsonSchema({"type": "object"})]
+Messages = Annotated[Any, _checked(why_no_conversation), WithJsonSchema(_SCHEMA)]
 
 
-class Message(Fields):
-    """given: the message as it came, whose other keys and their order are the chat template's to read."""
+class _OnePrompt(BaseModel):
+    """prompt or messages. What a text and a conversation may hold beside is each route's."""
 
-    role: Annotated[StrictStr, Field(min_length=1)]
-    content: StrictStr | Annotated[list[Part], Field(max_length=4096, fail_fast=True)] | None = None
-    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+    messages: Messages | None = None
+    chat_template_kwargs: Variables = {}
 
-    @property
-    def given(self) -> dict[str, Any]:
-        return self._given
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _remember(cls, value: Any, handler: ModelWrapValidatorHandler[Message]) -> Message:
-        message = handler(value)
-        message._given = value if isinstance(value, dict) else value.given
-        return message
-
-
-def _are_variables(value: dict[str, Any]) -> dict[str, Any]:
-    problem = why_no_variables(value)
-    if problem is not None:
-        # Whoever explains it names the field.
-        raise ValueError(problem.removeprefix("chat_template_kwargs")[1:].lstrip())
-    return value
-
-
-Variables = Annotated[dict[str, Any], AfterValidator(_are_variables)]
-Messages = Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
+    @model_validator(mode="after")
+    def _has_one_prompt(self) -> _OnePrompt:
+        if (getattr(self, "prompt", None) is None) == (self.messages is None):
+            raise ValueError("prompt: send either prompt or messages")
+        if self.chat_template_kwargs and self.messages is None:
+            raise ValueError("chat_template_kwargs: only messages are rendered by a template: send these, or remove it")
+        return self
 
 
 class ChatFields(Sampling):
@@ -230,39 +222,19 @@ class ChatFields(Sampling):
     chat_template_kwargs: Variables = {}
 
 
-class GenerateFields(Sampling):
+class GenerateFields(_OnePrompt, Sampling):
     """prompt: one. stream_mode: also `denoise`, an event a pass."""
 
     prompt: StrictStr | TokenIds | None = None
-    messages: Messages | None = None
-    chat_template_kwargs: Variables = {}
     n: Literal[1] = 1
     stream_mode: Literal["prefix", "block", "denoise"] | None = None
 
-    @model_validator(mode="after")
-    def _has_one_prompt(self) -> GenerateFields:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("prompt: send either prompt or messages")
-        if self.chat_template_kwargs and self.messages is None:
-            raise ValueError("chat_template_kwargs: only messages are rendered by a template: send these, or remove it")
-        return self
 
-
-class TokenizeFields(Fields):
+class TokenizeFields(_OnePrompt, Fields):
     model: Name | None = None
     prompt: StrictStr | None = None
-    messages: Messages | None = None
-    chat_template_kwargs: Variables = {}
     add_special_tokens: StrictBool = True
     return_token_strs: StrictBool = False
-
-    @model_validator(mode="after")
-    def _has_one_prompt(self) -> TokenizeFields:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("prompt: send either prompt or messages")
-        if self.chat_template_kwargs and self.messages is None:
-            raise ValueError("chat_template_kwargs: only messages are rendered by a template: send these, or remove it")
-        return self
 
 
 class DetokenizeFields(Fields):

@@ -14,7 +14,6 @@ from common.config import DecodeConfig
 from common.errors import EngineError, first_line
 from common.requests import LONG, PromptMaker, RequestError
 from common.serving.http.errors import ApiError
-from common.serving.http.fields import Message
 from common.serving.http.orders import Order
 from common.text import AnswerText
 
@@ -44,12 +43,11 @@ class Prompts:
         with _refusing():
             return self.maker.of_ids(token_ids)
 
-    async def of_chat(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> tuple[int, ...]:
+    async def of_chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> tuple[int, ...]:
         """Token ids up to where the answer begins."""
-        given = [message.given for message in messages]
         with _refusing():
             loop = asyncio.get_running_loop()
-            text = await loop.run_in_executor(self._chats, self.maker.chat_text, given, variables)
+            text = await loop.run_in_executor(self._chats, self.maker.chat_text, messages, variables)
         return await self.of_text(text, add_special_tokens=False, field="messages")
 
     def answer_text(self, decode: DecodeConfig, *, includes_stop: bool) -> AnswerText:

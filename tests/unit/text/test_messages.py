@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import transformers
+from pydantic import ValidationError
 from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -20,6 +21,7 @@ from common.config import InputConfig
 from common.errors import ConfigError
 from common.evaluation import HarnessModel
 from common.requests import PromptMaker
+from common.serving.http.explain import explained
 from common.serving.http.fields import ChatFields, GenerateFields, TokenizeFields
 from common.serving.http.prompts import Prompts
 from common.text import conversation, why_no_conversation, why_no_variables
@@ -163,8 +165,9 @@ def test_what_is_no_conversation_is_told_by_its_place(messages: Any, problem: st
     assert (_problem({"messages": messages}, None) or "").startswith(problem)
     with pytest.raises(ConfigError, match=r"^messages"):
         conversation(messages)
-    with pytest.raises(ValueError, match="messages"):
+    with pytest.raises(ValidationError) as refused:
         ChatFields.model_validate({"messages": messages})
+    assert str(explained(refused.value.errors())) == found
 
 
 @pytest.mark.parametrize(
@@ -181,5 +184,6 @@ def test_what_is_no_conversation_is_told_by_its_place(messages: Any, problem: st
 def test_what_a_template_may_not_be_given(variables: Any, problem: str) -> None:
     assert (why_no_variables(variables) or "").startswith(problem)
     assert (_problem({"messages": TALK, "chat_template_kwargs": variables}, None) or "").startswith(problem)
-    with pytest.raises(ValueError, match="chat_template_kwargs"):
+    with pytest.raises(ValidationError) as refused:
         ChatFields.model_validate({"messages": TALK, "chat_template_kwargs": variables})
+    assert str(explained(refused.value.errors())) == why_no_variables(variables)
