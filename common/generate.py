@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from common.checkpoint import ModelConfig, Tokenizer, load_model_config, load_tokenizer
@@ -23,9 +23,12 @@ from common.decoding import (
 from common.errors import ConfigError, EngineError
 from common.platforms import build_engine
 from common.processes import apply_environment
+from common.requests import PromptMaker, RequestMaker, Wishes
 from common.runtime import check_decode, facts_of
 from common.runtime import check_settings as check_settings
 from common.text import answer_text, stop_finder
+
+Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
 
 class OneAtATime:
@@ -81,22 +84,41 @@ class Generator:
         with self._one_at_a_time:
             yield EngineCore(self._scheduler(), self.engine)
 
-    def complete(self, *prompts: str) -> list[str]:
+    def complete(self, *prompts: Prompt, seed: int | None = None, **wishes: Any) -> list[str]:
         """The texts for some prompts, in their order, each without the stop string that ended it.
 
-        Raises ValueError for a prompt that cannot be decoded.
+        prompts: texts, lists of messages, lists of token ids. wishes: what they want in the place of the run's
+        settings, such as max_tokens or temperature (`common.requests.Wishes`). Raises ValueError for a prompt or wish
+        that cannot be decoded.
         """
-        if not all(isinstance(prompt, str) for prompt in prompts):
-            raise ValueError("complete takes texts, one argument each: complete('first', 'second')")
-        add_bos = self.run.input is not None and self.run.input.add_bos_token
-        ids = [tuple(self.tokenizer.encode(text, add_bos)) for text in prompts]
-        requests = [GenerationRequest(str(number), prompt) for number, prompt in enumerate(ids)]
+        own, requests = Wishes.read(wishes, seed), []
+        for number, prompt in enumerate(prompts):
+            made = self.requests.prompts.of(prompt, f"prompt {number}")
+            requests.append(self.requests.request(str(number), made, own))
         text_of: dict[str, str] = {}
         for result in self.generate(requests):
             if isinstance(result, Rejection):
                 raise ValueError(f"prompt {result.id}: {result.reason}")
-            text_of[result.id] = answer_text(self.tokenizer, result.token_ids, self.run.decode)
+            decode = requests[int(result.id)].decode or self.run.decode
+            text_of[result.id] = answer_text(self.tokenizer, result.token_ids, decode)
         return [text_of[request.id] for request in requests]
+
+    @cached_property
+    def requests(self) -> RequestMaker:
+        """What turns prompts and wishes into requests."""
+        prompts = PromptMaker(
+            self.tokenizer,
+            add_bos=self.run.input is not None and self.run.input.add_bos_token,
+            max_tokens=self.engine.capacity.max_model_len,
+            vocab_size=self.vocab_size,
+        )
+        return RequestMaker(
+            self.run.decode, prompts, max_model_len=self.engine.capacity.max_model_len, check=self.check
+        )
+
+    @property
+    def vocab_size(self) -> int | None:
+        return self.engine.capacity.vocab_size
 
     def check(self, decode: DecodeConfig) -> None:
         """ConfigError for settings by which this model cannot be decoded."""

@@ -29,6 +29,7 @@ from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import EngineError
 from common.processes import global_rank
+from common.requests import PromptMaker, RequestMaker
 from common.text import Writing
 
 EOS = 0
@@ -39,19 +40,22 @@ class ScriptedTokenizer:
     """A character is a token; a conversation is its last message in angle brackets."""
 
     has_chat_template = True
+    mask_id = None
     writing = Writing()
 
     def encode(self, text: str, add_bos: bool = False) -> list[int]:
         return [1] * add_bos + [ord(character) for character in text]
 
-    def chat(self, messages: Any, variables: Any = None) -> list[int]:
-        return self.encode(f"<{messages[-1]['content']}>")
+    def chat_text(self, messages: Any, variables: Any = None) -> str:
+        return f"<{messages[-1]['content']}>"
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return "".join(chr(id) for id in ids if id > 1)
 
 
 class ScriptedGenerator:
+    vocab_size = None
+
     def __init__(self, profile: DeviceProfile, run: RunConfig) -> None:
         mesh = profile.mesh if isinstance(profile.mesh, MeshConfig) else MeshConfig()
         self.profile, self.run = profile, run
@@ -72,6 +76,12 @@ class ScriptedGenerator:
                 yield Rejection(request.id, f"the prompt has {len(request.prompt)} tokens, {MAX_PROMPT} fit")
             else:
                 yield answer(request, request.decode or self.run.decode)
+
+    @property
+    def requests(self) -> RequestMaker:
+        source, length = self.run.input, self.profile.max_model_len
+        prompts = PromptMaker(self.tokenizer, add_bos=source is not None and source.add_bos_token, max_tokens=length)
+        return RequestMaker(self.run.decode, prompts, max_model_len=length)
 
     def check(self, decode: DecodeConfig) -> None:
         """This model can be decoded by any settings."""

@@ -174,6 +174,8 @@ def _problem(fields: Mapping[str, Any], template: str | None) -> str | None:
     variables = fields.get("chat_template_kwargs")
     if contents[0] == "prompt" and variables:
         return "chat_template_kwargs: only conversations are rendered by a template; write messages, or remove it"
+    if contents[0] == "prompt" and isinstance(value, list) and value and all(type(item) is int for item in value):
+        return None  # token ids
     if contents[0] != "messages":
         return None if isinstance(value, str) else f"{contents[0]} must be a string"
     return why_no_conversation(value) or (None if variables is None else why_no_variables(variables))

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from common.batch.inputs import InputLine
-from common.batch.requests import LengthLimit, OwnSettings, TokenizerLike, prompt_or_reason
+from common.batch.requests import LineRequests
 from common.config import DecodeConfig, InputConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection
-from common.errors import ConfigError
 from common.processes import Stopped
+from common.requests import PromptMaker, RequestMaker, TokenizerLike
 from common.scoring import MarkingPool, request_record, task_of
 from common.text import answer_text
 
@@ -29,6 +29,9 @@ class TextGenerator(Protocol):
 
     @property
     def tokenizer(self) -> TokenizerLike: ...
+
+    @property
+    def vocab_size(self) -> int | None: ...
 
     def check(self, decode: DecodeConfig) -> None:
         """ConfigError for settings by which its model cannot be decoded."""
@@ -49,8 +52,16 @@ def records(
 
     stops: where answers end, unless a line has its own; none are those of the input's benchmark, if it is one.
     """
-    decode = None if stops else _of_benchmark(generator.run.decode, source)
-    maker = _RequestMaker(generator, source, max_model_len, decode)
+    task = None if stops else task_of(source)
+    decode = generator.run.decode if task is None else generator.run.decode.model_copy(update={"stop": task.stop})
+    prompts = PromptMaker(
+        generator.tokenizer,
+        add_bos=source.add_bos_token,
+        max_tokens=max_model_len,
+        vocab_size=generator.vocab_size,
+    )
+    own = RequestMaker(decode, prompts, max_model_len=max_model_len, check=generator.check, names_base=task is not None)
+    maker = LineRequests(source, own)
     line_of = {line.key: line for line in lines}
     refused: list[dict[str, Any]] = []
     decode_of: dict[str, DecodeConfig] = {}  # of requests with settings that are not the run's
@@ -76,7 +87,7 @@ def records(
 
 def _requests(
     lines: Iterable[InputLine],
-    maker: _RequestMaker,
+    maker: LineRequests,
     refused: list[dict[str, Any]],
     decode_of: dict[str, DecodeConfig],
 ) -> Iterator[GenerationRequest]:
@@ -88,33 +99,6 @@ def _requests(
         if request.decode is not None:
             decode_of[request.id] = request.decode
         yield request
-
-
-class _RequestMaker:
-    """From lines to requests. decode: of lines without settings of their own; None: the run's."""
-
-    def __init__(
-        self, generator: TextGenerator, source: InputConfig, max_model_len: int, decode: DecodeConfig | None
-    ) -> None:
-        self._source, self._tokenizer, self._decode = source, generator.tokenizer, decode
-        self._limit = LengthLimit(generator.tokenizer, max_model_len)
-        self._settings = OwnSettings(source, decode or generator.run.decode, generator.check)
-
-    def request_or_reason(self, line: InputLine) -> GenerationRequest | str:
-        """Or why there is none: the text of an error record."""
-        prompt = prompt_or_reason(line, self._source, self._tokenizer, self._limit)
-        if isinstance(prompt, str):
-            return prompt
-        try:
-            own = self._settings.of(line)
-        except ConfigError as error:
-            return str(error)
-        return GenerationRequest(line.key, prompt, own.decode or self._decode, own.seed)
-
-
-def _of_benchmark(decode: DecodeConfig, source: InputConfig) -> DecodeConfig | None:
-    task = task_of(source)
-    return None if task is None else decode.model_copy(update={"stop": task.stop})
 
 
 def _drain(refused: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ from common.checkpoint.lora import LoraSource
 from common.checkpoint.model_config import ModelConfig, MoEConfig
 from common.checkpoint.rules import check_tensor_parallel, fits_tensor_parallel, shard_bounds
 from common.checkpoint.sources import SafetensorsFolder
-from common.checkpoint.text_length import CharacterBound, character_bound, chat_text
+from common.checkpoint.text_length import CharacterBound, character_bound
 from common.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from common.checkpoint.weights import load_weights
 
@@ -21,7 +21,6 @@ __all__ = [
     "SafetensorsFolder",
     "Tokenizer",
     "character_bound",
-    "chat_text",
     "check_tensor_parallel",
     "fits_tensor_parallel",
     "load_model_config",

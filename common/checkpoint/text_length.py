@@ -50,14 +50,6 @@ def character_bound(tokenizer: Tokenizer) -> CharacterBound | None:
     return CharacterBound(max(map(len, vocabulary)), _MOST_COMPOSED if normalizers else 1)
 
 
-def chat_text(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
-) -> str:
-    """What `tokenizer.chat` tokenises."""
-    assert tokenizer._chat_template is not None, "ask has_chat_template first"
-    return tokenizer._render(tokenizer._chat_template, messages, variables)
-
-
 def _takes_every_byte(
     model: Mapping[str, Any], pre_tokenizers: Sequence[Mapping[str, Any]], vocabulary: Mapping[str, int]
 ) -> bool:

@@ -85,15 +85,16 @@ class Tokenizer:
 
         variables: what else the template may read.
         """
+        return self.encode(self.chat_text(messages, variables))
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+        """What `chat` tokenises."""
         if self._chat_template is None:
             raise ConfigError(
                 f"{self._folder}: no default chat_template in tokenizer_config.json and no chat_template.jinja: send "
                 "`prompt` instead of `messages`, or use an instruction-tuned checkpoint"
             )
-        return self.encode(self._render(self._chat_template, messages, variables))
-
-    def _render(self, template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None) -> str:
-        return self._renderer.render(template, messages, variables)
+        return self._renderer.render(self._chat_template, messages, variables)
 
 
 def load_tokenizer(folder: str | Path, mask_token_id: int | None = None) -> Tokenizer:

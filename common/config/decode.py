@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_serializer, field_validator, model_validator
 
 from common.config.consistent import BLOCKS_FROM_ZERO, MIN_TEMPERATURE, contradictions
 from common.config.frozen import Settings
@@ -22,6 +22,7 @@ AUTO_LOOKAHEAD = -1  # num_lookahead: as many as pay on this device
 MOST = 10**6  # of numbers whose effect ends long before; above 3e38 they would be infinite in float32
 MOST_BLOCK_STEPS = 1000  # that a block may cost beside those that fill it: more would be an endless loop
 MOST_GUIDANCE = 1000  # logits times it still tell tokens apart in float32
+_PART = object()  # context of a validation: these settings are a part, whose sense depends on the others
 
 
 class DecodeConfig(Settings):
@@ -286,7 +287,12 @@ class DecodeConfig(Settings):
         top_p and top_k, which act above temperature 0 only, go with a temperature that is changed to it.
         """
         greedy = {"top_p": 1.0, "top_k": None} if is_greedy(changes.get("temperature")) else {}
-        return DecodeConfig.model_validate({**self.model_dump(), **greedy, **changes})
+        wanted = {**greedy, **changes}
+        part = DecodeConfig.model_validate(wanted, context=_PART)  # a server does this for each of its requests
+        made = self.model_copy(update={name: getattr(part, name) for name in part.model_fields_set})
+        if next(contradictions(made), None) is None:
+            return made
+        return DecodeConfig.model_validate({**self.model_dump(), **wanted})  # says which, as of a file
 
     @field_validator("num_lookahead", mode="before")
     @classmethod
@@ -333,7 +339,9 @@ class DecodeConfig(Settings):
         return value
 
     @model_validator(mode="after")
-    def _consistent(self) -> DecodeConfig:
+    def _consistent(self, info: ValidationInfo) -> DecodeConfig:
+        if info.context is _PART:
+            return self
         self._take_defaults_of_strategy()
         for problem in contradictions(self):
             raise ValueError(problem)

@@ -43,6 +43,7 @@ class EngineCore:
         self._under_way: tuple[StepPlan, Callable[[], Predictions]] | None = None
         self._failure: Exception | None = None
         self._num_given: dict[str, int] = {}
+        self._most_of: dict[str, int] = {}  # tokens of open answers that are cut
         self._is_over = False
         self._num_steps = 0
         self._num_ended = 0  # in the last step
@@ -143,13 +144,21 @@ class EngineCore:
 
     def _progress(self) -> list[RequestOutput]:
         """Of requests that go on: tokens that can no longer change and have not been told."""
-        outputs = [RequestOutput(*final) for final in self.scheduler.newly_final()]
-        for output in outputs:
-            self._num_given[output.id] = self._num_given.get(output.id, 0) + len(output.token_ids)
+        outputs = []
+        for request_id, token_ids in self.scheduler.newly_final():
+            num_given, most = self._num_given.get(request_id, 0), self._most_of.get(request_id)
+            if most is not None and num_given + len(token_ids) >= most:
+                token_ids = token_ids[: most - num_given]
+                self.abort(request_id)  # it has all that it may have
+            if token_ids:
+                self._num_given[request_id] = num_given + len(token_ids)
+                outputs.append(RequestOutput(request_id, token_ids))
         return outputs
 
     def _ended(self, result: Completion | Rejection) -> RequestOutput:
-        num_given = self._num_given.pop(result.id, 0)
+        num_given, most = self._num_given.pop(result.id, 0), self._most_of.pop(result.id, None)
+        if most is not None and isinstance(result, Completion) and (num_given == most or len(result.token_ids) > most):
+            result = result.cut(most)
         self._queue.open_ids.discard(result.id)
         return RequestOutput(result.id, result.token_ids[num_given:], result)
 
@@ -192,6 +201,8 @@ class EngineCore:
             self.scheduler.admit(request)
         except ValueError as error:
             return str(error)
+        if request.max_tokens is not None:
+            self._most_of[request.id] = request.max_tokens
         return None
 
     def _next(self) -> GenerationRequest | None:

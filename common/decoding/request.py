@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal
 
@@ -17,7 +17,8 @@ FinishReason = Literal["eos", "stop", "length", "max_steps", "abort"]
 class GenerationRequest:
     """`id` is unique in a run and keys the request's random numbers, together with the seed.
 
-    decode, seed: the request's own; None: the run's. noise_name: keys the random numbers in the id's place.
+    decode, seed: the request's own; None: the run's. noise_name: keys the random numbers in the id's place. max_tokens:
+    the answer is cut there, whatever its canvas holds.
     """
 
     id: str
@@ -25,6 +26,7 @@ class GenerationRequest:
     decode: DecodeConfig | None = None
     seed: int | None = None
     noise_name: str | None = None
+    max_tokens: int | None = None
 
 
 class RequestQueue:
@@ -156,6 +158,10 @@ class Completion:
     def of_nothing(cls, request: GenerationRequest, reason: FinishReason) -> Completion:
         """Of a request that ends before it began."""
         return cls(request.id, len(request.prompt), (), (), 0, 0, 0, reason, 0.0, 0.0)
+
+    def cut(self, max_tokens: int) -> Completion:
+        """The same, ended by its length after so many tokens."""
+        return replace(self, token_ids=self.token_ids[:max_tokens], finish_reason="length")
 
     @property
     def num_effective_tokens(self) -> int:

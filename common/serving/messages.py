@@ -13,10 +13,9 @@ WINDOW_BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class Add(NamedTuple):
-    """max_tokens: the answer is cut there, whatever the canvas holds. is_watched: its step records are wanted."""
+    """is_watched: its step records are wanted."""
 
     request: GenerationRequest
-    max_tokens: int
     is_watched: bool = False
 
 

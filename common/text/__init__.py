@@ -2,9 +2,10 @@
 
 from common.text.answers import AnswerText, StopSearch, answer_of, answer_text, before_stop, stop_finder
 from common.text.growing import WritesText, Writing, writing_of
-from common.text.messages import MOST_VARIABLES, conversation, why_no_conversation, why_no_variables
+from common.text.messages import MOST_MESSAGES, MOST_VARIABLES, conversation, why_no_conversation, why_no_variables
 
 __all__ = [
+    "MOST_MESSAGES",
     "MOST_VARIABLES",
     "AnswerText",
     "StopSearch",

@@ -13,6 +13,7 @@ from typing import Any
 from common.errors import ConfigError
 
 MOST_VARIABLES = 64
+MOST_MESSAGES = 4096  # of a conversation, and parts of a message
 # What transformers' apply_chat_template has itself, and would not hand on to the template.
 _OF_THE_CALL = {
     "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents",
@@ -26,6 +27,8 @@ def why_no_conversation(messages: object) -> str | None:
     """What is wrong with it, and where; None: nothing."""
     if not isinstance(messages, (list, tuple)) or not messages:
         return "messages: write a list of at least one {role, content}"
+    if len(messages) > MOST_MESSAGES:
+        return f"messages: {len(messages)} messages, at most {MOST_MESSAGES} can be given"
     problems = ((place, _why_no_message(message)) for place, message in enumerate(messages))
     return next((f"messages.{place}{problem}" for place, problem in problems if problem is not None), None)
 
@@ -66,6 +69,8 @@ def _why_no_message(message: object) -> str | None:
         return None
     if not isinstance(content, (list, tuple)):
         return ".content: write it as text, or as a list of text parts"
+    if len(content) > MOST_MESSAGES:
+        return f".content: {len(content)} parts, at most {MOST_MESSAGES} can be given"
     problems = ((place, _why_no_part(part)) for place, part in enumerate(content))
     return next((f".content.{place}{problem}" for place, problem in problems if problem is not None), None)
 

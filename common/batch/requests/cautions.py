@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from common.batch.inputs import InputLine
-from common.batch.requests.prompts import TokenizerLike
 from common.config import DecodeConfig, InputConfig
+from common.requests import TokenizerLike
 from common.scoring import task_of
 
 

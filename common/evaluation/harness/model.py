@@ -6,15 +6,16 @@ Nothing here imports lm-eval: `start` puts its base class under this one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from pydantic import ValidationError
 from tqdm import tqdm
 
-from common.config import DecodeConfig, is_greedy
+from common.config import DecodeConfig
 from common.decoding import GenerationRequest, Rejection
 from common.errors import ConfigError
+from common.requests import RequestError, Wishes
 from common.text import answer_text
 
 if TYPE_CHECKING:
@@ -53,20 +54,20 @@ class HarnessModel:
         A prompt that is too long for the model has no text, and a warning says how many there are. Raises ConfigError
         if that is so for all of them.
         """
-        decodes = [self.decode_of(request.args[1]) for request in requests]
+        wished = [self.wishes_of(request.args[1]) for request in requests]
+        decodes = [self._decode_of(wishes) for wishes in wished]
         if self._has_conversations and (stops := {text for decode in decodes for text in decode.stop}):
             logger.warning(
                 "answers of a chat end with these stop strings too, also inside of a fence, which marks right programs "
                 "wrong: %s; pass --gen_kwargs 'until=[]' to leave out the task's",
                 ", ".join(map(repr, sorted(stops))),
             )
-        prompts = (
-            GenerationRequest(str(place), tuple(self._encode(request.args[0])), decode)
-            for place, (request, decode) in enumerate(zip(requests, decodes, strict=True))
-        )
-        texts, reasons = [""] * len(requests), []
-        with tqdm(total=len(requests), disable=disable_tqdm, desc="generate_until") as progress:
-            for result in self._generator.generate(prompts):
+        texts = [""] * len(requests)
+        asked = [self._asked(place, request, wished[place]) for place, request in enumerate(requests)]
+        reasons = [reason for reason in asked if isinstance(reason, str)]
+        made = [request for request in asked if isinstance(request, GenerationRequest)]
+        with tqdm(total=len(made), disable=disable_tqdm, desc="generate_until") as progress:
+            for result in self._generator.generate(made):
                 place = int(result.id)
                 if isinstance(result, Rejection):
                     reasons.append(result.reason)
@@ -85,43 +86,43 @@ class HarnessModel:
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as text; a last message of the assistant's is what the answer begins with."""
-        from common.checkpoint import chat_text  # here: torch comes with it
-
         self._has_conversations = True
         tokenizer, messages = self._generator.tokenizer, list(chat_history)
         if not tokenizer.has_chat_template:
             raise ConfigError(f"{self.tokenizer_name} has no chat template: leave out --apply_chat_template")
         begun = messages.pop()["content"] if not add_generation_prompt else ""
-        return chat_text(tokenizer, messages) + begun
+        return tokenizer.chat_text(messages) + begun
 
     @property
     def tokenizer_name(self) -> str:
         return self._generator.run.model
 
-    def decode_of(self, asked: Mapping[str, Any]) -> DecodeConfig:
-        """The run's settings under what the task asks for: its stop strings beside the run's, its temperature, and at
-        most as many tokens as it wants. Raises ConfigError."""
-        decode = self._generator.run.decode
+    def wishes_of(self, asked: Mapping[str, Any]) -> Wishes:
+        """What the task asks for: its stop strings, its temperature, and at most as many tokens as it wants, of those
+        that the run gives. Raises ConfigError."""
         until = asked.get("until") or ()
-        stop = [text for text in ([until] if isinstance(until, str) else until) if text]
         wanted = [asked[name] for name in _LIMITS if asked.get(name) is not None]
-        changes = {
-            "stop": tuple(dict.fromkeys([*stop, *decode.stop])),
-            "max_new_tokens": max(decode.block_size, min([decode.max_new_tokens, *wanted])),
+        given = {
+            "stop": [text for text in ([until] if isinstance(until, str) else until) if text],
+            **({"max_tokens": min([self._generator.run.decode.max_new_tokens, *wanted])} if wanted else {}),
             **{name: asked[name] for name in _TEXT if asked.get(name) is not None},
             **_sampling(asked),
         }
-        try:
-            return decode.changed(changes)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"]))
-            raise ConfigError(f"generation_kwargs of the task: {where} {problem['msg']}; change --gen_kwargs") from None
+        with _of_task():
+            return Wishes.read(given)
 
-    def _encode(self, text: str) -> list[int]:
-        source = self._generator.run.input
-        add_bos = source is not None and source.add_bos_token and not self._has_conversations
-        return self._generator.tokenizer.encode(text, add_bos=add_bos)
+    def _asked(self, place: int, request: Instance, wishes: Wishes) -> GenerationRequest | str:
+        """Or why there is no request."""
+        maker = self._generator.requests
+        try:
+            prompt = maker.prompts.of_text(request.args[0], with_bos=not self._has_conversations)
+            return maker.request(str(place), prompt, wishes)
+        except RequestError as error:
+            return str(error)
+
+    def _decode_of(self, wishes: Wishes) -> DecodeConfig:
+        with _of_task():
+            return self._generator.requests.decode(wishes)
 
     def _remember(self, request: Instance, text: str) -> None:
         if self.cache_hook is not None:
@@ -136,9 +137,17 @@ def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:
     if not asked.keys() & {"do_sample", "temperature"}:
         return {}
     temperature = asked.get("temperature", 1.0 if asked.get("do_sample") else 0.0)
-    if not temperature or is_greedy(temperature) or asked.get("do_sample") is False:
+    if not temperature or asked.get("do_sample") is False:
         return {"temperature": 0.0}
-    return {"temperature": temperature, "top_p": asked.get("top_p", 1.0), "top_k": asked.get("top_k")}
+    return {"temperature": temperature, "top_p": asked.get("top_p", 1.0), "top_k": asked.get("top_k", 0)}
+
+
+@contextmanager
+def _of_task() -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"generation_kwargs of the task: {error}; change --gen_kwargs") from None
 
 
 def _report(reasons: Iterable[str], num_requests: int) -> None:

@@ -23,13 +23,11 @@ _LAGS = (
 
 @dataclass(slots=True)
 class _Served:
-    """A request that has been added. num_final: tokens that are final, told of or not. is_cut: it has all the tokens it
-    may have, and was aborted for that. is_lost: its passes cannot be told, and it was aborted for that."""
+    """A request that has been added. num_final: tokens that are final, told of or not. is_lost: its passes cannot be
+    told, and it was aborted for that."""
 
-    max_tokens: int
     added_at: float
     num_final: int = 0
-    is_cut: bool = False
     is_lost: bool = False
 
 
@@ -91,7 +89,7 @@ class RequestLoop:
         if reason is not None:
             self._answers.append(Rejected(request.id, reason))
             return
-        self._served[request.id] = _Served(message.max_tokens, time.perf_counter())
+        self._served[request.id] = _Served(time.perf_counter())
         self._answers.append(Accepted(request.id))
         if message.is_watched:
             self._watched.add(request.id)
@@ -119,16 +117,12 @@ class RequestLoop:
     def _tell(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             served = self._served[output.id]
-            token_ids = output.token_ids[: served.max_tokens - served.num_final]
-            served.num_final += len(token_ids)
-            token_ids = self._untold.pop(output.id, ()) + token_ids
+            served.num_final += len(output.token_ids)
+            token_ids = self._untold.pop(output.id, ()) + output.token_ids
             if output.result is not None:
                 self._tell_end(output, served, token_ids)
             elif token_ids and not served.is_lost:
                 self._untold[output.id] = token_ids
-                if served.num_final == served.max_tokens:
-                    served.is_cut = True
-                    self.core.abort(output.id)
 
     def _tell_end(self, output: RequestOutput, served: _Served, token_ids: tuple[int, ...]) -> None:
         del self._served[output.id]
@@ -144,12 +138,11 @@ class RequestLoop:
             self._answers.append(Rejected(output.id, result.reason, 500 if is_ours else 400))
             return
         assert result is not None, "its caller has looked"
-        is_cut = served.is_cut or len(result.token_ids) > served.max_tokens
         self._answers.append(
             Ended(
                 id=output.id,
                 token_ids=token_ids,
-                finish_reason="length" if is_cut else result.finish_reason,
+                finish_reason=result.finish_reason,
                 num_tokens=served.num_final,
                 num_forwards=result.num_forwards,
                 num_lookahead_wins=result.num_lookahead_wins,

@@ -16,9 +16,8 @@ from starlette.exceptions import HTTPException
 
 from common.serving.http.bodies import Bodies, checked_route
 from common.serving.http.errors import ApiError
-from common.serving.http.gate import Gate, error_response
-from common.serving.http.requests.explain import explained
-from common.serving.http.requests.fields import (
+from common.serving.http.explain import explained
+from common.serving.http.fields import (
     REQUEST_ID,
     AbortFields,
     ChatFields,
@@ -28,7 +27,8 @@ from common.serving.http.requests.fields import (
     Sampling,
     TokenizeFields,
 )
-from common.serving.http.requests.orders import refuse_unsupported
+from common.serving.http.gate import Gate, error_response
+from common.serving.http.orders import refuse_unsupported
 from common.serving.http.responses.calls import Call, unless_gone
 from common.serving.http.responses.generate import GenerateCall
 from common.serving.http.responses.openai import OpenAiCall

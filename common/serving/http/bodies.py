@@ -22,7 +22,7 @@ from starlette.types import Receive
 
 from common.errors import first_line
 from common.serving.http.errors import ApiError
-from common.serving.http.requests.explain import explained
+from common.serving.http.explain import explained
 
 # Counted in the bytes, where those of texts count too: so many commas no text has that fits a model.
 _MOST_SIGNS = {b",": 2**18, b"[": 2**17, b"{": 2**17, b":": 2**17}

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from common.serving.http.errors import ApiError
-from common.serving.http.requests.orders import Order
+from common.serving.http.orders import Order
 from common.serving.link import LENGTH_BYTES, framed
 from common.serving.messages import Abort, Accepted, Add, Counts, Ended, Failed, Over, Passed, Ready, Rejected, Tokens
 
@@ -130,7 +130,7 @@ class EngineClient:
             )
         answers = [Answer(order) for order in orders]
         self._answers.update({answer.id: answer for answer in answers})
-        self._send([Add(order.request, order.max_tokens, is_watched) for order in orders])
+        self._send([Add(order.request, is_watched) for order in orders])
         return answers
 
     @property

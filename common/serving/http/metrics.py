@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from common.serving.http.engine import EngineClient
 from common.serving.http.engine_metrics import EngineMetrics
-from common.serving.http.requests.orders import Order
+from common.serving.http.orders import Order
 from common.serving.messages import Ended
 
 _FIRST_S = (
@@ -75,7 +75,7 @@ class Metrics:
         self._prompt_tokens.inc(order.num_prompt_tokens)
         self._prompt_lengths.observe(order.num_prompt_tokens)
         self._lengths.observe(ended.num_tokens)
-        self._most.observe(order.max_tokens)
+        self._most.observe(order.request.max_tokens or 0)
         self._e2e.observe(seconds)
         self._queue.observe(ended.queue_s)
         self._inference.observe(ended.total_s)

@@ -10,16 +10,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from common.config import RunConfig
+from common.requests import PromptMaker, RequestMaker
 from common.serving.http.engine import Answer, EngineClient
 from common.serving.http.errors import ApiError
+from common.serving.http.fields import CompletionFields, GenerateFields, Sampling
 from common.serving.http.metrics import Metrics
-from common.serving.http.requests.fields import CompletionFields, GenerateFields, Sampling
-from common.serving.http.requests.orders import OrderBook
+from common.serving.http.orders import OrderBook
 from common.serving.http.responses.calls import Call
 from common.serving.messages import Ready
 
 if TYPE_CHECKING:
-    from common.serving.http.requests.prompts import Prompts
+    from common.serving.http.prompts import Prompts
 
 logger = logging.getLogger(__name__)
 
@@ -41,16 +42,19 @@ class Service:
         """Read the tokenizer, in a thread, since it takes a while. Raises ConfigError."""
         # Here: torch comes with them, and probes are to be answered while it is being loaded.
         from common.checkpoint import load_model_config, load_tokenizer
-        from common.serving.http.requests.prompts import Prompts
+        from common.serving.http.prompts import Prompts
 
         mask_token_id = load_model_config(self.run.model).mask_of(self.run.decode.mask_token_id)
-        self._prompts = Prompts(
-            load_tokenizer(self.run.tokenizer_folder, mask_token_id),
+        tokenizer = load_tokenizer(self.run.tokenizer_folder, mask_token_id)
+        maker = PromptMaker(
+            tokenizer,
             add_bos=self.run.input is not None and self.run.input.add_bos_token,
             max_tokens=ready.max_model_len,
             vocab_size=ready.vocab_size,
         )
-        self._book = OrderBook(self.run, ready)
+        self._prompts = Prompts(tokenizer, maker, ready.vocab_size)
+        requests = RequestMaker(ready.decode, maker, max_model_len=ready.max_model_len)
+        self._book = OrderBook(self.run, requests, ready.num_slots)
 
     @property
     def prompts(self) -> Prompts:
@@ -99,10 +103,8 @@ class Service:
         self.check_model(fields.model)
         self.engine.require_ready()
         self.book.check(fields, num_prompts)
-        if fields.stop_token_ids:
-            self.prompts.of_ids(fields.stop_token_ids, "stop_token_ids")
 
-    async def prompts_of(self, fields: CompletionFields) -> list[list[int]]:
+    async def prompts_of(self, fields: CompletionFields) -> list[tuple[int, ...]]:
         """Of a completion's four kinds. Raises ApiError."""
         given = fields.prompt
         if isinstance(given, str) or not given or isinstance(given[0], int):
@@ -114,7 +116,7 @@ class Service:
             await asyncio.sleep(0)  # each takes milliseconds
         return prompts
 
-    async def prompt_of(self, fields: GenerateFields) -> list[int]:
+    async def prompt_of(self, fields: GenerateFields) -> tuple[int, ...]:
         """Raises ApiError."""
         if fields.messages is not None:
             return await self.prompts.of_chat(fields.messages, fields.chat_template_kwargs)
@@ -140,7 +142,7 @@ class Service:
             raise
         return Call(orders, fields, answers, self.prompts, self.metrics, stream_mode)
 
-    async def _prompt(self, given: str | list[int], fields: Sampling) -> list[int]:
+    async def _prompt(self, given: str | list[int], fields: Sampling) -> tuple[int, ...]:
         if isinstance(given, str):
             return await self.prompts.of_text(given, add_special_tokens=fields.add_special_tokens)
         return self.prompts.of_ids(given)

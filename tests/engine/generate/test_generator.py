@@ -90,8 +90,19 @@ def test_steps_driven_from_outside_give_what_generate_gives(generator: Generator
     assert {result.id: result.token_ids for result in generator.generate(requests(3))} == wanted
 
 
+def test_complete_takes_ids_conversations_and_wishes(generator: Generator) -> None:
+    ids = generator.tokenizer.encode(QUESTION)
+    (whole,) = generator.generate([GenerationRequest("a", tuple(ids))])
+    cut = generator.tokenizer.decode(whole.token_ids[:9])
+    assert generator.complete(QUESTION, ids, max_tokens=9) == [cut, cut]
+    talk = [{"role": "user", "content": QUESTION}]
+    assert generator.complete(talk) == generator.complete(generator.tokenizer.chat(talk))
+    with pytest.raises(ValueError, match="num_lookahaed: unknown key; did you mean num_lookahead"):
+        generator.complete(QUESTION, num_lookahaed=1)
+
+
 def test_complete_takes_texts_and_leaves_the_stop_string_out(generator: Generator) -> None:
-    with pytest.raises(ValueError, match="takes texts, one argument each"):
+    with pytest.raises(ValueError, match="prompt 0: write a text, a list of messages, or a list of token ids"):
         generator.complete([QUESTION])  # type: ignore[arg-type]
     (whole,) = generator.complete(QUESTION)
     stop = whole[len(whole) // 2 :][:3]

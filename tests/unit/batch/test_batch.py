@@ -70,9 +70,8 @@ def test_each_kind_of_line_becomes_its_prompt(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "hi"}]
     assert prompt({"prompt": "hi"}) == "hi"
     assert prompt({"messages": chat}) == "<hi>"
-    assert prompt({"messages": chat}, chat=False) == "the line has messages but the model has no chat template; " + (
-        "give a prompt instead"
-    )
+    assert prompt({"messages": chat}, chat=False) == "messages: this model has no chat template; give a prompt instead"
+    assert prompt({"prompt": [104, 105]}) == "hi"
     assert prompt({"question": "hi"}) == "<hi>"
     assert prompt({"question": "hi"}, chat=False) == "hi"
     assert prompt({"question": "a {b} c"}, "Q: {question}\nA: {") == "Q: a {b} c\nA: {"

@@ -14,10 +14,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from common.batch import prompt_or_reason, read_lines, run_batch
 from common.batch.inputs import InputLine
-from common.batch.requests.prompts import LengthLimit
+from common.batch.requests import prompt_of
 from common.checkpoint import load_tokenizer
 from common.config import DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError, EngineError
+from common.requests import PromptMaker
 
 
 def prompts(tmp_path: Path, template: str, *lines: dict[str, Any]) -> list[str]:
@@ -119,18 +120,18 @@ def test_a_line_that_cannot_fit_is_refused_before_it_is_tokenised(
 ) -> None:
     write_tokenizer(tmp_path)
     tokenizer, lengths = counting(monkeypatch, tmp_path)
-    limit = LengthLimit(tokenizer, max_tokens=50_000)  # 4 letters each
+    prompts = PromptMaker(tokenizer, max_tokens=50_000)  # 4 letters each
 
     def reason(length: int) -> tuple[int, ...] | str:
         value: Any = "a" * length
         if field == "messages":
             value = [{"role": "user", "content": value}]
-        return prompt_or_reason(InputLine("x", 1, {field: value}), InputConfig(path="p"), tokenizer, limit)
+        return prompt_of(InputLine("x", 1, {field: value}), InputConfig(path="p"), prompts)
 
     assert len(reason(200_000)) == 50_000  # just fits
     assert lengths == [200_000]
     assert reason(200_001) == (
-        "the prompt has 200001 characters, at most 200000 fit into max_model_len 50000; shorten it, or raise "
+        f"{field}: 200001 characters, at most 200000 fit into max_model_len 50000; shorten it, or raise "
         "max_model_len in the profile if the model has more positions"
     )
     assert lengths == [200_000]
@@ -139,10 +140,10 @@ def test_a_line_that_cannot_fit_is_refused_before_it_is_tokenised(
 def test_what_a_chat_template_leaves_out_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tokenizer(tmp_path)
     tokenizer, _ = counting(monkeypatch, tmp_path)
-    limit = LengthLimit(tokenizer, max_tokens=100)
+    prompts = PromptMaker(tokenizer, max_tokens=100)
     messages = [{"role": "user", "content": "a" * 150_000}, {"role": "user", "content": "b" + " " * 150_000}]
     line = InputLine("x", 1, {"messages": messages})
-    assert prompt_or_reason(line, InputConfig(path="p"), tokenizer, limit) == tuple(tokenizer.encode("b"))
+    assert prompt_of(line, InputConfig(path="p"), prompts) == tuple(tokenizer.encode("b"))
 
 
 def test_a_long_chat_is_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,17 +159,17 @@ def test_a_long_chat_is_rendered_once(tmp_path: Path, monkeypatch: pytest.Monkey
         return render(self, template, messages, variables)
 
     monkeypatch.setattr(ChatRenderer, "render", count)
-    limit = LengthLimit(tokenizer, max_tokens=50_000)
+    prompts = PromptMaker(tokenizer, max_tokens=50_000)
     for length in (4, 150_000, 200_001):
         line = InputLine("x", 1, {"messages": [{"role": "user", "content": "a" * length}]})
-        found = prompt_or_reason(line, InputConfig(path="p"), tokenizer, limit)
+        found = prompt_of(line, InputConfig(path="p"), prompts)
         assert isinstance(found, str) == (length > 200_000)
     assert lengths == [4, 150_000, 200_001]
 
 
 def test_a_tokenizer_of_another_kind_has_no_bound() -> None:
     line = InputLine("x", 1, {"prompt": "a" * 150_000})
-    found = prompt_or_reason(line, InputConfig(path="p"), ScriptedTokenizer(), LengthLimit(ScriptedTokenizer(), 10))
+    found = prompt_of(line, InputConfig(path="p"), PromptMaker(ScriptedTokenizer(), max_tokens=10))
     assert len(found) == 150_000
 
 
@@ -196,7 +197,7 @@ def test_a_run_passes_the_profiles_length_on(
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (ConfigError("no bos_token"), "no bos_token"),
+        (ConfigError("no bos_token"), "question: no bos_token"),
         (ZeroDivisionError("division by zero"), "the prompt cannot be made: ZeroDivisionError: division by zero"),
         (RecursionError(), "the prompt cannot be made: RecursionError: RecursionError()"),
         (MemoryError(), "the prompt cannot be made: MemoryError: MemoryError()"),
@@ -208,7 +209,7 @@ def test_a_chat_template_that_fails_costs_its_line_and_no_other(
 ) -> None:
     write_input(run, [{"id": 1, "prompt": "a"}, {"id": 2, "question": "q"}, {"id": 3, "prompt": "b"}])
     chat: Callable[..., Any] = lambda *_: (_ for _ in ()).throw(error)  # noqa: E731
-    monkeypatch.setattr(ScriptedTokenizer, "chat", chat)
+    monkeypatch.setattr(ScriptedTokenizer, "chat_text", chat)
     execute(cpu, run)
     assert {record["id"]: record.get("error") for record in records(run)} == {1: None, 2: reason, 3: None}
 
@@ -219,7 +220,7 @@ def test_chats_that_cannot_be_rendered_on_this_machine_end_the_run(
     write_input(run, [{"id": 1, "prompt": "a"}, {"id": 2, "question": "q"}, {"id": 3, "question": "r"}])
     error = EngineError("chat templates cannot be rendered (exit code 1): install transformers and jinja2 anew")
     chat: Callable[..., Any] = lambda *_: (_ for _ in ()).throw(error)  # noqa: E731
-    monkeypatch.setattr(ScriptedTokenizer, "chat", chat)
+    monkeypatch.setattr(ScriptedTokenizer, "chat_text", chat)
     with pytest.raises(EngineError, match="cannot be rendered"):
         execute(cpu, run)
     assert [record["id"] for record in records(run)] == [1]

@@ -46,7 +46,7 @@ def test_a_line_changes_the_settings_that_it_names_for_itself_alone(cpu: DeviceP
     lines: Lines = [{"prompt": "x"}, {"prompt": "y", "decode": own, "seed": 3}, {"prompt": "z", "seed": 2**63 - 1}]
     first, second, third = asked(cpu, of(run), lines)
     assert (first.decode, first.seed) == (None, None) and (third.decode, third.seed) == (None, 2**63 - 1)
-    assert second.decode == BASE.model_copy(update={**own, "stop": ("B", "D")}) and second.seed == 3
+    assert second.decode == BASE.model_copy(update={**own, "stop": ("B", "D", "C")}) and second.seed == 3
 
 
 def test_the_fields_are_data_unless_the_run_file_names_one(cpu: DeviceProfile, run: RunConfig) -> None:
@@ -70,30 +70,34 @@ def test_null_and_nothing_leave_the_runs_settings(cpu: DeviceProfile, run: RunCo
         ({"decode": [{"num_lookahead": 0}]}, "decode: write it as an object, such as"),
         ({"decode": "k=0"}, "decode: write it as an object, such as"),
         ({"decode": {"temprature": 1}}, "decode.temprature: unknown key; did you mean temperature?"),
-        ({"decode": {"seed": 1}}, "decode.seed: unknown key; known keys: strategy, num_lookahead"),
+        ({"decode": {"seed": 1}}, "decode.seed: write it beside decode, as a field of the line"),
         ({"decode": {"branching_factor": 4}}, "decode.branching_factor: published scripts use it for both k and k+1"),
-        ({"decode": {"temperature": None}}, "decode.temperature: set it to a number (given None)"),
-        ({"decode": {"temperature": "hot"}}, "decode.temperature: write it without quotes (given 'hot')"),
-        ({"decode": {"temperature": "0.5"}}, "decode.temperature: write it without quotes (given '0.5')"),
-        ({"decode": {"top_k": "4"}}, "decode.top_k: write it without quotes (given '4')"),
+        ({"decode": {"max_new_tokens": None}}, "decode.max_new_tokens: set it to a whole number (given None)"),
+        ({"decode": {"temperature": "hot"}}, "decode.temperature: set it to a number (given 'hot')"),
+        ({"decode": {"temperature": "0.5"}}, "decode.temperature: set it to a number (given '0.5')"),
+        ({"decode": {"top_k": "4"}}, "decode.top_k: set it to a whole number (given '4')"),
         ({"decode": {"stop_at_eos": "no"}}, "decode.stop_at_eos: write it without quotes (given 'no')"),
-        ({"decode": {"temperature": True}}, "decode.temperature: set it to a number, not to true or false"),
+        ({"decode": {"temperature": True}}, "decode.temperature: set it to a number (given True)"),
         ({"decode": {"temperature": float("nan")}}, "decode.temperature: set it to a finite number"),
-        ({"decode": {"num_lookahead": -1}}, "decode.num_lookahead: set it to 0 or more, or to auto"),
+        ({"decode": {"num_lookahead": -1}}, "decode.num_lookahead: set it to 0 or more (given -1)"),
         ({"decode": {"num_lookahead": "auto"}}, "decode.num_lookahead: auto is measured for whole runs: set it to a"),
-        ({"decode": {"skip_threshold": 0}}, "decode.skip_threshold: set it to more than 0.0 (given 0)"),
+        ({"decode": {"skip_threshold": 0}}, "decode.skip_threshold: set it to more than 0.0 (given 0.0)"),
         ({"decode": {"max_new_tokens": 10**20}}, "decode.max_new_tokens: set it to less than 2^63"),
-        ({"decode": {"max_new_tokens": 16}}, "decode: block_size 32 is larger than max_new_tokens 16: no block would"),
-        ({"decode": {"stop": "B"}}, "decode.stop: write it as a list (given 'B')"),
+        ({"decode": {"max_new_tokens": 16}}, "decode.max_new_tokens: block_size 32 is larger than max_new_tokens 16"),
+        ({"decode": {"max_new_tokens": 64, "max_tokens": 9}}, "decode.max_new_tokens: max_tokens says how long the"),
+        ({"decode": {"max_tokens": 0}}, "decode.max_tokens: set it to 1 or more (given 0)"),
+        (
+            {"decode": {"max_tokens": 500}},
+            "decode.max_tokens: 500 tokens after a prompt of 1, in whole blocks up to 512",
+        ),
         ({"decode": {"stop": ["B", 3]}}, "decode.stop.1: write it as text, in quotes if need be (given 3)"),
-        ({"decode": {"stop": ["\ud800"]}}, "decode.stop: half a surrogate pair is no text: correct it"),
+        ({"decode": {"stop": ["\ud800"]}}, "decode.stop.0: write it without half a surrogate pair"),
         ({"decode": {"branch_score": "best"}}, "decode.branch_score: "),
-        ({"decode": {"cache": "dual"}}, "decode: cache dual is one of strategies fast_dllm and fast_dllm_v2"),
-        ({"seed": -1}, "seed: set it to 0 or more (given -1)"),
+        ({"decode": {"cache": "dual"}}, "decode.cache: cache dual is one of strategies fast_dllm and fast_dllm_v2"),
         ({"seed": "a"}, "seed: set it to a whole number (given 'a')"),
         ({"seed": "3"}, "seed: set it to a whole number (given '3')"),
-        ({"seed": True}, "seed: set it to a number, not to true or false"),
-        ({"seed": 2**63}, "seed: set it to less than 2^63"),
+        ({"seed": True}, "seed: set it to a whole number (given True)"),
+        ({"seed": 2**63}, "seed: set it to less than 9223372036854775808"),
         ({"seed": [1], "decode": {"num_lookahead": 0}}, "seed: set it to a whole number (given [1])"),
     ],
 )
@@ -109,9 +113,9 @@ def test_what_is_wrong_with_them_is_the_lines_error_and_the_run_goes_on(
 
 
 def test_a_field_of_another_name_is_named_so(cpu: DeviceProfile, run: RunConfig) -> None:
-    write_input(run, [{"prompt": "x", "settings": {"top_k": 0}}])
+    write_input(run, [{"prompt": "x", "settings": {"top_k": -2}}])
     execute(cpu, of(run, settings_field="settings"))
-    assert records(run)[0]["error"] == "line 1: settings.top_k: set it to 1 or more (given 0)"
+    assert records(run)[0]["error"] == "line 1: settings.top_k: set it to -1 or more (given -2)"
 
 
 @pytest.mark.parametrize("own", [{"k" * 10**5: 1}, {"temperature": "x" * 10**6}, {"stop": [[0] * 10**5]}])
@@ -122,20 +126,17 @@ def test_an_endless_mistake_is_a_short_error(cpu: DeviceProfile, run: RunConfig,
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-40, 1e-5])
-def test_a_temperature_of_0_takes_the_runs_top_p_away_and_not_the_lines(
-    cpu: DeviceProfile, run: RunConfig, temperature: float
-) -> None:
-    lines: Lines = [{"prompt": "x", "decode": {"temperature": temperature}}]
-    (request,) = asked(cpu, of(run), [*lines, {"prompt": "y", "decode": {"temperature": 0, "top_p": 0.9}}])
-    assert request.decode == BASE.model_copy(update={"temperature": 0.0, "top_p": 1.0})
-    assert records(run)[1]["error"].startswith("line 2: decode: top_p and top_k only act with temperature > 0")
+def test_a_temperature_of_0_takes_top_p_away(cpu: DeviceProfile, run: RunConfig, temperature: float) -> None:
+    own: Lines = [{"temperature": temperature}, {"temperature": temperature, "top_p": 0.9, "top_k": 5}]
+    for request in asked(cpu, of(run), [{"prompt": "x", "decode": settings} for settings in own]):
+        assert request.decode == BASE.model_copy(update={"temperature": 0.0, "top_p": 1.0})
 
 
-def test_a_text_ends_at_the_stop_strings_of_its_line(cpu: DeviceProfile, run: RunConfig) -> None:
-    own: list[dict[str, Any]] = [{}, {"decode": {"stop": ["B"]}}, {"decode": {"stop": []}}, {"decode": {"top_k": 9}}]
+def test_a_text_ends_at_the_stop_strings_of_its_line_and_of_the_run(cpu: DeviceProfile, run: RunConfig) -> None:
+    own: list[dict[str, Any]] = [{}, {"decode": {"stop": "B"}}, {"decode": {"stop": []}}, {"decode": {"top_k": 9}}]
     write_input(run, [{"prompt": "abcd", **fields} for fields in own])
     execute(cpu, of(run))
-    assert [record["text"] for record in records(run)] == ["AB", "A", "ABCD", "AB"]
+    assert [record["text"] for record in records(run)] == ["AB", "A", "AB", "AB"]
 
 
 def test_a_record_says_nothing_new(cpu: DeviceProfile, run: RunConfig) -> None:
@@ -145,13 +146,14 @@ def test_a_record_says_nothing_new(cpu: DeviceProfile, run: RunConfig) -> None:
     assert first.keys() == second.keys() and second["steps"] == 3 > first["steps"]  # the scripted answer follows k
 
 
-def test_the_settings_of_a_line_go_before_the_benchmarks(cpu: DeviceProfile, run: RunConfig) -> None:
+def test_the_settings_of_a_line_come_beside_the_benchmarks(cpu: DeviceProfile, run: RunConfig) -> None:
     rows: Lines = [GSM8K, {**GSM8K, "decode": {"num_lookahead": 1}}, {**GSM8K, "decode": {"stop": ["+"]}}]
     plain = of(run, DecodeConfig(), benchmark="gsm8k", num_fewshot=0)
     first, second, third = asked(cpu, plain, rows)
     assert first.decode is not None and second.decode is not None and third.decode is not None
     assert first.decode.stop == second.decode.stop == ("Question:", "</s>", "<|im_end|>")
-    assert (second.decode.num_lookahead, third.decode.num_lookahead) == (1, 3) and third.decode.stop == ("+",)
+    assert (second.decode.num_lookahead, third.decode.num_lookahead) == (1, 3)
+    assert third.decode.stop == ("+", *first.decode.stop)
     assert [record["text"].endswith("1 ") for record in records(run)] == [False, False, True]
 
 

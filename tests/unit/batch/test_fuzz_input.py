@@ -29,7 +29,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"id": 7, "question": "1 + 1?", "answer": "it is #### 2", "category": "math"},
     {"messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "#### 5"}], "final": 5},
     {"id": "code", "prompt": "F=MAX", "kind": "code", "entry_point": "F", "inputs": [[[1, 2]]], "expected": [2]},
-    {"id": None, "text": "add", "test_list": ["x", "y"], "prompt": ""},
+    {"id": None, "text": "add", "test_list": ["x", "y"], "prompt": "-"},
 ]
 FILE = b"".join(to_bytes(request) + b"\n" for request in REQUESTS)
 ODD_LINES = (

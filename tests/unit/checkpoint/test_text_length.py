@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from common.checkpoint import character_bound, chat_text, load_tokenizer
+from common.checkpoint import character_bound, load_tokenizer
 
 DEMO = Path(__file__).parents[3] / "models/demo"
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -98,4 +98,4 @@ def test_the_text_of_a_chat_is_what_is_tokenised(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     tokenizer = load_tokenizer(tmp_path)
     messages = [{"role": "system", "content": " s "}, {"role": "user", "content": "u"}]
-    assert tokenizer.encode(chat_text(tokenizer, messages)) == tokenizer.chat(messages)
+    assert tokenizer.encode(tokenizer.chat_text(messages)) == tokenizer.chat(messages)

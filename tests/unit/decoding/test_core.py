@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,28 @@ def test_each_request_has_its_own_settings_and_gets_the_tokens_it_gets_alone() -
         assert isinstance(result, Completion)
         assert (result.token_ids, result.num_forwards) == (wanted.token_ids, wanted.num_forwards)
     assert results["long"].num_canvas_tokens > results["plain"].num_canvas_tokens
+
+
+@pytest.mark.parametrize("most", [1, 5, 15, 16, 40])
+def test_an_answer_is_cut_at_its_length_as_soon_as_that_is_final(most: int) -> None:
+    wire, whole = Wire(), request("a", max_new_tokens=32, stop_at_eos=False)
+    leader = core_of(HashedEngine(Mesh(bp_size=2, relay=wire)))
+    leader.add_request(replace(whole, max_tokens=most))
+    said = []
+    while leader.has_work:
+        said += leader.step()
+    leader.end()
+    result, uncut = said[-1].result, alone(whole)
+    assert isinstance(result, Completion)
+    assert result.token_ids == sum((output.token_ids for output in said), ()) == uncut.token_ids[:most]
+    is_cut = len(uncut.token_ids) > most
+    assert result.finish_reason == ("length" if is_cut else uncut.finish_reason)
+    assert result.num_forwards < uncut.num_forwards or not is_cut
+    follower = core_of(HashedEngine(Mesh(rank=1, bp_rank=1, bp_size=2, relay=Replay(wire.said))))
+    heard = []
+    while follower.has_work:
+        heard += follower.step()
+    assert told(heard) == told(said) and heard[-1].result.token_ids == result.token_ids  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("most_tokens", [None, 6])

@@ -47,6 +47,10 @@ def model(generator: Backwards) -> HarnessModel:
     return HarnessModel(generator)  # type: ignore[arg-type]
 
 
+def decode_of(model: HarnessModel, asked: dict[str, Any]) -> DecodeConfig:
+    return model._decode_of(model.wishes_of(asked))
+
+
 def ask(*texts: str, **asked: Any) -> list[Request]:
     return [Request((text, asked)) for text in texts]
 
@@ -58,16 +62,24 @@ def test_answers_come_back_in_the_order_of_the_requests(model: HarnessModel, gen
 
 def test_an_answer_ends_at_the_tasks_stop_string_or_the_runs(model: HarnessModel) -> None:
     assert model.generate_until(ask("one question: two", until=["QUESTION:"]), disable_tqdm=True) == ["ONE "]
-    assert model.decode_of({"until": "x"}).stop == ("x", "</s>")
-    assert model.decode_of({"until": ["x", "", "</s>"]}).stop == ("x", "</s>")
-    assert model.decode_of({}).stop == ("</s>",)
+    assert decode_of(model, {"until": "x"}).stop == ("x", "</s>")
+    assert decode_of(model, {"until": ["x", "", "</s>"]}).stop == ("x", "</s>")
+    assert decode_of(model, {}).stop == ("</s>",)
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"), [({}, 96), ({"max_gen_toks": 1024}, 96), ({"max_gen_toks": 40}, 40), ({"max_tokens": 8}, 32)]
-)
-def test_a_task_may_ask_for_fewer_tokens_but_a_block(model: HarnessModel, asked: dict[str, Any], expected: int) -> None:
-    assert model.decode_of(asked).max_new_tokens == expected
+    ("asked", "most", "canvas"),
+    [
+        ({}, None, 96), ({"max_gen_toks": 1024}, 96, 96), ({"max_gen_toks": 40}, 40, 64),
+        ({"max_gen_toks": 90}, 90, 96), ({"max_tokens": 8}, 8, 32),
+    ],
+)  # fmt: skip
+def test_a_task_may_ask_for_fewer_tokens_and_its_canvas_has_whole_blocks(
+    model: HarnessModel, generator: Backwards, asked: dict[str, Any], most: int | None, canvas: int
+) -> None:
+    model.generate_until(ask("a", **asked), disable_tqdm=True)
+    assert generator.asked[0].max_tokens == most
+    assert decode_of(model, asked).max_new_tokens == canvas
 
 
 @pytest.mark.parametrize(
@@ -85,13 +97,13 @@ def test_sampling_is_the_tasks_where_it_says_so(
     cpu: DeviceProfile, asked: dict[str, Any], expected: tuple[float, float, int | None]
 ) -> None:
     run = RUN.model_copy(update={"decode": DecodeConfig(temperature=0.5, top_p=0.9)})
-    decode = HarnessModel(ScriptedGenerator(cpu, run)).decode_of(asked)  # type: ignore[arg-type]
+    decode = decode_of(HarnessModel(ScriptedGenerator(cpu, run)), asked)  # type: ignore[arg-type]
     assert (decode.temperature, decode.top_p, decode.top_k) == expected
 
 
 def test_what_a_task_asks_for_is_checked(model: HarnessModel) -> None:
-    with pytest.raises(ConfigError, match=r"generation_kwargs of the task: top_p .*; change --gen_kwargs"):
-        model.decode_of({"do_sample": True, "top_p": 3})
+    with pytest.raises(ConfigError, match=r"generation_kwargs of the task: top_p: .*; change --gen_kwargs"):
+        model.generate_until(ask("a", do_sample=True, top_p=3), disable_tqdm=True)
 
 
 def test_prompts_that_do_not_fit_have_no_text(model: HarnessModel, caplog: pytest.LogCaptureFixture) -> None:

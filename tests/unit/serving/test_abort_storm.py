@@ -18,7 +18,7 @@ from common.processes import Mesh
 from common.serving.engine.loop import RequestLoop
 from common.serving.engine.passes import CountedEngine
 from common.serving.http.engine import EngineClient
-from common.serving.http.requests.orders import Order
+from common.serving.http.orders import Order
 from common.serving.link import Link
 from common.serving.messages import Passed, Ready
 from tests.told import Told
@@ -73,7 +73,7 @@ class Clients:
         while self.counts["aborts"] < self.num_aborts:
             max_tokens = self.rng.choice(MAX_TOKENS)
             orders = [
-                Order(index, 0, request(number, index), max_tokens, LONG)
+                Order(index, 0, request(number, index, max_tokens), LONG)
                 for index in range(self.rng.randint(1, MOST_ANSWERS))
             ]
             if self.rng.random() < 0.5:  # late: of a call that has ended
@@ -126,8 +126,9 @@ class Clients:
             assert token_ids == wanted
 
 
-def request(number: int, index: int) -> GenerationRequest:
-    return GenerationRequest(f"t-{number}-{index}", tuple(range(5, 10 + number)), LONG)
+def request(number: int, index: int, max_tokens: int | None = None) -> GenerationRequest:
+    name, prompt = f"t-{number}-{index}", tuple(range(5, 10 + number))
+    return GenerationRequest(name, prompt, LONG, max_tokens=max_tokens)
 
 
 def storm(num_ranks: int, num_aborts: int) -> Counter[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from common.config import DecodeConfig
 from common.decoding import GenerationRequest
-from common.serving.http.requests.orders import Order, Orders
+from common.serving.http.orders import Order, Orders
 from common.serving.http.responses.calls import Call
 from common.serving.http.responses.openai import pass_counts
 from common.serving.messages import Ended, Tokens
@@ -21,7 +21,7 @@ from common.text import AnswerText, Writing
 
 def order(strategy: str, prompt_length: int, name: str = "a") -> Order:
     decode = DecodeConfig.model_validate({"strategy": strategy, "block_size": 4, "max_new_tokens": 16})
-    return Order(0, 0, GenerationRequest(name, (5,) * prompt_length, decode), 16, decode)
+    return Order(0, 0, GenerationRequest(name, (5,) * prompt_length, decode), decode)
 
 
 def sent(one: Order, stream_mode: str) -> list[int]:

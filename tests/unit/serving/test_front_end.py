@@ -17,7 +17,7 @@ from common.errors import ConfigError
 from common.serving.engine import front
 from common.serving.http.engine import EngineClient
 from common.serving.http.errors import ApiError
-from common.serving.http.requests.orders import Order
+from common.serving.http.orders import Order
 from common.serving.http.responses.sse import DONE, event, event_stream
 from common.serving.link import Link
 from common.serving.messages import Abort, Accepted, Add, Counts, Ended, Failed, Ready, Rejected, Tokens
@@ -26,7 +26,7 @@ READY = Ready(DecodeConfig(), num_slots=2, max_model_len=64, vocab_size=10)
 
 
 def order(name: str, index: int = 0, route: str = "cmpl") -> Order:
-    return Order(index, 0, GenerationRequest(f"{route}-{name}-{index}", (1, 2)), 8, DecodeConfig())
+    return Order(index, 0, GenerationRequest(f"{route}-{name}-{index}", (1, 2)), DecodeConfig())
 
 
 def with_engine(talk: Any, max_queued: int = 1) -> None:

@@ -9,21 +9,27 @@ from fuzzing import fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from scripted import ScriptedTokenizer
 
 from common.config import DecodeConfig, RunConfig, ServeConfig
+from common.requests import PromptMaker, RequestMaker
 from common.serving.http.errors import ApiError
-from common.serving.http.requests.fields import ChatFields, CompletionFields, GenerateFields
-from common.serving.http.requests.orders import OrderBook, Orders
-from common.serving.messages import Ready
+from common.serving.http.fields import ChatFields, CompletionFields, GenerateFields
+from common.serving.http.orders import OrderBook, Orders
 
 DECODE = DecodeConfig(num_lookahead=3, block_size=16, max_new_tokens=64, temperature=0.7, top_p=0.9, stop=("END",))
 
 BLOCKS = DecodeConfig(strategy="block_diffusion", block_size=16, max_new_tokens=64)  # counted from position 0
 
 
+def book_of(run: RunConfig, max_model_len: int) -> OrderBook:
+    prompts = PromptMaker(ScriptedTokenizer(), vocab_size=200)
+    return OrderBook(run, RequestMaker(run.decode, prompts, max_model_len=max_model_len), num_slots=4)
+
+
 def book(decode: DecodeConfig = DECODE, **serve: Any) -> OrderBook:
     run = RunConfig(model="m", decode=decode, serve=ServeConfig(**serve), seed=5)
-    return OrderBook(run, Ready(decode, num_slots=4, max_model_len=256, vocab_size=100))
+    return book_of(run, 256)
 
 
 def orders(prompt_length: int = 10, decode: DecodeConfig = DECODE, **fields: Any) -> Orders:
@@ -39,13 +45,13 @@ def test_the_run_file_says_what_is_not_asked_for() -> None:
 def test_null_is_absent() -> None:
     names = ("max_tokens", "temperature", "stop", "seed", "n", "stream_options", "request_id", "top_k")
     (order,) = orders(**dict.fromkeys(names)).orders
-    assert order.max_tokens == 16 and order.decode == DECODE.model_copy(update={"max_new_tokens": 16})
+    assert order.request.max_tokens == 16 and order.decode == DECODE.model_copy(update={"max_new_tokens": 16})
 
 
 @pytest.mark.parametrize(("max_tokens", "canvas"), [(1, 16), (16, 16), (17, 32), (200, 208)])
 def test_a_canvas_is_of_whole_blocks(max_tokens: int, canvas: int) -> None:
     (order,) = orders(max_tokens=max_tokens).orders
-    assert (order.max_tokens, order.decode.max_new_tokens) == (max_tokens, canvas)
+    assert (order.request.max_tokens, order.decode.max_new_tokens) == (max_tokens, canvas)
 
 
 def test_the_padded_length_has_to_fit() -> None:
@@ -56,16 +62,15 @@ def test_the_padded_length_has_to_fit() -> None:
 
 
 def test_a_block_that_does_not_fit_is_to_blame_itself() -> None:
-    with pytest.raises(ApiError, match=r"or lower diffusion\.block_size$") as refused:
-        orders(max_tokens=4, diffusion={"block_size": 4096})
-    assert refused.value.param == "diffusion.block_size"
-    with pytest.raises(ApiError, match=r"or lower max_tokens$"):
-        orders(max_tokens=250, diffusion={"block_size": 8})
+    for max_tokens, block_size, param in ((4, 4096, "diffusion.block_size"), (250, 8, "max_tokens")):
+        with pytest.raises(ApiError, match=rf"^{param}: {max_tokens} tokens after .*, or lower it$") as refused:
+            orders(max_tokens=max_tokens, diffusion={"block_size": block_size})
+        assert refused.value.param == param
 
 
 def test_a_chat_without_a_length_gets_the_runs_or_what_is_left() -> None:
     chat = ChatFields.model_validate({"messages": [{"role": "user", "content": "a"}]})
-    lengths = [book().orders("c-", chat, [range(n)], None).orders[0].max_tokens for n in (10, 200, 230)]
+    lengths = [book().orders("c-", chat, [range(n)], None).orders[0].request.max_tokens for n in (10, 200, 230)]
     assert lengths == [64, 48, 16]
 
 
@@ -73,12 +78,12 @@ def test_a_chat_without_a_length_gets_the_runs_or_what_is_left() -> None:
 def test_blocks_from_position_0_end_with_the_context(prompt_length: int, longest: int) -> None:
     chat = ChatFields.model_validate({"messages": [{"role": "user", "content": "a"}]})
     (order,) = book(BLOCKS).orders("c-", chat, [range(prompt_length)], None).orders
-    assert order.max_tokens == order.decode.max_new_tokens == longest
+    assert order.request.max_tokens == order.decode.max_new_tokens == longest
 
 
 def test_a_last_block_from_position_0_has_to_fit() -> None:
     run = RunConfig(model="m", decode=BLOCKS)
-    own = OrderBook(run, Ready(BLOCKS, num_slots=4, max_model_len=150, vocab_size=100))
+    own = book_of(run, 150)
     made = CompletionFields.model_validate({"prompt": "a", "max_tokens": 20})
     assert own.orders("c-", made, [range(124)], None).orders[0].decode.max_new_tokens == 20
     with pytest.raises(ApiError, match="whole blocks up to 35"):
@@ -138,19 +143,18 @@ def test_ignore_eos_and_stop_are_the_requests_own() -> None:
 def test_settings_of_diffusion_have_limits() -> None:
     (order,) = orders(diffusion={"num_lookahead": 1, "block_size": 8, "skip_threshold": 0.5}).orders
     assert (order.decode.num_lookahead, order.decode.block_size, order.decode.skip_threshold) == (1, 8, 0.5)
-    for settings, param in (
-        ({"num_lookahead": 4}, "diffusion.num_lookahead"),
-        ({"skip_threshold": 0}, "diffusion.skip_threshold"),
-    ):
-        with pytest.raises(ApiError) as refused:
-            orders(diffusion=settings)
-        assert refused.value.param == param
+    with pytest.raises(ApiError) as refused:
+        orders(diffusion={"skip_threshold": 0})
+    assert refused.value.param == "diffusion.skip_threshold"
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
-    [({"n": 65}, "n"), ({"stop": ["a"] * 17}, "stop"), ({"tools": [{}]}, "tools"), ({"min_p": 0.1}, "min_p")],
-)
+    [
+        ({"n": 65}, "n"), ({"stop": ["a"] * 17}, "stop"), ({"tools": [{}]}, "tools"), ({"min_p": 0.1}, "min_p"),
+        ({"diffusion": {"num_lookahead": 4}}, "diffusion.num_lookahead"),
+    ],
+)  # fmt: skip
 def test_what_is_too_much_or_cannot_be_done_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as refused:
         book().check(CompletionFields.model_validate({"prompt": "a", **fields}))
@@ -229,7 +233,7 @@ def test_numbers_are_numbers(fields: dict[str, Any]) -> None:
 
 def test_a_completion_may_name_its_length_as_a_chat_does() -> None:
     (order,) = orders(max_completion_tokens=5).orders
-    assert order.max_tokens == 5
+    assert order.request.max_tokens == 5
 
 
 def test_what_ends_answers_comes_beside_the_runs() -> None:

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ValidationError
 from common.serving.http import bodies
 from common.serving.http.app import build_app
 from common.serving.http.errors import ApiError
-from common.serving.http.requests.explain import explained
-from common.serving.http.requests.fields import ChatFields, CompletionFields, GenerateFields
+from common.serving.http.explain import explained
+from common.serving.http.fields import ChatFields, CompletionFields, GenerateFields
 
 
 def refused(kind: type[BaseModel], fields: dict[str, Any]) -> ApiError:
@@ -81,12 +81,12 @@ def test_a_wrong_setting_of_diffusion_is_told_by_its_path(settings: Any, param: 
         ({"request_id": "a b"}, "request_id: write 1 to 128 visible ASCII characters"),
         ({"request_id": "a" * 129}, "request_id: write 1 to 128 visible ASCII characters"),
         ({"request_id": "a\n"}, "request_id: write 1 to 128 visible ASCII characters"),
-        ({"messages": [{"role": "user"}, {}]}, "messages.1.role: this key is missing: add it"),
+        ({"messages": [{"role": "user"}, {}]}, "messages.1.role: write it as text, such as user or assistant"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "text": ""}]}]},
-            "messages.0.content.0.type: the model reads text only: send parts of type text (given 'image')",
+            "messages.0.content.0.type: 'image', and the model reads text only: send parts of type text",
         ),
-        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs: tools: conversations are rendered without"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools: conversations are rendered without"),
         ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs: 'a b' is no name that a template can have"),
         ({"stream_options": 5}, "stream_options: write it as"),
         ({"stream_options": {}}, "stream_options: only with stream true"),

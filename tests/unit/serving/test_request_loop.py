@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,7 @@ def test_all_tokens_come_in_order_and_once(num_slots: int) -> None:
     requests = [request(name) for name in ("a", "bb", "ccc", "dddd", "e")]
     requests[-1] = GenerationRequest("e", (50, 51))
     fixture = Fixture(num_slots)
-    told = fixture.run(*(Add(one, 16) for one in requests))
+    told = fixture.run(*(Add(one) for one in requests))
     assert {one.id: tokens_of(told, one.id) for one in requests} == wanted(*requests)
     assert [message.id for message in fixture.of(Accepted)] == [one.id for one in requests]
     assert all(message.num_tokens == len(tokens_of(told, message.id)) for message in fixture.of(Ended))
@@ -148,7 +149,7 @@ def test_all_tokens_come_in_order_and_once(num_slots: int) -> None:
 @pytest.mark.parametrize("most", [1, 3, 5, 15, 16])
 def test_an_answer_is_cut_at_its_length(most: int) -> None:
     fixture = Fixture()
-    told = fixture.run(Add(request("a"), most))
+    told = fixture.run(Add(replace(request("a"), max_tokens=most)))
     whole = wanted(request("a"))["a"]
     (ended,) = fixture.of(Ended)
     assert tokens_of(told, "a") == whole[:most] and ended.num_tokens == min(most, len(whole))
@@ -161,7 +162,7 @@ def test_an_aborted_request_ends_as_such_and_the_others_go_on() -> None:
 
     fixture = Fixture()
     fixture.engine.is_answered.clear()
-    told = fixture.run(Add(request("a"), 16), Add(request("bb"), 16), then=then)
+    told = fixture.run(Add(request("a")), Add(request("bb")), then=then)
     reasons = {message.id: message.finish_reason for message in fixture.of(Ended)}
     assert reasons == {"a": "abort", "bb": "length"}
     assert tokens_of(told, "bb") == wanted(request("bb"))["bb"]
@@ -172,7 +173,7 @@ def test_what_cannot_be_decoded_is_rejected_and_nothing_ends() -> None:
     fixture = Fixture()
     hot = DECODE.model_copy(update={"window_attention": "block_causal"})
     strange = GenerationRequest("strange", (5, 1000))
-    told = fixture.run(Add(request("a"), 16), Add(request("a"), 16), Add(request("b", hot), 16), Add(strange, 16))
+    told = fixture.run(Add(request("a")), Add(request("a")), Add(request("b", hot)), Add(strange))
     reasons = [message.reason for message in fixture.of(Rejected)]
     assert "is being decoded already" in reasons[0] and "window_attention" in reasons[1] and "1000" in reasons[2]
     assert tokens_of(told, "a") == wanted(request("a"))["a"]
@@ -181,7 +182,7 @@ def test_what_cannot_be_decoded_is_rejected_and_nothing_ends() -> None:
 def test_a_request_that_fails_is_told_so_and_the_others_go_on() -> None:
     fixture = Fixture()
     fixture.engine.spoilt_key = noise_key(0, "bad")
-    told = fixture.run(Add(request("bad"), 16, True), Add(request("bb"), 16), Add(request("c"), 16))
+    told = fixture.run(Add(request("bad"), True), Add(request("bb")), Add(request("c")))
     (rejected,) = fixture.of(Rejected)
     assert (rejected.id, rejected.status) == ("bad", 500) and "not finite" in rejected.reason
     for one in (request("bb"), request("c")):
@@ -198,17 +199,17 @@ def test_a_late_abort_ends_no_later_request_of_that_id() -> None:
         if not isinstance(message, Ended) or len(ends) == 3:
             return []
         ends.append(message)
-        return [Abort("a"), Add(request("a"), 16)]
+        return [Abort("a"), Add(request("a"))]
 
     fixture = Fixture()
     fixture.num_more = 3
-    fixture.run(Add(request("a"), 16), then=then)
+    fixture.run(Add(request("a")), then=then)
     assert [ended.finish_reason for ended in fixture.of(Ended)] == ["length"] * 4 and fixture.is_empty
 
 
 def test_passes_are_told_of_watched_requests_only() -> None:
     fixture = Fixture()
-    fixture.run(Add(request("a"), 16, True), Add(request("bb"), 16))
+    fixture.run(Add(request("a"), True), Add(request("bb")))
     ended = {message.id: message.num_forwards for message in fixture.of(Ended)}
     assert [message.record.request_id for message in fixture.of(Passed)] == ["a"] * ended["a"]
     assert fixture.core.scheduler._requests.observer is None, "nobody looks any more"
@@ -216,7 +217,7 @@ def test_passes_are_told_of_watched_requests_only() -> None:
 
 def test_counts_are_those_of_the_passes() -> None:
     fixture = Fixture()
-    fixture.run(Add(request("a"), 16), Add(request("bb"), 16))
+    fixture.run(Add(request("a")), Add(request("bb")))
     counts, ended = fixture.of(Counts)[-1], fixture.of(Ended)
     assert sum(counts.forwards.values()) == fixture.engine.num_forwards == sum(counts.tokens_histogram)
     assert counts.num_rows == fixture.engine.num_rows == sum(counts.windows_histogram)
@@ -241,7 +242,7 @@ def test_blocks_are_counted_once_their_kv_is_final(strategy: str, more: dict[str
     settings = {"strategy": strategy, "block_size": 4, "max_new_tokens": 16, "eos_token_id": -1, **more}
     decode = DecodeConfig.model_validate(settings)
     fixture = Fixture(2, decode, ModelFacts(0 if strategy == "block_diffusion" else 1))
-    fixture.run(Add(GenerationRequest("a", tuple(range(5, 5 + prompt_length))), 64))
+    fixture.run(Add(GenerationRequest("a", tuple(range(5, 5 + prompt_length)))))
     counts = fixture.of(Counts)[-1]
     shared = prompt_length % 4 if strategy not in ("d2f", "fast_dllm") else 0
     blocks = {
@@ -279,12 +280,12 @@ def test_a_front_end_that_lags_loses_its_streams_of_passes_and_nothing_else(monk
             fixture.told += read
             fixture.num_more -= sum(isinstance(message, (Ended, Rejected)) for message in read)
         monkeypatch.setattr(link, "_BEHIND_BYTES", 2**22)  # however slowly this thread reads from here on
-        fixture.front.send([Add(request("later"), 16, True)])
+        fixture.front.send([Add(request("later"), True)])
         Fixture._ask(fixture, [], then)
 
     fixture._ask = ask  # type: ignore[method-assign]
     fixture.num_more = len(names) + 1
-    told = fixture.run(*(Add(request(name), 48, name in ("watched", "too")) for name in names))
+    told = fixture.run(*(Add(request(name), name in ("watched", "too")) for name in names))
     lost = {message.id: message for message in fixture.of(Rejected)}
     assert set(lost) == {"watched", "too"} and all(message.status == 503 for message in lost.values())
     for name in ("plain", "waits"):

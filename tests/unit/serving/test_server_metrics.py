@@ -11,7 +11,7 @@ from common.config import DecodeConfig
 from common.decoding import GenerationRequest
 from common.serving.http.engine import EngineClient
 from common.serving.http.metrics import Metrics
-from common.serving.http.requests.orders import Order
+from common.serving.http.orders import Order
 from common.serving.messages import Ended
 
 DASHBOARD = Path(__file__).parents[3] / "configs" / "grafana" / "lopa_serve.json"
@@ -22,7 +22,7 @@ def exported() -> dict[str, float]:
     """Series by name and labels, of a server that has answered one request."""
     engine = EngineClient(socket.socket(), 0, lambda _: None, lambda: None)
     metrics = Metrics("m", engine)
-    order = Order(0, 0, GenerationRequest("a", (1, 2, 3)), 8, DecodeConfig())
+    order = Order(0, 0, GenerationRequest("a", (1, 2, 3), max_tokens=8), DecodeConfig())
     metrics.tokens(5)
     metrics.ended(order, Ended("a", (), "eos", 5, 2, 1, 1, (2, 3)), "stop", 0.5, 0.1)
     metrics.http("/x", 200)

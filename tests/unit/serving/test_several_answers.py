@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from common.config import DecodeConfig
 from common.decoding import GenerationRequest
-from common.serving.http.requests.orders import Order, Orders
+from common.serving.http.orders import Order, Orders
 from common.serving.http.responses.calls import Call, Finished
 from common.serving.messages import Ended, Tokens
 from common.text import AnswerText, Writing
@@ -35,7 +35,7 @@ def test_an_answer_is_counted_when_it_ends_and_not_behind_those_before_it() -> N
             yield Ended("a-1", (4,), "eos", num_tokens=1)
 
         decode = DecodeConfig()
-        orders = [Order(i, i, GenerationRequest(f"a-{i}", (5,), decode), 16, decode) for i in range(2)]
+        orders = [Order(i, i, GenerationRequest(f"a-{i}", (5,), decode), decode) for i in range(2)]
         answers = [
             SimpleNamespace(order=order, id=order.request.id, added_at=0.0, parts=parts)
             for order, parts in zip(orders, (slow, fast), strict=True)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import transformers
+from pydantic import ValidationError
 from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -19,8 +20,10 @@ from common.checkpoint import load_tokenizer
 from common.config import InputConfig
 from common.errors import ConfigError
 from common.evaluation import HarnessModel
-from common.serving.http.requests.fields import ChatFields, GenerateFields, TokenizeFields
-from common.serving.http.requests.prompts import Prompts
+from common.requests import PromptMaker
+from common.serving.http.explain import explained
+from common.serving.http.fields import ChatFields, GenerateFields, TokenizeFields
+from common.serving.http.prompts import Prompts
 from common.text import conversation, why_no_conversation, why_no_variables
 
 CHATML = (
@@ -81,12 +84,12 @@ def write_folder(folder: Path, template: str) -> None:
 def through_the_doors(folder: Path, messages: list[dict[str, Any]], **variables: Any) -> list[list[int]]:
     """Token ids by /tokenize, /generate, a chat, a batch line, the Python API and lm-eval."""
     tokenizer = load_tokenizer(folder)
-    prompts = Prompts(tokenizer, add_bos=False, max_tokens=10_000, vocab_size=300)
+    prompts = Prompts(tokenizer, PromptMaker(tokenizer, max_tokens=10_000, vocab_size=300), 300)
     found = []
     for kind in (TokenizeFields, GenerateFields, ChatFields):
         body = json.loads(json.dumps({"messages": messages, "chat_template_kwargs": variables}))
         fields: Any = kind.model_validate(body)
-        found.append(asyncio.run(prompts.of_chat(fields.messages, fields.chat_template_kwargs)))
+        found.append(list(asyncio.run(prompts.of_chat(fields.messages, fields.chat_template_kwargs))))
     line = {"messages": messages, "chat_template_kwargs": variables}
     assert _problem(line, None) is None
     of_line = prompt_or_reason(InputLine("a", 1, line), InputConfig(path="-"), tokenizer)
@@ -162,8 +165,9 @@ def test_what_is_no_conversation_is_told_by_its_place(messages: Any, problem: st
     assert (_problem({"messages": messages}, None) or "").startswith(problem)
     with pytest.raises(ConfigError, match=r"^messages"):
         conversation(messages)
-    with pytest.raises(ValueError, match="messages"):
+    with pytest.raises(ValidationError) as refused:
         ChatFields.model_validate({"messages": messages})
+    assert str(explained(refused.value.errors())) == found
 
 
 @pytest.mark.parametrize(
@@ -180,5 +184,6 @@ def test_what_is_no_conversation_is_told_by_its_place(messages: Any, problem: st
 def test_what_a_template_may_not_be_given(variables: Any, problem: str) -> None:
     assert (why_no_variables(variables) or "").startswith(problem)
     assert (_problem({"messages": TALK, "chat_template_kwargs": variables}, None) or "").startswith(problem)
-    with pytest.raises(ValueError, match="chat_template_kwargs"):
+    with pytest.raises(ValidationError) as refused:
         ChatFields.model_validate({"messages": TALK, "chat_template_kwargs": variables})
+    assert str(explained(refused.value.errors())) == why_no_variables(variables)

@@ -14,13 +14,13 @@ from fastapi import Request
 
 from common.serving.http.engine import Answer, EngineClient
 from common.serving.http.errors import ApiError
+from common.serving.http.fields import Sampling
 from common.serving.http.metrics import Metrics
-from common.serving.http.requests.fields import Sampling
-from common.serving.http.requests.orders import Order, Orders
+from common.serving.http.orders import Order, Orders
 from common.serving.messages import Ended, Passed
 
 if TYPE_CHECKING:
-    from common.serving.http.requests.prompts import Prompts
+    from common.serving.http.prompts import Prompts
 
 logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")

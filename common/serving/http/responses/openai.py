@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.serving.http.engine import EngineClient
-from common.serving.http.requests.fields import StreamOptions
-from common.serving.http.requests.orders import Order
+from common.serving.http.fields import StreamOptions
+from common.serving.http.orders import Order
 from common.serving.http.responses.calls import Call, Finished, Piece, finish_reason, given_up, merged
 from common.serving.http.responses.sse import DONE, event
 from common.serving.messages import Ended

@@ -5,32 +5,27 @@ from __future__ import annotations
 import logging
 import re
 import reprlib
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
     StrictBool,
-    StrictFloat,
     StrictStr,
+    WithJsonSchema,
     model_validator,
 )
 
-from common.config import MOST_STOP_TOKENS
-from common.text import why_no_variables
+from common.requests import FIRST_ERROR, AnswerFields, MaxTokens, PaceFields, Seed, TokenId, Wishes
+from common.text import MOST_MESSAGES, why_no_conversation, why_no_variables
 
 logger = logging.getLogger(__name__)
 
-FIRST_ERROR = Field(fail_fast=True)  # a list of a million wrong items has one error
 Name = Annotated[str, Field(strict=True, max_length=1024)]
-TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], FIRST_ERROR]
-Stop = Annotated[str, Field(strict=True, max_length=4096)]
 REQUEST_ID = r"[\x21-\x7e]{1,128}"
 
 
@@ -41,7 +36,6 @@ def _is_request_id(value: str) -> str:
 
 
 RequestId = Annotated[StrictStr, AfterValidator(_is_request_id)]
-Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 _MOST_KEYS = 256  # of one object
 _MOST_LOGGED = 200  # unknown names
 _logged: set[str] = set()
@@ -134,7 +128,7 @@ class StreamOptions(Fields):
     continuous_usage_stats: StrictBool = False
 
 
-class Diffusion(Fields):
+class Diffusion(PaceFields, Fields):
     """Settings of `decode` that a request may have of its own, and how its stream is cut.
 
     stream_mode: send what is final after each pass (`prefix`), or whole blocks (`block`). stats: add counts of passes
@@ -143,33 +137,20 @@ class Diffusion(Fields):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
-    num_lookahead: Annotated[int, Field(strict=True, ge=0, lt=2**31)] | None = None
-    block_size: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    block_add_threshold: StrictFloat | None = None
-    decoded_token_threshold: StrictFloat | None = None
-    skip_threshold: StrictFloat | None = None
     stream_mode: Literal["prefix", "block"] = "prefix"
     stats: StrictBool = False
 
 
-class Sampling(Fields):
+class Sampling(AnswerFields, Fields):
     """What completions, chats and /generate share."""
 
     model: Name | None = None
-    max_tokens: Annotated[int, Field(strict=True, ge=1, lt=2**31)] | None = None
-    max_completion_tokens: Annotated[int, Field(strict=True, ge=1, lt=2**31)] | None = None
-    temperature: Annotated[float, Field(strict=True, ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = None
+    max_completion_tokens: MaxTokens | None = None
     n: Annotated[int, Field(strict=True, ge=1, lt=2**31)] = 1
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
-    stop: Stop | Annotated[list[Stop], FIRST_ERROR] = []
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_TOKENS, fail_fast=True)] = []
     include_stop_str_in_output: StrictBool = False
     seed: Seed | None = None
-    ignore_eos: StrictBool = False
-    skip_special_tokens: StrictBool | None = None
     add_special_tokens: StrictBool = True
     return_token_ids: StrictBool = False
     request_id: RequestId | None = None
@@ -184,52 +165,56 @@ class Sampling(Fields):
             raise ValueError("stream_options.continuous_usage_stats: only with include_usage true; set that too")
         return self
 
+    @property
+    def length_name(self) -> str:
+        """The field that says the most tokens."""
+        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+
+    @property
+    def wishes(self) -> Wishes:
+        """What the answer is to be, in the terms of every door."""
+        wishes = Wishes.of(self, self.diffusion, self.seed)
+        return wishes._replace(max_tokens=self.max_completion_tokens or self.max_tokens)
+
 
 class CompletionFields(Sampling):
     prompt: StrictStr | TokenIds | Annotated[list[StrictStr], FIRST_ERROR] | Annotated[list[TokenIds], FIRST_ERROR]
     echo: StrictBool = False
 
 
-def _is_text(value: object) -> object:
-    if value != "text":
-        raise ValueError("the model reads text only: send parts of type text")
-    return value
+def _checked(why_not: Callable[[object], str | None]) -> AfterValidator:
+    """The check of every door. What it says names the place."""
+
+    def check(value: Any) -> Any:
+        problem = why_not(value)
+        if problem is not None:
+            raise ValueError(problem)
+        return value
+
+    return AfterValidator(check)
 
 
-class Part(Fields):
-    type: Annotated[Literal["text"], BeforeValidator(_is_text)]
-    text: StrictStr
+_SCHEMA = {
+    "type": "array", "minItems": 1, "maxItems": MOST_MESSAGES,
+    "items": {"type": "object", "required": ["role"], "properties": {"role": {"type": "string", "minLength": 1}}},
+}  # fmt: skip
+Variables = Annotated[Any, _checked(why_no_variables), WithJsonSchema({"type": "object"})]
+Messages = Annotated[Any, _checked(why_no_conversation), WithJsonSchema(_SCHEMA)]
 
 
-class Message(Fields):
-    """given: the message as it came, whose other keys and their order are the chat template's to read."""
+class _OnePrompt(BaseModel):
+    """prompt or messages. What a text and a conversation may hold beside is each route's."""
 
-    role: Annotated[StrictStr, Field(min_length=1)]
-    content: StrictStr | Annotated[list[Part], Field(max_length=4096, fail_fast=True)] | None = None
-    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+    messages: Messages | None = None
+    chat_template_kwargs: Variables = {}
 
-    @property
-    def given(self) -> dict[str, Any]:
-        return self._given
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _remember(cls, value: Any, handler: ModelWrapValidatorHandler[Message]) -> Message:
-        message = handler(value)
-        message._given = value if isinstance(value, dict) else value.given
-        return message
-
-
-def _are_variables(value: dict[str, Any]) -> dict[str, Any]:
-    problem = why_no_variables(value)
-    if problem is not None:
-        # Whoever explains it names the field.
-        raise ValueError(problem.removeprefix("chat_template_kwargs")[1:].lstrip())
-    return value
-
-
-Variables = Annotated[dict[str, Any], AfterValidator(_are_variables)]
-Messages = Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
+    @model_validator(mode="after")
+    def _has_one_prompt(self) -> _OnePrompt:
+        if (getattr(self, "prompt", None) is None) == (self.messages is None):
+            raise ValueError("prompt: send either prompt or messages")
+        if self.chat_template_kwargs and self.messages is None:
+            raise ValueError("chat_template_kwargs: only messages are rendered by a template: send these, or remove it")
+        return self
 
 
 class ChatFields(Sampling):
@@ -237,39 +222,19 @@ class ChatFields(Sampling):
     chat_template_kwargs: Variables = {}
 
 
-class GenerateFields(Sampling):
+class GenerateFields(_OnePrompt, Sampling):
     """prompt: one. stream_mode: also `denoise`, an event a pass."""
 
     prompt: StrictStr | TokenIds | None = None
-    messages: Messages | None = None
-    chat_template_kwargs: Variables = {}
     n: Literal[1] = 1
     stream_mode: Literal["prefix", "block", "denoise"] | None = None
 
-    @model_validator(mode="after")
-    def _has_one_prompt(self) -> GenerateFields:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("prompt: send either prompt or messages")
-        if self.chat_template_kwargs and self.messages is None:
-            raise ValueError("chat_template_kwargs: only messages are rendered by a template: send these, or remove it")
-        return self
 
-
-class TokenizeFields(Fields):
+class TokenizeFields(_OnePrompt, Fields):
     model: Name | None = None
     prompt: StrictStr | None = None
-    messages: Messages | None = None
-    chat_template_kwargs: Variables = {}
     add_special_tokens: StrictBool = True
     return_token_strs: StrictBool = False
-
-    @model_validator(mode="after")
-    def _has_one_prompt(self) -> TokenizeFields:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("prompt: send either prompt or messages")
-        if self.chat_template_kwargs and self.messages is None:
-            raise ValueError("chat_template_kwargs: only messages are rendered by a template: send these, or remove it")
-        return self
 
 
 class DetokenizeFields(Fields):

@@ -1,0 +1,24 @@
+"""The one door for requests: text, messages or token ids and somebody's wishes become what the engine is asked for."""
+
+from common.requests.maker import RequestMaker
+from common.requests.prompts import LONG, PromptMaker, TokenizerLike
+from common.requests.refusal import RequestError, first_error, path_of, refusal
+from common.requests.wishes import FIRST_ERROR, AnswerFields, MaxTokens, PaceFields, Seed, TokenId, Wishes
+
+__all__ = [
+    "FIRST_ERROR",
+    "LONG",
+    "AnswerFields",
+    "MaxTokens",
+    "PaceFields",
+    "PromptMaker",
+    "RequestError",
+    "RequestMaker",
+    "Seed",
+    "TokenId",
+    "TokenizerLike",
+    "Wishes",
+    "first_error",
+    "path_of",
+    "refusal",
+]

@@ -1,0 +1,91 @@
+"""The one door for requests: a prompt and somebody's wishes in, what the engine is asked for out.
+
+    HTTP body, batch line, lm-eval's task, Python's keywords -> Wishes --.
+    text, messages or token ids -> PromptMaker -> token ids -------------+-> RequestMaker -> GenerationRequest
+
+A batch run, the server, lm-eval and `Generator.complete` all come through here, so a request means the same to each of
+them and is refused with the same sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from common.config import BLOCKS_FROM_ZERO, DecodeConfig
+from common.decoding import GenerationRequest, Room
+from common.requests.prompts import PromptMaker
+from common.requests.refusal import RequestError
+from common.requests.wishes import Wishes
+
+_NO_EOS = -1  # nothing ends the text
+_MOST_CHECKED = 1000  # different settings whose check is remembered
+
+
+def _any(decode: DecodeConfig) -> None:
+    """No settings are refused."""
+
+
+class RequestMaker:
+    """Makes requests beside a run's settings.
+
+    base: the run's, unless names_base: then each request says what it is decoded by. check: raises ConfigError for
+    settings by which the model cannot be decoded; it may have something to log, too. max_model_len: positions of the
+    longest request.
+    """
+
+    def __init__(
+        self,
+        base: DecodeConfig,
+        prompts: PromptMaker,
+        *,
+        max_model_len: int,
+        check: Callable[[DecodeConfig], None] = _any,
+        names_base: bool = False,
+    ) -> None:
+        self.base = base
+        self.prompts = prompts
+        self.max_model_len = max_model_len
+        self._names_base = names_base
+        self._check = lru_cache(_MOST_CHECKED)(check)
+
+    def request(
+        self, id: str, prompt: tuple[int, ...], wishes: Wishes, noise_name: str | None = None
+    ) -> GenerationRequest:
+        """Make the request. Raises RequestError, and ConfigError for settings that the model cannot have."""
+        decode = self.decode(wishes)
+        if wishes.max_tokens is not None:
+            self._require_room(len(prompt), decode, wishes.max_tokens, wishes.settings.get("block_size", 0))
+        own = decode if decode is not self.base or self._names_base else None
+        return GenerationRequest(id, prompt, own, wishes.seed, noise_name, wishes.max_tokens)
+
+    def decode(self, wishes: Wishes) -> DecodeConfig:
+        """Return the settings that the wishes come to; `base` itself where they ask for nothing. Raises as above."""
+        decode = wishes.merged(self.base)
+        if decode is not self.base:
+            if "stop_token_ids" in wishes.settings:
+                self.prompts.check_ids(wishes.settings["stop_token_ids"], "stop_token_ids")
+            self._check(decode)
+        return decode.model_copy(update={"eos_token_id": _NO_EOS}) if wishes.ignore_eos else decode
+
+    def most_tokens(self, num_prompt_tokens: int, block_size: int | None = None) -> int:
+        """Return the longest answer: the run's, or what the context leaves in whole blocks."""
+        size = block_size or self.base.block_size
+        # Blocks begin after the prompt, or at position 0.
+        begin = 0 if self.base.strategy in BLOCKS_FROM_ZERO else num_prompt_tokens
+        end = begin + (self.max_model_len - begin) // size * size
+        return max(1, min(self.base.max_new_tokens, end - num_prompt_tokens))
+
+    def _require_room(self, num_prompt_tokens: int, decode: DecodeConfig, max_tokens: int, own_size: int) -> None:
+        num_positions = Room(num_prompt_tokens, decode).num_positions
+        if num_positions <= self.max_model_len:
+            return
+        what, field = f"{max_tokens} tokens after a prompt of {num_prompt_tokens}", "max_tokens"
+        if num_positions > num_prompt_tokens + max_tokens:
+            what += f", in whole blocks up to {num_positions - num_prompt_tokens},"
+            if max_tokens <= own_size:  # one block, however few tokens
+                field = "block_size"
+        raise RequestError(
+            field,
+            f"{what} are more than the model's context of {self.max_model_len} tokens: shorten the prompt, or lower it",
+        )

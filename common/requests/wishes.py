@@ -1,0 +1,169 @@
+"""What one request may want for itself, and the settings that come of it: one meaning for every door.
+
+The fields are those of OpenAI's and vLLM's API. HTTP's bodies are checked by them, and so are a batch line's settings
+and Python's keywords, which may name any other setting of `decode` too. null is the same as absent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictFloat, ValidationError
+
+from common.config import (
+    BLOCKS_FROM_ZERO,
+    MOST_STOP_TOKENS,
+    DecodeConfig,
+    given_value,
+    is_greedy,
+)
+from common.requests.refusal import RequestError, refusal
+
+FIRST_ERROR = Field(fail_fast=True)  # a list of a million wrong items has one error
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+MaxTokens = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+_Stop = Annotated[str, Field(strict=True, max_length=4096)]
+
+
+def _no_auto(value: Any) -> Any:
+    if value == "auto":
+        raise ValueError("auto is measured for whole runs: set it to a number")
+    return value
+
+
+class AnswerFields(BaseModel):
+    """Which tokens are drawn, and where the answer ends.
+
+    max_tokens: the answer is cut there, and its canvas has as many whole blocks as that takes. stop: beside the run's.
+    top_k: 0 and -1 are none. ignore_eos: no token ends the answer.
+    """
+
+    max_tokens: MaxTokens | None = None
+    temperature: Annotated[float, Field(strict=True, ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = None
+    stop: _Stop | Annotated[list[_Stop], FIRST_ERROR] = []
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_TOKENS, fail_fast=True)] = []
+    ignore_eos: StrictBool = False
+    skip_special_tokens: StrictBool | None = None
+
+
+class PaceFields(BaseModel):
+    """How fast blocks are filled."""
+
+    num_lookahead: Annotated[int, BeforeValidator(_no_auto), Field(strict=True, ge=0)] | None = None
+    block_size: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
+    block_add_threshold: StrictFloat | None = None
+    decoded_token_threshold: StrictFloat | None = None
+    skip_threshold: StrictFloat | None = None
+
+
+class _AllFields(AnswerFields, PaceFields):
+    model_config = ConfigDict(extra="allow", protected_namespaces=(), allow_inf_nan=False)
+
+
+class _SeedField(BaseModel):
+    seed: Seed
+
+
+class Wishes(NamedTuple):
+    """What one request wants in the place of the run's settings; what it does not name is the run's.
+
+    settings: of `decode`; stop strings and stop tokens come beside the run's. seed: None: the run's.
+    """
+
+    settings: Mapping[str, Any] = MappingProxyType({})
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    seed: int | None = None
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], seed: object = None) -> Wishes:
+        """Check what somebody wrote: the fields above, and other settings of `decode`. Raises RequestError."""
+        try:
+            read = _AllFields.model_validate(
+                {
+                    name: value
+                    for name, value in given.items()
+                    if value is not None or name not in _AllFields.model_fields
+                }
+            )
+            own_seed = None if seed is None else _SeedField.model_validate({"seed": seed}).seed
+        except ValidationError as error:
+            raise refusal(error.errors(include_url=False), DecodeConfig) from None
+        return cls.of(read, read, own_seed, read.model_extra or {})
+
+    @classmethod
+    def of(
+        cls, answer: AnswerFields, pace: PaceFields, seed: int | None = None, more: Mapping[str, Any] | None = None
+    ) -> Wishes:
+        """Take fields that have been checked. more: other settings of `decode`, which are checked with the run's."""
+        settings: dict[str, Any] = dict(more or {})
+        for fields, names in ((answer, _OF_ANSWERS), (pace, _OF_PACE)):
+            settings |= {name: value for name in names if (value := getattr(fields, name)) is not None}
+        stop = (answer.stop,) if isinstance(answer.stop, str) else tuple(answer.stop)
+        for name, own in (("stop", stop), ("stop_token_ids", tuple(answer.stop_token_ids))):
+            if own:
+                settings[name] = own
+        return cls(settings, answer.max_tokens, answer.ignore_eos, seed)
+
+    def merged(self, base: DecodeConfig) -> DecodeConfig:
+        """Return the run's settings with these in their place. Raises RequestError."""
+        changes = dict(self.settings)
+        for name in ("stop", "stop_token_ids"):
+            if name in changes:
+                changes[name] = tuple(dict.fromkeys([*changes[name], *getattr(base, name)]))
+        if changes.get("top_k", 1) <= 0:
+            changes["top_k"] = None
+        if changes.keys() & _DRAWING and is_greedy(changes.get("temperature", base.temperature)):
+            changes |= {"top_p": 1.0, "top_k": None}
+        if self.max_tokens is not None:
+            changes |= self._canvas(self.max_tokens, base)
+        if not changes:
+            return base
+        try:
+            _require_no_quotes(changes)
+            return base.changed(changes)
+        except ValidationError as error:
+            raise self._refused(error) from None
+
+    def _canvas(self, max_tokens: int, base: DecodeConfig) -> dict[str, Any]:
+        """Return the settings of a canvas that holds so many tokens, in whole blocks."""
+        if "max_new_tokens" in self.settings:
+            raise RequestError("max_new_tokens", "max_tokens says how long the answer is: remove one of the two")
+        size = self.settings.get("block_size", base.block_size)
+        if self.settings.get("strategy", base.strategy) in ("vanilla", *BLOCKS_FROM_ZERO):
+            size = 1  # any length will do
+        changes: dict[str, Any] = {"max_new_tokens": -(-max_tokens // size) * size}
+        if max_tokens > base.max_new_tokens and "max_steps" not in self.settings:
+            changes["max_steps"] = None
+        return changes
+
+    def _refused(self, error: ValidationError) -> RequestError:
+        """Name the wish that is to blame: of settings that contradict each other the sentence names all, and the
+        request has one of them."""
+        found = refusal(error.errors(include_url=False), DecodeConfig)
+        if found.field is not None and found.field != "max_new_tokens":
+            return found
+        named = re.findall(r"\w+", found.reason) if found.field is None else []
+        own = next((name for name in named if name in self.settings), found.field)
+        return RequestError("max_tokens" if own not in self.settings and self.max_tokens else own, found.reason)
+
+
+_OF_ANSWERS = ("temperature", "top_p", "top_k", "skip_special_tokens")
+_OF_PACE = tuple(PaceFields.model_fields)
+_DRAWING = {"temperature", "top_p", "top_k"}
+
+
+def _require_no_quotes(changes: Mapping[str, Any]) -> None:
+    """Raise RequestError for a text where a number, true or false belongs. Files may have it so, for YAML reads 1e-3 as
+    a text; a request does not."""
+    for name, value in changes.items():
+        known = DecodeConfig.model_fields.get(name) if isinstance(value, str) else None
+        kinds = () if known is None else getattr(known.annotation, "__args__", (known.annotation,))
+        if {int, float, bool} & set(kinds):
+            raise RequestError(name, f"write it without quotes (given {given_value(value)})")

@@ -1,0 +1,136 @@
+"""From the fields of a request to what the engine is asked for: `common.requests` in HTTP's names and limits."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from common.config import DecodeConfig, RunConfig
+from common.decoding import GenerationRequest, Room
+from common.errors import ConfigError
+from common.requests import PaceFields, RequestError, RequestMaker, Wishes
+from common.serving.http.errors import ApiError
+from common.serving.http.fields import ChatFields, Fields, GenerateFields, Sampling
+
+_COMPLETION_TOKENS = 16  # what OpenAI's API says
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One answer of a call. index: its place among the call's choices. prompt_index: its prompt's among the prompts."""
+
+    index: int
+    prompt_index: int
+    request: GenerationRequest
+    decode: DecodeConfig
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def room(self) -> Room:
+        return Room(self.num_prompt_tokens, self.decode)
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What one call asks for. id: of the answer, which the log and abort_request name too."""
+
+    id: str
+    orders: tuple[Order, ...]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Each prompt once, however many answers it gets."""
+        return sum({order.prompt_index: order.num_prompt_tokens for order in self.orders}.values())
+
+
+class OrderBook:
+    """Makes orders within the run's limits. Raises ApiError for what cannot be decoded."""
+
+    def __init__(self, run: RunConfig, maker: RequestMaker, num_slots: int) -> None:
+        self._run = run
+        self._maker = maker
+        self._num_slots = num_slots
+
+    def check(self, fields: Sampling, num_prompts: int = 1) -> None:
+        """Everything that needs no prompt."""
+        refuse_unsupported(fields)
+        self._check_count(fields, num_prompts)
+        num_stops, limit = 1 if isinstance(fields.stop, str) else len(fields.stop), self._run.serve.max_stop_strings
+        if num_stops > limit:
+            raise ApiError(400, f"stop: {num_stops} strings, at most {limit} can be given", "stop")
+        self._check_lookahead(fields.diffusion.num_lookahead or 0)
+
+    def orders(self, prefix: str, fields: Sampling, prompts: Sequence[Sequence[int]], header_id: str | None) -> Orders:
+        """prefix: of the answer's id. header_id: a request id that the body does not name."""
+        name = fields.request_id or header_id
+        call_id = prefix + (name or uuid.uuid4().hex)
+        orders = []
+        for place, prompt in enumerate(prompts):
+            # With a seed of its own a request is answered alike each time.
+            noise_name = name or (f"{call_id}-{place}" if fields.seed is None else "")
+            first = self._request(f"{call_id}-{place * fields.n}", tuple(prompt), fields, noise_name)
+            decode = first.decode or self._maker.base
+            if fields.n > 1 and decode.temperature == 0:
+                why = "n: at temperature 0, and below 0.001, all answers are one; set temperature, or n to 1"
+                raise ApiError(400, why, "n")
+            for copy in range(fields.n):
+                index = place * fields.n + copy
+                seed = (self._run.seed if fields.seed is None else fields.seed) + copy
+                request = replace(first, id=f"{call_id}-{index}", seed=seed)
+                orders.append(Order(index, place, request, decode))
+        return Orders(call_id, tuple(orders))
+
+    def _check_count(self, fields: Sampling, num_prompts: int) -> None:
+        """What could never be taken at once is no matter of coming again later."""
+        serve, num_slots = self._run.serve, self._num_slots
+        count, room = num_prompts * fields.n, num_slots + serve.max_queued_requests
+        limit = min(serve.max_prompts, room)
+        if count > limit:
+            why = "the most of one call" if limit < room else f"as {num_slots} are decoded and the others wait"
+            raise ApiError(
+                400,
+                f"{num_prompts} prompts times n {fields.n} are {count} answers, at most {limit} can be taken at once, "
+                f"{why}: send them in several calls",
+                "n" if fields.n > 1 else "prompt",
+            )
+
+    def _check_lookahead(self, wanted: int) -> None:
+        limit = self._run.serve.max_num_lookahead
+        most = self._maker.base.num_lookahead if limit is None else limit
+        if wanted > most:
+            raise ApiError(
+                400, f"diffusion.num_lookahead: {wanted} is more than {most}, the most here", "diffusion.num_lookahead"
+            )
+
+    def _wishes(self, fields: Sampling, num_prompt_tokens: int) -> Wishes:
+        """With a length, also where the client names none."""
+        wishes = fields.wishes
+        if wishes.max_tokens is not None:
+            return wishes
+        if isinstance(fields, (ChatFields, GenerateFields)):
+            return wishes._replace(max_tokens=self._maker.most_tokens(num_prompt_tokens, fields.diffusion.block_size))
+        return wishes._replace(max_tokens=_COMPLETION_TOKENS)
+
+    def _request(self, id: str, prompt: tuple[int, ...], fields: Sampling, noise_name: str) -> GenerationRequest:
+        try:
+            return self._maker.request(id, prompt, self._wishes(fields, len(prompt)), noise_name)
+        except RequestError as error:
+            param = error.field
+            if param in PaceFields.model_fields:
+                param = f"diffusion.{param}"
+            elif param == "max_tokens":
+                param = fields.length_name
+            raise ApiError(400, f"{param}: {error.reason}" if param else error.reason, param) from None
+        except ConfigError as error:
+            raise ApiError(400, str(error)) from None
+
+
+def refuse_unsupported(fields: Fields) -> None:
+    """Raises ApiError."""
+    found = fields.unsupported()
+    if found is not None:
+        raise ApiError(400, found[1], found[0])
