@@ -6,11 +6,7 @@
 #
 # The first 500 problems of math, or all 300 of code. The page has all 700 of math: --set input.limit=700. On two CPU cores
 # this takes hours, on a GPU with --set max_num_requests=350 minutes. Start it again to go on.
-set -euo pipefail
-if [ $# -lt 1 ] || [ "${1#-}" != "$1" ]; then
-  sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
-  exit 2
-fi
+source "$(dirname "${BASH_SOURCE[0]}")/launch.sh" 1 "$@"
 profile=$1 run=demo
 shift
 if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then run=$1; shift; fi

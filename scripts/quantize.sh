@@ -5,10 +5,5 @@
 #                       [--smooth ALPHA] [--exclude PATTERN ...] [--report RUN [--profile PROFILE] [--set key=value ...]]
 #
 # PYTHON names the interpreter. `lopa quantize --help` explains the options.
-set -euo pipefail
-if [ $# -lt 2 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
-  sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
-  exit 2
-fi
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/launch.sh" 2 "$@"
 exec "$PYTHON" -m common.commands quantize "$@"

@@ -7,10 +7,5 @@
 # a second one ends at once. DRY_RUN=true prints the command. Devices are those of CUDA_VISIBLE_DEVICES or
 # ASCEND_RT_VISIBLE_DEVICES. PYTHON names the interpreter. This is `lopa serve RUN --profile PROFILE` in as many processes
 # as the profile asks for.
-set -euo pipefail
-if [ $# -lt 2 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
-  sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
-  exit 2
-fi
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/launch.sh" 2 "$@"
 exec "$PYTHON" -m common.commands.job serve "$@"

@@ -7,10 +7,5 @@
 # SWEEP is a YAML file, or the name of one in configs/sweeps; PROFILE and RUN as for scripts/run_batch.sh. Both are left
 # out where the sweep names its own; `-` in the place of one of them leaves out that one. --row runs one row, --retries
 # says how often a failed point is tried again (once). DRY_RUN=true prints what is started. docs/sweeps.md has more.
-set -euo pipefail
-if [ $# -lt 1 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
-  sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
-  exit 2
-fi
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/launch.sh" 1 "$@"
 exec "$PYTHON" -m common.commands.job evaluate "$@"
