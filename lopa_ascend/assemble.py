@@ -7,11 +7,11 @@ import os
 
 import torch
 
+from common.bench import tell_schemes
 from common.checkpoint import ModelConfig, check_tensor_parallel, load_model_config
 from common.config import DeviceProfile, RunConfig
 from common.decoding import Room
 from common.errors import ConfigError
-from common.estimate import tell_schemes
 from common.platforms import platform_of
 from common.processes import Mesh, init_mesh, leave_first_core, local_rank, meet, poll_on, resolve_mesh
 from common.runtime import PagePool, allocating, linear_schemes

@@ -6,12 +6,7 @@
 #   scripts/bench.sh --compare A.json B.json
 #
 # RUN's model folder needs config.json only, with load_format: dummy (configs/runs/dream_7b_dummy.yaml). DRY_RUN=true prints
-# the command.
-set -euo pipefail
-if [ $# -lt 2 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
-  sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
-  exit 2
-fi
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
-if [ "$1" = --compare ]; then exec "$PYTHON" -m common.commands bench "$@"; fi
+# the command. This is `lopa bench steps PROFILE RUN` in as many processes as the profile asks for.
+source "$(dirname "${BASH_SOURCE[0]}")/launch.sh" 2 "$@"
+if [ "$1" = --compare ]; then exec "$PYTHON" -m common.commands bench steps "$@"; fi
 exec "$PYTHON" -m common.commands.job bench "$@"

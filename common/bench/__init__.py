@@ -1,11 +1,34 @@
-"""How fast is it: single shapes, whole decoding steps by part, tokens per second, beside the device's floors."""
+"""How fast it is: steps beside the device's floors, the host's part, and many requests at once, all of them measured;
+and the time of a step predicted without the hardware (`estimate`).
+"""
 
+from common.bench.estimate import Options, estimate_tables, tell_schemes
+from common.bench.host import ENGINES, EngineHost, HostOptions, HostSizes, measure_host
+from common.bench.load import LoadOptions, LoadResult
+from common.bench.marking import measure_marking
 from common.bench.report import beside, compare
-from common.bench.run import BenchOptions, run_bench
+from common.bench.requests import measure_requests
+from common.bench.serving import measure_serving
+from common.bench.steps import BenchOptions, run_bench
+from common.bench.throughput import measure_throughput
 
 __all__ = [
+    "ENGINES",
     "BenchOptions",
+    "EngineHost",
+    "HostOptions",
+    "HostSizes",
+    "LoadOptions",
+    "LoadResult",
+    "Options",
     "beside",
     "compare",
+    "estimate_tables",
+    "measure_host",
+    "measure_marking",
+    "measure_requests",
+    "measure_serving",
+    "measure_throughput",
     "run_bench",
+    "tell_schemes",
 ]

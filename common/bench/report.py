@@ -1,4 +1,4 @@
-"""What a bench run leaves behind: tables in the terminal, a JSON file, Markdown, and a plot if matplotlib is there."""
+"""What a bench run leaves behind: tables in the terminal, a JSON file and Markdown."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _COMPARED = ("rows", "width", "device_ms", "call_ms")  # of a shape
 _PARTS = ("schedule", "forward", "select", "commit", "advance", "device", "outside_device", "step")
 
 
-def beside(output: Path) -> tuple[Path, Path]:
-    """The table and the plot that are written with it."""
-    return output.with_suffix(".md"), output.with_suffix(".png")
+def beside(output: Path) -> Path:
+    """The tables that are written with it."""
+    return output.with_suffix(".md")
 
 
 def publish(result: Result, output: str | None) -> None:
-    """Print the tables; with `output` also write them, the JSON and a plot beside each other."""
+    """Print the tables; with `output` also write the JSON, and them beside it."""
     text = tables(result)
     print(text)
     if output is None:
@@ -34,9 +34,7 @@ def publish(result: Result, output: str | None) -> None:
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    table, plot = beside(path)
-    table.write_text(text + "\n", encoding="utf-8")
-    _plot(result, plot)
+    beside(path).write_text(text + "\n", encoding="utf-8")
 
 
 def tables(result: Result) -> str:
@@ -151,24 +149,3 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path}: not a result that scripts/bench.sh --output has written ({error})") from None
     return result
-
-
-def _plot(result: Result, path: Path) -> None:
-    """Step time over tokens of a rank, beside the floors."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
-    figure = Figure(figsize=(7, 4))
-    axes = figure.subplots()
-    shapes = sorted(result["shapes"], key=lambda shape: shape["rows"] * shape["width"])
-    tokens = [shape["rows"] * shape["width"] for shape in shapes]
-    axes.plot(tokens, [shape["device_ms"] for shape in shapes], "o-", label="device")
-    floor_ms = [max(shape["weight_floor_ms"], shape["matrix_floor_ms"]) for shape in shapes]
-    axes.plot(tokens, floor_ms, "--", label="floor")
-    axes.set_xlabel("tokens of a step on one device (rows x window)")
-    axes.set_ylabel("ms")
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)

@@ -6,15 +6,18 @@ with the same vocabulary answers every plan behind the timed pass; its own time 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean, median, quantiles
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
-from common.checkpoint import ModelConfig
-from common.config import DecodeConfig
+from common.bench.load import LEAST_REQUESTS, LoadOptions, LoadResult, for_loads, prompts_of, tell, waits_for
+from common.checkpoint import ModelConfig, load_model_config
+from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import (
     Completion,
     Engine,
@@ -28,6 +31,8 @@ from common.decoding import (
     WrappedEngine,
     decode_requests,
 )
+from common.generate import build_generator
+from common.platforms import build_engine
 from common.runtime import facts_of, step_floors_ms
 from common.tables import markdown
 
@@ -38,6 +43,8 @@ class Timed(Engine, QueuesForwards, Protocol):
     def last_num_tokens(self) -> int: ...
 
     def measure_floors(self) -> dict[str, float]: ...
+
+    def measure_passes(self, decode: DecodeConfig) -> PassCosts: ...
 
 
 class AnsweredEngine(WrappedEngine):
@@ -178,7 +185,37 @@ class Throughput:
         )
 
 
-def table(loads: Sequence[Load]) -> str:
+def measure_throughput(profile: DeviceProfile, run: RunConfig, answers: RunConfig, options: LoadOptions) -> LoadResult:
+    """run: what is timed; dummy weights will do. answers: whose model, settings and input decide which tokens are
+    accepted; both models have one vocabulary. Requests are four times as many as at once, 16 at the least.
+
+    Raises ConfigError or EngineError.
+    """
+    answers = for_loads(answers, options.most)
+    run = for_loads(run, options.most).model_copy(update={"decode": answers.decode})
+    with build_generator(profile, answers) as answering, closing(build_engine(profile, run)) as timed:
+        engine = cast(Timed, timed)
+        floors = engine.measure_floors()
+        throughput = Throughput(
+            engine, answering.engine, load_model_config(run.model), answering.model_config, floors, waits_for(profile)
+        )
+        costs = engine.measure_passes(answers.decode)
+        prompts = prompts_of(answers, answering.tokenizer, max(LEAST_REQUESTS, 4 * options.most))
+        loads = []
+        for at_once, lookahead in itertools.product(options.at_once, options.lookahead):
+            decode = answers.decode
+            if lookahead != "auto":
+                decode = decode.model_copy(update={"num_lookahead": int(lookahead)})
+            shown = prompts[: max(LEAST_REQUESTS, 4 * at_once)]
+            for _ in range(2):  # the first time, what has not been captured is
+                load = throughput.measure(decode, costs if lookahead == "auto" else None, at_once, shown)
+            loads.append(load)
+            tell(_table([load]).splitlines()[-1])
+        content = {"conditions": timed.describe(), "floors": floors, "costs": costs, "loads": list(map(asdict, loads))}
+        return LoadResult(_table(loads), content)
+
+
+def _table(loads: Sequence[Load]) -> str:
     headings = [
         "at once", "k", "tokens/s", "of a request", "a pass and request", "rows a request", "tokens of a pass",
         "padding", "step ms", "99 %", "floor ms",
@@ -190,7 +227,3 @@ def table(loads: Sequence[Load]) -> str:
         for load in loads
     ]  # fmt: skip
     return markdown(headings, rows)
-
-
-def as_json(loads: Sequence[Load]) -> list[dict[str, Any]]:
-    return [asdict(load) for load in loads]

@@ -62,8 +62,8 @@ def examine(profile: DeviceProfile | None) -> int:
 def linears_of(profile: DeviceProfile, model: str) -> str:
     """A sentence. Raises ConfigError, or QuantizationError where the folder is damaged."""
     # Here: they load torch, which the commands that only start others do without.
+    from common.bench import tell_schemes
     from common.checkpoint import load_model_config
-    from common.estimate import tell_schemes
     from common.runtime import linear_schemes
 
     config = load_model_config(model)

@@ -10,15 +10,16 @@ from typing import Annotated
 
 import typer
 
+from common.commands.bench import bench
 from common.commands.demo import demo
 from common.commands.doctor import doctor
 from common.commands.evaluate import evaluate, lm_eval
+from common.commands.options import RAW_ARGUMENTS
 from common.commands.parity import parity
 from common.commands.quantize.command import quantize
 from common.commands.report.command import report
 from common.commands.run import run
 from common.commands.serve import serve
-from common.commands.speed.bench import RAW_ARGUMENTS, bench
 from common.commands.speed.estimate import estimate
 from common.commands.speed.tune import tune
 from common.commands.trace import trace
@@ -37,7 +38,7 @@ app = typer.Typer(
     name="lopa",
     help="Decode text with diffusion language models, several lookahead branches at a time (LoPA).\n\n"
     "A profile says what runs the model, a run what is decoded. `run`, `serve` and `evaluate` take the profile as "
-    "--profile, `estimate`, `bench` and `tune` as the argument before RUN, as all scripts do.",
+    "--profile, `estimate`, `bench steps` and `tune` as the argument before RUN, as all scripts do.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

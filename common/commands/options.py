@@ -3,11 +3,12 @@ when a run turns out to need it."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -38,7 +39,24 @@ AllowCodeOption = Annotated[
     bool,
     typer.Option("--allow-code-execution", help=f"Run answers that are programs, to mark them: --set {ALLOWED}."),
 ]
+# Of a command that reads its own arguments, since some of its options take lists.
+RAW_ARGUMENTS: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+    "add_help_option": False,
+}
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Drop earlier results instead of resuming them.")]
+
+
+class WholeNumber:
+    """The type of an argument that is counted from `least` to `most`, for argparse."""
+
+    def __init__(self, most: int, least: int = 1) -> None:
+        self._most, self._least = most, least
+
+    def __call__(self, text: str) -> int:
+        if not text.isdecimal() or not self._least <= int(text) <= self._most:
+            raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers from {self._least} to {self._most}")
+        return int(text)
 
 
 def allowing(overrides: list[str] | None, is_allowed: bool) -> list[str]:

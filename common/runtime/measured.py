@@ -25,7 +25,7 @@ class MeasurablePasses(Protocol):
 
 
 class MeasuredEngine:
-    """Answers of `common.bench.run.Measurable` that are the passes'; an engine narrows `passes` to its own."""
+    """Answers of `common.bench.steps.Measurable` that are the passes'; an engine narrows `passes` to its own."""
 
     passes: MeasurablePasses
 

@@ -153,7 +153,7 @@ class Forward:
         return gather_ms(self._collectives, num_reads, self.device)
 
     def length_updates_ms(self) -> dict[str, float]:
-        """common.bench.run.Measurable's; ranks of a tp group call it at the same time."""
+        """common.bench.steps.Measurable's; ranks of a tp group call it at the same time."""
         if self._graphs is None or not isinstance(self._run, UpdatedReplay):
             return {}
         return length_updates_ms(self._graphs.capture, self._run, self.device)

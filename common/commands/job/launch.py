@@ -14,8 +14,8 @@ import typer
 from typer.main import get_command
 
 from common.batch import check_input, input_and_output
+from common.commands.bench import steps
 from common.commands.main import app
-from common.commands.speed import bench
 from common.config import DeviceProfile, RunConfig
 from common.errors import ConfigError
 from common.platforms import platform_of
@@ -61,7 +61,7 @@ def job_of(worker: list[str], profile: DeviceProfile, environment: Mapping[str, 
 def check_options(command: str, arguments: list[str]) -> None:
     """Once, what every process would find wrong with its own command line. Raises ConfigError; argparse's own end."""
     if command == "bench":
-        bench.parse(arguments)
+        steps.parse(arguments)
         return
     parser: Any = get_command(app)
     try:

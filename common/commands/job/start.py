@@ -47,7 +47,8 @@ def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[
     files = [*profile_option, str(profile_path), str(run_path)]
     if not _HELP & set(others):
         check_options(known.command, [*files, *others, *settings])
-    worker = ["-m", "common.commands", known.command, *files, *others, *settings]
+    command = ["bench", "steps"] if known.command == "bench" else [known.command]
+    worker = ["-m", "common.commands", *command, *files, *others, *settings]
     return job_of(worker, profile, environment, needs_input=known.command == "run"), profile, run
 
 

@@ -1,1 +1,1 @@
-"""The commands about how fast steps are: predicted, measured, and tuned to a model and a device."""
+"""The commands about how fast steps are before they are run: predicted, and tuned to a model and a device."""

@@ -38,7 +38,7 @@ def estimate(
     Says what bounds each part, what W8A8, merging, fusing and overlapping change, and which mesh of the same devices
     would be fastest. Of the run's model only config.json is read.
     """
-    from common.estimate import Options, estimate_tables
+    from common.bench import Options, estimate_tables
 
     device_profile, run_config = load_both(profile, run, set)
     options = Options(rows=rows, window=window, prefix=prefix, tokens_per_step=tpf)

@@ -6,7 +6,7 @@ import argparse
 
 import typer
 
-from common.commands.options import load_both
+from common.commands.options import WholeNumber, load_both
 from common.platforms import TuneOptions, platform_of
 from common.processes import apply_environment
 
@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("profile", metavar="PROFILE", help="a YAML file, or a name from configs/profiles")
     parser.add_argument("run", metavar="RUN", help="a YAML file, or a name from configs/runs, whose model is meant")
     parser.add_argument(
-        "--tokens", nargs="+", type=_count, default=list(USUAL_TOKENS), metavar="N",
+        "--tokens", nargs="+", type=WholeNumber(_MOST_TOKENS), default=list(USUAL_TOKENS), metavar="N",
         help=f"numbers of tokens to measure for, each also for those below it; {' '.join(map(str, USUAL_TOKENS))} if "
         "not given",
     )  # fmt: skip
@@ -43,9 +43,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--overwrite", action="store_true", help="measure again what the file has")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= _MOST_TOKENS:
-        raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers from 1 to {_MOST_TOKENS}")
-    return int(text)

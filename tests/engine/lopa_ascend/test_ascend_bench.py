@@ -9,7 +9,7 @@ import pytest
 
 from common.bench import BenchOptions, run_bench
 from common.checkpoint import load_model_config
-from common.commands.speed.bench import parse
+from common.commands.bench.steps import parse
 from common.config import DecodeConfig, DeviceProfile, RunConfig, find_config
 from common.config.files import load_run
 from tests.conftest import GOLDEN

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from common.bench.estimate.record import Kernel, record_step
+from common.bench.estimate.setup import LAUNCHES, Setup
 from common.checkpoint import load_model_config
 from common.checkpoint.rules import checkpoint_shapes
-from common.estimate.record import Kernel, record_step
-from common.estimate.setup import LAUNCHES, Setup
 from common.runtime import num_matrix_weights, num_weights_read, share_of_experts_hit, step_floors_ms
 
 MODELS = Path(__file__).parents[3] / "configs" / "models"

@@ -112,7 +112,7 @@ def test_options_of_the_bench_are_checked_too(capsys: pytest.CaptureFixture[str]
         plan_job(["bench", "cpu", "demo", "--shape", "1x64", "--bogus"], {})
     assert "unrecognized arguments: --bogus" in capsys.readouterr().err
     job, _, _ = plan_job(["bench", "cpu", "demo", "--shapes", "1x64"], {})
-    assert not job.needs_input
+    assert not job.needs_input and job.worker[2:4] == ["bench", "steps"]
 
 
 def test_a_server_needs_no_input() -> None:

@@ -78,7 +78,7 @@ def test_others_use_a_room_by_its_door(room: str) -> None:
 
 
 def re_exported(package: str) -> list[str]:
-    """`from common.estimate import tables` names a module by its room, which is the door too."""
+    """`from common.bench import estimate` names a module by its room, which is the door too."""
     tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
     return [
         f"{package}.{alias.name}" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names

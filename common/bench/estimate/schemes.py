@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from common.bench.estimate.cost import estimate_step
+from common.bench.estimate.hardware import hardware_of
+from common.bench.estimate.scenario import Options, setup_of
 from common.checkpoint import ModelConfig
 from common.config import DeviceProfile, RunConfig
 from common.errors import ConfigError
-from common.estimate.cost import estimate_step
-from common.estimate.hardware import hardware_of
-from common.estimate.scenario import Options, setup_of
 from quant.names import LinearName
 
 _NAMES = {"W8A8_DYNAMIC": "dynamic", "W8A8": "static", "FLOAT": "float", "FP8": "fp8"}

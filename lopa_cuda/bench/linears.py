@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
+from lopa_cuda.bench.inputs import HEAD_SIZE, HEADS, KV_HEADS, SHAPES, WIDTH
 from lopa_cuda.tiles import Kind, LinearShape, ModelLinear, find_config
 from lopa_cuda.tuning.pair import LayerSizes, LinearPair
-
-from .inputs import HEAD_SIZE, HEADS, KV_HEADS, SHAPES, WIDTH
 
 SIZES = LayerSizes(WIDTH, HEADS, KV_HEADS, HEAD_SIZE, HEAD_SIZE)
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from common.estimate.experts import mixture_kernels
-from common.estimate.setup import Setup
+from common.bench.estimate.experts import mixture_kernels
+from common.bench.estimate.setup import Setup
 from common.model import NUM_STATISTICS, Decoder, MoE, QKNorm, RMSNorm
 
 PARTS = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from common.bench.estimate.setup import LAUNCHES, Setup
 from common.checkpoint import ModelConfig, check_tensor_parallel, fits_tensor_parallel
 from common.config import AUTO_LOOKAHEAD, DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.errors import ConfigError
-from common.estimate.setup import LAUNCHES, Setup
 
 _LINEAR_DTYPE = {"w8a8": "int8", "fp8": "float8"}
 _UPDATES_LENGTHS = ("npugraph", "npugraph_ex")

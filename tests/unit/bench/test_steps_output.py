@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.commands.speed.bench import check_output
+from common.commands.bench.steps import check_output
 from common.errors import ConfigError
 
 
@@ -14,8 +14,7 @@ from common.errors import ConfigError
     ("name", "sentence"),
     [
         (".", "is a folder: name a file in it"),
-        ("x.md", r"\.md is for what is written beside it: name a JSON file"),
-        ("x.png", r"\.png is for what is written beside it: name a JSON file"),
+        ("x.md", r"\.md is for the table that is written beside it: name a JSON file"),
         ("file/x.json", "cannot be written"),
         ("taken.json", r"taken\.md is a folder"),
     ],

@@ -8,10 +8,7 @@ import torch
 
 from common.model import rotary_table
 from lopa_cuda import kernels
-from lopa_cuda.kernels.launch import Partials
-from lopa_cuda.tuning.stopwatch import graph_us, random
-
-from .inputs import (
+from lopa_cuda.bench.inputs import (
     EPS,
     HEAD_SIZE,
     HEADS,
@@ -24,6 +21,8 @@ from .inputs import (
     make_committed,
     make_rows,
 )
+from lopa_cuda.kernels.launch import Partials
+from lopa_cuda.tuning.stopwatch import graph_us, random
 
 
 def stage_runs(num_rows: int, width: int, prefix: int) -> dict[str, Callable[[int], object]]:

@@ -9,11 +9,7 @@ from torch import Tensor
 
 from common.model import rotary_table
 from lopa_cuda import kernels
-from lopa_cuda.kernels.launch import Partials
-from lopa_cuda.tiles import Kind
-from lopa_cuda.tuning.stopwatch import Weight, as_quantize, graph_us, make_weight, random
-
-from .inputs import (
+from lopa_cuda.bench.inputs import (
     EPS,
     HEAD_SIZE,
     HEADS,
@@ -28,6 +24,9 @@ from .inputs import (
     make_committed,
     make_rows,
 )
+from lopa_cuda.kernels.launch import Partials
+from lopa_cuda.tiles import Kind
+from lopa_cuda.tuning.stopwatch import Weight, as_quantize, graph_us, make_weight, random
 
 
 class Step:

@@ -14,7 +14,7 @@ from common.errors import ConfigError, why_no_file
 Quality = Literal["measured", "derived", "secondary", "unverified", "assumed"]
 Dtype = Literal["bfloat16", "int8", "float8"]
 
-_FOLDER = Path(__file__).resolve().parents[2] / "configs" / "hardware"
+_FOLDER = Path(__file__).resolve().parents[3] / "configs" / "hardware"
 
 
 class Figure(Frozen):

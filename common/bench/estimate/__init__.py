@@ -6,9 +6,9 @@ The model that is recorded is the one that runs (common.model.decoder); the hard
 which every figure says where it comes from.
 """
 
-from common.estimate.scenario import Options
-from common.estimate.schemes import tell_schemes
-from common.estimate.tables import estimate_tables
+from common.bench.estimate.scenario import Options
+from common.bench.estimate.schemes import tell_schemes
+from common.bench.estimate.tables import estimate_tables
 
 __all__ = [
     "Options",

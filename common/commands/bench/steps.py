@@ -1,33 +1,29 @@
-"""`lopa bench`: measure step times. It reads its own arguments, since `--shapes` takes a list."""
+"""`lopa bench steps`: times of steps by shape and part."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import typer
 
-from common.commands.options import load_to_run
+from common.commands.options import WholeNumber, load_to_run
 from common.errors import ConfigError
 from common.processes import global_rank
 
-RAW_ARGUMENTS: dict[str, Any] = {
-    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
-    "add_help_option": False,
-}
+_COUNT = WholeNumber(10**6)
 
 
-def bench(context: typer.Context) -> None:
+def measure(arguments: list[str]) -> None:
     """Measure step times by shape and part, beside the device's floors (scripts/bench.sh starts several processes)."""
-    known = parse(context.args)
+    known = parse(arguments)
     if known.compare:
         from common.bench import compare
 
         typer.echo(compare(*(Path(path) for path in known.compare)))
         return
     if known.run is None:
-        raise ConfigError("bench: give PROFILE and RUN, or --compare A.json B.json")
+        raise ConfigError("bench steps: give PROFILE and RUN, or --compare A.json B.json")
     profile, run = load_to_run(known.profile, known.run, known.set, "scripts/bench.sh")
     _check(known, profile.max_model_len, run.model)
     if known.output is not None and global_rank() == 0:
@@ -55,37 +51,30 @@ def check_output(path: Path) -> None:
     from common.bench import beside
 
     require_file("--output", real_file(path), "")
-    for other in beside(path):
-        if other == path:
-            raise ConfigError(f"--output {path}: {other.suffix} is for what is written beside it: name a JSON file")
-        require_file("--output", other, "")
+    if beside(path) == path:
+        raise ConfigError(f"--output {path}: .md is for the table that is written beside it: name a JSON file")
+    require_file("--output", beside(path), "")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lopa bench", description=bench.__doc__)
+    parser = argparse.ArgumentParser(prog="lopa bench steps", description=measure.__doc__)
     parser.add_argument("profile", nargs="?")
     parser.add_argument("run", nargs="?")
     parser.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"))
-    parser.add_argument("--output", help="JSON file; a table and a plot are written beside it")
+    parser.add_argument("--output", help="JSON file; a table is written beside it, and `lopa report` draws it")
     parser.add_argument("--trace", help="recorded acceptance (common.bench.acceptance) for tokens per second")
     parser.add_argument("--shapes", nargs="+", type=_shape, metavar="ROWSxWINDOW", help="single steps to time")
     parser.add_argument("--no-mixes", action="store_true", help="leave out the steps over windows of several widths")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--steps", type=_count, help="timed steps of each shape")
-    parser.add_argument("--cached", type=_count, help="prompt length")
-    parser.add_argument("--requests", type=_count, help="requests of each section of decoding steps")
+    parser.add_argument("--steps", type=_COUNT, help="timed steps of each shape")
+    parser.add_argument("--cached", type=_COUNT, help="prompt length")
+    parser.add_argument("--requests", type=_COUNT, help="requests of each section of decoding steps")
     return parser
 
 
 def _shape(text: str) -> tuple[int, int]:
     rows, _, width = text.partition("x")
-    return _count(rows), _count(width)
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or not 0 < int(text) <= 10**6:
-        raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers from 1 on, shapes as 4x64")
-    return int(text)
+    return _COUNT(rows), _COUNT(width)
 
 
 def _check(known: argparse.Namespace, max_model_len: int, model: str) -> None:
@@ -101,6 +90,6 @@ def _check(known: argparse.Namespace, max_model_len: int, model: str) -> None:
     most = min(max_model_len, load_model_config(model).max_position_embeddings)
     if cached + widest > most:
         raise ConfigError(
-            f"bench: {cached} cached positions and windows of up to {widest} do not fit into {most}, the least of "
-            "max_model_len and the model's positions: lower --cached, or use a model with more positions"
+            f"bench steps: {cached} cached positions and windows of up to {widest} do not fit into {most}, the least "
+            "of max_model_len and the model's positions: lower --cached, or use a model with more positions"
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from common.bench.estimate.cost import StepCost, estimate_step
+from common.bench.estimate.hardware import Hardware, hardware_of, load_hardware
+from common.bench.estimate.scenario import Options, changes, meshes, setup_of
+from common.bench.estimate.setup import Setup
 from common.checkpoint import load_model_config
 from common.config import DeviceProfile, RunConfig
-from common.estimate.cost import StepCost, estimate_step
-from common.estimate.hardware import Hardware, hardware_of, load_hardware
-from common.estimate.scenario import Options, changes, meshes, setup_of
-from common.estimate.setup import Setup
 from common.runtime import check_strategy
 from common.tables import markdown
 

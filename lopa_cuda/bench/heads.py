@@ -10,10 +10,9 @@ import torch
 
 from common.model import SamplingRows, sampling_fields
 from lopa_cuda import kernels
+from lopa_cuda.bench.inputs import SAMPLING, VOCAB
 from lopa_cuda.ops.fused import sampled_of
 from lopa_cuda.tuning.stopwatch import graph_us, random
-
-from .inputs import SAMPLING, VOCAB
 
 TEMPERATURE, TOP_P = 0.7, 0.9
 

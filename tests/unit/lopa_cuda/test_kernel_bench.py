@@ -1,4 +1,4 @@
-"""The shapes that scripts/bench_kernels.py times are Dream-7B's."""
+"""The shapes that `lopa bench kernels` times are Dream-7B's."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
-from kernel_bench.inputs import KINDS
-from kernel_bench.linears import SIZES, linears_of
-
 from common.checkpoint import load_model_config
 from common.config import DeviceProfile, RunConfig
+from lopa_cuda.bench.inputs import KINDS
+from lopa_cuda.bench.linears import SIZES, linears_of
 from lopa_cuda.tiles import Kind, model_linears
 from lopa_cuda.tuning.pair import LayerSizes
 

@@ -13,20 +13,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from common.bench import Options, tell_schemes
+from common.bench.estimate.cost import estimate_step, price
+from common.bench.estimate.hardware import Hardware, hardware_of, load_hardware
+from common.bench.estimate.record import Collective, Kernel, record_step
+from common.bench.estimate.scenario import changes, meshes, setup_of
+from common.bench.estimate.schemes import costs_ms
+from common.bench.estimate.setup import LAUNCHES, Launches, Setup
+from common.bench.estimate.tables import report
 from common.checkpoint import load_model_config
 from common.checkpoint.rules import checkpoint_shapes
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig, find_config, load_profile, load_run
 from common.config.profile import GraphConfig
 from common.decoding import Sampling
 from common.errors import ConfigError
-from common.estimate import Options, tell_schemes
-from common.estimate.cost import estimate_step, price
-from common.estimate.hardware import Hardware, hardware_of, load_hardware
-from common.estimate.record import Collective, Kernel, record_step
-from common.estimate.scenario import changes, meshes, setup_of
-from common.estimate.schemes import costs_ms
-from common.estimate.setup import LAUNCHES, Launches, Setup
-from common.estimate.tables import report
 from common.model import merge_statistics, shard_statistics
 from common.runtime import num_matrix_weights
 from quant.names import LINEARS, LinearName

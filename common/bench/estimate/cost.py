@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from common.estimate.hardware import Hardware
-from common.estimate.record import LAYER_PARTS, PARTS, Collective, HostWork, Kernel, Operation, record_step
-from common.estimate.setup import Setup
+from common.bench.estimate.hardware import Hardware
+from common.bench.estimate.record import LAYER_PARTS, PARTS, Collective, HostWork, Kernel, Operation, record_step
+from common.bench.estimate.setup import Setup
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,85 @@
+"""`lopa bench load`: tokens per second at several numbers of requests at once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import typer
+
+from common.commands.options import WholeNumber, load_both, make_ready
+from common.errors import ConfigError
+
+_AT_ONCE = WholeNumber(10**4)
+_LOOKAHEAD = WholeNumber(100, 0)
+
+
+def measure(arguments: list[str]) -> None:
+    """Measure tokens per second at several numbers of requests at once, in one process.
+
+    Without --answers RUN's own model answers, and all prompts are decoded twice. With it RUN is what is timed (dummy
+    weights will do), and the model, settings and input of the other run decide which tokens are accepted. With --http
+    clients ask a server for them, beside the same without HTTP.
+    """
+    known = parse(arguments)
+    _check(known)
+    profile, run = load_both(known.profile, known.run, known.set)
+    _, answers = load_both(known.profile, known.answers or known.run, known.set)
+    make_ready(profile)
+    from common.bench import LoadOptions, measure_requests, measure_serving, measure_throughput
+
+    chosen = {"lookahead": ("0", "3", "7")} if known.http else {}
+    if known.lookahead:
+        chosen = {"lookahead": tuple(known.lookahead)}
+    options = LoadOptions(tuple(known.at_once), num_prompts=known.limit or 300, port=known.port, **chosen)
+    if known.answers is None:
+        result = measure_requests(profile, run, options)
+    else:
+        result = (measure_serving if known.http else measure_throughput)(profile, run, answers, options)
+    typer.echo(result.table)
+    if known.output is not None:
+        known.output.write_text(json.dumps(result.content, indent=2) + "\n", encoding="utf-8")
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Ends the process with a usage message where they are wrong."""
+    parser = argparse.ArgumentParser(
+        prog="lopa bench load", description=measure.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("profile")
+    parser.add_argument("run")
+    parser.add_argument("--answers", metavar="RUN", help="the run whose model answers")
+    parser.add_argument("--http", action="store_true", help="measure the server beside the engine without it")
+    parser.add_argument("--at-once", type=_AT_ONCE, nargs="+", default=[1, 4, 16, 64], metavar="N")
+    parser.add_argument(
+        "--lookahead", type=_lookahead, nargs="+", metavar="K",
+        help="numbers of lookaheads, and without --http `auto`: 0 3 7 auto if not given",
+    )  # fmt: skip
+    parser.add_argument("--limit", type=_AT_ONCE, metavar="N", help="prompts of RUN's own model: 300 if not given")
+    parser.add_argument("--port", type=WholeNumber(65535), default=8123, help="of the server that is measured")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting")
+    parser.add_argument("--output", type=Path, help="JSON file")
+    return parser.parse_args(arguments)
+
+
+def _lookahead(text: str) -> str:
+    return text if text == "auto" else str(_LOOKAHEAD(text))
+
+
+def _check(known: argparse.Namespace) -> None:
+    """Before anything is loaded. Raises ConfigError."""
+    from common.batch import real_file, require_file
+
+    if known.answers is None and (known.http or known.lookahead):
+        option = "--http" if known.http else "--lookahead"
+        raise ConfigError(f"bench load: {option} is for a model whose answers another one gives: add --answers RUN")
+    if known.answers is not None and known.limit:
+        raise ConfigError("bench load: with --answers the load says how many prompts there are: leave out --limit")
+    if known.http and "auto" in (known.lookahead or ()):
+        raise ConfigError(
+            "bench load: --lookahead auto is not measured with --http: give numbers, and --set branch_budget=auto for "
+            "lookaheads that the load decides"
+        )
+    if known.output is not None:
+        require_file("--output", real_file(known.output), "")

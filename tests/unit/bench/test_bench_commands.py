@@ -1,0 +1,89 @@
+"""`lopa bench`: what can be measured, and sentences for what cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from common.bench import HostOptions, measure_host, measure_marking
+from common.commands.bench import MEASURES
+from common.commands.main import app
+from common.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def said(*arguments: str) -> str:
+    """The sentence with which `lopa bench` ends."""
+    done = CliRunner().invoke(app, ["bench", *arguments])
+    assert isinstance(done.exception, ConfigError), done.output
+    return str(done.exception)
+
+
+def test_help_names_all_that_can_be_measured() -> None:
+    done = CliRunner().invoke(app, ["bench", "--help"])
+    assert done.exit_code == 0 and all(f"\n  {name} " in done.output for name in MEASURES)
+    assert CliRunner().invoke(app, ["bench"]).exit_code == 2
+
+
+def test_an_old_spelling_ends_with_the_new_one() -> None:
+    assert "this is now `lopa bench steps cpu demo --shapes 1x64`" in said("cpu", "demo", "--shapes", "1x64")
+    assert "this is now `lopa bench steps --compare a.json b.json`" in said("--compare", "a.json", "b.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("load", "cpu", "demo", "--http"), "--http is for a model whose answers another one gives: add --answers RUN"),
+        (("load", "cpu", "demo", "--lookahead", "3"), "--lookahead is for a model whose answers"),
+        (("load", "cpu", "demo", "--answers", "demo", "--limit", "3"), "leave out --limit"),
+        (("load", "cpu", "demo", "--answers", "demo", "--http", "--lookahead", "auto"), "is not measured with --http"),
+        (("load", "cpu", "demo", "--output", "."), "is a folder: name a file in it"),
+        (("load", "cpu", "nothing"), "not one of the runs in"),
+        (("load", "h200_tp1_bp4", "demo"), "one process"),
+    ],
+)
+def test_what_a_load_cannot_be_measured_with_is_said(arguments: tuple[str, ...], sentence: str) -> None:
+    assert sentence in said(*arguments)
+
+
+@pytest.mark.parametrize("engine", [None, "lopa_cuda", "lopa_ascend"])
+def test_the_hosts_part_is_measured_for_each_engine(engine: str | None) -> None:
+    options = HostOptions(num_lookahead=3, num_requests=2, num_steps=3, engine=engine, num_ranks=2)
+    lines = measure_host(options).splitlines()
+    assert lines[0].startswith("k=3, 2 request(s), mean window ") and lines[1].startswith("scheduler: median ")
+    assert [line.split(":")[0] for line in lines[2:]] == ([f"{engine} before the launch"] if engine else [])
+
+
+def test_marking_is_measured_beside_a_bare_interpreter() -> None:
+    first, second = measure_marking(1).splitlines()
+    assert "median " in first and second.startswith("bare interpreter: median ")
+
+
+def demo(*options: str) -> list[str]:
+    settings = (f"model={ROOT / 'models/demo'}", f"input.path={ROOT / 'models/demo/heldout_math.jsonl'}")
+    sets = [word for setting in (*settings, "decode.max_new_tokens=32") for word in ("--set", setting)]
+    return ["bench", "load", "cpu", "demo", *options, *sets]
+
+
+def test_a_load_of_the_runs_own_model_is_decoded_twice(tmp_path: Path) -> None:
+    out = tmp_path / "load.json"
+    done = CliRunner().invoke(app, demo("--at-once", "2", "--limit", "3", "--output", str(out)))
+    assert done.exit_code == 0, done.exception
+    (row,) = json.loads(out.read_text())
+    assert row["at_once"] == 2 and row["first_tps"] > 0 and row["second_tps"] > 0 and row["engine"] == "lopa_cuda"
+    assert "second tps" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_load_is_measured_with_another_models_answers(tmp_path: Path) -> None:
+    out = tmp_path / "load.json"
+    options = ("--answers", "demo", "--at-once", "2", "--lookahead", "auto", "--output", str(out))
+    done = CliRunner().invoke(app, demo(*options))
+    assert done.exit_code == 0, done.exception
+    result = json.loads(out.read_text())
+    assert [(load["at_once"], load["lookahead"]) for load in result["loads"]] == [(2, "auto")]
+    assert all(load["tokens_per_s"] > 0 for load in result["loads"]) and result["floors"]["bytes_per_s"] > 0
