@@ -21,7 +21,7 @@ from common.decoding import Completion, GenerationRequest, Scheduler, decode_req
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((ROOT / "scripts" / "lab").glob("*.md"))]
 FOLDERS = "common|configs|docs|graphs|lopa_ascend|lopa_cuda|models|quant|scripts|tests"
 ENDINGS = "py|sh|md|yaml|json|jsonl|svg"
 PACKAGES = "common|graphs|quant|lopa_ascend|lopa_cuda"

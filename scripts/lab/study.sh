@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The whole study of docs/results.md on the demo models: every sweep `study_*`, random orders, what scores foresee.
 #
-#   scripts/study.sh PROFILE [--reduced] [OUT]            OUT: outputs/study unless given
+#   scripts/lab/study.sh PROFILE [--reduced] [OUT]            OUT: outputs/study unless given
 #
 # The whole is meant for a GPU. --reduced takes 2 or 4 problems instead of hundreds, and leaves out seeds, number formats,
 # policies, most of code and the distilled model: minutes on two CPU cores. It shows that all of it runs; its numbers mean little.
-# Start it again to go on. Then `python -m scripts.study.page OUT --docs docs` puts the numbers on the page, and
+# Start it again to go on. Then `python -m scripts.lab.study.page OUT --docs docs` puts the numbers on the page, and
 # `lopa report OUT` draws them. DRY_RUN=true prints what is started.
 set -euo pipefail
 if [ $# -lt 1 ] || [ "${1#-}" != "$1" ]; then
@@ -24,17 +24,17 @@ for argument in "$@"; do
     exit 2
   fi
 done
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/env.sh
 case ${DRY_RUN:-} in 1 | [Tt][Rr][Uu][Ee] | [Yy][Ee][Ss]) is_dry=true ;; *) is_dry=false ;; esac
 
 # In the background: a shell that waits hears a signal at once, and what it has started ends with it. A kill -9, which no
-# shell hears, ends it through scripts.study.child.
+# shell hears, ends it through scripts.lab.study.child.
 child=
 trap 'kill $child 2>/dev/null || true; wait; exit 143' TERM
 trap 'kill $child 2>/dev/null || true; wait; exit 130' INT
 start() {
-  "$PYTHON" -m scripts.study.child $$ "$@" &
+  "$PYTHON" -m scripts.lab.study.child $$ "$@" &
   child=$!
   wait "$child"
   child=
@@ -59,10 +59,10 @@ part() { # MODULE ...
   if [ "$is_dry" = true ]; then echo "$PYTHON -m $*"; else start "$PYTHON" -m "$@"; fi
 }
 parts() { # RUN
-  [ -s "$out/part_orders_$1.json" ] || part scripts.study.orders --profile "$profile" --run "$1" \
+  [ -s "$out/part_orders_$1.json" ] || part scripts.lab.study.orders --profile "$profile" --run "$1" \
     --problems "$problems" --orders "$orders" --requests "$at_once" --out "$out/part_orders_$1.json"
   # Four at once: what each branch is sure of is only known of requests that are decoded one after another.
-  [ -s "$out/part_foresight_$1.json" ] || part scripts.study.foresight --profile "$profile" --run "$1" \
+  [ -s "$out/part_foresight_$1.json" ] || part scripts.lab.study.foresight --profile "$profile" --run "$1" \
     --problems "$foreseen" --requests 4 --out "$out/part_foresight_$1.json"
 }
 sweep demo table "$all_math" "$at_once"
@@ -90,4 +90,4 @@ if [ -z "$reduced" ]; then
   halves demo study_confirmed "tail -n +351" $math_file 350
   halves demo_code study_confirmed "tail -n +151" $code_file 150
 fi
-part scripts.study.page "$out"
+part scripts.lab.study.page "$out"

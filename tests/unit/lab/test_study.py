@@ -19,7 +19,7 @@ from scripted import ScriptedGenerator
 from common.config import DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError
 from common.scoring.bootstrap import difference, gain, paired_interval
-from scripts.study import foresight, given, page
+from scripts.lab.study import foresight, given, page
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 def test_the_pages_tables_are_those_of_the_result_files() -> None:
     results = json.loads((ROOT / "docs/results/study.json").read_text())
     written, shown = page.tables(results), (ROOT / "docs/results.md").read_text()
-    assert page.with_tables(shown, written) == shown, "run python -m scripts.study.page OUT --docs docs"
+    assert page.with_tables(shown, written) == shown, "run python -m scripts.lab.study.page OUT --docs docs"
     assert any(f"<!-- study: {name} -->" in shown for name in written)
 
 
@@ -112,7 +112,7 @@ def test_parts_that_are_no_sweeps_have_tables_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_random_orders_and_foresight_on_the_shipped_model() -> None:
-    from scripts.study import orders
+    from scripts.lab.study import orders
 
     options = given.parser("").parse_args(["--out", "unused", "--problems", "2"])
     with given.load(options) as generator:
@@ -153,7 +153,7 @@ def test_a_problem_without_a_prompt_is_named(tmp_path: Path, cpu: DeviceProfile)
 PRETENDER = """#!/usr/bin/env bash
 case "$*" in
 -c*) ;;
-"-m scripts.study.child "*) exec {python} "$@" ;;
+"-m scripts.lab.study.child "*) exec {python} "$@" ;;
 *) echo $$ >{started}; exec sleep 1000 ;;
 esac
 """
@@ -165,7 +165,7 @@ def test_what_the_study_has_started_ends_with_it(tmp_path: Path, signal_number: 
     pretender, started = tmp_path / "python", tmp_path / "started"
     pretender.write_text(PRETENDER.format(python=sys.executable, started=started))
     pretender.chmod(0o755)
-    command = [str(ROOT / "scripts/study.sh"), "cpu", "--reduced", str(tmp_path / "out")]
+    command = [str(ROOT / "scripts/lab/study.sh"), "cpu", "--reduced", str(tmp_path / "out")]
     study = subprocess.Popen(command, env={**os.environ, "PYTHON": str(pretender)})
     until(lambda: started.exists() and started.read_text().endswith("\n"))
     child = int(started.read_text())

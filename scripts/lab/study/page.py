@@ -1,7 +1,7 @@
 """From a study's result folder to numbers that are kept, and from those to the tables of docs/results.md.
 
-python -m scripts.study.page OUT                  collect OUT into OUT/study.json and print its tables
-python -m scripts.study.page OUT --docs docs      and make them the page's: docs/results/study.json, docs/results.md
+python -m scripts.lab.study.page OUT                  collect OUT into OUT/study.json and print its tables
+python -m scripts.lab.study.page OUT --docs docs      and make them the page's: docs/results/study.json, docs/results.md
 
 A table stands on the page between two comments that name it, and nothing else writes there. Sections that OUT lacks
 stay as they are.
@@ -262,7 +262,7 @@ def main() -> None:
     options = parser.parse_args()
     found = collect(options.folder)
     if not found:
-        parser.error(f"{options.folder} holds no results of a study: run scripts/study.sh first")
+        parser.error(f"{options.folder} holds no results of a study: run scripts/lab/study.sh first")
     (options.folder / "study.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     for name, text in tables(found).items():
         print(f"{name}\n\n{text}")

@@ -1,6 +1,6 @@
 """Does a branch's score say what the next passes accept?
 
-python -m scripts.study.foresight --profile cpu --run demo --problems 50 --out outputs/study/foresight.json
+python -m scripts.lab.study.foresight --profile cpu --run demo --problems 50 --out outputs/study/foresight.json
 
 Every step is looked at in two ways. Among its branches: the rank correlation of C(B) with the masks that the branch
 would fill at once. Over time: that of the winner's C(B) with the tokens of this step and of the steps behind it.
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from common.decoding import StepRecord
-from scripts.study import given
+from scripts.lab.study import given
 
 NUM_BINS = 10
 

@@ -1,6 +1,7 @@
-"""A part of the study that ends with it: `python -m scripts.study.child PARENT PROGRAM ...` becomes the program.
+"""A part of the study that ends with it: `python -m scripts.lab.study.child PARENT PROGRAM ...` becomes the program.
 
-PARENT is the process number of scripts/study.sh, whose kill -9 is one of the program's too; bash cannot ask for that.
+PARENT is the process number of scripts/lab/study.sh, whose kill -9 is one of the program's too; bash cannot ask for
+that.
 """
 
 from __future__ import annotations

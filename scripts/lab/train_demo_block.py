@@ -1,8 +1,8 @@
 """Train the block-diffusion demo models: SDAR's names and layout, data generated, the tokenizer of the demo checkpoint.
 
-    python scripts/train_demo_block.py --out models/demo_block --minutes 8                  # one GPU
-    python scripts/train_demo_block.py --out models/demo_block_distilled --minutes 4 --teacher models/demo_block
-    python scripts/train_demo_block.py --out /tmp/demo --minutes 0.3 --tiny                 # CPU: the same path
+    python scripts/lab/train_demo_block.py --out models/demo_block --minutes 8                  # one GPU
+    python scripts/lab/train_demo_block.py --out models/demo_block_distilled --minutes 4 --teacher models/demo_block
+    python scripts/lab/train_demo_block.py --out /tmp/demo --minutes 0.3 --tiny                 # CPU: the same path
 
 Order: samples (worker processes) -> with a teacher, its own answers -> noised copies beside a clean one -> Muon and
 AdamW -> files. Prints a short check at the end; results come from the evaluation script, not from here.
@@ -31,7 +31,7 @@ from demo_training.log import Log, start_log
 from demo_training.tokenizer import special_ids
 from demo_training.training import Trainer
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:

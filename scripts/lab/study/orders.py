@@ -1,6 +1,6 @@
 """How much the order of filling matters: many orders drawn at random for each problem, and where lookahead lies.
 
-python -m scripts.study.orders --profile cpu --run demo --problems 20 --orders 100 --out outputs/study/orders.json
+python -m scripts.lab.study.orders --profile cpu --run demo --problems 20 --orders 100 --out outputs/study/orders.json
 
 An order is drawn by giving every step one lookahead at a random mask and letting it win unread (`branch_score:
 lookahead`); masks above the threshold are filled as ever. So a random order fills as many tokens by guess as LoPA does.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from common.scoring import score
-from scripts.study import given
+from scripts.lab.study import given
 
 RANDOM = {"num_lookahead": 1, "spawn_rule": "random", "branch_score": "lookahead"}
 

@@ -1,4 +1,4 @@
-"""Write the held-out problems: PYTHONPATH=scripts python -m demo_problems [folder]"""
+"""Write the held-out problems: PYTHONPATH=scripts/lab python -m demo_problems [folder]"""
 
 from __future__ import annotations
 

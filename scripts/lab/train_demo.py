@@ -1,7 +1,7 @@
 """Train the demo checkpoint from scratch: data and tokenizer are generated, the model has Dream's names and layout.
 
-    python scripts/train_demo.py --out models/demo          # one GPU, about 20 minutes
-    python scripts/train_demo.py --out /tmp/demo --tiny     # CPU, seconds: the same path, no useful model
+    python scripts/lab/train_demo.py --out models/demo          # one GPU, about 20 minutes
+    python scripts/lab/train_demo.py --out /tmp/demo --tiny     # CPU, seconds: the same path, no useful model
 
 Order: tokenizer -> samples (worker processes) -> noise and attention horizons (on the device) -> Muon + AdamW -> files.
 Prints a short sanity check at the end; results come from the evaluation script, not from here.

@@ -1,1 +1,0 @@
-"""Parts of the study that are no comparison of settings, and what makes its page (`scripts/study.sh`)."""
