@@ -3,7 +3,7 @@ and the time of a step predicted without the hardware (`estimate`).
 """
 
 from common.bench.estimate import Options, estimate_tables, tell_schemes
-from common.bench.host import ENGINES, EngineHost, HostOptions, HostSizes, measure_host
+from common.bench.host import EngineHost, HostOptions, HostSizes, measure_host
 from common.bench.load import LoadOptions, LoadResult
 from common.bench.marking import measure_marking
 from common.bench.report import beside, compare
@@ -13,7 +13,6 @@ from common.bench.steps import BenchOptions, run_bench
 from common.bench.throughput import measure_throughput
 
 __all__ = [
-    "ENGINES",
     "BenchOptions",
     "EngineHost",
     "HostOptions",

@@ -18,12 +18,11 @@ from common.config import DecodeConfig
 from common.decoding import GenerationRequest, Predictions, Scheduler, StepPlan
 
 PROMPT_LENGTH, MAX_NEW_TOKENS = 100, 512
-ENGINES = ("lopa_ascend", "lopa_cuda")
 
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:
-    """window: the mean one that is wanted. engine: one of ENGINES, over block-causal windows for lopa_ascend; None: the
+    """window: the mean one that is wanted. engine: a package, over block-causal windows for lopa_ascend; None: the
     scheduler alone. num_ranks: branch ranks of the engine."""
 
     num_lookahead: int = 7
