@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -47,9 +46,15 @@ def warm_up() -> None:
 
 @contextmanager
 def _one_process_at_a_time() -> Iterator[None]:
-    """Let the first process of a machine compile, and the others read what it has made."""
+    """Let the first process of a machine compile, and the others read what it has made, side by side."""
+    folder = machine_code_folder()
+    has_all = Path(folder, "has_all")
     with ExitStack() as stack:
         with suppress(OSError):  # a folder that cannot be written: each compiles for itself
-            lock = stack.enter_context(Path(machine_code_folder() or os.devnull, "lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder and not has_all.exists():
+                lock = stack.enter_context(Path(folder, "lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+        with suppress(OSError):
+            if folder:
+                has_all.touch()
