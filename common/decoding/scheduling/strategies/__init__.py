@@ -2,7 +2,7 @@
 block's KV becomes final. LoPA's branches, scores and spawning are the same over all and live beside this folder.
 
 A strategy is a module of compiled functions; the functions below choose by name, and the last line of each stands for
-strategies that are not named in it (tests/unit/structure/test_strategies.py lists these).
+strategies that are not named in it (tests/unit/structure/test_strategy_names.py lists these).
 """
 
 from __future__ import annotations
