@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from common.checkpoint import ModelConfig, Tokenizer, load_model_config, load_tokenizer
-from common.config import AUTO_LOOKAHEAD, DecodeConfig, DeviceProfile, RunConfig
+from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import (
     Completion,
     Engine,
@@ -53,10 +53,10 @@ class Generator:
         self, profile: DeviceProfile, run: RunConfig, engine: Engine, tokenizer: Tokenizer, model_config: ModelConfig,
         one_at_a_time: OneAtATime | None = None,
     ) -> None:  # fmt: skip
-        if run.decode.reuse_prefix and not engine.capacity.keeps_slots:
+        if run.decode.strategy.reuses_prefix and not engine.capacity.keeps_slots:
             raise ConfigError("reuse_prefix: this engine frees a request's KV when it ends; remove it")
         self.profile = profile
-        self.run = run.model_copy(update={"decode": with_paying_lookaheads(run.decode, engine)})
+        self.run = run
         self._costs = pass_costs(self.run, engine)
         self.engine = engine
         self.tokenizer = tokenizer
@@ -170,16 +170,6 @@ def build_generator(profile: DeviceProfile, run: RunConfig) -> Generator:
     engine = build_engine(profile, run)
     loops.join()
     return Generator(profile, run, engine, tokenizer, model_config)
-
-
-def with_paying_lookaheads(decode: DecodeConfig, engine: Engine) -> DecodeConfig:
-    """`num_lookahead: auto` as the number that pays on this engine. ConfigError if it cannot tell."""
-    if decode.num_lookahead != AUTO_LOOKAHEAD:
-        return decode
-    num_lookahead = engine.num_paying_lookaheads(decode)
-    if num_lookahead is None:
-        raise ConfigError("num_lookahead auto: this engine does not measure how many pay; set a number")
-    return decode.model_copy(update={"num_lookahead": num_lookahead})
 
 
 def pass_costs(run: RunConfig, engine: Engine) -> PassCosts | None:

@@ -56,9 +56,9 @@ def assemble(
     check(profile, run)
     config = load_model_config(run.model)
     check_model(profile, config)
-    core = leave_first_core() if profile.device == "npu" and profile.cores == "slice" else None
+    core = leave_first_core() if profile.device == "npu" and profile.npu.cores == "slice" else None
     device, ops = _device_and_ops(profile, config)
-    start_s = profile.start_timeout_s if device.type == "npu" else None
+    start_s = profile.npu.start_timeout_s if device.type == "npu" else None
     mesh = init_mesh(profile, platform_of(profile).group_backends(), start_s)
     if device.type == "npu":
         ops = _proven(ops, profile, run, config, device, mesh)
@@ -66,11 +66,11 @@ def assemble(
     dtype, collectives = getattr(torch, profile.dtype), Collectives(mesh)
     num_heads = config.num_heads // mesh.tp_size
     max_model_len = min(profile.max_model_len, config.max_position_embeddings)
-    stages = AscendStages(ops, collectives, num_heads, attention_scale(config), profile.weight_prefetch_mb * 2**20)
+    stages = AscendStages(ops, collectives, num_heads, attention_scale(config), profile.npu.weight_prefetch_mb * 2**20)
     model = load_model(profile, run, config, stages, ops, mesh, device)
     page_bytes = bytes_per_page(config.num_layers, config.kv_heads_of_rank(mesh.tp_size), HEAD_SIZE, dtype)
     num_pages = num_pages or _num_pages(profile, run, mesh, max_model_len, page_bytes, device)
-    meet(profile.start_timeout_s)  # what follows has a collective's deadline, and some may still read weights
+    meet(profile.npu.start_timeout_s)  # what follows has a collective's deadline, and some may still read weights
     num_pages = collectives.least(num_pages)
     # A captured step is padded, and captured, on dummy pages: they are no request's.
     reserved = pages_for(max(graphs.shapes.most_tokens, graphs.shapes.most_padding)) if graphs else 0
@@ -79,11 +79,11 @@ def assemble(
     rotary = RotaryTable(max_model_len, config.rotary_size, HEAD_SIZE, config.rope_theta, dtype, device)
     passes = Forward(
         model, rotary, cache, book, collectives, device, max_model_len,
-        Patience(profile.collective_timeout_s, profile.start_timeout_s), graphs,
+        Patience(profile.collective_timeout_s, profile.npu.start_timeout_s), graphs,
     )  # fmt: skip
     if graphs is not None:
         warm_up(passes, graphs.shapes, config, run.decode, mesh.bp_size)
-        meet(profile.start_timeout_s)
+        meet(profile.npu.start_timeout_s)
     poll_on(core)
     capacity = BranchCapacity(
         run.max_num_requests, max_model_len, num_pages, mesh.bp_size, vocab_size=config.vocab_size, page_size=PAGE_SIZE
@@ -126,17 +126,17 @@ def _build_cache(
 
 def _graphs(profile: DeviceProfile, config: ModelConfig, ops: Ops) -> Graphs | None:
     mode = profile.graph.mode
-    if profile.enforce_eager or mode == "eager":
+    if mode == "eager":
         return None
     from graphs.npu import AsItIs, NpuCapture, NpugraphEx, Torchair
 
-    shapes = Shapes.of(profile.graph.token_buckets, profile.graph.row_buckets, profile.graph.max_graphs)
+    shapes = Shapes.of(profile.graph.token_buckets, profile.npu.row_buckets, profile.npu.max_graphs)
     if mode == "npugraph":
-        return Graphs(shapes, NpuCapture(profile.graph.length_updates))
+        return Graphs(shapes, NpuCapture(profile.npu.length_updates))
     folder = folder_of(profile, config, ops)
     if mode == "npugraph_ex":
         keep_kv_writes_in_place()
-        return Graphs(shapes, NpuCapture(profile.graph.length_updates), NpugraphEx(folder))
+        return Graphs(shapes, NpuCapture(profile.npu.length_updates), NpugraphEx(folder))
     lower_attention()
     lower_prefetch()
     compiler = Torchair(folder)

@@ -82,9 +82,6 @@ class AscendEngine(MeasuredEngine):
         """As `graph_uses`, since the start."""
         return graph_uses(self.passes.layers, self.passes.head)
 
-    def num_paying_lookaheads(self, decode: DecodeConfig) -> int | None:
-        return None
-
     def measure_passes(self, decode: DecodeConfig) -> PassCosts | None:
         return None
 

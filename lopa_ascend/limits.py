@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.checkpoint import ModelConfig, MoEConfig
-from common.config import AUTO_LOOKAHEAD, DecodeConfig, DeviceProfile, RunConfig
+from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.errors import ConfigError, MissingCapability
 from common.processes import resolve_mesh
 from lopa_ascend.kv import why_not_decoded
@@ -18,7 +18,7 @@ def check(profile: DeviceProfile, run: RunConfig) -> None:
     if run.decode.window_attention != "block_causal":
         raise ConfigError(
             f"engine lopa_ascend decodes with block-causal windows only, where branches need not exchange KV, and the "
-            f"run has window_attention {run.decode.window_attention} (strategy {run.decode.strategy}): set "
+            f"run has window_attention {run.decode.window_attention} (strategy {run.decode.strategy.name}): set "
             "decode.strategy to d2f and decode.window_attention to block_causal, or use a profile of engine lopa_cuda"
         )
     _check_decode(run.decode)
@@ -28,14 +28,10 @@ def check(profile: DeviceProfile, run: RunConfig) -> None:
             f"profile {profile.name}: paged attention of engine lopa_ascend has no {profile.dtype} on "
             f"{profile.device}: set dtype to {' or '.join(allowed)}"
         )
-    if run.decode.num_lookahead == AUTO_LOOKAHEAD:
-        raise ConfigError(
-            "num_lookahead auto: engine lopa_ascend does not measure how many are free; set a number, such as 7"
-        )
     if profile.quantization == "fp8":
         raise MissingCapability(f"profile {profile.name}: Ascend 910 has no fp8: set quantization to w8a8 or remove it")
     _check_kernels(profile)
-    if profile.graph.mode not in GRAPH_MODES and not profile.enforce_eager:
+    if profile.graph.mode not in GRAPH_MODES:
         raise MissingCapability(
             f"engine lopa_ascend has no graph.mode {profile.graph.mode}: set graph.mode to {' or '.join(GRAPH_MODES)}"
         )
@@ -49,7 +45,7 @@ def _check_kernels(profile: DeviceProfile) -> None:
             f"profile {profile.name}: engine lopa_ascend has no kernels {profile.kernels} on {profile.device}: "
             "set kernels to auto"
         )
-    if profile.graph.mode not in ("eager", "npugraph") and not profile.enforce_eager:
+    if profile.graph.mode not in ("eager", "npugraph"):
         raise MissingCapability(
             f"profile {profile.name}: graph.mode {profile.graph.mode} compiles steps and does not know the kernels of "
             "Triton: set graph.mode to npugraph, or kernels to auto"
@@ -78,7 +74,7 @@ def _check_decode(decode: DecodeConfig) -> None:
         raise ConfigError(reason)
     special = {
         "mask_probability": decode.mask_probability == "counted",
-        "penalty_lambda": decode.penalty_lambda > 0,
+        "penalty_lambda": decode.strategy.penalty > 0,
     }
     for name in (name for name, is_set in special.items() if is_set):
         raise ConfigError(
@@ -111,7 +107,7 @@ def check_experts(profile: DeviceProfile, moe: MoEConfig) -> None:
             f"profile {profile.name}: {moe.num_experts} experts over tensor_parallel_size {tp_size} leave a rank fewer "
             "than the two that npu_grouped_matmul takes: lower tensor_parallel_size"
         )
-    if profile.graph.mode == "torchair" and not profile.enforce_eager:
+    if profile.graph.mode == "torchair":
         raise MissingCapability(
             f"profile {profile.name}: graph.mode torchair has not been tried with mixtures of experts: set graph.mode "
             "to npugraph"

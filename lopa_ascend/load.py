@@ -58,7 +58,7 @@ def load_model(
     match_padded_norms(model, config)
     num_quantized = prepare_linears(model, ops)
     num_mixtures = lay_out_experts(model, in_8_bits=profile.quantization == "w8a8")
-    if profile.graph.mode == "torchair" and not profile.enforce_eager:
+    if profile.graph.mode == "torchair":
         put_columns_last(model)
         as_parameters(model)
     link_linears(model)

@@ -70,7 +70,7 @@ class Npu(ReferenceCpu):
         # Where torch-npu loads it, CANN is there, whatever folder holds its version.
         yield Finding("CANN", cann or fix if reason else cann or "loaded", cann is not None or reason is None)
         yield Finding("start", reason or "torch-npu loads, and its devices answer", reason is None)
-        if profile.graph.mode == "torchair" and not profile.enforce_eager:
+        if profile.graph.mode == "torchair":
             yield _torchair_needs()
 
     def selftest(self, profile: DeviceProfile, model: str | None = None) -> Sequence[Finding]:

@@ -112,7 +112,7 @@ def _device(profile: DeviceProfile) -> torch.device:
 
 
 def _capture(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfig) -> Capture | None:
-    if profile.enforce_eager or profile.graph.mode == "eager":
+    if profile.graph.mode == "eager":
         return None
     if profile.graph.mode != "cuda_graph":
         raise MissingCapability(f"engine lopa_cuda has no graph.mode {profile.graph.mode}: set cuda_graph or eager")
@@ -229,7 +229,7 @@ def _peer_staging(sizes: CacheSizes, mesh: Mesh, device: torch.device) -> PeerSt
 def _build_cache(
     sizes: CacheSizes, num_pages: int, decode: DecodeConfig, device: torch.device, peers: PeerStaging | None
 ) -> PagedKVCache:
-    if decode.reuse_prefix and num_pages < sizes.most_pages:
+    if decode.strategy.reuses_prefix and num_pages < sizes.most_pages:
         raise ConfigError(
             f"reuse_prefix keeps the KV of all {sizes.num_slots} slots, which takes {sizes.most_pages} pages, and "
             f"{num_pages} fit: lower max_num_requests or max_model_len, or remove it"

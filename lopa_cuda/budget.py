@@ -1,8 +1,7 @@
-"""What rows cost here, and how many lookahead branches pay: the tokens that more branches are worth, over their cost.
+"""What rows cost here, for `branch_budget: auto`, which learns what they are worth.
 
 The cost is measured, not computed: passes of two blocks with more and more rows on every branch rank, from where
-reading the weights bounds a step to where arithmetic does. For `num_lookahead: auto` the worth is assumed (`WORTH`),
-since it depends on the model and the text; `branch_budget: auto` learns it.
+reading the weights bounds a step to where arithmetic does.
 """
 
 from __future__ import annotations
@@ -22,31 +21,9 @@ from lopa_cuda.passes import Passes
 
 logger = logging.getLogger(__name__)
 
-# n branches decode about n^0.4 times the tokens of one in a step. Measured: 2.7 times with 8 on the demo model
-# (n^0.47); published: 3.3 times with 14 for D2F-Dream on GSM8K (n^0.45). Less is assumed: doubtful rows stay out.
-WORTH = 0.4
-GIVE_UP = 0.8  # of the best: more rows only cost from here
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # of one rank
 MOST_TOKENS = 8192  # of a rank's pass that is timed; beyond, a token costs what it cost last
 NUM_BLOCKS = 2  # a usual window
 NUM_CACHED = 512
-
-
-@torch.inference_mode()
-def count_paying_lookaheads(passes: Passes, config: ModelConfig, decode: DecodeConfig, bp_size: int) -> int:
-    """num_lookahead that decodes the most tokens a second under these assumptions; the same on every rank."""
-    best_rows, best_worth, times = 1, 0.0, []
-    for num_rows in ROWS:
-        step_ms = share_from_first(_step_ms(passes, config, decode, num_rows, bp_size))
-        times.append(f"{num_rows} rows {step_ms:.2f} ms")
-        worth = num_rows**WORTH / step_ms
-        if worth > best_worth:
-            best_rows, best_worth = num_rows, worth
-        elif worth < GIVE_UP * best_worth:
-            break
-    num_lookahead = best_rows * bp_size - 1
-    logger.info("num_lookahead auto is %d: %s (on each of %d ranks)", num_lookahead, ", ".join(times), bp_size)
-    return num_lookahead
 
 
 @torch.inference_mode()

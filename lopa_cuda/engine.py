@@ -20,12 +20,11 @@ from common.errors import EngineError
 from common.processes import close_mesh
 from common.runtime import MeasuredEngine, PagedCapacity, explained, measure_floors
 from graphs.runner import graph_uses
-from lopa_cuda.budget import count_paying_lookaheads, measure_passes
+from lopa_cuda.budget import measure_passes
 from lopa_cuda.floors import median_seconds
 from lopa_cuda.parallel import Collectives
 from lopa_cuda.passes import Pass, Passes
 from lopa_cuda.steps import Committer, PagedKVCache, Staged
-from lopa_cuda.warmup import warm_up
 
 
 class CudaEngine(MeasuredEngine):
@@ -109,16 +108,6 @@ class CudaEngine(MeasuredEngine):
     def graph_counts(self) -> tuple[int, int]:
         """As `graph_uses`, since the start."""
         return graph_uses(self.passes.layers, self.passes.head, self._committer.runner)
-
-    def num_paying_lookaheads(self, decode: DecodeConfig) -> int:
-        """What `num_lookahead: auto` stands for on this device and mesh; a collective of all ranks."""
-        try:
-            num_lookahead = count_paying_lookaheads(self.passes, self._config, decode, self.mesh.bp_size)
-            decode = decode.model_copy(update={"num_lookahead": num_lookahead})
-            warm_up(self.passes, self._committer, self._config, decode, self.capacity.num_slots, self.mesh.bp_size)
-        except RuntimeError as error:
-            raise self._failed(error) from error
-        return num_lookahead
 
     def measure_passes(self, decode: DecodeConfig) -> PassCosts:
         """A collective of all ranks."""

@@ -11,14 +11,13 @@ import logging
 from dataclasses import dataclass
 
 from common.checkpoint import ModelConfig, fits_tensor_parallel
-from common.config import AUTO_LOOKAHEAD, DecodeConfig, MeshConfig
+from common.config import DecodeConfig, MeshConfig
 from common.runtime import num_matrix_weights, num_weights_read
 from lopa_cuda.machine import MACHINE
 
 logger = logging.getLogger(__name__)
 
 NUM_BLOCKS = 2  # a usual window
-ASSUMED_LOOKAHEAD = 7  # for `num_lookahead: auto`, which is measured on the mesh chosen here
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,7 @@ def estimate(
     bp: int, tp: int, config: ModelConfig, decode: DecodeConfig, bytes_per_weight: int, floors: dict[str, float]
 ) -> Estimate:
     costs = MACHINE.mesh
-    num_lookahead = ASSUMED_LOOKAHEAD if decode.num_lookahead == AUTO_LOOKAHEAD else decode.num_lookahead
-    num_tokens = -(-(num_lookahead + 1) // bp) * NUM_BLOCKS * decode.block_size
+    num_tokens = -(-(decode.num_lookahead + 1) // bp) * NUM_BLOCKS * decode.block_size
     read_s = num_weights_read(config, num_tokens) / tp * bytes_per_weight / floors["bytes_per_s"]
     multiply_s = 2 * num_matrix_weights(config) / tp * num_tokens / floors["flops_per_s"]
     step_s = max(read_s, multiply_s) / costs.efficiency + config.num_layers * costs.layer_overhead_s

@@ -75,7 +75,7 @@ step machine bash -c "$machine" "$PYTHON"
 step doctor "$PYTHON" -m common.commands doctor --profile "$profile" || exit 2
 step selftest "$PYTHON" -m common.commands doctor --profile "$profile" --selftest
 # What is wrong is known from here on; what it does to answers and times is worth knowing too.
-warn=(--set selftest=warn)
+warn=(--set npu.selftest=warn)
 one_device=(--set mesh.tensor_parallel_size=1 --set mesh.branch_parallel_size=1)
 demos=()
 for mode in $modes bf16; do
@@ -99,11 +99,11 @@ done
 for variant in $variants; do
   settings=(--set graph.mode=npugraph) variables=()
   case $variant in
-  prefetch) settings+=(--set weight_prefetch_mb=18) ;;
+  prefetch) settings+=(--set npu.weight_prefetch_mb=18) ;;
   ai_cpu) variables=(HCCL_OP_EXPANSION_MODE=AI_CPU) ;; # who expands a collective: else AIV, by the profile
   any_order) variables=(HCCL_DETERMINISTIC=false) ;;
-  attention_auto) settings+=(--set attention=auto) ;;
-  update_before) settings+=(--set graph.length_updates=before) ;; # else behind the launch
+  attention_auto) settings+=(--set npu.attention=auto) ;;
+  update_before) settings+=(--set npu.length_updates=before) ;; # else behind the launch
   fused_kv) settings+=(--set kernels=triton) ;; # split, rotation and KV write in one kernel of Triton-Ascend
   tp2_bp8) settings+=(--set mesh.tensor_parallel_size=2 --set mesh.branch_parallel_size=8) ;;
   esac

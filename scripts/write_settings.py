@@ -15,20 +15,22 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic.fields import FieldInfo
 
 from common.config import (
-    AUTO_LOOKAHEAD,
     DecodeConfig,
     DeviceProfile,
     Frozen,
     GraphConfig,
     InputConfig,
     MeshConfig,
+    NpuConfig,
     OutputConfig,
     RunConfig,
     ServeConfig,
+    Strategy,
 )
 from common.config.policy import Policy
+from common.config.strategies import STRATEGIES
 from common.config.sweep import SweepConfig, SweepRow
-from common.policies import shipped
+from common.policies import calls
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD = """# Settings
@@ -39,18 +41,25 @@ This page is written by `scripts/write_settings.py` from the models in `common/c
 * A **run** (`configs/runs`) says what is decoded. Its settings may be compared by a **sweep** (`configs/sweeps`).
 * `--set key=value` overrides one setting, such as `--set decode.num_lookahead=7`. The value is YAML. The key's first
   part decides whether the profile or the run is meant.
+* A rule takes its numbers as arguments: `fill_rule: entropy_bounded(bound=0.35)`. Below each stands with its
+  defaults; every `branch_score` takes `created`, every `spawn_rule` `blocks`.
+* A strategy has keys of its own: `strategy: {name: block_diffusion, commit: separate}`, or
+  `--set decode.strategy.commit=separate`. They stay as long as its name does: `strategy: {commit: separate}` in a run
+  file changes one key of its preset's.
 * An unknown key is an error. Two keys of other projects are refused with their reason. `branching_factor` is used for
   both k and k + 1 in published scripts. `trust_remote_code` is pointless, since nothing in a checkpoint is executed.
 """
 SECTIONS: tuple[tuple[str, type[Frozen]], ...] = (
     ("A run file", RunConfig),
     ("`decode:` in a run file", DecodeConfig),
+    *((f"`strategy: {name}` in `decode`", kind) for name, kind in STRATEGIES.items()),
     ("`input:` in a run file", InputConfig),
     ("`output:` in a run file", OutputConfig),
     ("`serve:` in a run file", ServeConfig),
     ("A profile", DeviceProfile),
     ("`mesh:` in a profile", MeshConfig),
     ("`graph:` in a profile", GraphConfig),
+    ("`npu:` in a profile", NpuConfig),
     ("A sweep", SweepConfig),
     ("One of a sweep's `rows`", SweepRow),
 )
@@ -62,9 +71,14 @@ def page() -> str:
 
 
 def _section(title: str, model: type[Frozen]) -> str:
-    head = ["| key | values | default | meaning |", "|---|---|---|---|"]
-    rows = [_row(name, field) for name, field in model.model_fields.items()]
-    return "\n".join([f"## {title}", "", cleandoc(model.__doc__ or ""), "", *head, *rows, ""])
+    rows = [_row(name, field) for name, field in model.model_fields.items() if not _is_name(model, name)]
+    table = ["", "| key | values | default | meaning |", "|---|---|---|---|", *rows] if rows else []
+    return "\n".join([f"## {title}", "", cleandoc(model.__doc__ or ""), *table, ""])
+
+
+def _is_name(model: type[Frozen], name: str) -> bool:
+    """Whether this is a strategy's name, which the heading says."""
+    return name == "name" and issubclass(model, Strategy)
 
 
 def _row(name: str, field: FieldInfo) -> str:
@@ -73,6 +87,8 @@ def _row(name: str, field: FieldInfo) -> str:
 
 
 def _values(field: FieldInfo) -> str:
+    if isinstance(field.default, Strategy):
+        return ", ".join(f"`{name}`" for name in STRATEGIES) + ", or an object"
     parts = get_args(field.annotation) if NoneType in get_args(field.annotation) else (field.annotation,)
     return " or ".join(_kind(part, field) for part in parts)
 
@@ -111,13 +127,13 @@ def _bounds(field: FieldInfo) -> str:
 
 def _bound(limit: object) -> str:
     if isinstance(limit, Ge):
-        return " from 0, or `auto`" if limit.ge == AUTO_LOOKAHEAD else f" from {limit.ge}"
+        return f" from {limit.ge}"
     if isinstance(limit, Gt):
         return f" above {limit.gt}"
     if isinstance(limit, Le):
         return f", at most {limit.le}"
     if isinstance(limit, Policy):
-        return ": " + ", ".join(f"`{name}`" for name in shipped(limit.folder))
+        return ": " + ", ".join(f"`{call}`" for call in calls(limit.folder))
     assert isinstance(limit, MinLen), f"say in words what {limit} demands"
     return ""
 
@@ -126,6 +142,8 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
+    if isinstance(value, Strategy):
+        return f"`{value.name}`"
     if isinstance(value, Frozen):
         return "its own"
     return f"`{value if isinstance(value, str) else json.dumps(value)}`"

@@ -21,7 +21,7 @@ from reference_plain.rules import Rules as PlainRules
 from reference_plain.state_shared import Admission
 from reference_plain.state_shared import Observer as PlainObserver
 
-from common.config import DecodeConfig
+from common.config import DecodeConfig, renewed
 from common.decoding import Completion, GenerationRequest, ModelFacts, Predictions, Sampling, StepPlan
 from common.decoding.scheduling.requests import Requests
 from common.decoding.scheduling.rules import Rules, no_stop_strings
@@ -92,7 +92,8 @@ class Decoded:
                 number, (request, decode) = waiting.pop(0)
                 slot = free.pop(0)
                 rules = rules_of(decode, EOS, no_stop_strings, case.facts, case.most_tokens)
-                reused = case.num_reused if decode.strategy == "d2f" and len(request.prompt) > case.num_reused else 0
+                is_longer = len(request.prompt) > case.num_reused
+                reused = case.num_reused if decode.strategy.name == "d2f" and is_longer else 0
                 decoder.add(admission(request, rules, slot, number, reused, 0.0))
             if case.has_budget:
                 slot_N = np.array([decoding.slot for decoding in decoder.active])
@@ -142,7 +143,7 @@ class Case:
     def decode(self) -> DecodeConfig:
         while True:
             try:
-                return DecodeConfig(**self._settings())
+                return DecodeConfig(**renewed(self._settings()))
             except ValidationError:
                 continue
 

@@ -161,7 +161,9 @@ def _horizons(bounds: list[tuple[int, int]], start: int, end: int, attention: st
     return [next(b for a, b in bounds if a <= p < b) for p in range(start, end)]
 
 
-def plain_multi_block(model: PlainModel, prompt: list[int], decode: DecodeConfig) -> tuple[list[int], int]:
+def plain_multi_block(
+    model: PlainModel, prompt: list[int], decode: DecodeConfig, cache_delay: int, threshold: float
+) -> tuple[list[int], int]:
     """d3LLM with one branch and no end token: (canvas, forward steps). A block that was found full in pass n is kept
     in pass n + cache_delay; the prompt was found full in pass 0."""
     size, mask, total = decode.block_size, model.config.mask_token_id, len(prompt) + decode.max_new_tokens
@@ -179,7 +181,7 @@ def plain_multi_block(model: PlainModel, prompt: list[int], decode: DecodeConfig
             if mask in tokens[a:b]:
                 break
             if b > cached:
-                is_ready = steps - full_since.setdefault(a, steps) >= decode.cache_delay
+                is_ready = steps - full_since.setdefault(a, steps) >= cache_delay
                 kept, waits = (b, waits) if is_ready else (kept, True)
         if waits and kept == cached:
             start = 0
@@ -188,7 +190,7 @@ def plain_multi_block(model: PlainModel, prompt: list[int], decode: DecodeConfig
         shifted = torch.cat((logits[:1] if carry is None else carry[None], logits[:-1]))
         if commit:
             cached, carry = kept, logits[kept - 1 - start]
-        _fill_by_entropy(tokens, bounds, activated, shifted, start, decode.entropy_threshold, mask)
+        _fill_by_entropy(tokens, bounds, activated, shifted, start, threshold, mask)
     return tokens[len(prompt) :], steps
 
 
@@ -215,7 +217,7 @@ def plain_fast_dllm(model: PlainModel, prompt: list[int], decode: DecodeConfig) 
     tokens = prompt + [mask] * decode.max_new_tokens
     for a in range(len(prompt), total, decode.block_size):
         b = a + decode.block_size
-        is_dual, carry = decode.cache == "dual", None
+        is_dual, carry = decode.strategy.cached == "dual", None
         while mask in tokens[a:b]:
             if carry is None:
                 kept = set(range(total if is_dual else a))

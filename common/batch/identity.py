@@ -18,12 +18,13 @@ from common.batch.files import real_file, sidecar_path
 from common.batch.inputs import Input
 from common.batch.model_files import digests, last_change
 from common.batch.sidecar import recorded_identity
-from common.config import DecodeConfig, DeviceProfile, InputConfig, RunConfig
+from common.config import DecodeConfig, DeviceProfile, InputConfig, RunConfig, recorded
 from common.errors import ConfigError
 from common.scoring import task_of
 
 logger = logging.getLogger(__name__)
 FIX = "choose another output.path, or pass --overwrite to start anew"
+_DECODE = "decode."
 _FOLDERS = {"model": "the model", "lora_path": "the LoRA", "tokenizer": "the tokenizer"}
 _PLACE, _FILES, _CHANGED = "{}.real_path", "{}.files", "{}.last_change"
 
@@ -37,7 +38,7 @@ def identity(profile: DeviceProfile, run: RunConfig, found: Input) -> dict[str, 
         **_folder("tokenizer", run.tokenizer, with_weights=False),
         "load_format": run.load_format,
         "seed": run.seed,
-        **_decode_identity(run.decode),
+        **_of_decode(run.decode.model_dump(mode="json")),
         **_input_identity(run.input),
         "input_bytes": found.num_bytes,
         "input_sha256": found.sha256,
@@ -59,10 +60,11 @@ def recorded_input_bytes(path: Path) -> int | None:
 def check_identity(path: Path, identity: Mapping[str, Any]) -> None:
     """ConfigError if the records depend on anything else, naming what. What an earlier version did not record is not
     compared; a decode setting that it did not know had its default."""
-    recorded = recorded_identity(path)
-    if recorded is None:
+    recorded_before = recorded_identity(path)
+    if recorded_before is None:
         raise ConfigError(f"{path} exists but {sidecar_path(path).name} does not say which run wrote it: {FIX}")
-    before = {**_decode_identity(DecodeConfig()), **_input_identity(InputConfig(path="-")), **recorded}
+    before = {**_of_decode(DecodeConfig().model_dump(mode="json")), **_input_identity(InputConfig(path="-"))}
+    before |= _with_names_of_today(recorded_before)
     wanted = json.loads(json.dumps(identity))
     changed = [_change(key, before, wanted) for key in sorted(before) if not _is_same(key, before, wanted)]
     if changed:
@@ -88,8 +90,15 @@ def _folder(key: str, path: str | None, *, with_weights: bool) -> dict[str, Any]
     }
 
 
-def _decode_identity(decode: DecodeConfig) -> dict[str, Any]:
-    return {f"decode.{key}": value for key, value in decode.model_dump(mode="json").items()}
+def _of_decode(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {_DECODE + key: value for key, value in settings.items()}
+
+
+def _with_names_of_today(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity that an earlier version may have written."""
+    decode = {key.removeprefix(_DECODE): value for key, value in identity.items() if key.startswith(_DECODE)}
+    others = {key: value for key, value in identity.items() if not key.startswith(_DECODE)}
+    return {**others, **_of_decode(recorded(decode))}
 
 
 def _input_identity(source: InputConfig) -> dict[str, Any]:

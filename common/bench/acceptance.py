@@ -18,7 +18,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from common.checkpoint import ModelConfig
-from common.config import DecodeConfig
+from common.config import DecodeConfig, renewed
 from common.decoding import Engine, GenerationRequest, Predictions, Scheduler, StepPlan, WrappedEngine, decode_requests
 from common.errors import ConfigError, EngineError, first_line
 
@@ -126,7 +126,7 @@ def load_trace(path: Path) -> Trace:
             for index, request in enumerate(requests):
                 names = [f"{index}.{step}" for step in range(settings["num_steps"][index])]
                 request.steps = [_step(arrays, name) for name in names]
-        decode = DecodeConfig.model_validate(settings["decode"])
+        decode = DecodeConfig.model_validate(renewed(settings["decode"]))
         return Trace(decode, settings["mask_token_id"], settings["eos_token_id"], requests)
     except (OSError, EOFError, ValueError, LookupError, TypeError, BadZipFile) as error:
         raise ConfigError(

@@ -103,7 +103,7 @@ def machine() -> Iterator[Finding]:
 
 def requirements(profile: DeviceProfile) -> Iterator[Finding]:
     """What the profile needs, each judged."""
-    mesh, here = resolve_mesh(profile), _processes_here(profile)
+    mesh, here = resolve_mesh(profile), processes_here(profile, Nodes.from_environment(os.environ))
     sizes = f"dp {mesh.data_parallel_size} x bp {mesh.branch_parallel_size} x tp {mesh.tensor_parallel_size}"
     yield Finding("processes", f"{mesh.num_processes} ({sizes}), {here} on each node")
     own = platform_of(profile)
@@ -118,12 +118,6 @@ def requirements(profile: DeviceProfile) -> Iterator[Finding]:
             yield Finding(
                 "environment", f"{name} is {os.environ[name]!r} here, the profile has {value!r}: yours is kept"
             )
-
-
-def _processes_here(profile: DeviceProfile) -> int:
-    """On each of as many nodes as the profile's own numbers make."""
-    here = profile.processes_per_node or resolve_mesh(profile).num_processes
-    return processes_here(profile, Nodes(count=max(1, resolve_mesh(profile).num_processes // here)))
 
 
 def _visibility(own: Platform) -> str:

@@ -90,8 +90,8 @@ def make_ready(device_profile: DeviceProfile, start_many: str | None = None) -> 
     apply_environment(device_profile.environment)
     platform = platform_of(device_profile)
     if platform.needs_devices_at_start:
-        here = num_started_here() or device_profile.processes_per_node
-        platform.require_devices(device_profile, here or resolve_mesh(device_profile).num_processes)
+        here = num_started_here() or resolve_mesh(device_profile).num_processes
+        platform.require_devices(device_profile, here)
     check_started(device_profile, _ONE_PROCESS if start_many is None else f"start it with {start_many}, {_READS}")
 
 

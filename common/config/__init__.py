@@ -4,9 +4,9 @@ A device *profile* says what runs the model, a *run* what is decoded, a *sweep* 
 behind this room sees a dict or fills in a default.
 """
 
-from common.config.consistent import BLOCKS_FROM_ZERO, MIN_TEMPERATURE
-from common.config.decode import AUTO_LOOKAHEAD, MOST_STOP_TOKENS, NUM_CANDIDATES, DecodeConfig, is_greedy
-from common.config.explain import explain, given_value, problem, remedy
+from common.config.consistent import MIN_TEMPERATURE
+from common.config.decode import MOST_STOP_TOKENS, NUM_CANDIDATES, DecodeConfig, is_greedy
+from common.config.explain import explain, given_value, keys_of, problem, remedy
 from common.config.files import (
     fewshot_file,
     find_config,
@@ -18,45 +18,68 @@ from common.config.files import (
     tiles_folder,
 )
 from common.config.frozen import Frozen, Settings
-from common.config.profile import DeviceProfile, GraphConfig, MeshConfig
+from common.config.old_spellings import recorded, renewed
+from common.config.profile import DeviceProfile, GraphConfig, MeshConfig, NpuConfig
 from common.config.run import BenchmarkName, InputConfig, OutputConfig, RunConfig
 from common.config.serve import ServeConfig
+from common.config.strategies import (
+    D2F,
+    TAKE_ANY_LENGTH,
+    BlockDiffusion,
+    FastDllm,
+    FastDllmV2,
+    MultiBlock,
+    Strategy,
+    Vanilla,
+    name_after,
+)
 from common.config.sweep import OWN, Sweep, SweepLaunch, SweepPoint, load_sweep, slug
 
 __all__ = [
-    "AUTO_LOOKAHEAD",
-    "BLOCKS_FROM_ZERO",
+    "D2F",
     "MIN_TEMPERATURE",
     "MOST_STOP_TOKENS",
     "NUM_CANDIDATES",
     "OWN",
+    "TAKE_ANY_LENGTH",
     "BenchmarkName",
+    "BlockDiffusion",
     "DecodeConfig",
     "DeviceProfile",
+    "FastDllm",
+    "FastDllmV2",
     "Frozen",
     "GraphConfig",
     "InputConfig",
     "MeshConfig",
+    "MultiBlock",
+    "NpuConfig",
     "OutputConfig",
     "RunConfig",
     "ServeConfig",
     "Settings",
+    "Strategy",
     "Sweep",
     "SweepLaunch",
     "SweepPoint",
+    "Vanilla",
     "explain",
     "fewshot_file",
     "find_config",
     "given_value",
     "is_greedy",
+    "keys_of",
     "load_profile",
     "load_profile_and_run",
     "load_run",
     "load_sweep",
     "load_yaml",
     "machine_file",
+    "name_after",
     "problem",
+    "recorded",
     "remedy",
+    "renewed",
     "slug",
     "tiles_folder",
 ]

@@ -12,11 +12,14 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from common.config.strategies import STRATEGIES, Strategy, keys_of_strategy, why_no_key
+
 REFUSED_KEYS = {
     "branching_factor": "published scripts use it for both k and k+1; set decode.num_lookahead to k, the number of "
     "lookahead branches beside the anchor",
     "trust_remote_code": "code from a checkpoint folder is never run; remove the key",
 }
+_STRATEGY = "strategy"  # the key whose section is of one of several kinds
 _MAX_GIVEN = 200  # characters of a value that is repeated in a sentence
 _written = Repr()
 _written.maxstring = _written.maxother = _written.maxlong = 2 * _MAX_GIVEN
@@ -68,6 +71,8 @@ def problem(error: ValidationError, kind: type[BaseModel], section: str = "") ->
 def remedy(error: Mapping[str, Any], location: Sequence[int | str], kind: type[BaseModel]) -> str:
     """What to do about one of pydantic's errors, and what was given. location: of the error within `kind`."""
     if error["type"] == "extra_forbidden":
+        if len(location) > 2 and location[-3] == _STRATEGY:
+            return why_no_key(str(location[-1]), str(location[-2]))
         return REFUSED_KEYS.get(str(location[-1])) or f"unknown key; {_suggest(location, kind)}"
     fix = _FIXES.get(error["type"])
     message = fix.format(**error.get("ctx", {})) if fix else error["msg"].removeprefix("Value error, ")
@@ -96,7 +101,11 @@ def given_value(value: object) -> str:
 
 def keys_of(location: Sequence[int | str]) -> list[str]:
     """The YAML keys of a location, without the branches of unions that pydantic puts between them."""
-    return [str(part) for part in location if not re.match(r"literal\[|\w+Config$", str(part))]
+    return [
+        str(part)
+        for part, before in zip(location, (None, *location), strict=False)
+        if not re.match(r"literal\[|\w+Config$", str(part)) and not (before == _STRATEGY and part in STRATEGIES)
+    ]
 
 
 def _suggest(location: Sequence[int | str], kind: type[BaseModel]) -> str:
@@ -124,12 +133,14 @@ def _all_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:
     for name, field in kind.model_fields.items():
         section = _section(field.annotation)
         keys += [prefix + name, *(_all_keys(section, f"{prefix}{name}.") if section else [])]
+        if name == _STRATEGY:
+            keys += [f"{prefix}{name}.{key}" for strategy in STRATEGIES for key in keys_of_strategy(strategy)]
     return keys
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
+        return None if issubclass(annotation, Strategy) else annotation
     for part in getattr(annotation, "__args__", ()):
         found = _section(part)
         if found is not None:

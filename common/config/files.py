@@ -11,9 +11,11 @@ from pydantic import ValidationError
 from common.config.decode import DecodeConfig
 from common.config.explain import REFUSED_KEYS, keys_of, problem
 from common.config.frozen import Frozen
+from common.config.old_spellings import is_old_of_profile, why_old
 from common.config.overrides import Origins, Override, apply_override, as_overrides
 from common.config.profile import DeviceProfile
 from common.config.run import RunConfig
+from common.config.strategies import merged_decode
 from common.config.yaml_file import read_yaml
 from common.errors import ConfigError, why_no_file
 
@@ -62,7 +64,11 @@ def load_profile_and_run(
 ) -> tuple[DeviceProfile, RunConfig]:
     """Both files of a run. An override goes to the file that its first key belongs to. Raises ConfigError."""
     given = as_overrides(overrides)
-    of_profile = [override for override in given if override.keys[0] in DeviceProfile.model_fields]
+    of_profile = [
+        override
+        for override in given
+        if override.keys[0] in DeviceProfile.model_fields or is_old_of_profile(override.keys[0])
+    ]
     of_run = [override for override in given if override not in of_profile]
     return load_profile(profile, of_profile), load_run(run, of_run)
 
@@ -117,7 +123,7 @@ def _take_preset(tree: dict[str, Any], origins: Origins) -> None:
         preset = find_config("presets", name)
     except ConfigError as error:
         raise ConfigError(f"{origin}: preset: {error}") from None
-    tree["decode"] = {**_preset_settings(preset), **own}
+    tree["decode"] = merged_decode(_preset_settings(preset), own)
 
 
 def _preset_settings(path: Path) -> dict[str, Any]:
@@ -129,6 +135,9 @@ def _preset_settings(path: Path) -> dict[str, Any]:
     if preset:
         raise ConfigError(f"{path}: {next(iter(preset))}: a preset has decode only; write this in the run file")
     _refuse_keys(settings, Origins(path))
+    old = why_old(settings)
+    if old is not None:
+        raise ConfigError(f"{path}: decode: {old}")
     try:
         DecodeConfig.model_validate(settings)
     except ValidationError as error:

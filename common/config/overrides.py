@@ -11,6 +11,7 @@ import yaml
 
 from common.config.explain import wants_text
 from common.config.frozen import Frozen
+from common.config.strategies import as_section, merged
 from common.config.yaml_file import parse_yaml, why_not_yaml
 from common.errors import ConfigError
 
@@ -62,10 +63,12 @@ def apply_override(tree: dict[str, Any], override: Override, kind: type[Frozen])
     node = tree
     for parent in parents:
         child = node.setdefault(parent, {})
+        if parent == "strategy":
+            child = node[parent] = as_section(child)
         if not isinstance(child, dict):
             raise ConfigError(f"{override}: {parent} is a single value, not a section")
         node = child
-    node[leaf] = value
+    node[leaf] = merged(node.get(leaf), value) if leaf == "strategy" else value
 
 
 def _value(override: Override, text: str, is_text: bool) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from common.config.frozen import Count, Settings
+from common.config.old_spellings import why_old_of_profile
 
 
 class MeshConfig(Settings):
@@ -29,6 +30,13 @@ class MeshConfig(Settings):
         return self.data_parallel_size * self.branch_parallel_size * self.tensor_parallel_size
 
 
+def _refuse_old(section: Any) -> Any:
+    problem = why_old_of_profile(section) if isinstance(section, Mapping) else None
+    if problem is not None:
+        raise ValueError(problem)
+    return section
+
+
 class GraphConfig(Settings):
     """Whether steps are captured and replayed, and for which padded shapes.
 
@@ -45,16 +53,56 @@ class GraphConfig(Settings):
         description="The padded numbers of tokens of a rank's step that are captured; an empty list leaves the choice "
         "to the engine.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_today_s_keys(cls, value: Any) -> Any:
+        return _refuse_old(value)
+
+
+class NpuConfig(Settings):
+    """What only device npu knows; most of it waits for the first measurements there (docs/ascend.md)."""
+
+    selftest: Literal["strict", "warn", "off"] = Field(
+        default="strict",
+        description="What a start does about an operation that is wrong there: refuse (`strict`), say so "
+        "and go on (`warn`), or not look (`off`).",
+    )
+    attention: Literal["auto", "v1", "v2"] = Field(
+        default="v1",
+        description="The version of the attention operator; `auto` tries both over both views of the cache "
+        "when it starts, and takes the fastest that is right.",
+    )
+    kv_view: Literal["3d", "4d"] = Field(
+        default="3d",
+        description="The pages as the attention sees them; `4d` needs one KV head a process, and "
+        "`attention: auto` chooses by itself.",
+    )
+    weight_prefetch_mb: int = Field(
+        default=0,
+        ge=0,
+        description="MiB of the next linear's weight that are pulled into L2 under an all-reduce over tp.",
+    )
+    cores: Literal["all", "slice"] = Field(
+        default="all",
+        description="The processor cores of a process, all that it was given or an equal slice of them a "
+        "process of the node, whose first core goes to the thread that waits for the device.",
+    )
+    start_timeout_s: float = Field(
+        default=900.0,
+        gt=0,
+        le=1e6,
+        description="Seconds for which processes wait for one that loads, compiles or captures.",
+    )
     row_buckets: tuple[Count, ...] = Field(
         default=(),
-        description="`lopa_ascend` only: the padded numbers of virtual rows that are captured; an empty list leaves "
+        description="The padded numbers of virtual rows that are captured; an empty list leaves "
         "the choice to the engine.",
     )
     max_graphs: int = Field(
         default=48,
         ge=3,
-        description="`lopa_ascend` only: the most shapes that are captured, a third of them of the head; other steps "
-        "run as they are.",
+        description="The most shapes that are captured, a third of them of the head; other steps run as they are.",
     )
     length_updates: Literal["behind", "before"] = Field(
         default="behind",
@@ -87,16 +135,11 @@ class DeviceProfile(Settings):
         default=MeshConfig(),
         description="How the processes share the work; `auto` takes every visible device and chooses the split itself.",
     )
-    processes_per_node: int | None = Field(
-        default=None,
-        ge=1,
-        description="Processes that each node starts; `null` deals the mesh evenly over the nodes (NNODES).",
-    )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="bfloat16", description="Precision of weights, activations and KV, where they are not quantized."
     )
     graph: GraphConfig = Field(default=GraphConfig(), description="Whether and how steps are captured.")
-    enforce_eager: bool = Field(default=False, description="Capture nothing, whatever `graph.mode` says.")
+    npu: NpuConfig = Field(default=NpuConfig(), description="What only an NPU knows.")
     quantization: Literal["w8a8", "fp8"] | None = Field(
         default=None,
         description="8-bit linears: `w8a8` from a quantized folder or made at load, `fp8` made at load (`lopa_cuda`).",
@@ -111,21 +154,6 @@ class DeviceProfile(Settings):
         description="Operators of the layers: plain PyTorch (`torch`), fused kernels (`triton`: those of `lopa_cuda`; "
         "on device npu one of Triton-Ascend for rotation and KV write), those of `lopa_ascend` (`npu`), or the fastest "
         "that device and dtype allow (`auto`).",
-    )
-    attention: Literal["auto", "v1", "v2"] = Field(
-        default="v1",
-        description="Device npu: the version of the attention operator; `auto` tries both over both views of the cache "
-        "when it starts, and takes the fastest that is right.",
-    )
-    kv_view: Literal["3d", "4d"] = Field(
-        default="3d",
-        description="Device npu: the pages as the attention sees them; `4d` needs one KV head a process, and "
-        "`attention: auto` chooses by itself.",
-    )
-    weight_prefetch_mb: int = Field(
-        default=0,
-        ge=0,
-        description="MiB of the next linear's weight that are pulled into L2 under an all-reduce over tp (device npu).",
     )
     batch_invariant: bool = Field(
         default=False,
@@ -144,28 +172,17 @@ class DeviceProfile(Settings):
         description="The most that may be taken: by the KV cache, of what the weights leave free "
         "(`lopa_cuda`), or by everything, of the whole device (`lopa_ascend`).",
     )
-    selftest: Literal["strict", "warn", "off"] = Field(
-        default="strict",
-        description="Device npu: what a start does about an operation that is wrong there: refuse (`strict`), say so "
-        "and go on (`warn`), or not look (`off`).",
-    )
     collective_timeout_s: float = Field(
         default=60.0, gt=0, le=1e6, description="Seconds after which a process that waits for the others gives up."
-    )
-    cores: Literal["all", "slice"] = Field(
-        default="all",
-        description="Device npu: the processor cores of a process, all that it was given or an equal slice of them a "
-        "process of the node, whose first core goes to the thread that waits for the device.",
-    )
-    start_timeout_s: float = Field(
-        default=900.0,
-        gt=0,
-        le=1e6,
-        description="Device npu: seconds for which processes wait for one that loads, compiles or captures.",
     )
     environment: dict[str, str] = Field(
         default_factory=dict, description="Variables that every process gets, unless they are set already."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_today_s_keys(cls, value: Any) -> Any:
+        return _refuse_old(value)
 
     @field_validator("environment", mode="before")
     @classmethod
@@ -192,8 +209,8 @@ class DeviceProfile(Settings):
             raise ValueError("engine lopa_ascend does not run on cuda: set engine to lopa_cuda")
         if self.quantize_lm_head and self.quantization is None:
             raise ValueError("quantize_lm_head needs quantization: set it to w8a8 or fp8, or remove quantize_lm_head")
-        if self.weight_prefetch_mb and self.device != "npu":
-            raise ValueError(f"weight_prefetch_mb acts on npu only, and device is {self.device}: remove it")
+        if self.npu.weight_prefetch_mb and self.device != "npu":
+            raise ValueError(f"npu.weight_prefetch_mb acts on npu only, and device is {self.device}: remove it")
         if self.batch_invariant and not self._can_be_invariant():
             raise ValueError(
                 "batch_invariant needs engine lopa_cuda or auto, device cuda, dtype bfloat16 without quantization, "
@@ -201,13 +218,8 @@ class DeviceProfile(Settings):
             )
         graph_device = {"cuda_graph": "cuda", "npugraph": "npu", "npugraph_ex": "npu", "torchair": "npu"}
         needed = graph_device.get(self.graph.mode)
-        if needed is not None and needed != self.device and not self.enforce_eager:
+        if needed is not None and needed != self.device:
             raise ValueError(f"graph.mode {self.graph.mode} needs device {needed}: set graph.mode to eager")
-        if self.mesh != "auto" and self.mesh.num_processes % (self.processes_per_node or 1):
-            raise ValueError(
-                f"the mesh has {self.mesh.num_processes} processes, which do not fill nodes of processes_per_node "
-                f"{self.processes_per_node}: change one of them"
-            )
         return self
 
     def _can_be_invariant(self) -> bool:

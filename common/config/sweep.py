@@ -23,6 +23,7 @@ from common.config.frozen import Settings
 from common.config.overrides import Override, as_overrides
 from common.config.profile import DeviceProfile
 from common.config.run import OutputConfig, RunConfig
+from common.config.strategies import merged, merged_decode
 from common.errors import ConfigError
 
 OWN = "-"  # in the place of a profile or a run: the one that the sweep names
@@ -70,7 +71,8 @@ class SweepConfig(Settings):
     rows: tuple[SweepRow, ...] = Field(default=(), description="Settings one by one.")
     grid: dict[str, list[Any]] = Field(
         default_factory=dict,
-        description="Keys of `decode` with lists of values, of which every combination is a setting.",
+        description="Keys of `decode`, such as `skip_threshold` and `strategy.cache`, with lists of values, of which "
+        "every combination is a setting.",
     )
     zip: dict[str, list[Any]] = Field(
         default_factory=dict,
@@ -203,7 +205,7 @@ class _Loader:
 
     def _decode(self, row: SweepRow, base: DecodeConfig) -> DecodeConfig:
         try:
-            return base.changed({**self._sweep.decode, **row.decode})
+            return base.changed(merged_decode(self._sweep.decode, row.decode))
         except ValidationError as error:
             sentence = problem(error, DecodeConfig, "decode")
             raise ConfigError(f"{self._path}: row {row.name!r}: {sentence}") from None
@@ -238,7 +240,16 @@ def _spanned(sweep: SweepConfig) -> Iterator[SweepRow]:
     zipped = [dict(zip(sweep.zip, values, strict=True)) for values in zip(*sweep.zip.values(), strict=True)]
     for one, other in itertools.product(grid, zipped or [{}]):
         point: Mapping[str, Any] = {**one, **other}
-        yield SweepRow(name=", ".join(f"{key}={value}" for key, value in point.items()), decode=dict(point))
+        yield SweepRow(name=", ".join(f"{key}={value}" for key, value in point.items()), decode=_nested(point))
+
+
+def _nested(point: Mapping[str, Any]) -> dict[str, Any]:
+    """`strategy.cache` as a key of `strategy`."""
+    decode: dict[str, Any] = {}
+    for key, value in point.items():
+        section, dot, name = key.partition(".")
+        decode[section] = merged(decode.get(section), {name: value}) if dot else value
+    return decode
 
 
 def _check_names(names: list[str], only: Sequence[str], path: Path) -> None:

@@ -35,7 +35,7 @@ def _why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: 
         return reason
     if (reason := capacity.why_refused(decode)) is not None:
         return reason
-    if decode.reuse_prefix and not capacity.keeps_slots:
+    if decode.strategy.reuses_prefix and not capacity.keeps_slots:
         return "reuse_prefix: this engine frees a request's KV when it ends; remove it"
     if num_tokens > room:
         return (

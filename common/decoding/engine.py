@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from common.config import BLOCKS_FROM_ZERO, DecodeConfig
+from common.config import DecodeConfig
 from common.decoding.plan import Int, Predictions, Score, StepPlan
 from common.decoding.relay import Relay
 
@@ -24,7 +24,7 @@ class Room(NamedTuple):
     def num_positions(self) -> int:
         """Of the prompt and all that may be opened behind it: blocks counted from position 0 are whole."""
         length = self.prompt_length + self.decode.max_new_tokens
-        if self.decode.strategy not in BLOCKS_FROM_ZERO:
+        if not self.decode.strategy.is_from_zero:
             return length
         return -(-length // self.decode.block_size) * self.decode.block_size
 
@@ -33,7 +33,7 @@ class Room(NamedTuple):
         """Where the block begins that holds the first position behind the prompt; the prompt's remainder lies in it
         where blocks are counted from position 0."""
         size = self.decode.block_size
-        return self.prompt_length // size * size if self.decode.strategy in BLOCKS_FROM_ZERO else self.prompt_length
+        return self.prompt_length // size * size if self.decode.strategy.is_from_zero else self.prompt_length
 
     def num_blocks(self, end: int) -> int:
         """Blocks that the positions from the prompt's end up to `end` lie in."""
@@ -41,7 +41,7 @@ class Room(NamedTuple):
 
     def longest_prompt(self, max_model_len: int) -> int:
         """Tokens of the longest prompt whose canvas still fits; below 1 where none does."""
-        size = self.decode.block_size if self.decode.strategy in BLOCKS_FROM_ZERO else 1
+        size = self.decode.block_size if self.decode.strategy.is_from_zero else 1
         return max_model_len // size * size - self.decode.max_new_tokens
 
 
@@ -130,12 +130,6 @@ class Engine(Protocol):
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
         """Make the KV of `plan.commits` final, taken from the winner's row ([requests of the step], global rows)."""
-
-    def num_paying_lookaheads(self, decode: DecodeConfig) -> int | None:
-        """What `num_lookahead: auto` stands for on this device and mesh; None: this engine does not measure it.
-
-        Every rank of a replica calls it, before the first step.
-        """
 
     def measure_passes(self, decode: DecodeConfig) -> PassCosts | None:
         """What passes of this engine take by their number of tokens; None: it does not measure them.

@@ -89,7 +89,7 @@ class Sampling(NamedTuple):
         is_cut = decode.top_p < 1 or decode.top_k is not None
         is_sampled = decode.temperature > 0
         return cls(
-            decode.sampling_strategy, own, is_sampled, is_cut, decode.cfg_scale, decode.penalty_lambda,
+            decode.sampling_strategy, own, is_sampled, is_cut, decode.strategy.guidance, decode.strategy.penalty,
             counts_mask=decode.mask_probability == "counted",
             tempers_confidence=decode.temperature_acts_on == "draw_and_confidence",
         )  # fmt: skip

@@ -41,9 +41,6 @@ class WrappedEngine:
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
         self.engine.commit(plan, winner_row_of_request)
 
-    def num_paying_lookaheads(self, decode: DecodeConfig) -> int | None:
-        return self.engine.num_paying_lookaheads(decode)
-
     def measure_passes(self, decode: DecodeConfig) -> PassCosts | None:
         return self.engine.measure_passes(decode)
 

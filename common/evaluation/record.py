@@ -84,4 +84,5 @@ def _trace(
 def _shown_settings(decode: DecodeConfig) -> dict[str, Any]:
     """Those that a reader of a trace asks for first, and what else is not as usual."""
     changed = decode.model_dump(mode="json", exclude_defaults=True)
-    return {name: getattr(decode, name) for name in _ALWAYS_SHOWN} | changed
+    strategy = {"strategy": decode.strategy.name, **decode.strategy.unusual()}
+    return {name: getattr(decode, name) for name in _ALWAYS_SHOWN} | changed | strategy

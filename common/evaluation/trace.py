@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from common.config import AUTO_LOOKAHEAD, DecodeConfig, Frozen, explain
+from common.config import DecodeConfig, Frozen, explain, problem, renewed
 from common.errors import ConfigError
 
 
@@ -35,13 +36,20 @@ class Trace(Frozen, extra="ignore"):
     num_forward_steps: int
     steps: list[TraceStep]
 
+    @field_validator("decode", mode="before")
+    @classmethod
+    def _is_read_as_a_run_s(cls, decode: Any) -> Any:
+        """Unlike the rest, which is read strictly. An earlier version may have recorded them."""
+        try:
+            return DecodeConfig.model_validate(renewed(decode) if isinstance(decode, dict) else decode)
+        except ValidationError as error:
+            raise ValueError(problem(error, DecodeConfig)) from None
+
     @field_validator("decode")
     @classmethod
-    def _names_its_numbers(cls, decode: DecodeConfig) -> DecodeConfig:
+    def _names_its_mask(cls, decode: DecodeConfig) -> DecodeConfig:
         if decode.mask_token_id is None:
             raise ValueError("mask_token_id is missing: add the id that the trace was made with")
-        if decode.num_lookahead == AUTO_LOOKAHEAD:
-            raise ValueError("num_lookahead auto differs between devices: set it to the trace's number")
         return decode
 
 

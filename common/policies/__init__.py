@@ -6,7 +6,7 @@ given and returns: `inputs.py`.
 
 from common.policies import branch_scores, fill_rules, lookahead_rules, rule, settings, spawn_rules
 from common.policies.inputs import Draws, Filling, Scoring, Spawning, Stepped, Token, Tried
-from common.policies.registry import names, origins, policy, rule_of, shipped
+from common.policies.registry import calls, names, origins, parsed, policy, rule_of, shipped
 
 __all__ = [
     "Draws",
@@ -17,10 +17,12 @@ __all__ = [
     "Token",
     "Tried",
     "branch_scores",
+    "calls",
     "fill_rules",
     "lookahead_rules",
     "names",
     "origins",
+    "parsed",
     "policy",
     "rule",
     "rule_of",

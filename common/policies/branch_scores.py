@@ -12,10 +12,11 @@ import numpy as np
 
 from common.compiled import compiled
 from common.policies.inputs import Score, Scoring
-from common.policies.rule import Rule, Rules, settings_with, sort
+from common.policies.rule import Number, Rule, Rules, settings_with, sort
 
 NO_MASK_LEFT = 1.0  # C of a branch without masks
-BRANCH_SCORES = Rules("score")
+# created: the weight, in a branch's score, of the confidence that its lookahead token had when it was spawned.
+BRANCH_SCORES = Rules("score", created=Number(0.0, 0, 1))
 MEAN, NUM_SURE, EXPECTED, HEDGED, SLIDING_WINDOW, RANDOM, ANCHOR, LOOKAHEAD = range(8)
 
 
@@ -40,19 +41,26 @@ class Tried(NamedTuple):
     width: int
 
 
-@BRANCH_SCORES.add("mean", MEAN)
+@BRANCH_SCORES.add("mean", MEAN, bottom_share=Number(1.0, 0, 1, excludes_least=True))
 def mean(left: Any, tried: Any, settings: Any) -> float:
-    """Return the mean confidence of the remaining masks, as published (LoPA, arXiv 2512.16229), or with `bottom_share`
-    below 1 of the lowest share of them."""
+    """Return the mean confidence of the remaining masks, as published (LoPA, arXiv 2512.16229).
+
+    bottom_share: of the masks that count, the least confident ones.
+    """
+    return _mean_of_lowest(left, settings.score_bottom_share)
+
+
+@compiled
+def _mean_of_lowest(left: Any, share: float) -> float:
     count = len(left.confidence_M)
     if not count:
         return NO_MASK_LEFT
     total = np.float64(0)
-    if settings.bottom_share >= 1:
+    if share >= 1:
         for confidence in left.confidence_M:
             total += confidence
         return total / count
-    count = max(int(count * settings.bottom_share), 1)
+    count = max(int(count * share), 1)
     sort(left.confidence_M)
     for place in range(count):
         total += left.confidence_M[place]
@@ -74,7 +82,7 @@ def num_sure(left: Any, tried: Any, settings: Any) -> float:
             total += min(max(np.float32(probability - soon) / span, np.float32(0)), np.float32(1))
         elif probability > threshold:
             total += 1.0
-    return total + 1 / (2 - min(mean(left, tried, settings), 1.0))  # the mean is 1 at the most: a tie break below 1
+    return total + 1 / (2 - min(_mean_of_lowest(left, 1.0), 1.0))  # the mean is 1 at the most: a tie break below 1
 
 
 @BRANCH_SCORES.add("expected", EXPECTED, trust=1.0, soon=1.0)

@@ -11,15 +11,17 @@ import numpy as np
 
 from common.compiled import compiled
 from common.policies.inputs import Bool, Filling
-from common.policies.rule import Rule, Rules, descending, most_confident, settings_with
+from common.policies.rule import MOST, Number, Rule, Rules, descending, most_confident, settings_with
 
 FILL_RULES = Rules("fill")
+# Steps in which a whole block is filled, so many positions a step.
+STEPS = Number(0, 1, MOST, is_whole=True, shown="one a position")
 THRESHOLD, STATIC, DYNAMIC, SEQUENTIAL, ENTROPY, ENTROPY_BOUNDED, FACTOR, AGREED = range(8)
 
 
 class Masks(NamedTuple):
     """What a step predicts at a block's masks. agreed_M: the share of the branches that predict the winner's token, the
-    winner among them. order_M: scratch of whole numbers. quota: how many `denoising_steps` asks for."""
+    winner among them. order_M: scratch of whole numbers. quota: how many the rule's `steps` ask for."""
 
     probability_M: Any
     confidence_M: Any
@@ -35,13 +37,13 @@ def threshold(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
         most_confident(masks.confidence_M, 1, is_chosen_M)
 
 
-@FILL_RULES.add("static", STATIC)
+@FILL_RULES.add("static", STATIC, steps=STEPS)
 def static(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
     """Choose the `quota` most confident; of equal ones the first."""
     most_confident(masks.confidence_M, masks.quota, is_chosen_M)
 
 
-@FILL_RULES.add("dynamic", DYNAMIC)
+@FILL_RULES.add("dynamic", DYNAMIC, steps=STEPS)
 def dynamic(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
     """Choose all above `skip_threshold` if they are `quota` or more, or else the `quota` most confident."""
     if _choose_sure(masks, settings, is_chosen_M) < masks.quota:
@@ -49,42 +51,42 @@ def dynamic(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
         most_confident(masks.confidence_M, masks.quota, is_chosen_M)
 
 
-@FILL_RULES.add("sequential", SEQUENTIAL)
+@FILL_RULES.add("sequential", SEQUENTIAL, steps=STEPS)
 def sequential(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
     """Choose the first `quota`."""
     is_chosen_M[: masks.quota] = True
 
 
-@FILL_RULES.add("entropy", ENTROPY)
+@FILL_RULES.add("entropy", ENTROPY, below=Number(0.5, 0, MOST, excludes_least=True))
 def entropy(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
-    """Choose all whose entropy is below `entropy_threshold`, or else the one of the lowest (d3LLM, arXiv 2601.07568);
-    a confidence is the negative entropy."""
+    """Choose all whose entropy (natural logarithm) lies below `below`, or else the one of the lowest (d3LLM, arXiv
+    2601.07568); a confidence is the negative entropy."""
     if not _choose_sure(masks, settings, is_chosen_M):
         most_confident(masks.confidence_M, 1, is_chosen_M)
 
 
-@FILL_RULES.add("entropy_bounded", ENTROPY_BOUNDED)
+@FILL_RULES.add("entropy_bounded", ENTROPY_BOUNDED, bound=Number(0.35, 0, MOST, excludes_least=True))
 def entropy_bounded(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
-    """Choose those of the lowest entropies whose sum stays below `entropy_bound`; a confidence is the negative
-    entropy."""
+    """Choose those of the lowest entropies (natural logarithm) whose sum stays below `bound`; a confidence is the
+    negative entropy."""
     order_M, total, count = masks.order_M, np.float64(0), 0
     descending(masks.confidence_M, order_M)
     for rank in range(len(is_chosen_M)):
         total += -masks.confidence_M[order_M[rank]]
-        count += total < settings.entropy_bound
+        count += total < settings.fill_bound
     for rank in range(max(1, count)):
         is_chosen_M[order_M[rank]] = True
 
 
-@FILL_RULES.add("factor", FACTOR)
+@FILL_RULES.add("factor", FACTOR, f=Number(1.0, 0, MOST, excludes_least=True))
 def factor(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
-    """Choose the n most probable before the first one, from the second on, whose p is below 1 - factor / (its rank +
-    1); all where there is none. Where the very last is the first such one, all too, as Fast-dLLM's code does."""
+    """Choose the n most probable before the first one, from the second on, whose p is below 1 - f / (its rank + 1);
+    all where there is none. Where the very last is the first such one, all too, as Fast-dLLM's code does."""
     order_M, num_masks = masks.order_M, len(is_chosen_M)
     descending(masks.probability_M, order_M)
     first = num_masks
     for rank in range(1, num_masks):
-        if masks.probability_M[order_M[rank]] < 1 - settings.factor / (rank + 2):
+        if masks.probability_M[order_M[rank]] < 1 - settings.fill_f / (rank + 2):
             first = rank
             break
     if first == num_masks - 1:
@@ -120,7 +122,7 @@ def _choose_sure(masks: Masks, settings: Any, is_chosen_M: Any) -> int:
 def is_sure(probability: Any, confidence: Any, settings: Any) -> bool:
     """Return whether a mask passes the rule's threshold, so that a block that need not fill any may fill it."""
     if settings.fill_rule == ENTROPY:
-        return -confidence < np.float32(settings.entropy_threshold)
+        return -confidence < np.float32(settings.fill_below)
     return probability > np.float32(settings.skip_threshold)
 
 

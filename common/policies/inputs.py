@@ -121,7 +121,7 @@ class Filling(NamedTuple):
     """For `fill_rules`: a block's masks. `choose` returns those to fill, bool [M], at least one of them.
 
     values_3BM: token id, probability, confidence of every branch; the winner's are filled in. quota: how many
-    `denoising_steps` asks for.
+    its `steps` ask for; 1 of rules without.
     """
 
     values_3BM: Float

@@ -13,16 +13,15 @@ from typing import Any
 from common.errors import first_line
 from common.policies import branch_scores, fill_rules, lookahead_rules, spawn_rules
 from common.policies.checked import checked
-from common.policies.rule import PLUG_IN, Rule
+from common.policies.rule import Number, Rule, Rules
 from common.policies.token_confidences import TOKEN_CONFIDENCES
 
-_SHIPPED: dict[str, tuple[Mapping[str, Rule], Callable[..., Any]]] = {
+_SHIPPED: dict[str, tuple[Rules, Callable[..., Any]]] = {
     "branch_scores": (branch_scores.BRANCH_SCORES, branch_scores.decide),
     "spawn_rules": (spawn_rules.SPAWN_RULES, spawn_rules.decide),
     "fill_rules": (fill_rules.FILL_RULES, fill_rules.decide),
     "lookahead_rules": (lookahead_rules.LOOKAHEAD_RULES, lookahead_rules.decide),
 }
-_MOST = 10**6  # of numbers, which stand beside probabilities and counts of tokens: finite in all that they go into
 _CALL = re.compile(r"(\w+)(?:\((.*)\))?")
 
 
@@ -30,6 +29,20 @@ _CALL = re.compile(r"(\w+)(?:\((.*)\))?")
 def shipped(kind: str) -> tuple[str, ...]:
     """Names of this package's own."""
     return tuple(sorted(TOKEN_CONFIDENCES if kind == "token_confidences" else _SHIPPED[kind][0]))
+
+
+def calls(kind: str) -> list[str]:
+    """Return this package's own, each with the defaults of the numbers that are its alone."""
+    if kind not in _SHIPPED:
+        return list(shipped(kind))
+    rules = _SHIPPED[kind][0]
+    own = {name: [key for key in rules[name].numbers if key not in rules.plug_in.numbers] for name in shipped(kind)}
+    return [_call(name, {key: rules[name].numbers[key] for key in keys}) for name, keys in own.items()]
+
+
+def _call(name: str, numbers: Mapping[str, Number]) -> str:
+    shown = ", ".join(f"{key}={number.shown or format(number.default, 'g')}" for key, number in numbers.items())
+    return f"{name}({shown})" if shown else name
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -42,23 +55,26 @@ def policy(kind: str, setting: str) -> Callable[..., Any]:
     """The function that a setting names, with its numbers. Raises ValueError for what is not there, in a sentence."""
     name, numbers = _named(kind, setting)
     if kind == "token_confidences" and name in TOKEN_CONFIDENCES:
-        _check_numbers(name, numbers, ())
+        _check_numbers(name, numbers, {})
         return TOKEN_CONFIDENCES[name]
     if name in shipped(kind):
         rules, decide = _SHIPPED[kind]
-        _check_numbers(name, numbers, [*rules[name].numbers])
+        _check_numbers(name, numbers, rules[name].numbers)
         return partial(decide, rules[name], numbers)
     found = _loaded(kind, name)
     parameters = inspect.signature(found).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    _check_numbers(name, numbers, known)
-    return checked(kind, setting, partial(found, **(numbers or {})))
+    common = _SHIPPED[kind][0].plug_in.numbers if kind in _SHIPPED else {}
+    own = {parameter.name: Number(0) for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    _check_numbers(name, numbers, {**own, **common})
+    given = {each: number for each, number in (numbers or {}).items() if each in own}
+    return checked(kind, setting, partial(found, **given))
 
 
 def rule_of(kind: str, setting: str) -> tuple[Rule, dict[str, float]]:
     """What the loops know a setting's rule by, and its numbers; the code of one that does not ship is PLUG_IN."""
     name, numbers = parsed(setting)
-    return _SHIPPED[kind][0].get(name, Rule(PLUG_IN, "", {})), numbers
+    rules = _SHIPPED[kind][0]
+    return rules.get(name, rules.plug_in), numbers
 
 
 def parsed(setting: str) -> tuple[str, dict[str, float]]:
@@ -75,13 +91,13 @@ def _named(kind: str, setting: str) -> tuple[str, dict[str, float] | None]:
     return call[1], _numbers(call[2] or "")
 
 
-def _check_numbers(name: str, numbers: dict[str, float] | None, known: list[str] | tuple[()]) -> None:
-    if numbers is None or numbers.keys() - set(known):
-        has = f"takes {', '.join(known)}, as in {name}({known[0]}=1)" if known else "takes no numbers"
+def _check_numbers(name: str, numbers: dict[str, float] | None, known: Mapping[str, Number]) -> None:
+    if numbers is None or numbers.keys() - known.keys():
+        has = f"takes {', '.join(known)}, as in {name}({next(iter(known))}=1)" if known else "takes no numbers"
         raise ValueError(f"{name} {has}")
-    beyond = next((each for each, number in numbers.items() if abs(number) > _MOST), None)
-    if beyond is not None:
-        raise ValueError(f"{name}: set {beyond} to a number between -{_MOST} and {_MOST}")
+    for each, value in numbers.items():
+        if (wanted := known[each].why_not(value)) is not None:
+            raise ValueError(f"{name}: set {each} to {wanted}")
 
 
 def _numbers(text: str) -> dict[str, float] | None:

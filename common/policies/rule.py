@@ -10,28 +10,54 @@ from common.policies.settings import settings_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 PLUG_IN = -1  # the code of every rule that does not ship
+MOST = 10**6  # of numbers, which stand beside probabilities and counts of tokens: finite in all that they go into
+
+
+class Number(NamedTuple):
+    """What a rule takes as `name(number=0.5)`. least, most: what it may be. excludes_least: it is more than that.
+    is_whole: it counts something. shown: the default in words, where it is no number."""
+
+    default: float
+    least: float = -MOST
+    most: float = MOST
+    excludes_least: bool = False
+    is_whole: bool = False
+    shown: str | None = None
+
+    def why_not(self, value: float) -> str | None:
+        """Say what to set it to instead; None: it may have this value."""
+        if self.is_whole and value != int(value):
+            return "a whole number"
+        if value < self.least or value > self.most or (self.excludes_least and value == self.least):
+            if self.excludes_least:
+                return f"a number above {self.least}, at most {self.most}"
+            return f"a number between {self.least} and {self.most}"
+        return None
 
 
 class Rule(NamedTuple):
-    """code: what the loops know it by. numbers: their defaults. kind: in front of their names in SETTINGS."""
+    """code: what the loops know it by. kind: stands before the names of its numbers in SETTINGS."""
 
     code: int
     kind: str
-    numbers: dict[str, float]
+    numbers: dict[str, Number]
 
 
 class Rules(dict[str, Rule]):
-    """Rules of one kind by name."""
+    """Rules of one kind by name. common: numbers that each of them takes, other packages' too."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, **common: Number) -> None:
         super().__init__()
         self._kind = kind
+        self.plug_in = Rule(PLUG_IN, kind, common)
 
-    def add(self, name: str, code: int, **numbers: float) -> Callable[[Function], Function]:
-        """Compile the decorated function and enter it under its name in YAML."""
+    def add(self, name: str, code: int, **numbers: float | Number) -> Callable[[Function], Function]:
+        """Compile the decorated function and enter it under its name in YAML. numbers: what it takes, or its
+        defaults."""
+        own = {key: number if isinstance(number, Number) else Number(number) for key, number in numbers.items()}
 
         def entered(function: Function) -> Function:
-            self[name] = Rule(code, self._kind, numbers)
+            self[name] = Rule(code, self._kind, {**own, **self.plug_in.numbers})
             return compiled(function)
 
         return entered
@@ -40,8 +66,8 @@ class Rules(dict[str, Rule]):
 def enter(own: Any, setting: str, rule: Rule, numbers: dict[str, float]) -> None:
     """Write a rule and its numbers into a record of SETTINGS. setting: `branch_score`, `spawn_rule`, ..."""
     own[setting] = rule.code
-    for name, default in rule.numbers.items():
-        own[f"{rule.kind}_{name}"] = numbers.get(name, default)
+    for name, number in rule.numbers.items():
+        own[f"{rule.kind}_{name}"] = numbers.get(name, number.default)
 
 
 def settings_with(decode: Any, setting: str, rule: Rule, numbers: dict[str, float]) -> Records:

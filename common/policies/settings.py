@@ -12,16 +12,17 @@ from common.compiled import Records, records
 SETTINGS = np.dtype(
     [
         ("strategy", np.int32), ("num_lookahead", np.int32), ("block_size", np.int32), ("max_new_tokens", np.int32),
-        ("sub_block_size", np.int32), ("cache", np.int32), ("cache_delay", np.int32), ("denoising_steps", np.int32),
+        ("sub_block_size", np.int32), ("cache", np.int32), ("cache_delay", np.int32),
         ("min_block_steps", np.int32), ("max_block_steps", np.int32), ("max_post_edit_steps", np.int32),
         ("edits", np.bool_), ("commits_apart", np.bool_), ("ends_at_block", np.bool_), ("stop_at_eos", np.bool_),
-        ("spawns_in_first", np.bool_), ("is_causal", np.bool_), ("is_fresh", np.bool_),
+        ("is_causal", np.bool_), ("is_fresh", np.bool_), ("edit_threshold", np.float64),
         ("block_add_threshold", np.float64), ("decoded_token_threshold", np.float64), ("skip_threshold", np.float64),
-        ("edit_threshold", np.float64), ("entropy_threshold", np.float64), ("entropy_bound", np.float64),
-        ("factor", np.float64), ("bottom_share", np.float64), ("creation_weight", np.float64),
         ("branch_score", np.int32), ("spawn_rule", np.int32), ("fill_rule", np.int32), ("lookahead_rule", np.int32),
-        ("score_soon", np.float64), ("score_trust", np.float64), ("score_risk", np.float64),
-        ("spawn_probability", np.float64), ("spawn_share", np.float64), ("fill_share", np.float64),
+        ("score_created", np.float64), ("score_bottom_share", np.float64), ("score_soon", np.float64),
+        ("score_trust", np.float64), ("score_risk", np.float64),
+        ("spawn_blocks", np.int32), ("spawn_probability", np.float64), ("spawn_share", np.float64),
+        ("fill_steps", np.int32), ("fill_below", np.float64), ("fill_bound", np.float64), ("fill_f", np.float64),
+        ("fill_share", np.float64),
         ("lookahead_plenty", np.float64), ("lookahead_share", np.float64),
     ],
     align=True,
@@ -33,23 +34,27 @@ CACHES = ("prefix", "dual", "none")
 PREFIX, DUAL, NONE = range(len(CACHES))
 
 _SAME = (
-    "num_lookahead", "block_size", "max_new_tokens", "cache_delay", "min_block_steps", "max_post_edit_steps",
-    "stop_at_eos", "block_add_threshold", "decoded_token_threshold", "skip_threshold", "entropy_threshold",
-    "entropy_bound", "factor", "bottom_share", "creation_weight",
+    "num_lookahead", "block_size", "max_new_tokens", "stop_at_eos", "block_add_threshold", "decoded_token_threshold",
+    "skip_threshold",
+)  # fmt: skip
+_OF_STRATEGY = (
+    "cache_delay", "sub_block_size", "min_block_steps", "max_block_steps", "edit_threshold", "max_post_edit_steps",
 )  # fmt: skip
 
 
 def settings_of(decode: Any) -> Records:
-    """[1] SETTINGS without the rules. decode: a DecodeConfig. What is `null` there is 0."""
-    made_1 = records(np.zeros(1, SETTINGS))
+    """[1] SETTINGS without the rules. decode: a DecodeConfig. What is `null` there, and what the strategy has not, is
+    0."""
+    made_1, strategy = records(np.zeros(1, SETTINGS)), decode.strategy
     own = made_1[0]
     for name in _SAME:
         own[name] = getattr(decode, name)
-    own["strategy"], own["cache"] = STRATEGIES.index(decode.strategy), CACHES.index(decode.cache)
-    own["sub_block_size"] = decode.sub_block_size or decode.block_size
-    own["denoising_steps"], own["max_block_steps"] = decode.denoising_steps or 0, decode.max_block_steps or 0
-    own["edits"], own["edit_threshold"] = decode.edit_threshold is not None, decode.edit_threshold or 0.0
-    own["commits_apart"], own["ends_at_block"] = decode.commit == "separate", decode.end_at == "block"
-    own["spawns_in_first"], own["is_fresh"] = decode.spawn_blocks == "first", decode.shift_row == "fresh"
-    own["is_causal"] = decode.window_attention == "block_causal"
+    for name in _OF_STRATEGY:
+        own[name] = getattr(strategy, name, None) or 0
+    own["strategy"], own["cache"] = STRATEGIES.index(strategy.name), CACHES.index(strategy.cached)
+    own["sub_block_size"] = own["sub_block_size"] or decode.block_size
+    own["edits"] = getattr(strategy, "edit_threshold", None) is not None
+    own["commits_apart"] = getattr(strategy, "commit", "fused") == "separate"
+    own["ends_at_block"] = getattr(strategy, "end_at", "token") == "block"
+    own["is_causal"], own["is_fresh"] = decode.window_attention == "block_causal", decode.shift_row == "fresh"
     return made_1

@@ -11,9 +11,10 @@ import numpy as np
 
 from common.compiled import compiled
 from common.policies.inputs import Score, Spawning
-from common.policies.rule import Rule, Rules, descending, settings_with
+from common.policies.rule import MOST, Number, Rule, Rules, descending, settings_with
 
-SPAWN_RULES = Rules("spawn")
+# blocks: how many active blocks that hold masks lookaheads may go into, the first ones; 0: all of them.
+SPAWN_RULES = Rules("spawn", blocks=Number(0, 1, MOST, is_whole=True, shown="all"))
 CONFIDENT, UNCERTAIN, NEAR, MIXED, SPREAD, RANDOM = range(6)
 DRAWN = (MIXED, RANDOM)  # rules that look at random numbers
 

@@ -44,15 +44,14 @@ def _integer(environment: Mapping[str, str], name: str, default: int) -> int:
 
 def processes_here(profile: DeviceProfile, nodes: Nodes) -> int:
     """Processes on each node. Raises ConfigError if the mesh does not spread over the nodes evenly."""
-    if profile.mesh == "auto":
-        return profile.processes_per_node or resolve_mesh(profile).num_processes
     wanted = resolve_mesh(profile).num_processes
-    here = profile.processes_per_node or -(-wanted // nodes.count)
+    if profile.mesh == "auto":
+        return wanted
+    here = -(-wanted // nodes.count)
     if here * nodes.count != wanted:
-        how = f"at {here} a node" if profile.processes_per_node else "the same number on each node"
         raise ConfigError(
-            f"profile {profile.name} wants {wanted} processes, {how}, but NNODES is {nodes.count}: "
-            f"set NNODES to {max(1, wanted // here)}, or change mesh or processes_per_node in the profile"
+            f"profile {profile.name} wants {wanted} processes, the same number on each node, but NNODES is "
+            f"{nodes.count}: set NNODES to {max(1, wanted // here)}, or change mesh in the profile"
         )
     return here
 

@@ -55,7 +55,7 @@ def meet(timeout_s: float) -> None:
             missing = num_started() - num_come
             raise EngineError(
                 f"rank {global_rank()}: {missing} of {num_started()} processes have not loaded within {timeout_s:g} s: "
-                f"{LOST_PEER}, or set start_timeout_s higher"
+                f"{LOST_PEER}, or set npu.start_timeout_s higher"
             )
         time.sleep(_POLL_S)
         num_come = store.add(key, 0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from common.config import BLOCKS_FROM_ZERO, DecodeConfig
+from common.config import DecodeConfig
 from common.decoding import GenerationRequest, Room
 from common.requests.prompts import PromptMaker
 from common.requests.refusal import RequestError
@@ -72,7 +72,7 @@ class RequestMaker:
         """Return the longest answer: the run's, or what the context leaves in whole blocks."""
         size = block_size or self.base.block_size
         # Blocks begin after the prompt, or at position 0.
-        begin = 0 if self.base.strategy in BLOCKS_FROM_ZERO else num_prompt_tokens
+        begin = 0 if self.base.strategy.is_from_zero else num_prompt_tokens
         end = begin + (self.max_model_len - begin) // size * size
         return max(1, min(self.base.max_new_tokens, end - num_prompt_tokens))
 

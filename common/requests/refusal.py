@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from common.config import remedy
+from common.config import keys_of, remedy
 from common.errors import ConfigError
 
 _MOST_NAMED = 200  # characters of a path
@@ -32,7 +32,7 @@ def refusal(errors: Sequence[Mapping[str, Any]], kind: type[BaseModel]) -> Reque
     deeper = (other for other in errors if path_of(other)[: len(path)] == path)
     error = max(deeper, key=lambda other: len(path_of(other)))
     path = path_of(error)
-    name, told = ".".join(map(str, path))[:_MOST_NAMED], error["msg"].removeprefix("Value error, ")
+    name, told = ".".join(keys_of(path))[:_MOST_NAMED], error["msg"].removeprefix("Value error, ")
     if name and told.startswith((f"{name}:", f"{name}.")):  # it says where by itself
         where, _, reason = told.partition(": ")
         return RequestError(where, reason)

@@ -14,11 +14,12 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictFloat, ValidationError
 
 from common.config import (
-    BLOCKS_FROM_ZERO,
     MOST_STOP_TOKENS,
+    TAKE_ANY_LENGTH,
     DecodeConfig,
     given_value,
     is_greedy,
+    name_after,
 )
 from common.requests.refusal import RequestError, refusal
 
@@ -31,7 +32,7 @@ _Stop = Annotated[str, Field(strict=True, max_length=4096)]
 
 def _no_auto(value: Any) -> Any:
     if value == "auto":
-        raise ValueError("auto is measured for whole runs: set it to a number")
+        raise ValueError("the run's branch_budget says that now: leave it out, or set it to a number")
     return value
 
 
@@ -136,7 +137,7 @@ class Wishes(NamedTuple):
         if "max_new_tokens" in self.settings:
             raise RequestError("max_new_tokens", "max_tokens says how long the answer is: remove one of the two")
         size = self.settings.get("block_size", base.block_size)
-        if self.settings.get("strategy", base.strategy) in ("vanilla", *BLOCKS_FROM_ZERO):
+        if name_after(base.strategy, self.settings.get("strategy", base.strategy)) in TAKE_ANY_LENGTH:
             size = 1  # any length will do
         changes: dict[str, Any] = {"max_new_tokens": -(-max_tokens // size) * size}
         if max_tokens > base.max_new_tokens and "max_steps" not in self.settings:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from common.checkpoint import ModelConfig, load_model_config
-from common.config import BLOCKS_FROM_ZERO, DecodeConfig, DeviceProfile, RunConfig
+from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import Sampling
 from common.errors import ConfigError
 from common.processes import resolve_mesh
@@ -54,7 +54,7 @@ def check_decode(decode: DecodeConfig, profile: DeviceProfile, model: ModelConfi
             "cfg_scale, penalty_lambda, mask_probability counted and any sampling_strategy but default, margin and "
             "neg_entropy are of lopa_cuda: remove them, or use its profile"
         )
-    if decode.cfg_scale and resolve_mesh(profile).branch_parallel_size > 1:
+    if decode.strategy.guidance and resolve_mesh(profile).branch_parallel_size > 1:
         raise ConfigError("cfg_scale: a row and the one that guides it need one rank; set branch_parallel_size to 1")
     if decode.max_new_tokens >= min(profile.max_model_len, model.max_position_embeddings):
         raise ConfigError(
@@ -68,20 +68,20 @@ def check_strategy(decode: DecodeConfig, model: ModelConfig) -> None:
 
     Another block size than the config's is no error, and is told of. Raises ConfigError.
     """
-    is_from_zero = decode.strategy in BLOCKS_FROM_ZERO
+    is_from_zero = decode.strategy.is_from_zero
     if is_from_zero != (model.block_origin == "zero"):
         counted = "position 0" if model.block_origin == "zero" else "the prompt's end"
         fitting = "fast_dllm_v2" if model.shift else "block_diffusion"
         fitting = f"{fitting} (or a preset of configs/presets)" if model.block_origin == "zero" else "d2f or fast_dllm"
         raise ConfigError(
-            f"decode.strategy {decode.strategy}: the model's blocks ({model.family}) are counted from {counted}: "
+            f"decode.strategy {decode.strategy.name}: the model's blocks ({model.family}) are counted from {counted}: "
             f"set it to {fitting}"
         )
-    if is_from_zero and (decode.strategy == "fast_dllm_v2") != (model.shift == 1):
+    if is_from_zero and (decode.strategy.name == "fast_dllm_v2") != (model.shift == 1):
         side = "the position before it" if model.shift else "itself"
         fitting = "fast_dllm_v2" if model.shift else "block_diffusion"
         raise ConfigError(
-            f"decode.strategy {decode.strategy}: this model ({model.family}) predicts a position from {side}: "
+            f"decode.strategy {decode.strategy.name}: this model ({model.family}) predicts a position from {side}: "
             f"set it to {fitting}"
         )
     if is_from_zero and model.block_size not in (None, decode.block_size):

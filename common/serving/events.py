@@ -44,7 +44,7 @@ class DenoiseEvents:
     def __init__(self, prompt_length: int, decode: DecodeConfig, text_of: Callable[[Sequence[int]], str]) -> None:
         self._prompt_length = prompt_length
         self._block_start = Room(prompt_length, decode).block_start
-        self._block_size = decode.max_new_tokens if decode.strategy == "vanilla" else decode.block_size
+        self._block_size = decode.max_new_tokens if decode.strategy.name == "vanilla" else decode.block_size
         self._text_of = text_of
         self._num_passes = 0
         self._end = prompt_length  # of the opened canvas

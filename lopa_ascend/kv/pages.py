@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from common.config import BLOCKS_FROM_ZERO, DecodeConfig
+from common.config import DecodeConfig
 from common.decoding import Int, Room, StepPlan
 from common.errors import EngineError
 from common.runtime import NO_SLOT, PagedCapacity, PagePool, slots_going_on
@@ -47,7 +47,7 @@ class BranchCapacity(PagedCapacity):
 
 def why_not_decoded(decode: DecodeConfig) -> str | None:
     """Why these pages cannot hold what a request wants cached; None: they can."""
-    if decode.cache == "dual":
+    if decode.strategy.cached == "dual":
         return (
             "cache dual keeps KV that differs from branch to branch and changes before it is final, and branches of "
             "engine lopa_ascend exchange none: set cache to prefix"
@@ -71,13 +71,13 @@ def most_pages(room: Room, num_branch_ranks: int) -> int:
 def _committed_first(room: Room) -> int:
     """Positions of the prompt that become final in the first step: of blocks counted from position 0, whole ones."""
     length, decode = room
-    if decode.cache == "none":
+    if decode.strategy.cached == "none":
         return 0
-    return length // decode.block_size * decode.block_size if decode.strategy in BLOCKS_FROM_ZERO else length
+    return length // decode.block_size * decode.block_size if decode.strategy.is_from_zero else length
 
 
 def most_shift_entries(decode: DecodeConfig, num_branch_ranks: int) -> int:
-    if decode.shift_row == "stale" or decode.strategy in BLOCKS_FROM_ZERO:
+    if decode.shift_row == "stale" or decode.strategy.is_from_zero:
         return 0
     return most_rows(decode, num_branch_ranks) * (decode.max_new_tokens // decode.block_size)
 

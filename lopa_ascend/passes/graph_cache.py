@@ -28,15 +28,15 @@ _TRACED = ("common", "graphs", "quant", "lopa_ascend")
 
 
 def folder_of(profile: DeviceProfile, config: ModelConfig, ops: Ops) -> Path | None:
-    """Below the profile's graph.cache_dir; None without one."""
-    if profile.graph.cache_dir is None:
+    """Below the profile's npu.cache_dir; None without one."""
+    if profile.npu.cache_dir is None:
         return None
     facts = {**_versions(), "sources": _digest_of_sources(), "model": repr(config), "mesh": repr(resolve_mesh(profile))}
     facts |= {"dtype": profile.dtype, "quantization": profile.quantization}
-    facts |= {"mode": profile.graph.mode, "weight_prefetch_mb": profile.weight_prefetch_mb}
+    facts |= {"mode": profile.graph.mode, "weight_prefetch_mb": profile.npu.weight_prefetch_mb}
     facts |= {"attention": ops.attention, "writes_kv_by_atb": ops.writes_kv_by_atb}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(profile.graph.cache_dir).expanduser() / digest
+    folder = Path(profile.npu.cache_dir).expanduser() / digest
     logger.info("compiled graphs are kept in %s", folder)
     return folder
 

@@ -23,7 +23,8 @@ _HEAD_TOLERANCE = 0.25
 
 @dataclass(frozen=True)
 class Shapes:
-    """Ascending sizes of tokens, of virtual rows and of reads. A profile's token_buckets and row_buckets replace them.
+    """Ascending sizes of tokens, of virtual rows and of reads. A profile's graph.token_buckets and npu.row_buckets
+    replace them.
 
     most_layers, most_heads: shapes that are captured of each half.
     """

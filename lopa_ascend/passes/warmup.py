@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from common.checkpoint import ModelConfig
-from common.config import BLOCKS_FROM_ZERO, DecodeConfig
+from common.config import BlockDiffusion, DecodeConfig
 from common.decoding import Sampling
 from lopa_ascend.kv import most_rows
 from lopa_ascend.passes.forward import Forward
@@ -45,7 +45,7 @@ def warm_up(passes: Forward, shapes: Shapes, config: ModelConfig, decode: Decode
 
 
 def usual_shapes(shapes: Shapes, decode: DecodeConfig, num_branch_ranks: int) -> Iterator[tuple[int, int]]:
-    is_from_zero = decode.strategy in BLOCKS_FROM_ZERO
+    is_from_zero = decode.strategy.is_from_zero
     has_shift_entries = decode.shift_row == "fresh" and not is_from_zero
     for rows in {1, most_rows(decode, num_branch_ranks)}:
         for blocks in range(1, min(NUM_BLOCKS, _most_blocks(decode)) + 1):
@@ -57,8 +57,9 @@ def usual_shapes(shapes: Shapes, decode: DecodeConfig, num_branch_ranks: int) ->
 
 def _most_blocks(decode: DecodeConfig) -> int:
     """Of a window behind the prompt."""
-    if decode.strategy not in BLOCKS_FROM_ZERO:
+    if not decode.strategy.is_from_zero:
         return decode.max_new_tokens // decode.block_size
     if decode.block_add_threshold == 1:
-        return 1 if decode.commit == "separate" or decode.strategy == "fast_dllm_v2" else 2  # one full, one of masks
+        is_fused = isinstance(decode.strategy, BlockDiffusion) and decode.strategy.commit == "fused"
+        return 2 if is_fused else 1  # one full, one of masks
     return -(-decode.max_new_tokens // decode.block_size)

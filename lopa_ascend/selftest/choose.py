@@ -24,15 +24,15 @@ _COMPILED = ("npugraph_ex", "torchair")
 
 def attention_form(profile: DeviceProfile, num_kv_heads: int) -> AttentionForm:
     """What the profile says; with `auto` the form to begin with. num_kv_heads: of a rank. Raises ConfigError."""
-    if profile.attention == "auto":
+    if profile.npu.attention == "auto":
         return USUAL_ATTENTION
-    if profile.kv_view == "4d" and num_kv_heads > 1:
+    if profile.npu.kv_view == "4d" and num_kv_heads > 1:
         raise ConfigError(
-            f"profile {profile.name}: kv_view 4d needs one KV head a process, and each has {num_kv_heads}: set kv_view "
-            "to 3d, or raise tensor_parallel_size"
+            f"profile {profile.name}: kv_view 4d needs one KV head a process, and each has {num_kv_heads}: set "
+            "npu.kv_view to 3d, or raise tensor_parallel_size"
         )
-    version = cast(AttentionVersion, int(profile.attention[1:]))
-    return AttentionForm(version, 4 if profile.kv_view == "4d" else 3)
+    version = cast(AttentionVersion, int(profile.npu.attention[1:]))
+    return AttentionForm(version, 4 if profile.npu.kv_view == "4d" else 3)
 
 
 def forms_of(sizes: Sizes) -> list[AttentionForm]:
@@ -47,14 +47,14 @@ def settle(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh, profile: De
     KV is written by the older operator where the newer one is wrong or absent; with `attention: auto` the fastest right
     form is taken.
     """
-    if profile.selftest != "off":
+    if profile.npu.selftest != "off":
         ops = _with_right_kv_write(ops, sizes, device, mesh)
-    if ops.writes_kv_by_atb and profile.graph.mode in _COMPILED and not profile.enforce_eager:
+    if ops.writes_kv_by_atb and profile.graph.mode in _COMPILED:
         raise MissingCapability(
             f"KV is written by _npu_reshape_and_cache here, which graph.mode {profile.graph.mode} cannot keep in "
             "place: set graph.mode to npugraph"
         )
-    return _with_fastest_attention(ops, sizes, device, mesh) if profile.attention == "auto" else ops
+    return _with_fastest_attention(ops, sizes, device, mesh) if profile.npu.attention == "auto" else ops
 
 
 def timed_attention(ops: Ops, form: AttentionForm, sizes: Sizes, device: torch.device) -> tuple[Verdict, float]:

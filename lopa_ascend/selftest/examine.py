@@ -73,16 +73,16 @@ def require_correct(
 
     schemes: of the model's linears.
     """
-    if profile.selftest == "off":
+    if profile.npu.selftest == "off":
         return
-    mode = "eager" if profile.enforce_eager else profile.graph.mode
+    mode = profile.graph.mode
     findings = list(examine(ops, sizes, device, mesh, mode, schemes))
     forms = [found for found in findings if found.name.startswith(_FORMS)]
     logger.info("self-test: %s", "; ".join(f"{form.name} {form.judgement}" for form in forms))
     wrong = [finding for finding in findings if finding.stops]
     for finding in wrong:
         sentence = f"rank {mesh.rank}: {finding.name} is wrong here ({finding.detail}), with {versions()}"
-        if profile.selftest == "strict":
+        if profile.npu.selftest == "strict":
             raise MissingCapability(
                 f"{sentence}: install the CANN release that this torch-npu was made for, or set selftest to warn and "
                 "trust no answer; see docs/ascend.md"

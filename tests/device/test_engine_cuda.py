@@ -77,7 +77,7 @@ def decode(engine: CudaEngine, own: Sequence[dict[str, Any]] = ({},), **settings
         {"num_lookahead": 7, "shift_row": "fresh", "window_attention": "block_causal"},
         {"num_lookahead": 1, "temperature": 0.8, "top_p": 0.9},
         {"num_lookahead": 2, "own": [{}, {"temperature": 0.8}, {"temperature": 1.2, "top_k": 9}]},
-        {"num_lookahead": 2, "strategy": "fast_dllm", "cache": "dual"},
+        {"num_lookahead": 2, "strategy": {"name": "fast_dllm", "cache": "dual"}},
     ],
     ids=str,
 )

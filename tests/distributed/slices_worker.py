@@ -49,13 +49,13 @@ CASES = {
     "causal": Case("golden/model_a", CAUSAL),
     "causal fresh": Case("golden/model_a", {**CAUSAL, "shift_row": "fresh"}),
     "nothing cached": Case("golden/model_a", {**D2F, "num_lookahead": 0, "strategy": "vanilla"}),
-    "llada dual": Case("golden_families/llada/model_a", {**BLOCKS, "strategy": "fast_dllm", "cache": "dual"}),
+    "llada dual": Case("golden_families/llada/model_a", {**BLOCKS, "strategy": {"name": "fast_dllm", "cache": "dual"}}),
     "sdar": Case("golden_families/sdar/model_a", {**BLOCKS, "strategy": "block_diffusion"}),
     "sdar pieces": Case("golden_families/sdar/model_a", {**BLOCKS, "strategy": "block_diffusion"}, most=64),
     "llada2 experts": Case("golden_families/llada2/model_a", {**BLOCKS, "strategy": "block_diffusion"}),
     "fast_dllm_v2 pieces": Case(
         "golden_families/fastdllm_v2/model_a",
-        {**BLOCKS, "strategy": "fast_dllm_v2", "sub_block_size": 8, "cache": "dual"},
+        {**BLOCKS, "strategy": {"name": "fast_dllm_v2", "sub_block_size": 8, "cache": "dual"}},
         most=64,
     ),
 }

@@ -27,21 +27,22 @@ SHARED = {"max_new_tokens": 24, "skip_threshold": 0.3, "sampling_strategy": "def
 # Of each kind one: dense and MoE, with and without shift, committing in the next pass, in its own, tentatively, never.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sdar fused": ("sdar/model_a", {"strategy": "block_diffusion", "block_size": 16}),
-    "sdar separate": ("sdar/model_b", {"strategy": "block_diffusion", "block_size": 8, "commit": "separate"}),
-    "llada2 edits": ("llada2/model_a", {"strategy": "block_diffusion", "block_size": 16, "edit_threshold": 0.6}),
+    "sdar separate": ("sdar/model_b", {"strategy": {"name": "block_diffusion", "commit": "separate"}, "block_size": 8}),
+    "llada2 edits": (
+        "llada2/model_a",
+        {"strategy": {"name": "block_diffusion", "edit_threshold": 0.6}, "block_size": 16},
+    ),
     "fast_dllm_v2 dual": (
         "fastdllm_v2/model_a",
-        {"strategy": "fast_dllm_v2", "block_size": 16, "sub_block_size": 8, "cache": "dual"},
+        {"strategy": {"name": "fast_dllm_v2", "sub_block_size": 8, "cache": "dual"}, "block_size": 16},
     ),
-    "llada dual": ("llada/model_a", {"strategy": "fast_dllm", "block_size": 16, "cache": "dual"}),
+    "llada dual": ("llada/model_a", {"strategy": {"name": "fast_dllm", "cache": "dual"}, "block_size": 16}),
     "llada multi_block": (
         "llada/model_a",
         {
-            "strategy": "multi_block",
+            "strategy": {"name": "multi_block", "cache_delay": 1},
             "block_size": 8,
-            "fill_rule": "entropy",
-            "entropy_threshold": 0.5,
-            "cache_delay": 1,
+            "fill_rule": "entropy(below=0.5)",
             "sampling_strategy": "neg_entropy",
         },
     ),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from common.checkpoint import load_model_config
-from common.config import DecodeConfig, RunConfig
+from common.config import BlockDiffusion, DecodeConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection, Scheduler, decode_requests
 from common.evaluation.families import FamilyTrace, read_family_trace, settings_of
 from common.evaluation.parity import cpu_profile, family_difference, replay_files
@@ -43,19 +43,21 @@ def decoded(path: Path, trace: FamilyTrace, decode: DecodeConfig) -> Completion:
     return completion
 
 
-SEPARATE = [path for path in TRACES if settings_of(read_family_trace(path)).commit == "separate"]
+def commits_apart(decode: DecodeConfig) -> bool:
+    return isinstance(decode.strategy, BlockDiffusion) and decode.strategy.commit == "separate"
+
+
+SEPARATE = [path for path in TRACES if commits_apart(settings_of(read_family_trace(path)))]
 
 
 @pytest.mark.parametrize("path", SEPARATE, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_fused_commits_give_the_same_tokens_in_fewer_passes(path: Path) -> None:
     trace = read_family_trace(path)
     published = settings_of(trace)
-    fused = DecodeConfig.model_validate(
-        {**published.model_dump(), "commit": "fused", "cache": "prefix", "end_at": "token"}
-    )
+    fused = published.changed({"strategy": {"commit": "fused", "cache": "prefix", "end_at": "token"}})
     separate, saving = decoded(path, trace, published), decoded(path, trace, fused)
     assert saving.token_ids == separate.token_ids
-    if published.cache == "prefix":
+    if published.strategy.cached == "prefix":
         assert saving.num_forwards < separate.num_forwards
     else:
         assert saving.num_forwards <= separate.num_forwards

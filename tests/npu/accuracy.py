@@ -35,9 +35,7 @@ def decode(lane: str, num_problems: int, num_lookahead: int) -> dict[str, Any]:
 
     overrides = [f"model={DEMO}", f"max_num_requests={AT_ONCE}", f"decode.num_lookahead={num_lookahead}"]
     run = load_run(ROOT / "configs" / "runs" / "demo_block_causal.yaml", overrides)
-    profile = DeviceProfile.model_validate(
-        {"name": lane, "max_model_len": 320, "enforce_eager": True, **PROFILES[lane]}
-    )
+    profile = DeviceProfile.model_validate({"name": lane, "max_model_len": 320, **PROFILES[lane]})
     lines = (DEMO / "heldout_math.jsonl").read_text().splitlines()[:num_problems]
     problem_of = {str(number): json.loads(line) for number, line in enumerate(lines)}
     with build_generator(profile, run) as generator:

@@ -12,7 +12,7 @@ from layer import TINY, Inputs, Sizes, Weights, draw_inputs, draw_weights, run_l
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from common.config import DeviceProfile
+from common.config import DeviceProfile, NpuConfig
 from common.processes import Mesh
 from lopa_ascend.ops import AttentionForm, npu_ops
 from lopa_ascend.selftest import Sizes as SelftestSizes
@@ -129,7 +129,7 @@ def settled_form() -> AttentionForm:
 
         torch_npu.npu_fused_infer_attention_score_v2 = lambda query, *_, **__: (query * 0, None)
     sizes = SelftestSizes(width=256, num_heads=2, num_kv_heads=1, inner=128)
-    profile = DeviceProfile(name="p", engine="lopa_ascend", device="npu", attention="auto")
+    profile = DeviceProfile(name="p", engine="lopa_ascend", device="npu", npu=NpuConfig(attention="auto"))
     return choose.settle(ops, sizes, torch.device("npu", rank), Mesh(tp_size=2, rank=rank), profile).attention
 
 

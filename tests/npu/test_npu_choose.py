@@ -52,30 +52,30 @@ def times(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("times")
 def test_the_fastest_form_is_taken(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        assert settled(reference_ops(), attention="auto").attention == (2, 4)
+        assert settled(reference_ops(), npu={"attention": "auto"}).attention == (2, 4)
     assert "v1 over 3-D pages right (equal, 4000.000 ms)" in caplog.text
     assert "taken is v2 over 4-D pages" in caplog.text
     two_heads = Sizes(width=256, num_heads=2, num_kv_heads=2, inner=128)
-    assert settled(reference_ops(), two_heads, attention="auto").attention == (2, 3)
+    assert settled(reference_ops(), two_heads, npu={"attention": "auto"}).attention == (2, 3)
 
 
 @pytest.mark.usefixtures("times")
 def test_no_form_that_is_wrong_or_absent_is_taken() -> None:
-    assert settled(with_wrong(V2, average), attention="auto").attention == (1, 4)
+    assert settled(with_wrong(V2, average), npu={"attention": "auto"}).attention == (1, 4)
     without = reference_ops()
     del without._kernels.npu_fused_infer_attention_score_v2
-    assert settled(without, attention="auto").attention == (1, 4)
+    assert settled(without, npu={"attention": "auto"}).attention == (1, 4)
     both = with_wrong(V2, average)
     setattr(both._kernels, V1, lambda *_, **__: (torch.full((48, 2, 128), torch.nan).bfloat16(), None))
     with pytest.raises(MissingCapability, match="rank 0: attention is wrong in every form here: v1 over 3-D pages"):
-        settled(both, attention="auto")
+        settled(both, npu={"attention": "auto"})
 
 
 def test_the_profile_says_which_form() -> None:
-    assert attention_form(profile(), 1) == attention_form(profile(attention="auto"), 1) == (1, 3)
-    assert attention_form(profile(attention="v2", kv_view="4d"), 1) == (2, 4)
+    assert attention_form(profile(), 1) == attention_form(profile(npu={"attention": "auto"}), 1) == (1, 3)
+    assert attention_form(profile(npu={"attention": "v2", "kv_view": "4d"}), 1) == (2, 4)
     with pytest.raises(ConfigError, match="kv_view 4d needs one KV head a process, and each has 2"):
-        attention_form(profile(kv_view="4d"), 2)
+        attention_form(profile(npu={"kv_view": "4d"}), 2)
 
 
 def test_every_form_is_tried_and_only_the_called_one_stops() -> None:
@@ -101,7 +101,7 @@ def _older_release() -> Ops:
 def test_kv_is_written_by_the_older_operator_where_the_newer_one_fails() -> None:
     assert settled(_older_release()).writes_kv_by_atb
     assert not settled(reference_ops()).writes_kv_by_atb
-    assert not settled(_older_release(), selftest="off").writes_kv_by_atb
+    assert not settled(_older_release(), npu={"selftest": "off"}).writes_kv_by_atb
     neither = _older_release()
     del neither._kernels._npu_reshape_and_cache
     assert not settled(neither).writes_kv_by_atb  # and the self-test names write_kv
@@ -111,13 +111,13 @@ def test_kv_is_written_by_the_older_operator_where_the_newer_one_fails() -> None
 def test_the_older_operator_is_not_compiled(mode: str) -> None:
     with pytest.raises(MissingCapability, match=f"graph.mode {mode} cannot keep in place: set graph.mode to npugraph"):
         settled(_older_release(), graph={"mode": mode})
-    assert settled(_older_release(), graph={"mode": mode}, enforce_eager=True).writes_kv_by_atb
+    assert settled(_older_release(), graph={"mode": "eager"}).writes_kv_by_atb
 
 
 @pytest.mark.sim
 def test_torch_npu_binds_every_form_and_both_writes(npu: Any) -> None:
     device = torch.device("npu", 0)
-    assert settled(npu_ops(), SMALL, device, attention="auto").attention in forms_of(SMALL)
+    assert settled(npu_ops(), SMALL, device, npu={"attention": "auto"}).attention in forms_of(SMALL)
     assert {f"npu::{V1}", f"npu::{V2}"} <= npu.counts.keys()
     npu.counts.clear()
     assert choose._writes_right(npu_ops().with_kv_writes_by_atb(), SMALL, device)

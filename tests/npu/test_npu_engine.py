@@ -77,12 +77,15 @@ def engine_on(
     device: str, decode: DecodeConfig, quantization: str | None, mode: str = "eager", model: Path = MODEL,
     cache_dir: Path | None = None, shapes: dict[str, list[int]] | None = None, **more: Any,
 ) -> AscendEngine:  # fmt: skip
-    shapes = shapes or (FEW if mode == "npugraph_ex" else {})
+    npu: dict[str, Any] = {**(shapes or (FEW if mode == "npugraph_ex" else {})), **more.pop("npu", {})}
+    graph = {"mode": mode, "token_buckets": npu.pop("token_buckets", ())}
+    if cache_dir is not None:
+        npu["cache_dir"] = str(cache_dir)
     profile = DeviceProfile.model_validate(
         {
             "name": "test", "engine": "lopa_ascend", "device": device, "dtype": "bfloat16",
             "quantization": quantization, "max_model_len": 256,
-            "graph": {"mode": mode, "cache_dir": cache_dir and str(cache_dir), **shapes}, **more,
+            "graph": graph, "npu": npu, **more,
         }
     )  # fmt: skip
     return assemble(profile, RunConfig(model=str(model), decode=decode, max_num_requests=2))
@@ -165,7 +168,7 @@ def test_replays_in_other_forms_give_the_same_tokens(npu: Any, attention: dict[s
     wanted = decode_all(engine_on("npu", decode, None, shapes=FEW), decode)
     npu.counts.clear()
     if "attention" in attention:
-        engine = engine_on("npu", decode, None, "npugraph", shapes=FEW, **attention)
+        engine = engine_on("npu", decode, None, "npugraph", shapes=FEW, npu=attention)
         used = "npu::npu_fused_infer_attention_score_v2.out"
     else:
         with pytest.MonkeyPatch.context() as patch:
@@ -206,7 +209,7 @@ def test_shapes_that_the_device_refuses_to_capture_run_as_they_are(
         return begin(graph)
 
     monkeypatch.setattr(torch.npu.graph, "__enter__", refuses)
-    engine = engine_on("npu", decode, None, "npugraph", selftest="off")
+    engine = engine_on("npu", decode, None, "npugraph", npu={"selftest": "off"})
     assert decode_all(engine, decode) == wanted
     assert engine.passes.layers.num_captured + engine.passes.head.num_captured == 3
     refused = [record.getMessage() for record in caplog.records if "cannot be captured" in record.getMessage()]
@@ -233,7 +236,7 @@ def test_a_replay_behind_a_step_that_runs_as_it_is(monkeypatch: pytest.MonkeyPat
 @pytest.mark.filterwarnings("ignore:.*output of this custom operator")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")
 def test_a_second_start_compiles_nothing(npu: Any, tmp_path: Path) -> None:
-    """graph.cache_dir: what the first start compiled is found, and its KV writes are still in place."""
+    """npu.cache_dir: what the first start compiled is found, and its KV writes are still in place."""
     from torch._dynamo.utils import counters
 
     decode = causal(shift_row="fresh")
@@ -257,10 +260,10 @@ def test_a_second_start_compiles_nothing(npu: Any, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("torch_npu")
 def test_another_model_mesh_or_precision_has_another_cache(tmp_path: Path) -> None:
     config = load_model_config(MODEL)
-    settings = {"name": "p", "engine": "lopa_ascend", "device": "npu", "graph": {"cache_dir": str(tmp_path)}}
+    settings = {"name": "p", "engine": "lopa_ascend", "device": "npu", "npu": {"cache_dir": str(tmp_path)}}
     others: list[dict[str, Any]] = [
         {}, {"quantization": "w8a8"}, {"dtype": "float16"}, {"mesh": {"tensor_parallel_size": 4}},
-        {"weight_prefetch_mb": 18}, {"graph": {"mode": "torchair", "cache_dir": str(tmp_path)}},
+        {"npu": {"weight_prefetch_mb": 18, "cache_dir": str(tmp_path)}}, {"graph": {"mode": "torchair"}},
     ]  # fmt: skip
     profiles, ops = [DeviceProfile.model_validate(settings | other) for other in others], reference_ops()
     folders = [folder_of(profile, config, ops) for profile in profiles]
@@ -352,7 +355,7 @@ def test_every_call_at_dream_7b_shapes_is_accepted_and_a_layer_keeps_its_budget(
         {
             "name": "test", "engine": "lopa_ascend", "device": "npu", "quantization": quantization,
             "max_model_len": 1024,
-            "graph": {"mode": mode, "token_buckets": [80, 160], "row_buckets": [4, 8]},
+            "graph": {"mode": mode, "token_buckets": [80, 160]}, "npu": {"row_buckets": [4, 8]},
         }
     )  # fmt: skip
     engine = assemble(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=decode))
@@ -460,8 +463,8 @@ def test_graphs_hold_the_collectives_of_both_axes(tmp_path: Path, mode: str) -> 
     """TP2 x BP2: the sums over tp in the layers, the gathers over tp and bp in the head; compiled and captured, or as
     HcomAllReduce and HcomAllGather by their groups' HCCL names. TP2 alone, with prefetches: test_npu_prefetch."""
     model, mesh, settings = write_model(tmp_path), (1, 2, 2), ["k=3 fresh"]
-    graph = {"mode": mode, "token_buckets": [176], "row_buckets": [16]}
-    graphs = decoded(model, tmp_path / "graphs", mesh, settings, device="npu", dtype="bfloat16", graph=graph)
+    shape = {"graph": {"mode": mode, "token_buckets": [176]}, "npu": {"row_buckets": [16]}}
+    graphs = decoded(model, tmp_path / "graphs", mesh, settings, device="npu", dtype="bfloat16", **shape)
     assert graphs == decoded(model, tmp_path / "ref", mesh, settings, dtype="bfloat16")
 
 

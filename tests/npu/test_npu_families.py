@@ -32,7 +32,7 @@ BLOCKS: dict[str, Any] = {
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sdar": ("sdar/model_a", {**BLOCKS, "block_size": 4}),
     "llada2": ("llada2/model_a", {**BLOCKS, "block_size": 8}),
-    "fast_dllm_v2": ("fastdllm_v2/model_a", {**BLOCKS, "strategy": "fast_dllm_v2", "sub_block_size": 8}),
+    "fast_dllm_v2": ("fastdllm_v2/model_a", {**BLOCKS, "strategy": {"name": "fast_dllm_v2", "sub_block_size": 8}}),
 }
 # Of LLaDA2-mini and of SDAR-30B-A3B on one rank of four: width, own experts, the mixture.
 LLADA2_MINI = 2048, 64, MoEConfig(
@@ -80,11 +80,12 @@ def decoded(
     device: str, model: Path, decode: DecodeConfig, mode: str = "eager", quantization: str | None = None,
     load_format: str = "auto",
 ) -> tuple[AscendEngine, dict[str, Any]]:  # fmt: skip
-    shapes = FEW if mode == "npugraph_ex" else {}
+    shapes = FEW if mode == "npugraph_ex" else {"token_buckets": [], "row_buckets": []}
+    graph = {"mode": mode, "token_buckets": shapes["token_buckets"]}
     profile = DeviceProfile.model_validate(
         {
             "name": "test", "engine": "lopa_ascend", "device": device, "dtype": "bfloat16", "max_model_len": 256,
-            "graph": {"mode": mode, **shapes}, "quantization": quantization,
+            "graph": graph, "npu": {"row_buckets": shapes["row_buckets"]}, "quantization": quantization,
         }
     )  # fmt: skip
     run = {"model": str(model), "decode": decode, "max_num_requests": 2, "load_format": load_format}

@@ -39,8 +39,8 @@ def passes(npu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Forward
     (tmp_path / "config.json").write_text(json.dumps(config))
     profile = DeviceProfile.model_validate(
         {
-            "name": "test", "engine": "lopa_ascend", "device": "npu", "max_model_len": 256, "selftest": "off",
-            "graph": {"mode": "npugraph"},
+            "name": "test", "engine": "lopa_ascend", "device": "npu", "max_model_len": 256,
+            "graph": {"mode": "npugraph"}, "npu": {"selftest": "off"},
         }
     )  # fmt: skip
     return assemble(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=causal())).passes

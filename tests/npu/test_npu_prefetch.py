@@ -16,7 +16,6 @@ from lopa_ascend.parallel import Collectives
 from lopa_ascend.stages import AscendStages
 from tests.distributed.ascend_launch import decoded, write_model
 
-ONE_SHAPE = {"token_buckets": [176], "row_buckets": [16]}
 MESH, SETTINGS = (1, 1, 2), ["k=3 fresh"]
 # Of a rank of TP2 of ascend_launch.write_model, as heads of 128: what the next linear reads, and its bytes.
 GATE_UP, QKV, HEAD = [96, 64], [1024, 64], [160, 64]
@@ -85,8 +84,8 @@ def test_every_all_reduce_has_the_next_weight_under_it(
     """TP2, captured or as a GE graph, collectives inside: the ref lane's tokens, and before each all-reduce of a step
     the weight behind it."""
     model, wanted = of_the_ref_lane
-    graph = {"mode": mode, **ONE_SHAPE}
-    options = {"device": "npu", "dtype": "bfloat16", "graph": graph, "weight_prefetch_mb": 1}
+    graph, npu = {"mode": mode, "token_buckets": [176]}, {"row_buckets": [16], "weight_prefetch_mb": 1}
+    options = {"device": "npu", "dtype": "bfloat16", "graph": graph, "npu": npu}
     assert decoded(model, tmp_path / mode, MESH, SETTINGS, **options) == wanted
     calls = json.loads((tmp_path / mode / "rank00.json").read_text())["calls"]
     step = calls[-8:]  # two layers

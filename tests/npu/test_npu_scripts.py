@@ -41,7 +41,7 @@ def test_a_batch_runs_from_the_script_to_the_results(torch_npu: Any, tmp_path: P
     the ref lane."""
     output = tmp_path / "o.jsonl"
     run = ["decode.num_lookahead=3", "input.limit=2", f"output.path={output}"]
-    graph = ["graph.mode=npugraph", "graph.token_buckets=[128]", "graph.row_buckets=[16]"]  # one shape to capture
+    graph = ["graph.mode=npugraph", "graph.token_buckets=[128]", "npu.row_buckets=[16]"]  # one shape to capture
     options = [part for setting in [*run, *graph] for part in ("--set", setting)]
     done = start("scripts/run_batch.sh", PROFILE, "demo_block_causal", *ONE_DEVICE, *options, **machine(torch_npu))
     assert done.returncode == 0, done.stderr[-2000:]
@@ -129,7 +129,8 @@ def rehearse(torch_npu: Any, tmp_path: Path, **environment: str) -> tuple[Path, 
     profile = yaml.safe_load((ROOT / "configs" / "profiles" / f"{PROFILE}.yaml").read_text())
     profile["mesh"] = {"branch_parallel_size": 2, "tensor_parallel_size": 2}
     profile["max_model_len"] = 320
-    profile["graph"] |= {"cache_dir": str(tmp_path / "graphs"), "token_buckets": [96, 176], "row_buckets": [8, 16]}
+    profile["graph"]["token_buckets"] = [96, 176]
+    profile["npu"] |= {"cache_dir": str(tmp_path / "graphs"), "row_buckets": [8, 16]}
     run = yaml.safe_load((ROOT / "configs" / "runs" / "first_910c.yaml").read_text())
     run["model"] = str(write_model(tmp_path))
     run["decode"] |= {"block_size": 16, "max_new_tokens": 32, "num_lookahead": 3}

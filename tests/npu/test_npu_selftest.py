@@ -320,10 +320,10 @@ def test_an_engine_refuses_to_start_on_a_wrong_operator(
         require_correct(ops, SMALL, device, Mesh(), profile(), ("W8A8_DYNAMIC",))
     assert caplog.text.count("-D pages right (equal, ") == NUM_FORMS
     with caplog.at_level(logging.WARNING):
-        require_correct(ops, SMALL, device, Mesh(), profile(selftest="warn"), ("FLOAT",))
+        require_correct(ops, SMALL, device, Mesh(), profile(npu={"selftest": "warn"}), ("FLOAT",))
     assert "swiglu is wrong here" in caplog.text and "going on" in caplog.text
     monkeypatch.setattr(ops, "rms_norm", None)
-    require_correct(ops, SMALL, device, Mesh(), profile(selftest="off"), ("FLOAT",))
+    require_correct(ops, SMALL, device, Mesh(), profile(npu={"selftest": "off"}), ("FLOAT",))
 
 
 @pytest.mark.sim

@@ -118,7 +118,7 @@ def test_lengths_on_the_device_are_refused(graphs: Any) -> None:
 
 @pytest.mark.slow
 def test_a_second_start_lowers_nothing(npu: Any, graphs: Any, tmp_path: Path) -> None:
-    """graph.cache_dir: what the first start lowered is found, and only GE's own part is done again."""
+    """npu.cache_dir: what the first start lowered is found, and only GE's own part is done again."""
     from torch._dynamo.utils import counters
 
     decode = causal(shift_row="fresh")

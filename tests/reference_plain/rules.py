@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from common.config import BLOCKS_FROM_ZERO, DecodeConfig
+from old_settings import Flat
 
+from common.config import DecodeConfig
+
+BLOCKS_FROM_ZERO = ("block_diffusion", "fast_dllm_v2")
 NO_TOKEN = -1  # what an anchor adds, too
 
 
@@ -121,6 +124,7 @@ class Rules:
         facts: ModelFacts = DREAM,
         max_num_batched_tokens: int | None = None,
     ) -> Rules:
+        decode = Flat(decode)
         own = eos_token_id if decode.eos_token_id is None else decode.eos_token_id
         more = facts.more_end_token_ids if decode.eos_token_id is None else ()
         sampling = decode.temperature, decode.top_p, float(decode.top_k or 0)

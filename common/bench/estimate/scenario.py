@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from common.bench.estimate.setup import LAUNCHES, Setup
 from common.checkpoint import ModelConfig, check_tensor_parallel, fits_tensor_parallel
-from common.config import AUTO_LOOKAHEAD, DecodeConfig, DeviceProfile, MeshConfig, RunConfig
+from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.errors import ConfigError
 
 _LINEAR_DTYPE = {"w8a8": "int8", "fp8": "float8"}
@@ -32,7 +32,7 @@ def setup_of(profile: DeviceProfile, run: RunConfig, model: ModelConfig, options
     mesh, decode = _mesh(profile), run.decode
     check_tensor_parallel(model, mesh.tensor_parallel_size)
     window, prefix = _window_and_prefix(decode, options)
-    num_rows = options.rows or run.max_num_requests * (_num_lookahead(decode) + 1)
+    num_rows = options.rows or run.max_num_requests * (decode.num_lookahead + 1)
     if num_rows * window > _MOST_POSITIONS:
         raise ConfigError(
             f"{num_rows} rows of {window} positions are more than any device computes in a step: lower "
@@ -54,10 +54,10 @@ def setup_of(profile: DeviceProfile, run: RunConfig, model: ModelConfig, options
         tokens_per_step=options.tokens_per_step,
         is_block_causal=decode.window_attention == "block_causal",
         quantizes_head=profile.quantize_lm_head,
-        is_captured=profile.graph.mode != "eager" and not profile.enforce_eager,
-        hides_all_reduce=profile.weight_prefetch_mb > 0 and mesh.tensor_parallel_size > 1,
-        prefetch_bytes=profile.weight_prefetch_mb * 2.0**20 or float("inf"),
-        length_updates=profile.graph.length_updates if profile.graph.mode in _UPDATES_LENGTHS else None,
+        is_captured=profile.graph.mode != "eager",
+        hides_all_reduce=profile.npu.weight_prefetch_mb > 0 and mesh.tensor_parallel_size > 1,
+        prefetch_bytes=profile.npu.weight_prefetch_mb * 2.0**20 or float("inf"),
+        length_updates=profile.npu.length_updates if profile.graph.mode in _UPDATES_LENGTHS else None,
     )
 
 
@@ -108,22 +108,16 @@ def _engine(profile: DeviceProfile) -> str:
     return profile.engine
 
 
-def _num_lookahead(decode: DecodeConfig) -> int:
-    if decode.num_lookahead == AUTO_LOOKAHEAD:
-        raise ConfigError("num_lookahead auto is measured on the device: give --rows, or set decode.num_lookahead")
-    return decode.num_lookahead
-
-
 def _window_and_prefix(decode: DecodeConfig, options: Options) -> tuple[int, int]:
     """vanilla forwards prompt and canvas in every step and caches nothing; fast_dllm and multi_block forward from the
     current block to the canvas's end, on average half of it, or the block alone where what is behind it is cached too;
     where blocks are counted from position 0, a step is of one block."""
     canvas = decode.max_new_tokens
-    if decode.strategy == "vanilla":
+    if decode.strategy.name == "vanilla":
         return options.window or options.prefix + canvas, 0
-    if decode.strategy == "d2f":
+    if decode.strategy.name == "d2f":
         usual = _BLOCKS_OPEN * decode.block_size
-    elif decode.strategy in ("fast_dllm", "multi_block") and decode.cache == "prefix":
+    elif decode.strategy.name in ("fast_dllm", "multi_block") and decode.strategy.cached == "prefix":
         usual = (canvas + decode.block_size) // 2
     else:
         usual = decode.block_size

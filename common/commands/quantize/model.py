@@ -18,7 +18,7 @@ from torch import Tensor
 from common.batch import prompt_or_reason, read_lines, require_shareable
 from common.checkpoint import LoraSource, SafetensorsFolder, load_model_config
 from common.commands.quantize.compare import Comparison, compare_models
-from common.config import DecodeConfig, DeviceProfile, InputConfig, RunConfig
+from common.config import DecodeConfig, DeviceProfile, GraphConfig, InputConfig, RunConfig
 from common.decoding import GenerationRequest, Rejection
 from common.errors import ConfigError
 from common.generate import Generator, build_generator
@@ -119,7 +119,7 @@ def _check_names(request: QuantizeRequest) -> None:
 def _calibrate(request: QuantizeRequest, path: str) -> Calibration:
     """From decoding the file's prompts without lookahead, in plain operators: graphs and fused kernels do not call the
     modules that are observed."""
-    plain = {"kernels": "torch", "enforce_eager": True, "quantization": None}
+    plain = {"kernels": "torch", "graph": GraphConfig(), "quantization": None}
     profile = request.profile.model_copy(update=plain)
     base = request.run or RunConfig(model=request.model)
     decode = DecodeConfig.model_validate({**base.decode.model_dump(), "num_lookahead": 0})

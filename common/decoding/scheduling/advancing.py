@@ -160,7 +160,7 @@ def choose_masks(tables: Tables, slot: int, place: int, num_masks: int, values_3
         _count_agreement(tables, slot, num_masks, values_3T, fields_8R)
     is_chosen_M = tables.is_chosen_M[:num_masks]
     is_chosen_M[:] = False
-    count = quota(tables.states[slot].canvas_block, settings.denoising_steps, tables.spans[place].num_steps)
+    count = quota(tables.states[slot].canvas_block, settings.fill_steps, tables.spans[place].num_steps)
     masks = Masks(
         tables.probability_M[:num_masks], tables.confidence_M[:num_masks], tables.agreed_M[:num_masks], tables.order_M,
         count,
@@ -169,10 +169,10 @@ def choose_masks(tables: Tables, slot: int, place: int, num_masks: int, values_3
 
 
 @compiled
-def quota(block_size: int, denoising_steps: int, step: int) -> int:
-    """Return how many positions the given step of a block fills, if `denoising_steps` of them (0: one a position) fill
-    all of it; 1 at least."""
-    num_steps = min(denoising_steps, block_size) if denoising_steps else block_size
+def quota(block_size: int, steps: int, step: int) -> int:
+    """Return how many positions the given step of a block fills, if `steps` of them (0: one a position) fill all of it;
+    1 at least."""
+    num_steps = min(steps, block_size) if steps else block_size
     return block_size // num_steps + (step < block_size % num_steps)
 
 
@@ -264,7 +264,8 @@ def spans_to_try(tables: Tables, slot: int, num_spans: int) -> int:
         if tables.spans[place].num_masked:
             tables.spans[count] = tables.spans[place]
             count += 1
-    return min(count, 1) if request.settings.spawns_in_first else count
+    most = request.settings.spawn_blocks
+    return min(count, most) if most else count
 
 
 @compiled

@@ -63,9 +63,10 @@ def score(view: StepView, score_R: Score) -> None:
     decode, first_row = view.scoring.settings, int(view.tables.states[view.decoding.slot]["first_row"])
     found_B = view.decoding.asked(policy("branch_scores", decode.branch_score), view.scoring)
     score_B: Score = np.zeros(len(view.scoring.branches)) if found_B is None else found_B
-    if decode.creation_weight:
+    weight = float(view.tables.settings[view.decoding.slot]["score_created"])
+    if weight:
         created_B = np.array([branch.creation_confidence for branch in view.scoring.branches])
-        score_B = decode.creation_weight * created_B + (1 - decode.creation_weight) * score_B
+        score_B = weight * created_B + (1 - weight) * score_B
     score_R[first_row : first_row + len(score_B)] = score_B
 
 
@@ -129,7 +130,7 @@ def _choose(view: StepView, place: int, position_M: Int, winner: int) -> None:
         advancing.choose_masks(tables, slot, place, count, view.values_3T, view.fields_8R)
         return
     decode, span = view.scoring.settings, tables.spans[place]
-    quota = advancing.quota(int(state["canvas_block"]), int(settings["denoising_steps"]), int(span["num_steps"]))
+    quota = advancing.quota(int(state["canvas_block"]), int(settings["fill_steps"]), int(span["num_steps"]))
     values_3BM = view.scoring.values_3BW.take(position_M - view.start, axis=2)
     filling = Filling(values_3BM, winner - int(state["first_row"]), quota, decode)
     is_chosen_M = view.decoding.asked(policy("fill_rules", decode.fill_rule), filling)

@@ -25,7 +25,6 @@ from common.decoding.scheduling.state import DecodingRequest, Observer
 from common.decoding.scheduling.tables import NOWHERE, TableStore, positions_of
 from common.policies import Draws
 
-_FROM_ZERO = ("block_diffusion", "fast_dllm_v2")
 _SPENT: dict[int, FinishReason | None] = {IS_DONE: "length", IS_OUT_OF_STEPS: "max_steps"}
 
 
@@ -67,7 +66,7 @@ class Requests:
         tables.settings[slot] = rules.record[0]
         tables.ends_E[slot, : len(ends)] = ends
         state = tables.states[slot]
-        is_from_zero = decode.strategy in _FROM_ZERO
+        is_from_zero = decode.strategy.is_from_zero
         for name, value in {
             "slot": slot, "noise_key": decoding.noise_key, "prompt_length": length, "num_positions": num_positions,
             "shift": rules.shift, "origin": 0 if is_from_zero else length, "max_blocks": rules.max_blocks,

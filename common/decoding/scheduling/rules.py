@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from common.compiled import Records
-from common.config import BLOCKS_FROM_ZERO, DecodeConfig
+from common.config import BlockDiffusion, DecodeConfig, FastDllm
 from common.policies import rule_of
 from common.policies.branch_scores import RANDOM
 from common.policies.rule import PLUG_IN, enter
@@ -95,7 +95,7 @@ class Rules:
         own = None if own == NO_TOKEN else own
         ends = frozenset((() if own is None else (own, *more)) + decode.stop_token_ids)
         chunk = None
-        if max_num_batched_tokens is not None and decode.strategy in BLOCKS_FROM_ZERO and decode.cache != "none":
+        if max_num_batched_tokens is not None and decode.strategy.is_from_zero and decode.strategy.cached != "none":
             chunk = max(1, max_num_batched_tokens // decode.block_size) * decode.block_size
         return cls(decode, own, stop, sampling, facts.shift, ends, chunk)
 
@@ -134,7 +134,7 @@ class Rules:
     @property
     def block_size(self) -> int:
         """Positions of a block, of `vanilla` the whole canvas."""
-        return self.decode.max_new_tokens if self.decode.strategy == "vanilla" else self.decode.block_size
+        return self.decode.max_new_tokens if self.decode.strategy.name == "vanilla" else self.decode.block_size
 
     @property
     def max_blocks(self) -> int:
@@ -146,11 +146,13 @@ class Rules:
         """More steps than any request needs."""
         decode = self.decode
         most = 2 * decode.max_new_tokens + 16
-        if decode.strategy in BLOCKS_FROM_ZERO:
-            edits = 0 if decode.edit_threshold is None else decode.max_post_edit_steps + 2
+        strategy, edits = decode.strategy, 0
+        if isinstance(strategy, BlockDiffusion) and strategy.edit_threshold is not None:
+            edits = strategy.max_post_edit_steps + 2
+        if strategy.is_from_zero:
             most += (decode.max_new_tokens // decode.block_size + 2) * (decode.block_size + edits)
-        if decode.strategy == "fast_dllm":
-            most += self.max_blocks * decode.min_block_steps
+        if isinstance(strategy, FastDllm):
+            most += self.max_blocks * strategy.min_block_steps
         return most
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +24,7 @@ from common.decoding.scheduling.rules import DREAM, ModelFacts, Rules, StopFinde
 from common.decoding.scheduling.state import DecodingRequest, Observer, StepRecord
 
 # Of a whole pass, which requests share: what attends to what, and how a confidence comes out of the logits.
-SHARED_SETTINGS = (
-    "window_attention", "sampling_strategy", "mask_token_id", "mask_probability", "cfg_scale", "penalty_lambda",
-    "temperature_acts_on",
-)  # fmt: skip
+SHARED_SETTINGS = ("window_attention", "sampling_strategy", "mask_token_id", "mask_probability", "temperature_acts_on")
 MOST_RULES = 1000  # of different settings that are kept for requests to come
 
 
@@ -140,10 +138,11 @@ class Scheduler:
 
     def why_apart(self, decode: DecodeConfig) -> str | None:
         """Why requests of these settings cannot be decoded beside the run's; None: they can."""
-        name = next((name for name in SHARED_SETTINGS if getattr(decode, name) != getattr(self.decode, name)), None)
-        if name is not None:
-            own, shared = getattr(decode, name), getattr(self.decode, name)
-            return f"its {name} {own} cannot share a pass with the run's {shared}; decode it in a run of its own"
+        of_run = _shared(self.decode)
+        for name, own in _shared(decode).items():
+            if own != of_run[name]:
+                shared = of_run[name]
+                return f"its {name} {own} cannot share a pass with the run's {shared}; decode it in a run of its own"
         try:
             self._rules_for(decode)
         except ValueError as error:
@@ -211,13 +210,20 @@ class Scheduler:
         """A free slot, and how many positions of the prompt it holds already: whole blocks, never the whole prompt,
         since its last position predicts the first of the canvas."""
         size, choice, num_reused = decode.block_size, 0, 0
-        if decode.reuse_prefix:
+        if decode.strategy.reuses_prefix:
             shared = [_num_shared(self._prompt_of_slot[slot], prompt[:-1]) // size * size for slot in self._free_slots]
             num_reused = max(shared)
             choice = shared.index(num_reused)
         slot = self._free_slots.pop(choice)
         self._prompt_of_slot[slot] = prompt
         return slot, num_reused
+
+
+def _shared(decode: DecodeConfig) -> dict[str, Any]:
+    """What requests of one pass must have in common, by the names of the settings."""
+    strategy = decode.strategy
+    found = {name: getattr(decode, name) for name in SHARED_SETTINGS}
+    return {**found, "cfg_scale": strategy.guidance, "penalty_lambda": strategy.penalty}
 
 
 def noise_key(seed: int, name: str) -> int:

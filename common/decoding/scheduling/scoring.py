@@ -55,7 +55,7 @@ def _score_rows(order_N: Int, tables: Tables, values_3T: Float, fields_8R: Int, 
         if settings.branch_score == PLUG_IN:
             score_R[state.first_row : state.first_row + state.num_rows] = 0.0
             continue
-        weight, num_lookaheads = settings.creation_weight, state.num_lookaheads
+        weight, num_lookaheads = settings.score_created, state.num_lookaheads
         looks_at_anchor = settings.branch_score == EXPECTED or settings.branch_score == HEDGED
         if looks_at_anchor and num_lookaheads:
             align_row(tables, request, values_3T, fields_8R, state.first_row + num_lookaheads, tables.winner_3W)
@@ -63,7 +63,7 @@ def _score_rows(order_N: Int, tables: Tables, values_3T: Float, fields_8R: Int, 
             row, own = state.first_row + branch, tables.branches_K[slot, branch]
             created, num_fills = float(own.confidence), own.num_fills
             likely = _likely(tables, state, branch) if looks_at_anchor else 1.0
-            if settings.branch_score == MEAN and settings.bottom_share >= 1 and not state.num_shift_entries:
+            if settings.branch_score == MEAN and settings.score_bottom_share >= 1 and not state.num_shift_entries:
                 score = _mean(tables, request, branch, values_3T[2], fields_8R[0, row])
                 score_R[row] = weight * created + (1 - weight) * score if weight else score
                 continue

@@ -61,32 +61,32 @@ def _llada(trace: FamilyTrace) -> dict[str, Any]:
     given = trace.decode
     size, cache = given["block_length"], _CACHES[trace.source.function]
     num_steps = given["steps"] // (given["gen_length"] // size)
-    own = {
-        "strategy": "fast_dllm", "cache": cache, "block_size": size, "max_new_tokens": given["gen_length"],
-        "cfg_scale": given["cfg_scale"], "eos_token_id": -1,
-    }  # fmt: skip
+    strategy = {"name": "fast_dllm", "cache": cache, "cfg_scale": given["cfg_scale"]}
+    own: dict[str, Any] = {"block_size": size, "max_new_tokens": given["gen_length"], "eos_token_id": -1}
     if given["threshold"] is not None:
         own |= {"fill_rule": "threshold", "skip_threshold": given["threshold"]}
     elif given["factor"] is not None:
-        own |= {"fill_rule": "factor", "factor": given["factor"]}
+        own["fill_rule"] = f"factor(f={given['factor']})"
     else:
-        own |= {"fill_rule": "static", "denoising_steps": num_steps}
+        own["fill_rule"] = f"static(steps={num_steps})"
     if cache == "dual":
         is_older = trace.source.commit.startswith(_DUAL_WITHOUT_CAP)
-        own |= {"min_block_steps": 2} if is_older else {"max_block_steps": num_steps}
-    return own
+        strategy |= {"min_block_steps": 2} if is_older else {"max_block_steps": num_steps}
+    return own | {"strategy": strategy}
 
 
 def _sdar(trace: FamilyTrace) -> dict[str, Any]:
     given = trace.decode
     size, rule, stops = given["block_length"], _SDAR_RULES[given["remasking_strategy"]], given["stop_tokens"] or [-1]
     own = {
-        "strategy": "block_diffusion", "commit": "separate", "block_size": size, "fill_rule": rule, "end_at": "block",
+        "strategy": {"name": "block_diffusion", "commit": "separate", "end_at": "block"}, "block_size": size,
         "max_new_tokens": _to_block_end(trace, given["gen_length"], size), "eos_token_id": stops[0],
     }  # fmt: skip
     if rule == "entropy_bounded":
-        return own | {"entropy_bound": given["eb_threshold"], "sampling_strategy": "neg_entropy"}
-    return own | {"denoising_steps": given["denoising_steps"], "skip_threshold": given["confidence_threshold"]}
+        bounded = f"entropy_bounded(bound={given['eb_threshold']})"
+        return own | {"fill_rule": bounded, "sampling_strategy": "neg_entropy"}
+    counted = f"{rule}(steps={given['denoising_steps']})"
+    return own | {"fill_rule": counted, "skip_threshold": given["confidence_threshold"]}
 
 
 def _fast_dllm_v2(trace: FamilyTrace) -> dict[str, Any]:
@@ -94,25 +94,31 @@ def _fast_dllm_v2(trace: FamilyTrace) -> dict[str, Any]:
     size = given["block_size"]
     first = size - len(trace.prompt) % size  # what the first block takes of the answer
     num_tokens = first + (given["max_new_tokens"] // size - 1) * size + 1  # the last pass predicts one beyond
-    return {
-        "strategy": "fast_dllm_v2", "block_size": size, "sub_block_size": given["small_block_size"],
-        "cache": "dual" if given["use_block_cache"] else "prefix", "max_new_tokens": num_tokens,
-        "skip_threshold": given["threshold"], "eos_token_id": given["stop_token"],
+    strategy = {
+        "name": "fast_dllm_v2", "sub_block_size": given["small_block_size"],
+        "cache": "dual" if given["use_block_cache"] else "prefix",
         "end_at": "block" if trace.source.function == "batch_sample" else "token",
+    }  # fmt: skip
+    return {
+        "strategy": strategy, "block_size": size, "max_new_tokens": num_tokens, "skip_threshold": given["threshold"],
+        "eos_token_id": given["stop_token"],
     }  # fmt: skip
 
 
 def _llada2(trace: FamilyTrace) -> dict[str, Any]:
     given = trace.decode
     size, is_cached = given["block_length"], not trace.source.function.endswith("generate")
-    own = {
-        "strategy": "block_diffusion", "block_size": size, "skip_threshold": given["threshold"], "end_at": "block",
+    strategy = {
+        "name": "block_diffusion", "cache": "prefix" if is_cached else "none", "commit": "separate", "end_at": "block",
+        "penalty_lambda": given.get("penalty_lambda", 0),
+    }  # fmt: skip
+    own: dict[str, Any] = {
+        "block_size": size, "skip_threshold": given["threshold"],
         "max_new_tokens": _to_block_end(trace, given["gen_length"], size), "eos_token_id": given.get("eos_token", -1),
-        "cache": "prefix" if is_cached else "none", "commit": "separate",
     }  # fmt: skip
     if "steps" in given:
-        own |= {"fill_rule": "dynamic", "denoising_steps": min(given["steps"], size)}
+        own["fill_rule"] = f"dynamic(steps={min(given['steps'], size)})"
     for edit, limit in (("editing_threshold", "max_post_steps"), ("edit_threshold", "max_post_edit_steps")):
         if edit in given:
-            own |= {"edit_threshold": given[edit], "max_post_edit_steps": given[limit]}
-    return own | {"penalty_lambda": given.get("penalty_lambda", 0)}
+            strategy |= {"edit_threshold": given[edit], "max_post_edit_steps": given[limit]}
+    return own | {"strategy": strategy}

@@ -95,6 +95,6 @@ class CountedEngine(WrappedEngine):
         """What is written over later is not counted: caches that are rebuilt, and what sub-blocks leave."""
         for span in plan.commits:
             room = rooms[span.request]
-            if span.is_final and room.decode.strategy not in _REBUILD:
+            if span.is_final and room.decode.strategy.name not in _REBUILD:
                 self.counts.num_committed += span.length
                 self.counts.num_blocks += room.num_blocks(span.end) - room.num_blocks(span.start)

@@ -18,7 +18,7 @@ OWN: list[dict[str, Any]] = [
     {"num_lookahead": 7, "max_new_tokens": 64},
     {"temperature": 0.7, "top_p": 0.9},
     {"block_size": 16, "skip_threshold": 0.02, "block_add_threshold": 0.5, "decoded_token_threshold": 0.6},
-    {"strategy": "fast_dllm", "cache": "dual"},
+    {"strategy": {"name": "fast_dllm", "cache": "dual"}},
     {"shift_row": "fresh", "stop": ["<"]},
 ]
 
@@ -73,7 +73,7 @@ def test_what_the_engine_cannot_do_beside_the_run_is_the_lines_error(
         ({"eos_token_id": 5000}, "line 4: decode.eos_token_id 5000 is no token: the model's vocabulary has 320"),
         (from_zero, "line 5: decode.strategy block_diffusion: the model's blocks (dream) are counted from the prompt"),
         ({"mask_token_id": 311}, "its mask_token_id 311 cannot share a pass with the run's None"),
-        ({"reuse_prefix": 2}, "line 7: decode.reuse_prefix: set it to true or false"),
+        ({"strategy": {"reuse_prefix": 2}}, "line 7: decode.strategy.reuse_prefix: set it to true or false"),
         (
             {"temperature_acts_on": "draw_and_confidence"},
             "its temperature_acts_on draw_and_confidence cannot share a pass with the run's draw",

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from common.checkpoint import load_model_config
-from common.config import DecodeConfig, DeviceProfile, RunConfig, problem
+from common.config import DecodeConfig, DeviceProfile, FastDllm, RunConfig, problem
 from common.decoding import Completion, Engine, GenerationRequest, Predictions, Rejection, Scheduler, decode_requests
 from common.decoding.scheduling.scheduler import SHARED_SETTINGS
 from common.errors import ConfigError
@@ -33,26 +33,36 @@ DREAM, FAMILIES = GOLDEN / "model_a", GOLDEN.parent / "golden_families"
 PROMPT = tuple(json.loads((GOLDEN / "01_d2f_full_k0.json").read_text())["prompt"][:9])
 CPU = DeviceProfile(name="test", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256)
 SMALL = {"num_lookahead": 2, "block_size": 8, "max_new_tokens": 16}
-EDITED = {"strategy": "block_diffusion", "edit_threshold": 0.5}
+EDITED = {"name": "block_diffusion", "edit_threshold": 0.5}
 # Between them every number acts somewhere.
 CASES: tuple[tuple[Path, dict[str, Any]], ...] = (
     (DREAM, {}),
     (DREAM, {"temperature": 0.7, "top_p": 0.9, "top_k": 5}),
     (DREAM, {"temperature": 0.7, "temperature_acts_on": "draw_and_confidence", "sampling_strategy": "logit_margin"}),
-    (DREAM, {"bottom_share": 0.5, "creation_weight": 0.5, "sampling_strategy": "margin"}),
-    (DREAM, {"strategy": "fast_dllm", "fill_rule": "dynamic", "denoising_steps": 4, "max_block_steps": 8}),
+    (DREAM, {"branch_score": "mean(bottom_share=0.5, created=0.5)", "sampling_strategy": "margin"}),
+    (DREAM, {"strategy": {"name": "fast_dllm", "max_block_steps": 8}, "fill_rule": "dynamic(steps=4)"}),
     (DREAM, {"strategy": "fast_dllm", "fill_rule": "entropy_bounded"}),
     (DREAM, {"strategy": "fast_dllm", "fill_rule": "factor", "temperature": 1.0}),
-    (DREAM, {"strategy": "fast_dllm", "cache": "none", "cfg_scale": 1.0, "temperature": 1.0}),
+    (DREAM, {"strategy": {"name": "fast_dllm", "cache": "none", "cfg_scale": 1.0}, "temperature": 1.0}),
     (DREAM, {"strategy": "multi_block", "fill_rule": "entropy"}),
-    (FAMILIES / "sdar" / "model_a", {**EDITED, "penalty_lambda": 1.0}),
-    (FAMILIES / "sdar" / "model_a", {**EDITED, "temperature": 1.0}),
-    (FAMILIES / "fastdllm_v2" / "model_a", {"strategy": "fast_dllm_v2", "sub_block_size": 4, "mask_token_id": 511}),
+    (FAMILIES / "sdar" / "model_a", {"strategy": {**EDITED, "penalty_lambda": 1.0}}),
+    (FAMILIES / "sdar" / "model_a", {"strategy": EDITED, "temperature": 1.0}),
+    (
+        FAMILIES / "fastdllm_v2" / "model_a",
+        {"strategy": {"name": "fast_dllm_v2", "sub_block_size": 4}, "mask_token_id": 511},
+    ),
 )
 POLICIES = {
-    "branch_score": ("expected(trust={})", "expected(soon={})", "hedged(risk={})", "num_sure(soon={})"),
-    "spawn_rule": ("mixed(share={})", "near(probability={})"),
-    "fill_rule": ("agreed(share={})",),
+    "branch_score": (
+        "mean(bottom_share={})",
+        "mean(created={})",
+        "expected(trust={})",
+        "expected(soon={})",
+        "hedged(risk={})",
+        "num_sure(soon={})",
+    ),
+    "spawn_rule": ("mixed(share={})", "near(probability={})", "confident(blocks={})"),
+    "fill_rule": ("agreed(share={})", "entropy(below={})"),
     "lookahead_rule": ("stalled(plenty={})", "stalled(share={})"),
 }
 EDGES = (
@@ -155,10 +165,12 @@ def test_of_a_policy(policy: tuple[str, str], value: float, threshold: float) ->
     check(DREAM, {"skip_threshold": threshold}, name, call.format(value))
 
 
-@pytest.mark.parametrize("name, value", [("num_lookahead", 2**31), ("cfg_scale", 1e38), ("min_block_steps", 2**40)])
-def test_what_used_to_end_the_engine_is_refused(name: str, value: float) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"num_lookahead": 2**31}, {"strategy": {"cfg_scale": 1e38}}, {"strategy": {"min_block_steps": 2**40}}]
+)
+def test_what_used_to_end_the_engine_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="less than or equal to 1000"):
-        DecodeConfig.model_validate({"strategy": "fast_dllm", "cache": "none", name: value})
+        DecodeConfig(strategy=FastDllm(cache="none")).changed(changes)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-40, 5e-38, 1e-20, 1e-4, 0.000999, -0.0])

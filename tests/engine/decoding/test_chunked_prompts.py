@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.checkpoint import load_model_config
-from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.config import BlockDiffusion, DecodeConfig, DeviceProfile, FastDllmV2, RunConfig
 from common.decoding import Completion, GenerationRequest, Scheduler, StepPlan, decode_requests
 from common.platforms import build_engine
 from common.runtime import facts_of
@@ -24,9 +24,9 @@ def decode_of(name: str) -> DecodeConfig:
     shared: dict[str, Any] = {"block_size": 16, "max_new_tokens": 48, "skip_threshold": 0.6}
     if name == "sub-blocks":
         settings = {**shared, "block_size": 32, "mask_token_id": 511, "eos_token_id": 510}
-        return DecodeConfig(strategy="fast_dllm_v2", num_lookahead=0, cache="dual", **settings)
+        return DecodeConfig(strategy=FastDllmV2(cache="dual"), num_lookahead=0, **settings)
     commit: Any = "separate" if name == "separate" else "fused"
-    return DecodeConfig(strategy="block_diffusion", num_lookahead=3, commit=commit, **shared)
+    return DecodeConfig(strategy=BlockDiffusion(commit=commit), num_lookahead=3, **shared)
 
 
 def model_of(name: str) -> Path:

@@ -20,10 +20,10 @@ PROFILE = DeviceProfile(name="test", engine="lopa_cuda", device="cpu", dtype="fl
 D2F = DecodeConfig(num_lookahead=1, block_size=16, max_new_tokens=16, skip_threshold=0.95)
 DECODES = {
     "d2f": D2F,
-    "d2f, prefixes": D2F.model_copy(update={"reuse_prefix": True}),
-    "dual cache": D2F.changed({"strategy": "fast_dllm", "cache": "dual"}),
+    "d2f, prefixes": D2F.changed({"strategy": {"reuse_prefix": True}}),
+    "dual cache": D2F.changed({"strategy": {"name": "fast_dllm", "cache": "dual"}}),
     "lopa_ascend": D2F.changed({"window_attention": "block_causal", "shift_row": "fresh"}),
-    "rebuilt": D2F.changed({"strategy": "multi_block", "fill_rule": "entropy", "cache_delay": 1}),
+    "rebuilt": D2F.changed({"strategy": {"name": "multi_block", "cache_delay": 1}, "fill_rule": "entropy"}),
 }
 
 
@@ -60,7 +60,7 @@ def test_others_beside_and_after_it_get_their_tokens(model: Path, name: str, num
     with built(model, DECODES[name], num_slots) as generator:
         found = tokens_of(generator, texts)
     assert [tokens is None for tokens in found] == ["~" in text for text in texts]
-    if not DECODES[name].reuse_prefix:  # whose tokens depend on who came before
+    if not DECODES[name].strategy.reuses_prefix:  # whose tokens depend on who came before
         with built(MODEL, DECODES[name], 1) as generator:
             wanted = tokens_of(generator, [text for text in texts if "~" not in text])
         assert [tokens for tokens in found if tokens is not None] == wanted

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.checkpoint import load_model_config, load_weights
-from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.config import DecodeConfig, DeviceProfile, MultiBlock, RunConfig
 from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
 from common.platforms import build_engine
 from tests.conftest import GOLDEN
@@ -52,13 +52,12 @@ def test_d2f_without_lookahead_is_plain_d2f(cpu: DeviceProfile, attention: str, 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
 def test_fast_dllm_without_lookahead_is_plain_fast_dllm(cpu: DeviceProfile, cache: str) -> None:
     decode = DecodeConfig(
-        strategy="fast_dllm", cache=cache, num_lookahead=0, block_size=16, max_new_tokens=48, skip_threshold=0.5,
-        stop_at_eos=False,
+        strategy={"name": "fast_dllm", "cache": cache}, num_lookahead=0, block_size=16, max_new_tokens=48,
+        skip_threshold=0.5, stop_at_eos=False,
     )  # fmt: skip
     (completion,) = decode_with_engine(cpu, decode, PROMPT)
-    assert (list(completion.canvas_token_ids), completion.num_forwards) == plain_fast_dllm(
-        plain_model(), PROMPT, decode
-    )
+    wanted = plain_fast_dllm(plain_model(), PROMPT, decode)
+    assert (list(completion.canvas_token_ids), completion.num_forwards) == wanted
 
 
 @pytest.mark.parametrize(
@@ -69,11 +68,11 @@ def test_multi_block_without_lookahead_is_plain_multi_block(
     cpu: DeviceProfile, delay: int, threshold: float, activation: float
 ) -> None:
     decode = DecodeConfig(
-        strategy="multi_block", fill_rule="entropy", entropy_threshold=threshold, cache_delay=delay, num_lookahead=0,
-        block_size=8, max_new_tokens=48, decoded_token_threshold=activation, stop_at_eos=False, eos_token_id=-1,
+        strategy=MultiBlock(cache_delay=delay), fill_rule=f"entropy(below={threshold})", num_lookahead=0, block_size=8,
+         max_new_tokens=48, decoded_token_threshold=activation, stop_at_eos=False, eos_token_id=-1,
     )  # fmt: skip
     (completion,) = decode_with_engine(cpu, decode, PROMPT)
-    wanted = plain_multi_block(plain_model(), PROMPT, decode)
+    wanted = plain_multi_block(plain_model(), PROMPT, decode, delay, threshold)
     assert (list(completion.canvas_token_ids), completion.num_forwards) == wanted
     assert 0 < completion.num_forced_fills < 48, "entropies lie on both sides of the threshold"
 
@@ -89,7 +88,7 @@ def test_vanilla_without_lookahead_is_plain_vanilla(cpu: DeviceProfile, threshol
         assert completion.num_forwards == 24
 
 
-MULTI_BLOCK = {"strategy": "multi_block", "fill_rule": "entropy", "entropy_threshold": 0.2, "cache_delay": 2}
+MULTI_BLOCK = {"strategy": {"name": "multi_block", "cache_delay": 2}, "fill_rule": "entropy(below=0.2)"}
 
 
 @pytest.mark.parametrize("strategy", ["vanilla", "fast_dllm", "d2f", "multi_block"])

@@ -47,7 +47,7 @@ def test_a_pass_predicts_what_the_plain_reference_does(cpu: DeviceProfile, tmp_p
     assert len(set(found.token_T.tolist())) > 4
 
 
-@pytest.mark.parametrize("more", [{}, {"commit": "separate"}])
+@pytest.mark.parametrize("more", [{}, {"strategy": {"name": "block_diffusion", "commit": "separate"}}])
 @pytest.mark.parametrize("engine", ["lopa_cuda", "lopa_ascend"])
 def test_decoding_gives_the_plain_references_tokens(
     cpu: DeviceProfile, tmp_path: Path, engine: str, more: dict[str, Any]

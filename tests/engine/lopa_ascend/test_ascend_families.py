@@ -81,18 +81,22 @@ def run_of(model: Path, decode: DecodeConfig, num_requests: int = len(LENGTHS)) 
     return RunConfig(model=str(model), decode=decode, max_num_requests=num_requests)
 
 
+SEPARATE = {"name": "block_diffusion", "commit": "separate"}
+UNCACHED = {"name": "block_diffusion", "cache": "none"}
+EDITED = {"name": "block_diffusion", "edit_threshold": 0.5}
+SUB_BLOCKS = {"name": "fast_dllm_v2", "sub_block_size": 8}
 BLOCKS: dict[str, Any] = {"strategy": "block_diffusion", "max_new_tokens": 24, "stop_at_eos": False}
 FAST: dict[str, Any] = {"strategy": "fast_dllm_v2", "max_new_tokens": 40, "mask_token_id": 511, "stop_at_eos": False}
 D2F: dict[str, Any] = {"strategy": "d2f", "window_attention": "block_causal", "block_size": 8, "max_new_tokens": 32}
 # Model, settings: QK norm, partial rotation and mixtures of experts; the prompt's remainder in the first block.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sdar": ("sdar/model_a", {**BLOCKS, "block_size": 4}),
-    "sdar, separate commits": ("sdar/model_a", {**BLOCKS, "block_size": 4, "commit": "separate"}),
+    "sdar, separate commits": ("sdar/model_a", {**BLOCKS, "block_size": 4, "strategy": SEPARATE}),
     "sdar, blocks of 8 ahead": ("sdar/model_b", {**BLOCKS, "block_size": 8, "block_add_threshold": 0.5}),
-    "sdar, nothing cached": ("sdar/model_b", {**BLOCKS, "block_size": 8, "cache": "none", "max_new_tokens": 12}),
-    "fast_dllm_v2": ("fastdllm_v2/model_a", {**FAST, "block_size": 32, "sub_block_size": 8, "skip_threshold": 0.5}),
+    "sdar, nothing cached": ("sdar/model_b", {**BLOCKS, "block_size": 8, "strategy": UNCACHED, "max_new_tokens": 12}),
+    "fast_dllm_v2": ("fastdllm_v2/model_a", {**FAST, "block_size": 32, "strategy": SUB_BLOCKS, "skip_threshold": 0.5}),
     "llada2": ("llada2/model_a", {**BLOCKS, "block_size": 8, "mask_token_id": 511}),
-    "llada2, edited": ("llada2/model_b", {**BLOCKS, "block_size": 16, "edit_threshold": 0.5, "mask_token_id": 511}),
+    "llada2, edited": ("llada2/model_b", {**BLOCKS, "block_size": 16, "strategy": EDITED, "mask_token_id": 511}),
     "d2f of llada": ("llada/model_a", D2F),
 }
 # Their blocks become final in passes of one row, or never.
@@ -222,7 +226,7 @@ def test_prompts_of_more_blocks_than_one_call_takes_are_attended_in_several(monk
         (130, {"block_size": 48, "max_new_tokens": 32}, 0 + 2 * 2),  # 96 are, so both pages may differ
         (255, {"block_size": 32, "max_new_tokens": 1}, 1 + 2 * 1),
         (255, {"block_size": 32, "max_new_tokens": 2}, 1 + 2 * 2),  # a block begins behind the second page
-        (130, {"block_size": 32, "max_new_tokens": 32, "cache": "none"}, 0 + 2 * 2),
+        (130, {"block_size": 32, "max_new_tokens": 32, "strategy": UNCACHED}, 0 + 2 * 2),
     ],
 )
 def test_pages_hold_whole_blocks_from_position_0(num_tokens: int, settings: dict[str, Any], needed: int) -> None:
@@ -241,9 +245,9 @@ def test_requests_of_whole_blocks_never_run_out_of_the_pages_they_were_admitted_
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "dual": ({**FAST, "cache": "dual"}, "set cache to prefix"),
+    "dual": ({**FAST, "strategy": {"name": "fast_dllm_v2", "cache": "dual"}}, "set cache to prefix"),
     "counted": ({**BLOCKS, "mask_probability": "counted"}, "mask_probability: .* remove it"),
-    "penalty": ({**BLOCKS, "edit_threshold": 0.5, "penalty_lambda": 1.0}, "penalty_lambda: .* remove it"),
+    "penalty": ({**BLOCKS, "strategy": {**EDITED, "penalty_lambda": 1.0}}, "penalty_lambda: .* remove it"),
 }
 
 
@@ -257,7 +261,7 @@ def test_what_it_cannot_decode_is_said_before_anything_is_loaded(case: str) -> N
 def test_a_request_that_wants_another_cache_than_the_run_is_rejected() -> None:
     name, settings = CASES["fast_dllm_v2"]
     model, decode = FAMILIES / name, DecodeConfig.model_validate(settings)
-    own = decode.model_copy(update={"cache": "dual"})
+    own = decode.changed({"strategy": {"cache": "dual"}})
     engine = assemble(profile("lopa_ascend"), run_of(model, decode))
     scheduler = Scheduler(decode, mask_token_id=511, eos_token_id=None, facts=facts_of(load_model_config(model)))
     (rejection,) = decode_requests(iter([GenerationRequest("0", (5, 6), decode=own)]), scheduler, engine)
@@ -276,5 +280,5 @@ def test_shapes_captured_ahead_are_those_of_windows_of_whole_blocks() -> None:
     assert set(usual_shapes(shapes, decode, 1)) == {
         shapes.shape(rows * blocks * 32, rows * blocks) for rows in (1, 4) for blocks in (1, 2)
     }
-    separate = decode.model_copy(update={"commit": "separate"})
+    separate = decode.changed({"strategy": {"commit": "separate"}})
     assert set(usual_shapes(shapes, separate, 1)) == {shapes.shape(32, 1), shapes.shape(128, 4)}

@@ -71,7 +71,7 @@ PROMPTS = [tuple(range(10, 10 + length)) for length in (5, 23, 60, 9)]
         {"num_lookahead": 3},
         {"num_lookahead": 3, "shift_row": "fresh"},
         {"num_lookahead": 2, "window_attention": "block_causal"},
-        {"num_lookahead": 2, "strategy": "fast_dllm", "cache": "dual"},
+        {"num_lookahead": 2, "strategy": {"name": "fast_dllm", "cache": "dual"}},
         {"num_lookahead": 1, "temperature": 0.8, "top_p": 0.9},
     ],
     ids=lambda settings: "-".join(str(value) for value in settings.values()),
@@ -90,7 +90,8 @@ def test_requests_of_different_length_share_steps_without_touching_one_another()
 
 @pytest.mark.parametrize("is_static", [False, True])
 def test_a_reused_prefix_of_the_same_prompt_decodes_the_same_tokens(is_static: bool) -> None:
-    tokens = decode(make_engine(is_static=is_static), [PROMPTS[2]] * 2, num_lookahead=2, reuse_prefix=True)
+    strategy = {"reuse_prefix": True}
+    tokens = decode(make_engine(is_static=is_static), [PROMPTS[2]] * 2, num_lookahead=2, strategy=strategy)
     assert tokens["1"] == tokens["0"]
 
 

@@ -69,14 +69,14 @@ def test_a_pool_a_third_of_all_requests_at_their_longest(alone: dict[str, tuple[
     "settings",
     [
         {"window_attention": "block_causal", "shift_row": "fresh"},
-        {"strategy": "fast_dllm", "cache": "dual"},
+        {"strategy": {"name": "fast_dllm", "cache": "dual"}},
         {"strategy": "fast_dllm"},
         {"strategy": "vanilla"},
     ],
     ids=str,
 )
 def test_pages_hold_whatever_a_strategy_caches(settings: dict[str, str]) -> None:
-    decode = DECODE.model_copy(update={"num_lookahead": 1, **settings})
+    decode = DECODE.changed({"num_lookahead": 1, **settings})
     assert decode_all(make_engine(4, 9), decode)[0] == decode_all(make_engine(1), decode)[0]
 
 
@@ -140,9 +140,8 @@ def test_a_gpu_that_cannot_hold_one_request_is_told(monkeypatch: pytest.MonkeyPa
 
 
 def test_reused_prefixes_need_every_slots_pages() -> None:
-    run = RunConfig(
-        model=str(MODEL), max_num_requests=3, decode=DECODE.model_copy(update={"reuse_prefix": True})
-    )  # fmt: skip
+    decode = DECODE.changed({"strategy": {"reuse_prefix": True}})
+    run = RunConfig(model=str(MODEL), max_num_requests=3, decode=decode)
     assert assemble(PROFILE, run).capacity.keeps_slots
     with pytest.raises(ConfigError, match="reuse_prefix keeps the KV of all 3 slots, which takes 12 pages, and 11 fit"):
         assemble(PROFILE, run, num_pages=11)

@@ -261,11 +261,11 @@ def test_a_setting_newer_than_the_output_had_its_default(cpu: DeviceProfile, run
     execute(cpu, run)
     sidecar = sidecar_path(output_path(run))
     identity = json.loads(sidecar.read_text())
-    del identity["decode.spawn_blocks"]
+    del identity["decode.shift_row"]
     sidecar.write_text(json.dumps(identity))
     execute(cpu, run)
-    with pytest.raises(ConfigError, match="spawn_blocks was 'all', is 'first'"):
-        execute(cpu, run.model_copy(update={"decode": DecodeConfig(spawn_blocks="first")}))
+    with pytest.raises(ConfigError, match="shift_row was 'stale', is 'fresh'"):
+        execute(cpu, run.model_copy(update={"decode": DecodeConfig(shift_row="fresh")}))
 
 
 def test_a_half_line_is_cut_off_and_done_again(cpu: DeviceProfile, run: RunConfig) -> None:

@@ -23,7 +23,19 @@ from common.bench.estimate.setup import LAUNCHES, Launches, Setup
 from common.bench.estimate.tables import report
 from common.checkpoint import load_model_config
 from common.checkpoint.rules import checkpoint_shapes
-from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig, find_config, load_profile, load_run
+from common.config import (
+    D2F,
+    BlockDiffusion,
+    DecodeConfig,
+    DeviceProfile,
+    FastDllm,
+    FastDllmV2,
+    MeshConfig,
+    RunConfig,
+    find_config,
+    load_profile,
+    load_run,
+)
 from common.config.profile import GraphConfig
 from common.decoding import Sampling
 from common.errors import ConfigError
@@ -300,7 +312,7 @@ def test_lengths_are_written_for_captured_steps_alone() -> None:
 
 
 def test_a_profile_that_prefetches_is_estimated_so() -> None:
-    profile = load_profile(find_config("profiles", "ascend_910c_tp4_bp4"), ["weight_prefetch_mb=18"])
+    profile = load_profile(find_config("profiles", "ascend_910c_tp4_bp4"), ["npu.weight_prefetch_mb=18"])
     found = setup_of(profile, RunConfig(model="m"), DREAM_7B, Options())
     assert (found.hides_all_reduce, found.prefetch_bytes) == (True, 18 * 2**20)
 
@@ -332,7 +344,7 @@ def test_defaults_come_from_profile_and_run() -> None:
     found = setup_of(profile(mesh={"branch_parallel_size": 4}, quantization="fp8"), run, DREAM_7B, Options())
     assert (found.num_rows, found.rows, found.window, found.prefix) == (28, 7, 96, 1024)
     assert (found.linear_dtype, found.launches, found.is_captured) == ("float8", LAUNCHES["lopa_cuda"], True)
-    chosen = setup_of(profile(enforce_eager=True), run, DREAM_7B, Options(rows=3, window=40, prefix=7))
+    chosen = setup_of(profile(graph={"mode": "eager"}), run, DREAM_7B, Options(rows=3, window=40, prefix=7))
     assert (chosen.num_rows, chosen.window, chosen.prefix, chosen.is_captured) == (3, 40, 7, False)
 
 
@@ -341,7 +353,7 @@ def test_defaults_come_from_profile_and_run() -> None:
     [
         ({"strategy": "vanilla"}, 1024 + 256, 0),
         ({"strategy": "fast_dllm"}, (256 + 32) // 2, 1024),
-        ({"strategy": "fast_dllm", "cache": "dual"}, 32, 1024),
+        ({"strategy": {"name": "fast_dllm", "cache": "dual"}}, 32, 1024),
         ({"max_new_tokens": 64}, 64, 1024),
     ],
 )
@@ -438,12 +450,15 @@ def test_a_device_without_figures_has_no_estimate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "cache", "window"),
-    [("d2f", "prefix", 24), ("fast_dllm", "prefix", 36), ("fast_dllm", "dual", 8), ("block_diffusion", "prefix", 8),
-     ("fast_dllm_v2", "prefix", 8), ("fast_dllm_v2", "dual", 8)],
+    ("strategy", "window"),
+    [
+        (D2F(), 24), (FastDllm(), 36), (FastDllm(cache="dual"), 8), (BlockDiffusion(), 8), (FastDllmV2(), 8),
+        (FastDllmV2(cache="dual"), 8),
+    ],
+    ids=str,
 )  # fmt: skip
-def test_the_usual_window_is_the_strategys(strategy: str, cache: str, window: int) -> None:
-    decode = DecodeConfig.model_validate({"strategy": strategy, "cache": cache, "block_size": 8, "max_new_tokens": 64})
+def test_the_usual_window_is_the_strategys(strategy: Any, window: int) -> None:
+    decode = DecodeConfig(strategy=strategy, block_size=8, max_new_tokens=64)
     profile = DeviceProfile(name="test", engine="lopa_cuda", device="cuda", mesh=MeshConfig(), max_model_len=2048)
     run = RunConfig(model="m", decode=decode)
     assert setup_of(profile, run, load_model_config(GOLDEN), Options()).window == window

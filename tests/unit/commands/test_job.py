@@ -120,11 +120,13 @@ def test_a_server_needs_no_input() -> None:
     assert not job.needs_input and job.worker[-2:] == ["--port", "0"]
 
 
-def test_a_profile_may_say_how_many_processes_a_node_holds() -> None:
-    profile = profile_of(mesh=MESH_8, processes_per_node=4)
+def test_a_mesh_is_dealt_evenly_over_the_nodes() -> None:
+    profile = profile_of(mesh=MESH_8)
     assert processes_here(profile, Nodes(count=2)) == 4
-    with pytest.raises(ConfigError, match="wants 8 processes, at 4 a node, but NNODES is 1: set NNODES to 2"):
-        processes_here(profile, Nodes())
+    with pytest.raises(
+        ConfigError, match="wants 8 processes, the same number on each node, but NNODES is 3: set NNODES"
+    ):
+        processes_here(profile, Nodes(count=3))
 
 
 def test_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path) -> None:

@@ -8,8 +8,20 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
+from pydantic import ValidationError
 
-from common.config import BLOCKS_FROM_ZERO, find_config, load_profile, load_profile_and_run, load_sweep
+from common.config import (
+    DecodeConfig,
+    DeviceProfile,
+    FastDllm,
+    find_config,
+    load_profile,
+    load_profile_and_run,
+    load_sweep,
+    recorded,
+    renewed,
+)
 from common.config.files import load_run
 from common.errors import ConfigError
 
@@ -43,14 +55,26 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
         ("model: m\ndecode: {temperature: 1e300}", "FILE: decode.temperature: set it to 100.0 or less"),
         ("model: m\ndecode: {temperature: 1e-40, top_p: 0.5}", "FILE: decode: top_p and top_k only act with temper"),
         ("model: m\ndecode: {num_lookahead: 1001}", "FILE: decode.num_lookahead: set it to 1000 or less (given 1001)"),
-        ("model: m\ndecode: {factor: 1e38}", "FILE: decode.factor: set it to 1000000.0 or less"),
+        (
+            "model: m\ndecode: {strategy: fast_dllm, fill_rule: factor(f=1e38)}",
+            "FILE: decode.fill_rule: factor: set f to a number above 0, at most 1000000",
+        ),
+        (
+            "model: m\ndecode: {strategy: fast_dllm, fill_rule: static(steps=1.5)}",
+            "FILE: decode.fill_rule: static: set steps to a whole number",
+        ),
+        (
+            "model: m\ndecode: {strategy: {name: block_diffusion, penalty_lambda: 1}}",
+            "FILE: decode.strategy: penalty_lambda only acts with edit_threshold: set that",
+        ),
+        ("model: m\ncommit: fused", "FILE: commit: unknown key; write it as decode.strategy.commit"),
         ("model: m\nserve: {keep_alive_s: 1e-40}", "FILE: serve.keep_alive_s: set it to 0.1 or more"),
         (
             "model: m\ndecode: {branch_score: 'hedged(risk=1e308)'}",
             "FILE: decode.branch_score: hedged: set risk to a number between -1000000 and 1000000",
         ),
-        ('model: m\ndecode: {num_lookahead: "-1"}', "FILE: decode.num_lookahead: set it to 0 or more, or to auto"),
-        ('model: m\ndecode: {num_lookahead: "-3"}', "FILE: decode.num_lookahead: set it to 0 or more, or to auto"),
+        ('model: m\ndecode: {num_lookahead: "-1"}', "FILE: decode.num_lookahead: set it to 0 or more"),
+        ('model: m\ndecode: {num_lookahead: "-3"}', "FILE: decode.num_lookahead: set it to 0 or more"),
         (
             "model: m\ndecode: {mask_token_id: 3, eos_token_id: 3}",
             "FILE: decode: mask_token_id and eos_token_id are both 3",
@@ -91,14 +115,13 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
             "model: m\ndecode: {stop: ['']}",
             "FILE: decode.stop: an empty stop string stops before the first token: remove it",
         ),
-        ("model: m\ndecode: {num_lookahead: -1}", "FILE: decode.num_lookahead: set it to 0 or more, or to auto"),
-        ("model: m\ndecode: {num_lookahead: -1.0}", "FILE: decode.num_lookahead: set it to 0 or more, or to auto"),
+        ("model: m\ndecode: {num_lookahead: -1}", "FILE: decode.num_lookahead: set it to 0 or more"),
+        ("model: m\ndecode: {num_lookahead: -1.0}", "FILE: decode.num_lookahead: set it to 0 or more"),
         ("model: m\ndecode: {num_lookahead: x}", "FILE: decode.num_lookahead: set it to a whole number (given 'x')"),
         ("model: m\ndecode: {skip_threshold: 2}", "FILE: decode.skip_threshold: set it to 1.0 or less (given 2)"),
         (
             "model: m\ndecode: {strategy: d3f}",
-            "FILE: decode.strategy: set it to 'd2f', 'multi_block', 'fast_dllm', 'vanilla', 'block_diffusion' or "
-            "'fast_dllm_v2'",
+            "FILE: decode.strategy: set it to d2f, multi_block, fast_dllm, vanilla, block_diffusion or fast_dllm_v2",
         ),
         ("model: m\ndecode: {stop: END}", "FILE: decode.stop: write it as a list (given 'END')"),
         ("model: m\ndecode: [1]", "FILE: decode: write it as a section of settings"),
@@ -113,11 +136,14 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
             "FILE: decode: block_size 64 is larger than max_new",
         ),
         ("model: m\ndecode: {top_p: 0.5}", "top_p and top_k only act with temperature > 0"),
-        ("model: m\ndecode: {cache: dual}", "cache dual is one of strategies fast_dllm and fast_dllm_v2, not of d2f"),
-        ("model: m\ndecode: {branch_score: random, bottom_share: 0.5}", "bottom_share only acts with branch_score"),
         (
-            "model: m\npreset: d3llm\ndecode: {strategy: d2f, block_size: 16}",
-            "remove it (decode has the settings of preset d3llm too)",
+            "model: m\ndecode: {strategy: {cache: dual}}",
+            "FILE: decode.strategy.cache: it is a key of strategy fast_dllm and block_diffusion and fast_dllm_v2",
+        ),
+        ("model: m\ndecode: {branch_score: random(bottom_share=0.5)}", "random takes created, as in random(created=1)"),
+        (
+            "model: m\npreset: d3llm\ndecode: {strategy: vanilla, sampling_strategy: margin}",
+            "not margin (decode has the settings of preset d3llm too)",
         ),
         ("# nothing", "FILE: expected settings as key: value, found nothing"),
         ("- a list", "FILE: expected settings as key: value, found a list"),
@@ -144,8 +170,7 @@ def test_a_wrong_run_file_is_refused_with_the_fix(tmp_path: Path, text: str, exp
         ("mesh: all", "FILE: mesh: write it as a section"),
         ("graph: {mode: cuda_graph}", "FILE: graph.mode cuda_graph needs device cuda: set graph.mode to eager"),
         ("quantize_lm_head: true", "FILE: quantize_lm_head needs quantization: set it to w8a8 or fp8, or remove"),
-        ("weight_prefetch_mb: 18", "FILE: weight_prefetch_mb acts on npu only, and device is cpu: remove it"),
-        ("processes_per_node: 2\nmesh: {branch_parallel_size: 3}", "3 processes, which do not fill nodes of"),
+        ("npu: {weight_prefetch_mb: 18}", "FILE: npu.weight_prefetch_mb acts on npu only, and device is cpu: remove"),
     ],
 )
 def test_a_wrong_profile_is_refused_with_the_fix(tmp_path: Path, text: str, expected: str) -> None:
@@ -262,7 +287,7 @@ def test_what_is_a_text_needs_no_quotes_in_quotes(tmp_path: Path, override: str,
     ("text", "expected"),
     [
         ("graph: {token_buckets: [-5]}", "FILE: graph.token_buckets.0: set it to 1 or more"),
-        ("graph: {row_buckets: [0]}", "FILE: graph.row_buckets.0: set it to 1 or more"),
+        ("npu: {row_buckets: [0]}", "FILE: npu.row_buckets.0: set it to 1 or more"),
         ("graph: {token_buckets: [true]}", "FILE: graph.token_buckets.0: set it to a number, not to true or false"),
         ("collective_timeout_s: .inf", "FILE: collective_timeout_s: set it to a finite number"),
         ("environment: {'': x}", "FILE: environment: '' cannot be a variable"),
@@ -315,7 +340,7 @@ def test_a_preset_stands_for_what_the_run_does_not_say(tmp_path: Path) -> None:
     path = tmp_path / "file.yaml"
     path.write_text("model: m\npreset: sdar\ndecode: {block_size: 16}")
     decode = load_run(path, ["decode.num_lookahead=7"]).decode
-    assert (decode.strategy, decode.block_size, decode.num_lookahead) == ("block_diffusion", 16, 7)
+    assert (decode.strategy.name, decode.block_size, decode.num_lookahead) == ("block_diffusion", 16, 7)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +350,12 @@ def test_a_preset_stands_for_what_the_run_does_not_say(tmp_path: Path) -> None:
         ("decode: {skip_threshold: 1.8}", "PRESET: decode.skip_threshold: set it to 1.0 or less (given 1.8)"),
         ("decode: {block_size: 4}\nseed: 1", "PRESET: seed: a preset has decode only; write this in the run file"),
         ("decode: 3", "PRESET: expected a mapping called decode, the settings of a family"),
-        ("decode: {strategy: fast_dllm_v2, commit: separate}", "FILE: decode: commit only acts with strategy"),
+        (
+            "decode: {strategy: {name: fast_dllm_v2, commit: separate}}",
+            "PRESET: decode.strategy.commit: it is a key of strategy block_diffusion, not of fast_dllm_v2",
+        ),
+        ("decode: {strategy: d2f, window_attention: full, fill_rule: static}", "FILE: decode: fill_rule static is for"),
+        ("decode: {entropy_bound: 0.3}", "PRESET: decode: entropy_bound is no key of decode any more: write fill"),
     ],
 )
 def test_a_wrong_preset_is_named_itself(tmp_path: Path, preset: str, expected: str) -> None:
@@ -343,4 +373,104 @@ def test_a_shipped_preset_stands_on_its_own(tmp_path: Path, name: str) -> None:
     path.write_text(f"model: m\npreset: {name}")
     decode = load_run(path).decode
     assert decode.sampling_strategy == ("neg_entropy" if decode.fill_rule == "entropy" else "default")
-    assert decode.strategy in ("d2f", "multi_block", "fast_dllm", *BLOCKS_FROM_ZERO)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ("strategy: llada2", None),
+        ("strategy: block_diffusion", {"edit_threshold": 0.5, "commit": "fused"}),
+        ("strategy: {edit_threshold: 0.7}", {"edit_threshold": 0.7}),
+        ("strategy: {name: block_diffusion, commit: separate}", {"edit_threshold": 0.5, "commit": "separate"}),
+        ("strategy: fast_dllm_v2", {"name": "fast_dllm_v2", "sub_block_size": None}),
+    ],
+)
+def test_keys_of_a_strategy_stay_while_its_name_does(
+    tmp_path: Path, own: str, expected: dict[str, object] | None
+) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text(f"model: m\npreset: llada2_1_quality\ndecode: {{{own}}}")
+    if expected is None:
+        with pytest.raises(ConfigError, match=r"decode\.strategy: set it to d2f, multi_block"):
+            load_run(path)
+    else:
+        strategy = load_run(path).decode.strategy
+        assert {name: getattr(strategy, name) for name in expected} == expected
+
+
+def test_an_override_sets_a_key_of_a_strategy_that_the_file_only_names(tmp_path: Path) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text("model: m\ndecode: {strategy: fast_dllm}")
+    strategy = load_run(path, ["decode.strategy.cache=dual", "decode.strategy.min_block_steps=2"]).decode.strategy
+    assert strategy.model_dump() == {
+        "name": "fast_dllm", "cache": "dual", "cfg_scale": 0, "min_block_steps": 2, "max_block_steps": None,
+    }  # fmt: skip
+    assert load_run(path).decode.model_dump()["strategy"] == "fast_dllm"
+
+
+def test_a_grid_spans_keys_of_a_strategy(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("decode: {strategy: fast_dllm}\ngrid: {strategy.cache: [prefix, none], num_lookahead: [0, 1]}")
+    points = load_sweep(path, "cpu", "demo").points
+    assert [(point.run.decode.strategy.cached, point.run.decode.num_lookahead) for point in points] == [
+        ("prefix", 0), ("prefix", 1), ("none", 0), ("none", 1),
+    ]  # fmt: skip
+    assert points[0].name == "strategy.cache=prefix, num_lookahead=0"
+
+
+OLD = {
+    "commit: separate": "commit is no key of decode any more: write strategy: {name: block_diffusion, commit: separ",
+    "strategy: fast_dllm, cache: dual, min_block_steps: 2": "cache and min_block_steps are no keys of decode any more: "
+    "write strategy: {name: fast_dllm, cache: dual, min_block_steps: 2}",
+    "cache: prefix, strategy: {name: fast_dllm, cache: dual}": "write strategy: {name: fast_dllm, cache: prefix}",
+    "strategy: vanilla, commit: separate": "commit is no key of decode any more: remove it",
+    "fill_rule: dynamic, denoising_steps: 8": "write fill_rule: dynamic(steps=8)",
+    "denoising_steps: null": "write fill_rule: static",
+    "bottom_share: 0.5, creation_weight: 0.25": "write branch_score: mean(bottom_share=0.5, created=0.25)",
+    "branch_score: hedged(risk=1), creation_weight: 0.25": "write branch_score: hedged(risk=1, created=0.25)",
+    "spawn_rule: random, spawn_blocks: first": "write spawn_rule: random(blocks=1)",
+    "reuse_prefix: true": "write strategy: {name: d2f, reuse_prefix: true}",
+    "num_lookahead: auto": "the run's branch_budget says that now: set branch_budget to auto",
+}
+
+
+@pytest.mark.parametrize("old", OLD)
+def test_an_old_key_of_decode_ends_in_the_new_spelling(tmp_path: Path, old: str) -> None:
+    assert OLD[old] in message_for(tmp_path, f"model: m\ndecode: {{{old}}}")
+    assert OLD[old] in message_for(tmp_path, "model: m", f"decode={{{old}}}")
+    with pytest.raises(ValidationError, match=re.escape(OLD[old])):
+        DecodeConfig.model_validate(yaml.safe_load(f"{{{old}}}"))
+    (tmp_path / "sweep.yaml").write_text(f"rows: [{{name: a, decode: {{{old}}}}}]")
+    with pytest.raises(ConfigError, match="row 'a': decode"):
+        load_sweep(tmp_path / "sweep.yaml", "cpu", "demo")
+
+
+@pytest.mark.parametrize(
+    ("old", "expected"),
+    [
+        ("enforce_eager: true", "enforce_eager is no key there any more: set graph.mode to eager"),
+        ("processes_per_node: 2", "processes_per_node is no key there any more: set NNODES where it is started"),
+        ("attention: auto", "attention is no key there any more: write it as npu.attention"),
+        ("graph: {cache_dir: x}", "graph: cache_dir is no key there any more: write it as npu.cache_dir"),
+    ],
+)
+def test_an_old_key_of_a_profile_ends_in_the_new_spelling(tmp_path: Path, old: str, expected: str) -> None:
+    assert expected in message_for(tmp_path, PROFILE + old, profile=True)
+    tree = yaml.safe_load(PROFILE + old)
+    with pytest.raises(ValidationError, match="any more"):
+        DeviceProfile.model_validate(tree)
+    (tmp_path / "p").write_text(PROFILE)
+    (tmp_path / "r").write_text("model: m")
+    override = f"{next(iter(yaml.safe_load(old)))}={old.partition(': ')[2]}"
+    with pytest.raises(ConfigError, match=re.escape(expected.removeprefix("graph: "))):
+        load_profile_and_run(tmp_path / "p", tmp_path / "r", [override])
+
+
+def test_what_an_earlier_version_recorded_is_read_by_its_new_names() -> None:
+    old = {"strategy": "fast_dllm", "cache": "dual", "commit": "fused", "fill_rule": "static", "denoising_steps": 4}
+    old |= {"bottom_share": 1.0, "creation_weight": 0.0, "spawn_blocks": "all", "entropy_bound": 0.35, "block_size": 8}
+    assert renewed(old) == {
+        "strategy": {"name": "fast_dllm", "cache": "dual"}, "fill_rule": "static(steps=4)", "block_size": 8,
+    }  # fmt: skip
+    assert recorded(old)["strategy"] == FastDllm(cache="dual").model_dump()
+    assert recorded({"strategy": "d2f", "cache": "prefix"})["strategy"] == "d2f"

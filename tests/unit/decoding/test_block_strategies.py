@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from common.config import DecodeConfig
+from common.config import DecodeConfig, FastDllm, MultiBlock
+from common.config import problem as sentence_of
 from common.decoding import Completion, GenerationRequest, ModelFacts, Predictions, Scheduler, StepPlan, StepRecord
 from common.decoding.scheduling.advancing import quota
 from common.policies import Filling, policy, shipped
@@ -35,35 +36,34 @@ def configs(draw: st.DrawFn) -> tuple[DecodeConfig, ModelFacts]:
     strategy = draw(st.sampled_from(strategies))
     rules = {"d2f": ["threshold", "entropy"], "multi_block": ["entropy"]}.get(strategy, shipped("fill_rules"))
     rule = draw(st.sampled_from(rules))
-    own: dict[str, Any] = {
-        "strategy": strategy, "block_size": size, "max_new_tokens": size * draw(st.integers(1, 4)),
-        "num_lookahead": draw(st.integers(0, 5)), "skip_threshold": draw(st.floats(0.3, 1)), "fill_rule": rule,
-        "stop_at_eos": draw(st.booleans()), "spawn_blocks": draw(st.sampled_from(["all", "first"])),
-    }  # fmt: skip
-    own["max_new_tokens"] += draw(st.integers(0, 3))
     if rule in ("static", "dynamic", "sequential"):
-        own["denoising_steps"] = draw(st.integers(1, size))
+        rule = f"{rule}(steps={draw(st.integers(1, size))})"
     if rule == "entropy":
-        own["entropy_threshold"] = draw(st.floats(0.01, 1))
+        rule = f"entropy(below={draw(st.floats(0.01, 1))})"
+    own: dict[str, Any] = {
+        "block_size": size, "max_new_tokens": size * draw(st.integers(1, 4)) + draw(st.integers(0, 3)),
+        "num_lookahead": draw(st.integers(0, 5)), "skip_threshold": draw(st.floats(0.3, 1)), "fill_rule": rule,
+        "stop_at_eos": draw(st.booleans()), "spawn_rule": draw(st.sampled_from(["confident", "confident(blocks=1)"])),
+    }  # fmt: skip
+    keys: dict[str, Any] = {"name": strategy}
     if strategy == "multi_block":
-        own["cache_delay"] = draw(st.integers(0, 4))
+        keys["cache_delay"] = draw(st.integers(0, 4))
     if strategy == "block_diffusion":
-        own |= {
-            "commit": draw(st.sampled_from(["fused", "separate"])),
-            "cache": draw(st.sampled_from(["prefix", "none"])),
-        }
+        keys["commit"] = draw(st.sampled_from(["fused", "separate"]))
+        keys["cache"] = draw(st.sampled_from(["prefix", "none"]))
         if draw(st.booleans()):
-            own |= {"edit_threshold": draw(st.floats(0.5, 1)), "max_post_edit_steps": draw(st.integers(0, 3))}
-        elif own["commit"] == "fused" and own["cache"] == "prefix":
+            keys |= {"edit_threshold": draw(st.floats(0.5, 1)), "max_post_edit_steps": draw(st.integers(0, 3))}
+        elif keys["commit"] == "fused" and keys["cache"] == "prefix":
             own["block_add_threshold"] = draw(st.sampled_from([1.0, 0.5]))
     if strategy == "fast_dllm_v2":
-        own |= {"sub_block_size": draw(st.sampled_from([None, 2])), "cache": draw(st.sampled_from(["prefix", "dual"]))}
+        keys |= {"sub_block_size": draw(st.sampled_from([None, 2])), "cache": draw(st.sampled_from(["prefix", "dual"]))}
     if strategy == "fast_dllm":
-        own["cache"] = draw(st.sampled_from(["prefix", "dual", "none"]))
-        own |= draw(st.sampled_from([{}, {"min_block_steps": 2}, {"max_block_steps": 2}]))
+        keys["cache"] = draw(st.sampled_from(["prefix", "dual", "none"]))
+        keys |= draw(st.sampled_from([{}, {"min_block_steps": 2}, {"max_block_steps": 2}]))
     if strategy in ("block_diffusion", "fast_dllm_v2"):
-        own["end_at"] = draw(st.sampled_from(["token", "block"]))
-    return DecodeConfig(**own), ModelFacts(shift=1 if strategy == "fast_dllm_v2" else draw(st.sampled_from([0, 1])))
+        keys["end_at"] = draw(st.sampled_from(["token", "block"]))
+    decode = DecodeConfig.model_validate({**own, "strategy": keys})
+    return decode, ModelFacts(shift=1 if strategy == "fast_dllm_v2" else draw(st.sampled_from([0, 1])))
 
 
 class Decoded:
@@ -97,7 +97,7 @@ def test_requests_end_and_what_was_final_stays(
     decode, facts = config
     decoded = Decoded(decode, facts, seed, lengths)
     assert len(decoded.completions) == len(lengths)
-    may_leave_masks = decode.max_block_steps is not None
+    may_leave_masks = isinstance(decode.strategy, FastDllm) and decode.strategy.max_block_steps is not None
     for name, completion in decoded.completions.items():
         assert completion.finish_reason in ("eos", "length")
         assert completion.token_ids[: len(decoded.told.get(name, ()))] == decoded.told.get(name, ())
@@ -105,7 +105,7 @@ def test_requests_end_and_what_was_final_stays(
         assert MASK not in completion.token_ids and EOS not in completion.token_ids[:-1]
         if completion.finish_reason == "length" and EOS not in completion.canvas_token_ids and not may_leave_masks:
             whole = decode.max_new_tokens
-            if decode.strategy in ("d2f", "multi_block", "fast_dllm"):
+            if decode.strategy.name in ("d2f", "multi_block", "fast_dllm"):
                 whole = whole // decode.block_size * decode.block_size
             assert len(completion.token_ids) == whole
 
@@ -116,11 +116,11 @@ def test_final_kv_is_written_once_in_order_and_never_of_a_mask(
     config: tuple[DecodeConfig, ModelFacts], seed: int, length: int
 ) -> None:
     decode, facts = config
-    if decode.strategy not in ("block_diffusion", "fast_dllm_v2"):
+    if not decode.strategy.is_from_zero:
         return
     decoded, end = Decoded(decode, facts, seed, [length]), 0
     for plan in decoded.plans:
-        if decode.strategy == "fast_dllm_v2":
+        if decode.strategy.name == "fast_dllm_v2":
             plan = plan._replace(commits=plan.commits if plan.commits_locally else ())
         for span in plan.commits:
             assert span.start == end and span.length > 0
@@ -129,7 +129,7 @@ def test_final_kv_is_written_once_in_order_and_never_of_a_mask(
             for row in range(plan.num_rows):
                 first = plan.first_R[row]
                 assert MASK not in plan.token_T[first : first + span.length]
-    if decode.cache == "none":
+    if decode.strategy.cached == "none":
         assert end == 0
 
 
@@ -137,7 +137,7 @@ def test_final_kv_is_written_once_in_order_and_never_of_a_mask(
 @given(config=configs(), seed=st.integers(0, 2**32), length=st.integers(1, 11))
 def test_attention_ends_with_the_block(config: tuple[DecodeConfig, ModelFacts], seed: int, length: int) -> None:
     decode, facts = config
-    if decode.strategy not in ("block_diffusion", "fast_dllm_v2"):
+    if not decode.strategy.is_from_zero:
         return
     for plan in Decoded(decode, facts, seed, [length]).plans:
         assert (plan.horizon_T == (plan.position_T // decode.block_size + 1) * decode.block_size).all()
@@ -149,7 +149,7 @@ def test_a_block_waits_before_its_kv_is_kept_and_meanwhile_passes_compute_everyt
     delay: int, num_lookahead: int
 ) -> None:
     decode = DecodeConfig(
-        strategy="multi_block", fill_rule="entropy", entropy_threshold=0.3, cache_delay=delay, block_size=4,
+        strategy=MultiBlock(cache_delay=delay), fill_rule="entropy(below=0.3)", block_size=4,
         num_lookahead=num_lookahead, max_new_tokens=24, eos_token_id=-1,
     )  # fmt: skip
     prompt, masked, full_since, cached = 7, set(range(7, 31)), {7: 0}, 0
@@ -200,13 +200,13 @@ def test_without_the_early_stop_the_block_of_the_end_token_is_the_last(strategy:
         ("dynamic", {"skip_threshold": 0.45}, [0, 1, 3]),
         ("dynamic", {"skip_threshold": 0.85}, [0, 3]),
         ("sequential", {}, [0, 1]),
-        ("entropy_bounded", {"entropy_bound": 0.45}, [0, 3]),
-        ("entropy_bounded", {"entropy_bound": 0.01}, [3]),
-        ("entropy", {"entropy_threshold": 0.6}, [0, 1, 3]),
-        ("entropy", {"entropy_threshold": 0.05}, [3]),
-        ("factor", {"factor": 0.5}, [3]),  # 0.7 is below 1 - 0.5 / 3
-        ("factor", {"factor": 1.0}, [0, 3]),  # 0.5 is below 1 - 1 / 4
-        ("factor", {"factor": 2.0}, [0, 1, 2, 3]),  # 0.2 is the first below 1 - 2 / 5, and the last
+        ("entropy_bounded(bound=0.45)", {}, [0, 3]),
+        ("entropy_bounded(bound=0.01)", {}, [3]),
+        ("entropy(below=0.6)", {}, [0, 1, 3]),
+        ("entropy(below=0.05)", {}, [3]),
+        ("factor(f=0.5)", {}, [3]),  # 0.7 is below 1 - 0.5 / 3
+        ("factor", {}, [0, 3]),  # 0.5 is below 1 - 1 / 4
+        ("factor(f=2)", {}, [0, 1, 2, 3]),  # 0.2 is the first below 1 - 2 / 5, and the last
     ],
 )
 def test_fill_rules(rule: str, changes: dict[str, Any], expected: list[int]) -> None:
@@ -225,29 +225,36 @@ def test_a_quota_fills_a_block_in_its_steps() -> None:
     ("settings_", "problem"),
     [
         ({"strategy": "block_diffusion", "window_attention": "full"}, "block-causal attention"),
-        ({"strategy": "fast_dllm", "commit": "separate"}, "commit only acts with strategy block_diffusion"),
-        ({"strategy": "fast_dllm_v2", "commit": "separate"}, "commit only acts"),
+        (
+            {"strategy": {"name": "fast_dllm", "commit": "separate"}},
+            "key of strategy block_diffusion, not of fast_dllm",
+        ),
+        ({"strategy": {"name": "fast_dllm_v2", "commit": "separate"}}, "not of fast_dllm_v2: remove it"),
         ({"strategy": "fast_dllm_v2", "block_add_threshold": 0.5}, "begins a block with the token"),
         ({"strategy": "fast_dllm_v2", "block_size": 1}, "nothing to fill"),
-        ({"strategy": "fast_dllm_v2", "sub_block_size": 5}, "does not divide block_size"),
+        ({"strategy": {"name": "fast_dllm_v2", "sub_block_size": 5}}, "does not divide block_size"),
         (
             {"strategy": "block_diffusion", "fill_rule": "entropy_bounded", "sampling_strategy": "default"},
             "neg_entropy",
         ),
-        ({"strategy": "block_diffusion", "edit_threshold": 0.5, "block_add_threshold": 0.5}, "set block_add_threshold"),
-        ({"strategy": "block_diffusion", "penalty_lambda": 1.0}, "only acts with edit_threshold"),
-        ({"strategy": "block_diffusion", "denoising_steps": 4}, "only acts with fill_rule"),
-        ({"strategy": "fast_dllm", "cfg_scale": 1.0}, "cfg_scale needs cache none"),
+        (
+            {"strategy": {"name": "block_diffusion", "edit_threshold": 0.5}, "block_add_threshold": 0.5},
+            "set block_add_threshold",
+        ),
+        ({"strategy": {"name": "block_diffusion", "penalty_lambda": 1.0}}, "only acts with edit_threshold"),
+        ({"strategy": "block_diffusion", "fill_rule": "threshold(steps=4)"}, "threshold takes no numbers"),
+        ({"strategy": {"name": "fast_dllm", "cfg_scale": 1.0}}, "cfg_scale needs cache none"),
         ({"strategy": "d2f", "fill_rule": "static"}, "not for d2f"),
-        ({"strategy": "d2f", "cache": "none"}, "cache none is one of strategies"),
+        ({"strategy": {"name": "d2f", "cache": "none"}}, "a key of strategy fast_dllm and block_diffusion and"),
         ({"strategy": "multi_block"}, "set fill_rule to entropy"),
         ({"strategy": "multi_block", "fill_rule": "entropy", "sampling_strategy": "default"}, "neg_entropy"),
         ({"strategy": "multi_block", "fill_rule": "entropy", "window_attention": "block_causal"}, "its whole canvas"),
-        ({"strategy": "multi_block", "fill_rule": "entropy", "cache": "dual"}, "cache dual is one of strategies"),
-        ({"strategy": "d2f", "cache_delay": 2}, "cache_delay only acts with strategy multi_block"),
-        ({"strategy": "fast_dllm", "min_block_steps": 3, "max_block_steps": 2}, "is below min_block_steps"),
+        ({"strategy": {"name": "multi_block", "cache": "dual"}, "fill_rule": "entropy"}, "not of multi_block: remove"),
+        ({"strategy": {"name": "d2f", "cache_delay": 2}}, "it is a key of strategy multi_block, not of d2f"),
+        ({"strategy": {"name": "fast_dllm", "min_block_steps": 3, "max_block_steps": 2}}, "is below min_block_steps"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings_: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValidationError, match=problem):
+    with pytest.raises(ValidationError) as refused:
         DecodeConfig(**settings_)
+    assert problem in sentence_of(refused.value, DecodeConfig)

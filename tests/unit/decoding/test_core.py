@@ -117,7 +117,7 @@ def test_each_request_has_its_own_settings_and_gets_the_tokens_it_gets_alone() -
         request("long", max_new_tokens=40, num_lookahead=5),
         request("other blocks", block_size=8, skip_threshold=0.5),
         request("goes on behind the end", stop_at_eos=False),
-        request("another rule", strategy="fast_dllm", cache="dual"),
+        request("another rule", strategy={"name": "fast_dllm", "cache": "dual"}),
         GenerationRequest("another seed", (5, 6, 7), seed=9),
     ]
     core = core_of(HashedEngine())

@@ -14,7 +14,7 @@ from common.decoding.scheduling.budget import BranchBudget
 from common.serving.engine.passes import CountedEngine
 
 GUIDED = DecodeConfig.model_validate(
-    {**DECODE.model_dump(), "strategy": "fast_dllm", "cache": "none", "cfg_scale": 1.0, "max_new_tokens": 32}
+    {**DECODE.model_dump(), "strategy": {"name": "fast_dllm", "cache": "none", "cfg_scale": 1.0}, "max_new_tokens": 32}
 )
 CHEAP = PassCosts((1, 10**6), (1.0, 1.0))
 NAMES = ("one", "two", "three", "four")

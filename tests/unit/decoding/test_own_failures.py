@@ -150,7 +150,7 @@ def test_all_ranks_decide_the_same(names: tuple[str, ...]) -> None:
 def test_a_slot_that_failed_gives_its_prompt_to_nobody() -> None:
     engine = Spoilt(BAD, step=0)
     engine.capacity = Capacity(num_slots=1, max_model_len=100, vocab_size=99, keeps_slots=True)
-    decode = DECODE.model_copy(update={"reuse_prefix": True})
+    decode = DECODE.changed({"strategy": {"reuse_prefix": True}})
     core = EngineCore(Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS), engine)  # type: ignore[arg-type]
     prompt = tuple(range(3, 20))
     reused = []

@@ -4,13 +4,14 @@ the anchor plus one token."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import DecodeConfig
+from common.config import D2F, DecodeConfig, FastDllm
 from common.decoding import (
     Completion,
     GenerationRequest,
@@ -55,22 +56,21 @@ def decode_configs(draw: st.DrawFn) -> DecodeConfig:
     size = draw(st.sampled_from([1, 2, 4, 8]))
     strategy = draw(st.sampled_from(["d2f", "d2f", "d2f", "fast_dllm", "vanilla"]))
     branch_score = draw(st.sampled_from(["mean", "sliding_window", "random"]))
+    created, rule = draw(st.sampled_from([0.0, 0.5])), draw(st.sampled_from(["confident", "uncertain", "random"]))
+    share = f"bottom_share={draw(st.sampled_from([1.0, 0.5, 0.1]))}, " if branch_score == "mean" else ""
+    cache: Any = draw(st.sampled_from(["prefix", "dual"]))
     return DecodeConfig(
-        strategy=strategy,
+        strategy=FastDllm(cache=cache) if strategy == "fast_dllm" else strategy,
         num_lookahead=draw(st.integers(0, 9)),
         block_size=size,
         max_new_tokens=size * draw(st.integers(1, 6)) + draw(st.sampled_from([0, 0, size - 1])),
         block_add_threshold=draw(st.floats(0, 1)),
         decoded_token_threshold=draw(st.floats(0.01, 1)),
         skip_threshold=draw(st.floats(0.05, 1)),
-        bottom_share=draw(st.sampled_from([1.0, 0.5, 0.1])) if branch_score == "mean" else 1.0,
-        creation_weight=draw(st.sampled_from([0.0, 0.5])),
-        branch_score=branch_score,
-        spawn_rule=draw(st.sampled_from(["confident", "uncertain", "random"])),
-        spawn_blocks=draw(st.sampled_from(["all", "first"])),
+        branch_score=f"{branch_score}({share}created={created})",
+        spawn_rule=rule + draw(st.sampled_from(["", "(blocks=1)"])),
         window_attention=draw(st.sampled_from(["full", "block_causal"])) if strategy == "d2f" else "full",
         shift_row=draw(st.sampled_from(["stale", "fresh"])),
-        cache=draw(st.sampled_from(["prefix", "dual"])) if strategy == "fast_dllm" else "prefix",
         stop_at_eos=draw(st.booleans()),
     )
 
@@ -118,7 +118,7 @@ def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
             differs = np.flatnonzero(tokens[:keys] != window[:keys])
             assert len(differs) == 1 and window[differs[0]] == MASK and tokens[differs[0]] != MASK
             assert (tokens[keys:] == MASK).all()
-            if scheduler.decode.spawn_blocks == "first":
+            if scheduler.decode.spawn_rule.endswith("(blocks=1)"):
                 size = decoding.rules.block_size
                 own = (start + int(differs[0]) - decoding.prompt_length) // size
                 assert not is_masked_P[: decoding.prompt_length + own * size].any()
@@ -147,7 +147,7 @@ def test_decoding_ends_and_fills_only_masks(decode: DecodeConfig, seed: int) -> 
 @given(decode=decode_configs(), seed=st.integers(0, 2**32))
 def test_committed_spans_leave_no_gap(decode: DecodeConfig, seed: int) -> None:
     engine, _, _ = run(decode, seed)
-    if decode.strategy == "d2f":
+    if decode.strategy.name == "d2f":
         ends = [0]
         for _, start, length in engine.commits:
             assert start == ends[-1]
@@ -158,8 +158,8 @@ def test_committed_spans_leave_no_gap(decode: DecodeConfig, seed: int) -> None:
             assert (plan.start_R[rows] == span.start).all(), "a commit span is the start of its rows' windows"
             assert (plan.num_keys_R[rows] >= span.length).all()
             tokens = np.array([window_of(plan, row)[: span.length] for row in np.flatnonzero(rows)])
-            assert decode.strategy != "d2f" or not (tokens == MASK).any(), "a mask would be committed"
-            assert (tokens == tokens[0]).all() or decode.strategy != "d2f", "branches differ in what they commit"
+            assert decode.strategy.name != "d2f" or not (tokens == MASK).any(), "a mask would be committed"
+            assert (tokens == tokens[0]).all() or decode.strategy.name != "d2f", "branches differ in what they commit"
 
 
 @settings(max_examples=100)
@@ -203,7 +203,7 @@ def test_every_row_has_a_rank_and_ranks_have_equal_shares(decode: DecodeConfig, 
 def test_a_prompt_that_begins_like_an_earlier_one_is_forwarded_from_where_they_part(
     second: tuple[int, ...], starts: list[int]
 ) -> None:
-    decode = DecodeConfig(block_size=4, max_new_tokens=8, num_lookahead=2, reuse_prefix=True)
+    decode = DecodeConfig(block_size=4, max_new_tokens=8, num_lookahead=2, strategy=D2F(reuse_prefix=True))
     engine = RandomEngine(seed=1)
     scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS)
     for name, prompt in (("first", tuple(range(10, 30))), ("second", second)):

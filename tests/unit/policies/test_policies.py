@@ -126,9 +126,10 @@ def test_a_step_that_filled_much_is_followed_by_fewer_lookaheads() -> None:
     ("settings", "sentence"),
     [
         ({"branch_score": "best"}, "set it to one of anchor, expected"),
-        ({"branch_score": "num_sure(early=1)"}, r"num_sure takes soon, as in num_sure\(soon=1\)"),
+        ({"branch_score": "num_sure(early=1)"}, r"num_sure takes soon, created, as in num_sure\(soon=1\)"),
         ({"branch_score": "num_sure(soon=much)"}, "num_sure takes soon"),
-        ({"branch_score": "mean(a=1)"}, "mean takes no numbers"),
+        ({"branch_score": "mean(a=1)"}, "mean takes bottom_share, created, as in mean"),
+        ({"fill_rule": "threshold(a=1)"}, "threshold takes no numbers"),
         ({"spawn_rule": "os.system"}, "set it to one of confident"),
         ({"lookahead_rule": ""}, "set it to one of all, stalled"),
     ],

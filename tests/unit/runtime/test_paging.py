@@ -97,7 +97,7 @@ def test_ten_thousand_operations_leak_no_page(keeps_slots: bool) -> None:
     num_slots, rng = 6, np.random.default_rng(1)
     most_pages = num_slots * pages_for(MAX_MODEL_LEN, PAGE)
     engine = RandomEngine(num_slots, most_pages if keeps_slots else most_pages // 3, keeps_slots=keeps_slots)
-    core = core_of(engine, DECODE.model_copy(update={"reuse_prefix": keeps_slots}))
+    core = core_of(engine, DECODE.changed({"strategy": {"reuse_prefix": keeps_slots}}))
     alive: set[str] = set()
     reasons: list[str] = []
     for number in range(10_000):
@@ -142,7 +142,7 @@ def test_what_does_not_fit_waits_and_what_never_fits_is_rejected() -> None:
 
 def test_a_request_may_not_reuse_what_slots_do_not_keep() -> None:
     core = core_of(RandomEngine(2, 20))
-    decode = DECODE.model_copy(update={"reuse_prefix": True})
+    decode = DECODE.changed({"strategy": {"reuse_prefix": True}})
     core.add_request(GenerationRequest("0", (9, 9), decode=decode))
     (output,) = core.step()
     assert isinstance(output.result, Rejection) and "reuse_prefix" in output.result.reason

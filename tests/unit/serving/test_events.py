@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from common.config import DecodeConfig
+from common.config import DecodeConfig, FastDllmV2
 from common.decoding import ModelFacts
 from common.serving import DenoiseEvents
 from tests.unit.decoding.test_block_strategies import Decoded
@@ -37,10 +37,10 @@ def test_the_events_of_a_request_draw_its_canvas(strategy: str, seed: int) -> No
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_from_position_0_are_drawn_with_their_edits(strategy: str, seed: int) -> None:
     is_edited = strategy == "block_diffusion"
-    decode = DecodeConfig.model_validate({
-        "strategy": strategy, "block_size": 4, "max_new_tokens": 14, "skip_threshold": 0.6, "eos_token_id": -1,
-        "edit_threshold": 0.5 if is_edited else None,
-    })  # fmt: skip
+    own = {"name": strategy, **({"edit_threshold": 0.5} if is_edited else {})}
+    decode = DecodeConfig.model_validate(
+        {"strategy": own, "block_size": 4, "max_new_tokens": 14, "skip_threshold": 0.6, "eos_token_id": -1}
+    )
     decoded = Decoded(decode, ModelFacts(0 if is_edited else 1), seed, [8])
     told = DenoiseEvents(8, decode, lambda ids: f"<{ids[0]}>")
     drawn: dict[int, int] = {}
@@ -68,8 +68,8 @@ def test_events_say_where_blocks_begin(strategy: str, expected: tuple[int, int])
 
 
 def test_what_sub_blocks_write_over_later_is_not_told_as_final() -> None:
-    settings = {"strategy": "fast_dllm_v2", "cache": "dual", "block_size": 4, "sub_block_size": 2, "max_new_tokens": 16}
-    decode = DecodeConfig.model_validate({**settings, "eos_token_id": -1})
+    strategy = FastDllmV2(cache="dual", sub_block_size=2)
+    decode = DecodeConfig(strategy=strategy, block_size=4, max_new_tokens=16, eos_token_id=-1)
     records = Decoded(decode, ModelFacts(1), 0, [8]).records
     told = DenoiseEvents(8, decode, str)
     assert any(record.is_tentative for record in records)

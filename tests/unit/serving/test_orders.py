@@ -200,10 +200,22 @@ def test_what_is_refused_bears_the_name_that_the_client_sent(fields: dict[str, A
 @pytest.mark.parametrize(
     ("settings", "fields", "param"),
     [
-        ({"strategy": "fast_dllm_v2", "sub_block_size": 8}, {"diffusion": {"block_size": 12}}, "diffusion.block_size"),
-        ({"fill_rule": "static", "denoising_steps": 8}, {"diffusion": {"block_size": 4}}, "diffusion.block_size"),
-        ({"commit": "separate"}, {"diffusion": {"block_add_threshold": 0.5}}, "diffusion.block_add_threshold"),
-        ({"edit_threshold": 0.5}, {"diffusion": {"block_add_threshold": 0.5}}, "diffusion.block_add_threshold"),
+        (
+            {"strategy": {"name": "fast_dllm_v2", "sub_block_size": 8}},
+            {"diffusion": {"block_size": 12}},
+            "diffusion.block_size",
+        ),
+        ({"fill_rule": "static(steps=8)"}, {"diffusion": {"block_size": 4}}, "diffusion.block_size"),
+        (
+            {"strategy": {"name": "block_diffusion", "commit": "separate"}},
+            {"diffusion": {"block_add_threshold": 0.5}},
+            "diffusion.block_add_threshold",
+        ),
+        (
+            {"strategy": {"name": "block_diffusion", "edit_threshold": 0.5}},
+            {"diffusion": {"block_add_threshold": 0.5}},
+            "diffusion.block_add_threshold",
+        ),
         ({"mask_probability": "counted"}, {"temperature": 0.5, "top_p": 0.9}, "temperature"),
         ({}, {"diffusion": {"block_size": 32}, "max_completion_tokens": 300}, "max_completion_tokens"),
     ],

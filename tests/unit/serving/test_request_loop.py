@@ -64,9 +64,6 @@ class Chance:
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
         """It keeps nothing."""
 
-    def num_paying_lookaheads(self, decode: DecodeConfig) -> None:
-        return None
-
     def describe(self) -> dict[str, Any]:
         return {}
 
@@ -239,7 +236,7 @@ def test_counts_are_those_of_the_passes() -> None:
     ],
 )
 def test_blocks_are_counted_once_their_kv_is_final(strategy: str, more: dict[str, Any], prompt_length: int) -> None:
-    settings = {"strategy": strategy, "block_size": 4, "max_new_tokens": 16, "eos_token_id": -1, **more}
+    settings = {"strategy": {"name": strategy, **more}, "block_size": 4, "max_new_tokens": 16, "eos_token_id": -1}
     decode = DecodeConfig.model_validate(settings)
     fixture = Fixture(2, decode, ModelFacts(0 if strategy == "block_diffusion" else 1))
     fixture.run(Add(GenerationRequest("a", tuple(range(5, 5 + prompt_length)))))

@@ -48,7 +48,8 @@ def trace() -> dict[str, Any]:
 def edited_trace(trace: dict[str, Any]) -> dict[str, Any]:
     """Of a model whose blocks of 4 are counted from position 0: 3 positions of the first one are the prompt's."""
     settings = {"strategy": "block_diffusion", "block_size": 4, "max_new_tokens": 17, "skip_threshold": 0.6}
-    decode = DecodeConfig.model_validate({**settings, "eos_token_id": -1, "edit_threshold": 0.5})
+    edits = {"name": "block_diffusion", "edit_threshold": 0.5}
+    decode = DecodeConfig.model_validate({**settings, "eos_token_id": -1, "strategy": edits})
     decoded = Decoded(decode, ModelFacts(0), 1, [7])
     told = DenoiseEvents(7, decode, text_of)
     events = [told.of(record) for record in decoded.records]
