@@ -24,7 +24,7 @@ def refusal(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("command", "few"),
     [
-        (["bench", "cpu"], ["--cached", "8", "--shapes", "1x8", "--no-mixes"]),
+        (["bench", "steps", "cpu"], ["--cached", "8", "--shapes", "1x8", "--no-mixes"]),
         (["estimate", "h200_tp1_bp1"], []),
         (["run", "-p", "cpu"], []),
     ],
