@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -15,6 +16,8 @@ from common.policies import branch_scores, fill_rules, lookahead_rules, spawn_ru
 from common.policies.checked import checked
 from common.policies.rule import Number, Rule, Rules
 from common.policies.token_confidences import TOKEN_CONFIDENCES
+
+logger = logging.getLogger(__name__)
 
 _SHIPPED: dict[str, tuple[Rules, Callable[..., Any]]] = {
     "branch_scores": (branch_scores.BRANCH_SCORES, branch_scores.decide),
@@ -64,8 +67,11 @@ def policy(kind: str, setting: str) -> Callable[..., Any]:
     found = _loaded(kind, name)
     parameters = inspect.signature(found).parameters.values()
     common = _SHIPPED[kind][0].plug_in.numbers if kind in _SHIPPED else {}
-    own = {parameter.name: Number(0) for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-    _check_numbers(name, numbers, {**own, **common})
+    own = {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    _check_numbers(name, numbers, {**dict.fromkeys(own, Number(0)), **common})
+    for each, default in own.items():
+        if default is inspect.Parameter.empty and each not in (numbers or {}):
+            raise ValueError(f"{name} needs {each}, as in {name}({each}=1)")
     given = {each: number for each, number in (numbers or {}).items() if each in own}
     return checked(kind, setting, partial(found, **given))
 
@@ -130,10 +136,14 @@ def _loaded(kind: str, name: str) -> Callable[..., Any]:
 def origins() -> dict[str, str]:
     """`kind.name` -> name and version of the other package that a policy is from."""
     kinds = (*_SHIPPED, "token_confidences")
-    found = {f"{kind}.{name}": point.dist for kind in kinds for name, point in _installed(kind).items()}
+    found = {f"{kind}.{name}": point.dist for kind in kinds for name, point in _installed(kind).items()
+             if name not in shipped(kind)}  # fmt: skip
     return {name: f"{dist.name} {dist.version}" for name, dist in found.items() if dist is not None}
 
 
 @cache
 def _installed(kind: str) -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=f"lopa.{kind}")}
+    points = {point.name: point for point in entry_points(group=f"lopa.{kind}")}
+    for name in points.keys() & set(shipped(kind)):
+        logger.warning("%s %s of another package is not used: this package has one of that name", kind, name)
+    return points

@@ -144,28 +144,55 @@ import numpy as np
 
 def score(scoring, *, slope=1.0):
     return slope * np.arange(len(scoring.branches), dtype=np.float64)
+
+def strict(scoring, *, must):
+    return must * np.ones(len(scoring.branches))
 """
 
 
-def test_a_package_of_ones_own_adds_one(tmp_path: Path) -> None:
-    """By an entry point, as pip would install it."""
+def with_package(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program where the plug-in is known by entry points, as pip would install it."""
     (tmp_path / "last_one.py").write_text(PLUG_IN)
     info = tmp_path / "last_one-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: last-one\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[lopa.branch_scores]\nlast_one = last_one:score\n")
-    program = (
+    points = "last_one = last_one:score\nstrict = last_one:strict\nmean = last_one:score\n"
+    (info / "entry_points.txt").write_text(f"[lopa.branch_scores]\n{points}")
+    root = Path(__file__).parents[3]
+    environment = {"PYTHONPATH": f"{tmp_path}:{root}"}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+
+
+def test_a_package_of_ones_own_adds_one(tmp_path: Path) -> None:
+    done = with_package(
+        tmp_path,
         "from common.config import DecodeConfig; from common.policies import policy\n"
         "decode = DecodeConfig(branch_score='last_one(slope=2)')\n"
         "class Given: branches = [1, 2, 3]\n"
-        "print(policy('branch_scores', decode.branch_score)(Given).tolist())"
-    )
-    root = Path(__file__).parents[3]
-    path = f"{tmp_path}:{root}"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={"PYTHONPATH": path}, cwd=root, capture_output=True, text=True, check=False
+        "print(policy('branch_scores', decode.branch_score)(Given).tolist())",
     )
     assert done.stdout.strip() == "[0.0, 2.0, 4.0]", done.stderr
+
+
+def test_a_package_cannot_replace_one_that_ships_unseen(tmp_path: Path) -> None:
+    done = with_package(
+        tmp_path,
+        "from common.policies import origins, policy\npolicy('branch_scores', 'mean'); print(sorted(origins()))",
+    )
+    assert done.stdout.strip() == "['branch_scores.last_one', 'branch_scores.strict']", done.stderr
+    assert "branch_scores mean of another package is not used" in done.stderr
+
+
+def test_a_number_without_a_default_has_to_be_given(tmp_path: Path) -> None:
+    done = with_package(
+        tmp_path,
+        "from common.policies import policy\n"
+        "policy('branch_scores', 'strict(must=2)')\n"
+        "try: policy('branch_scores', 'strict')\n"
+        "except ValueError as error: print(error)",
+    )
+    assert done.stdout.strip() == "strict needs must, as in strict(must=1)", done.stderr
 
 
 @pytest.mark.parametrize("numbers", ["share=1e400", "share=nan", "share=1, share=2"])
