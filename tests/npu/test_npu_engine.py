@@ -16,7 +16,7 @@ import torch
 import lopa_ascend.assemble as assembling
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.config.profile import GraphConfig
+from common.config.profile import NpuConfig
 from common.decoding import Completion, GenerationRequest, Sampling, Scheduler, decode_requests
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
@@ -272,7 +272,7 @@ def test_another_model_mesh_or_precision_has_another_cache(tmp_path: Path) -> No
     folders.append(folder_of(profiles[0], replace(config, rms_norm_eps=1e-5), ops))
     assert len(set(folders)) == len(folders)
     assert folder_of(profiles[0], config, ops) == folders[0]
-    assert folder_of(profiles[0].model_copy(update={"graph": GraphConfig()}), config, ops) is None
+    assert folder_of(profiles[0].model_copy(update={"npu": NpuConfig()}), config, ops) is None
 
 
 @pytest.mark.parametrize("quantization", [None, "w8a8"])
