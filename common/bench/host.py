@@ -63,10 +63,10 @@ def measure_host(options: HostOptions) -> str:
     width = statistics.mean(step.width for step in steps)
     lines = [
         f"k={options.num_lookahead}, {options.num_requests} request(s), mean window {width:.0f}, {len(steps)} steps",
-        f"scheduler: {_microseconds([step.scheduler_s for step in steps])} a step",
+        f"scheduler: {spread([step.scheduler_s for step in steps], 'us')} a step",
     ]
     if options.engine:
-        lines.append(f"{options.engine} before the launch: {_microseconds([step.engine_s for step in steps])} a step")
+        lines.append(f"{options.engine} before the launch: {spread([step.engine_s for step in steps], 'us')} a step")
     return "\n".join(lines)
 
 
@@ -130,6 +130,8 @@ def _random_predictions(plan: StepPlan, rng: np.random.Generator) -> Predictions
     return Predictions.of(rng.integers(10, 1000, plan.num_tokens), probability_T, confidence_T)
 
 
-def _microseconds(seconds: list[float]) -> str:
-    ordered = sorted(seconds)
-    return f"median {statistics.median(ordered) * 1e6:.0f} us, 90% below {ordered[len(ordered) * 9 // 10] * 1e6:.0f} us"
+def spread(seconds: list[float], unit: str) -> str:
+    """Return the median and what nine in ten lie below. unit: us or ms."""
+    ordered, scale = sorted(seconds), {"us": 1e6, "ms": 1e3}[unit]
+    tail = ordered[len(ordered) * 9 // 10]
+    return f"median {statistics.median(ordered) * scale:.0f} {unit}, 90% below {tail * scale:.0f} {unit}"

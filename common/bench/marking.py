@@ -3,12 +3,12 @@ interpreter that starts and ends."""
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
+from common.bench.host import spread
 from common.scoring import isolation, score
 
 _PROBLEM = {"kind": "code", "entry_point": "double", "inputs": [[1], [2]], "expected": [2, 4]}
@@ -27,9 +27,8 @@ def _milliseconds(action: Callable[[], object], count: int) -> str:
     for _ in range(count):
         began = time.perf_counter()
         action()
-        times.append(1e3 * (time.perf_counter() - began))
-    times.sort()
-    return f"median {statistics.median(times):.0f} ms, 90% below {times[9 * count // 10]:.0f} ms, {count}"
+        times.append(time.perf_counter() - began)
+    return f"{spread(times, 'ms')}, {count}"
 
 
 def _mark() -> None:

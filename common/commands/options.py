@@ -39,7 +39,7 @@ AllowCodeOption = Annotated[
     bool,
     typer.Option("--allow-code-execution", help=f"Run answers that are programs, to mark them: --set {ALLOWED}."),
 ]
-# Of a command that reads its own arguments, since some of its options take lists.
+# For a command that reads its own arguments, since some of its options take lists.
 RAW_ARGUMENTS: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
     "add_help_option": False,

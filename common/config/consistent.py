@@ -12,7 +12,7 @@ from common.policies import parsed
 # logits over it keep far from float32's largest, and from the -1e30 of what cannot be drawn.
 MIN_TEMPERATURE = 1e-3
 
-# Of published code that fills one block at a time.
+# Rules of published code that fills one block at a time.
 _ONE_BLOCK_RULES = ("static", "dynamic", "sequential", "entropy_bounded", "factor")
 
 

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Discriminator, Field, Tag, ValidationError, model_serializer, model_validator
 
 from common.config.frozen import Settings
+
+Value = TypeVar("Value")
 
 MOST = 10**6  # of numbers whose effect ends long before; above 3e38 they would be infinite in float32
 MOST_BLOCK_STEPS = 1000  # that a block may cost beside those that fill it: more would be an endless loop
@@ -22,28 +24,31 @@ class Strategy(Settings):
 
     name: str
 
-    @property
-    def is_from_zero(self) -> bool:
-        """Whether blocks are counted from position 0, and attention is block-causal."""
-        return False
+    is_from_zero: ClassVar[bool] = False  # blocks are counted from position 0, and attention is block-causal
 
     @property
-    def cached(self) -> Literal["prefix", "dual", "none"]:
-        return "prefix"
+    def cached(self) -> str:
+        """`cache`: prefix, dual or none."""
+        return self._own("cache", "prefix")
 
     @property
     def guidance(self) -> float:
         """`cfg_scale`; 0: none."""
-        return 0.0
+        return self._own("cfg_scale", 0.0)
 
     @property
     def penalty(self) -> float:
         """`penalty_lambda`; 0: none."""
-        return 0.0
+        return self._own("penalty_lambda", 0.0)
 
     @property
     def reuses_prefix(self) -> bool:
-        return False
+        return self._own("reuse_prefix", False)
+
+    def _own(self, key: str, without: Value) -> Value:
+        """Return the value of a key that only some strategies have."""
+        found: Value = getattr(self, key, without)
+        return found
 
     def unusual(self) -> dict[str, Any]:
         """Return the keys whose value is not the default."""
@@ -64,10 +69,6 @@ class D2F(Strategy):
         description="Keep the KV of whole blocks that a prompt shares with an earlier one, which is approximate and "
         "depends on the order of requests (`lopa_cuda`).",
     )
-
-    @property
-    def reuses_prefix(self) -> bool:
-        return self.reuse_prefix
 
 
 class MultiBlock(Strategy):
@@ -108,14 +109,6 @@ class FastDllm(Strategy):
         "block, or never. `null` is no limit.",
     )
 
-    @property
-    def cached(self) -> Literal["prefix", "dual", "none"]:
-        return self.cache
-
-    @property
-    def guidance(self) -> float:
-        return self.cfg_scale
-
     @model_validator(mode="after")
     def _consistent(self) -> FastDllm:
         if self.cfg_scale and self.cache != "none":
@@ -139,6 +132,7 @@ class BlockDiffusion(Strategy):
     """SDAR, TraDo, LLaDA2: models whose blocks are counted from position 0."""
 
     name: Literal["block_diffusion"] = "block_diffusion"
+    is_from_zero: ClassVar[bool] = True
     cache: Literal["prefix", "none"] = Field(
         default="prefix", description="What is cached: the KV before the current block (`prefix`), or nothing (`none`)."
     )
@@ -174,18 +168,6 @@ class BlockDiffusion(Strategy):
         "(with `edit_threshold`).",
     )
 
-    @property
-    def is_from_zero(self) -> bool:
-        return True
-
-    @property
-    def cached(self) -> Literal["prefix", "dual", "none"]:
-        return self.cache
-
-    @property
-    def penalty(self) -> float:
-        return self.penalty_lambda
-
     @model_validator(mode="after")
     def _consistent(self) -> BlockDiffusion:
         if self.penalty_lambda and self.edit_threshold is None:
@@ -198,6 +180,7 @@ class FastDllmV2(Strategy):
     pass that makes a block's KV final gives the next one's first token."""
 
     name: Literal["fast_dllm_v2"] = "fast_dllm_v2"
+    is_from_zero: ClassVar[bool] = True
     cache: Literal["prefix", "dual"] = Field(
         default="prefix",
         description="What is cached: the KV before the current block (`prefix`), or that of its other sub-blocks too "
@@ -213,14 +196,6 @@ class FastDllmV2(Strategy):
         description="A request ends once no mask is left before its end token (`token`), or once its block is finished "
         "(`block`).",
     )
-
-    @property
-    def is_from_zero(self) -> bool:
-        return True
-
-    @property
-    def cached(self) -> Literal["prefix", "dual", "none"]:
-        return self.cache
 
 
 STRATEGIES: dict[str, type[Strategy]] = {

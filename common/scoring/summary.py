@@ -108,7 +108,7 @@ def _share_correct(scored: Sequence[Record]) -> dict[str, Any]:
 
 
 def standard_error(num_correct: int, num_problems: int) -> float:
-    """Of the share num_correct / num_problems, binomial."""
+    """Return the binomial standard error of the share num_correct / num_problems."""
     share = num_correct / num_problems
     return math.sqrt(share * (1 - share) / num_problems)
 

@@ -150,10 +150,11 @@ class Requests:
             self._views = {}
             return winner_N
         self._views = self._look(predictions)
-        for view in self._views.values():
-            if view.decoding.rules.has_own_score:
-                by_request.score(view, self._score_R)
-        best_rows(order_N, self._store.loops, self._score_R, winner_N)
+        scoring = [view for view in self._views.values() if view.decoding.rules.has_own_score]
+        for view in scoring:
+            by_request.score(view, self._score_R)
+        if scoring:
+            best_rows(order_N, self._store.loops, self._score_R, winner_N)
         return winner_N
 
     def scores(self) -> Score:

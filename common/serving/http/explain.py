@@ -14,7 +14,7 @@ _SOME_IDS = "send whole numbers from 0 on, as this model's tokenizer makes them"
 
 
 def explained(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """Of pydantic's errors the first."""
+    """Return what the client is told of pydantic's errors: the first."""
     error = first_error(errors)
     path = path_of(error)
     if not path and error["type"] == "value_error":

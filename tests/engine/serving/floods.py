@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
@@ -112,53 +113,67 @@ def watched(server: Served) -> Iterator[dict[str, Any]]:
         seen.update(json.loads(process.communicate(timeout=120)[0]))
 
 
+class Flood:
+    """Senders of one flood, a method each, until the deadline; and what they saw."""
+
+    def __init__(self, server: Served, seconds: float, num_silent: int) -> None:
+        self.statuses, self.longest_s, self.silent = Counter[int](), 0.0, list[socket.socket]()
+        self._server, self._num_silent, self._bodies = server, num_silent, wrong_bodies()
+        (self._front_end,) = children_of(server.process.pid)
+        self.before_kib = self.most_kib = resident_kib(self._front_end)
+        self._deadline = time.monotonic() + seconds
+
+    def send(self, first: int) -> None:
+        """Wrong bodies, one after another."""
+        place = first
+        while time.monotonic() < self._deadline:
+            route, body = self._bodies[place % len(self._bodies)]
+            began = time.monotonic()
+            try:
+                status = self._server.send("POST", route, body)[0]
+            except (OSError, HTTPException):
+                status = -1
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
+            self.statuses[status] += 1
+            place += 1
+
+    def measure(self) -> None:
+        """The front end's memory."""
+        while time.monotonic() < self._deadline:
+            self.most_kib = max(self.most_kib, resident_kib(self._front_end))
+            time.sleep(0.05)
+
+    def connect(self) -> None:
+        """Connections that say nothing."""
+        for _ in range(self._num_silent):
+            self.silent.append(socket.create_connection(("127.0.0.1", self._server.port), timeout=60))
+
+    def write(self, head: bytes, part: bytes) -> None:
+        """Parts that are dear to read, until the server has enough of them; answers are not read."""
+        while time.monotonic() < self._deadline:
+            with (
+                suppress(OSError),
+                socket.create_connection(("127.0.0.1", self._server.port), timeout=10) as connection,
+            ):
+                connection.sendall(head)
+                for _ in range(100):
+                    connection.sendall(part)
+
+    def close(self) -> None:
+        for connection in self.silent:
+            connection.close()
+
+
 def flood(server: Served, seconds: float, num_silent: int, dear: Sequence[tuple[bytes, bytes]] = ()) -> dict[str, Any]:
     """Send wrong bodies from several threads while silent connections come; what others saw, and what it took.
 
     dear: of `DEAR`, sent besides.
     """
-    bodies, statuses, longest = wrong_bodies(), Counter[int](), [0.0]
-    (front_end,) = children_of(server.process.pid)
     with watched(server) as quiet:
         time.sleep(min(5.0, seconds))
-    before, log_before = resident_kib(front_end), len(server.text)
-    most = [before]
-    deadline = time.monotonic() + seconds
-
-    def send(first: int) -> None:
-        place = first
-        while time.monotonic() < deadline:
-            route, body = bodies[place % len(bodies)]
-            began = time.monotonic()
-            try:
-                status = server.send("POST", route, body)[0]
-            except (OSError, HTTPException):
-                status = -1
-            longest[0] = max(longest[0], time.monotonic() - began)
-            statuses[status] += 1
-            place += 1
-
-    def measure() -> None:
-        while time.monotonic() < deadline:
-            most[0] = max(most[0], resident_kib(front_end))
-            time.sleep(0.05)
-
-    silent: list[socket.socket] = []
-
-    def connect() -> None:
-        for _ in range(num_silent):
-            silent.append(socket.create_connection(("127.0.0.1", server.port), timeout=60))
-
-    def write(head: bytes, part: bytes) -> None:
-        """Parts that are dear to read, until the server has enough of them; answers are not read."""
-        while time.monotonic() < deadline:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-                connection.sendall(head)
-                for _ in range(100):
-                    connection.sendall(part)
-
-    tasks: list[Callable[[], None]] = [measure, connect, *[lambda first=4 * n: send(first) for n in range(4)]]
-    tasks += [lambda wrong=wrong: write(*wrong) for wrong in dear]
+    log_before, sent = len(server.text), Flood(server, seconds, num_silent)
+    tasks: list[Callable[[], None]] = [sent.measure, sent.connect, *[partial(sent.send, 4 * n) for n in range(4)]]
+    tasks += [partial(sent.write, *wrong) for wrong in dear]
     with watched(server) as seen:
         threads = [threading.Thread(target=task) for task in tasks]
         for thread in threads:
@@ -166,13 +181,12 @@ def flood(server: Served, seconds: float, num_silent: int, dear: Sequence[tuple[
         for thread in threads:
             thread.join(seconds + 60)
             assert not thread.is_alive(), "a sender hangs"
-    for connection in silent:
-        connection.close()
+    sent.close()
     return {
-        "wrong bodies": dict(statuses), "longest refusal s": round(longest[0], 3),
-        "silent connections": len(silent),
+        "wrong bodies": dict(sent.statuses), "longest refusal s": round(sent.longest_s, 3),
+        "silent connections": len(sent.silent),
         "others": seen, "others before": quiet,
-        "front end MiB": before // 1024, "grown by MiB": (most[0] - before) // 1024,
+        "front end MiB": sent.before_kib // 1024, "grown by MiB": (sent.most_kib - sent.before_kib) // 1024,
         "log bytes": len(server.text) - log_before,
     }  # fmt: skip
 

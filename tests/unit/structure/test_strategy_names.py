@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from common.config import strategies as sections
 from common.decoding.scheduling import strategies
 from common.policies.settings import STRATEGIES
 
@@ -27,6 +28,10 @@ CHOOSING = {node.name: node for node in ast.parse(Path(strategies.__file__).read
 
 def test_these_are_the_functions_of_a_strategy() -> None:
     assert CHOOSING.keys() == REST.keys()
+
+
+def test_every_strategy_has_its_settings() -> None:
+    assert tuple(sections.STRATEGIES) == STRATEGIES
 
 
 @pytest.mark.parametrize("name", REST)
