@@ -13,7 +13,7 @@ import torch
 
 from common.checkpoint import ModelConfig
 from common.config import DecodeConfig
-from common.decoding import PassCosts, assign_rows
+from common.decoding import PassCosts, assign_rows, host_seconds
 from common.processes import share_from_first
 from common.runtime import synthetic_plan
 from lopa_cuda.floors import median_seconds
@@ -41,8 +41,11 @@ def measure_passes(
     # What was slower than a larger pass was disturbed.
     seconds = np.minimum.accumulate(seconds[::-1])[::-1].tolist()
     times = ", ".join(f"{count} tokens {took * 1e3:.2f} ms" for count, took in zip(tokens, seconds, strict=True))
-    logger.info("branch_budget auto: %s", times)
-    return PassCosts(tokens, seconds)
+    of_one, of_more = share_from_first(host_seconds(decode, num_requests))
+    logger.info(
+        "branch_budget auto: %s; host %.0f us, and %.0f us a further request", times, of_one * 1e6, of_more * 1e6
+    )
+    return PassCosts(tokens, seconds, of_one, of_more)
 
 
 def _width(passes: Passes, decode: DecodeConfig) -> int:

@@ -29,6 +29,7 @@ from common.decoding.scheduling import (
     ModelFacts,
     Scheduler,
     StepRecord,
+    host_seconds,
     start_warming,
 )
 from common.decoding.wrapped import WrappedEngine
@@ -66,6 +67,7 @@ __all__ = [
     "assign_rows",
     "decode_requests",
     "entries_from",
+    "host_seconds",
     "rows_by_rank",
     "start_forward",
     "start_warming",

@@ -72,18 +72,26 @@ class Capacity:
 
 
 class PassCosts(NamedTuple):
-    """What passes cost on an engine.
+    """What passes cost on an engine, and the scheduler between them.
 
-    tokens: of a whole pass, all branch ranks together, ascending. seconds: what such passes take."""
+    tokens: of a whole pass, all branch ranks together, ascending. seconds: what such passes take. host_of_one,
+    host_of_more: seconds that the scheduler takes for one request, and for each further one.
+    """
 
     tokens: Sequence[int]
     seconds: Sequence[float]
+    host_of_one: float = 0.0
+    host_of_more: float = 0.0
 
     def at(self, tokens_X: Score) -> Score:
         """Straight lines between what was measured, the last of them going on."""
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.tokens[-1] - self.tokens[-2])
         beyond_X: Score = np.maximum(tokens_X - self.tokens[-1], 0.0) * max(slope, 0.0)
         return np.interp(tokens_X, self.tokens, self.seconds) + beyond_X
+
+    def host_s(self, num_requests: int) -> float:
+        """Return seconds of the scheduler between two passes of so many requests."""
+        return self.host_of_one + (num_requests - 1) * self.host_of_more
 
 
 class Place(Protocol):

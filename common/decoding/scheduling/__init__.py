@@ -5,7 +5,7 @@ lookaheads, ends. Pure host code; `scheduler` is where to begin.
 from common.decoding.scheduling.rules import DREAM, FindStop, ModelFacts
 from common.decoding.scheduling.scheduler import Scheduler
 from common.decoding.scheduling.state import Branch, Candidate, DecodingRequest, StepRecord
-from common.decoding.scheduling.warm import start_warming
+from common.decoding.scheduling.warm import host_seconds, start_warming
 
 __all__ = [
     "DREAM",
@@ -16,5 +16,6 @@ __all__ = [
     "ModelFacts",
     "Scheduler",
     "StepRecord",
+    "host_seconds",
     "start_warming",
 ]

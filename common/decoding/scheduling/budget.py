@@ -23,8 +23,6 @@ _MEMORY = 4096.0  # requests seen after which an observation counts e times less
 # Part of what a lookahead brings at once the next passes would have brought without it. On the demo model's problems
 # k = 1, 3, 7 bring 1.65, 2.2 and 2.65 times the tokens of k = 0 in whole answers; at once they bring 2.1, 2.65 and 3.3.
 _LASTING = 0.7
-# Of the host between two passes: docs/performance.md, "Between two forwards" and "Many requests at once".
-_HOST_S, _HOST_S_PER_REQUEST = 3e-4, 2e-5
 _LEARN_EVERY = 4  # passes
 _EXPLORE_EVERY = 64  # passes: then one request gets all of its lookaheads, whatever they cost
 
@@ -82,8 +80,7 @@ class BranchBudget:
         gained_X, spent_X = np.empty(len(order_X) + 1), np.empty(len(order_X) + 1)
         gained_X[0], spent_X[0] = self._worth[0] * len(slot_N), tokens_N.sum()
         gained_X[1:], spent_X[1:] = gain_X[order_X], cost_X[order_X]
-        host_s = _HOST_S + _HOST_S_PER_REQUEST * len(slot_N)
-        rate_X = gained_X.cumsum() / (self._costs.at(spent_X.cumsum()) + host_s)
+        rate_X = gained_X.cumsum() / (self._costs.at(spent_X.cumsum()) + self._costs.host_s(len(slot_N)))
         kept_N: Int = np.bincount(request_X[order_X[: rate_X.argmax()]], minlength=len(slot_N))
         return kept_N
 

@@ -1,12 +1,16 @@
-"""Have the loops compiled before the first request: while weights are read, and once on a node."""
+"""Decode requests that are made up, before the first real one: to have the loops compiled while weights are read, once
+on a node, and to time them.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from statistics import median
 from threading import Thread
 
 import numpy as np
@@ -18,6 +22,9 @@ from common.decoding.request import GenerationRequest
 from common.decoding.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+_STEPS = 32  # of requests that are made up
+_MOST_TIMED = 64  # requests at once
 
 
 def start_warming() -> Thread:
@@ -33,15 +40,38 @@ def warm_up() -> None:
         logger.warning(SLOW)
         return
     with _one_process_at_a_time():
-        decode = DecodeConfig(num_lookahead=1, block_size=2, max_new_tokens=4, eos_token_id=-1)
-        scheduler = Scheduler(decode, mask_token_id=0, eos_token_id=None)
-        scheduler.admit(GenerationRequest("", (1, 2)))
-        while scheduler.active:
-            plan = scheduler.plan_step()
-            ones_T = np.ones(plan.num_tokens, np.float32)
-            scheduler.advance(scheduler.select_winners(Predictions(np.stack((ones_T, ones_T / 2, ones_T)))))
-            scheduler.newly_final()
+        decode = DecodeConfig(num_lookahead=1, block_size=2, max_new_tokens=4)
+        scheduler, _ = _decoded(decode, 1)
         scheduler.can_begin(GenerationRequest("", (1,)))
+
+
+def host_seconds(decode: DecodeConfig, num_requests: int) -> tuple[float, float]:
+    """Return seconds of a step's scheduling for one request of these settings, and for each further one of so many."""
+    of_one, num_more = median(_decoded(decode, 1)[1]), min(num_requests, _MOST_TIMED) - 1
+    if not num_more:
+        return of_one, 0.0
+    return of_one, max(median(_decoded(decode, 1 + num_more)[1]) - of_one, 0.0) / num_more
+
+
+def _decoded(decode: DecodeConfig, num_requests: int) -> tuple[Scheduler, list[float]]:
+    """Decode so many requests for some steps, or to their end: with predictions below the usual thresholds, so that
+    every lookahead is tried. Returns the seconds of each step too."""
+    endless = decode.changed({"stop": (), "stop_token_ids": (), "eos_token_id": -1})
+    scheduler = Scheduler(endless, mask_token_id=0, eos_token_id=None, num_slots=num_requests)
+    for index in range(num_requests):
+        scheduler.admit(GenerationRequest(str(index), (1,) * decode.block_size))
+    seconds: list[float] = []
+    while scheduler.active and len(seconds) < _STEPS:
+        began = time.perf_counter()
+        plan = scheduler.plan_step()
+        planned = time.perf_counter()
+        ones_T = np.ones(plan.num_tokens, np.float32)
+        predictions = Predictions(np.stack((ones_T, ones_T / 2, ones_T)))
+        answered = time.perf_counter()
+        scheduler.advance(scheduler.select_winners(predictions))
+        seconds.append(planned - began + time.perf_counter() - answered)
+        scheduler.newly_final()
+    return scheduler, seconds
 
 
 @contextmanager

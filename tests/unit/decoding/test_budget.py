@@ -7,7 +7,17 @@ import pytest
 from test_core import HashedEngine, request
 
 from common.config import DecodeConfig
-from common.decoding import Completion, PassCosts, Predictions, RowField, Sampling, Scheduler, StepPlan, decode_requests
+from common.decoding import (
+    Completion,
+    PassCosts,
+    Predictions,
+    RowField,
+    Sampling,
+    Scheduler,
+    StepPlan,
+    decode_requests,
+    host_seconds,
+)
 from common.decoding.scheduling.budget import BranchBudget
 
 CHEAP = PassCosts((1, 10**6), (1.0, 1.0))  # bound by weights
@@ -51,6 +61,26 @@ def test_fewer_are_tried_as_load_rises() -> None:
     made = budget(KNEE)
     tried = [sum(deal(made, count)) / count for count in (1, 2, 4, 8, 32)]
     assert tried[0] == 7 and tried == sorted(tried, reverse=True) and tried[-1] == 0
+
+
+def test_a_host_that_takes_long_has_more_tried() -> None:
+    """Its seconds are spent once a step, whatever the step brings."""
+    costs = DEAR._replace(host_of_one=100.0, host_of_more=100.0)
+    assert sum(deal(budget(costs), 3)) > sum(deal(budget(DEAR), 3))
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"stop": ["end"], "stop_token_ids": [1]},
+        {"strategy": "block_diffusion", "window_attention": "block_causal", "block_size": 4, "max_new_tokens": 16},
+        {"max_steps": 1},
+    ],
+)
+def test_the_host_is_timed_whatever_ends_a_request(own: dict[str, object]) -> None:
+    of_one, of_more = host_seconds(DecodeConfig.model_validate({"num_lookahead": 3, **own}), 2)
+    assert of_one > 0 and of_more >= 0
+    assert host_seconds(DecodeConfig.model_validate({"num_lookahead": 3, **own}), 1)[1] == 0
 
 
 def test_a_pass_that_has_room_is_filled() -> None:
