@@ -54,10 +54,19 @@ def compiled(function: Function) -> Function:
         machine_code_folder()
     )  # looked at while the decorator runs; other users of numba keep theirs
     try:
-        made: Function = numba.njit(cache=True, nogil=True, _nrt=False, forceinline=True)(function)
+        return _jitted(function, cache=True)
     finally:
         numba.config.CACHE_DIR = before
+
+
+def _jitted(function: Function, **more: bool) -> Function:
+    made: Function = numba.njit(nogil=True, _nrt=False, forceinline=True, **more)(function)
     return made
+
+
+def kept_by_callers(function: Function) -> Function:
+    """As `compiled`, for a function made by another one: its machine code is kept with that of what calls it."""
+    return function if numba is None else _jitted(function)
 
 
 def inlined(function: Function) -> Function:

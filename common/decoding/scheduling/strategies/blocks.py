@@ -1,12 +1,12 @@
 """What strategies have in common: blocks of a request in order, those in the cache first, then those that wait for it,
-then the active ones."""
+then the active ones. `opens`, `open_block` and `final_end` are those of a strategy without its own."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from common.compiled import compiled, inlined
-from common.decoding.scheduling.tables import ACTIVE, IN_CACHE, TO_CACHE, Request
+from common.decoding.scheduling.tables import ACTIVE, IN_CACHE, NOWHERE, TO_CACHE, Request
 
 
 @compiled
@@ -17,6 +17,25 @@ def add_block(request: Request, start: int, end: int, num_masked: int, status: i
     block.status, block.is_activated = status, is_activated
     block.num_steps, block.num_edit_steps, block.num_waits = 0, 0, 0
     request.state.num_blocks += 1
+
+
+@compiled
+def opens(request: Request, num_more: int) -> bool:
+    """Return False: the canvas is whole from the start, or a block begins with its first token."""
+    return False
+
+
+@compiled
+def open_block(request: Request) -> None:
+    """Append a block of masks, `block_size` positions, after the last one."""
+    start, size = last_block(request).end, request.settings.block_size
+    add_block(request, start, start + size, size, ACTIVE, True)
+
+
+@compiled
+def final_end(request: Request) -> int:
+    """Return NOWHERE: no filled position can change."""
+    return NOWHERE
 
 
 @inlined

@@ -15,7 +15,7 @@ from common.decoding.scheduling.strategies.blocks import (
     num_settled,
     set_window_after_cache,
 )
-from common.decoding.scheduling.tables import ACTIVE, NOWHERE, TO_CACHE, Request
+from common.decoding.scheduling.tables import ACTIVE, TO_CACHE, Request
 
 
 @compiled
@@ -59,8 +59,3 @@ def settle(request: Request, has_changed: bool) -> bool:
 def is_done(request: Request) -> bool:
     state = request.state
     return num_settled(request) == state.num_blocks and (state.has_eos or state.num_blocks > state.max_blocks)
-
-
-@compiled
-def final_end(request: Request) -> int:
-    return NOWHERE

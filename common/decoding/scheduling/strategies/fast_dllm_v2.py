@@ -30,12 +30,6 @@ def begin(request: Request, num_cached: int) -> None:
 
 
 @compiled
-def open_block(request: Request) -> None:
-    start, size = last_block(request).end, request.settings.block_size
-    add_block(request, start, start + size, size, ACTIVE, True)
-
-
-@compiled
 def _finished(request: Request) -> int:
     """Return the place of the first block that waits for the cache; -1: none does."""
     for place in range(request.state.num_blocks):
