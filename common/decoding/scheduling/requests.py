@@ -22,7 +22,7 @@ from common.decoding.scheduling.planning import (
 )
 from common.decoding.scheduling.scoring import best_rows, select
 from common.decoding.scheduling.state import DecodingRequest, Observer
-from common.decoding.scheduling.tables import NOWHERE, TableStore, positions_of
+from common.decoding.scheduling.tables import NOWHERE, Sizes, TableStore, positions_of
 from common.policies import Draws
 
 _SPENT: dict[int, FinishReason | None] = {IS_DONE: "length", IS_OUT_OF_STEPS: "max_steps"}
@@ -61,7 +61,8 @@ class Requests:
         num_steps = rules.most_steps + num_chunks
         num_shifts = num_blocks if decode.shift_row == "fresh" else 1
         ends = sorted(rules.end_token_ids)
-        self._store.admit(slot, num_positions, num_blocks, num_steps, decode.num_lookahead, len(ends), num_shifts)
+        sizes = Sizes(num_positions, num_blocks, max(decode.num_lookahead, 1), max(len(ends), 1), num_shifts)
+        self._store.admit(slot, sizes, num_steps)
         tables = self._store.loops
         tables.settings[slot] = rules.record[0]
         tables.ends_E[slot, : len(ends)] = ends

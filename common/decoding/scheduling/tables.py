@@ -224,13 +224,50 @@ def records_or_plain(array: Any) -> Any:
     return records(array) if array.dtype.names else array
 
 
-def grown(array: Any, *shape: int) -> Any:
-    """The array with at least so many places in each dimension; what it holds stays where it is."""
-    if all(have >= want for have, want in zip(array.shape, shape, strict=True)):
+def _grown(array: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+    """Return the array, or a larger one that holds the same where it has too few places; None: one of zeros."""
+    if array is not None and array.shape == shape:
         return array
-    larger = np.zeros(np.maximum(array.shape, shape), array.dtype)
-    larger[tuple(map(slice, array.shape))] = array
+    larger = np.zeros(shape, dtype)
+    if array is not None:
+        larger[tuple(map(slice, array.shape))] = array
     return records_or_plain(larger)
+
+
+class Sizes(NamedTuple):
+    """What a request needs places for, or the most that any has needed."""
+
+    num_positions: int = 1
+    num_blocks: int = 1
+    num_lookaheads: int = 1
+    num_ends: int = 1
+    num_shifts: int = 1
+
+
+def _shapes(num_slots: int, sizes: Sizes) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Return type and shape of the tables that are not `Rooms`, by name."""
+    num_positions, num_blocks, k, num_ends, num_shifts = sizes
+    return {
+        "states": (STATE, (num_slots,)),
+        "settings": (SETTINGS, (num_slots,)),
+        "branches_K": (BRANCH, (num_slots, k + 1)),
+        "fills_KF": (FILL, (num_slots, k, 1)),
+        "score_draw_K": (np.float64, (num_slots, k + 1)),
+        "ends_E": (np.int64, (num_slots, num_ends)),
+        "shift_positions_B": (np.int64, (num_slots, num_shifts)),
+        "spans": (SPAN, (num_blocks + 1,)),
+        "edits": (FILL, (num_positions,)),
+        "winner_3W": (np.float32, (3, num_positions + 1)),
+        "aligned_3W": (np.float32, (3, num_positions + 1)),
+        "position_M": (np.int64, (num_positions,)),
+        "probability_M": (np.float32, (num_positions,)),
+        "confidence_M": (np.float32, (num_positions,)),
+        "agreed_M": (np.float64, (num_positions,)),
+        "rank_M": (np.float64, (num_positions + 1,)),
+        "is_chosen_M": (np.bool_, (num_positions,)),
+        "order_M": (np.int64, (num_positions,)),
+        "chosen_K": (np.int64, (k,)),
+    }
 
 
 class TableStore:
@@ -247,74 +284,31 @@ class TableStore:
         self.blocks = Rooms({"block_B": BLOCK}, num_slots)
         self.steps = Rooms({"step_B": STEP}, num_slots)
         self._num_slots = num_slots
-        self._sizes = np.zeros(5, np.int64)
-        self.loops = Tables(
-            states=records(np.zeros(num_slots, STATE)),
-            settings=records(np.zeros(num_slots, SETTINGS)),
-            branches_K=records(np.zeros((num_slots, 2), BRANCH)),
-            fills_KF=records(np.zeros((num_slots, 1, 1), FILL)),
-            score_draw_K=np.zeros((num_slots, 2)),
-            ends_E=np.zeros((num_slots, 1), np.int64),
-            shift_positions_B=np.zeros((num_slots, 1), np.int64),
-            spans=records(np.zeros(1, SPAN)),
-            edits=records(np.zeros(1, FILL)),
-            winner_3W=np.zeros((3, 1), np.float32),
-            aligned_3W=np.zeros((3, 1), np.float32),
-            position_M=np.zeros(1, np.int64),
-            probability_M=np.zeros(1, np.float32),
-            confidence_M=np.zeros(1, np.float32),
-            agreed_M=np.zeros(1),
-            rank_M=np.zeros(1),
-            is_chosen_M=np.zeros(1, np.bool_),
-            order_M=np.zeros(1, np.int64),
-            chosen_K=np.zeros(1, np.int64),
-            **self._rooms(),
-        )
-        self.parts: Parts = tuple(self.loops)
+        self._sizes = Sizes()
+        self._tables: dict[str, Any] = {}
+        self._grow()
 
-    def _rooms(self) -> dict[str, Any]:
-        return {**self.positions.arrays, **self.blocks.arrays, **self.steps.arrays}
-
-    def admit(
-        self, slot: int, num_positions: int, num_blocks: int, num_steps: int, k: int, num_ends: int, num_shifts: int
-    ) -> None:
+    def admit(self, slot: int, sizes: Sizes, num_steps: int) -> None:
         """Make room for a request in a slot; its state is zeros but for where its stretches lie."""
-        has_moved = self.positions.take(slot, num_positions)
-        has_moved |= self.blocks.take(slot, num_blocks)
+        has_moved = self.positions.take(slot, sizes.num_positions)
+        has_moved |= self.blocks.take(slot, sizes.num_blocks)
         has_moved |= self.steps.take(slot, num_steps)
-        sizes = np.array((num_positions, num_blocks, k, num_ends, num_shifts))
-        if has_moved or (sizes > self._sizes).any():
-            self._sizes = np.maximum(self._sizes, sizes)
-            self._grow(*self._sizes.tolist())
+        largest = Sizes(*map(max, sizes, self._sizes))
+        if has_moved or largest != self._sizes:
+            self._sizes = largest
+            self._grow()
         states = self.loops.states
         states[slot] = np.zeros((), STATE)
         for name, rooms in zip(_FIRSTS, (self.positions, self.blocks, self.steps), strict=True):
             states[name] = rooms.first_N
 
-    def _grow(self, num_positions: int, num_blocks: int, k: int, num_ends: int, num_shifts: int) -> None:
-        """Give the tables places for requests of these sizes."""
-        old, slots = self.loops, self._num_slots
-        self.loops = old._replace(
-            branches_K=grown(old.branches_K, slots, k + 1),
-            fills_KF=grown(old.fills_KF, slots, k, 1),
-            score_draw_K=grown(old.score_draw_K, slots, k + 1),
-            ends_E=grown(old.ends_E, slots, num_ends),
-            shift_positions_B=grown(old.shift_positions_B, slots, num_shifts),
-            spans=grown(old.spans, num_blocks + 1),
-            edits=grown(old.edits, num_positions),
-            winner_3W=grown(old.winner_3W, 3, num_positions + 1),
-            aligned_3W=grown(old.aligned_3W, 3, num_positions + 1),
-            position_M=grown(old.position_M, num_positions),
-            probability_M=grown(old.probability_M, num_positions),
-            confidence_M=grown(old.confidence_M, num_positions),
-            agreed_M=grown(old.agreed_M, num_positions),
-            rank_M=grown(old.rank_M, num_positions + 1),
-            order_M=grown(old.order_M, num_positions),
-            is_chosen_M=grown(old.is_chosen_M, num_positions),
-            chosen_K=grown(old.chosen_K, k),
-            **self._rooms(),
-        )
-        self.parts = tuple(self.loops)
+    def _grow(self) -> None:
+        """Give the tables places for requests of these sizes; what they hold stays where it is."""
+        for name, (dtype, shape) in _shapes(self._num_slots, self._sizes).items():
+            self._tables[name] = _grown(self._tables.get(name), dtype, shape)
+        rooms = {**self.positions.arrays, **self.blocks.arrays, **self.steps.arrays}
+        self.loops = Tables(**self._tables, **rooms)
+        self.parts: Parts = tuple(self.loops)
 
     def drop(self, slot: int) -> None:
         """Give the slot's room back."""
