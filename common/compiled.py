@@ -78,14 +78,14 @@ def inlined(function: Function) -> Function:
 
 
 def records(array: npt.NDArray[Any]) -> Records:
-    """The structured array in the form in which the loops can write `array[i].field`: numba takes it as it is, and
-    numpy as a record array."""
+    """Return the structured array in the form in which the loops can write `array[i].field`: numba takes it as it is,
+    and numpy as a record array."""
     return array if numba is not None else array.view(np.recarray)
 
 
 @cache
 def machine_code_folder() -> str:
-    """A folder for the machine code of these sources; "" (beside the sources) where none can be made."""
+    """Return a folder for the machine code of these sources; "" (beside the sources) where none can be made."""
     root, digest = Path(__file__).parent, hashlib.blake2b(digest_size=8)
     for pattern in _SOURCES:
         for path in sorted(root.glob(pattern)):

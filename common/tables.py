@@ -1,4 +1,4 @@
-"""Tables that are aligned as text and valid as Markdown, and numbers in their cells."""
+"""Format tables that are aligned as text and valid as Markdown, and numbers in their cells."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that is aligned as text and valid as Markdown."""
+    """Return a table that is aligned as text and valid as Markdown."""
     cells = [list(headings), *[list(row) for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
     lines = ["| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |"

@@ -1,7 +1,7 @@
 """How text is decoded: requests, blocks, branches, the scheduler over them, and the main loop (`core.EngineCore`).
 
-Plain numpy on the host; no torch, no device. The hardware stands behind the contract in `engine`; a step goes there as
-a `StepPlan` and comes back as `Predictions`.
+Plain numpy on the host; no torch, no device. An engine (`engine.py`) takes a `StepPlan` a step and returns
+`Predictions`.
 """
 
 from common.decoding.core import EngineCore

@@ -13,7 +13,7 @@ from common.errors import first_line
 
 
 def why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: Capacity) -> str | None:
-    """Why this engine could not decode the request even if it were empty; None: it could."""
+    """Return why this engine could not decode the request even if it were empty; None if it could."""
     try:
         return _why_impossible(request, scheduler, capacity)
     except Exception as error:  # of what the request holds, or of a stop finder
@@ -25,10 +25,10 @@ def _why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: 
     num_tokens, room = len(request.prompt), scheduler.room_of(request).longest_prompt(capacity.max_model_len)
     if not num_tokens:
         return "the prompt is empty; give at least one token"
-    strangers = _strangers(request.prompt, capacity.vocab_size)
-    if strangers:
+    unknown = _unknown_tokens(request.prompt, capacity.vocab_size)
+    if unknown:
         return (
-            f"the prompt holds {strangers[0]!r}, which is no token: the model's vocabulary has {capacity.vocab_size}; "
+            f"the prompt holds {unknown[0]!r}, which is no token: the model's vocabulary has {capacity.vocab_size}; "
             "use the tokenizer of this checkpoint"
         )
     if (reason := scheduler.why_apart(decode)) is not None:
@@ -50,8 +50,8 @@ def _why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: 
     return None
 
 
-def _strangers(prompt: Sequence[int], vocab_size: int | None) -> list[int]:
-    """What is no token."""
+def _unknown_tokens(prompt: Sequence[int], vocab_size: int | None) -> list[int]:
+    """Return what of the prompt is not a token id of the vocabulary."""
     is_usual = set(map(type, prompt)) == {int} and min(prompt) >= 0  # nearly always, and a prompt may be long
     if is_usual and (vocab_size is None or max(prompt) < vocab_size):
         return []

@@ -1,4 +1,4 @@
-"""The main loop as an object: requests come and go between the steps, and a step is one forward pass for all of them.
+"""The main loop: `EngineCore.step` runs one forward pass for all requests; requests come and go between steps.
 
 One step: finish the pass under way (winners, commit, fill, spawn), let in who waits, start the next pass. What the
 finished pass brought is handed over while the device computes the next. Every rank of a replica runs this on the same
@@ -25,7 +25,7 @@ _LEAST_JUDGED = 4  # waiting requests of a step that are looked at ahead; as man
 
 
 class EngineCore:
-    """One replica's requests, decoded step by step.
+    """Decodes the requests of one replica step by step.
 
     source: where waiting requests come from beside `add_request`; it is read when there is room for them, and may give
     None for "nothing now". On several ranks, rank 0's counts.
@@ -49,25 +49,25 @@ class EngineCore:
         self._num_ended = 0  # in the last step
 
     def add_request(self, request: GenerationRequest) -> None:
-        """Let the request wait for room; the next steps tell how it fares. On rank 0.
+        """Queue the request; later steps return its tokens and its end. Called on rank 0.
 
         Raises ValueError if a request of this id waits or is being decoded.
         """
         self._queue.add(request)
 
     def abort(self, request_id: str) -> None:
-        """End the request that is open now under this id at the next step, with what it has by then; none is: nothing
-        happens. On rank 0."""
+        """End the open request of this id at the next step, with the tokens it has by then. Called on rank 0; an
+        unknown id is ignored."""
         if request_id in self._queue.open_ids:
             self._aborted.append(request_id)
 
     def why_impossible(self, request: GenerationRequest) -> str | None:
-        """Why this engine could not decode the request even if it were empty; None: it could, once there is room."""
+        """Return why this engine could not decode the request even if it were empty; None if it could."""
         return why_impossible(request, self.scheduler, self.engine.capacity)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have been added and have no room yet."""
+        """Number of requests that have been added and have no slot yet."""
         return len(self._queue)
 
     @property
@@ -79,9 +79,9 @@ class EngineCore:
         return is_decoding or not self._queue.is_over
 
     def step(self) -> list[RequestOutput]:
-        """Finish a pass and start the next; what the finished one brought to each request.
+        """Finish the pass under way and start the next. Returns what the finished one brought to each request.
 
-        Raises EngineError where the device, a peer or the model fails; results of the pass before are told first.
+        Raises EngineError where the device, a peer or the model fails; results of the pass before are returned first.
         """
         if self._failure is not None:
             raise self._failure
@@ -111,7 +111,7 @@ class EngineCore:
             self._relay.exchange(Command(is_over=True), self._num_steps)
 
     def _agree(self) -> Command:
-        """What comes and goes in this step, as rank 0 says."""
+        """Exchange which requests come and go in this step; rank 0 decides."""
         aborted, self._aborted = tuple(self._aborted), []
         if self._relay is None:
             return Command(aborted=aborted)
@@ -119,7 +119,7 @@ class EngineCore:
         digest = digest_of(plan)
         command = Command()
         if self._is_leader:
-            command = Command(self._queue.tell(self.scheduler.num_slots), aborted, digest)
+            command = Command(self._queue.release(self.scheduler.num_slots), aborted, digest)
         command = self._relay.exchange(command, self._num_steps)
         if command.is_over:
             self._is_over = True
@@ -129,7 +129,7 @@ class EngineCore:
                 "planned different passes; start all ranks with the same version, settings and input"
             )
         if not self._is_leader:
-            self._queue.hear(command.added)
+            self._queue.receive(command.added)
         return command
 
     def _finish_pass(self) -> list[Completion | Rejection]:
@@ -143,7 +143,7 @@ class EngineCore:
         return self._check.settled(scheduler.advance(winners))
 
     def _progress(self) -> list[RequestOutput]:
-        """Of requests that go on: tokens that can no longer change and have not been told."""
+        """Return tokens that can no longer change and have not been returned, of requests that go on."""
         outputs = []
         for request_id, token_ids in self.scheduler.newly_final():
             num_given, most = self._num_given.get(request_id, 0), self._most_of.get(request_id)
@@ -196,7 +196,7 @@ class EngineCore:
         return rejected
 
     def _begin(self, request: GenerationRequest) -> str | None:
-        """Give it a slot, or say what is wrong with it."""
+        """Give the request a slot. Returns what is wrong with it, or None."""
         try:
             self.scheduler.admit(request)
         except ValueError as error:
@@ -206,25 +206,26 @@ class EngineCore:
         return None
 
     def _next(self) -> GenerationRequest | None:
-        """The request to let in next."""
+        """Return the request to admit next; None if nobody waits."""
         if self._relay is None:  # else it has been told in this step's command
-            self._queue.tell(1)
+            self._queue.release(1)
         return self._queue.first()
 
     def _num_sure(self) -> int:
-        """For how many of the first waiting requests the engine has room, asked once for all of them; 0 where it has
-        not room for all."""
+        """Return for how many of the first waiting requests the engine has room, asked once for all of them; 0 if not
+        for all."""
         first = islice(self._queue, self.scheduler.num_free_slots)
         coming = [request for request in first if self._queue.reason(request, self.why_impossible) is None]
         return len(coming) if len(coming) > 1 and self._can_hold(*coming) else 0
 
     def _can_hold(self, *requests: GenerationRequest) -> bool:
-        """Whether the engine has room for these beside those being decoded."""
+        """Return whether the engine has room for these beside those being decoded."""
         scheduler = self.scheduler
         return self.engine.capacity.can_hold([*scheduler.rooms(), *map(scheduler.room_of, requests)])
 
     def _start_pass(self) -> Exception | None:
-        """What kept it from starting is raised once the results before it have been told."""
+        """Start the next pass. Returns the error that prevented it, which is raised once earlier results are
+        returned."""
         try:
             if self.scheduler.active:
                 plan = self.scheduler.plan_step()

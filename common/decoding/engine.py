@@ -1,4 +1,4 @@
-"""The contract between the scheduler and the hardware. `common.platforms` picks what stands behind it."""
+"""The contract between the scheduler and the hardware. `common.platforms` picks the engine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from common.decoding.relay import Relay
 
 
 class Room(NamedTuple):
-    """What a request takes up."""
+    """The positions and blocks that a request needs."""
 
     prompt_length: int
     decode: DecodeConfig
 
     @property
     def num_positions(self) -> int:
-        """Of the prompt and all that may be opened behind it: blocks counted from position 0 are whole."""
+        """Positions of the prompt and of all blocks that may be opened after it; blocks counted from position 0 are
+        whole."""
         length = self.prompt_length + self.decode.max_new_tokens
         if not self.decode.strategy.is_from_zero:
             return length
@@ -30,17 +31,17 @@ class Room(NamedTuple):
 
     @property
     def block_start(self) -> int:
-        """Where the block begins that holds the first position behind the prompt; the prompt's remainder lies in it
-        where blocks are counted from position 0."""
+        """Start of the block that holds the first position after the prompt. Where blocks are counted from position 0
+        it also holds the prompt's remainder."""
         size = self.decode.block_size
         return self.prompt_length // size * size if self.decode.strategy.is_from_zero else self.prompt_length
 
     def num_blocks(self, end: int) -> int:
-        """Blocks that the positions from the prompt's end up to `end` lie in."""
+        """Return how many blocks hold the positions from the prompt's end up to `end`."""
         return -(-(end - self.block_start) // self.decode.block_size) if end > self.prompt_length else 0
 
     def longest_prompt(self, max_model_len: int) -> int:
-        """Tokens of the longest prompt whose canvas still fits; below 1 where none does."""
+        """Return the tokens of the longest prompt whose canvas still fits; below 1 where none does."""
         size = self.decode.block_size if self.decode.strategy.is_from_zero else 1
         return max_model_len // size * size - self.decode.max_new_tokens
 
@@ -60,19 +61,19 @@ class Capacity:
     keeps_slots: bool = field(default=False, kw_only=True)
 
     def can_hold(self, rooms: Sequence[Room]) -> bool:
-        """Whether such requests can be decoded at once. Every rank of a replica gets the same answer.
+        """Return whether such requests can be decoded at once. Every rank of a replica gets the same answer.
 
         Slots always fit; an engine whose requests share memory of another kind overrides this.
         """
         return True
 
     def why_refused(self, decode: DecodeConfig) -> str | None:
-        """Why a request cannot be decoded by these settings, one sentence; None: it can."""
+        """Return why a request cannot be decoded by these settings, in one sentence; None if it can."""
         return None
 
 
 class PassCosts(NamedTuple):
-    """What passes cost on an engine, and the scheduler between them.
+    """Measured seconds of forward passes, and of the scheduler between them.
 
     tokens: of a whole pass, all branch ranks together, ascending. seconds: what such passes take. host_of_one,
     host_of_more: seconds that the scheduler takes for one request, and for each further one.
@@ -84,7 +85,7 @@ class PassCosts(NamedTuple):
     host_of_more: float = 0.0
 
     def at(self, tokens_X: Score) -> Score:
-        """Straight lines between what was measured, the last of them going on."""
+        """Return the seconds of passes of so many tokens: linear between measurements, extrapolated beyond the last."""
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.tokens[-1] - self.tokens[-2])
         beyond_X: Score = np.maximum(tokens_X - self.tokens[-1], 0.0) * max(slope, 0.0)
         return np.interp(tokens_X, self.tokens, self.seconds) + beyond_X
@@ -95,7 +96,7 @@ class PassCosts(NamedTuple):
 
 
 class Place(Protocol):
-    """Where this process stands among those of the run; `common.processes.Mesh` says more."""
+    """This process's ranks in the run's mesh (`common.processes.Mesh`)."""
 
     @property
     def rank(self) -> int: ...
@@ -118,7 +119,7 @@ class Place(Protocol):
 
     @property
     def relay(self) -> Relay | None:
-        """To the other ranks of the replica; None where there are none."""
+        """The relay to the other ranks of the replica; None on a single rank."""
 
 
 class Engine(Protocol):
@@ -140,13 +141,13 @@ class Engine(Protocol):
         """Make the KV of `plan.commits` final, taken from the winner's row ([requests of the step], global rows)."""
 
     def measure_passes(self, decode: DecodeConfig) -> PassCosts | None:
-        """What passes of this engine take by their number of tokens; None: it does not measure them.
+        """Return what passes take by their number of tokens; None if this engine does not measure them.
 
         Every rank of a replica calls it, before the first step, and gets the same.
         """
 
     def describe(self) -> dict[str, Any]:
-        """The environment fingerprint: device, driver or CANN, torch, mesh, memory."""
+        """Return the environment fingerprint: device, driver or CANN, torch, mesh, memory."""
 
     def close(self) -> None:
         """Leave the process groups and free device memory."""
@@ -158,11 +159,12 @@ class QueuesForwards(Protocol):
     def launch(self, plan: StepPlan) -> None: ...
 
     def receive(self) -> Predictions:
-        """Of the pass launched last."""
+        """Wait for the pass launched last and return its predictions."""
 
 
 def start_forward(engine: Engine, plan: StepPlan) -> Callable[[], Predictions]:
-    """Begin the pass, and return what waits for it. Where an engine cannot queue, that is what computes it."""
+    """Launch the pass and return a function that waits for it. If the engine cannot launch ahead, that function
+    computes it."""
     if not hasattr(engine, "launch"):  # isinstance of a protocol would take some 5 us of every step
         return partial(engine.forward, plan)
     queueing = cast(QueuesForwards, engine)

@@ -1,4 +1,4 @@
-"""All requests of an input, one after another as they end: the loop around `core.EngineCore`."""
+"""Decode all requests of an input and yield each as it ends: the loop around `core.EngineCore`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Predictions that are no numbers end the requests that got them, and the engine only where no request is to blame."""
+"""Handle predictions that are NaN or infinite: they end the requests that got them, and the engine only where no
+request is to blame."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ _WEIGHTS = "weights hold NaN or infinity, or overflow in this dtype or quantizat
 
 
 class ModelCheck:
-    """Looks at every pass. All ranks of a replica have the same predictions, and decide alike.
+    """Checks the predictions of every pass. All ranks of a replica have the same ones and decide alike.
 
-    A client whose requests fail each time must not end the engine, and an engine that has no numbers for anybody must
-    not go on. So where a pass fails all of its requests, the next one has a probe in it, a request of the engine's own:
+    A client whose requests always fail must not end the engine, and an engine whose predictions are NaN for everybody
+    must stop. So where a pass fails all of its requests, the next one has a probe in it, a request of the engine's own:
     one token, greedy. If that fails too, the model is to blame.
     """
 
@@ -33,7 +34,7 @@ class ModelCheck:
         self._failed: DecodeConfig | None = None  # settings of a request of a pass that has failed all
 
     def contained(self, predictions: Predictions, plan: StepPlan, step: int) -> Predictions:
-        """The predictions, with zeros for requests to which anything is no number that the scheduler will read: NaN
+        """Return the predictions, with zeros for requests that have NaN or infinity where the scheduler reads: NaN
         would win every comparison unseen. These requests end with this pass.
 
         Raises EngineError naming rank and step where the probe is one of them.
@@ -58,7 +59,7 @@ class ModelCheck:
         return Predictions(np.where(np.isin(request_T, index_F), np.float32(0), predictions.values_3T))
 
     def settled(self, results: list[Completion | Rejection]) -> list[Completion | Rejection]:
-        """What the pass has brought, without the probe, which has an answer; the next begins where it is wanted."""
+        """Return the results of a pass without the probe's, and admit a new probe where one is needed."""
         if self._probe is not None:
             self._scheduler.drop(_PROBE_ID)
             self._probe = None
@@ -73,7 +74,8 @@ class ModelCheck:
 
 
 def _reason(decoding: DecodingRequest, failed: Sequence[DecodingRequest]) -> str:
-    """A sentence for one of the requests that a pass has failed. Weights are to blame if one of these draws nothing."""
+    """Return the sentence for one of the requests that a pass has failed. The weights are to blame if one of these is
+    greedy."""
     if not all(one.rules.is_sampled for one in failed):
         return f"{_NO_NUMBERS} for this request: its {_WEIGHTS}; if other prompts fail too, choose another of these"
     temperature, top_p, top_k = decoding.rules.sampling

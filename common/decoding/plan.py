@@ -3,7 +3,7 @@
 A step's *rows* are (request, branch) pairs of any number of requests. A row's *entries* are its window positions,
 followed by its shift entries where `shift_row: fresh` asks for them: queries that repeat the position before a block
 so that the block's first token is predicted from what the window holds now. Shift entries read keys and never provide
-any. Rows lie behind one another, each as long as it is; nothing is padded.
+any. Rows are concatenated without padding.
 
 Shapes: R rows, T tokens (all entries of all rows).
 """
@@ -43,7 +43,7 @@ NUM_UPLOADED_FIELDS = RowField.SLOT + 1  # the first of them say which keys the 
 
 
 def part(block: npt.NDArray[Number], index: int) -> npt.NDArray[Number]:
-    """One of the arrays that lie behind one another in a block."""
+    """Return one row of a block of arrays, typed."""
     found: npt.NDArray[Number] = block[index]
     return found
 
@@ -79,12 +79,12 @@ class Sampling(NamedTuple):
 
     @property
     def is_special(self) -> bool:
-        """Whether the pass does with its logits what engines have no fast way for."""
+        """Whether the pass needs plain operators on its logits, since the kernels cannot do it."""
         return bool(self.cfg_scale or self.penalty_lambda or self.counts_mask) or self.strategy not in _IN_KERNELS
 
     @classmethod
     def of(cls, decode: DecodeConfig, mask_token_id: int) -> Sampling:
-        """What the scheduler will ask for under these settings. mask_token_id: the model's, unless they name one."""
+        """Return what these settings ask for. mask_token_id: the model's, which the settings may replace."""
         own = mask_token_id if decode.mask_token_id is None else decode.mask_token_id
         is_cut = decode.top_p < 1 or decode.top_k is not None
         is_sampled = decode.temperature > 0
@@ -95,7 +95,7 @@ class Sampling(NamedTuple):
         )  # fmt: skip
 
     def of_rows(self, sampling_3R: Float | None) -> Sampling:
-        """The same for rows that are drawn in this way (StepPlan.sampling_3R)."""
+        """Return the same for rows with these sampling numbers (StepPlan.sampling_3R)."""
         if sampling_3R is None:
             return self._replace(is_sampled=False, is_cut=False) if self.is_sampled else self
         is_cut_R = (sampling_3R[SamplingField.TOP_P] < 1) | (sampling_3R[SamplingField.TOP_K] > 0)
@@ -103,7 +103,7 @@ class Sampling(NamedTuple):
 
 
 class CommitSpan(NamedTuple):
-    """Positions of one request whose KV is kept from this step; taken from the winner's row."""
+    """Positions of one request whose KV this step makes final, taken from the winner's row."""
 
     request: int  # index of the request in this step, as in StepPlan.request_R
     slot: int
@@ -123,7 +123,7 @@ class StepPlan(NamedTuple):
     horizon (cached keys and the row's own window keys).
     is_read_T: entries whose next-token statistics the scheduler will read.
     row_fields_8R: what `RowField` names, one number a row.
-    commits_locally: attention is block-causal, so a block's KV depends on nothing behind it and every rank can commit
+    commits_locally: attention is block-causal, so a block's KV depends on nothing after it and every rank can commit
         its own copy.
     request_R: index of the row's request in this step; rows of one request are adjacent, lookaheads first, anchor last.
     num_guiding_rows: the last rows, in the order of the others: they change the logits of these, and nobody scores them
@@ -191,7 +191,7 @@ class StepPlan(NamedTuple):
 
     @property
     def cached_R(self) -> Int:
-        """End of the row's cached keys. Above start + num_keys only in the dual cache, where the keys cached behind the
+        """End of the row's cached keys. Above start + num_keys only in the dual cache, where the keys cached after the
         window, [start + num_keys, cached), are visible to every entry; otherwise equal to start."""
         return part(self.row_fields_8R, RowField.CACHED)
 
@@ -202,7 +202,7 @@ class StepPlan(NamedTuple):
 
     @property
     def noise_key_R(self) -> Int:
-        """With step_R what random numbers are keyed by."""
+        """Keys the row's random numbers, together with step_R."""
         return part(self.row_fields_8R, RowField.NOISE_KEY)
 
     @property
@@ -211,12 +211,12 @@ class StepPlan(NamedTuple):
         return part(self.row_fields_8R, RowField.STEP)
 
     def entries_of(self, rows: Int) -> Int:
-        """Indices of the entries of `rows`, in their order."""
+        """Return the indices of the entries of `rows`, in their order."""
         return entries_from(self.first_R[rows], self.num_entries_R[rows])
 
 
 def entries_from(first_R: Int, num_entries_R: Int) -> Int:
-    """Indices of the entries of rows that begin there and have so many, in their order."""
+    """Return the indices of the entries of rows with these first entries and lengths, in their order."""
     end_R = num_entries_R.cumsum()
     entry_T: Int = (first_R - end_R + num_entries_R).repeat(num_entries_R) + np.arange(end_R[-1])
     return entry_T

@@ -16,7 +16,7 @@ _COLUMNS_31 = np.arange(3)[:, None]
 
 
 def rows_by_rank(plan: StepPlan, num_ranks: int) -> Sequence[Int]:
-    """The plan's rows that each branch-parallel rank computes, ascending, none twice.
+    """Return the plan's rows that each branch-parallel rank computes, ascending, none twice.
 
     Rows are dealt round robin, so that a request's branches spread over the ranks. Under block-causal attention each
     rank writes a committed block's KV itself, without traffic, so it also gets at least one row of every committing
@@ -26,14 +26,14 @@ def rows_by_rank(plan: StepPlan, num_ranks: int) -> Sequence[Int]:
 
 
 def assign_rows(plan: StepPlan, num_ranks: int) -> Int:
-    """The same as [rank, place]: every rank gets the same number of rows, repeats fill the gaps."""
+    """Return `rows_by_rank` as an array [rank, place]: ranks with fewer rows repeat their last one."""
     if _lacks_rows(plan, num_ranks):
         return _equally_long(_with_anchors(plan, num_ranks))
     return _equal_round_robin(plan.num_rows, num_ranks)
 
 
 def _lacks_rows(plan: StepPlan, num_ranks: int) -> bool:
-    """Whether some rank would get no row of a request whose KV it has to write."""
+    """Return whether some rank would get no row of a request whose KV it has to write."""
     if num_ranks == 1 or not plan.commits or not plan.commits_locally:
         return False
     # Rows of one request are adjacent (guidance, which doubles them, has one branch rank): as many as there are ranks
@@ -70,13 +70,13 @@ def _equally_long(rows_of: Sequence[Int]) -> Int:
 
 
 def _shared(values_R: Int) -> Int:
-    """Read only: every step of this many rows has the same."""
+    """Make the array read-only, since all steps of this many rows share it."""
     values_R.flags.writeable = False
     return values_R
 
 
 class PredictionOrder:
-    """Where in a plan the predictions belong that its branch-parallel ranks have made.
+    """Puts the predictions of all branch-parallel ranks into the plan's order.
 
     num_tokens: of the plan. entries_of: the plan's entries that each rank has read, in its order. num_reads:
     predictions of a rank, padding included.
@@ -91,5 +91,6 @@ class PredictionOrder:
         self._source_3T = 3 * source_T + _COLUMNS_31
 
     def predictions(self, predicted_PM3: Float) -> Predictions:
-        """predicted_PM3: token, probability, confidence of each rank's reads. In the plan's order."""
+        """Return the predictions in the plan's order. predicted_PM3: token, probability, confidence of each rank's
+        reads."""
         return Predictions(predicted_PM3.reshape(-1).take(self._source_3T))

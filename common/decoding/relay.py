@@ -19,17 +19,17 @@ class Command(NamedTuple):
 
 
 class Relay(Protocol):
-    """Between the ranks of a replica."""
+    """Carries rank 0's commands to the other ranks of its replica."""
 
     def exchange(self, command: Command, step: int) -> Command:
-        """Rank 0's command, on every rank; all call it at every step, while the device computes.
+        """Return rank 0's command on every rank. All call it at every step, while the device computes.
 
         step: how many passes have been finished. Raises EngineError naming rank and step where a rank is gone.
         """
 
 
 def digest_of(plan: StepPlan | None) -> int:
-    """Differs, all but surely, for plans that differ; 0: no pass is under way."""
+    """Return a checksum of the plan; 0 if no pass is under way."""
     if plan is None:
         return 0
     digest = 0

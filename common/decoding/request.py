@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: one request, one completion. Token ids only; text is the caller's."""
+"""Requests and completions, as token ids; tokenizing is the caller's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FinishReason = Literal["eos", "stop", "length", "max_steps", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """`id` is unique in a run and keys the request's random numbers, together with the seed.
+    """A prompt to decode. `id` is unique in a run and, together with the seed, keys the request's random numbers.
 
     decode, seed: the request's own; None: the run's. noise_name: keys the random numbers in the id's place. max_tokens:
     the answer is cut there, whatever its canvas holds.
@@ -30,74 +30,74 @@ class GenerationRequest:
 
 
 class RequestQueue:
-    """All that waits in a replica, in its order: requests that were added, and after them those of an input, read as
-    they are wanted. Ids are labels that no two open requests share, so that one names the request open now or none.
+    """The waiting requests of a replica, in order: those that were added, then those of an input, which is read as
+    there is room. No two open requests share an id.
 
-    On several ranks rank 0 has the whole queue and tells the others of its first requests; only these may be taken.
+    On several ranks rank 0 has the whole queue and releases its first requests to all; only these may be taken.
 
     requests: the input; it may give None for "nothing now". One that raises, or gives a request whose id is open, has
-        ended: what was read before is decoded, then `raise_failure` hands the error on.
-    open_ids: of the requests that wait, and of those taken that have not been closed.
+        ended: what was read before is decoded, then `raise_failure` raises the error.
+    open_ids: ids of requests that wait, or that were taken and have not ended.
     """
 
     def __init__(self, requests: Iterable[GenerationRequest | None] | None = None) -> None:
         self._requests = iter(() if requests is None else requests)
         self._is_exhausted = requests is None
-        self._told: OrderedDict[str, GenerationRequest] = OrderedDict()
-        self._untold: OrderedDict[str, GenerationRequest] = OrderedDict()
+        self._released: OrderedDict[str, GenerationRequest] = OrderedDict()
+        self._unreleased: OrderedDict[str, GenerationRequest] = OrderedDict()
         self._reasons: dict[str, str | None] = {}  # why requests that wait are impossible
         self._failure: Exception | None = None
         self.open_ids: set[str] = set()
 
     def add(self, request: GenerationRequest) -> None:
-        """Raises ValueError while another request of this id is open."""
+        """Append a request. Raises ValueError while another request of this id is open."""
         if request.id in self.open_ids:
             raise ValueError(f"request {request.id} is being decoded already: give each request an id of its own")
         self.open_ids.add(request.id)
-        self._untold[request.id] = request
+        self._unreleased[request.id] = request
 
-    def tell(self, count: int) -> tuple[GenerationRequest, ...]:
-        """Have so many told, or as many as wait now; those that were not before."""
-        told: list[GenerationRequest] = []
-        while len(self._told) < count and (self._untold or self._pull()):
-            told.append(self._untold.popitem(last=False)[1])
-            self._told[told[-1].id] = told[-1]
-        return tuple(told)
+    def release(self, count: int) -> tuple[GenerationRequest, ...]:
+        """Release requests to all ranks until so many are released, or none waits. Returns the newly released ones."""
+        released: list[GenerationRequest] = []
+        while len(self._released) < count and (self._unreleased or self._pull()):
+            released.append(self._unreleased.popitem(last=False)[1])
+            self._released[released[-1].id] = released[-1]
+        return tuple(released)
 
-    def hear(self, requests: Iterable[GenerationRequest]) -> None:
-        """Take note of what rank 0 has told."""
-        self._told.update((request.id, request) for request in requests)
+    def receive(self, requests: Iterable[GenerationRequest]) -> None:
+        """Append what rank 0 has released."""
+        self._released.update((request.id, request) for request in requests)
 
     def first(self) -> GenerationRequest | None:
-        """Of those told, the one to come next, which stays until it is taken. None: nobody waits now."""
-        return next(iter(self._told.values()), None)
+        """Return the next released request without removing it; None if there is none."""
+        return next(iter(self._released.values()), None)
 
     def take(self) -> None:
-        """The first, which no longer waits."""
-        self._reasons.pop(self._told.popitem(last=False)[0], None)
+        """Remove the request that `first` returns."""
+        self._reasons.pop(self._released.popitem(last=False)[0], None)
 
     def remove(self, request_id: str) -> GenerationRequest | None:
-        """The request, if it has been read and waits; it no longer does."""
+        """Remove and return a waiting request; None if no waiting request has this id."""
         self._reasons.pop(request_id, None)
-        return self._told.pop(request_id, None) or self._untold.pop(request_id, None)
+        return self._released.pop(request_id, None) or self._unreleased.pop(request_id, None)
 
     def reason(self, request: GenerationRequest, judge: Callable[[GenerationRequest], str | None]) -> str | None:
-        """What `judge` says of a request that waits, asked once."""
+        """Return what `judge` says of a waiting request, asked once."""
         if request.id not in self._reasons:
             self._reasons[request.id] = judge(request)
         return self._reasons[request.id]
 
     def prefetch(self, count: int) -> None:
-        """Read the next requests now, while there is time; as many as wait now."""
+        """Read ahead from the input until so many requests wait."""
         while len(self) < count and self._pull():
             pass
 
     def __len__(self) -> int:
-        """Those that wait, without the input's rest."""
-        return len(self._told) + len(self._untold)
+        """Number of waiting requests, without the unread rest of the input."""
+        return len(self._released) + len(self._unreleased)
 
     def __iter__(self) -> Iterator[GenerationRequest]:
-        return chain(self._told.values(), self._untold.values())
+        return chain(self._released.values(), self._unreleased.values())
 
     @property
     def is_over(self) -> bool:
@@ -108,7 +108,7 @@ class RequestQueue:
             raise self._failure
 
     def _pull(self) -> bool:
-        """Whether the input had another."""
+        """Read one request from the input. Returns whether there was one."""
         if self._is_exhausted:
             return False
         try:
@@ -128,7 +128,7 @@ class Completion:
     """A finished request.
 
     token_ids: generated tokens up to the first EOS or stop string, that one included (whole canvas if there is none).
-    canvas_token_ids: every opened position, behind the EOS too; positions never filled hold the mask id.
+    canvas_token_ids: every opened position, those after the EOS included; positions never filled hold the mask id.
     num_canvas_tokens: the filled ones among them: the published way of counting.
     num_forwards: steps; one step is one forward pass whatever the number of branches.
     winner_per_step: the branch that won each step: 0 is the anchor, j the j-th lookahead.
@@ -156,11 +156,11 @@ class Completion:
 
     @classmethod
     def of_nothing(cls, request: GenerationRequest, reason: FinishReason) -> Completion:
-        """Of a request that ends before it began."""
+        """Return the completion of a request that ended before its first step."""
         return cls(request.id, len(request.prompt), (), (), 0, 0, 0, reason, 0.0, 0.0)
 
     def cut(self, max_tokens: int) -> Completion:
-        """The same, ended by its length after so many tokens."""
+        """Return the completion cut to so many tokens, with finish reason `length`."""
         return replace(self, token_ids=self.token_ids[:max_tokens], finish_reason="length")
 
     @property
@@ -179,8 +179,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A request that cannot be decoded, or that failed while it was (`error`); the rest of the run goes on. It can be
-    read as a completion of nothing."""
+    """The end of a request that cannot be decoded, or that failed while it was (`error`). It has a completion's counts,
+    all of them 0."""
 
     id: str
     reason: str
@@ -199,8 +199,8 @@ class Rejection:
 class RequestOutput:
     """What a step brought to a request.
 
-    token_ids: of the answer, those that became final in this step, in order: all steps' together are the answer.
-    result: what the request has ended with; None while it goes on.
+    token_ids: tokens of the answer that became final in this step; those of all steps together are the answer.
+    result: how the request has ended; None while it goes on.
     """
 
     id: str

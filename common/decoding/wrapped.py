@@ -1,4 +1,4 @@
-"""An engine around another one."""
+"""Base class of engines that wrap another engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.decoding.plan import Int, Predictions, StepPlan
 
 
 class WrappedEngine:
-    """Everything is the wrapped engine's; subclasses replace what forward returns."""
+    """Delegates to the wrapped engine; a subclass's `answer` replaces the predictions."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -25,7 +25,7 @@ class WrappedEngine:
         return self.start(plan)()
 
     def start(self, plan: StepPlan) -> Callable[[], Predictions]:
-        """Begin the wrapped engine's pass, and return what waits for it and answers."""
+        """Launch the wrapped engine's pass and return a function that waits for it and answers."""
         return partial(self._answered, plan, start_forward(self.engine, plan))
 
     def _answered(self, plan: StepPlan, receive: Callable[[], Predictions]) -> Predictions:

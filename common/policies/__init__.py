@@ -1,6 +1,6 @@
-"""What may be chosen by name in YAML without touching a scheduler: small pure functions, those of a kind in one module.
+"""Policies: small pure functions that settings choose by name, those of a kind in one module.
 
-A package of somebody else's adds one by an entry point of the group `lopa.<kind>` (docs/policies.md). What each is
+Another package adds one by an entry point of the group `lopa.<kind>` (docs/policies.md). What each is
 given and returns: `inputs.py`.
 """
 

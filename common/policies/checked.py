@@ -1,4 +1,4 @@
-"""A policy may be anybody's: what it returns is looked at before a scheduler uses it."""
+"""Check what policies of other packages return before the scheduler uses it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.policies.inputs import Filling, Scoring, Spawning, Stepped, Token
 
 
 def checked(folder: str, setting: str, decide: Callable[..., Any]) -> Callable[..., Any]:
-    """`decide` with ConfigErrors that name the setting, for what it raises and for an answer of another shape."""
+    """Return `decide` with ConfigErrors that name the setting, for what it raises and for answers of a wrong shape."""
     check = _CHECKS[folder]
 
     def decide_checked(given: Any) -> Any:

@@ -1,5 +1,5 @@
-"""What policies look at. Shapes: B branches of a request, the anchor last; W positions of their windows; M masks that a
-step may fill, of one block; C masks that may be tried, of all active blocks.
+"""The arguments of policies. Shapes: B branches of a request, the anchor last; W positions of their windows; M masks
+that a step may fill, of one block; C masks that may be tried, of all active blocks.
 
 Probabilities and confidences are float32; a confidence is that of `sampling_strategy`. `settings` is the request's
 DecodeConfig. Policies that draw random numbers take them from `rng`, which every rank of a replica draws alike.
@@ -33,7 +33,7 @@ class Token(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Whose random numbers these are: a request's, at a step, for one use (`stream`)."""
+    """Keys of random numbers: a request's, at a step, for one use (`stream`)."""
 
     noise_key: int
     step: int

@@ -1,4 +1,4 @@
-"""Policies by their kind and what a setting calls them: `name`, or `name(number=0.5)`."""
+"""Find policies by kind and by what a setting calls them: `name`, or `name(number=0.5)`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CALL = re.compile(r"(\w+)(?:\((.*)\))?")
 
 @cache
 def shipped(kind: str) -> tuple[str, ...]:
-    """Names of this package's own."""
+    """Return the names of this package's policies."""
     return tuple(sorted(TOKEN_CONFIDENCES if kind == "token_confidences" else _SHIPPED[kind][0]))
 
 
@@ -49,13 +49,13 @@ def _call(name: str, numbers: Mapping[str, Number]) -> str:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """All that may be chosen, installed packages' included."""
+    """Return all names that may be chosen, those of installed packages included."""
     return (*shipped(kind), *sorted(_installed(kind).keys() - set(shipped(kind))))
 
 
 @cache
 def policy(kind: str, setting: str) -> Callable[..., Any]:
-    """The function that a setting names, with its numbers. Raises ValueError for what is not there, in a sentence."""
+    """Return the function that a setting names, with its numbers bound. Raises ValueError for an unknown name."""
     name, numbers = _named(kind, setting)
     if kind == "token_confidences" and name in TOKEN_CONFIDENCES:
         _check_numbers(name, numbers, {})
@@ -77,14 +77,14 @@ def policy(kind: str, setting: str) -> Callable[..., Any]:
 
 
 def rule_of(kind: str, setting: str) -> tuple[Rule, dict[str, float]]:
-    """What the loops know a setting's rule by, and its numbers; the code of one that does not ship is PLUG_IN."""
+    """Return the code of a setting's rule for the loops, and its numbers; PLUG_IN is the code of another package's."""
     name, numbers = parsed(setting)
     rules = _SHIPPED[kind][0]
     return rules.get(name, rules.plug_in), numbers
 
 
 def parsed(setting: str) -> tuple[str, dict[str, float]]:
-    """Name and numbers of a setting that `policy` takes."""
+    """Return the name and numbers of a setting that `policy` takes."""
     call = _CALL.fullmatch(setting)
     assert call is not None, "settings are checked when they are read"
     return call[1], _numbers(call[2] or "") or {}
@@ -122,7 +122,7 @@ def _numbers(text: str) -> dict[str, float] | None:
 
 
 def _loaded(kind: str, name: str) -> Callable[..., Any]:
-    """Raises ValueError for a package that is broken, in a sentence."""
+    """Load the function of an entry point. Raises ValueError if the package is broken."""
     try:
         found: Callable[..., Any] = _installed(kind)[name].load()
     except Exception as error:
@@ -134,7 +134,7 @@ def _loaded(kind: str, name: str) -> Callable[..., Any]:
 
 
 def origins() -> dict[str, str]:
-    """`kind.name` -> name and version of the other package that a policy is from."""
+    """Return `kind.name` -> name and version of the package that a policy is from, for policies of others."""
     kinds = (*_SHIPPED, "token_confidences")
     found = {f"{kind}.{name}": point.dist for kind in kinds for name, point in _installed(kind).items()
              if name not in shipped(kind)}  # fmt: skip

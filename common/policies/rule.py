@@ -1,4 +1,4 @@
-"""How rules that ship are registered, and the numbers that a setting gives them."""
+"""Register the rules that ship, and the numbers that settings give them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MOST = 10**6  # of numbers, which stand beside probabilities and counts of token
 
 
 class Number(NamedTuple):
-    """What a rule takes as `name(number=0.5)`. least, most: what it may be. excludes_least: it is more than that.
-    is_whole: it counts something. shown: the default in words, where it is no number."""
+    """A number that a rule takes as `name(number=0.5)`. least, most: what it may be. excludes_least: it is more than
+    that. is_whole: it counts something. shown: the default in words, where it is no number."""
 
     default: float
     least: float = -MOST
@@ -25,7 +25,7 @@ class Number(NamedTuple):
     shown: str | None = None
 
     def why_not(self, value: float) -> str | None:
-        """Say what to set it to instead; None: it may have this value."""
+        """Return what to set it to instead; None if it may have this value."""
         if self.is_whole and value != int(value):
             return "a whole number"
         if value < self.least or value > self.most or (self.excludes_least and value == self.least):
@@ -71,7 +71,7 @@ def enter(own: Any, setting: str, rule: Rule, numbers: dict[str, float]) -> None
 
 
 def settings_with(decode: Any, setting: str, rule: Rule, numbers: dict[str, float]) -> Records:
-    """[1] SETTINGS with this one rule."""
+    """Return [1] SETTINGS with this one rule."""
     made_1 = settings_of(decode)
     enter(made_1[0], setting, rule, numbers)
     return made_1

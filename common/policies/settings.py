@@ -1,4 +1,4 @@
-"""A request's settings as compiled loops read them: a record with DecodeConfig's names."""
+"""A request's settings as the compiled loops read them: a record with DecodeConfig's names."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _OF_STRATEGY = (
 
 
 def settings_of(decode: Any) -> Records:
-    """[1] SETTINGS without the rules. decode: a DecodeConfig. What is `null` there, and what the strategy has not, is
-    0."""
+    """Return [1] SETTINGS without the rules. decode: a DecodeConfig. What is `null` there, and what the strategy has
+    not, is 0."""
     made_1, strategy = records(np.zeros(1, SETTINGS)), decode.strategy
     own = made_1[0]
     for name in _SAME:

@@ -51,16 +51,16 @@ class BranchBudget:
 
     @property
     def is_learning(self) -> bool:
-        """Whether `learn` is due after the pass that was dealt last."""
+        """Whether `learn` is called after the pass that was dealt last."""
         return self._num_passes % _LEARN_EVERY == 0
 
     def admit(self, slot: int, num_tokens: int, skip_threshold: float) -> None:
-        """A request's first row has so many tokens; above this probability its masks are filled."""
+        """Note a new request: tokens of its first row, and the probability above which its masks are filled."""
         self._tokens_of_slot[slot] = num_tokens
         self._skip_threshold_of_slot[slot] = skip_threshold
 
     def deal(self, slot_N: Int, num_spawned_N: Int) -> Int:
-        """How many of its lookaheads each request may try in the coming step."""
+        """Return how many of its lookaheads each request may try in the coming step."""
         self._num_passes += 1
         if self._num_passes % _EXPLORE_EVERY:
             return self._dealt(slot_N, num_spawned_N)
@@ -85,14 +85,14 @@ class BranchBudget:
         return kept_N
 
     def note(self, plan: StepPlan) -> None:
-        """How many entries a branch costs in this pass, its guiding row's among them: the anchor, which comes last of
-        its request."""
+        """Note how many entries a branch of each request costs in this pass, those of its guiding row included: the
+        anchor's, which comes last of its request."""
         self._tokens_of_slot[plan.slot_R] = plan.num_entries_R * (2 if plan.num_guiding_rows else 1)
         for span in plan.commits:
             self._tokens_of_slot[span.slot] -= min(span.length, self._tokens_of_slot[span.slot] - 1)
 
     def learn(self, plan: StepPlan, predictions: Predictions, score_R: Score) -> None:
-        """What the branches of this pass would bring. score_R: C(B)."""
+        """Learn from a pass what its branches would have brought. score_R: C(B)."""
         request_R, num_entries_R = plan.request_R[plan.scored], plan.num_entries_R[plan.scored]
         count_N = np.bincount(request_R)
         last_N = count_N.cumsum() - 1
@@ -106,7 +106,7 @@ class BranchBudget:
     def _observe(
         self, spawned_N: Int, brought_R: Int, score_R: Score, request_R: Int, rank_R: Int, last_N: Int
     ) -> None:
-        """The winner among the anchor and the first lookaheads, one lookahead more at a time."""
+        """Find the winner among the anchor and the first lookaheads, one lookahead more at a time."""
         most = int(spawned_N.max())
         if not most:
             return

@@ -1,4 +1,4 @@
-"""A step of one request by hand: where a policy of another package decides something, or somebody looks.
+"""A step of one request in Python: where a policy of another package decides something, or an observer looks on.
 
 The same compiled functions as in `advancing.advance`, in the same order, with the policies' answers and the record in
 between: about 0.4 ms a request and step, where the loops alone take 0.02 to 0.07 (docs/policies.md).
@@ -35,7 +35,7 @@ class StepView(NamedTuple):
 
 
 def view_of(decoding: DecodingRequest, tables: Tables, predictions: Predictions, fields_8R: Int) -> StepView:
-    """Before the step changes anything."""
+    """Return the request's view, before the step changes anything."""
     slot, state = decoding.slot, tables.states[decoding.slot]
     shape = int(state["num_rows"]), int(state["widest_end"] - state["window_start"])
     values_3BW, is_masked_BW = np.zeros((3, *shape), np.float32), np.zeros(shape, np.bool_)
@@ -59,7 +59,7 @@ def branches_of(decoding: DecodingRequest, tables: Tables) -> list[Branch]:
 
 
 def score(view: StepView, score_R: Score) -> None:
-    """Write C(B) where another package's policy says it."""
+    """Write C(B) of the request's rows by a policy of another package."""
     decode, first_row = view.scoring.settings, int(view.tables.states[view.decoding.slot]["first_row"])
     found_B = view.decoding.asked(policy("branch_scores", decode.branch_score), view.scoring)
     score_B: Score = np.zeros(len(view.scoring.branches)) if found_B is None else found_B
@@ -161,7 +161,8 @@ def _rank(view: StepView, branch: int, num_open: int) -> None:
 
 
 def _candidates(view: StepView, branch: int, num_spans: int) -> dict[int, Candidate]:
-    """What the winner predicts at each mask that the step may fill and, where it may edit, at each filled position."""
+    """Return what the winner predicts at each mask that the step may fill and, where it may edit, at each filled
+    position."""
     tables, slot, found = view.tables, view.decoding.slot, {}
     state, (token_P, is_masked_P) = tables.states[slot], positions_of(tables, slot)
     for span in tables.spans[:num_spans]:

@@ -1,5 +1,5 @@
-"""What a pass changes about its logits before they become predictions: classifier-free guidance and the penalty on a
-repeated token.
+"""Changes to a pass's logits before they become predictions: classifier-free guidance and the penalty on a repeated
+token.
 """
 
 from __future__ import annotations

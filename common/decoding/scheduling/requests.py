@@ -1,4 +1,4 @@
-"""The requests of a replica, decoded together a step at a time: Python around the loops over their tables."""
+"""Run a step of all requests of a replica: Python around the compiled loops over their tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SPENT: dict[int, FinishReason | None] = {IS_DONE: "length", IS_OUT_OF_STEPS: "m
 
 
 class Requests:
-    """observer: None: nobody looks, which costs a step nothing."""
+    """The requests being decoded and their tables. observer: sees StepRecords; None costs nothing."""
 
     def __init__(self, num_slots: int, mask_token_id: int) -> None:
         self.observer: Observer | None = None
@@ -48,11 +48,11 @@ class Requests:
 
     @property
     def active(self) -> list[DecodingRequest]:
-        """In the order in which a step's rows hold them."""
+        """Requests being decoded, in the order of a step's rows."""
         return [*self._decoding.values()]
 
     def add(self, decoding: DecodingRequest) -> None:
-        """Take a request in; it is part of the next step."""
+        """Add a request; it is part of the next step."""
         rules, length = decoding.rules, decoding.prompt_length
         decode, slot = rules.decode, decoding.slot
         num_positions = Room(length, decode).num_positions
@@ -85,7 +85,7 @@ class Requests:
         self._count(decoding, 1)
 
     def drop(self, request_id: str, now: float) -> tuple[DecodingRequest, Completion] | None:
-        """End a request between two steps with what it has; None: it is not being decoded."""
+        """End a request between two steps with what it has; returns None if it is not being decoded."""
         for decoding in self._decoding.values():
             if decoding.request.id == request_id:
                 completion = self._completion(decoding, now, None, "abort")
@@ -105,7 +105,7 @@ class Requests:
         states["num_lookaheads"][self._order_N] = np.minimum(self.num_lookaheads(), count_N)
 
     def num_prompt_tokens(self) -> int:
-        """In the coming step, of prompts that are cut and have begun."""
+        """Return the prompt tokens of the coming step, of prompts that are cut and have begun."""
         return int(num_prompt_tokens(self._order_N, self._store.loops))
 
     def plan_step(self, sampling: Sampling) -> StepPlan:
@@ -142,7 +142,7 @@ class Requests:
         )  # fmt: skip
 
     def select_winners(self, predictions: Predictions) -> Int:
-        """Rows of the step planned last."""
+        """Return the winning row of each request in the step planned last."""
         order_N = self._order_N
         self._values_3T, self._score_R = predictions.values_3T, np.empty(self._num_rows)
         winner_N = np.empty(len(order_N), np.int64)
@@ -159,11 +159,11 @@ class Requests:
         return winner_N
 
     def scores(self) -> Score:
-        """C(B) of the rows that select_winners has looked at."""
+        """Return C(B) of the rows of the step planned last, once winners are selected."""
         return self._score_R
 
     def advance(self, winner_N: Int, now: float) -> list[tuple[DecodingRequest, Completion]]:
-        """Bring all requests to their next step; those that have ended."""
+        """Bring all requests to their next step. Returns those that have ended."""
         order_N, views = self._order_N, self._views
         ended_N, places_N = np.empty(len(order_N), np.int64), self._places_N
         if views:
@@ -207,7 +207,7 @@ class Requests:
         return ended
 
     def _look(self, predictions: Predictions) -> dict[int, by_request.StepView]:
-        """Views of the requests that are decoded by hand in this step, by their place."""
+        """Return views of the requests that are decoded by hand in this step, by their place."""
         return {
             place: by_request.view_of(decoding, self._store.loops, predictions, self._rows_8R)
             for place, decoding in enumerate(self._decoding.values())
@@ -215,7 +215,7 @@ class Requests:
         }
 
     def _sampling_of(self, request_R: Int) -> Float | None:
-        """StepPlan.sampling_3R."""
+        """Return StepPlan.sampling_3R."""
         if not self._num_sampled:
             return None
         of_request_N3 = np.array([decoding.rules.sampling for decoding in self._decoding.values()], dtype=np.float32)
@@ -223,7 +223,7 @@ class Requests:
         return sampling_3R
 
     def _draw(self) -> None:
-        """Random numbers of the step, for rules that look at them."""
+        """Write the step's random numbers, for rules that use them."""
         tables = self._store.loops
         for slot, decoding in self._decoding.items():
             if decoding.rules.draws:
@@ -237,7 +237,7 @@ class Requests:
     def _completion(
         self, decoding: DecodingRequest, now: float, spent: FinishReason | None, reason: FinishReason | None = None
     ) -> Completion | None:
-        """What the request ends with, or None while it goes on. reason: why it ends in any case."""
+        """Return the request's completion, or None while it goes on. reason: why it ends in any case."""
         tables, slot = self._store.loops, decoding.slot
         state, (end, final) = tables.states[slot], ends_of_answer(tables, slot)
         token_P, is_masked_P = positions_of(tables, slot)
@@ -274,7 +274,7 @@ class Requests:
         self._count(decoding, -1)
 
     def _count(self, decoding: DecodingRequest, change: int) -> None:
-        """Note that a request has come or gone: some are looked at by none of the loops."""
+        """Update the step's order and counts after a request was added (1) or removed (-1)."""
         rules = decoding.rules
         self._order_N = np.array([*self._decoding], dtype=np.int64)
         self._places_N = np.arange(len(self._order_N))

@@ -1,4 +1,4 @@
-"""How one request is decoded: its settings, and what follows from them. Requests of equal settings share one object."""
+"""A request's settings and what follows from them. Requests of equal settings share one object."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ NO_TOKEN = -1  # what an anchor adds, too
 
 
 class StopSearch(Protocol):
-    """Looks for a request's stop strings while its tokens become final.
+    """Searches a request's tokens for its stop strings while they become final.
 
-    num_seen: generated ids that it has looked at.
+    num_seen: generated ids that it has searched.
     """
 
     num_seen: int
 
     def find(self, more_ids: Sequence[int], is_over: bool) -> int | None:
-        """How many of the ids to keep, those after the seen ones with them; None: nothing stops them. is_over: no
-        others will come."""
+        """Search the ids after the seen ones. Returns how many ids of all to keep; None if no stop string was found.
+        is_over: these are the last."""
 
 
 FindStop = Callable[[], StopSearch]  # for a request that begins
@@ -43,7 +43,7 @@ def no_stop_strings(decode: DecodeConfig) -> FindStop | None:
 
 
 class ModelFacts(NamedTuple):
-    """What the scheduler has to know of a model; the names are those of `common.checkpoint.ModelConfig`.
+    """What the scheduler needs to know of a model; names as in `common.checkpoint.ModelConfig`.
 
     shift: 1: a position's token is predicted by the entry before it; 0: by its own. more_end_token_ids: end a text too,
     unless a request's settings name an end token.
@@ -65,7 +65,9 @@ POLICIES = {
 
 @dataclass(frozen=True, eq=False)
 class Rules:
-    """eos_token_id: the settings' own, or the model's; None: nothing ends a text, which settings say by -1.
+    """The settings of a request, prepared for the loops.
+
+    eos_token_id: the settings' own, or the model's; None (-1 in settings): nothing ends a text.
 
     chunk: positions of a prompt that one pass takes, whole blocks: a longer prompt takes several passes. None: any
     number, where a prompt's positions see each other, so that it cannot be cut.
@@ -100,7 +102,7 @@ class Rules:
         return cls(decode, own, stop, sampling, facts.shift, ends, chunk)
 
     def num_first(self, prompt_length: int) -> int:
-        """Prompt tokens of a request's first pass."""
+        """Return the prompt tokens of a request's first pass."""
         return prompt_length if self.chunk is None else min(self.chunk, prompt_length)
 
     @cached_property  # this and what else is cached are asked at every step

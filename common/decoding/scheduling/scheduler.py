@@ -1,8 +1,7 @@
-"""LoPA over blocks: plan a step, pick the winners, fill them, spawn their lookaheads. Host code on small numpy arrays.
+"""The scheduler: plan a step, pick the winners, fill them, spawn their lookaheads. Host code on small numpy arrays.
 
-Who is decoded, in which slot and by which settings (`rules`) is decided here; what a step does with the requests, in
-`requests`.
-Every rank of a replica runs this on the same gathered predictions, so all decide alike and no rank has to tell another.
+This module decides which requests are decoded, in which slot and by which settings (`rules`); `requests` runs a step.
+Every rank of a replica runs it on the same gathered predictions, so all ranks decide alike without messages.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from common.decoding.scheduling.requests import Requests
 from common.decoding.scheduling.rules import DREAM, ModelFacts, Rules, StopFinder, no_stop_strings
 from common.decoding.scheduling.state import DecodingRequest, Observer, StepRecord
 
-# Of a whole pass, which requests share: what attends to what, and how a confidence comes out of the logits.
+# Settings of a whole pass, which all its requests share: attention, and how confidences come out of the logits.
 SHARED_SETTINGS = ("window_attention", "sampling_strategy", "mask_token_id", "mask_probability", "temperature_acts_on")
 MOST_RULES = 1000  # of different settings that are kept for requests to come
 
@@ -79,8 +78,8 @@ class Scheduler:
         return self._requests.active
 
     def observe(self, observer: Callable[[StepRecord], None] | None, ids: Container[str] | None = None) -> None:
-        """From the next step on, of these requests (None: of all), whatever they are by then; no observer: nobody
-        looks. A request that nobody looks at costs a step nothing."""
+        """Have the observer see the steps of the requests with these ids (None: all) from the next step on; None: no
+        observer. Requests that are not observed cost nothing more."""
         self._requests.observer = None if observer is None else Observer(observer, ids)
 
     @property
@@ -92,7 +91,7 @@ class Scheduler:
         return len(self._free_slots)
 
     def can_begin(self, request: GenerationRequest) -> bool:
-        """Whether the coming step takes the request's prompt beside those that begin with it."""
+        """Return whether the next step has room for the request's prompt beside those that begin with it."""
         most = self._max_num_batched_tokens
         if most is None:
             return True
@@ -100,11 +99,12 @@ class Scheduler:
         return not taken or taken + self._rules_of(request).num_first(len(request.prompt)) <= most
 
     def decode_of(self, request: GenerationRequest) -> DecodeConfig:
-        """The settings that the request is decoded by."""
+        """Return the settings that the request is decoded by."""
         return self.decode if request.decode is None else request.decode
 
     def admit(self, request: GenerationRequest) -> None:
-        """Give the request a slot; its prompt, or what no earlier one left there, is forwarded in the next step.
+        """Give the request a slot. The next step forwards its prompt, without the prefix whose KV the slot holds
+        already.
 
         Raises ValueError for an empty prompt, and for settings that cannot share a pass with the run's.
         """
@@ -121,11 +121,11 @@ class Scheduler:
         self._requests.add(DecodingRequest(request, rules, slot, key, num_reused, self._clock(), self._failures))
 
     def fail(self, decoding: DecodingRequest, reason: str) -> None:
-        """Have the step under way be the request's last, and `reason` its result."""
+        """End the request after the step under way, with `reason` as its result."""
         self._failures[decoding.request.id] = reason
 
     def drop(self, request_id: str) -> Completion | Rejection | None:
-        """End a request between two steps with what it has; None: it is not being decoded."""
+        """End a request between two steps with what it has; returns None if it is not being decoded."""
         dropped = self._requests.drop(request_id, self._clock())
         return None if dropped is None else self._freed(*dropped)
 
@@ -137,7 +137,7 @@ class Scheduler:
         return list(self._room_of_slot.values())
 
     def why_apart(self, decode: DecodeConfig) -> str | None:
-        """Why requests of these settings cannot be decoded beside the run's; None: they can."""
+        """Return why requests of these settings cannot be decoded beside the run's; None if they can."""
         of_run = _shared(self.decode)
         for name, own in _shared(decode).items():
             if own != of_run[name]:
@@ -160,7 +160,8 @@ class Scheduler:
         return self._plan
 
     def select_winners(self, predictions: Predictions) -> Int:
-        """The winning row of every request: arg max of its branch scores; the anchor comes last, so it loses ties."""
+        """Return the winning row of every request: arg max of its branch scores; the anchor comes last, so it loses
+        ties."""
         winners = self._requests.select_winners(predictions)
         if self._budget is not None and self._plan is not None:
             self._budget.note(self._plan)
@@ -169,14 +170,14 @@ class Scheduler:
         return winners
 
     def advance(self, winner_row_of_request: Int) -> list[Completion | Rejection]:
-        """Turn every winner into the next anchor with its lookaheads; return what is finished or has failed and free
-        its slot."""
+        """Turn every winner into the next anchor with its lookaheads. Returns the requests that have ended, and frees
+        their slots."""
         ended = [self._freed(*ended) for ended in self._requests.advance(winner_row_of_request, self._clock())]
         failed = [self.drop(request_id) for request_id in [*self._failures]]
         return [*ended, *(result for result in failed if result is not None)]
 
     def newly_final(self) -> list[tuple[str, tuple[int, ...]]]:
-        """By id, of requests that go on: tokens that can no longer change and were not told of by an earlier call."""
+        """Return, by id of requests that go on, tokens that can no longer change and that no earlier call returned."""
         return self._requests.newly_final()
 
     def _rules_of(self, request: GenerationRequest) -> Rules:
@@ -186,7 +187,7 @@ class Scheduler:
         return self._rules_for(decode)
 
     def _rules_for(self, decode: DecodeConfig) -> Rules:
-        """Raises ValueError for stop strings that nothing can look for."""
+        """Return the rules of these settings. Raises ValueError for stop strings without a tokenizer."""
         rules = self._rules.get(decode)
         if rules is None:
             if len(self._rules) >= MOST_RULES:  # of requests that have ended, mostly
@@ -207,8 +208,8 @@ class Scheduler:
         return Rejection(completion.id, reason, "error")
 
     def _take_slot(self, prompt: tuple[int, ...], decode: DecodeConfig) -> tuple[int, int]:
-        """A free slot, and how many positions of the prompt it holds already: whole blocks, never the whole prompt,
-        since its last position predicts the first of the canvas."""
+        """Return a free slot, and how many positions of the prompt it holds already: whole blocks, never the whole
+        prompt, since its last position predicts the first of the canvas."""
         size, choice, num_reused = decode.block_size, 0, 0
         if decode.strategy.reuses_prefix:
             shared = [_num_shared(self._prompt_of_slot[slot], prompt[:-1]) // size * size for slot in self._free_slots]
@@ -220,19 +221,19 @@ class Scheduler:
 
 
 def _shared(decode: DecodeConfig) -> dict[str, Any]:
-    """What requests of one pass must have in common, by the names of the settings."""
+    """Return the settings that requests of one pass must have in common, by name."""
     strategy = decode.strategy
     found = {name: getattr(decode, name) for name in SHARED_SETTINGS}
     return {**found, "cfg_scale": strategy.guidance, "penalty_lambda": strategy.penalty}
 
 
 def noise_key(seed: int, name: str) -> int:
-    """A signed 64-bit key of (seed, request's name): the same on every rank and in every run."""
+    """Return a signed 64-bit key of (seed, request's name), the same on every rank and in every run."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     pairs = zip(first, second, strict=False)
     return next((count for count, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

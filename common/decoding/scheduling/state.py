@@ -1,4 +1,4 @@
-"""What is remembered of a request beside its tables, and what a step of it looked like."""
+"""A request's state beside its tables, and the records of its steps that observers see."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(slots=True, eq=False)
 class DecodingRequest:
-    """A request that has got a slot.
+    """A request that has a slot.
 
     num_reused: positions of its prompt whose KV is there already. failures: of all requests that the step under way has
     to end, by id: why. stop_search: of settings with stop strings, once a token is final.
@@ -36,8 +36,8 @@ class DecodingRequest:
         return len(self.request.prompt)
 
     def asked(self, decide: Callable[..., AnswerT], *given: object) -> AnswerT | None:
-        """What a policy or a stop finder says of this request. Either may be anybody's: one that raises says None, and
-        ends this request with the step; the others go on."""
+        """Return what a policy or a stop search answers for this request. If it raises, return None: this request ends
+        with the step, and the others go on."""
         try:
             return decide(*given)
         except Exception as error:
@@ -54,7 +54,7 @@ class Observer(NamedTuple):
     ids: Container[str] | None = None
 
     def wants(self, decoding: DecodingRequest) -> bool:
-        """A step that has failed is no step."""
+        """Return whether the observer sees the request's step; it sees none that has failed."""
         request_id = decoding.request.id
         return (self.ids is None or request_id in self.ids) and request_id not in decoding.failures
 
@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What happened to a request in one step, for traces: branches in row order, lookaheads first and the anchor last.
+    """A request's step, for traces: branches in row order, lookaheads first and the anchor last.
 
     start: the window's first position. Confidences are those of `sampling_strategy`. lookahead: the branches spawned
     for the next step, without the anchor. candidates: what the winner predicted at each position that the step could

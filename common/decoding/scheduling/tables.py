@@ -1,4 +1,4 @@
-"""What is remembered of the requests being decoded: tables with a row a slot, read and written by compiled loops.
+"""The state of the requests being decoded: tables with one row a slot, read and written by compiled loops.
 
 Tables of which a request's part depends on its length lie in `Rooms`: one array for all slots, in which a slot has a
 stretch as long as its request needs. Shapes: P positions of a request, B blocks, K lookaheads, F fills of a branch.
@@ -220,7 +220,7 @@ class Rooms:
 
 
 def records_or_plain(array: Any) -> Any:
-    """The array as loops write it."""
+    """Return the array in the form that loops write."""
     return records(array) if array.dtype.names else array
 
 

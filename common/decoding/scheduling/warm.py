@@ -28,7 +28,7 @@ _MOST_TIMED = 64  # requests at once
 
 
 def start_warming() -> Thread:
-    """Begin in a thread, which the caller joins once it has done what it has to do meanwhile."""
+    """Start `warm_up` in a thread, which the caller joins before the first request."""
     thread = Thread(target=warm_up, name="compile the scheduler's loops", daemon=True)
     thread.start()
     return thread

@@ -99,7 +99,7 @@ def test_an_input_that_gives_an_open_id_again_has_ended_there() -> None:
     with pytest.raises(ValueError, match="request a is being decoded already"):
         done += [result.id for result in decode_requests((request(name) for name in names), scheduler, HashedEngine())]  # type: ignore[arg-type]
     queue = RequestQueue(request(name) for name in names)
-    assert [one.id for one in queue.tell(9)] == ["a", "b"] and not queue.is_over
+    assert [one.id for one in queue.release(9)] == ["a", "b"] and not queue.is_over
     with pytest.raises(ValueError, match="request a is being decoded already"):
         queue.raise_failure()
 
@@ -108,15 +108,15 @@ def test_a_queue_tells_of_its_requests_in_their_order_and_each_once() -> None:
     queue = RequestQueue([request("from an input")])
     for name in ("a", "b", "c"):
         queue.add(request(name))
-    assert [one.id for one in queue.tell(2)] == ["a", "b"] and not queue.tell(2)
+    assert [one.id for one in queue.release(2)] == ["a", "b"] and not queue.release(2)
     assert queue.remove("a") == request("a") and queue.remove("c") == request("c") and queue.remove("a") is None
-    assert [one.id for one in queue.tell(2)] == ["from an input"]
+    assert [one.id for one in queue.release(2)] == ["from an input"]
     assert [one.id for one in queue] == ["b", "from an input"] and len(queue) == 2
     for name in ("b", "from an input"):
         first = queue.first()
         assert first is not None and first.id == name
         queue.take()
-    assert queue.first() is None and not queue.tell(1) and queue.is_over
+    assert queue.first() is None and not queue.release(1) and queue.is_over
 
 
 def test_a_waiting_request_is_judged_once_for_each_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
