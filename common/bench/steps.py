@@ -162,11 +162,12 @@ class _Bench:
 
     def steps(self, num_accepted: int) -> dict[str, Any]:
         """Whole decoding steps by part, with a fixed number of accepted tokens; prompts' first steps are left out."""
-        scripted = ScriptedEngine(self.engine, num_accepted)
+        facts = facts_of(self.config)
+        scripted = ScriptedEngine(self.engine, num_accepted, shift=facts.shift)
         decode = self.decode.model_copy(update={"stop_at_eos": False, "skip_threshold": 0.9})
         mask_token_id = self.config.mask_of(decode.mask_token_id)
         for num_requests in (1, self.options.num_requests):  # the first captures what has not been
-            timed = TimedDecoding(scripted, self.engine, decode, mask_token_id, None, facts_of(self.config))
+            timed = TimedDecoding(scripted, self.engine, decode, mask_token_id, None, facts)
             completions = [timed.decode(self._filler_prompt()) for _ in range(num_requests)]
         return {"accepted": num_accepted, **request_times(completions), **timed.summary()}
 
