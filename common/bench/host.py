@@ -10,20 +10,31 @@ import statistics
 import time
 from dataclasses import dataclass
 from importlib import import_module
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from common.config import DecodeConfig
-from common.decoding import GenerationRequest, Predictions, Scheduler, StepPlan
+from common.decoding import GenerationRequest, ModelFacts, Predictions, Scheduler, StepPlan
 
 PROMPT_LENGTH, MAX_NEW_TOKENS = 100, 512
+# One block after another, as these models are published.
+_BLOCKS = {"strategy": "block_diffusion", "window_attention": "block_causal", "block_add_threshold": 1}
+# How a family's requests are decoded, and whether its models predict a position by the entry before it (`shift`).
+FAMILIES: dict[str, tuple[int, dict[str, Any]]] = {
+    "dream": (1, {}),
+    "llada": (0, {}),
+    "sdar": (0, _BLOCKS),
+    "llada2": (0, {**_BLOCKS, "strategy": {"name": "block_diffusion", "edit_threshold": 0.97}}),
+    "fast_dllm_v2": (1, {**_BLOCKS, "strategy": {"name": "fast_dllm_v2", "sub_block_size": 8}}),
+}
+_PIPELINED = ("dream", "llada")  # of windows of several blocks
 
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:
     """window: the mean one that is wanted. engine: a package, over block-causal windows for lopa_ascend; None: the
-    scheduler alone. num_ranks: branch ranks of the engine."""
+    scheduler alone. num_ranks: branch ranks of the engine. family: of `FAMILIES`."""
 
     num_lookahead: int = 7
     window: int = 96
@@ -31,6 +42,12 @@ class HostOptions:
     num_steps: int = 2000
     engine: str | None = None
     num_ranks: int = 1
+    family: str = "dream"
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether only steps near the wanted window count."""
+        return self.num_requests == 1 and self.family in _PIPELINED
 
 
 class HostSizes(NamedTuple):
@@ -62,7 +79,8 @@ def measure_host(options: HostOptions) -> str:
     steps = host_steps(options)
     width = statistics.mean(step.width for step in steps)
     lines = [
-        f"k={options.num_lookahead}, {options.num_requests} request(s), mean window {width:.0f}, {len(steps)} steps",
+        f"{options.family}, k={options.num_lookahead}, {options.num_requests} request(s), mean window {width:.0f}, "
+        f"{len(steps)} steps",
         f"scheduler: {spread([step.scheduler_s for step in steps], 'us')} a step",
     ]
     if options.engine:
@@ -71,13 +89,16 @@ def measure_host(options: HostOptions) -> str:
 
 
 def host_steps(options: HostOptions) -> list[HostStep]:
-    """Steps of one request whose mean window is within an eighth of the wanted one, while nearly all branches are
-    there; of several, which are at different points, all."""
+    """Time steps: of one request that decodes blocks in a pipeline those whose mean window is within an eighth of the
+    wanted one, while nearly all branches are there; of others all."""
     host = _engine_host(options)
     rng = np.random.default_rng(0)
     steps: list[HostStep] = []
     made = 0
-    scheduler = Scheduler(_decode(options), mask_token_id=5, eos_token_id=6, num_slots=options.num_requests)
+    facts = ModelFacts(FAMILIES[options.family][0])
+    scheduler = Scheduler(
+        _decode(options), mask_token_id=5, eos_token_id=6, num_slots=options.num_requests, facts=facts
+    )
     while len(steps) < options.num_steps:
         while scheduler.has_free_slot:
             scheduler.admit(GenerationRequest(str(made), tuple(range(10, 10 + PROMPT_LENGTH))))
@@ -96,7 +117,7 @@ def host_steps(options: HostOptions) -> list[HostStep]:
         took_s = planned_s + selected_s + time.perf_counter() - selected
         width = plan.num_tokens / plan.num_rows
         is_near = abs(width - options.window) <= options.window // 8
-        if options.num_requests > 1 or (is_near and plan.num_rows >= 0.9 * (options.num_lookahead + 1)):
+        if not options.is_filtered or (is_near and plan.num_rows >= 0.9 * (options.num_lookahead + 1)):
             steps.append(HostStep(took_s, engine_s, width))
     return steps
 
@@ -113,12 +134,12 @@ def _engine_host(options: HostOptions) -> EngineHost | None:
 
 
 def _decode(options: HostOptions) -> DecodeConfig:
-    skip, add = (0.94, 0.1) if options.num_requests == 1 else (0.85, 0.5)  # a mean window of 96 either way
+    skip, add = (0.94, 0.1) if options.is_filtered else (0.85, 0.5)  # a mean window of 96 either way
     attention = {"window_attention": "block_causal", "shift_row": "fresh"} if options.engine == "lopa_ascend" else {}
     return DecodeConfig.model_validate(
         {
             "num_lookahead": options.num_lookahead, "block_size": 32, "max_new_tokens": MAX_NEW_TOKENS,
-            "skip_threshold": skip, "block_add_threshold": add, **attention,
+            "skip_threshold": skip, "block_add_threshold": add, **attention, **FAMILIES[options.family][1],
         }
     )  # fmt: skip
 

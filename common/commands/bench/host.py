@@ -9,6 +9,13 @@ import typer
 from common.commands.options import WholeNumber
 
 _COUNT = WholeNumber(10**5)
+_FAMILIES = (
+    "dream",
+    "llada",
+    "sdar",
+    "llada2",
+    "fast_dllm_v2",
+)  # common.bench.host has them too, and takes long to load
 
 
 def measure(arguments: list[str]) -> None:
@@ -21,7 +28,9 @@ def measure(arguments: list[str]) -> None:
         return
     typer.echo(
         measure_host(
-            HostOptions(known.num_lookahead, known.window, known.requests, known.steps, known.engine, known.ranks)
+            HostOptions(
+                known.num_lookahead, known.window, known.requests, known.steps, known.engine, known.ranks, known.family
+            )
         )
     )
 
@@ -32,6 +41,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--num-lookahead", type=WholeNumber(100, 0), default=7)
     parser.add_argument("--window", type=_COUNT, default=96, help="mean positions of a row that are wanted")
     parser.add_argument("--requests", type=_COUNT, default=1, help="at once")
+    parser.add_argument("--family", choices=_FAMILIES, default="dream", help="whose strategy decodes")
     parser.add_argument("--steps", type=_COUNT, default=2000)
     parser.add_argument("--engine", choices=("lopa_ascend", "lopa_cuda"), help="without it the scheduler alone")
     parser.add_argument("--ranks", type=_COUNT, default=1, help="branch ranks of the engine")
