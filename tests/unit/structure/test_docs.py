@@ -12,8 +12,10 @@ from pathlib import Path
 
 import draw_rooms
 import pytest
+from typer.main import get_command
 
 from common.commands.main import app
+from common.config import load_run
 from scripts.lab import tables
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -136,6 +138,25 @@ def test_commands_are_there(page: Path) -> None:
     code = [*code_in(page), *blocks_in(page, "bash", "")]
     named = {found for text in code for found in re.findall(r"(?m)^lopa ([a-z][a-z-]*)", text)}
     assert named <= known, f"{page.name} names {sorted(named - known)}"
+
+
+@every_page
+def test_options_of_commands_are_there(page: Path) -> None:
+    """Commands that read their own arguments, such as `lopa bench`, are left out."""
+    commands = vars(get_command(app))["commands"]
+    for name, rest in re.findall(r"(?m)^lopa ([a-z-]+)((?:.*\\\n)*.*)", "\n".join(blocks_in(page, "bash"))):
+        if "ignore_unknown_options" not in commands[name].context_settings:
+            known = {option for parameter in commands[name].params for option in parameter.opts}
+            named = set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", rest.partition("#")[0]))
+            assert named <= known, f"{page.name}: lopa {name} has no {sorted(named - known)}"
+
+
+@every_page
+def test_run_files_are_read(page: Path, tmp_path: Path) -> None:
+    for number, text in enumerate(block for block in blocks_in(page, "yaml") if re.search(r"(?m)^model:", block)):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(text, encoding="utf-8")
+        assert load_run(path).model in text
 
 
 @every_page
