@@ -19,7 +19,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from common.batch import markdown
 from scripts.lab.study import page as study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +52,7 @@ def table(result: Result) -> str:
     rows = [
         [_cell(value, form) for value, (_, form) in zip(row, result["columns"], strict=True)] for row in result["rows"]
     ]
-    return _with_source(result, markdown(headings, rows))
+    return _with_source(result, study.written(headings, rows))
 
 
 def _cell(value: object, form: str) -> str:
@@ -84,7 +83,7 @@ def front(results: Mapping[str, Result]) -> str:
         ]
         for label, name in _FRONT
     ]
-    return markdown(["demo model", "math: accuracy", "TPF", "code: accuracy", "TPF"], rows)
+    return study.written(["demo model", "math: accuracy", "TPF", "code: accuracy", "TPF"], rows)
 
 
 def steps(results: Mapping[str, Result]) -> str:
@@ -96,7 +95,7 @@ def steps(results: Mapping[str, Result]) -> str:
         above = shape["device_ms"] / max(floors)
         rows.append([f"1 x {shape['width']}", *(f"{number:.2f}" for number in numbers), f"{above:.2f}"])
     headings = ["rows x window", "step ms", "weight floor", "matrix floor", "step / higher floor"]
-    return _with_source(result, markdown(headings, rows))
+    return _with_source(result, study.written(headings, rows))
 
 
 def curve(results: Mapping[str, Result]) -> str:
@@ -108,7 +107,7 @@ def curve(results: Mapping[str, Result]) -> str:
             cells += [f"{row['tpf_effective']:.2f}", f"{row['steps']:.1f}"]
         rows.append(cells)
     headings = ["k", "math: accuracy", "TPF", "passes", "code: accuracy", "TPF", "passes"]
-    return _with_source(results["lookahead_math"], markdown(headings, rows))
+    return _with_source(results["lookahead_math"], study.written(headings, rows))
 
 
 def block_diffusion(results: Mapping[str, Result]) -> str:
@@ -123,7 +122,7 @@ def block_diffusion(results: Mapping[str, Result]) -> str:
     environment = results["study"]["demo_block/block"]["environment"]
     conditions = "500 held-out math problems, blocks of 16; accuracy and tokens a pass by k and threshold"
     source = {"card": environment["device"], "conditions": conditions}
-    return _with_source(source, markdown(headings, rows))
+    return _with_source(source, study.written(headings, rows))
 
 
 def scheduler(results: Mapping[str, Result]) -> str:
@@ -134,7 +133,7 @@ def scheduler(results: Mapping[str, Result]) -> str:
     rows = [[str(n), *(_cell(of.get((n, family)), ",.0f") for family in families)] for n in counts]
     source = {"card": result["host"], "commit": result["now"], "conditions": f"k = 3, {result['what']}"}
     headings = ["requests", "Dream", "LLaDA", "SDAR", "LLaDA2, edits", "Fast-dLLM v2"]
-    return _with_source(source, markdown(headings, rows))
+    return _with_source(source, study.written(headings, rows))
 
 
 def loads(results: Mapping[str, Result]) -> str:
@@ -149,7 +148,7 @@ def loads(results: Mapping[str, Result]) -> str:
     ]
     conditions = "Tokens/s over 300 problems, k = 3, the better of the runs; `lopa bench load`"
     source = {"card": result["card"], "commit": result["now"], "conditions": conditions}
-    return _with_source(source, markdown(["requests at once", "models/demo", "models/demo_block"], rows))
+    return _with_source(source, study.written(["requests at once", "models/demo", "models/demo_block"], rows))
 
 
 def temperature(results: Mapping[str, Result]) -> str:
@@ -157,7 +156,7 @@ def temperature(results: Mapping[str, Result]) -> str:
     ways = [(k, acts_on) for k in (0, 7) for acts_on in ("draw", "draw_and_confidence")]
     of = {(p["temperature"], p["num_lookahead"], p["temperature_acts_on"]): p for p in result["points"]}
     rows = [[f"{t:g}", *(_share_and_tpf(of[(t, *way)]) for way in ways)] for t in sorted({key[0] for key in of})]
-    return _with_source(result, markdown(["temperature", *(f"k = {k}, {acts_on}" for k, acts_on in ways)], rows))
+    return _with_source(result, study.written(["temperature", *(f"k = {k}, {acts_on}" for k, acts_on in ways)], rows))
 
 
 def _share_and_tpf(point: Mapping[str, Any]) -> str:

@@ -168,6 +168,11 @@ def table(section: Mapping[str, Any]) -> str:
     if all("step_ms" in row for row in section["rows"]):
         headings.append("ms a step")
         rows = [[*cells, f"{row['step_ms']:.2f}"] for cells, row in zip(rows, section["rows"], strict=True)]
+    return written(headings, rows)
+
+
+def written(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of a page."""
     return markdown(headings, rows)
 
 
@@ -185,7 +190,7 @@ def orders_table(part: Mapping[str, Any]) -> str:
                 "orders that LoPA reaches", "right: random, LoPA"]  # fmt: skip
     tpf = [f"{mean[name]:.2f}" for name in ("worst", "mean", "best", "lopa", "no_lookahead")]
     shares = f"{100 * mean['percentile']:.0f} %", f"{100 * mean['right']:.0f} %, {100 * mean['lopa_right']:.0f} %"
-    return markdown(headings, [[f"{part['problems']}, {part['orders']}", *tpf, *shares]])
+    return written(headings, [[f"{part['problems']}, {part['orders']}", *tpf, *shares]])
 
 
 def foresight_table(part: Mapping[str, Any]) -> str:
@@ -194,7 +199,7 @@ def foresight_table(part: Mapping[str, Any]) -> str:
     headings += [f"winners: tokens of {span} step{'s' * (span > 1)}" for span in (1, 2, 3)]
     found = [part["among_branches"]["mean_rank_correlation"]]
     found += [over_time[f"tokens_of_{span}_steps"] for span in (1, 2, 3)]
-    return markdown(headings, [[f"{part['problems']}, {part['steps']}", *(f"{value:+.2f}" for value in found)]])
+    return written(headings, [[f"{part['problems']}, {part['steps']}", *(f"{value:+.2f}" for value in found)]])
 
 
 def _cells(row: Mapping[str, Any], base: str | None) -> Iterator[str]:
