@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Baselines and lookahead on the demo model's held-out problems, the same ones for every row: scripts/sweep.sh with the
-# sweep `table`, as in the tables of docs/results.md.
+# sweep `table`, as in the tables of scripts/lab/study.md.
 #
 #   scripts/evaluate.sh PROFILE [RUN] [--set key=value ...]        RUN: demo (math) unless given; demo_code
 #

@@ -35,6 +35,21 @@ from common.policies import calls
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD = """# Settings
 
+Read this if you write a profile, a run or a sweep, or look up a key.
+
+[A run file](#a-run-file) · [decode](#decode-in-a-run-file) · [input](#input-in-a-run-file) ·
+[output](#output-in-a-run-file) · [serve](#serve-in-a-run-file) · [A profile](#a-profile) · [A sweep](#a-sweep)
+
+```yaml
+# my_run.yaml: for `lopa serve` the first line is enough
+model: checkpoints/SDAR-8B-Chat
+preset: sdar                         # the family's published settings
+decode: {num_lookahead: 7}
+max_num_requests: 16
+input: {path: prompts.jsonl}         # lines with a `prompt`, `messages` or `question`
+output: {path: answers.jsonl}
+```
+
 This page is written by `scripts/write_settings.py` from the models in `common/config/`, which check every file.
 
 * A **profile** (`configs/profiles`) says what runs the model.
@@ -47,7 +62,8 @@ This page is written by `scripts/write_settings.py` from the models in `common/c
   `--set decode.strategy.commit=separate`. They stay as long as its name does: `strategy: {commit: separate}` in a run
   file changes one key of its preset's.
 * An unknown key is an error. Two keys of other projects are refused with their reason. `branching_factor` is used for
-  both k and k + 1 in published scripts. `trust_remote_code` is pointless, since nothing in a checkpoint is executed.
+  both k and k + 1 in published scripts. `trust_remote_code` is pointless, since no code of a
+  checkpoint is executed.
 """
 SECTIONS: tuple[tuple[str, type[Frozen]], ...] = (
     ("A run file", RunConfig),

@@ -1,7 +1,8 @@
 """Before a device serves: every operation against its CPU twin at the engine's shapes, attention as the graph mode runs
 it, and the collectives of each axis.
 
-Some CANN releases compute wrong results without a word (docs/ascend.md names the reports), and no simulation can tell.
+Some CANN releases compute wrong results without a word (scripts/lab/ascend_evidence.md names the reports), and no
+simulation can tell.
 So an engine on npu runs this when it starts, and refuses to go on where an operation that it calls is wrong; what
 rounds differently is said and does no harm. `lopa doctor --selftest` runs it alone. Inputs are drawn on the CPU and
 copied, so that both sides compute on the same bits.

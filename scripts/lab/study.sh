@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole study of docs/results.md on the demo models: every sweep `study_*`, random orders, what scores foresee.
+# The whole study of scripts/lab/study.md on the demo models: every sweep `study_*`, random orders, what scores foresee.
 #
 #   scripts/lab/study.sh PROFILE [--reduced] [OUT]            OUT: outputs/study unless given
 #

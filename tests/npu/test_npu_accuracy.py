@@ -1,7 +1,7 @@
 """Problems of the shipped model, decoded freely: lopa_ascend on simulated devices against lopa_cuda.
 
-LOPA_ACCURACY_PROBLEMS=100 makes the numbers of docs/ascend.md, in six times the time: a problem takes 15 s of one core
-in W8A8.
+LOPA_ACCURACY_PROBLEMS=100 makes the numbers of scripts/lab/ascend_evidence.md, in six times the time: a problem takes
+15 s of one core in W8A8.
 """
 
 from __future__ import annotations

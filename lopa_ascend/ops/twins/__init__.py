@@ -3,7 +3,7 @@
 They run the engine's `ref` lane on any CPU without torch_npu, they are what the simulated NPU of the tests executes,
 and they are what the start-up self-test on a device compares with. A violated rule raises OpRuleError; an option that
 is valid on a device but unused here raises NotImplementedError. The rules come from torch_npu 2.13.0's operator
-documentation for Atlas A2/A3 (docs/ascend.md lists them one by one).
+documentation for Atlas A2/A3 (scripts/lab/ascend_evidence.md lists them one by one).
 
 Arithmetic: float32 inside, one rounding at the end; integers exactly.
 """

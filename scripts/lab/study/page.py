@@ -1,17 +1,15 @@
-"""From a study's result folder to numbers that are kept, and from those to the tables of docs/results.md.
+"""From a study's result folder to numbers that are kept, and from those to tables.
 
 python -m scripts.lab.study.page OUT                  collect OUT into OUT/study.json and print its tables
-python -m scripts.lab.study.page OUT --docs docs      and make them the page's: docs/results/study.json, docs/results.md
+python -m scripts.lab.study.page OUT --docs docs      and keep the numbers in docs/results/study.json
 
-A table stands on the page between two comments that name it, and nothing else writes there. Sections that OUT lacks
-stay as they are.
+`python -m scripts.lab.tables` then puts them on the pages. Sections that OUT lacks stay as they are.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,9 +43,7 @@ BASES = {
     "study_precision": ("bfloat16",),
 }
 POOLED = ("study_policies", "study_confirmed")  # also shown with math and code problems together
-_HEADLINE = ("d2f, tau 0.95", "LoPA, k = 7", "k = 7, random winner")
 _ENVIRONMENT = ("engine", "device", "device_name", "dtype", "quantization", "torch", "commit")
-_MARK = re.compile(r"(<!-- study: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Record = Mapping[str, Any]
 
@@ -163,12 +159,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 def tables(results: Mapping[str, Any]) -> dict[str, str]:
     """Markdown by section."""
     made = {"rows": table, "orders": orders_table, "among_branches": foresight_table}
-    written = {
-        name: write(section) for name, section in results.items() for key, write in made.items() if key in section
-    }
-    if "demo/table" in results and "demo_code/table" in results:
-        written["headline"] = headline(results["demo/table"], results["demo_code/table"])
-    return written
+    return {name: write(section) for name, section in results.items() for key, write in made.items() if key in section}
 
 
 def table(section: Mapping[str, Any]) -> str:
@@ -177,30 +168,15 @@ def table(section: Mapping[str, Any]) -> str:
     if all("step_ms" in row for row in section["rows"]):
         headings.append("ms a step")
         rows = [[*cells, f"{row['step_ms']:.2f}"] for cells, row in zip(rows, section["rows"], strict=True)]
+    return written(headings, rows)
+
+
+def written(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of a page."""
     return markdown(headings, rows)
 
 
-def headline(math: Mapping[str, Any], code: Mapping[str, Any]) -> str:
-    """The base, the same settings as lookahead's without it, lookahead, and its control; of both kinds of problems."""
-    by_name = [{row["name"]: row for row in section["rows"]} for section in (math, code)]
-    counts = [section["rows"][0]["requests"] for section in (math, code)]
-    headings = [
-        "setting",
-        f"math, {counts[0]} problems",
-        "TPF effective",
-        f"code, {counts[1]} problems",
-        "TPF effective",
-    ]
-    names = [("most accurate without lookahead", (math["base"], code["base"]))]
-    names += [(name, (name, name)) for name in _HEADLINE]
-    rows = [
-        [label, *(cell for found, name in zip(by_name, pair, strict=True) for cell in _accuracy_and_tpf(found[name]))]
-        for label, pair in names
-    ]
-    return markdown(headings, rows)
-
-
-def _accuracy_and_tpf(row: Mapping[str, Any]) -> tuple[str, str]:
+def accuracy_and_tpf(row: Mapping[str, Any]) -> tuple[str, str]:
     return _accuracy(row), f"{row['tpf_effective']:.2f}"
 
 
@@ -214,7 +190,7 @@ def orders_table(part: Mapping[str, Any]) -> str:
                 "orders that LoPA reaches", "right: random, LoPA"]  # fmt: skip
     tpf = [f"{mean[name]:.2f}" for name in ("worst", "mean", "best", "lopa", "no_lookahead")]
     shares = f"{100 * mean['percentile']:.0f} %", f"{100 * mean['right']:.0f} %, {100 * mean['lopa_right']:.0f} %"
-    return markdown(headings, [[f"{part['problems']}, {part['orders']}", *tpf, *shares]])
+    return written(headings, [[f"{part['problems']}, {part['orders']}", *tpf, *shares]])
 
 
 def foresight_table(part: Mapping[str, Any]) -> str:
@@ -223,7 +199,7 @@ def foresight_table(part: Mapping[str, Any]) -> str:
     headings += [f"winners: tokens of {span} step{'s' * (span > 1)}" for span in (1, 2, 3)]
     found = [part["among_branches"]["mean_rank_correlation"]]
     found += [over_time[f"tokens_of_{span}_steps"] for span in (1, 2, 3)]
-    return markdown(headings, [[f"{part['problems']}, {part['steps']}", *(f"{value:+.2f}" for value in found)]])
+    return written(headings, [[f"{part['problems']}, {part['steps']}", *(f"{value:+.2f}" for value in found)]])
 
 
 def _cells(row: Mapping[str, Any], base: str | None) -> Iterator[str]:
@@ -248,13 +224,6 @@ def _interval(interval: Sequence[float] | None, unit: str) -> str:
     return f"{value:+.1f} ({low:+.1f} to {high:+.1f}) {unit}"
 
 
-def with_tables(page: str, written: Mapping[str, str]) -> str:
-    """The page with every marked table that is known put in. Raises ValueError for a mark that is never ended."""
-    if page.count("<!-- study: ") != len(_MARK.findall(page)):
-        raise ValueError("a comment `<!-- study: NAME -->` has no `<!-- end -->` behind it")
-    return _MARK.sub(lambda mark: mark[1] + written[mark[2]] + mark[3] if mark[2] in written else mark[0], page)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -267,10 +236,9 @@ def main() -> None:
     for name, text in tables(found).items():
         print(f"{name}\n\n{text}")
     if options.docs is not None:
-        kept, page = options.docs / "results" / "study.json", options.docs / "results.md"
+        kept = options.docs / "results" / "study.json"
         known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
         kept.write_text(json.dumps({**known, **found}, indent=1) + "\n", encoding="utf-8")
-        page.write_text(with_tables(page.read_text(encoding="utf-8"), tables({**known, **found})), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ GOLDEN = ROOT / "tests" / "golden" / "model_a"
 DREAM_7B = load_model_config(ROOT / "configs" / "models" / "dream_7b")
 
 # One H200, bf16, prefix 1024: library linears, compiled norm, rotation and activation, SDPA, one captured graph, every
-# position through the head. (rows, window) -> measured ms; see docs/estimate.md.
+# position through the head. (rows, window) -> measured ms; see scripts/lab/estimate.md.
 MEASURED_STEPS_MS = {
     (1, 32): 4.99, (1, 64): 5.05, (1, 128): 5.45, (2, 64): 5.46, (4, 64): 7.52, (8, 64): 13.6, (14, 64): 23.5,
     (8, 128): 24.6,
@@ -56,8 +56,9 @@ MEASURED_STEPS_MS = {
 MEASURED_STRUCTURE = Launches(
     "library linears, SDPA", fuses_swiglu=False, kv_write_kernels=1, splits_keys=False, statistics_kernels=0
 )
-# The engine itself (docs/performance.md): library linears and a separate SwiGLU with 60 % of the positions through the
-# head; then tuned kernels with every position through it. No figure of h200.yaml that enters was chosen on these.
+# The engine itself (scripts/lab/measurements.md): library linears and a separate SwiGLU with 60 % of the positions
+# through the head; then tuned kernels with every position through it. No figure of h200.yaml that enters was chosen on
+# these.
 MEASURED_ENGINE_MS = {
     (1, 32): 4.729, (1, 64): 4.878, (1, 128): 5.308, (2, 64): 5.230, (4, 32): 5.226, (4, 64): 7.391, (8, 64): 12.978,
     (8, 128): 24.680,
@@ -67,7 +68,7 @@ MEASURED_TUNED_MS = {
     "float8": {(1, 64): 2.93, (1, 128): 3.55, (4, 32): 3.59, (8, 64): 9.38, (8, 128): 17.90},
     "int8": {(1, 64): 2.95, (1, 128): 3.39, (4, 32): 3.46},
 }
-# bp, tp, rows of a rank, window: two H200s, bf16 (docs/performance.md).
+# bp, tp, rows of a rank, window: two H200s, bf16 (scripts/lab/measurements.md).
 MEASURED_MESHES_MS = {
     (2, 1, 1, 32): 4.080, (2, 1, 1, 64): 4.263, (2, 1, 2, 32): 4.455, (2, 1, 2, 64): 5.364,
     (1, 2, 1, 32): 2.705, (1, 2, 1, 64): 2.804, (1, 2, 1, 128): 3.338, (1, 2, 4, 32): 3.301, (1, 2, 4, 64): 4.542,

@@ -1,9 +1,11 @@
-"""The README's picture is that of the measurements in docs/results."""
+"""The README's pictures are those of the result files in docs/results."""
 
 from __future__ import annotations
 
+import json
 from xml.etree import ElementTree
 
+import draw_answer
 import pytest
 from draw_results import ROOT, THEMES, Theme, draw
 
@@ -15,3 +17,18 @@ def test_the_pictures_are_those_of_the_result_files(theme: Theme) -> None:
     assert picture.read_text(encoding="utf-8") == drawn, "run python scripts/lab/draw_results.py"
     ElementTree.fromstring(drawn)
     assert not [variable for variable in ("var(", "{", "None") if variable in drawn.split("</style>")[1]]
+
+
+@pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
+def test_the_moving_picture_is_that_of_the_recorded_answer(theme: Theme) -> None:
+    picture = ROOT / "docs" / "pictures" / f"answer_{theme.name}.svg"
+    answer = json.loads((ROOT / "docs" / "results" / "answer.json").read_text(encoding="utf-8"))
+    drawn = draw_answer.draw(answer, theme)
+    assert picture.read_text(encoding="utf-8") == drawn, "run python scripts/lab/draw_answer.py"
+    ElementTree.fromstring(drawn)
+
+
+def test_an_answers_end_and_what_follows_it_are_left_out() -> None:
+    event = {"prompt_length": 5, "num_won": 1, "filled": [[6, 1, "b", -0.5], [5, 2, "a", 0.0], [7, 3, "<end>", 0.0]]}
+    trace = {"model": "m", "prompt": "p", "settings": {"num_lookahead": 3}, "answer": {"length": 3}, "events": [event]}
+    assert draw_answer.answer_of(trace)["passes"] == [[[0, "a", False], [1, "b", True]]]

@@ -19,24 +19,10 @@ from scripted import ScriptedGenerator
 from common.config import DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError
 from common.scoring.bootstrap import difference, gain, paired_interval
+from scripts.lab import tables
 from scripts.lab.study import foresight, given, page
 
 ROOT = Path(__file__).parents[3]
-
-
-def test_the_pages_tables_are_those_of_the_result_files() -> None:
-    results = json.loads((ROOT / "docs/results/study.json").read_text())
-    written, shown = page.tables(results), (ROOT / "docs/results.md").read_text()
-    assert page.with_tables(shown, written) == shown, "run python -m scripts.lab.study.page OUT --docs docs"
-    assert any(f"<!-- study: {name} -->" in shown for name in written)
-
-
-def test_a_changed_number_would_be_found() -> None:
-    text = "<!-- study: a/b -->\n| 1 |\n<!-- end -->\n"
-    assert page.with_tables(text, {"a/b": "| 2 |\n"}) == text.replace("1", "2")
-    assert page.with_tables(text, {}) == text
-    with pytest.raises(ValueError, match="no `<!-- end -->`"):
-        page.with_tables("<!-- study: a/b -->\n", {})
 
 
 def result_folder(tmp_path: Path, rights: dict[str, list[bool]], speeds: dict[str, list[float]]) -> Path:
@@ -196,7 +182,7 @@ def is_running(process: int) -> bool:
 
 def test_the_first_table_sets_both_kinds_of_problems_side_by_side() -> None:
     def section(base: str, accuracy: float) -> dict[str, Any]:
-        names = ("d2f, tau 0.98", "d2f, tau 0.95", "LoPA, k = 7", "k = 7, random winner")
+        names = ("d2f, tau 0.98", "d2f, tau 0.95", "LoPA, k = 3", "LoPA, k = 7", "k = 7, random winner")
         rows = [
             {"name": name, "requests": 100, "correct": round(100 * accuracy) - number, "standard_error": 0.02,
              "tpf_effective": 3.0 + number, "steps": 9.0, "rows_per_step": 1.0}
@@ -204,8 +190,8 @@ def test_the_first_table_sets_both_kinds_of_problems_side_by_side() -> None:
         ]  # fmt: skip
         return {"base": base, "rows": rows}
 
-    found = page.tables({"demo/table": section("d2f, tau 0.98", 0.9), "demo_code/table": section("d2f, tau 0.95", 0.8)})
-    lines = found["headline"].splitlines()
+    study = {"demo/table": section("d2f, tau 0.98", 0.9), "demo_code/table": section("d2f, tau 0.95", 0.8)}
+    lines = tables.front({"study": study}).splitlines()
     assert lines[2] == "| most accurate without lookahead | 90.0 ± 2.0 % | 3.00 | 79.0 ± 2.0 % | 4.00 |"
-    assert lines[4] == "| LoPA, k = 7 | 88.0 ± 2.0 % | 5.00 | 78.0 ± 2.0 % | 5.00 |"
-    assert len(lines) == 6
+    assert lines[5] == "| LoPA, k = 7 | 87.0 ± 2.0 % | 6.00 | 77.0 ± 2.0 % | 6.00 |"
+    assert len(lines) == 7

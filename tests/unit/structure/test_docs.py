@@ -1,28 +1,29 @@
-"""What the pages say can be found: links, paths, names, commands, and the platform that one of them builds."""
+"""What the pages say can be found: links, paths, names, commands; and their numbers are those of the result files."""
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import subprocess
-import sys
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
+import draw_rooms
 import pytest
+from typer.main import get_command
 
-import common.platforms
 from common.commands.main import app
-from common.config import load_profile, load_run
-from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
+from common.config import load_run
+from scripts.lab import tables
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((ROOT / "scripts" / "lab").glob("*.md"))]
-FOLDERS = "common|configs|docs|graphs|lopa_ascend|lopa_cuda|models|quant|scripts|tests"
+NUMBERED = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]  # their measurements come from result files
+PAGES = [*NUMBERED, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md",
+         *sorted((ROOT / "scripts" / "lab").glob("*.md")), *sorted((ROOT / "models").glob("*/README.md"))]  # fmt: skip
+FOLDERS = "common|configs|docs|examples|graphs|lopa_ascend|lopa_cuda|models|quant|scripts|tests"
 ENDINGS = "py|sh|md|yaml|json|jsonl|svg"
 PACKAGES = "common|graphs|quant|lopa_ascend|lopa_cuda"
 
@@ -57,10 +58,23 @@ def blocks_in(page: Path, *languages: str) -> list[str]:
 
 @every_page
 def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)|(?:src|srcset)=\"([^\"]+)\"", text_of(page))
+    """To files, and to headings of this page and of others."""
+    links = re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"", text_of(page))
     targets = [link or picture for link, picture in links]
-    missing = [to for to in targets if "://" not in to and not (page.parent / to).exists()]
+    missing = [to for to in targets if "://" not in to and not leads_somewhere(page, to)]
     assert not missing, f"{page.name} links to {missing}"
+
+
+def leads_somewhere(page: Path, target: str) -> bool:
+    name, _, anchor = target.partition("#")
+    to = page.parent / name if name else page
+    return to.exists() and (not anchor or anchor in anchors_of(to))
+
+
+def anchors_of(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"(?m)^#+ (.+)$", prose_of(page))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @every_page
@@ -127,6 +141,25 @@ def test_commands_are_there(page: Path) -> None:
 
 
 @every_page
+def test_options_of_commands_are_there(page: Path) -> None:
+    """Commands that read their own arguments, such as `lopa bench`, are left out."""
+    commands = vars(get_command(app))["commands"]
+    for name, rest in re.findall(r"(?m)^lopa ([a-z-]+)((?:.*\\\n)*.*)", "\n".join(blocks_in(page, "bash"))):
+        if "ignore_unknown_options" not in commands[name].context_settings:
+            known = {option for parameter in commands[name].params for option in parameter.opts}
+            named = set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", rest.partition("#")[0]))
+            assert named <= known, f"{page.name}: lopa {name} has no {sorted(named - known)}"
+
+
+@every_page
+def test_run_files_are_read(page: Path, tmp_path: Path) -> None:
+    for number, text in enumerate(block for block in blocks_in(page, "yaml") if re.search(r"(?m)^model:", block)):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(text, encoding="utf-8")
+        assert load_run(path).model in text
+
+
+@every_page
 def test_prose_fits_a_window(page: Path) -> None:
     """Tables and indented commands may be wider."""
     long = [line for line in prose_of(page).splitlines() if len(line) > 120]
@@ -138,51 +171,59 @@ def test_every_page_is_in_the_index() -> None:
     assert listed == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
 
 
-def test_the_front_page_has_one_short_table_of_results() -> None:
-    """Every number in it, with its error, is one of the results page."""
-    (table,) = (found for found in re.findall(r"(?m)^(?:\|.*\n)+", text_of(ROOT / "README.md")) if "±" in found)
-    assert len(table.splitlines()) <= 2 + 8
-    numbers = re.findall(r"[\d.]+ ± [\d.]+ % \|", table)
-    assert numbers and all(number in text_of(DOCS / "results.md") for number in numbers)
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_a_page_begins_with_its_readers(page: Path) -> None:
+    assert text_of(page).split("\n\n")[1].startswith("Read this if "), page.name
 
 
-def test_the_curve_is_that_of_its_files() -> None:
-    page = text_of(DOCS / "results.md")
-    for kind in ("math", "code"):
-        for row in json.loads((DOCS / "results" / f"lookahead_{kind}.json").read_text())["rows"]:
-            cells = f"{100 * row['accuracy']:.1f} ± {100 * row['standard_error']:.1f} % | {row['tpf_canvas']:.2f} | "
-            cells += f"{row['tpf_effective']:.2f} | {row['steps']:.1f} |"
-            line = next(line for line in page.splitlines() if re.match(rf"\| {row['num_lookahead']} \|", line))
-            assert cells in line, f"{kind}, k = {row['num_lookahead']}"
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_are_those_of_the_result_files(page: Path) -> None:
+    assert tables.with_tables(text_of(page), written()) == text_of(page), "run python -m scripts.lab.tables"
 
 
-def test_the_steps_of_one_row_are_those_of_their_file() -> None:
-    page = text_of(DOCS / "performance.md")
-    for shape in json.loads((DOCS / "results" / "steps_h200.json").read_text())["shapes"]:
-        step, floors = shape["device_ms"], (shape["weight_floor_ms"], shape["matrix_floor_ms"])
-        cells = (step, shape["call_ms"], *floors)
-        line = f"| {shape['width']} | {' | '.join(f'{cell:.3f}' for cell in cells)} | {step / max(floors):.2f} |"
-        assert line in page, f"window {shape['width']}: {line}"
+@cache
+def written() -> dict[str, str]:
+    return tables.tables()
 
 
-def test_the_third_platform_of_the_architecture_page_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    example, provider = blocks_in(DOCS / "architecture.md", "python")
-    module = ModuleType("lopa_seven.platforms")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(example, module.__dict__)
-    table: dict[str, tuple[str, ...]] = {}
-    exec(provider, table)
-    assert set(table["_PROVIDERS"]) == {*common.platforms._PROVIDERS, module.__name__}
-    monkeypatch.setattr(common.platforms, "_PROVIDERS", table["_PROVIDERS"])
-    common.platforms.all_platforms.cache_clear()
-    try:
-        platform = common.platforms.platform_of_device("seven")
-    finally:
-        common.platforms.all_platforms.cache_clear()
-    run = load_run(ROOT / "configs" / "runs" / "demo.yaml")
-    engine = platform.build_engine(load_profile(ROOT / "configs" / "profiles" / "cpu.yaml"), run)
-    scheduler = Scheduler(run.decode, mask_token_id=1, eos_token_id=None)
-    (completion,) = decode_requests(iter([GenerationRequest("a", (2, 3))]), scheduler, engine)
-    assert isinstance(completion, Completion)
-    assert set(completion.token_ids) == {7}
-    assert len(completion.token_ids) == run.decode.max_new_tokens
+@pytest.mark.parametrize("page", NUMBERED, ids=lambda page: page.name)
+def test_measurements_stand_in_no_table_written_by_hand(page: Path) -> None:
+    by_hand = re.sub(r"(?s)<!-- table: .*?<!-- end -->", "", prose_of(page))
+    rows = [line for line in by_hand.splitlines() if len(re.findall(r"\| *[+-]?\d[\d,]*\.\d+ *(?=\|)", line)) >= 2]
+    assert not rows, f"{page.name}: put these into a file of docs/results: {rows}"
+
+
+def test_a_table_that_was_edited_is_found() -> None:
+    text = "<!-- table: a -->\n| 1 |\n<!-- end -->\n"
+    assert tables.with_tables(text, {"a": "| 2 |\n"}) == text.replace("1", "2")
+    with pytest.raises(ValueError, match="no table is called a: there are b"):
+        tables.with_tables(text, {"b": ""})
+    with pytest.raises(ValueError, match="no `<!-- end -->`"):
+        tables.with_tables("<!-- table: a -->\n", {})
+
+
+def test_a_result_file_says_once_where_its_numbers_are_from() -> None:
+    result = {"card": "NVIDIA H200", "commit": "1234567", "conditions": "Two rows.", "command": "lopa bench steps",
+              "columns": [["case", ""], ["ms", ".2f"]], "rows": [["a", 1.234], ["b", None]]}  # fmt: skip
+    source, _, text = tables.table(result).partition("\n\n")
+    assert source == "NVIDIA H200, at commit 1234567. Two rows. `lopa bench steps`."
+    assert text.splitlines()[2:] == ["| a | 1.23 |", "| b | - |"]
+
+
+def test_the_drawing_of_the_rooms_is_that_of_the_imports() -> None:
+    drawn = draw_rooms.drawing(draw_rooms.uses())
+    page = text_of(draw_rooms.PAGE)
+    assert draw_rooms.with_drawing(page, drawn) == page and drawn in page, "run python scripts/draw_rooms.py"
+
+
+def test_arrows_that_follow_from_others_are_left_out() -> None:
+    rooms: dict[str, set[str]] = {"top": {"middle", "low"}, "middle": {"low"}, "low": set()}
+    assert draw_rooms.drawing(rooms).splitlines()[2:-1] == ["    top --> middle", "    middle --> low"]
+    with pytest.raises(ValueError, match="circle: top -> low -> top"):
+        draw_rooms.drawing({"top": {"low"}, "low": {"top"}})
+
+
+def test_the_files_of_a_requests_way_are_counted() -> None:
+    section = text_of(DOCS / "architecture.md").partition("## A request's way")[2].partition("\n## ")[0]
+    files = set(re.findall(rf"`((?:{PACKAGES})/[\w/]+\.py)", section))
+    assert f"through {len(files)} files" in section
