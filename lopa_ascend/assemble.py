@@ -14,7 +14,7 @@ from common.decoding import Room
 from common.errors import ConfigError
 from common.platforms import platform_of
 from common.processes import Mesh, init_mesh, leave_first_core, local_rank, meet, poll_on, resolve_mesh
-from common.runtime import PagePool, allocating, linear_schemes
+from common.runtime import Collectives, PagePool, allocating_kv, linear_schemes, pages_within
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.kv import (
     PAGE_SIZE,
@@ -38,10 +38,12 @@ from lopa_ascend.ops import (
     reference_ops,
     require_devices,
 )
-from lopa_ascend.parallel import Collectives
-from lopa_ascend.passes import Forward, Graphs, Patience, Shapes, folder_of, warm_up
+from lopa_ascend.passes import AscendPasses, Graphs
 from lopa_ascend.selftest import Sizes, attention_form, require_correct, settle
+from lopa_ascend.shapes import Shapes
 from lopa_ascend.stages import AscendStages, RotaryTable
+from lopa_ascend.steps import Patience, folder_of
+from lopa_ascend.warmup import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +76,14 @@ def assemble(
     num_pages = collectives.least(num_pages)
     # A captured step is padded, and captured, on dummy pages: they are no request's.
     reserved = pages_for(max(graphs.shapes.most_tokens, graphs.shapes.most_padding)) if graphs else 0
-    cache = _build_cache(config, run, mesh, num_pages + reserved, page_bytes, max_model_len, dtype, device)
+    with allocating_kv(run.max_num_requests, max_model_len, (num_pages + reserved) * page_bytes):
+        cache = PagedKVCache(
+            num_layers=config.num_layers, num_pages=num_pages + reserved,
+            num_kv_heads=config.kv_heads_of_rank(mesh.tp_size), head_size=HEAD_SIZE, dtype=dtype, device=device,
+        )  # fmt: skip
     book = PageBook(PagePool(cache.num_pages))
     rotary = RotaryTable(max_model_len, config.rotary_size, HEAD_SIZE, config.rope_theta, dtype, device)
-    passes = Forward(
+    passes = AscendPasses(
         model, rotary, cache, book, collectives, device, max_model_len,
         Patience(profile.collective_timeout_s, profile.npu.start_timeout_s), graphs,
     )  # fmt: skip
@@ -89,7 +95,7 @@ def assemble(
         run.max_num_requests, max_model_len, num_pages, mesh.bp_size, vocab_size=config.vocab_size, page_size=PAGE_SIZE
     )
     details = {"quantization": profile.quantization, "graph": profile.graph.mode if graphs else "eager"}
-    return AscendEngine(passes, cache, book, mesh, capacity, ops, details)
+    return AscendEngine(passes, book, cache, capacity, mesh, ops, details)
 
 
 def _proven(
@@ -110,18 +116,6 @@ def _proven(
     called = {*schemes.values(), *(["FLOAT"] if has_shared_experts else [])}
     require_correct(ops, sizes, device, mesh, profile, called)
     return ops
-
-
-def _build_cache(
-    config: ModelConfig, run: RunConfig, mesh: Mesh, num_pages: int, page_bytes: int, max_model_len: int,
-    dtype: torch.dtype, device: torch.device,
-) -> PagedKVCache:  # fmt: skip
-    requests = f"the KV cache of {run.max_num_requests} requests of {max_model_len} positions"
-    with allocating(requests, num_pages * page_bytes):
-        return PagedKVCache(
-            num_layers=config.num_layers, num_pages=num_pages, num_kv_heads=config.kv_heads_of_rank(mesh.tp_size),
-            head_size=HEAD_SIZE, dtype=dtype, device=device,
-        )  # fmt: skip
 
 
 def _graphs(profile: DeviceProfile, config: ModelConfig, ops: Ops) -> Graphs | None:
@@ -171,6 +165,4 @@ def _num_pages(
             f"{free / 2**30:.1f} GiB of {device} are free behind the weights, which leaves no room for KV: raise "
             "gpu_memory_utilization, tensor_parallel_size, or set quantization to w8a8"
         )
-    if room < wanted:
-        logger.info("%d KV pages fit, %d would hold every request at its longest: some will wait", room, wanted)
-    return min(room, wanted)
+    return pages_within(room, wanted)

@@ -10,9 +10,8 @@ from common.bench import HostSizes
 from common.decoding import StepPlan, rows_by_rank
 from common.runtime import PagePool
 from graphs.buckets import round_up
-from lopa_ascend import passes
 from lopa_ascend.kv import PageBook, pages_for
-from lopa_ascend.passes.buffers import Sizes, StepBuffers
+from lopa_ascend.steps import Sizes, StepBuffers, lay_out, most_reads, pad
 
 
 class Host:
@@ -27,14 +26,13 @@ class Host:
     def launch(self, plan: StepPlan) -> float:
         began = time.perf_counter()
         rows_of = rows_by_rank(plan, self._num_ranks)
-        reads = passes.Reads(plan, rows_of)
-        flat = passes.lay_out(plan, rows_of[0], self._book)
+        most_reads(plan, rows_of)
+        flat = lay_out(plan, rows_of[0], self._book)
         num_rows = round_up(len(flat.query_ends) + 1, 8)
         num_tokens = round_up(flat.num_tokens + num_rows - len(flat.query_ends), 16)
-        self._buffers.fill(passes.pad(flat, num_tokens, num_rows, self._book))
+        self._buffers.fill(pad(flat, num_tokens, num_rows, self._book))
         took = time.perf_counter() - began
-        reads.order(reads.most)
-        self._book.prepare_commit(plan)
+        self._book.prepare_commits(plan)
         return took
 
     def commit(self) -> float:

@@ -1,15 +1,34 @@
-"""The stopwatch of this engine's device, and what its matrix units do in 8 bits."""
+"""The stopwatch of this engine's device, what its matrix units do in 8 bits, and what writing lengths costs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
 from common.runtime import REPEATS, matrix_size, measure_floors
+from graphs.runner import Capture
 from lopa_ascend.ops import Ops
+
+
+class LengthsCapture(Capture, Protocol):
+    """A capture whose replays follow the attention's host lists. updates: when changed ones are written."""
+
+    lengths: dict[str, list[int]]
+    updates: Literal["behind", "before"]
+
+
+@runtime_checkable
+class UpdatedReplay(Protocol):
+    """A replay that the lengths are written for."""
+
+    def __call__(self) -> None: ...
+
+    def forget_lengths(self) -> None:
+        """Have the next run write them anew."""
 
 
 def measure_npu_floors(ops: Ops, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
@@ -28,14 +47,30 @@ def median_seconds(work: Callable[[], object], device: torch.device, repeats: in
         work()
     seconds = []
     for _ in range(repeats):
-        synchronize(device)
+        _synchronize(device)
         began = time.perf_counter()
         work()
-        synchronize(device)
+        _synchronize(device)
         seconds.append(time.perf_counter() - began)
     return median(seconds)
 
 
-def synchronize(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type != "cpu":
         torch.npu.synchronize()
+
+
+def length_updates_ms(capture: LengthsCapture, run: UpdatedReplay, device: torch.device) -> dict[str, float]:
+    """Of one replay from its launch to its end: with the lengths it has, and with written ones in both orders."""
+
+    def with_update() -> None:
+        run.forget_lengths()
+        run()
+
+    usual = capture.updates
+    found = {"lengths kept": median_seconds(run, device) * 1e3}
+    for order in ("behind", "before"):
+        capture.updates = order
+        found[f"written {order}"] = median_seconds(with_update, device) * 1e3
+    capture.updates = usual
+    return found

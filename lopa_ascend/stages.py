@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.model import Activation, Decoder, Linear, MoE, QKNorm, RMSNorm, Routing, rotary_table
+from common.runtime import Collectives
 from lopa_ascend.kv import PagedKVCache
 from lopa_ascend.ops import HeadNorms, Ops, VirtualRows, of_own_experts
-from lopa_ascend.parallel import Collectives
 from quant.linear import QuantizedLinear, QuantKernels
 from quant.w8a8 import QuantizedActivation, channel_scale, quantize_weight, round_up_to_bfloat16
 

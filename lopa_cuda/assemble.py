@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,20 +13,19 @@ from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.errors import ConfigError, MissingCapability
 from common.platforms import platform_of
 from common.processes import Mesh, init_mesh, local_rank, num_started, share_from_first
-from common.runtime import PagedCapacity, allocating, measure_floors
+from common.runtime import Collectives, ModelLoader, PagedCapacity, allocating_kv, measure_floors, pages_within
 from graphs.buckets import Buckets
 from graphs.runner import Capture
 from lopa_cuda.engine import CudaEngine
 from lopa_cuda.floors import median_seconds
-from lopa_cuda.load import attach, load_model
 from lopa_cuda.machine import MACHINE
 from lopa_cuda.mesh_choice import choose_mesh
 from lopa_cuda.ops import CudaOps, TorchOps
-from lopa_cuda.parallel import Collectives, choose_all_reduce
-from lopa_cuda.passes import Passes
+from lopa_cuda.parallel import build_collectives
+from lopa_cuda.passes import CudaPasses
 from lopa_cuda.steps import PAGE_SIZE, CacheSizes, Committer, PagedKVCache
 from lopa_cuda.tiles import install_tiles, load_tiles, model_linears, tell, this_device, without_wide
-from lopa_cuda.warmup import most_reads, warm_up
+from lopa_cuda.warmup import most_reads, usual_tokens, warm_up
 from lopa_cuda.wgmma import why_unavailable
 
 if TYPE_CHECKING:
@@ -62,8 +61,9 @@ def assemble(
     sizes = replace(sizes, captured_tokens=buckets.tokens[-1] if capture else 0)
     is_choosing = chooses_tiles(profile, dtype, config)
     tiles = _install_tiles(profile, run, config, mesh.tp_size, mesh.tp_rank) if is_choosing else []
-    model = load_model(profile, run, config, mesh, device)
-    collectives = Collectives(mesh, choose_all_reduce(mesh.tp_group, device))
+    no_ops_yet: Any = None  # they need the KV cache, which is sized by the memory that the weights leave
+    model = ModelLoader(profile, run, config, config, no_ops_yet, mesh, device).load()
+    collectives = build_collectives(mesh, device)
     num_pages = collectives.least(num_pages or _num_pages(sizes, device, profile.gpu_memory_utilization))
     peers = _peer_staging(sizes, mesh, device) if capture and _wants_kernels(profile, dtype, config) else None
     cache = _build_cache(sizes, num_pages, run.decode, device, peers)
@@ -71,15 +71,18 @@ def assemble(
         run.max_num_requests, max_model_len, num_pages, page_size=PAGE_SIZE, vocab_size=config.vocab_size,
         keeps_slots=cache.keeps_slots,
     )  # fmt: skip
-    ops = _ops(profile, config, cache, collectives)
-    attach(ops, model)
+    model.ops = ops = _ops(profile, config, cache, collectives)
+    ops.adopt(model)
+    committer = Committer(cache, collectives, capture)
     # A little before NCCL's own watchdog, which would end the process without a word.
     timeout_s = 0.9 * profile.collective_timeout_s
-    passes = Passes(model, ops, cache, collectives, device, buckets, capture, timeout_s)
-    committer = Committer(cache, collectives, capture)
-    warm_up(passes, committer, config, run.decode, capacity.num_slots, mesh.bp_size)
-    details = {"kernels": type(ops).__name__, "graph": profile.graph.mode if capture else "eager", "tiles": tiles}
-    return CudaEngine(passes, committer, cache, collectives, capacity, config, details)
+    passes = CudaPasses(model, ops, cache, committer, collectives, device, buckets, capture, timeout_s)
+    warm_up(passes, config, run.decode, run.max_num_requests)
+    details = {
+        "cuda": torch.version.cuda, "kernels": type(ops).__name__, "tiles": tiles,
+        "graph": profile.graph.mode if capture else "eager",
+    }  # fmt: skip
+    return CudaEngine(passes, cache, capacity, mesh, config, details)
 
 
 def with_chosen_mesh(
@@ -125,7 +128,7 @@ def _capture(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfig) ->
 
 
 def _buckets(profile: DeviceProfile, run: RunConfig, config: ModelConfig, sizes: CacheSizes, mesh: Mesh) -> Buckets:
-    """Of any step up to the largest that is captured; warm_up adds what steps usually have."""
+    """Sizes of any step up to the largest that is captured, those that steps usually have among them."""
     decode, num_slots = run.decode, run.max_num_requests
     rows = num_slots * -(-(max(0, decode.num_lookahead) + 1) // mesh.bp_size)
     fixed = tuple(sorted(profile.graph.token_buckets))
@@ -134,7 +137,8 @@ def _buckets(profile: DeviceProfile, run: RunConfig, config: ModelConfig, sizes:
     captured = max(LEAST_CAPTURED_TOKENS, min(usual, most))
     max_tokens = fixed[-1] if fixed else min(captured, rows * sizes.max_model_len)
     reads = max(LEAST_CAPTURED_READS, min(usual, MOST_LOGITS_BYTES // (2 * config.vocab_size)))
-    return Buckets(knee=MACHINE.knee_tokens, max_tokens=max_tokens, max_reads=min(max_tokens, reads), fixed=fixed)
+    buckets = Buckets(knee=MACHINE.knee_tokens, max_tokens=max_tokens, max_reads=min(max_tokens, reads), fixed=fixed)
+    return buckets.wanting(usual_tokens(decode, mesh.bp_size))
 
 
 def most_captured_tokens(config: ModelConfig, tp_size: int, kv_bytes: int) -> int:
@@ -208,10 +212,7 @@ def _num_pages(sizes: CacheSizes, device: torch.device, utilization: float) -> i
             f"the KV cache of one request of {sizes.max_model_len} positions needs {needed / 2**30:.1f} GiB, "
             f"{free / 2**30:.1f} GiB are free on {device}: lower max_model_len or raise gpu_memory_utilization"
         )
-    most = sizes.most_pages
-    if room < most:
-        logger.info("%d KV pages fit, %d would hold every request at its longest: some will wait", room, most)
-    return min(room, most)
+    return pages_within(room, sizes.most_pages)
 
 
 def _peer_staging(sizes: CacheSizes, mesh: Mesh, device: torch.device) -> PeerStaging | None:
@@ -234,6 +235,6 @@ def _build_cache(
             f"reuse_prefix keeps the KV of all {sizes.num_slots} slots, which takes {sizes.most_pages} pages, and "
             f"{num_pages} fit: lower max_num_requests or max_model_len, or remove it"
         )
-    requests = f"the KV cache of {sizes.num_slots} requests of {sizes.max_model_len} positions"
-    with allocating(requests, num_pages * sizes.bytes_per_page + sizes.staging_bytes):
+    num_bytes = num_pages * sizes.bytes_per_page + sizes.staging_bytes
+    with allocating_kv(sizes.num_slots, sizes.max_model_len, num_bytes):
         return PagedKVCache(sizes, num_pages, device, peers)

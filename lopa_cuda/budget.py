@@ -13,11 +13,10 @@ import torch
 
 from common.checkpoint import ModelConfig
 from common.config import DecodeConfig
-from common.decoding import PassCosts, assign_rows, host_seconds
+from common.decoding import PassCosts, host_seconds
 from common.processes import share_from_first
 from common.runtime import synthetic_plan
-from lopa_cuda.floors import median_seconds
-from lopa_cuda.passes import Passes
+from lopa_cuda.passes import CudaPasses
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ NUM_CACHED = 512
 
 @torch.inference_mode()
 def measure_passes(
-    passes: Passes, config: ModelConfig, decode: DecodeConfig, num_requests: int, bp_size: int
+    passes: CudaPasses, config: ModelConfig, decode: DecodeConfig, num_requests: int, bp_size: int
 ) -> PassCosts:
     """From one row a rank to all branches of `num_requests`; the same on every rank."""
     most_rows = -(-num_requests * (decode.num_lookahead + 1) // bp_size)
@@ -48,15 +47,14 @@ def measure_passes(
     return PassCosts(tokens, seconds, of_one, of_more)
 
 
-def _width(passes: Passes, decode: DecodeConfig) -> int:
+def _width(passes: CudaPasses, decode: DecodeConfig) -> int:
     return min(NUM_BLOCKS * decode.block_size, passes.max_model_len)
 
 
-def _step_ms(passes: Passes, config: ModelConfig, decode: DecodeConfig, num_rows: int, bp_size: int) -> float:
+def _step_ms(passes: CudaPasses, config: ModelConfig, decode: DecodeConfig, num_rows: int, bp_size: int) -> float:
     width = _width(passes, decode)
     plan = synthetic_plan(
         config, num_rows=num_rows * bp_size, width=width, num_cached=min(NUM_CACHED, passes.max_model_len - width),
         read_share=0.6,
     )  # fmt: skip
-    row_of = assign_rows(plan, bp_size)
-    return median_seconds(lambda: passes.run(plan, row_of), passes.device) * 1e3
+    return passes.clock(lambda: passes.run(plan), passes.device) * 1e3

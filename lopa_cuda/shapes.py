@@ -13,10 +13,10 @@ import numpy as np
 
 from common.decoding import Int, Sampling, StepPlan
 from common.processes import Mesh
+from common.runtime import ReadsKey
 from graphs.buckets import Buckets, fit, round_up
 from lopa_cuda.steps import (
     LayersKey,
-    ReadsKey,
     Share,
     Tiling,
     cut,
@@ -33,21 +33,12 @@ class Shapes:
     tokens of the staging memory that captures have."""
 
     def __init__(self, mesh: Mesh, buckets: Buckets, tiling: Tiling | None, staged: int, *, captures: bool) -> None:
-        self._buckets = buckets
+        self.buckets = buckets
         self._mesh = mesh
         self._tiling = tiling
         self._staged = staged
         self._captures = captures
         self._tiled_key = lru_cache(maxsize=256)(self._find_tiled_key)  # rows are of the same length for several steps
-
-    @property
-    def buckets(self) -> Buckets:
-        return self._buckets
-
-    @buckets.setter
-    def buckets(self, buckets: Buckets) -> None:
-        self._buckets = buckets
-        self._tiled_key.cache_clear()
 
     @property
     def captures_ahead(self) -> bool:

@@ -1,24 +1,16 @@
-"""Before the first request: capture every size, so that no step waits for a capture.
-
-Every rank captures the same ones in the same order, since passes hold collectives.
-"""
+"""Before the first request: capture every size, so that no step waits for a capture."""
 
 from __future__ import annotations
 
 import gc
-import logging
-import time
 
 import torch
 
 from common.checkpoint import ModelConfig
 from common.config import DecodeConfig
-from common.decoding import Sampling, assign_rows
-from common.runtime import synthetic_plan
-from lopa_cuda.passes import Passes
-from lopa_cuda.steps import Committer
-
-logger = logging.getLogger(__name__)
+from common.decoding import Sampling
+from common.runtime import ReadsKey, synthetic_plan
+from lopa_cuda.passes import CudaPasses
 
 WHOLE_BLOCKS = 8  # windows of up to so many blocks, of all branches of one request, are not padded at all
 USUAL_BLOCKS = 6  # that a request decodes at once, where it decodes the most
@@ -30,47 +22,32 @@ _KINDS = (
 
 
 @torch.inference_mode()
-def warm_up(
-    passes: Passes, committer: Committer, config: ModelConfig, decode: DecodeConfig, num_requests: int, bp_size: int
-) -> None:
+def warm_up(passes: CudaPasses, config: ModelConfig, decode: DecodeConfig, num_requests: int) -> None:
     """Capture the layers at every size, the head, and commits."""
-    shapes = passes.shapes
-    shapes.buckets = shapes.buckets.wanting(usual_tokens(decode, bp_size))
-    if passes.device.type == "cuda" and (not passes.captures_ahead or passes.max_model_len > shapes.buckets.tokens[-1]):
-        _forward_a_prompt(passes, config, bp_size)  # what does not fit is found out here
-    if not passes.captures_ahead:
+    shapes, committer = passes.shapes, passes.committer
+    is_cuda, largest = passes.device.type == "cuda", shapes.buckets.tokens[-1]
+    if is_cuda and (not shapes.captures_ahead or passes.max_model_len > largest):
+        # A whole prompt: what does not fit is found out here.
+        passes.run(synthetic_plan(config, num_rows=1, width=passes.max_model_len, num_cached=0, read_share=0.1))
+    if not shapes.captures_ahead:
         return
-    started = time.perf_counter()
-    _release_memory(passes)
-    # The largest first: graphs share one pool of scratch memory, which then never has to grow.
-    for num_tokens in reversed(shapes.buckets.tokens):
-        passes.capture(num_tokens)
-    for num_tokens in reversed(shapes.slices):
-        passes.capture_slice(num_tokens)
-    own = Sampling.of(decode, config.mask_of(decode.mask_token_id))
-    # Of several requests each may be drawn in its own way.
-    heads = {own} if num_requests == 1 else {own, *(own._replace(**kind) for kind in _KINDS)}
-    for num_reads in reversed(shapes.buckets.reads):
-        for sampling in sorted(heads, reverse=True):
-            passes.capture_head(num_reads, sampling)
-    most = most_committed(decode.block_size, num_requests, committer.bytes_per_position)
-    lengths = (blocks * decode.block_size for blocks in COMMITTED_BLOCKS)
-    committer.warm_up([length for length in lengths if length <= min(most, shapes.buckets.tokens[-1])])
-    # A collector pause would fall into some step; what exists now lives as long as the process.
-    gc.collect()
-    gc.freeze()
-    memory = passes.memory()
-    logger.info(
-        "captured %d sizes of up to %d tokens in %.1f s: graphs hold %.2f GiB",
-        memory["graphs"], shapes.buckets.tokens[-1], time.perf_counter() - started, memory["capture_bytes"] / 2**30,
-    )  # fmt: skip
-
-
-def _release_memory(passes: Passes) -> None:
-    """What loading left cached would otherwise be counted, and released, by the first capture."""
-    if passes.device.type == "cuda":
+    if is_cuda:  # what loading left cached would otherwise be counted, and released, by the first capture
         gc.collect()
         torch.cuda.empty_cache()
+    with passes.capturing_ahead():
+        for num_tokens in reversed(shapes.buckets.tokens):
+            passes.layers.entry(shapes.captured_key(num_tokens))
+        for num_tokens in reversed(shapes.slices):
+            passes.layers.entry(shapes.captured_key(num_tokens, is_cut=True))
+        usual = Sampling.of(decode, config.mask_of(decode.mask_token_id))
+        # Of several requests each may be drawn in its own way.
+        heads = {usual} if num_requests == 1 else {usual, *(usual._replace(**kind) for kind in _KINDS)}
+        for num_reads in reversed(shapes.buckets.reads):
+            for sampling in sorted(heads, reverse=True):
+                passes.head.entry(ReadsKey(num_reads, sampling, is_captured=True))
+        most = min(largest, most_committed(decode.block_size, num_requests, committer.bytes_per_position))
+        lengths = (blocks * decode.block_size for blocks in COMMITTED_BLOCKS)
+        committer.warm_up([length for length in lengths if length <= most])
 
 
 def usual_tokens(decode: DecodeConfig, bp_size: int) -> list[int]:
@@ -96,8 +73,3 @@ def most_reads(decode: DecodeConfig, num_requests: int, bp_size: int) -> int:
     """Entries of a rank in a usual step of all requests, which is the most that goes through the head."""
     branches = max(0, decode.num_lookahead) + 1
     return -(-branches // bp_size) * num_requests * min(USUAL_BLOCKS * decode.block_size, decode.max_new_tokens)
-
-
-def _forward_a_prompt(passes: Passes, config: ModelConfig, bp_size: int) -> None:
-    plan = synthetic_plan(config, num_rows=1, width=passes.max_model_len, num_cached=0, read_share=0.1)
-    passes.run(plan, assign_rows(plan, bp_size))

@@ -46,8 +46,10 @@ class SamplingRows(NamedTuple):
         return cls(*settings_4N.unbind(), *fields_6N[4:].unbind())
 
 
-def sampling_fields(settings_3N: Float, request_N: Int, step_N: Int, position_N: Int, num_rows: int) -> Int32:
-    """[6, num_rows] int32 for `SamplingRows.of`, one block to upload; rows behind the given N are padding.
+def sampling_fields(
+    settings_3N: Float, request_N: Int, step_N: Int, position_N: Int | Int32, num_rows: int
+) -> Int32:  # fmt: skip
+    """[6, num_rows] int32 for `SamplingRows.of`, one block to upload; rows after the given N are padding.
 
     settings_3N: temperature (0: the most probable token), top_p and top_k (0: none). request_N: the request's 64-bit
         noise key.

@@ -1,17 +1,20 @@
-"""What every engine needs around a forward pass, written once: loading the model, pages of KV memory, waiting for the
-device with a deadline, times, floors, gathers, synthetic steps.
+"""How a step runs on a device, as far as that is the same on all: the engine, its passes in two halves, pages of KV
+memory, collectives, waiting with a deadline, times, floors; and the model, loaded.
+
+`engine` calls `passes`, whose hooks an engine package implements over its kernels and its KV memory.
 """
 
-from common.runtime.collectives import Gathers
+from common.runtime.collectives import Collectives
+from common.runtime.engine import DeviceEngine
 from common.runtime.facts import facts_of
 from common.runtime.fitting import check_decode, check_settings, check_strategy
-from common.runtime.floors import REPEATS, matrix_size, measure_floors
+from common.runtime.floors import REPEATS, Clock, matrix_size, measure_floors
 from common.runtime.load import ModelLoader
-from common.runtime.measured import MeasuredEngine
-from common.runtime.memory import allocating
+from common.runtime.memory import allocating_kv, pages_within
 from common.runtime.paging import NO_SLOT, PagedCapacity, PagePool, PageTable, pages_for, slots_going_on
+from common.runtime.passes import Passes, ReadBuffers, ReadsKey
 from common.runtime.schemes import linear_schemes, scheme_at_load
-from common.runtime.times import PassTimes, Stopwatch
+from common.runtime.upload import Upload
 from common.runtime.waiting import DeviceEvent, explained, wait_until_done
 from common.runtime.workload import (
     num_matrix_weights,
@@ -24,16 +27,19 @@ from common.runtime.workload import (
 __all__ = [
     "NO_SLOT",
     "REPEATS",
+    "Clock",
+    "Collectives",
+    "DeviceEngine",
     "DeviceEvent",
-    "Gathers",
-    "MeasuredEngine",
     "ModelLoader",
     "PagePool",
     "PageTable",
     "PagedCapacity",
-    "PassTimes",
-    "Stopwatch",
-    "allocating",
+    "Passes",
+    "ReadBuffers",
+    "ReadsKey",
+    "Upload",
+    "allocating_kv",
     "check_decode",
     "check_settings",
     "check_strategy",
@@ -45,6 +51,7 @@ __all__ = [
     "num_matrix_weights",
     "num_weights_read",
     "pages_for",
+    "pages_within",
     "scheme_at_load",
     "share_of_experts_hit",
     "slots_going_on",

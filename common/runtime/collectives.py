@@ -1,5 +1,5 @@
-"""Collectives of a step that every engine has: gathers over the mesh's axes. With one rank on an axis they cost
-nothing."""
+"""Collectives of a step, by axis: sums and head statistics go over tp, predictions and keys and values over bp. With
+one rank on an axis they cost nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 @dataclass(frozen=True, slots=True)
-class Gathers:
+class Collectives:
     mesh: Mesh
 
     def least(self, value: int) -> int:
@@ -27,6 +27,12 @@ class Gathers:
         dist.all_reduce(found, op=dist.ReduceOp.MIN)
         return int(found.item())
 
+    def tp_sum(self, x: Tensor) -> Tensor:
+        """The sum over the tensor-parallel ranks; may overwrite its argument."""
+        if self.mesh.tp_group is not None:
+            dist.all_reduce(x, group=self.mesh.tp_group)
+        return x
+
     def tp_stack(self, x: Tensor) -> Tensor:
         """[...] of every tensor-parallel rank -> [tp, ...]."""
         return _stack(x, self.mesh.tp_size, self.mesh.tp_group)
@@ -36,10 +42,14 @@ class Gathers:
         return _stack(x, self.mesh.bp_size, self.mesh.bp_group)
 
     def bp_fill(self, x: Tensor) -> None:
-        """x is as many equal parts, one behind another, as there are branch-parallel ranks, each of which has written
+        """x is as many equal parts, one after another, as there are branch-parallel ranks, each of which has written
         its own: fetch the others', in place."""
         if self.mesh.bp_group is not None:
             _all_gather(x, x.chunk(self.mesh.bp_size)[self.mesh.bp_rank], group=self.mesh.bp_group)
+
+    def bp_broadcast(self, x: Tensor, owner: int) -> None:
+        """Overwrite x with the owner's, in place."""
+        dist.broadcast(x, group=self.mesh.bp_group, group_src=owner)
 
 
 def _stack(x: Tensor, size: int, group: dist.ProcessGroup | None) -> Tensor:

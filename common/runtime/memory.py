@@ -1,22 +1,32 @@
-"""Memory that a device may not have."""
+"""Memory for keys and values, of which a device may have too little."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from common.errors import EngineError, is_out_of_memory
 
+logger = logging.getLogger(__name__)
+
+
+def pages_within(room: int, wanted: int) -> int:
+    """The pages that are wanted, or as many as there is room for, which is said."""
+    if room < wanted:
+        logger.info("%d KV pages fit, %d would hold every request at its longest: some will wait", room, wanted)
+    return min(room, wanted)
+
 
 @contextmanager
-def allocating(what: str, num_bytes: int) -> Iterator[None]:
-    """EngineError where so much memory cannot be had, on a CPU too; `what` names the requests and their length."""
+def allocating_kv(num_requests: int, max_model_len: int, num_bytes: int) -> Iterator[None]:
+    """Around the allocation: EngineError where so much memory cannot be had, on a CPU too."""
     try:
         yield
     except (RuntimeError, TypeError, OverflowError) as error:  # of torch, by how much too large it is
         if not is_out_of_memory(error):
             raise
         raise EngineError(
-            f"{what} needs {num_bytes / 2**30:.1f} GiB, which cannot be allocated: lower max_num_requests or "
-            "max_model_len"
+            f"the KV cache of {num_requests} requests of {max_model_len} positions needs {num_bytes / 2**30:.1f} GiB, "
+            "which cannot be allocated: lower max_num_requests or max_model_len"
         ) from error

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Stopwatch:
-    """Seconds between `start` and `stop`, summed until `reset`; what an engine notes of a step's passes."""
+    """Seconds from the last `start` to the last `stop`: what an engine notes of a pass."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -18,10 +18,7 @@ class Stopwatch:
         self._started = time.perf_counter()
 
     def stop(self) -> None:
-        self.seconds += time.perf_counter() - self._started
-
-    def reset(self) -> None:
-        self.seconds = 0.0
+        self.seconds = time.perf_counter() - self._started
 
 
 class PassTimes:

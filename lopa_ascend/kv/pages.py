@@ -163,11 +163,12 @@ class PageBook:
         padded = [pages + (0,) * (most - len(pages)) for pages in row_pages]
         return RowPages(np.array(padded, dtype=np.int64).reshape(len(rows), most), copies)
 
-    def prepare_commit(self, plan: StepPlan) -> None:
+    def prepare_commits(self, plan: StepPlan) -> None:
         """Work out the state behind this step's commits; nothing changes until `commit`."""
         self._prepared = {span.slot: self._requests[span.slot].committed(span.length) for span in plan.commits}
 
-    def commit(self) -> None:
+    def commit(self, *_: object) -> None:
+        """Put the prepared pages in force. They hold the same KV whichever row has won, so nobody looks at that."""
         for slot, after in self._prepared.items():
             self.pool.give_back(slot, sorted(self._requests[slot].pages - after.pages))
             self._requests[slot] = after

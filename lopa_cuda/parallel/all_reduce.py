@@ -7,12 +7,14 @@ less, two-shot (every rank sums its share and writes it to all) moves fewer byte
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.processes import Mesh
+from common.runtime import Collectives
 from lopa_cuda.machine import MACHINE
 from lopa_cuda.parallel.agreement import built_by_all
 
@@ -49,23 +51,25 @@ class SymmetricAllReduce:
         return torch.ops.symm_mem.two_shot_all_reduce_(buffer, "sum", self._name)
 
 
-def choose_all_reduce(group: dist.ProcessGroup | None, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """How this group sums; says so where symmetric memory is not to be had."""
-    if group is None:
-        return lambda x: x
-    symmetric = _symmetric(group, device) if device.type == "cuda" else None
+@dataclass(frozen=True, slots=True)
+class CudaCollectives(Collectives):
+    """symmetric: sums where it can; None: never."""
 
-    def all_reduce(x: Tensor) -> Tensor:
-        if symmetric is not None and symmetric.can_sum(x):
-            return symmetric(x)
-        dist.all_reduce(x, group=group)
-        return x
+    symmetric: SymmetricAllReduce | None = None
 
-    return all_reduce
+    def tp_sum(self, x: Tensor) -> Tensor:
+        """The sum: a new tensor, x itself, or memory that stays as it is until the sum after the next."""
+        if self.symmetric is not None and self.symmetric.can_sum(x):
+            return self.symmetric(x)
+        return Collectives.tp_sum(self, x)
 
 
-def _symmetric(group: dist.ProcessGroup, device: torch.device) -> SymmetricAllReduce | None:
+def build_collectives(mesh: Mesh, device: torch.device) -> CudaCollectives:
+    """A collective of the mesh; says so where symmetric memory cannot be had."""
+    group = mesh.tp_group
+    if group is None or device.type != "cuda":
+        return CudaCollectives(mesh)
     symmetric, reason = built_by_all(group, lambda: SymmetricAllReduce(group, device))
     if symmetric is None:
         logger.warning("tensor parallel sums go over NCCL, without symmetric memory: %s", reason)
-    return symmetric
+    return CudaCollectives(mesh, symmetric)

@@ -3,7 +3,7 @@
 from lopa_cuda.steps.commit import Committer, Staged
 from lopa_cuda.steps.handover import Handover
 from lopa_cuda.steps.kv_cache import PAGE_SIZE, CacheSizes, PagedKVCache
-from lopa_cuda.steps.reads import ReadBuffers, Reads, ReadsKey
+from lopa_cuda.steps.reads import ReadBuffers
 from lopa_cuda.steps.share import Share, deal
 from lopa_cuda.steps.slices import StagedSlice, cut, slice_length, slice_sizes, slices_pay
 from lopa_cuda.steps.step import DeviceStep, LayersKey, Run, StepBuffers, runs_of
@@ -19,8 +19,6 @@ __all__ = [
     "LayersKey",
     "PagedKVCache",
     "ReadBuffers",
-    "Reads",
-    "ReadsKey",
     "Run",
     "Share",
     "Staged",

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from common.decoding import CommitSpan, Int, StepPlan
+from common.runtime import Collectives, PagePool, Upload
 from graphs.buckets import fit
 from graphs.runner import Capture, GraphRunner
-from lopa_cuda.parallel import Collectives
 from lopa_cuda.steps.kv_cache import PagedKVCache
 from lopa_cuda.steps.share import Share
-from lopa_cuda.steps.upload import Upload
 
 
 class Staged(NamedTuple):
@@ -48,8 +47,7 @@ class CommitBuffers:
     """From which tokens of the staging memory to which positions of the cache, counted through all pages."""
 
     def __init__(self, key: CommitKey, device: torch.device) -> None:
-        host_2N = torch.zeros((2, key.length), dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._upload = Upload(host_2N, device)
+        self._upload = Upload((2, key.length), device, torch.int64)
         self.token_N, self.position_N = self._upload.device.unbind()
 
     def fill(self, tokens: list[int], positions: list[Int]) -> None:
@@ -67,7 +65,12 @@ class CommitBuffers:
 
 
 class Committer:
-    """Makes spans final on this rank; every rank of the bp axis calls it alike."""
+    """Makes spans final on this rank; every rank of the bp axis calls it alike.
+
+    staged: where the last pass left its rows.
+    """
+
+    staged: Staged
 
     def __init__(self, cache: PagedKVCache, collectives: Collectives, capture: Capture | None) -> None:
         self.runner = GraphRunner("commit", self._buffers, self._run, capture)
@@ -77,7 +80,10 @@ class Committer:
         self._staging = cache.captured_staging
         self._captured_lengths: tuple[int, ...] = ()
 
-    def commit(self, plan: StepPlan, winner_row_of_request: Int, staged: Staged) -> None:
+    def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
+        if not plan.commits:
+            return
+        staged = self.staged
         if staged.is_whole:
             request_N = [span.request for span in plan.commits]
             token_N = plan.first_R[winner_row_of_request[request_N]].tolist()
@@ -89,6 +95,10 @@ class Committer:
             spans_of[owner].append((span, token))
         for owner, spans in spans_of.items():
             self._copy(staged.staging, owner, spans)
+
+    @property
+    def pool(self) -> PagePool:
+        return self._cache.pool
 
     @property
     def bytes_per_position(self) -> int:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from common.decoding import CommitSpan, Int, StepPlan
-from common.runtime import PagePool, PageTable, pages_for
-from lopa_cuda.steps.upload import Upload
+from common.runtime import PagePool, PageTable, Upload, pages_for
 
 if TYPE_CHECKING:
     from lopa_cuda.parallel.peer_staging import PeerStaging
@@ -86,8 +85,7 @@ class PagedKVCache:
         self.peers = peers
         self.captured_staging = peers.staging if peers else self._new_staging(sizes.captured_tokens).zero_()
         self.staging = self.captured_staging
-        of_slots = sizes.num_slots, sizes.pages_of_slot
-        self._table = Upload(torch.zeros(of_slots, dtype=torch.int32, pin_memory=device.type == "cuda"), device)
+        self._table = Upload((sizes.num_slots, sizes.pages_of_slot), device)
         self.table_SP = self._table.device
         self.pool = PagePool(num_pages)
         self.keeps_slots = num_pages >= sizes.most_pages
@@ -114,6 +112,10 @@ class PagedKVCache:
             self.staging = self.captured_staging
         else:
             self.staging = self._new_staging(num_tokens)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.committed.dtype
 
     @property
     def num_bytes(self) -> int:

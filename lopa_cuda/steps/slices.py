@@ -16,8 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from common.decoding import NUM_UPLOADED_FIELDS, Int, RowField, StepPlan
+from common.runtime import Collectives
 from lopa_cuda.machine import MACHINE
-from lopa_cuda.parallel import Collectives
 from lopa_cuda.steps.share import Share
 
 LEAST_SAVED = MACHINE.least_saved_tokens  # tokens that the busiest rank must be spared

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from common.decoding import StepPlan
+from common.runtime import Upload
 from lopa_cuda.steps.share import Share
 from lopa_cuda.steps.slices import StagedSlice
 from lopa_cuda.steps.tiles import RECORD, Tiling, write_tiles
-from lopa_cuda.steps.upload import Upload
 
 _UNBOUNDED = int(np.iinfo(np.int32).max)
 
@@ -72,7 +72,7 @@ class StepBuffers:
     def __init__(self, key: LayersKey, device: torch.device, tiling: Tiling | None, staged: StagedSlice) -> None:
         tiles = RECORD * key.num_tiles
         num_values = tiles + 3 * key.num_tokens
-        self._block = Upload(torch.zeros(num_values, dtype=torch.int32, pin_memory=device.type == "cuda"), device)
+        self._block = Upload(num_values, device)
         self._tiling = tiling
         host, block = self._block.host, self._block.device
         self._tiles_N8 = host[:tiles].reshape(-1, RECORD)

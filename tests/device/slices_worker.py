@@ -79,7 +79,7 @@ def run(engine: CudaEngine, lengths: list[int], cached: int, *, is_full: bool) -
     positions = np.concatenate([engine.cache.positions(span) for span in plan.commits])
     index = torch.from_numpy(positions).to(engine.cache.committed.device)
     return {
-        "num_tokens": engine.passes.num_tokens,
+        "num_tokens": engine.last_num_tokens(),
         "misses": graph_uses(*runners)[1] - misses,
         "kv": engine.cache.committed.flatten(2, 3).index_select(2, index).cpu(),
         "values": torch.from_numpy(values_3T[:, plan.is_read_T]),

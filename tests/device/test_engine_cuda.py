@@ -15,14 +15,22 @@ from common.batch import run_batch
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, InputConfig, OutputConfig, RunConfig
 from common.config.profile import GraphConfig
-from common.decoding import CommitSpan, Completion, GenerationRequest, Int, Predictions, Room, Scheduler, StepPlan
+from common.decoding import (
+    CommitSpan,
+    Completion,
+    GenerationRequest,
+    PredictionOrder,
+    Predictions,
+    Room,
+    Scheduler,
+    StepPlan,
+)
 from common.errors import EngineError
 from common.generate import Generator, build_generator, decode_requests
 from common.runtime import synthetic_plan
 from common.scoring.own_results import score_math
 from lopa_cuda.assemble import assemble
 from lopa_cuda.engine import CudaEngine
-from lopa_cuda.passes import Pass
 
 pytestmark = pytest.mark.cuda
 
@@ -182,10 +190,10 @@ def test_out_of_memory_ends_the_run_with_rank_and_step_and_keeps_what_is_finishe
     assert isinstance(engine, CudaEngine)
     launch = engine.passes.launch
 
-    def run_out(plan: StepPlan, row_of: Int) -> Pass:
+    def run_out(plan: StepPlan) -> PredictionOrder:
         if engine.num_steps == 60:
             torch.empty(2**42, dtype=torch.uint8, device="cuda")
-        return launch(plan, row_of)
+        return launch(plan)
 
     engine.passes.launch = run_out  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="rank 0, step 60: out of device memory; lower max_num_requests"):

@@ -60,7 +60,7 @@ def compare_commits(engine: AscendEngine, tolerance: float) -> None:
 
     def checked(plan: StepPlan, winners: Int) -> None:
         for span in plan.commits if engine.mesh.bp_group is not None else ():
-            held = engine.book.pages_of(span.slot)
+            held = engine.kv.pages_of(span.slot)
             pages = list(held.shared + held.tails[0])
             kv = engine.cache.read(pages)[:, :, : span.start + span.length].contiguous()
             copies = [torch.empty_like(kv) for _ in range(engine.mesh.bp_size)]

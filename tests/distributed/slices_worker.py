@@ -76,10 +76,10 @@ def decode_all(profile: DeviceProfile, case: Case, num_slots: int) -> dict[str, 
     passes: list[tuple[int, int, bool]] = []
     launch, commit = engine.passes.launch, engine.commit
 
-    def noting_launch(plan: StepPlan, row_of: Int) -> Any:
-        launched = launch(plan, row_of)
+    def noting_launch(plan: StepPlan) -> Any:
+        launched = launch(plan)
         if (plan.step_R == 0).any():
-            passes.append((plan.num_tokens, engine.passes.num_tokens, launched.staged.is_whole))
+            passes.append((plan.num_tokens, engine.last_num_tokens(), engine.kv.staged.is_whole))
         return launched
 
     def digesting_commit(plan: StepPlan, winners: Int) -> None:

@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from common.decoding import Sampling
 from common.model import NUM_SAMPLING_FIELDS, SamplingRows, sampling_fields
 from common.processes import Mesh
+from common.runtime import Collectives
 from graphs.npu import NpuCapture
-from lopa_ascend.parallel import Collectives
-from lopa_ascend.passes.halves import SampledHead
+from lopa_ascend.steps.halves import SampledHead
 
 NUM_READS, WIDTH, VOCAB, MASK = 24, 16, 1200, 1100
 CUTS = ((1.0, 0), (0.9, 0), (1.0, 20))

@@ -22,7 +22,8 @@ from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.ops import AttentionForm, reference_ops
 from lopa_ascend.ops.twins import quant
-from lopa_ascend.passes import Shapes, folder_of
+from lopa_ascend.shapes import Shapes
+from lopa_ascend.steps import folder_of
 from quant.linear import QuantizedLinear
 from tests.conftest import GOLDEN
 from tests.distributed.ascend_launch import decoded, write_model
@@ -125,7 +126,7 @@ def test_a_head_in_eight_bits_gives_the_tokens_of_the_ref_lane(npu: Any, mode: s
         engine_on("npu", decode, "w8a8", mode, quantize_lm_head=True),
         engine_on("cpu", decode, "w8a8", quantize_lm_head=True),
     )
-    assert all(isinstance(engine.passes._model.lm_head, QuantizedLinear) for engine in engines)
+    assert all(isinstance(engine.passes.model.lm_head, QuantizedLinear) for engine in engines)
     found, wanted = (decode_all(engine, decode) for engine in engines)
     assert found == wanted
 
@@ -408,10 +409,10 @@ def test_every_shape_that_may_be_captured_is_accepted(
     npu.stream.clear()
     with torch.no_grad():
         for num_tokens in shapes.tokens:
-            passes.capture_layers(num_tokens, 4)
-            passes.capture_head(num_tokens, sampling)
+            passes.layers.entry(passes.captured_key(num_tokens, 4))
+            passes.head.entry(passes.reads_key(num_tokens, sampling))
         for num_rows in shapes.rows:
-            passes.capture_layers(256, num_rows)
+            passes.layers.entry(passes.captured_key(256, num_rows))
     calls = [call for call in npu.stream if "attention_score" in call.op]
     queries = {call.arguments[0] for call in calls}
     assert queries == {f"bfloat16[{num_tokens}, 7, 128]" for num_tokens in (*shapes.tokens, 256)}

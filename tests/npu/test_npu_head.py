@@ -16,7 +16,7 @@ from test_npu_engine import DREAM_7B_TP4, causal, decode_all, engine_on
 from common.config import DeviceProfile, RunConfig
 from common.decoding import Sampling
 from lopa_ascend.assemble import assemble
-from lopa_ascend.passes import Forward
+from lopa_ascend.passes import AscendPasses
 
 pytestmark = pytest.mark.sim
 VOCAB, WIDTH, READS = 38016, 3584, 128  # a rank of TP4
@@ -33,7 +33,7 @@ class Cost(NamedTuple):
 
 
 @pytest.fixture
-def passes(npu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Forward:
+def passes(npu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AscendPasses:
     monkeypatch.setattr("lopa_ascend.assemble.warm_up", lambda *_: None)
     config = {**DREAM_7B_TP4, "num_hidden_layers": 1, "vocab_size": VOCAB}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -46,10 +46,10 @@ def passes(npu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Forward
     return assemble(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=causal())).passes
 
 
-def cost_of(npu: Any, passes: Forward, sampling: Sampling) -> Cost:
+def cost_of(npu: Any, passes: AscendPasses, sampling: Sampling) -> Cost:
     """Of a replay."""
     with torch.no_grad():
-        key = passes.head_key(READS, sampling)
+        key = passes.reads_key(READS, sampling)
         assert key.is_captured and key.num_reads == READS
         head = passes.head.entry(key)
         npu.counts.clear()
@@ -60,7 +60,7 @@ def cost_of(npu: Any, passes: Forward, sampling: Sampling) -> Cost:
 
 
 @pytest.mark.parametrize("strategy", ["default", "margin", "neg_entropy"])
-def test_a_head_keeps_its_budget(npu: Any, passes: Forward, strategy: Any) -> None:
+def test_a_head_keeps_its_budget(npu: Any, passes: AscendPasses, strategy: Any) -> None:
     """A sampled one has at most twice the kernels of a greedy one."""
     greedy = cost_of(npu, passes, Sampling(strategy, 1000))
     sampled = cost_of(npu, passes, Sampling(strategy, 1000, is_sampled=True))
@@ -77,13 +77,13 @@ def test_a_head_keeps_its_budget(npu: Any, passes: Forward, strategy: Any) -> No
 def test_sampled_steps_are_replayed_and_give_the_tokens_of_eager(settings: dict[str, Any]) -> None:
     decode = causal(temperature=0.7, **settings)
     engine = engine_on("npu", decode, None, "npugraph")
-    kinds, head_key = [], engine.passes.head_key
+    kinds, reads_key = [], engine.passes.reads_key
 
     def noted(*given: Any) -> Any:
-        kinds.append(head_key(*given))
+        kinds.append(reads_key(*given))
         return kinds[-1]
 
-    engine.passes.head_key = noted  # type: ignore[method-assign]
+    engine.passes.reads_key = noted  # type: ignore[method-assign]
     found = decode_all(engine, decode)
     assert len(kinds) == engine.num_steps
     assert all(key.is_captured and key.sampling.is_sampled and key.sampling.is_cut == bool(settings) for key in kinds)

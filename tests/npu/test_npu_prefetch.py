@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from common.processes import Mesh
+from common.runtime import Collectives
 from lopa_ascend.ops import OpRuleError, npu_ops, reference_ops, twins
-from lopa_ascend.parallel import Collectives
 from lopa_ascend.stages import AscendStages
 from tests.distributed.ascend_launch import decoded, write_model
 

@@ -136,7 +136,7 @@ def test_a_failed_step_names_rank_and_step_and_leaves_the_groups_alone(monkeypat
     engine = assemble(profile(), run_of(causal(), 1))
     decode_all(engine, causal(), PROMPTS[:1])
     monkeypatch.setattr(engine.passes, "launch", fail)
-    monkeypatch.setattr("lopa_ascend.engine.close_mesh", leave)
+    monkeypatch.setattr("common.runtime.engine.close_mesh", leave)
     with pytest.raises(EngineError, match=rf"rank 0, step {engine.num_steps}: HCCL error$"):
         decode_all(engine, causal(), PROMPTS[:1])
     engine.close()
@@ -156,7 +156,7 @@ def test_after_the_last_request_only_its_pages_are_held_and_the_next_step_frees_
     engine = assemble(profile(), run_of(decode, 2))
     for _ in range(3):
         decode_all(engine, decode, PROMPTS[:2])
-    assert engine.book.pool.num_used <= 1 + 4 * 2
+    assert engine.kv.pool.num_used <= 1 + 4 * 2
 
 
 @pytest.mark.parametrize("shift_row", ["stale", "fresh"])

@@ -31,8 +31,8 @@ from lopa_ascend.kv import most_pages
 from lopa_ascend.limits import check_model
 from lopa_ascend.load import HEAD_SIZE, head_places
 from lopa_ascend.ops import VirtualRows
-from lopa_ascend.passes.shapes import Shapes
-from lopa_ascend.passes.warmup import usual_shapes
+from lopa_ascend.shapes import Shapes
+from lopa_ascend.warmup import usual_shapes
 from tests.conftest import GOLDEN
 from tests.engine.families.test_dummy_weights import CONFIGS
 from tests.engine.lopa_ascend.watching import Agreement, WatchingEngine

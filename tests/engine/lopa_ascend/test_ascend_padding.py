@@ -13,8 +13,9 @@ from graphs.runner import Replay
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.kv import PageBook
-from lopa_ascend.passes import Graphs, Shapes
-from lopa_ascend.passes.step import FlatStep, filler, pad
+from lopa_ascend.passes import Graphs
+from lopa_ascend.shapes import Shapes
+from lopa_ascend.steps import FlatStep, filler, pad
 from tests.engine.lopa_ascend.test_ascend_engine import PROMPTS, causal, decode_all, profile, run_of
 
 

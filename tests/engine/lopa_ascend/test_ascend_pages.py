@@ -12,12 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import DecodeConfig
-from common.decoding import GenerationRequest, Int, Predictions, Room, RowField, Scheduler, StepPlan, rows_by_rank
+from common.decoding import (
+    GenerationRequest,
+    Int,
+    PredictionOrder,
+    Predictions,
+    Room,
+    RowField,
+    Scheduler,
+    StepPlan,
+    rows_by_rank,
+)
 from common.errors import EngineError
 from common.runtime import PagePool
 from lopa_ascend.kv import PAGE_SIZE, BranchCapacity, PageBook, most_pages
-from lopa_ascend.passes import Reads, lay_out
-from lopa_ascend.passes.step import FlatStep
+from lopa_ascend.steps import FlatStep, lay_out, most_reads, read_entries
 
 MASK, EOS, VOCAB = 5, 6, 50
 NOTHING = (-1, -1, -1)
@@ -55,14 +64,15 @@ class RandomModel:
         rows_of = rows_by_rank(plan, len(self.ranks))
         for rank, rows in zip(self.ranks, rows_of, strict=True):
             self.check(rank, plan, rows, rank.step(plan, rows))
-            rank.book.prepare_commit(plan)
-        reads = Reads(plan, rows_of)
+            rank.book.prepare_commits(plan)
+        most = most_reads(plan, rows_of)
         shape = plan.token_T.shape
         token_T = self.rng.integers(EOS + 1, VOCAB, shape)
         token_T[self.rng.random(shape) < 0.01] = EOS
         random = self.rng.random(shape, dtype=np.float32)
         expected = np.stack((token_T.astype(np.float32), random, random), axis=-1)
-        found = reads.order(reads.most).predictions(self.gathered(plan, rows_of, expected, reads.most))
+        order = PredictionOrder(plan.num_tokens, read_entries(plan, rows_of), most)
+        found = order.predictions(self.gathered(plan, rows_of, expected, most))
         assert np.array_equal(found.token_T[plan.is_read_T], token_T[plan.is_read_T])
         return found
 

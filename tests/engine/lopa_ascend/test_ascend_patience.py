@@ -10,7 +10,7 @@ import pytest
 from common.errors import EngineError
 from common.processes import meet, store
 from common.runtime import waiting
-from lopa_ascend.passes import Patience
+from lopa_ascend.steps import Patience
 from tests.clock import Clock
 
 

@@ -21,7 +21,7 @@ class WatchingEngine:
 
     def commit(self, plan: StepPlan, winners: Int) -> None:
         for span in plan.commits:
-            held = self.engine.book.pages_of(span.slot)
+            held = self.engine.kv.pages_of(span.slot)
             views = [self.kv(held.shared + tail, span.start + span.length) for tail in held.tails[: held.num_rows]]
             for view in views[1:]:
                 torch.testing.assert_close(view, views[0], rtol=1e-5, atol=1e-5)

@@ -11,12 +11,11 @@ import torch
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Completion, GenerationRequest, Int, Scheduler, StepPlan, decode_requests
+from common.decoding import Completion, GenerationRequest, PredictionOrder, Scheduler, StepPlan, decode_requests
 from common.errors import EngineError
 from common.runtime import synthetic_plan
 from lopa_cuda.assemble import assemble
 from lopa_cuda.engine import CudaEngine
-from lopa_cuda.passes import Pass
 from lopa_cuda.steps import Share
 
 MODEL = Path(__file__).parents[2] / "golden" / "model_a"
@@ -44,7 +43,7 @@ def make_engine(*, is_static: bool, num_slots: int = 1, profile: DeviceProfile =
     run = RunConfig(model=str(MODEL), max_num_requests=num_slots, decode=DecodeConfig(block_size=8, max_new_tokens=64))
     engine = assemble(profile, run, CallAgain() if is_static else None)
     if is_static:
-        engine._committer.warm_up([8, 16])  # which only operators that take lengths from the device do by themselves
+        engine.kv.warm_up([8, 16])  # which only operators that take lengths from the device do by themselves
     return engine
 
 
@@ -119,9 +118,9 @@ def test_a_prompt_shares_a_pass_with_decoding_rows(shift_row: str) -> None:
     num_tokens: list[set[int]] = []
     launch = engine.passes.launch
 
-    def noting(plan: StepPlan, row_of: Int) -> Pass:
+    def noting(plan: StepPlan) -> PredictionOrder:
         num_tokens.append(set(plan.num_entries_R.tolist()))
-        return launch(plan, row_of)
+        return launch(plan)
 
     engine.passes.launch = noting  # type: ignore[method-assign]
     together = decode(engine, PROMPTS, num_lookahead=2, shift_row=shift_row)

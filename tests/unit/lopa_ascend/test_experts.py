@@ -12,9 +12,9 @@ from common.config import DeviceProfile
 from common.errors import ConfigError, MissingCapability
 from common.model import MoE, mixture
 from common.processes import Mesh
+from common.runtime import Collectives
 from lopa_ascend.limits import check_experts
 from lopa_ascend.ops import reference_ops
-from lopa_ascend.parallel import Collectives
 from lopa_ascend.stages import AscendStages, lay_out_experts
 from tests.unit.model.test_moe import LING, QWEN, random_moe, tokens
 

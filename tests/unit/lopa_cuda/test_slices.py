@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from common.decoding import Int, RowField, Sampling, StepPlan, assign_rows
+from common.decoding import Int, PredictionOrder, RowField, Sampling, StepPlan, assign_rows
 from common.processes import Mesh
 from graphs.buckets import Buckets
 from lopa_cuda.shapes import Shapes
 from lopa_cuda.steps import (
     RECORD,
-    Reads,
     Run,
     StagedSlice,
     StepBuffers,
@@ -98,10 +97,10 @@ def test_a_rank_for_which_nothing_is_left_repeats_an_entry_that_nobody_reads_twi
     plan = plan_of([20])
     shares = cut(plan, 4, 9)
     assert [share.num_tokens for share in shares] == [9, 9, 2, 1]
-    reads = Reads(plan, shares)
-    order = reads.order(4)
+    entries_of = [share.in_plan(share.of_entries(plan.is_read_T).nonzero()[0]) for share in shares]
+    order = PredictionOrder(plan.num_tokens, entries_of, 4)
     predicted = np.full((4, 4, 3), -1, dtype=np.float32)
-    for rank, entries_M in enumerate(reads.entries_PM):
+    for rank, entries_M in enumerate(entries_of):
         predicted[rank, : len(entries_M)] = (entries_M + 100 * (rank == 3))[:, None]
     values_3T = order.predictions(predicted).values_3T
     assert (values_3T[:, plan.is_read_T] == np.arange(20)[plan.is_read_T]).all()

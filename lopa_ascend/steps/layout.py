@@ -1,8 +1,8 @@
 """A step as the device computes it: this rank's rows flattened into tokens, grouped by what they may see.
 
-StepPlan (rows, one behind another) -> lay_out -> FlatStep (tokens, slots, virtual rows) -> [pad] -> buffers. Shift
-entries whose prediction nobody reads are dropped here; captured steps are padded as a whole. Predictions come back by
-`Reads`, which every rank derives from the plan for all ranks, so that nobody has to send along what belongs where.
+StepPlan (rows, one after another) -> lay_out -> FlatStep (tokens, slots, virtual rows) -> [pad] -> buffers. Shift
+entries whose prediction nobody reads are dropped here; captured steps are padded as a whole. Which predictions come
+back every rank derives from the plan for all ranks, so that nobody has to send along what belongs where.
 
 Shapes: T tokens, V virtual rows, P pages of the longest row, M reads of a rank, R rows of the rank, N their entries.
 """
@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
-from common.decoding import Int, PredictionOrder, RowField, StepPlan
-from common.model import Int32, sampling_fields
+from common.decoding import Int, RowField, StepPlan
 from lopa_ascend.kv import PAGE_SIZE, PageBook
 from lopa_ascend.ops import group_queries
 
@@ -113,39 +111,19 @@ def filler(num_tokens: int, num_rows: int, num_pages: int, kv_length: int, book:
     )
 
 
-class Reads:
-    """Which entries each rank puts through the head, in the order of its rows, and where their predictions belong.
+def most_reads(plan: StepPlan, rows_of: Sequence[Int]) -> int:
+    """Entries that the busiest rank puts through the head; at least one. rows_of: the plan's rows of each rank."""
+    num_reads_R = np.add.reduceat(plan.is_read_T, plan.first_R, dtype=np.int64)
+    return max(1, *[int(num_reads_R.take(rows).sum()) for rows in rows_of])
 
-    rows_of: the plan's rows of each rank, ascending. most: reads of the busiest rank.
-    """
 
-    def __init__(self, plan: StepPlan, rows_of: Sequence[Int]) -> None:
-        self._plan = plan
-        self._rows_of = rows_of
-        num_reads_R = np.add.reduceat(plan.is_read_T, plan.first_R, dtype=np.int64)
-        self.most = max(1, *[int(num_reads_R.take(rows).sum()) for rows in rows_of])
-
-    def order(self, num_reads: int) -> PredictionOrder:
-        """Of ranks that answer with `num_reads` predictions each. Behind the launch: the host has time there."""
-        return PredictionOrder(self._plan.num_tokens, self._entries_of, num_reads)
-
-    def sampling_fields(self, rank: int, num_reads: int) -> Int32:
-        """[6, num_reads]: how each prediction of this rank is drawn, as `SamplingRows.of` takes it."""
-        plan, entry_M = self._plan, self._entries_of[rank]
-        row_M = plan.first_R.searchsorted(entry_M, side="right") - 1
-        position_M = plan.position_T[entry_M] + 1
-        assert plan.sampling_3R is not None, "rows are drawn"
-        settings_3M = plan.sampling_3R[:, row_M]
-        return sampling_fields(settings_3M, plan.noise_key_R[row_M], plan.step_R[row_M], position_M, num_reads)
-
-    @cached_property  # rows that are drawn need it before the launch
-    def _entries_of(self) -> list[Int]:
-        """Of each rank; rows are ascending and so are their entries."""
-        plan, found = self._plan, []
-        entry_M = plan.is_read_T.nonzero()[0]
-        row_M = plan.first_R.searchsorted(entry_M, side="right") - 1
-        for rows in self._rows_of:
-            is_own_R = np.zeros(plan.num_rows, dtype=np.bool_)
-            is_own_R[rows] = True
-            found.append(entry_M[is_own_R.take(row_M)])
-        return found
+def read_entries(plan: StepPlan, rows_of: Sequence[Int]) -> list[Int]:
+    """The plan's entries that each rank puts through the head, ascending as its rows are."""
+    entry_M = plan.is_read_T.nonzero()[0]
+    row_M = plan.first_R.searchsorted(entry_M, side="right") - 1
+    entries_of = []
+    for rows in rows_of:
+        is_of_rank_R = np.zeros(plan.num_rows, dtype=np.bool_)
+        is_of_rank_R[rows] = True
+        entries_of.append(entry_M[is_of_rank_R.take(row_M)])
+    return entries_of

@@ -1,14 +1,10 @@
 """Before the first request: capture the shapes that decoding usually has, so that few steps wait for a capture.
 
-Other shapes are captured when they first occur. All ranks capture the same ones in the same order, since graphs hold
-collectives.
+Other shapes are captured when they first occur.
 """
 
 from __future__ import annotations
 
-import gc
-import logging
-import time
 from collections.abc import Iterator
 
 import torch
@@ -17,31 +13,26 @@ from common.checkpoint import ModelConfig
 from common.config import BlockDiffusion, DecodeConfig
 from common.decoding import Sampling
 from lopa_ascend.kv import most_rows
-from lopa_ascend.passes.forward import Forward
-from lopa_ascend.passes.shapes import Shapes
-
-logger = logging.getLogger(__name__)
+from lopa_ascend.passes import AscendPasses
+from lopa_ascend.shapes import Shapes
 
 NUM_BLOCKS = 4  # windows of up to so many blocks are captured ahead
 
 
 @torch.no_grad()
-def warm_up(passes: Forward, shapes: Shapes, config: ModelConfig, decode: DecodeConfig, num_branch_ranks: int) -> None:
+def warm_up(passes: AscendPasses, shapes: Shapes, config: ModelConfig, decode: DecodeConfig, bp_size: int) -> None:
     """Windows of whole blocks, of the anchor alone and of all branches of one request, and the heads that go with
-    them."""
-    started = time.perf_counter()
-    usual = set(usual_shapes(shapes, decode, num_branch_ranks))
-    # The largest first: graphs share one pool of scratch memory, which then never has to grow.
-    for num_tokens, num_rows in sorted(usual, reverse=True):
-        passes.capture_layers(num_tokens, num_rows)
+    them, as far as there is room."""
+    usual = set(usual_shapes(shapes, decode, bp_size))
     most = max((num_tokens for num_tokens, _ in usual), default=0)
-    for num_reads in reversed([size for size in shapes.heads if size <= most]):
-        passes.capture_head(num_reads, Sampling.of(decode, config.mask_of(decode.mask_token_id)))
-    # A collector pause would fall into some step; what exists now lives as long as the process.
-    gc.collect()
-    gc.freeze()
-    count = passes.layers.num_captured + passes.head.num_captured
-    logger.info("captured %d shapes in %.1f s", count, time.perf_counter() - started)
+    sampling = Sampling.of(decode, config.mask_of(decode.mask_token_id))
+    with passes.capturing_ahead():
+        for num_tokens, num_rows in sorted(usual, reverse=True):
+            if passes.layers.has_room(key := passes.captured_key(num_tokens, num_rows)):
+                passes.layers.entry(key)
+        for num_reads in reversed([size for size in shapes.heads if size <= most]):
+            if (head := passes.reads_key(num_reads, sampling)).is_captured:
+                passes.head.entry(head)
 
 
 def usual_shapes(shapes: Shapes, decode: DecodeConfig, num_branch_ranks: int) -> Iterator[tuple[int, int]]:

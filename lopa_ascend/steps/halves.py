@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from common.decoding import Sampling
 from common.model import Decoder, SamplingRows, merge_statistics, sampled_statistics, shard_statistics
+from common.runtime import Collectives
 from lopa_ascend.kv import PagedKVCache
 from lopa_ascend.ops import VirtualRows
-from lopa_ascend.parallel import Collectives
-from lopa_ascend.passes.buffers import DeviceStep
 from lopa_ascend.stages import AttendStep, RotaryTable
+from lopa_ascend.steps.step import DeviceStep
 
 
 class Layers(nn.Module):
