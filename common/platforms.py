@@ -1,4 +1,4 @@
-"""The one table of platforms: what stands between the common rooms and a kind of hardware.
+"""The one table of platforms, by which the common rooms reach a kind of hardware.
 
 A platform is an object of few functions that an engine package provides. Nothing in `common` knows an engine by another
 way. To add one: a package with a module `platforms` whose `PLATFORMS` lists its objects, and that module's name in
@@ -36,7 +36,7 @@ class Finding:
 
 
 class GroupBackends(NamedTuple):
-    """torch.distributed back ends, such as `cpu:gloo,cuda:nccl`. axes: of the mesh axes' groups, if another."""
+    """torch.distributed back ends, such as `cpu:gloo,cuda:nccl`. axes: that of the mesh axes' groups, if it differs."""
 
     default: str
     axes: str | None = None

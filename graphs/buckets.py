@@ -24,7 +24,7 @@ _OF_PROMPTS = ((_FEW_TOKENS, 2 * _PROMPT_MULTIPLE, 0.05), (_MANY_TOKENS, _PROMPT
 
 
 def covering_sizes(limit: int, cost: Cost, *, multiple: int, tolerance: float) -> tuple[int, ...]:
-    """Ascending sizes up to `limit`, few, such that rounding up to the next costs at most `tolerance` more.
+    """Few ascending sizes up to `limit`, such that rounding up to the next costs at most `tolerance` more.
 
     Sizes are multiples of `multiple`; rounding inside one multiple is free of the tolerance.
     """
@@ -68,7 +68,7 @@ class Buckets:
 
     @cached_property  # asked at every step
     def tokens(self) -> tuple[int, ...]:
-        """Ascending."""
+        """Ascending sizes of a step."""
         if self.fixed:
             return self.fixed
         usual = _sizes(self.max_tokens, self.knee, self.tolerance)
@@ -85,13 +85,13 @@ class Buckets:
 
     def of_prompts(self, limit: int) -> tuple[int, ...]:
         """Ascending sizes of passes over prompts, or over parts of them: up to `limit`, a multiple of 16, which is one.
-        With sizes of the user's those, and the limit."""
+        Where the user has chosen sizes: those, and the limit."""
         if self.fixed:
             return (*(size for size in self.fixed if size < limit), limit)
         return _prompt_sizes(limit, self.knee, self.tolerance)
 
     def wanting(self, tokens: Sequence[int]) -> Buckets:
-        """With these sizes as well."""
+        """The same with these sizes as well."""
         more = {self._rounded(size) for size in tokens if size <= self.max_tokens}
         return replace(self, wanted=tuple(sorted(more.union(self.wanted))))
 
@@ -107,7 +107,7 @@ def _sizes(limit: int, knee: float, tolerance: float, multiple: int = _MULTIPLE)
 
 @cache
 def _prompt_sizes(limit: int, knee: float, tolerance: float) -> tuple[int, ...]:
-    """tolerance: of passes of many tokens."""
+    """Ascending sizes of passes over prompts. tolerance: that of passes of many tokens."""
     sizes, covered = {limit}, 0
     for most, multiple, tolerated in (*_OF_PROMPTS, (limit, _PROMPT_MULTIPLE, tolerance)):
         largest = min(most, limit) // multiple * multiple

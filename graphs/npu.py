@@ -2,7 +2,7 @@
 lists, which a capture freezes, so they are updated.
 
 A replay waits, at each attention, for an event, and resets it. Where the lengths have changed, which is when a block
-opens or commits, the replay is launched first and the tasks are written behind it, one layer after another, an event
+opens or commits, the replay is launched first and the tasks are written after it, one layer after another, an event
 each: the device computes the first layer while the host writes the next layers' lengths. Where they have not, the
 events are recorded first. Since the host waits for a step's predictions before it prepares the next, no update meets
 an earlier replay that still runs.
@@ -31,7 +31,7 @@ class NpuCapture:
     """graphs.runner.Capture by torch.npu.NPUGraph.
 
     lengths: the attention's host lists of the coming capture or replay, by the operator's own names. updates: whether
-    changed ones are written behind the replay's launch or before it.
+    changed ones are written after the replay's launch (`behind`) or before it.
     """
 
     def __init__(self, updates: Literal["behind", "before"] = "behind") -> None:
@@ -107,7 +107,7 @@ class AsItIs:
 
 
 def _forward_named(module: torch.nn.Module, name: str) -> Forward:
-    """The module's forward with a code object of its own: Dynamo, and even more so what keeps compiled graphs, take one
+    """Return the module's forward with a code object of its own: Dynamo, and the cache of compiled graphs, take one
     code for one graph."""
     forward = type(module).forward
     code = forward.__code__.replace(co_name=f"forward_{name}")

@@ -1,4 +1,4 @@
-"""Run the same work again and again at fixed shapes: captured once a shape and replayed, or called as it is.
+"""Runs the same work again and again at fixed shapes: captured once a shape and replayed, or called as it is.
 
 A shape's *buffers* are what the work reads and writes; the caller fills them before a run. The runner knows no vendor:
 `capture` turns a function into its replay (graphs.cuda, graphs.npu), and without one every run calls the function.
@@ -45,11 +45,11 @@ class Entry(Generic[BuffersT]):
 
 
 class GraphRunner(Generic[KeyT, BuffersT]):
-    """Keeps one entry a key with capture; makes a fresh one each time without.
+    """Keeps one entry for each key with capture; makes a fresh one each time without.
 
     allocate: buffers of a key, filled with something that `forward` can run on. forward: the work; it must not allocate
-    what it leaves behind, read back to the host, or depend on anything but its buffers. most: keys that are captured;
-    None: any number.
+    what it leaves for others, read back to the host, or depend on anything but its buffers. most: keys that are
+    captured; None: any number.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class GraphRunner(Generic[KeyT, BuffersT]):
         return self.has(key) or self._most is None or len(self._entries) < self._most
 
     def entry(self, key: KeyT, *, is_captured: bool = True) -> Entry[BuffersT]:
-        """The buffers to fill, and the run. Captures a key at its first use, unless this step is to run as it is."""
+        """Return the buffers to fill, and the run. Captures a key at its first use, unless this step is to run as it
+        is."""
         if self._capture is None or not is_captured:
             self.num_misses += self._capture is not None
             buffers = self._allocate(key)

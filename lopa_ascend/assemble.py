@@ -1,4 +1,4 @@
-"""From a profile and a run to a running engine: checks, device, mesh, weights, KV pages."""
+"""Builds a running engine from a profile and a run: checks, device, mesh, weights, KV pages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def assemble(
 ) -> AscendEngine:
     """Load the run's model onto this process's device. Raises ConfigError or MissingCapability before loading.
 
-    num_pages: of the KV memory, instead of what the device has room for. graphs: instead of the profile's own.
+    num_pages: pages of KV memory, instead of what the device has room for. graphs: instead of the profile's own.
     """
     check(profile, run)
     config = load_model_config(run.model)
@@ -101,7 +101,8 @@ def assemble(
 def _proven(
     ops: Ops, profile: DeviceProfile, run: RunConfig, config: ModelConfig, device: torch.device, mesh: Mesh
 ) -> Ops:
-    """The operations as this device has them right. Raises MissingCapability where one that is called is wrong."""
+    """The operations in the forms that are right on this device. Raises MissingCapability where one that is called is
+    wrong."""
     check_tensor_parallel(config, mesh.tp_size)
     schemes = {
         linear: scheme
@@ -138,7 +139,7 @@ def _graphs(profile: DeviceProfile, config: ModelConfig, ops: Ops) -> Graphs | N
 
 
 def _device_and_ops(profile: DeviceProfile, config: ModelConfig) -> tuple[torch.device, Ops]:
-    """The current device of this process, and the operations of its lane."""
+    """The device of this process, and the operations of its lane."""
     form = attention_form(profile, config.kv_heads_of_rank(resolve_mesh(profile).tensor_parallel_size))
     if profile.device == "cpu":
         return torch.device("cpu"), reference_ops(hardware_types=profile.dtype != "float32", attention=form)
@@ -151,7 +152,7 @@ def _device_and_ops(profile: DeviceProfile, config: ModelConfig) -> tuple[torch.
 def _num_pages(
     profile: DeviceProfile, run: RunConfig, mesh: Mesh, max_model_len: int, page_bytes: int, device: torch.device
 ) -> int:
-    """As many as max_num_requests of the longest kind need; on a device no more than its free memory holds."""
+    """As many pages as max_num_requests of the longest kind need; on a device no more than its free memory holds."""
     prompt_lengths = range(max(1, max_model_len - run.decode.max_new_tokens - PAGE_SIZE), max_model_len)
     most = max(most_pages(Room(length, run.decode), mesh.bp_size) for length in prompt_lengths)
     num_dummies = run.max_num_requests * most_shift_entries(run.decode, mesh.bp_size)
@@ -162,7 +163,7 @@ def _num_pages(
     room = int(free - total * (1 - profile.gpu_memory_utilization)) // page_bytes
     if room < 2:
         raise ConfigError(
-            f"{free / 2**30:.1f} GiB of {device} are free behind the weights, which leaves no room for KV: raise "
+            f"{free / 2**30:.1f} GiB of {device} are free beside the weights, which leaves no room for KV: raise "
             "gpu_memory_utilization, tensor_parallel_size, or set quantization to w8a8"
         )
     return pages_within(room, wanted)

@@ -15,7 +15,8 @@ from lopa_ascend.ops import Ops
 
 
 class LengthsCapture(Capture, Protocol):
-    """A capture whose replays follow the attention's host lists. updates: when changed ones are written."""
+    """A capture whose replays follow the attention's host lists. updates: whether changed ones are written after
+    (`behind`) or before the replay is launched."""
 
     lengths: dict[str, list[int]]
     updates: Literal["behind", "before"]
@@ -32,7 +33,7 @@ class UpdatedReplay(Protocol):
 
 
 def measure_npu_floors(ops: Ops, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """common.runtime.measure_floors, and int8_ops_per_s of quant_matmul."""
+    """Measure what `common.runtime.measure_floors` does, and int8_ops_per_s of quant_matmul."""
     size = matrix_size(device)
     draw = torch.Generator().manual_seed(1)
     int8 = torch.randint(-127, 128, (size, size), generator=draw, dtype=torch.int8).to(device)
@@ -42,7 +43,7 @@ def measure_npu_floors(ops: Ops, device: torch.device, dtype: torch.dtype) -> di
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> float:
-    """common.runtime.floors.Clock, on the host's clock."""
+    """A `common.runtime.Clock`, on the host's clock."""
     for _ in range(3):
         work()
     seconds = []
@@ -61,7 +62,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def length_updates_ms(capture: LengthsCapture, run: UpdatedReplay, device: torch.device) -> dict[str, float]:
-    """Of one replay from its launch to its end: with the lengths it has, and with written ones in both orders."""
+    """Times of one replay from its launch to its end: with the lengths it has, and with written ones in both orders."""
 
     def with_update() -> None:
         run.forget_lengths()

@@ -1,4 +1,4 @@
-"""What this engine cannot do, said before anything is loaded."""
+"""Refuses what this engine cannot do, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRAPH_MODES = ("npugraph_ex", "npugraph", "torchair", "eager")
 
 
 def check(profile: DeviceProfile, run: RunConfig) -> None:
-    """What of the settings. Raises ConfigError or MissingCapability."""
+    """Refuse settings. Raises ConfigError or MissingCapability."""
     if run.decode.window_attention != "block_causal":
         raise ConfigError(
             f"engine lopa_ascend decodes with block-causal windows only, where branches need not exchange KV, and the "
@@ -54,7 +54,7 @@ def _check_kernels(profile: DeviceProfile) -> None:
 
 
 def check_model(profile: DeviceProfile, config: ModelConfig) -> None:
-    """What of a checkpoint this engine cannot compute. Raises ConfigError or MissingCapability."""
+    """Refuse a checkpoint that this engine cannot compute. Raises ConfigError or MissingCapability."""
     if config.moe is not None:
         check_experts(profile, config.moe)
     if config.qk_norm and profile.kernels == "triton":
@@ -83,7 +83,8 @@ def _check_decode(decode: DecodeConfig) -> None:
 
 
 def check_experts(profile: DeviceProfile, moe: MoEConfig) -> None:
-    """The gating operators choose by sigmoid in groups and weigh by shares, or by softmax among all."""
+    """Refuse mixtures that the gating operators do not know: they choose by sigmoid in groups and weigh by shares, or
+    by softmax among all. Raises ConfigError or MissingCapability."""
     is_sigmoid = moe.scoring == "sigmoid"
     is_known = moe.normalise if is_sigmoid else moe.num_groups == 1 and not moe.has_expert_bias
     if not is_known:

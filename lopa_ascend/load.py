@@ -49,7 +49,7 @@ def load_model(
     profile: DeviceProfile, run: RunConfig, config: ModelConfig, stages: AscendStages, ops: Ops, mesh: Mesh,
     device: torch.device,
 ) -> Decoder:  # fmt: skip
-    """Raises ConfigError, or QuantizationError naming file and tensor."""
+    """Load the model and lay its weights out. Raises ConfigError, or QuantizationError naming file and tensor."""
     padded = replace(config, head_size=HEAD_SIZE)
     model = ModelLoader(
         profile, run, config, padded, stages, mesh, device, adapt=partial(lay_out_heads, config=config),
@@ -73,21 +73,21 @@ def load_model(
 
 
 def attention_scale(config: ModelConfig) -> float:
-    """Of the scores of heads of HEAD_SIZE: that of the true head size. Normed heads that are padded come out longer by
-    sqrt(HEAD_SIZE / head size), queries and keys both."""
+    """The scale of attention's scores: that of the true head size. Normed heads that are padded to HEAD_SIZE come out
+    longer by sqrt(HEAD_SIZE / head size), queries and keys both."""
     is_longer = config.qk_norm
     return float(config.head_size**-0.5) * (config.head_size / HEAD_SIZE if is_longer else 1.0)
 
 
 def match_padded_norms(model: Decoder, config: ModelConfig) -> None:
-    """A mean over a padded head is smaller by head size / HEAD_SIZE, and so must be what is added to it."""
+    """Lower what is added to the mean over a padded head, which is smaller by head size / HEAD_SIZE."""
     for layer in model.layers:
         if layer.qk_norm is not None:
             layer.qk_norm.eps *= config.head_size / HEAD_SIZE
 
 
 def lay_out_heads(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Parameters by our names, with heads of HEAD_SIZE whose rotated pairs lie half of it apart."""
+    """Return parameters by our names, with heads of HEAD_SIZE whose rotated pairs lie half of it apart."""
     place_H = head_places(config.head_size, config.rotary_size)
     if torch.equal(place_H, torch.arange(HEAD_SIZE)):
         return dict(tensors)
@@ -95,7 +95,7 @@ def lay_out_heads(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[st
 
 
 def head_places(head_size: int, rotary_size: int) -> Tensor:
-    """[head_size] where each value of a head lies among HEAD_SIZE: pairs first in both halves, then what is not
+    """Return where each value of a head lies among HEAD_SIZE, [head_size]: pairs first in both halves, then what is not
     rotated."""
     num_pairs, half = rotary_size // 2, HEAD_SIZE // 2
     pairs, others = torch.arange(num_pairs), torch.arange(num_pairs, half)

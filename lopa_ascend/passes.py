@@ -52,8 +52,8 @@ def as_it_is(half: nn.Module, name: str) -> Callable[..., Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """How steps are captured. compile_layers, compile_head: a half's forward as a shape, known by this name, shall run
-    it. rows: the virtual rows of a captured step as its layers take them."""
+    """How steps are captured. compile_layers, compile_head: compile a half's forward for one shape, known by a name.
+    rows: turns a captured step's virtual rows into the form that its layers take."""
 
     shapes: Shapes
     capture: LengthsCapture
@@ -109,11 +109,11 @@ class AscendPasses(Passes):
         return LayersKey(Sizes(num_tokens, num_rows, num_pages, num_reads), is_captured=False)
 
     def captured_key(self, num_tokens: int, num_rows: int) -> LayersKey:
-        """A size of the graphs' shapes."""
+        """The key of a size of the graphs' shapes."""
         return LayersKey(Sizes(num_tokens, num_rows, pages_for(self._max_model_len), 0), is_captured=True)
 
     def reads_key(self, num_reads: int, sampling: Sampling) -> ReadsKey:
-        """The same on every rank."""
+        """The head's shape, which is the same on every rank."""
         padded = self._graphs.shapes.reads(num_reads) if self._graphs else None
         captured = ReadsKey(padded or num_reads, sampling, is_captured=True)
         if padded is not None and self.head.has_room(captured):
@@ -124,7 +124,7 @@ class AscendPasses(Passes):
         return torch.npu.Event(enable_timing=True) if is_timed else torch.Event(self.device)
 
     def _lay_out(self, plan: StepPlan) -> Entry[StepBuffers]:
-        """Which states are read goes to the device with the rows, so the head's shape is found first."""
+        """Finds the head's shape first: which states are read goes to the device together with the rows."""
         if not plan.commits_locally:
             raise ConfigError("engine lopa_ascend: set decode.window_attention to block_causal")
         self._rows_of = rows_by_rank(plan, self._collectives.mesh.bp_size)
@@ -169,7 +169,7 @@ class AscendPasses(Passes):
         return self._captured_buffers
 
     def _set(self, flat: FlatStep, buffers: StepBuffers, key: LayersKey) -> None:
-        """What the coming pass computes: on the device, and in the attention's host lists."""
+        """Set what the coming pass computes, on the device and in the attention's host lists."""
         buffers.fill(flat)
         buffers.send()
         rows = VirtualRows(buffers.step(key.sizes).table_VP, flat.query_ends, flat.kv_lengths)

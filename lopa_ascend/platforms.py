@@ -34,7 +34,7 @@ class ReferenceCpu(common.platforms.Platform):
 
 
 class Npu(ReferenceCpu):
-    """Modules that touch torch_npu are imported in the functions: most commands run without it."""
+    """Imports modules that touch torch_npu in the functions: most commands run without it."""
 
     device = "npu"
     visible_devices_variable = "ASCEND_RT_VISIBLE_DEVICES"
@@ -79,7 +79,7 @@ class Npu(ReferenceCpu):
         return [_told(finding) for finding in examine_alone(profile, model)]
 
     def _why_no_devices(self, profile: DeviceProfile, num_here: int) -> str | None:
-        """What a run of this profile would end with."""
+        """The sentence that a run of this profile would end with; None: it would find its devices."""
         try:
             self.require_devices(profile, num_here)
         except MissingCapability as error:
@@ -88,7 +88,7 @@ class Npu(ReferenceCpu):
 
 
 def _told(finding: SelftestFinding) -> Finding:
-    """What is wrong and not called is just said."""
+    """A finding of the self-test as a line of a report. An operation that is wrong and not called is not judged."""
     is_just_said = finding.is_useless and not finding.is_called
     return Finding(finding.name, finding.sentence, None if is_just_said else not finding.is_useless)
 
@@ -122,7 +122,7 @@ def _package(name: str) -> str | None:
 
 
 def _release(version: str) -> tuple[str, ...]:
-    """2.13.0.post4+cpu -> (2, 13, 0): torch_npu follows torch's releases with builds of its own."""
+    """Turn 2.13.0.post4+cpu into (2, 13, 0): torch_npu follows torch's releases with builds of its own."""
     return tuple(version.split("+")[0].split(".")[:3])
 
 

@@ -37,7 +37,7 @@ class Shapes:
 
     @classmethod
     def of(cls, token_buckets: Sequence[int], row_buckets: Sequence[int], max_graphs: int) -> Shapes:
-        """max_graphs: three or more."""
+        """Shapes of a profile. max_graphs: three or more."""
         tokens, heads = tuple(sorted(token_buckets)), tuple(sorted(token_buckets))
         rows = tuple(sorted(row_buckets)) or _ROWS
         most_heads = max_graphs // 3
@@ -55,7 +55,7 @@ class Shapes:
 
     @property
     def most_padding(self) -> int:
-        """Tokens of padding that a step can have."""
+        """Most tokens of padding that a step can have."""
         gaps = (after - before for before, after in zip((0, *self.tokens), self.tokens, strict=False))
         return max(gaps) + self.most_rows
 

@@ -34,10 +34,11 @@ class AttendStep:
 
 
 class AscendStages:
-    """num_heads: of this rank. scale: of the attention's scores (lopa_ascend.load.attention_scale).
+    """num_heads: query heads of this rank. scale: the scale of the attention's scores
+    (lopa_ascend.load.attention_scale).
 
-    prefetch_bytes: so much of the weight behind an all-reduce is pulled into L2 meanwhile, once `link_linears` has said
-    which weight that is; 0: nothing.
+    prefetch_bytes: bytes of the weight that is read after an all-reduce, which are pulled into L2 meanwhile, once
+    `link_linears` has said which weight that is; 0: nothing is.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class AscendStages:
         return self._prefetching(down, down(QuantizedActivation(*gated)))
 
     def moe(self, x_TD: Tensor, moe: MoE) -> Tensor:
-        """The router in float32. Experts lie as `lay_out_experts` leaves them."""
+        """Mix experts, which lie as `lay_out_experts` leaves them; the router is in float32."""
         logits_TE = functional.linear(x_TD.float(), moe.router)
         routing, num_own = self._ops.route(logits_TE, moe.expert_bias, moe.config), len(moe.experts_gate_up)
         if num_own < moe.config.num_experts:
@@ -99,7 +100,7 @@ class AscendStages:
         return self._ops.combine(result_ND, rows.place_N, routing.weight_TC)
 
     def _mixed_in_8_bits(self, x_TD: Tensor, routing: Routing, moe: MoE) -> Tensor:
-        """A token is quantized once, in front of its copies."""
+        """The same in 8 bits; a token is quantized once, before it is copied."""
         values, scale_T = self._ops.dynamic_quant(x_TD)
         rows = self._ops.dispatch(values, routing.expert_TC, len(moe.experts_down), scale_T)
         gate_up_NI = self._ops.grouped_matmul_int32(rows.rows_ND, moe.experts_gate_up, rows.count_E)
@@ -117,7 +118,7 @@ class AscendStages:
         return x_TD
 
     def _prefetching(self, linear: nn.Module, y_TD: Tensor) -> Tensor:
-        """y, the linear's result, while the weight that is read next comes into L2."""
+        """Return y, the linear's result, and pull the weight that is read next into L2."""
         read_next = getattr(linear, "read_next", None) if self._prefetch_bytes else None
         if read_next is not None:
             weight = read_next[0].weight
@@ -125,15 +126,15 @@ class AscendStages:
         return y_TD
 
     def attention_lengths(self, rows: VirtualRows) -> dict[str, list[int]]:
-        """What a captured graph freezes, by the operator's names."""
+        """The lengths that a captured graph freezes, by the operator's names."""
         return self._ops.attention_lengths(rows)
 
 
 class RotaryTable:
     """cos and sin of every position, in the dtype that the operator demands: that of query and key.
 
-    head_size: of the model as it was loaded. rotary_size: values of a head that are rotated; the others keep the angle
-    0 (lopa_ascend.load.head_places).
+    head_size: that of the model as it was loaded. rotary_size: values of a head that are rotated; the others keep the
+    angle 0 (lopa_ascend.load.head_places).
     """
 
     def __init__(
@@ -170,18 +171,19 @@ def quant_kernels(ops: Ops) -> QuantKernels:
 
 
 def link_linears(model: Decoder) -> None:
-    """Note at every linear before an all-reduce which one reads its weight behind it; the last thing done to them."""
+    """Note at every linear before an all-reduce which one reads its weight after it; the last thing done to them."""
     layers = list(model.layers)
-    behind = [*(layer.qkv_proj for layer in layers[1:]), model.lm_head]
-    for layer, follower in zip(layers, behind, strict=True):
-        # In a tuple: not a module of that module. Which experts are read is known only behind the router.
+    followers = [*(layer.qkv_proj for layer in layers[1:]), model.lm_head]
+    for layer, follower in zip(layers, followers, strict=True):
+        # In a tuple: not a module of that module. Which experts are read is known only after the router.
         if layer.moe is None:
             layer.o_proj.read_next = (layer.gate_up_proj,)
         (layer.down_proj if layer.moe is None else layer.moe).read_next = (follower,)
 
 
 def lay_out_experts(model: nn.Module, *, in_8_bits: bool = False) -> int:
-    """Weights of experts as the grouped product reads them, [experts, in, out]; how many mixtures there are.
+    """Lay the weights of experts out as the grouped product reads them, [experts, in, out]; return the number of
+    mixtures.
 
     in_8_bits: as int8, with a scale an output channel: `gate_up_scale` in float32, `down_scale` in bfloat16, as the
     operators want theirs. The latter are rounded before they divide, so that nothing is lost.
@@ -200,14 +202,14 @@ def lay_out_experts(model: nn.Module, *, in_8_bits: bool = False) -> int:
 
 
 def _in_8_bits(weight_EOK: Tensor, scale_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """int8 values, and float32 scales [E, O]; one expert at a time."""
+    """Return int8 values and float32 scales [E, O]; one expert at a time."""
     quantized = [quantize_weight(weight_OK, scale_of(weight_OK)) for weight_OK in weight_EOK]
     return torch.stack([one.values for one in quantized]), torch.stack([one.scale for one in quantized])
 
 
 def prepare_linears(model: nn.Module, ops: Ops) -> int:
-    """Lay quantized weights out as the operators want them, [K, N] in FRACTAL_NZ, the last thing done to them; their
-    number.
+    """Lay quantized weights out as the operators want them, [K, N] in FRACTAL_NZ, the last thing done to them;
+    return their number.
 
     Static input scales become their reciprocals, by which the operator multiplies.
     """
@@ -235,7 +237,7 @@ class ColumnsLast(nn.Module):
 
 
 def put_columns_last(model: nn.Module) -> int:
-    """Every float linear of the model, one at a time; their number."""
+    """Turn every float linear of the model into `ColumnsLast`, one at a time; return their number."""
     linears = [(name, module) for name, module in model.named_modules() if isinstance(module, Linear)]
     for name, linear in linears:
         model.set_submodule(name, ColumnsLast(linear))

@@ -1,4 +1,4 @@
-"""Before the first request: capture the shapes that decoding usually has, so that few steps wait for a capture.
+"""Captures the shapes that decoding usually has before the first request, so that few steps wait for a capture.
 
 Other shapes are captured when they first occur.
 """
@@ -21,8 +21,8 @@ NUM_BLOCKS = 4  # windows of up to so many blocks are captured ahead
 
 @torch.no_grad()
 def warm_up(passes: AscendPasses, shapes: Shapes, config: ModelConfig, decode: DecodeConfig, bp_size: int) -> None:
-    """Windows of whole blocks, of the anchor alone and of all branches of one request, and the heads that go with
-    them, as far as there is room."""
+    """Capture windows of whole blocks, of the anchor alone and of all branches of one request, and the heads that go
+    with them, as far as there is room."""
     usual = set(usual_shapes(shapes, decode, bp_size))
     most = max((num_tokens for num_tokens, _ in usual), default=0)
     sampling = Sampling.of(decode, config.mask_of(decode.mask_token_id))
@@ -47,7 +47,7 @@ def usual_shapes(shapes: Shapes, decode: DecodeConfig, num_branch_ranks: int) ->
 
 
 def _most_blocks(decode: DecodeConfig) -> int:
-    """Of a window behind the prompt."""
+    """Most blocks of a window, not counting the prompt."""
     if not decode.strategy.is_from_zero:
         return decode.max_new_tokens // decode.block_size
     if decode.block_add_threshold == 1:

@@ -1,4 +1,4 @@
-"""The CUDA engine: full-window attention over a static KV cache, committed in two phases. Also runs on CPU."""
+"""The CUDA engine: attention over the whole window and paged KV, committed in two phases. Also runs on CPU."""
 
 from common import LOPA_VERSION as __version__
 

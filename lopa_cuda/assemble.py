@@ -1,4 +1,4 @@
-"""From a profile and a run to a running engine: device, mesh, cache, weights, operators, buckets, capture."""
+"""Builds a running engine from a profile and a run: device, mesh, cache, weights, operators, buckets, capture."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HEAD_SIZES = (16, 32, 64, 128, 256)  # which tensor cores, Triton's blocks and shared memory take
-# Of the largest captured step: for one request, and at most for any number, since its scratch memory is held for good.
+# Tokens of the largest captured step: for one request, and for any number, since its scratch memory is held for good.
 LEAST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS, MOST_CAPTURED_BYTES = 4096, 131072, 9 * 2**29
 LEAST_CAPTURED_READS, MOST_LOGITS_BYTES = 512, 2**31
 
@@ -88,7 +88,7 @@ def assemble(
 def with_chosen_mesh(
     profile: DeviceProfile, run: RunConfig, config: ModelConfig, device: torch.device
 ) -> DeviceProfile:
-    """`mesh: auto` decided for the processes that were started, by the first rank's floors."""
+    """Decide `mesh: auto` for the processes that were started, by the first rank's floors."""
     if profile.mesh != "auto" or num_started() == 1:
         return profile
     dtype = getattr(torch, profile.dtype)
@@ -142,8 +142,9 @@ def _buckets(profile: DeviceProfile, run: RunConfig, config: ModelConfig, sizes:
 
 
 def most_captured_tokens(config: ModelConfig, tp_size: int, kv_bytes: int) -> int:
-    """A captured step holds each token's staged KV, of so many bytes, and in the widest MLP gate and up, in bf16. A
-    mixture of experts holds what goes into and comes out of each of a token's experts, also those of other ranks."""
+    """Tokens of the largest step that a graph may hold. A token takes kv_bytes of staged KV, and gate and up of the
+    widest MLP in bf16; in a mixture of experts the input and output of each of its experts, those of other ranks
+    too."""
     gate_up = 2 * config.intermediate_size // tp_size
     moe = config.moe
     experts = moe.experts_per_token * (moe.intermediate_size + config.hidden_size) if moe else 0
@@ -201,7 +202,7 @@ def chooses_tiles(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfi
 
 
 def _num_pages(sizes: CacheSizes, device: torch.device, utilization: float) -> int:
-    """As many as all requests need at their longest; on a GPU no more than its free memory holds."""
+    """As many KV pages as all requests need at their longest; on a GPU no more than its free memory holds."""
     if device.type != "cuda":
         return sizes.most_pages
     free = int(torch.cuda.mem_get_info(device)[0] * utilization)
@@ -216,8 +217,8 @@ def _num_pages(sizes: CacheSizes, device: torch.device, utilization: float) -> i
 
 
 def _peer_staging(sizes: CacheSizes, mesh: Mesh, device: torch.device) -> PeerStaging | None:
-    """Captured staging memory that the branch-parallel ranks write for one another; None: there are no others, or they
-    cannot."""
+    """Captured staging memory that the branch-parallel ranks write for one another; None without such ranks, or where
+    they cannot."""
     if device.type != "cuda":
         return None
     try:

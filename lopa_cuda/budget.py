@@ -1,4 +1,4 @@
-"""What rows cost here, for `branch_budget: auto`, which learns what they are worth.
+"""What a pass costs on this device by its number of tokens, for `branch_budget: auto`.
 
 The cost is measured, not computed: passes of two blocks with more and more rows on every branch rank, from where
 reading the weights bounds a step to where arithmetic does.
@@ -29,7 +29,7 @@ NUM_CACHED = 512
 def measure_passes(
     passes: CudaPasses, config: ModelConfig, decode: DecodeConfig, num_requests: int, bp_size: int
 ) -> PassCosts:
-    """From one row a rank to all branches of `num_requests`; the same on every rank."""
+    """Time passes from one row a rank up to all branches of `num_requests`. Every rank gets the same."""
     most_rows = -(-num_requests * (decode.num_lookahead + 1) // bp_size)
     width = _width(passes, decode)
     tokens, seconds, num_rows = [], [], 1

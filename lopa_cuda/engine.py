@@ -32,7 +32,7 @@ class CudaEngine(DeviceEngine):
         self._config = config
 
     def measure_passes(self, decode: DecodeConfig) -> PassCosts:
-        """A collective of all ranks."""
+        """Collective over all ranks."""
         try:
             return measure_passes(self.passes, self._config, decode, self.capacity.num_slots, self.mesh.bp_size)
         except RuntimeError as error:

@@ -12,7 +12,7 @@ from common.runtime import REPEATS
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> float:
-    """common.runtime.floors.Clock, by device events where there are any."""
+    """A `common.runtime.Clock`: by device events on a GPU, by the host's clock on a CPU."""
     for _ in range(3):
         work()
     seconds = []

@@ -1,4 +1,4 @@
-"""What the engine decides by and only a measurement tells, as a checked file: configs/machines/h200.yaml."""
+"""Measured numbers that the engine decides by, read from configs/machines/h200.yaml and checked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Attention(Frozen):
 
 
 class Machine(Frozen):
-    """The file says what each number is."""
+    """The file explains each number."""
 
     knee_tokens: float
     least_saved_tokens: int

@@ -38,7 +38,7 @@ from lopa_cuda.steps import (
 
 
 class CudaPasses(Passes):
-    """buckets bounds what is captured. committer: is told where each pass leaves its rows' KV."""
+    """buckets bounds what is captured. committer is told where each pass leaves the KV of its rows."""
 
     clock = staticmethod(median_seconds)
     key: LayersKey
@@ -70,7 +70,7 @@ class CudaPasses(Passes):
 
     @torch.inference_mode()
     def num_experts_hit(self, plan: StepPlan) -> float | None:
-        """After a pass of this plan, whose pages it reads."""
+        """To be called after a pass of this plan, whose pages it reads."""
         shares = deal(plan, np.arange(plan.num_rows)[None])
         key = self.shapes.dealt_key(shares)._replace(is_captured=False)
         self._ops.noted_experts = noted = []
@@ -87,7 +87,7 @@ class CudaPasses(Passes):
         return torch.cuda.Event(enable_timing=is_timed)
 
     def _lay_out(self, plan: StepPlan) -> Entry[StepBuffers]:
-        """Rows are dealt over the branch ranks, or entries cut."""
+        """Deals the rows over the branch ranks, or cuts the entries where that pays."""
         self._cache.open_step(plan)
         self._row_of = assign_rows(plan, self._bp_size)
         self._shares, key = self.shapes.arranged(plan, self._row_of)
@@ -134,7 +134,7 @@ class CudaPasses(Passes):
         buffers.receive(self._collectives.bp_stack(self._predict(key, buffers)))
 
     def _predict(self, key: ReadsKey, reads: ReadBuffers) -> Tensor:
-        """[M, 3]: token, probability, confidence."""
+        """Token, probability and confidence [M, 3] of this rank's reads."""
         ops, head, vocab_start = self._ops, self.model.lm_head, self.model.vocab_start
         stack = self._collectives.tp_stack
         if key.sampling.is_special:
@@ -146,11 +146,11 @@ class CudaPasses(Passes):
         return ops.sampled(hidden, head, vocab_start, key.sampling, reads.sampling_rows, stack)
 
     def _hidden(self, index_M: Tensor, *, is_captured: bool) -> Activation:
-        """[M, D] of these tokens, as the head reads them."""
+        """Hidden states [M, D] of these tokens, in the form that the head reads."""
         return self.model.finish(*self._handover.take(index_M, is_captured=is_captured), self.model.lm_head)
 
     def _predict_specially(self, sampling: Sampling, reads: ReadBuffers) -> Tensor:
-        """[M, 3] by plain operators; see common.model.special."""
+        """The same by plain operators; see common.model.special."""
         head, vocab_start, stack = self.model.lm_head, self.model.vocab_start, self._collectives.tp_stack
         guide_NV = None
         if sampling.cfg_scale:

@@ -71,7 +71,7 @@ class Cuda(Cpu):
 
 
 def _nvidia_smi() -> list[str]:
-    """A line a GPU: name, memory, driver; or why there is none."""
+    """One line for each GPU: name, memory, driver; or why there is none."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return ["no nvidia-smi"]

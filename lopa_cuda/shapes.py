@@ -1,4 +1,4 @@
-"""Which shape a pass has: rows dealt over the branch ranks or entries cut, padded to what is captured where that fits.
+"""Which shape a pass has: rows dealt over the branch ranks or entries cut, padded to a captured size where one fits.
 
 Every rank comes to the same numbers of tokens and tiles, since they depend on the plan alone.
 """
@@ -29,8 +29,8 @@ from lopa_cuda.steps import (
 
 
 class Shapes:
-    """buckets bounds what is captured. tiling: of operators that take lengths from the device; None: of others. staged:
-    tokens of the staging memory that captures have."""
+    """buckets bounds what is captured. tiling: how attention sees rows whose lengths are on the device; None: operators
+    take lengths from the host. staged: tokens of the staging memory of captured passes."""
 
     def __init__(self, mesh: Mesh, buckets: Buckets, tiling: Tiling | None, staged: int, *, captures: bool) -> None:
         self.buckets = buckets
@@ -42,19 +42,20 @@ class Shapes:
 
     @property
     def captures_ahead(self) -> bool:
-        """Whether a size is all that a capture depends on: operators that look at host numbers of keys make many."""
+        """Whether a capture depends on its size alone. With operators that take numbers of keys from the host it does
+        not."""
         return self._captures and self._tiling is not None
 
     @property
     def slices(self) -> list[int]:
-        """Ascending sizes at which passes are captured that are cut over ranks. Where captures depend on the rank's
-        rows there are none: a first run holds collectives, so all ranks must capture at the same steps."""
+        """Ascending sizes at which passes that are cut over ranks are captured. None where captures depend on the
+        rank's rows: a first run holds collectives, so all ranks must capture at the same steps."""
         if not self.captures_ahead:
             return []
         return slice_sizes(self.buckets.of_prompts, self._mesh.bp_size, self._staged)
 
     def arranged(self, plan: StepPlan, row_of: Int) -> tuple[list[Share], LayersKey]:
-        """What each rank computes, and in which shape."""
+        """Decide what each rank computes, and in which shape."""
         if slices_pay(plan, row_of):
             return self._cut(plan)
         shares = deal(plan, row_of)
@@ -91,11 +92,12 @@ class Shapes:
         return shares, LayersKey(length, num_tiles, runs, is_captured=False, num_slices=num_ranks)
 
     def _aligned(self, num_tokens: int) -> int:
-        """Of a pass that runs as it is: kernels are compiled for sizes that 16 divides."""
+        """Size of a pass that is not captured: kernels are compiled for multiples of 16."""
         return round_up(num_tokens, 16) if self._captures else num_tokens
 
     def _find_tiled_key(self, num_entries_PR: tuple[bytes, ...]) -> LayersKey:
-        """Of ranks whose rows have so many entries: the smallest that is captured and has room, or of its own size."""
+        """The smallest captured shape with room for ranks whose rows have so many entries, else a shape of their
+        size."""
         lengths_PR = [np.frombuffer(num_entries_R, dtype=np.int64) for num_entries_R in num_entries_PR]
         num_tokens = int(max(length_R.sum() for length_R in lengths_PR))
         sizes = self.buckets.tokens if self._captures else ()

@@ -1,4 +1,4 @@
-"""Before the first request: capture every size, so that no step waits for a capture."""
+"""Captures every size before the first request, so that no step waits for a capture."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from common.decoding import Sampling
 from common.runtime import ReadsKey, synthetic_plan
 from lopa_cuda.passes import CudaPasses
 
-WHOLE_BLOCKS = 8  # windows of up to so many blocks, of all branches of one request, are not padded at all
-USUAL_BLOCKS = 6  # that a request decodes at once, where it decodes the most
-COMMITTED_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)  # by one step
+WHOLE_BLOCKS = 8  # windows of one request of up to so many blocks are not padded at all
+USUAL_BLOCKS = 6  # the most that a request usually decodes at once
+COMMITTED_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)  # committed by one step
 LEAST_COMMITTED_BLOCKS, MOST_COMMITTED_BYTES = 8, 2**28
 _KINDS = (
     {"is_sampled": False, "is_cut": False}, {"is_sampled": True, "is_cut": False}, {"is_sampled": True, "is_cut": True},
@@ -40,7 +40,7 @@ def warm_up(passes: CudaPasses, config: ModelConfig, decode: DecodeConfig, num_r
         for num_tokens in reversed(shapes.slices):
             passes.layers.entry(shapes.captured_key(num_tokens, is_cut=True))
         usual = Sampling.of(decode, config.mask_of(decode.mask_token_id))
-        # Of several requests each may be drawn in its own way.
+        # Several requests may each be drawn in another way.
         heads = {usual} if num_requests == 1 else {usual, *(usual._replace(**kind) for kind in _KINDS)}
         for num_reads in reversed(shapes.buckets.reads):
             for sampling in sorted(heads, reverse=True):
@@ -51,8 +51,8 @@ def warm_up(passes: CudaPasses, config: ModelConfig, decode: DecodeConfig, num_r
 
 
 def usual_tokens(decode: DecodeConfig, bp_size: int) -> list[int]:
-    """On one rank, of one request with all its branches and of its anchor alone, in whole blocks."""
-    branches = max(0, decode.num_lookahead) + 1  # `auto` comes again with its number
+    """Tokens on one rank of whole blocks of one request, with all its branches and with its anchor alone."""
+    branches = max(0, decode.num_lookahead) + 1  # `auto` is negative here, and comes again with its number
     num_blocks = min(WHOLE_BLOCKS, -(-decode.max_new_tokens // decode.block_size))
     is_full = decode.window_attention == "full"
     return [
@@ -63,8 +63,8 @@ def usual_tokens(decode: DecodeConfig, bp_size: int) -> list[int]:
 
 
 def most_committed(block_size: int, num_requests: int, bytes_per_position: int) -> int:
-    """Positions of the longest commit that is captured: a block of each request, and at least some of one. Of several
-    requests some come with their prompts in most steps: then all that graphs have memory for."""
+    """Positions of the longest commit that is captured: a block of each request, and at least a few blocks. With
+    several requests most steps commit some prompt: then as many as graphs have memory for."""
     usual = max(LEAST_COMMITTED_BLOCKS, num_requests) * block_size
     return usual if num_requests == 1 else max(usual, MOST_COMMITTED_BYTES // bytes_per_position)
 

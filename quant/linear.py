@@ -27,7 +27,7 @@ Matmul = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "Tensor | None", tor
 
 @dataclass(frozen=True, slots=True)
 class QuantKernels:
-    """What an engine plugs in. Each follows its plain counterpart in `w8a8` or `fp8`."""
+    """The matmul and quantizers of an engine. Each follows its plain counterpart in `w8a8` or `fp8`."""
 
     matmul: Matmul = w8a8.linear
     quantize: Callable[[Tensor], QuantizedActivation] = w8a8.quantize_per_token
@@ -59,7 +59,7 @@ class QuantizedLinear(nn.Module):
     def __init__(
         self, tensors: Mapping[str, Tensor], out_dtype: torch.dtype, kernels: QuantKernels = PLAIN_INT8
     ) -> None:
-        """`tensors` by suffix, from `scheme.quantize_linear` or `checkpoint.load_quantized`.
+        """Take `tensors` by suffix, from `scheme.quantize_linear` or `checkpoint.load_quantized`.
 
         `out_dtype` is what activations that come in quantized go out as.
         """

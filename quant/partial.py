@@ -1,6 +1,6 @@
-"""A folder that is there whole or not at all: written under a name beside its own, renamed at the end.
+"""Writes a folder whole or not at all: under a temporary name beside its own, renamed at the end.
 
-While one is written a lock says so. A run that was killed leaves its folder without: the next one removes it.
+A lock is held while it is written. A killed run leaves its folder without a lock: the next run removes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOCK = ".lock"
 
 @contextmanager
 def whole_or_nothing(out: Path) -> Iterator[Path]:
-    """An empty folder that becomes `out` when the block ends and is removed when it raises. Raises OSError."""
+    """Make an empty folder that becomes `out` when the block ends and is removed when it raises. Raises OSError."""
     out.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_behind(out)
     partial, lock = _locked_folder(out)
@@ -64,7 +64,8 @@ def _remove_left_behind(out: Path) -> None:
 
 
 def _try_lock(lock: int, operation: int) -> bool:
-    """False where somebody holds it, and where the file system has no locks: there nothing is removed."""
+    """Try to take the lock; False where somebody holds it, and where the file system has no locks: nothing is removed
+    then."""
     try:
         fcntl.flock(lock, operation)
     except OSError:

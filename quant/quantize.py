@@ -1,8 +1,8 @@
-"""A float model folder in, a quantized folder out, one decoder layer in memory at a time.
+"""Turns a float model folder into a quantized one, with one decoder layer in memory at a time.
 
     model folder -> LoRA merge -> smoothing -> quantize_linear -> shards + description + copied config and tokenizer
 
-The folder is written under a temporary name beside its own (`partial`): what bears its name is whole.
+The folder is written under a temporary name (`partial`): one with its own name is whole.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Request:
     lora: MergeLora | None
 
     def read(self, name: str) -> Tensor:
-        """The tensor with LoRA merged; in its own dtype if it stays float."""
+        """Read the tensor with LoRA merged; in its own dtype if it stays float."""
         tensor = self.source.read(name)
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise QuantizationError(
@@ -148,7 +148,7 @@ def _entries(request: _Request, reports: list[LinearReport]) -> Iterator[_Entry]
 def _quantized_layer(
     request: _Request, layer: int, tensors: dict[str, Tensor], reports: list[LinearReport]
 ) -> Iterator[_Entry]:
-    """Takes the linears out of `tensors`; what is left is float."""
+    """Quantize a layer's linears, which are taken out of `tensors`; what is left is float."""
     linears = sorted(linear for linear in request.chosen if linear.layer == layer)
     for linear in linears:
         for module in linear.checkpoint_names:
@@ -167,7 +167,7 @@ def _quantized_layer(
 def _input_ranges(
     request: _Request, linears: Sequence[LinearName], tensors: dict[str, Tensor]
 ) -> Mapping[LinearName, ActivationRange | None]:
-    """What the linears' inputs range over, after smoothing the layer if that was asked for."""
+    """The ranges of the linears' inputs, after smoothing the layer if that was asked for."""
     calibration = request.calibration
     if calibration is None:
         return dict.fromkeys(linears)

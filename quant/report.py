@@ -1,4 +1,4 @@
-"""What quantization cost, linear by linear: relative errors of weights and, with samples, of outputs."""
+"""The error that quantization makes, linear by linear: relative, of weights and, with samples, of outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class QuantReport:
     bytes_after: int
 
     def worst(self, count: int) -> list[LinearReport]:
-        """By output error where it was measured, else by weight error; the largest first."""
+        """Sort by output error where it was measured, else by weight error; the largest first."""
         return sorted(self.linears, key=lambda own: own.output_error or own.weight_error, reverse=True)[:count]
 
     def as_dict(self) -> dict[str, Any]:

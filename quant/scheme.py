@@ -1,4 +1,4 @@
-"""From a float linear to the tensors of a quantized one; the same at load time and for a folder."""
+"""Turns a float linear into the tensors of a quantized one, at load time and for a folder alike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StaticInput(NamedTuple):
 def quantize_linear(
     weight_NK: Tensor, bias_N: Tensor | None, scheme: Scheme, static_input: StaticInput | None = None
 ) -> dict[str, Tensor]:
-    """The tensors that `linear.QuantizedLinear` takes. Scales are bfloat16 values (rounded up), kept in fp32.
+    """Return the tensors that `linear.QuantizedLinear` takes. Scales are bfloat16 values (rounded up), kept in fp32.
 
     `static_input` is needed for the static scheme "w8a8" and unused otherwise.
     """

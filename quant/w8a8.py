@@ -133,7 +133,7 @@ def round_up_to_bfloat16(x: Tensor) -> Tensor:
 
 
 def float32_bits(x: Tensor) -> Tensor:
-    """int64 with the bits of fp32 in its low half: how deq_scale is stored for fp16 models."""
+    """Return int64 with the bits of fp32 in its low half, the form in which deq_scale is stored for fp16 models."""
     return x.float().view(torch.int32).to(torch.int64)
 
 

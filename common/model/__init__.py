@@ -1,6 +1,4 @@
-"""The model's maths, once: decoder layers over injected operators, the plain version of each operator, and what becomes
-of logits.
-"""
+"""The model: decoder layers over injected operators, the plain version of each operator, and what is made of logits."""
 
 from common.model.decoder import Decoder, build_decoder
 from common.model.moe import Routing, mixture, route

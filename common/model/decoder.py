@@ -1,4 +1,4 @@
-"""The decoder of every family, without a causal mask. The maths once; the platform's ops are injected.
+"""The decoder of every family, without a causal mask. The platform's operators are injected.
 
 What differs between families is data of `ModelConfig`: biases, norms of query and key heads, mixtures of experts.
 Parameter names are those of common.checkpoint.rules: q, k, v merged into qkv_proj, gate and up into gate_up_proj, both
@@ -41,12 +41,13 @@ class DecoderLayer(nn.Module):
         return self.feed_forward(*self.attend(x_TD, residual_TD, ops, step), ops)
 
     def attend(self, x_TD: Tensor, residual_TD: Tensor | None, ops: Ops, step: Any) -> tuple[Activation, Tensor]:
-        """What `feed_forward` takes: attention's values [T, N H], and the residual stream [T, D] without them."""
+        """Compute what `feed_forward` takes: attention's values [T, N H], and the residual stream [T, D] without
+        them."""
         h, residual_TD = ops.norm(x_TD, residual_TD, self.input_norm, self.qkv_proj)
         return ops.attend(ops.linear(h, self.qkv_proj), self.index, step, self.qk_norm), residual_TD
 
     def feed_forward(self, attended: Activation, residual_TD: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
-        """The rest of the layer, in which no token looks at another."""
+        """Compute the rest of the layer, in which no token looks at another."""
         x_TD = ops.all_reduce(ops.linear(attended, self.o_proj))
         if self.moe is not None:
             h, residual_TD = ops.norm(x_TD, residual_TD, self.post_attention_norm, None)
@@ -68,14 +69,14 @@ class Decoder(nn.Module):
         self.lm_head = Linear(config.hidden_size, vocab_end - self.vocab_start)
 
     def forward(self, token_T: Tensor, step: Any) -> Tensor:
-        """[T] ids -> [T, D] hidden states behind the last norm."""
+        """Compute [T] ids -> [T, D] hidden states after the last norm."""
         hidden_TD = self.finish(*self.until_last_attention(token_T, step))
         assert isinstance(hidden_TD, Tensor), "nothing quantized was asked for"
         return hidden_TD
 
     def until_last_attention(self, token_T: Tensor, step: Any) -> tuple[Activation, Tensor]:
-        """All that other tokens and later passes look at, every layer's keys and values included. The result is what
-        `finish` takes, of all tokens or of some."""
+        """Compute all that other tokens and later passes look at, every layer's keys and values included. The result is
+        what `finish` takes, of all tokens or of some."""
         x_TD, residual_TD = functional.embedding(token_T, self.embed_tokens.weight), None
         *layers, last = cast("list[DecoderLayer]", list(self.layers))
         for layer in layers:
@@ -83,8 +84,8 @@ class Decoder(nn.Module):
         return last.attend(x_TD, residual_TD, self.ops, step)
 
     def finish(self, attended: Activation, residual_TD: Tensor, consumer: nn.Module | None = None) -> Activation:
-        """The last layer behind its attention, and the last norm: [T, D] hidden states, in the form that `consumer`
-        reads."""
+        """Compute the rest of the last layer after its attention, and the last norm: [T, D] hidden states, in the form
+        that `consumer` reads."""
         last = cast(DecoderLayer, self.layers[-1])
         x_TD, residual_TD = last.feed_forward(attended, residual_TD, self.ops)
         hidden, _ = self.ops.norm(x_TD, residual_TD, self.norm, consumer)
@@ -95,7 +96,7 @@ def build_decoder(
     config: ModelConfig, ops: Ops, weights: dict[str, Tensor], *, tp_rank: int, tp_size: int, device: torch.device,
     without: Collection[str] = (),
 ) -> Decoder:  # fmt: skip
-    """A decoder on `device` with the given weights, which are moved one by one and dropped from the dict.
+    """Build a decoder on `device` with the given weights, which are moved one by one and dropped from the dict.
 
     without: parameters of modules that the caller replaces; they hold nothing.
     """

@@ -26,7 +26,8 @@ class Routing(NamedTuple):
 
 
 def route(x_TD: Tensor, moe: MoE) -> Routing:
-    """Scores in float32; experts with equal scores in the order of their ids. All shapes follow from T alone."""
+    """Choose experts by scores in float32; those with equal scores come in the order of their ids. All shapes follow
+    from T alone."""
     config = moe.config
     logits_TE = functional.linear(x_TD.float(), moe.router)
     scores_TE = logits_TE.sigmoid() if config.scoring == "sigmoid" else logits_TE.softmax(dim=-1)
@@ -41,7 +42,8 @@ def route(x_TD: Tensor, moe: MoE) -> Routing:
 
 
 def mixture(x_TD: Tensor, moe: MoE) -> Tensor:
-    """The weighted sum of this rank's experts, summed in float32, and its share of the shared experts: [T, D]."""
+    """Return the weighted sum of this rank's experts, summed in float32, and its share of the shared experts: [T,
+    D]."""
     expert_TC, weight_TC = route(x_TD, moe)
     mixed_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
     for number in range(len(moe.experts_gate_up)):
@@ -56,7 +58,7 @@ def mixture(x_TD: Tensor, moe: MoE) -> Tensor:
 
 
 def _in_best_groups(choice_TE: Tensor, config: MoEConfig) -> Tensor:
-    """-inf outside the best groups; a group's score is the sum of its two largest."""
+    """Set scores outside the best groups to -inf; a group's score is the sum of its two largest."""
     choice_TGE = choice_TE.view(len(choice_TE), config.num_groups, -1)
     best_TG = _best(choice_TGE.topk(2, dim=-1).values.sum(dim=-1), config.top_groups)
     is_out_TG = torch.ones(choice_TGE.shape[:2], dtype=torch.bool, device=choice_TE.device).scatter_(1, best_TG, False)
@@ -64,5 +66,5 @@ def _in_best_groups(choice_TE: Tensor, config: MoEConfig) -> Tensor:
 
 
 def _best(scores_TN: Tensor, count: int) -> Tensor:
-    """topk leaves the order of equal scores open."""
+    """Return the best, equal scores in the order of their ids, which topk leaves open."""
     return scores_TN.sort(dim=-1, descending=True, stable=True).indices[:, :count]

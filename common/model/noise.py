@@ -1,4 +1,4 @@
-"""Random numbers of sampled tokens, and what else a row brings along for sampling.
+"""Random numbers of sampled tokens, and the other numbers that a row has for sampling.
 
 The noise of a token is a hash of (request, step, position, token id). So it does not depend on how rows or vocabulary
 are spread over processes. The host mixes request, step and position into two 32-bit keys a row. Every token id has two
@@ -41,7 +41,7 @@ class SamplingRows(NamedTuple):
 
     @classmethod
     def of(cls, fields_6N: Tensor) -> SamplingRows:
-        """Views of what `sampling_fields` made, on any device."""
+        """Make views of what `sampling_fields` made, on any device."""
         settings_4N = fields_6N[:4].view(torch.float32)
         return cls(*settings_4N.unbind(), *fields_6N[4:].unbind())
 

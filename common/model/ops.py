@@ -1,5 +1,5 @@
-"""What a platform must provide to run a model, and the plain PyTorch version of each piece: the specification of the
-fast ones.
+"""What a platform must provide to run a model, and the plain PyTorch version of each operator, which specifies the fast
+ones.
 
 Shape letters: T tokens (all entries of all rows, flattened), D model width, N query heads, K KV heads, H head size, I
 MLP width.
@@ -25,7 +25,7 @@ class Ops(Protocol):
     def norm(
         self, x_TD: Tensor, residual_TD: Tensor | None, norm: RMSNorm, consumer: nn.Module | None
     ) -> tuple[Activation, Tensor]:
-        """residual + x, and its RMS norm in the form that `consumer` (the linear behind it) reads."""
+        """residual + x, and its RMS norm in the form that `consumer` (the next linear) reads."""
 
     def linear(self, x: Activation, linear: nn.Module) -> Tensor: ...
 

@@ -1,4 +1,4 @@
-"""From logits to (token, probability, confidence): float32 statistics that a vocabulary-parallel head merges.
+"""Turns logits into (token, probability, confidence): float32 statistics that a vocabulary-parallel head merges.
 
 Each tensor-parallel rank reduces its shard of the vocabulary to a few numbers a position; the shards' numbers are
 merged and full logits are never gathered. One shard is the case tp = 1. Token confidences (`sampling_strategy`):

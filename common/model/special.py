@@ -1,5 +1,5 @@
-"""What a few published decoders do with logits, in plain operators: classifier-free guidance, a penalty on the token in
-front, and probabilities in which the mask token has a part.
+"""What a few published decoders do with logits, in plain operators: classifier-free guidance, a penalty on the previous
+token, and probabilities in which the mask token has a part.
 
 Shapes: N positions, V the shard's vocabulary.
 """
@@ -16,8 +16,8 @@ from common.model.sampling import PRODUCT, SUM, has_product, shard_statistics
 def changed_logits(
     logits_NV: Tensor, guide_NV: Tensor | None, lowered_N: Tensor, vocab_start: int, sampling: Sampling
 ) -> Tensor:
-    """float32. guide_NV: u of u + (cfg_scale + 1)(l - u). lowered_N: the token whose logit goes down by penalty_lambda,
-    which may be another shard's or none (-1)."""
+    """Return changed logits in float32. guide_NV: u of u + (cfg_scale + 1)(l - u). lowered_N: the token whose logit
+    goes down by penalty_lambda, which may be another shard's or none (-1)."""
     logits_NV = logits_NV.float()
     if guide_NV is not None:
         guide_NV = guide_NV.float()

@@ -1,4 +1,4 @@
-"""What every engine is around its passes: their errors as users read them, the engine's description, its end."""
+"""What every engine is around its passes: steps, errors as users read them, a description, the end."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class DeviceEngine:
 
     @property
     def graph_counts(self) -> tuple[int, int]:
-        """As `graph_uses`, since the start."""
+        """What `graph_uses` says, since the start."""
         return graph_uses(*self.passes.runners)
 
     def measure_floors(self) -> dict[str, float]:

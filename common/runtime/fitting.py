@@ -1,4 +1,4 @@
-"""Whether a model can be decoded by the settings of a run: asked before its weights are read."""
+"""Checks whether a model can be decoded by the settings of a run, before its weights are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_settings(settings: Mapping[str, DecodeConfig], profile: DeviceProfile, run: RunConfig) -> None:
-    """Each of several settings, by its row's name, against the run's model. Raises ConfigError naming the row."""
+    """Check each of several settings, by its row's name, against the run's model. Raises ConfigError naming the row."""
     if not settings:
         return
     model = load_model_config(run.model)
@@ -34,7 +34,7 @@ def _of_row(name: str) -> Iterator[None]:
 
 
 def check_decode(decode: DecodeConfig, profile: DeviceProfile, model: ModelConfig) -> None:
-    """Settings against the model, before it is loaded. Raises ConfigError."""
+    """Check settings against the model. Raises ConfigError."""
     for name, token_id in (("mask_token_id", decode.mask_token_id), ("eos_token_id", decode.eos_token_id)):
         if token_id is not None and not 0 <= token_id < model.vocab_size:
             raise ConfigError(f"decode.{name} {token_id} is no token: the model's vocabulary has {model.vocab_size}")
@@ -64,9 +64,10 @@ def check_decode(decode: DecodeConfig, profile: DeviceProfile, model: ModelConfi
 
 
 def check_strategy(decode: DecodeConfig, model: ModelConfig) -> None:
-    """The strategy against how the model was trained: where blocks are counted from, and what predicts a position.
+    """Check the strategy against how the model was trained: where blocks are counted from, and what predicts a
+    position.
 
-    Another block size than the config's is no error, and is told of. Raises ConfigError.
+    Another block size than the config's is logged, and no error. Raises ConfigError.
     """
     is_from_zero = decode.strategy.is_from_zero
     if is_from_zero != (model.block_origin == "zero"):

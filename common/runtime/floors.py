@@ -1,4 +1,4 @@
-"""What a device can do at best, measured: copy bandwidth and matrix rate.
+"""Measures what a device can do at best: copy bandwidth and matrix rate.
 
 No step is faster than its bytes over the one and its operations over the other.
 """
@@ -29,7 +29,7 @@ def matrix_size(device: torch.device) -> int:
 
 
 def measure_floors(device: torch.device, dtype: torch.dtype, median_seconds: Clock) -> dict[str, float]:
-    """bytes_per_s of a copy (bytes read plus written) and flops_per_s of a matrix product, both on random data.
+    """Measure bytes_per_s of a copy (bytes read plus written) and flops_per_s of a matrix product, both on random data.
 
     sustained_flops_per_s: the same product for half a second, when the device lowers its clock to save power.
     """

@@ -34,11 +34,12 @@ def unchanged(tensors: Tensors) -> Tensors:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoader:
-    """What an engine's model is made from.
+    """Loads an engine's model.
 
-    config: as the model is built, which may pad what the checkpoint has. adapt: of this rank's tensors by our names,
-    before they go to the device. quant_kernels: what computes quantized linears; None: plain operators.
-    takes_experts: a mixture beside quantized linears is left as it is for the engine, instead of being refused.
+    config: sizes of the model as it is built, which may pad those of the checkpoint. adapt: changes this rank's
+    tensors, by our names, before they go to the device. quant_kernels: what computes quantized linears; None: plain
+    operators. takes_experts: the engine quantizes mixtures of experts itself; else they are refused beside quantized
+    linears.
     """
 
     profile: DeviceProfile
@@ -53,7 +54,7 @@ class ModelLoader:
     takes_experts: bool = False
 
     def load(self) -> Decoder:
-        """Raises ConfigError, or QuantizationError naming file and tensor."""
+        """Load the model. Raises ConfigError, or QuantizationError naming file and tensor."""
         is_quantized = self.run.load_format == "auto" and is_quantized_folder(self.run.model)
         model = self._from_quantized_folder() if is_quantized else self._from_float()
         scheme = self.profile.quantization

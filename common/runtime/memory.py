@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def pages_within(room: int, wanted: int) -> int:
-    """The pages that are wanted, or as many as there is room for, which is said."""
+    """Return the number of pages that are wanted, or, with a line in the log, as many as there is room for."""
     if room < wanted:
         logger.info("%d KV pages fit, %d would hold every request at its longest: some will wait", room, wanted)
     return min(room, wanted)

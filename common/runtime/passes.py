@@ -63,7 +63,7 @@ class Passes(ABC):
     EngineError. most: how many shapes of layers and of heads are captured; None: any number.
 
     layers, head: the two halves. runners: all that is captured, to be released with the engine. key: the shape of the
-    layers that were launched last. clock: of this kind of device.
+    layers that were launched last. clock: the stopwatch of this kind of device.
     """
 
     clock: Clock
@@ -89,8 +89,8 @@ class Passes(ABC):
         self.runners: list[GraphRunner[Any, Any]] = [self.layers, self.head]
 
     def launch(self, plan: StepPlan) -> PredictionOrder:
-        """Queue the pass over all rows of the plan; where its predictions belong. Passes share buffers and KV memory:
-        receive one, and commit it, before the next is launched."""
+        """Queue the pass over all rows of the plan; return where its predictions belong. Passes share buffers and KV
+        memory: receive one, and commit it, before the next is launched."""
         layers = self._lay_out(plan)
         self.times.mark(0)
         self.busy.start()
@@ -148,7 +148,7 @@ class Passes(ABC):
 
     @abstractmethod
     def _prepare_commits(self, plan: StepPlan) -> None:
-        """Make ready what the plan commits, while the device computes."""
+        """Prepare what the plan commits, while the device computes."""
 
     @abstractmethod
     def _step_buffers(self, key: Any) -> Any:

@@ -24,7 +24,7 @@ class Stopwatch:
 class PassTimes:
     """Device milliseconds of a pass by part, from events that the device notes between them.
 
-    make_event: of the device's kind, with timing; None where the device keeps no times.
+    make_event: makes an event of the device's kind, with timing; None where the device keeps no times.
     """
 
     PARTS = ("layers", "head")
@@ -39,12 +39,12 @@ class PassTimes:
         self._marks = [self._make_event() for _ in range(len(self.PARTS) + 1)] if is_noted and self._make_event else []
 
     def mark(self, index: int) -> None:
-        """The beginning of part `index`, which is the end of the one before."""
+        """Note the beginning of part `index`, which is the end of the part before."""
         if self._marks:
             self._marks[index].record()
 
     def last_ms(self) -> dict[str, float]:
-        """Of the last pass, once it has ended; empty unless `keep` was called."""
+        """Milliseconds of the last pass by part, once it has ended; empty unless `keep` was called."""
         if not self._marks:
             return {}
         return {name: self._marks[i].elapsed_time(self._marks[i + 1]) for i, name in enumerate(self.PARTS)}

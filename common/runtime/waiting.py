@@ -1,4 +1,4 @@
-"""Where the host waits for the device, and what a device's error is called afterwards."""
+"""Waiting for the device with a deadline, and a device's errors as users read them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wait_until_done(event: DeviceEvent | None, timeout_s: float) -> None:
 
 
 def explained(error: RuntimeError, rank: int, step: int) -> EngineError:
-    """A device's error, naming rank and step. For `except` clauses, which cost a step nothing."""
+    """Turn a device's error into one that names rank and step. For `except` clauses, which cost a step nothing."""
     where = f"rank {rank}, step {step}"
     if is_out_of_memory(error):
         return EngineError(f"{where}: out of device memory; lower max_num_requests, num_lookahead or max_model_len")

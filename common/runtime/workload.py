@@ -11,8 +11,9 @@ from common.decoding import RowField, Sampling, StepPlan
 def step_floors_ms(
     config: ModelConfig, floors: dict[str, float], num_tokens: int, tp_size: int, num_experts_hit: float | None = None
 ) -> dict[str, float]:
-    """Every weight that the tokens need read once as bf16, and every product of the layers and the head for every
-    token. num_experts_hit: of a layer, where it was counted; else each expert is as likely as any other."""
+    """Return the time to read every weight that the tokens need once as bf16, and the time for every product of the
+    layers and the head for every token. num_experts_hit: of a layer, where it was counted; else each expert is as
+    likely as any other."""
     num_read, num_multiplied = num_weights_read(config, num_tokens), num_matrix_weights(config)
     if num_experts_hit is not None:
         num_read = _num_weights(config, num_experts_hit)
@@ -23,7 +24,7 @@ def step_floors_ms(
 
 
 def num_matrix_weights(config: ModelConfig) -> float:
-    """Weights of the linears that a token is multiplied with: of a mixture of experts the router, the token's experts
+    """Weights of the linears that a token is multiplied with; in a mixture of experts the router, the token's experts
     and the shared ones. The head is included; embeddings are only looked up."""
     return _num_weights(config, config.moe.experts_per_token if config.moe is not None else 0)
 
@@ -43,7 +44,7 @@ def share_of_experts_hit(moe: MoEConfig, num_tokens: int) -> float:
 
 
 def _num_weights(config: ModelConfig, num_experts: float) -> float:
-    """With so many of a layer's experts."""
+    """Weights of the linears with so many of a layer's experts."""
     width, moe = config.hidden_size, config.moe
     query, key = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
     num_moe = sum(config.is_moe_layer(layer) for layer in range(config.num_layers))
@@ -59,9 +60,10 @@ def synthetic_plan(
     config: ModelConfig, *, num_rows: int, width: int, num_cached: int, read_share: float, seed: int = 0,
     block_size: int | None = None,
 ) -> StepPlan:  # fmt: skip
-    """Branches of one request, all as wide, behind `num_cached` committed positions; nothing to commit.
+    """Make a step of branches of one request, all as wide, after `num_cached` committed positions; nothing is
+    committed.
 
-    block_size: of block-causal attention; None: full attention inside the window.
+    block_size: that of block-causal attention; None: full attention inside the window.
     """
     rng = np.random.default_rng(seed)
     end = num_cached + width

@@ -1,5 +1,4 @@
-"""Split of qkv, rotation of query and key, and the KV write of a layer, in one launch between qkv's product and
-attention.
+"""Splits qkv, rotates query and key and writes KV, in one launch between qkv's product and attention.
 
 Reads each value of qkv once. Without it query, key and value are copied out, two of them rotated and two of them
 written: five kernels. One program takes one token.
@@ -50,11 +49,11 @@ def rotate_and_write(
 ) -> Tensor:  # fmt: skip
     """The rotated query [T, N, H]; rotated keys and values go to their slots of caches [P, page, K, H].
 
-    All bfloat16 and contiguous, but int32 slots. cos and sin span both halves. Rounded once, behind the rotation.
+    All bfloat16 and contiguous, but int32 slots. cos and sin span both halves. Rounded once, after the rotation.
     """
     num_kv_heads, head_size = key_cache.shape[-2:]
     given = (qkv_TE, cos_T1H, sin_T1H, key_cache, value_cache, slot_T)
-    assert all(tensor.is_contiguous() for tensor in given), "the kernel counts on rows behind one another"
+    assert all(tensor.is_contiguous() for tensor in given), "the kernel counts on adjacent rows"
     query_TNH = torch.empty((qkv_TE.shape[0], num_heads, head_size), dtype=qkv_TE.dtype, device=qkv_TE.device)
     _rotate_and_write_kernel[(qkv_TE.shape[0],)](
         qkv_TE, cos_T1H, sin_T1H, slot_T, query_TNH, key_cache, value_cache, num_heads, num_kv_heads,

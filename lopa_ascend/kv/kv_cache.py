@@ -40,13 +40,13 @@ class PagedKVCache:
         return self.layers[0][0].dtype
 
     def copy_pages(self, copies: list[tuple[int, int]]) -> None:
-        """(from, to), in all layers. Views instead of index tensors: nothing has to be sent to the device."""
+        """Copy pages (from, to) in all layers, by views: index tensors would have to be sent to the device."""
         for source, target in copies:
             for keys, values in self.layers:
                 keys[target].copy_(keys[source])
                 values[target].copy_(values[source])
 
     def read(self, pages: list[int]) -> Tensor:
-        """[L, 2, S, K, H]: a copy of these pages, one behind the other; for whoever compares."""
+        """Return a copy [L, 2, S, K, H] of these pages, one after the other, for tests."""
         pairs = (torch.stack((keys[pages], values[pages])) for keys, values in self.layers)
         return torch.stack([pair.flatten(1, 2) for pair in pairs])

@@ -1,4 +1,4 @@
-"""Which row holds which page of KV memory, over the pool of `common.runtime`: host bookkeeping of one rank, no tensors.
+"""Which row holds which page of KV memory: host bookkeeping of one rank over the pool of `common.runtime`, no tensors.
 
 Under block-causal attention the KV of a finished block is the same in every branch. So the pages that a request has
 filled with committed positions are shared by all its rows; each row has a private *tail*: the partly committed page and
@@ -61,7 +61,7 @@ def most_rows(decode: DecodeConfig, num_branch_ranks: int) -> int:
 
 
 def most_pages(room: Room, num_branch_ranks: int) -> int:
-    """Of one request at any time: the full pages that its first step commits once, all that lies behind them once a
+    """Most pages of one request at any time: the full pages that its first step commits once, all later ones once a
     row."""
     shared = _committed_first(room) // PAGE_SIZE
     private = pages_for(room.num_positions) - shared
@@ -69,7 +69,7 @@ def most_pages(room: Room, num_branch_ranks: int) -> int:
 
 
 def _committed_first(room: Room) -> int:
-    """Positions of the prompt that become final in the first step: of blocks counted from position 0, whole ones."""
+    """Positions of the prompt that become final in the first step: whole blocks, where they are counted from 0."""
     length, decode = room
     if decode.strategy.cached == "none":
         return 0
@@ -95,7 +95,8 @@ class RequestPages:
     num_rows: int = 0
 
     def committed(self, length: int) -> RequestPages:
-        """Once `length` more positions are final: full pages are shared, rows that did not write them are gone."""
+        """The state once `length` more positions are final: full pages are shared, rows that did not write them are
+        gone."""
         end = self.num_committed + length
         num_full = end // PAGE_SIZE - len(self.shared)
         written = self.tails[: self.num_rows]
@@ -164,7 +165,7 @@ class PageBook:
         return RowPages(np.array(padded, dtype=np.int64).reshape(len(rows), most), copies)
 
     def prepare_commits(self, plan: StepPlan) -> None:
-        """Work out the state behind this step's commits; nothing changes until `commit`."""
+        """Work out the state after this step's commits; nothing changes until `commit`."""
         self._prepared = {span.slot: self._requests[span.slot].committed(span.length) for span in plan.commits}
 
     def commit(self, *_: object) -> None:
@@ -179,8 +180,8 @@ class PageBook:
         while count > len(self._dummy_slots):
             page = self.pool.take(NO_SLOT)
             self._dummies.append(page)
-            own = np.arange(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
-            self._dummy_slots = np.concatenate((self._dummy_slots, own))
+            slots = np.arange(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
+            self._dummy_slots = np.concatenate((self._dummy_slots, slots))
         return self._dummy_slots[:count]
 
     def _forget_all_but(self, plan: StepPlan) -> None:
@@ -192,13 +193,13 @@ class PageBook:
             self.pool.give_back(slot, sorted(self._requests.pop(slot).pages))
 
     def _begin(self, slot: int, start: int) -> RequestPages:
-        """A request comes with its whole prompt in the window; measurements on made-up steps start behind zeros."""
+        """Take in a request. It has its whole prompt in the window; made-up steps of measurements start after zeros."""
         return RequestPages(start, tuple(self.pool.take(slot) for _ in range(start // PAGE_SIZE)))
 
     def _with_tails(
         self, slot: int, held: RequestPages, lengths: list[int], copies: list[tuple[int, int]]
     ) -> RequestPages:
-        """A tail for each row, so that it has this many pages."""
+        """Give each row a tail, so that it has this many pages."""
         num_shared = len(held.shared)
         has_all = all(length <= num_shared + len(tail) for length, tail in zip(lengths, held.tails, strict=False))
         if has_all and held.num_rows == len(lengths):

@@ -32,7 +32,7 @@ class ExpertOps:
     _kernels: Any
 
     def route(self, logits_TE: Tensor, bias_E: Tensor | None, config: MoEConfig) -> Routing:
-        """A token's experts (int32) and their weights. Logits and bias are float32, and so are the weights."""
+        """Choose a token's experts (int32) and their weights. Logits and bias are float32, and so are the weights."""
         if config.scoring == "sigmoid":
             weight_TC, expert_TC, _ = self._kernels.npu_moe_gating_top_k(
                 logits_TE,
@@ -71,19 +71,19 @@ class ExpertOps:
         return Dispatched(rows_ND, place_N, count_E, scale_N)
 
     def grouped_matmul(self, rows_NK: Tensor, weight_EKO: Tensor, count_E: Tensor) -> Tensor:
-        """Each expert's rows times its weight. The counts cover all rows; there are two experts or more."""
+        """Multiply each expert's rows by its weight. The counts cover all rows; there are two experts or more."""
         return self._grouped(rows_NK, weight_EKO, count_E)
 
     def grouped_matmul_int32(self, rows_NK: Tensor, weight_EKO: Tensor, count_E: Tensor) -> Tensor:
-        """The int32 accumulators of int8 rows and weights."""
+        """Return the int32 accumulators of int8 rows and weights."""
         return self._grouped(rows_NK, weight_EKO, count_E, output_dtype=torch.int32)
 
     def grouped_quant_matmul(
         self, rows_NK: Tensor, weight_EKO: Tensor, count_E: Tensor, weight_scale_EO: Tensor, scale_N: Tensor,
         dtype: torch.dtype,
     ) -> Tensor:  # fmt: skip
-        """int8 rows and weights, in real units. weight_scale_EO: bfloat16, as bfloat16 results want it; a device has no
-        others."""
+        """Multiply int8 rows and weights, in real units. weight_scale_EO: bfloat16, as bfloat16 results want it; a
+        device has no others."""
         scales = {"scale": [weight_scale_EO], "per_token_scale": [scale_N]}
         return self._grouped(rows_NK, weight_EKO, count_E, output_dtype=dtype, **scales)
 
@@ -94,17 +94,17 @@ class ExpertOps:
         return product_NO
 
     def combine(self, rows_ND: Tensor, place_N: Tensor, weight_TC: Tensor) -> Tensor:
-        """[T, D]: the weighted sum of each token's rows, rounded once. weight_TC: float32."""
+        """Return the weighted sum of each token's rows [T, D], rounded once. weight_TC: float32."""
         mixed_TD: Tensor = self._kernels.npu_moe_token_unpermute(rows_ND, place_N, weight_TC)
         return mixed_TD
 
 
 def of_own_experts(routing: Routing, first: int, count: int) -> Routing:
-    """The same in this rank's numbers. Rows of other ranks' experts go to one of its own with weight 0.
+    """Renumber a routing by this rank's experts. Rows of other ranks' experts go to one of its own with weight 0.
 
-    The grouped product's counts have to cover every row, and what lies behind them would be garbage, so no row is left
+    The grouped product's counts have to cover every row, and what lies past them would be garbage, so no row is left
     out: a product of more rows reads the same weights.
     """
-    own_TC = routing.expert_TC - first
-    is_own_TC = (own_TC >= 0) & (own_TC < count)
-    return Routing(own_TC.clamp(0, count - 1), torch.where(is_own_TC, routing.weight_TC, 0.0))
+    local_TC = routing.expert_TC - first
+    is_here_TC = (local_TC >= 0) & (local_TC < count)
+    return Routing(local_TC.clamp(0, count - 1), torch.where(is_here_TC, routing.weight_TC, 0.0))

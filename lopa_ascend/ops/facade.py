@@ -1,8 +1,8 @@
 """The operations of one decoder step, in the engine's words; the only code that names torch_npu's operators.
 
 The engine computes a flat batch: T tokens of all rows of this rank. An `Ops` turns each operation into one torch_npu
-call, with every option that has a dangerous default written out. Behind it stands either torch_npu (`npu_ops`) or the
-CPU twins (`reference_ops`): same calls, same keywords, so what holds in one lane is what is sent in the other.
+call, with every option that has a dangerous default written out. It calls either torch_npu (`npu_ops`) or the CPU twins
+(`reference_ops`), with the same keywords: what holds in one lane is what is sent in the other.
 
 Letters: T tokens, D model width, N query heads, K KV heads, H head size, P pages.
 """

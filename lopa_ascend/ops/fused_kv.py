@@ -22,7 +22,7 @@ _LIBRARY.define(
 
 
 def require_triton() -> None:
-    """Raises MissingCapability."""
+    """Raise MissingCapability where Triton-Ascend is missing."""
     if find_spec("triton") is None:
         raise MissingCapability(
             "kernels triton: Triton-Ascend is not installed: pip install triton-ascend, or set kernels to auto"

@@ -19,13 +19,14 @@ from lopa_ascend.ops.facade import Ops
 from lopa_ascend.ops.results import USUAL_ATTENTION, AttentionForm
 
 CPU_BUILD = "--index-url https://download.pytorch.org/whl/cpu"
-# Of the first whose KV write says where a slot lies; earlier ones have no such operator for plain pages.
+# The first release whose KV write says where a slot lies; earlier ones have no such operator for plain pages.
 _OLDEST = (2, 9, 0, 2)
 _V1, _V2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
 
 
 def npu_ops(attention: AttentionForm = USUAL_ATTENTION) -> Ops:
-    """Operations on npu tensors. MissingCapability: no torch_npu, CANN, device, or the attention asked for."""
+    """Operations on npu tensors. Raises MissingCapability without torch_npu, CANN, a device or this form of
+    attention."""
     torch_npu = require_devices(1)
     name = _V2 if attention.version == 2 else _V1
     if not hasattr(torch_npu, name):
@@ -80,7 +81,7 @@ def num_visible_devices() -> int:
 
 
 def require_devices(count: int) -> Any:
-    """torch_npu. Raises MissingCapability unless at least `count` Ascend devices are visible to this process."""
+    """Return torch_npu. Raises MissingCapability unless at least `count` Ascend devices are visible to this process."""
     torch_npu = load_torch_npu()
     visible = _count(torch_npu)
     if visible == 0:
@@ -116,12 +117,12 @@ def _count(torch_npu: Any) -> int:
 
 
 def _release(full: str) -> str:
-    """2.13.0 of 2.13.0+cpu, 2.13.0.post2 and 2.13.0rc1."""
+    """Cut a version to its release: 2.13.0 of 2.13.0+cpu, 2.13.0.post2 and 2.13.0rc1."""
     return ".".join(full.split("+")[0].split("rc")[0].split(".")[:3])
 
 
 def _number(full: str) -> tuple[int, ...]:
-    """(2, 10, 0, 4) of 2.10.0.post4; what has no number of its own counts as 0."""
+    """Turn 2.10.0.post4 into (2, 10, 0, 4); what has no post number counts as 0."""
     post = re.search(r"\.post(\d+)", full)
     parts = [int(part) if part.isdigit() else 0 for part in _release(full).split(".")]
     return (*parts, *[0] * (3 - len(parts)), int(post[1]) if post else 0)

@@ -25,7 +25,7 @@ class AttentionForm(NamedTuple):
         return f"v{self.version} over {self.view_dims}-D pages"
 
 
-# Until a device has spoken: what production engines call.
+# Until the self-test has measured forms on a device: what production engines call.
 USUAL_ATTENTION = AttentionForm()
 
 

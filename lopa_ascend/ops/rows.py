@@ -52,7 +52,7 @@ class VirtualRows(NamedTuple):
 
 
 class QueryGroups(NamedTuple):
-    """order_T: the entry that each token of the forward computes. row_V: the row behind each virtual row."""
+    """order_T: the entry that each token of the forward computes. row_V: the row that each virtual row is of."""
 
     order_T: Int
     row_V: Int

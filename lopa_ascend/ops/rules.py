@@ -28,7 +28,7 @@ def require(holds: bool, op: str, rule: str, value: object) -> None:
 
 
 def refuse(op: str, **unmodelled: object) -> None:
-    """Options that torch_npu has and this engine does not use: the twins do not guess what they would do."""
+    """Refuse options that torch_npu has and this engine does not use: the twins do not guess what they would do."""
     for name, value in unmodelled.items():
         if value is not None and value is not False:
             raise NotImplementedError(f"{op}: {name}={_describe(value)} is not modelled by the CPU twin")

@@ -1,8 +1,8 @@
-"""Pull a weight into L2 on a second stream, beside what the first one does next.
+"""Pulls a weight into L2 on a second stream, beside what the first one does next.
 
 Both are operators of their own, so that a graph compiler takes each for one node and leaves the streams to what runs in
 it; a capture then records the second stream, which is why it has to be joined again. In a GE graph there are no streams
-of ours: the first becomes the node that npu_prefetch becomes, behind a control edge, the second nothing.
+of ours: the first becomes the node that npu_prefetch becomes, after a control edge, the second nothing.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ _LIBRARY.define("join(Tensor x) -> ()")
 
 
 def prefetch(weight: Tensor, after: Tensor, num_bytes: int) -> None:
-    """The weight's first bytes, once `after` has been computed."""
+    """Pull the weight's first bytes, once `after` has been computed."""
     torch.ops.lopa.prefetch(weight, after, num_bytes)
 
 
 def join(x: Tensor) -> None:
-    """What follows on x's device waits for the prefetch."""
+    """Have what follows on x's device wait for the prefetch."""
     torch.ops.lopa.join(x)
 
 
 def lower_prefetch() -> None:
-    """Tell torchair how to lower both; behind in_graph.lower_attention, which looks whether it can be told."""
+    """Tell torchair how to lower both. To be called after in_graph.lower_attention, which looks whether it can be
+    told."""
     torchair = import_module("torchair")
     import_module("torchair._ge_concrete_graph.ge_converter.custom")
     convert = torch.ops.npu.npu_prefetch.default._ge_converter

@@ -1,4 +1,4 @@
-"""What stands below the engine, for error messages and cache keys."""
+"""Versions of what the engine runs on, for error messages and cache keys."""
 
 from __future__ import annotations
 

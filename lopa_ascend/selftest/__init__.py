@@ -1,4 +1,4 @@
-"""Is every operation right on this device? Asked before it serves, and by `lopa doctor --selftest`."""
+"""Tests whether every operation is right on this device: before it serves, and for `lopa doctor --selftest`."""
 
 from lopa_ascend.selftest.checks import Sizes
 from lopa_ascend.selftest.choose import attention_form, settle

@@ -29,7 +29,7 @@ class Hang(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of one tensor-parallel rank. num_experts: its own, of mixtures as `moe` says."""
+    """Sizes of one tensor-parallel rank. num_experts: those of the rank, in mixtures as `moe` describes them."""
 
     width: int
     num_heads: int
@@ -72,7 +72,7 @@ class Bench:
         return torch.rand(shape, generator=self._generator) * 1e-2 + 1e-3
 
     def permuted(self, count: int) -> Tensor:
-        """0 to count - 1 as floats, in a drawn order."""
+        """Return 0 to count - 1 as floats, in a drawn order."""
         return torch.randperm(count, generator=self._generator).float()
 
     def both(self, call: Callable[..., Any], *inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -83,7 +83,7 @@ class Bench:
         return [tensor.cpu() for tensor in _flat(found)], list(_flat(wanted))
 
     def finish(self) -> None:
-        """Wait for the device. Raises Hang behind the deadline."""
+        """Wait for the device. Raises Hang after the deadline."""
         if self.device.type == "cpu":
             return
         done = torch.Event(self.device)
@@ -172,7 +172,7 @@ def _rotary(bench: Bench) -> Verdict:
 
 
 def write_kv(bench: Bench) -> Verdict:
-    """To scattered slots, some of them on the dummy page."""
+    """Write to scattered slots, some of them on the dummy page."""
     heads = bench.sizes.num_kv_heads
     key, value = (bench.normal(NUM_TOKENS, heads, HEAD_SIZE) for _ in "kv")
     caches = [torch.zeros(4, PAGE_SIZE, heads, HEAD_SIZE).bfloat16() for _ in "kv"]
@@ -202,7 +202,7 @@ def fused_kv_write(bench: Bench) -> Verdict:
 
 
 # Virtual rows as a step has them: (queries, visible positions, pages). They share pages in a cache smaller than the sum
-# of their blocks, see beyond 512 keys, and end on, before and behind page borders.
+# of their blocks, see beyond 512 keys, and end on, before and after page borders.
 ROWS = [(1, 1, [1]), (9, 128, [1]), (8, 129, [1, 2]), (8, 600, [1, 2, 3, 4, 5]), (22, 640, [1, 2, 3, 4, 6])]
 LATER = [(1, 5, [1]), (9, 100, [1]), (8, 200, [1, 2]), (8, 513, [1, 2, 3, 4, 5]), (22, 512, [1, 2, 3, 4, 6])]
 

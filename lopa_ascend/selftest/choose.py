@@ -1,4 +1,4 @@
-"""What may be called in several ways, in the way that is right on this device: attention, and the write of KV."""
+"""Chooses how attention and the write of KV are called, of several ways that may be wrong or slow on a device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _COMPILED = ("npugraph_ex", "torchair")
 
 
 def attention_form(profile: DeviceProfile, num_kv_heads: int) -> AttentionForm:
-    """What the profile says; with `auto` the form to begin with. num_kv_heads: of a rank. Raises ConfigError."""
+    """The form that the profile names; with `auto` the form to begin with. num_kv_heads: KV heads of a rank. Raises
+    ConfigError."""
     if profile.npu.attention == "auto":
         return USUAL_ATTENTION
     if profile.npu.kv_view == "4d" and num_kv_heads > 1:
@@ -42,7 +43,8 @@ def forms_of(sizes: Sizes) -> list[AttentionForm]:
 
 
 def settle(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh, profile: DeviceProfile) -> Ops:
-    """The operations as every rank's device has them right. Raises MissingCapability where there is no such form.
+    """The operations in forms that are right on every rank's device. Raises MissingCapability where there is no such
+    form.
 
     KV is written by the older operator where the newer one is wrong or absent; with `attention: auto` the fastest right
     form is taken.
@@ -58,7 +60,7 @@ def settle(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh, profile: De
 
 
 def timed_attention(ops: Ops, form: AttentionForm, sizes: Sizes, device: torch.device) -> tuple[Verdict, float]:
-    """How right a form is, and its seconds; `NEVER` where it is wrong. Raises Hang."""
+    """The grade of a form, and its seconds; `NEVER` where it is wrong. Raises Hang."""
     bench = Bench(ops.with_attention(form), sizes, device)
     try:
         verdict = attention(bench)

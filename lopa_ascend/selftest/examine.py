@@ -1,5 +1,5 @@
-"""Before a device serves: every operation against its CPU twin at the engine's shapes, attention as the graph mode runs
-it, and the collectives of each axis.
+"""Examines a device before it serves: every operation against its CPU twin at the engine's shapes, attention as the
+graph mode runs it, and the collectives of each axis.
 
 Some CANN releases compute wrong results without a word (scripts/lab/ascend_evidence.md names the reports), and no
 simulation can tell.
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """detail: the largest difference, or what went wrong. is_called: by the model that is to run."""
+    """detail: the largest difference, or what went wrong. is_called: whether the model that is to run calls it."""
 
     name: str
     grade: Grade
@@ -52,7 +52,7 @@ class Finding:
 
     @property
     def stops(self) -> bool:
-        """Whether it is in the way of a run."""
+        """Whether it stops a run."""
         return self.is_useless and self.is_called
 
     @property
@@ -69,10 +69,10 @@ class Finding:
 def require_correct(
     ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh, profile: DeviceProfile, schemes: Collection[str]
 ) -> None:
-    """Raises MissingCapability naming operation, difference and CANN where one that is called is wrong, unless the
-    profile only wants to be warned.
+    """Examine the operations. Raises MissingCapability naming operation, difference and CANN where one that is called
+    is wrong, unless the profile only wants to be warned.
 
-    schemes: of the model's linears.
+    schemes: those of the model's linears.
     """
     if profile.npu.selftest == "off":
         return
@@ -97,7 +97,7 @@ def require_correct(
 
 
 def examine_alone(profile: DeviceProfile, model: str | None = None) -> list[Finding]:
-    """`lopa doctor --selftest`: this process's first device, at the model's shapes, else Dream-7B's. Raises
+    """Examine this process's first device for `lopa doctor --selftest`, at the model's shapes, else Dream-7B's. Raises
     MissingCapability."""
     require_devices(1).npu.set_device(0)
     tp_size, device = resolve_mesh(profile).tensor_parallel_size, torch.device("npu", 0)
@@ -113,7 +113,7 @@ def examine_alone(profile: DeviceProfile, model: str | None = None) -> list[Find
 def examine(
     ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh, mode: str, schemes: Collection[str]
 ) -> Iterator[Finding]:
-    """Ends early where the device hangs: nothing else can be asked of it then."""
+    """Run every check; ends early where the device hangs, since nothing else can be asked of it then."""
     called = called_operations(schemes)
     for name, check in _checks(Bench(ops, sizes, device), mesh, mode, in_8_bits="W8A8_DYNAMIC" in schemes):
         try:

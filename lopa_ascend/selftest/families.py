@@ -18,7 +18,7 @@ Check = Callable[[Bench], Verdict]
 
 
 def family_checks(bench: Bench, *, in_8_bits: bool = False) -> Iterator[tuple[str, Check]]:
-    """Of what the model calls beside `CHECKS`. in_8_bits: whether its experts are quantized."""
+    """Checks of what the model calls beside `CHECKS`. in_8_bits: whether its experts are quantized."""
     if bench.sizes.has_head_norms:
         yield "norms of heads", _head_norms
     if bench.sizes.moe is not None:
@@ -29,7 +29,7 @@ def family_checks(bench: Bench, *, in_8_bits: bool = False) -> Iterator[tuple[st
 
 
 def _head_norms(bench: Bench) -> Verdict:
-    """With the rotation behind them, as a layer calls them."""
+    """Norms of heads followed by the rotation, as a layer calls them."""
     sizes = bench.sizes
     qkv = bench.normal(NUM_TOKENS, (sizes.num_heads + 2 * sizes.num_kv_heads) * HEAD_SIZE)
     cos, sin = torch.ones(NUM_TOKENS, 1, HEAD_SIZE).bfloat16(), torch.zeros(NUM_TOKENS, 1, HEAD_SIZE).bfloat16()
@@ -59,7 +59,7 @@ def _dispatch(bench: Bench, moe: MoEConfig) -> Verdict:
 
 
 def _grouped_matmul(bench: Bench, moe: MoEConfig) -> Verdict:
-    """Gate and up; some experts have no row."""
+    """The product of gate and up; some experts have no row."""
     rows = _dispatched(bench, moe)
     weight = bench.normal(bench.sizes.num_experts, bench.sizes.width, 2 * moe.intermediate_size)
     weight *= bench.sizes.width**-0.5

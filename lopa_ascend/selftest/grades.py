@@ -1,4 +1,4 @@
-"""How far a result may be from its twin's, in three grades. Only the last one says that an operator is of no use.
+"""How far a result may be from its twin's, in three grades. Only the last one says that an operator is useless.
 
 docs/ascend.md has the limits as a table. A step of bfloat16 is 2^-7 of the value's size plus the results' root mean
 square: small values beside large ones are judged by the large. Integers other than int8 are sums, which nobody rounds:

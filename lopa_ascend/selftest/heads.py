@@ -15,7 +15,7 @@ _NUM_COLUMNS = 4000
 
 
 def first_of_ties(bench: Bench) -> Verdict:
-    """The maximum's index is that of the first among equals; else tokens that tie depend on the device."""
+    """Check that a maximum's index is that of the first among equals; else tokens that tie depend on the device."""
     logits = (bench.normal(NUM_TOKENS, _NUM_COLUMNS) * 2).round().float()
     found = logits.to(bench.device).max(dim=-1).indices
     bench.finish()
@@ -26,7 +26,7 @@ def first_of_ties(bench: Bench) -> Verdict:
 
 
 def noise(bench: Bench) -> Verdict:
-    """int32 products wrap, and xor broadcasts: else samples follow another distribution."""
+    """Check that int32 products wrap and xor broadcasts; else samples follow another distribution."""
     place = np.arange(NUM_TOKENS)
     fields = sampling_fields(np.ones((3, NUM_TOKENS), dtype=np.float32), place, place, place, NUM_TOKENS)
     rows = [SamplingRows.of(torch.from_numpy(fields).to(device)) for device in (bench.device, "cpu")]
@@ -35,6 +35,6 @@ def noise(bench: Bench) -> Verdict:
     return compare([found.cpu()], [wanted])
 
 
-# What only sampled steps call is told, and stops nothing.
+# What only sampled steps call is reported, and stops nothing.
 SAMPLING = "noise at temperature > 0"
 HEAD_CHECKS: dict[str, Callable[[Bench], Verdict]] = {"max, first of ties": first_of_ties, SAMPLING: noise}

@@ -17,13 +17,13 @@ from lopa_ascend.selftest.grades import Grade, Verdict, compare
 
 
 def replayed_attention(bench: Bench) -> Verdict:
-    """Captured at one set of lengths and replayed at another: with the update of its tasks in front, without one, and
-    at the first again, with the update behind the launch."""
+    """Attention captured at one set of lengths and replayed at another: with the update of its tasks before the launch,
+    without one, and at the first again, with the update after the launch."""
     return _replayed(bench, lambda attended: attended)
 
 
 def replayed_with_collectives(bench: Bench, mesh: Mesh) -> Verdict:
-    """The same with the collectives of a step behind it in one graph: the sum over tp, then what bp gathers.
+    """The same followed by the collectives of a step in one graph: the sum over tp, then what bp gathers.
 
     Every rank attends to the same, so the sum is tp times it and each gathered part equals it.
     """
@@ -43,7 +43,7 @@ def replayed_with_collectives(bench: Bench, mesh: Mesh) -> Verdict:
     return Verdict(verdict.grade, f"{verdict.detail} (HCCL_OP_EXPANSION_MODE {expansion})")
 
 
-def _replayed(bench: Bench, behind: Callable[[Tensor], Tensor]) -> Verdict:
+def _replayed(bench: Bench, then: Callable[[Tensor], Tensor]) -> Verdict:
     from graphs.npu import NpuCapture
 
     inputs, capture = attention_inputs(bench), NpuCapture()
@@ -52,7 +52,7 @@ def _replayed(bench: Bench, behind: Callable[[Tensor], Tensor]) -> Verdict:
     result = torch.zeros_like(query)
 
     def work() -> None:
-        result.copy_(behind(bench.ops.paged_attention(query, keys, values, rows, SCALE)))
+        result.copy_(then(bench.ops.paged_attention(query, keys, values, rows, SCALE)))
 
     work()  # groups meet here, which no capture may wait for
     bench.finish()
@@ -79,7 +79,7 @@ class _Attention(nn.Module):
 
 
 def lowered_attention(bench: Bench) -> Verdict:
-    """In a GE graph that is compiled once and run at two sets of lengths."""
+    """Attention in a GE graph that is compiled once and run at two sets of lengths."""
     from graphs.npu import Torchair
 
     lower_attention()
@@ -104,7 +104,7 @@ def all_reduce(bench: Bench, group: dist.ProcessGroup, size: int) -> Verdict:
     return Verdict(Grade.WRONG, f"the sum over {size} ranks is {float(found.flatten()[0])}, not {wanted}")
 
 
-# What graph.mode adds.
+# Checks that a graph.mode adds.
 GRAPH_CHECKS: dict[str, tuple[str, Callable[[Bench], Verdict]]] = {
     "npugraph": ("a replay of paged_attention", replayed_attention),
     "npugraph_ex": ("a replay of paged_attention", replayed_attention),

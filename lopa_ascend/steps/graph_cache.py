@@ -28,7 +28,7 @@ _TRACED = ("common", "graphs", "quant", "lopa_ascend")
 
 
 def folder_of(profile: DeviceProfile, config: ModelConfig, ops: Ops) -> Path | None:
-    """Below the profile's npu.cache_dir; None without one."""
+    """The folder of this model and these settings, below the profile's npu.cache_dir; None without one."""
     if profile.npu.cache_dir is None:
         return None
     facts = {**_versions(), "sources": _digest_of_sources(), "model": repr(config), "mesh": repr(resolve_mesh(profile))}

@@ -18,7 +18,7 @@ from lopa_ascend.steps.step import DeviceStep
 
 
 class Layers(nn.Module):
-    """Token ids to the hidden states behind the last norm; the window's KV is written on the way."""
+    """From token ids to the hidden states after the last norm; the window's KV is written on the way."""
 
     def __init__(self, model: Decoder, rotary: RotaryTable, cache: PagedKVCache) -> None:
         super().__init__()
@@ -27,14 +27,14 @@ class Layers(nn.Module):
         self.cache = cache
 
     def forward(self, step: DeviceStep, rows: VirtualRows) -> Tensor:
-        """[T, D]."""
+        """Hidden states [T, D]."""
         cos_T1H, sin_T1H = self.rotary.at(step.position_T)
         hidden_TD: Tensor = self.model(step.token_T, AttendStep(cos_T1H, sin_T1H, step.slot_T, rows, self.cache))
         return hidden_TD
 
 
 class Head(nn.Module):
-    """Hidden states to predictions: of each the most probable token."""
+    """From hidden states to predictions, each of the most probable token."""
 
     def __init__(self, model: Decoder, collectives: Collectives, sampling: Sampling) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Head(nn.Module):
         self.sampling = sampling
 
     def forward(self, hidden_MD: Tensor) -> Tensor:
-        """[bp, M, 3] float32 of all branch ranks: token, probability, confidence."""
+        """Token, probability and confidence of all branch ranks, float32 [bp, M, 3]."""
         logits_MV = self.ops.linear(hidden_MD, self.lm_head)
         statistics_M6 = shard_statistics(logits_MV, self.vocab_start, self.sampling)
         stacked_PM6 = self.collectives.tp_stack(statistics_M6)
@@ -56,7 +56,7 @@ class SampledHead(Head):
     """The same where some reads are drawn."""
 
     def forward(self, hidden_MD: Tensor, rows: SamplingRows) -> Tensor:  # type: ignore[override]
-        """rows: how each is drawn."""
+        """The same; rows says how each state is drawn."""
         logits_MV = self.ops.linear(hidden_MD, self.lm_head)
         stack = self.collectives.tp_stack
         predicted_M3 = sampled_statistics(logits_MV, self.vocab_start, self.sampling, rows, stack)

@@ -74,7 +74,7 @@ def lay_out(plan: StepPlan, rows: Int, book: PageBook) -> FlatStep:
 
 
 def pad(flat: FlatStep, num_tokens: int, num_rows: int, book: PageBook) -> FlatStep:
-    """More tokens and virtual rows: each padded row has one token and sees one key of the dummy page, the last row has
+    """Add tokens and virtual rows: each padded row has one token and sees one key of the dummy page, the last row has
     all other tokens."""
     used_tokens, (used_rows, num_pages) = flat.num_tokens, flat.table_VP.shape
     more_tokens, more_rows = num_tokens - used_tokens, num_rows - used_rows
@@ -97,7 +97,8 @@ def pad(flat: FlatStep, num_tokens: int, num_rows: int, book: PageBook) -> FlatS
 
 
 def filler(num_tokens: int, num_rows: int, num_pages: int, kv_length: int, book: PageBook) -> FlatStep:
-    """A step of padding alone, at the largest lengths: what a shape is captured on, so that its workspace suffices."""
+    """Make a step of padding alone, at the largest lengths, on which a shape is captured so that its workspace
+    suffices."""
     entries_3T = np.zeros((3, num_tokens), dtype=np.int64)
     entries_3T[2] = book.dummy_slots(num_tokens)
     return FlatStep(

@@ -1,6 +1,6 @@
 """How long the host waits for a step: briefly once all ranks are warm, and longer while one of them captures.
 
-A rank that captures a shape says so in the launcher's store before and behind it; the others look only when their short
+A rank that captures a shape says so in the launcher's store before and after it; the others look only when their short
 deadline has passed, so that usual steps cost nothing.
 """
 
@@ -15,7 +15,8 @@ from common.runtime import DeviceEvent, wait_until_done
 
 
 class Patience:
-    """step_s: for a peer of a warm step. start_s: for one that captures. count: common.processes.shared_count."""
+    """step_s: seconds to wait for warm ranks. start_s: seconds to wait for one that captures. count:
+    common.processes.shared_count."""
 
     def __init__(self, step_s: float, start_s: float, count: Callable[[str, int], int] = shared_count) -> None:
         self._step_s, self._start_s = step_s, start_s
@@ -31,7 +32,7 @@ class Patience:
             self._count("captures ended", 1)
 
     def wait(self, event: DeviceEvent | None) -> None:
-        """Until the device has come past the event. Raises EngineError."""
+        """Wait until the device has come past the event. Raises EngineError."""
         try:
             wait_until_done(event, self._step_s)
         except EngineError:
@@ -41,7 +42,8 @@ class Patience:
             wait_until_done(event, more_s)
 
     def _more_s(self) -> float:
-        """Behind the short deadline: the long one's rest while a rank captures, a step's if one just has."""
+        """Seconds to wait after the short deadline: the rest of the long one while a rank captures, a step's if one has
+        just captured."""
         num_begun, num_ended = self._count("captures begun", 0), self._count("captures ended", 0)
         has_just_ended, self._num_ended = num_ended > self._num_ended, num_ended
         if num_begun > num_ended:

@@ -24,7 +24,7 @@ class ReadBuffers(runtime.ReadBuffers):
             self._sampling.send()
 
     def send_sampling(self, plan: StepPlan, entry_M: Int) -> None:
-        """How these entries of the plan are drawn, if any is."""
+        """Send how these entries of the plan are drawn, if any is."""
         if self.sampling_rows is not None:
             self.fill_sampling(plan, entry_M)
             self._sampling.send()

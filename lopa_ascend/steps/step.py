@@ -1,4 +1,4 @@
-"""What a step reads on the device and what comes back: host memory that the engine fills, and its device copy.
+"""What a step reads on the device: host memory that the engine fills, and its device copy.
 
 Captured graphs hold addresses, so their buffers are made once, for the largest shape; smaller shapes are prefixes of
 the same memory. A step that runs as it is gets buffers of its own size.
@@ -43,7 +43,7 @@ class LayersKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """int32, on the device."""
+    """This rank's tokens on the device, int32."""
 
     token_T: Tensor
     position_T: Tensor
@@ -67,7 +67,8 @@ class StepBuffers:
         self._device_parts = [self._block.device[span] for span in spans]
 
     def fill(self, flat: FlatStep) -> None:
-        """What a step does not fill stays as it was: nothing looks at it, except padded reads, which are zeroed."""
+        """Write a step into the host block. What it does not fill stays as it was: nothing looks at it, except padded
+        reads, which are zeroed."""
         self._entries_3T[:, : flat.num_tokens] = flat.entries_3T
         num_rows, num_pages = flat.table_VP.shape
         self._table_VP[:num_rows, :num_pages] = flat.table_VP
@@ -84,5 +85,5 @@ class StepBuffers:
         return DeviceStep(*(part[: sizes.num_tokens] for part in tokens), table_VP)
 
     def reads(self, num_reads: int) -> Tensor:
-        """int32 [M]: tokens whose state goes to the head."""
+        """Tokens whose state goes to the head, int32 [M]."""
         return self._device_parts[-1][:num_reads]

@@ -1,4 +1,4 @@
-"""What comes behind the head's product: greedy statistics, and samples with either kind of probability."""
+"""What follows the head's product: greedy statistics, and samples with either kind of probability."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEMPERATURE, TOP_P = 0.7, 0.9
 
 
 def head_runs(num_tokens: int) -> dict[str, Callable[[int], object]]:
-    """Of one vocabulary shard. `tempered`: `temperature_acts_on: draw_and_confidence`."""
+    """Runs over one vocabulary shard. `tempered`: `temperature_acts_on: draw_and_confidence`."""
     logits, place = random(num_tokens, VOCAB, scale=3.0), np.arange(num_tokens)
     runs: dict[str, Callable[[int], object]] = {"greedy": lambda _: kernels.head_statistics(logits, 0, SAMPLING)}
     for is_cut, tempers in product((False, True), (False, True)):
@@ -33,7 +33,7 @@ def head_runs(num_tokens: int) -> dict[str, Callable[[int], object]]:
 
 
 def heads(token_counts: list[int]) -> list[dict[str, object]]:
-    """Each alone, in a captured graph."""
+    """Time each alone, in a captured graph."""
     results: list[dict[str, object]] = []
     for num_tokens in token_counts:
         timed = {name: graph_us(run, 16) for name, run in head_runs(num_tokens).items()}

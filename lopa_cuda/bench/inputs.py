@@ -34,7 +34,8 @@ def make_committed(prefix: int, *num_layers: int) -> Tensor:
 
 
 def make_rows(num_rows: int, width: int, prefix: int) -> dict[str, Tensor]:
-    """What attention takes beside queries and keys: pages in no order; the tiles of a captured pass, some empty."""
+    """Make what attention takes beside queries and keys: pages in no order; the tiles of a captured pass, some
+    empty."""
     tiling, num_tokens = Tiling(HEADS // KV_HEADS, kernels.BLOCK_QUERIES), num_rows * width
     first_R = np.arange(num_rows) * width
     fields = (width, width, prefix, prefix, 0)

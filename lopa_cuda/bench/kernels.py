@@ -21,7 +21,7 @@ _CASES = [(1, 32), (1, 64), (1, 128), (4, 32), (8, 64), (8, 128)]  # rows, windo
 def measure_kernels(
     sections: Sequence[str], kinds: Sequence[Kind], token_counts: list[int], prefix: int
 ) -> dict[str, object]:
-    """What was measured, by section; lines of it are printed as they come."""
+    """Run the sections and return what was measured by section; lines are printed as they come."""
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
     tiles = load_tiles(this_device())
     install_tiles(tiles.table)

@@ -13,14 +13,14 @@ SIZES = LayerSizes(WIDTH, HEADS, KV_HEADS, HEAD_SIZE, HEAD_SIZE)
 
 
 def linears_of(kinds: Sequence[Kind]) -> Iterator[ModelLinear]:
-    """The head is always bf16."""
+    """Linears of these kinds; the head is always bf16."""
     for kind, (name, shape) in product(kinds, SHAPES.items()):
         if name != "head" or kind == "bf16":
             yield ModelLinear(name, LinearShape(kind, *shape, "swiglu" if name == "gate_up" else "none"))
 
 
 def compare_linears(kinds: Sequence[Kind], token_counts: list[int]) -> list[dict[str, object]]:
-    """Library against the tiles' choice, each with the stage behind it."""
+    """Library against the tiles' choice, each with the stage that follows."""
     results: list[dict[str, object]] = []
     for linear in linears_of(kinds):
         pair, (kind, num_out, num_in, fusion) = LinearPair(linear, SIZES), linear.shape

@@ -1,4 +1,4 @@
-"""Every stage of a layer alone."""
+"""Times every stage of a layer alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def stage_runs(num_rows: int, width: int, prefix: int) -> dict[str, Callable[[in
 
 
 def stages(cases: list[tuple[int, int]], prefix: int) -> list[dict[str, object]]:
-    """Each stage alone, launched back to back: its whole latency as a chain of dependent launches sees it."""
+    """Time each stage alone, launched back to back: its whole latency as a chain of dependent launches sees it."""
     results: list[dict[str, object]] = []
     for num_rows, width in cases:
         timed = {name: graph_us(run, 16) for name, run in stage_runs(num_rows, width, prefix).items()}

@@ -1,4 +1,4 @@
-"""Attention of each row's window over [its slot's committed keys, in pages | its own window], behind rope_prewrite.
+"""Attention of each row's window over [its slot's committed keys, in pages | its own window], after rope_prewrite.
 
 FlashAttention style: the N / K query heads of a KV head and a row's entries are folded into one dimension of queries,
 which is cut into tiles; a record of numbers on the device says of each tile which queries of which row it has
@@ -87,8 +87,8 @@ def _attend_committed(
     acc, best, total, q, committed_desc, row_ptr, page, prefix_blocks, kv_head, num_pages, first, last, scale,
     HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Over whole pages of committed keys in front of the window: every query sees all of them. page: of `first`; that
-    of `last` is returned beside the sums."""
+    """Attend whole pages of committed keys in front of the window, which every query sees. page: the number of page
+    `first`; that of `last` is returned beside the sums."""
     for block in tl.range(first, last, num_stages=STAGES):
         k = committed_desc.load([page * BLOCK_KEYS, kv_head * HEAD_SIZE])
         v = committed_desc.load([(num_pages + page) * BLOCK_KEYS, kv_head * HEAD_SIZE])
@@ -126,9 +126,9 @@ def _attend_own(
     acc, best, total, q, window_desc, horizon, is_query, start, num_keys, first_key, values, kv_head, prefix_blocks,
     first, full_end, last, scale, HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Over blocks of the window's keys that every query sees. first_key: of all in the staging memory. values: how far
-    behind their keys. first, last: the split's blocks. Beside the sums: where the blocks end that any query sees, and
-    how many were attended here."""
+    """Attend blocks of the window's keys that every query sees. first_key: the first of all in the staging memory.
+    values: how far they lie after their keys. first, last: the split's blocks. Returned beside the sums: where the
+    blocks end that any query sees, and how many were attended here."""
     by_all, by_any = _seen_keys(horizon, is_query, start, num_keys)
     last = tl.minimum(last, tl.maximum(prefix_blocks + tl.cdiv(by_any, BLOCK_KEYS), full_end))
     own_first = tl.maximum(first - prefix_blocks, 0)
@@ -148,8 +148,8 @@ def _attend_edge(
     first, last, scale, committed_kv, committed_position, window_kv, window_token,
     HEAD_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Over the rest: the edge of the prefix, keys cached behind the window, the window without its `num_whole` blocks
-    that this split is done with. page: of `first`."""
+    """Attend the rest: the edge of the prefix, keys cached after the window, the window without its `num_whole` blocks
+    that this split has done. page: the number of page `first`."""
     channel = tl.arange(0, HEAD_SIZE)[None, :]
     for block in tl.range(first, last, num_stages=2):
         is_own = block >= prefix_blocks
@@ -287,8 +287,8 @@ def _merge_kernel(
 
 
 def choose_splits(num_kv_heads: int, num_queries: int, head_size: int) -> tuple[int, int]:
-    """By shape alone: splits, which fill the device where the tiles alone do not, and stages. Queries: of all rows and
-    one KV head."""
+    """Choose by shape alone: splits, which fill the device where the tiles alone do not, and stages. Queries: those of
+    all rows and one KV head."""
     programs = triton.cdiv(num_queries, BLOCK_QUERIES) * num_kv_heads
     known = MACHINE.attention
     many = max(1, known.split_programs // programs), known.stages
@@ -339,13 +339,13 @@ def window_attention(
 
 
 def _blocks(keys: Tensor, length: int) -> TensorDescriptor:
-    """Of so many positions and one head, of contiguous keys and values [..., K, H]."""
+    """Descriptor of blocks of so many positions and one head, of contiguous keys and values [..., K, H]."""
     num_kv_heads, head_size = keys.shape[-2:]
     return TensorDescriptor.from_tensor(keys.view(-1, num_kv_heads * head_size), [length, head_size])
 
 
 def _parts(q_TNH: Tensor, splits: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Where splits leave their results, and the logarithms of their weights' sums."""
+    """Memory in which splits leave their results, and the logarithms of their weights' sums."""
     if splits == 1:
         return None, None
     part = torch.empty((splits, *q_TNH.shape), dtype=torch.float32, device=q_TNH.device)

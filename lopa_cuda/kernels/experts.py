@@ -1,6 +1,6 @@
 """The products of a mixture of experts: each expert that is hit reads its weights once, for all of its tokens.
 
-Behind `route.deal`, which says which (token, choice) pairs are whose. Two grouped products, gate and up with SwiGLU,
+`route.deal` has said which (token, choice) pairs are whose. Two grouped products, gate and up with SwiGLU,
 then down, and a sum over each token's choices. A program computes a tile of one expert's tokens; those for which there
 are none end at once, so that few tokens cost what their experts' weights do. The grid has room for the case that every
 token goes to the same expert: it follows from T alone. Sums are taken in a fixed order, without atomics.
@@ -40,7 +40,7 @@ def _expert_kernel(
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Gated: rows of x by token, out in the order of the deal. Else: rows of x in that order, out by pair, weighted."""
-    tiles = tl.cdiv(num_columns, BLOCK_C)  # of one block of tokens, behind one another: they read the same tokens
+    tiles = tl.cdiv(num_columns, BLOCK_C)  # those of one block of tokens one after another: they read the same tokens
     tile, stretch = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     expert, block = stretch // blocks_of_tokens, stretch % blocks_of_tokens
     start_after_predecessor(PDL)
@@ -84,7 +84,7 @@ def _sum_choices_kernel(
     pairs_ptr, expert_ptr, shared_ptr, out_ptr, num_columns, first_expert, num_experts,
     CHOSEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Of one token: the shared experts' result and its choices on this rank, in their order."""
+    """Sum for one token the shared experts' result and its choices on this rank, in their order."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < num_columns
@@ -102,7 +102,7 @@ def _sum_choices_kernel(
 
 
 def mix_experts(x_TD: Tensor, routing: Routing, moe: MoE, shared_TD: Tensor | None) -> Tensor:
-    """The weighted sum of this rank's experts, and `shared_TD` on top: bf16 [T, D].
+    """Return the weighted sum of this rank's experts, and `shared_TD` on top: bf16 [T, D].
 
     routing: as `route` gives it, over all ranks' experts; those of other ranks add nothing.
     """

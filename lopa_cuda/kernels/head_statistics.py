@@ -1,6 +1,6 @@
 """From bf16 logits to (token, probability, confidence): one pass over the vocabulary that writes no fp32 logits.
 
-Behind the head linear. `head_statistics` reduces this rank's shard to 6 numbers a position, as
+It follows the head linear. `head_statistics` reduces this rank's shard to 6 numbers a position, as
 common.model.sampling.shard_statistics does, first per part of the vocabulary, then over the parts; `merge_statistics`
 merges the shards of all tensor-parallel ranks.
 """
@@ -37,7 +37,7 @@ def _vocabulary_part_kernel(
     logits_ptr, part_ptr, num_parts, vocab_size, mask_column, row_stride,
     STRATEGY: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Of a part: max, its column, the second max for `margin`, sum exp(l - max), sum exp(l - max) l for
+    """Reduce a part to its max, the max's column, the second max for `margin`, sum exp(l - max), sum exp(l - max) l for
     `neg_entropy`."""
     position, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     release_successor(PDL)

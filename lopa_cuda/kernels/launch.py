@@ -1,7 +1,7 @@
 """What every kernel of this folder shares: overlapped launches, L2 prefetch, split-K sums, per-token quantization.
 
 Kernels of one stream overlap by programmatic dependent launch (PDL, Hopper and later). A small stage lets its successor
-start at once, so that the successor's launch and its weight prefetch run under it; a linear does so behind its product,
+start at once, so that the successor's launch and its weight prefetch run under it; a linear does so after its product,
 as programs that wait would take room from those that stream. Each waits for its predecessor before it touches anything
 that a kernel of this step wrote: only what was there before the step's first kernel may be read before
 `start_after_predecessor`: weights, tables, positions and lengths, committed keys.
@@ -137,7 +137,7 @@ def load_sum(
     values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, mask, part_stride, num_columns,
     PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr,
 ):  # fmt: skip
-    """fp32 values of one token's columns, from bf16 (PARTS = 0) or summed from split-K parts in their order."""
+    """Load fp32 values of one token's columns, from bf16 (PARTS = 0) or summed from split-K parts in their order."""
     offset = token.to(tl.int64) * num_columns + column
     acc = tl.load(values_ptr + offset, mask=mask, other=0)
     if PARTS == 0:
@@ -157,7 +157,7 @@ def load_sum(
 @triton.jit
 def meet_ranks(flags_ptr, place, RANK: tl.constexpr, RANKS: tl.constexpr):
     """Tell every rank that this one is here, with all that it has written, and wait for them; flags are left as they
-    were found. flags_ptr: addresses of every rank's flags, [places, RANKS]. A place is used again only behind another
+    were found. flags_ptr: addresses of every rank's flags, [places, RANKS]. A place is used again only after another
     one: a peer that has come there is done with this one."""
     peers = tl.arange(0, RANKS)
     theirs = tl.load(flags_ptr + peers).to(tl.pointer_type(tl.int32)) + place * RANKS + RANK
@@ -188,7 +188,7 @@ def load_sum_of_ranks(
 
 @triton.jit
 def round_half_even(x):
-    """Of fp32 up to 2^22, by adding 1.5 * 2^23."""
+    """Round fp32 up to 2^22, by adding 1.5 * 2^23."""
     return (x + 12582912.0) - 12582912.0
 
 
@@ -209,7 +209,7 @@ def quantize_row(y, QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr):
 
 @triton.jit
 def quantize_by(y, scale, QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr):
-    """Some of a token's values by its scale."""
+    """Quantize some of a token's values by its scale."""
     divisor = tl.where(scale > 0, scale, 1.0)
     scaled = divide(y, divisor, tl.math.div_rn(1.0, divisor))
     scaled = tl.minimum(tl.maximum(scaled, -QUANTIZED_MAX), QUANTIZED_MAX)

@@ -1,4 +1,4 @@
-"""A meeting of ranks that write one another's memory: behind it each sees what the others have written before."""
+"""A meeting of ranks that write one another's memory: after it each sees what the others have written before it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _meet_kernel(flags_ptr, place, RANK: tl.constexpr, RANKS: tl.constexpr, PDL:
 
 
 def meet(flags_P: Tensor, place: int, rank: int) -> None:
-    """A collective of the ranks at one of their places, of which they use at least two in turn.
+    """Collective over the ranks, at one of their places, of which they use at least two in turn.
 
     flags_P: int64 addresses of every rank's flags, int32 [places, P], zero between meetings; P is a power of two.
     """

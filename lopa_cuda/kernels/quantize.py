@@ -38,7 +38,7 @@ def silu_times(gate, up):
 
 @triton.jit
 def _load_values(x_ptr, token, column, num_columns, IS_GATED: tl.constexpr):
-    """fp32 values of one token's columns, zero behind the last: as they are, or SwiGLU of gate and up."""
+    """fp32 values of one token's columns, zero after the last: as they are, or SwiGLU of gate and up."""
     mask = column < num_columns
     row = token.to(tl.int64) * num_columns
     if IS_GATED:

@@ -31,7 +31,7 @@ HEADS, WARPS = 16, 4  # of a program: with 4 heads starting the programs took lo
 
 @triton.jit
 def _head_weight(q_weight_ptr, k_weight_ptr, channel, is_query, SIZE: tl.constexpr):
-    """The norm's weight for each head's channels, of which the last of a block may lie behind the head."""
+    """The norm's weight for each head's channels, of which the last of a block may lie past the head."""
     q_weight = tl.load(q_weight_ptr + channel, mask=channel < SIZE, other=0.0).to(tl.float32)
     k_weight = tl.load(k_weight_ptr + channel, mask=channel < SIZE, other=0.0).to(tl.float32)
     return tl.where(is_query, q_weight, k_weight)
@@ -39,7 +39,7 @@ def _head_weight(q_weight_ptr, k_weight_ptr, channel, is_query, SIZE: tl.constex
 
 @triton.jit
 def _normed(x, scale, weight, is_value):
-    """Rounded to bf16, as the plain norm's output is; values as they are."""
+    """Norm query and key heads, rounded to bf16 as the plain norm's output is; leave values as they are."""
     return tl.where(is_value, x, (x * scale * weight).to(tl.bfloat16).to(tl.float32))
 
 

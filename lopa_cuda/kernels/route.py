@@ -1,7 +1,7 @@
-"""The router of a mixture of experts behind its logits, and which tokens each expert gets.
+"""The router of a mixture of experts, from its logits on, and which tokens each expert gets.
 
-`route` follows common.model.moe.route, one program a token. `deal` sorts the (token, choice) pairs by expert without a
-word to the host: the program of an expert counts the pairs of the experts before it, which is where its own begin, and
+`route` follows common.model.moe.route, one program a token. `deal` sorts the (token, choice) pairs by expert without
+asking the host: the program of an expert counts the pairs of the experts before it, which is where its own begin, and
 writes its own there. Shapes follow from T alone, so both are captured.
 
 Shapes: E experts, G groups, C chosen experts of a token, Er experts of this rank.

@@ -1,6 +1,6 @@
 """Rows of several tensors at once: all of them, or those of an index.
 
-What the layers leave for the head, laid where every captured size finds it, and taken from there by what is read.
+It copies what the layers leave for the head to where every captured size finds it, and takes from there what is read.
 """
 
 from __future__ import annotations
@@ -56,6 +56,6 @@ def copy_rows(parts: Sequence[Tensor], to: Sequence[Tensor], index_M: Tensor | N
 
 
 def _words(rows_TX: Tensor) -> Tensor:
-    """[T, X 32-bit words] of [T] or [T, X]."""
+    """View [T] or [T, X] as [T, X 32-bit words]."""
     assert rows_TX.is_contiguous()
     return (rows_TX[:, None] if rows_TX.dim() == 1 else rows_TX).view(torch.int32)

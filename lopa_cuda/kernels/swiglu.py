@@ -1,4 +1,4 @@
-"""SwiGLU behind a gate/up linear that did not fuse it.
+"""SwiGLU after a gate/up linear that did not fuse it.
 
 The linear's [T, 2 I] in, [T, I] out: bf16, or int8 / fp8 with a scale per token for the down linear.
 """

@@ -1,9 +1,9 @@
 """The decoder stages in fused kernels (lopa_cuda.kernels): what runs on a GPU in bf16, int8 or fp8.
 
-A linear hands its split-K parts to the stage behind it (a norm, the rotary stage), which adds them while it reads. With
-tensor parallelism o and down write where all ranks can read, and the norm behind them adds the ranks' addends. Of a
-pass that branch ranks share, the rotary stage writes keys and values on all of them. A stage in front of a quantized
-linear writes its output quantized.
+A linear hands its split-K parts to the next stage (a norm, the rotary stage), which adds them while it reads. With
+tensor parallelism o and down write where all ranks can read, and the next norm adds the ranks' addends. In a pass that
+is cut over branch ranks the rotary stage writes keys and values on all of them. A stage in front of a quantized linear
+writes its output quantized.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class FusedOps:
         self.rotary = rotary_of(config, cache)
         self._collectives = collectives
         self._exchange = build_exchange(collectives.mesh.tp_group, cache.committed.device, config.hidden_size)
-        self._behind_attention: list[nn.Module] = []
+        self._o_projs: list[nn.Module] = []
         self._row_parallel: set[nn.Module] = set()
 
     def adopt(self, model: nn.Module) -> None:
         layers = list(model.get_submodule("layers").children())
-        self._behind_attention = [layer.get_submodule("o_proj") for layer in layers]
+        self._o_projs = [layer.get_submodule("o_proj") for layer in layers]
         down = [module for layer in layers for name, module in layer.named_children() if name == "down_proj"]
-        self._row_parallel = {*self._behind_attention, *down}
+        self._row_parallel = {*self._o_projs, *down}
         for module in model.modules():
             if isinstance(module, QuantizedLinear) and module.bias is not None:
                 module.bias = module.bias.to(torch.bfloat16)  # else every pass would do that
@@ -64,7 +64,8 @@ class FusedOps:
         return step
 
     def _peers_of(self, step: DeviceStep) -> PeerStaging | None:
-        """Who this pass's keys and values are written for; None: nobody, or ranks gather them."""
+        """Where this pass's keys and values are written for other ranks; None where there are none or they gather
+        them."""
         is_captured = self.cache.staging is self.cache.captured_staging
         return self.cache.peers if is_captured and step.staged.is_cut else None
 
@@ -115,11 +116,11 @@ class FusedOps:
             step.staged.gather(window)
         else:
             peers.meet(layer)
-        behind = self._behind_attention[layer]
+        consumer = self._o_projs[layer]
         return kernels.window_attention(
             q_TNH, self.cache.committed[layer], window, table_SP=self.cache.table_SP,
             tiles_N8=step.tiles_N8, horizon_T=step.horizon_T, num_splits=self.num_splits,
-            is_long=self.is_long, quantize=quantize_for(behind),
+            is_long=self.is_long, quantize=quantize_for(consumer),
         )  # fmt: skip
 
     def copy_rows(self, parts: list[Tensor], to: list[Tensor], index_M: Tensor | None = None) -> None:
@@ -175,7 +176,7 @@ def _best(logits_MV: Tensor, mask_column: int) -> Tensor:
 
 
 def quantize_for(consumer: nn.Module | None) -> kernels.Quantize | None:
-    """What a linear wants its input quantized to; a static one does that itself, with its own scale."""
+    """The format that a linear reads its input in; None where it quantizes by itself (static), or not at all."""
     if not isinstance(consumer, QuantizedLinear) or consumer.is_static:
         return None
     return "fp8" if consumer.weight.is_floating_point() else "int8"

@@ -1,6 +1,6 @@
 """The decoder stages in plain PyTorch operators, on CPU or CUDA: what the Triton kernels are checked against.
 
-Shapes: T tokens, R rows of a run (rows behind one another that are alike), W entries of each, C cached positions looked
+Shapes: T tokens, R rows of a run (adjacent rows that are alike), W entries of each, C cached positions looked
 at, X keys of a row's window, N query heads, K KV heads, H head size.
 """
 
@@ -41,7 +41,7 @@ from lopa_cuda.steps import PAGE_SIZE, DeviceStep, PagedKVCache, Run, StagedSlic
 def visible_keys(horizon_RW: Tensor, run: Run) -> Tensor:
     """[R, 1, W, C + X], True where a query may look; the definition of attention over [cached | own window].
 
-    Cached keys count before the row's window, and behind it where the dual cache holds some; the X window keys count up
+    Cached keys count before the row's window, and after it where the dual cache holds some; the X window keys count up
     to the query's horizon.
     """
     num_rows, width = horizon_RW.shape
@@ -63,7 +63,7 @@ def rotary_of(config: ModelConfig, cache: PagedKVCache) -> Tensor:
 
 
 class VisibleRun(NamedTuple):
-    """tokens: of its rows. keys: of the staging memory, likewise one row behind another, each row's window first."""
+    """tokens: those of its rows. keys: tokens of the staging memory, row after row too, each row's window first."""
 
     run: Run
     tokens: slice
@@ -81,7 +81,7 @@ class PlainStep:
 
 
 class CudaOps(Ops, Protocol):
-    """What this engine's passes need beside the layers' stages.
+    """What this engine's passes need beside the stages of a layer.
 
     tiling: of attention that takes the rows and their lengths from the device; None: it looks at step.runs, which are
     fixed when a pass is captured. noted_experts: while it is a list, every mixture of experts adds its choices, [T, C].
@@ -91,28 +91,28 @@ class CudaOps(Ops, Protocol):
     noted_experts: list[Tensor] | None
 
     def adopt(self, model: nn.Module) -> None:
-        """Called once, when the model's linears are final."""
+        """Take the model's linears, once they are final."""
 
     def plan(self, step: DeviceStep) -> Any:
-        """What `attend` gets as its step; called once a pass, before the layers."""
+        """The step that `attend` gets; called once a pass, before the layers."""
 
     def copy_rows(self, parts: list[Tensor], to: list[Tensor], index_M: Tensor | None = None) -> None:
         """to[i] = parts[i], or parts[i][index], for all i."""
 
     def logits(self, hidden: Activation, head: nn.Module) -> Tensor:
-        """[M, V] of this rank's share of the vocabulary, from [M, D] as `head` reads it."""
+        """Logits [M, V] of this rank's share of the vocabulary, from [M, D] as `head` reads it."""
 
     def statistics(self, hidden: Activation, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
-        """[M, 6] of this rank's share of the vocabulary; see common.model.sampling."""
+        """Statistics [M, 6] of this rank's share of the vocabulary; see common.model.sampling."""
 
     def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
-        """[M, 3]: token, probability, confidence."""
+        """Token, probability and confidence [M, 3] of all shards' statistics."""
 
     def sampled(
         self, hidden: Activation, head: nn.Module, vocab_start: int, sampling: Sampling, rows: SamplingRows,
         gather: Gather,
     ) -> Tensor:  # fmt: skip
-        """[M, 3] of all shards, where some rows are drawn; gather stacks the shards' values."""
+        """The same where some rows are drawn; gather stacks the shards' values."""
 
 
 class TorchOps:

@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 def built_by_all(group: dist.ProcessGroup, build: Callable[[], T]) -> tuple[T | None, str]:
-    """What `build` makes, if it works on every rank of the group, else None and why not. Collective.
+    """Return what `build` makes, if it works on every rank of the group, else None and why not. Collective.
 
-    Asked twice, since `build` is collective itself: whether every rank can begin, and whether all have ended well.
+    The ranks agree twice, since `build` is collective itself: that every rank can begin, and that all have ended well.
     """
     try:
         import torch.distributed._symmetric_memory  # noqa: F401  what `build` needs

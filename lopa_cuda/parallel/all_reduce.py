@@ -42,7 +42,7 @@ class SymmetricAllReduce:
         return x.dtype == torch.bfloat16 and x.numel() * 2 <= MACHINE.all_reduce.two_shot_bytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The sum: a new tensor, or the buffer, which stays as it is until the sum after the next."""
+        """Return the sum: a new tensor, or the buffer, which stays as it is until the sum after the next."""
         buffer = self._buffers[self._next][: x.numel()].view(x.shape)
         self._next = (self._next + 1) % _NUM_BUFFERS
         buffer.copy_(x)
@@ -53,19 +53,19 @@ class SymmetricAllReduce:
 
 @dataclass(frozen=True, slots=True)
 class CudaCollectives(Collectives):
-    """symmetric: sums where it can; None: never."""
+    """symmetric sums what fits it; None: NCCL sums all."""
 
     symmetric: SymmetricAllReduce | None = None
 
     def tp_sum(self, x: Tensor) -> Tensor:
-        """The sum: a new tensor, x itself, or memory that stays as it is until the sum after the next."""
+        """Return the sum: a new tensor, x itself, or memory that stays as it is until the sum after the next."""
         if self.symmetric is not None and self.symmetric.can_sum(x):
             return self.symmetric(x)
         return Collectives.tp_sum(self, x)
 
 
 def build_collectives(mesh: Mesh, device: torch.device) -> CudaCollectives:
-    """A collective of the mesh; says so where symmetric memory cannot be had."""
+    """Collective over the mesh. Says so where symmetric memory cannot be had."""
     group = mesh.tp_group
     if group is None or device.type != "cuda":
         return CudaCollectives(mesh)

@@ -1,4 +1,4 @@
-"""Memory in which tensor-parallel ranks lay the addends of their row-parallel linears, for the norm behind to sum.
+"""Memory in which tensor-parallel ranks put the addends of their row-parallel linears, for the next norm to sum.
 
 An all_reduce of its own would copy, signal, sum, signal and write between two kernels that read and write the same
 values anyway. Here the linear writes where the peers can read, and the norm waits for their flags and reads all
@@ -47,8 +47,8 @@ class Exchange:
 
 
 def build_exchange(group: dist.ProcessGroup | None, device: torch.device, width: int) -> Exchange | None:
-    """None without tensor parallelism, for a number of ranks that is no power of two, or where memory cannot be shared,
-    which `all_reduce` has said."""
+    """Collective over the group. None without tensor parallelism, for a number of ranks that is no power of two, or
+    where memory cannot be shared, which `all_reduce` has said."""
     if group is None or not is_power_of_two(dist.get_world_size(group)):
         return None
     exchange, reason = built_by_all(group, lambda: Exchange(group, device, width))

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class PeerStaging:
-    """Made by all ranks of a group together. staging: this rank's, the layer first, zero at first.
+    """Made by all ranks of a group together. staging: this rank's memory, layers first, zero at first.
 
     A pass over it: `begin`, then for each layer writes to `mirrors`, `meet`, and reads.
     """
@@ -36,7 +36,7 @@ class PeerStaging:
         self._flags, self._flags_P = share_tensor(group, places, torch.int32, device)
 
     def mirrors(self, part: Tensor) -> kernels.Mirrors:
-        """Of a part of this rank's memory: where all ranks have it."""
+        """Where all ranks have this part of the memory."""
         return kernels.Mirrors(self._addresses_P, part.storage_offset() - self.staging.storage_offset())
 
     def begin(self) -> None:
@@ -51,8 +51,8 @@ class PeerStaging:
 def build_peer_staging(
     group: dist.ProcessGroup | None, device: torch.device, shape: tuple[int, ...], dtype: torch.dtype
 ) -> PeerStaging | None:
-    """None without branch parallelism, for a number of ranks that is no power of two, or where memory cannot be shared:
-    ranks gather then."""
+    """Collective over the group. None without branch parallelism, for a number of ranks that is no power of two, or
+    where memory cannot be shared: ranks gather then."""
     if group is None or not is_power_of_two(dist.get_world_size(group)):
         return None
     staging, reason = built_by_all(group, lambda: PeerStaging(group, device, shape, dtype))

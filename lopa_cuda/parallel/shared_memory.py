@@ -10,8 +10,8 @@ from torch import Tensor
 def share_tensor(
     group: dist.ProcessGroup, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """This rank's tensor, zero, and the int64 addresses of everybody's, on the device. A collective, behind which all
-    tensors are zero and may be written.
+    """Make this rank's tensor, zero, and return it with the int64 addresses of all ranks' tensors, on the device.
+    Collective: on return all tensors are zero and may be written.
 
     Raises RuntimeError where the devices cannot map one another's memory.
     """
@@ -27,5 +27,5 @@ def share_tensor(
 
 
 def is_power_of_two(count: int) -> bool:
-    """What kernels take as a number of ranks."""
+    """Whether kernels take this number of ranks."""
     return count & (count - 1) == 0

@@ -1,7 +1,7 @@
 """Commit-Winner-Cache: copy each winner's staged KV to the pages of its request, on every rank.
 
 A rank that computed the winner (or, under block-causal attention, any row of the request) copies its own, and so does
-every rank behind a pass that was cut (lopa_cuda.steps.slices). Where some rank did not, the winner's owner broadcasts:
+every rank after a pass that was cut (lopa_cuda.steps.slices). Where some rank did not, the winner's owner broadcasts:
 all layers of all its spans in one contiguous buffer. Commits are captured ahead for a few lengths: the host then writes
 two lists of positions and launches once.
 """
@@ -25,8 +25,8 @@ from lopa_cuda.steps.share import Share
 
 
 class Staged(NamedTuple):
-    """Where a forward pass left the windows of its rows: row_of [bp rank, place] names rows of the plan, shares say
-    where they begin. is_whole: on every rank all rows, in the plan's order."""
+    """Where a forward pass left the windows of its rows. row_of [bp rank, place]: rows of the plan. shares: where they
+    begin. is_whole: every rank has all rows, in the plan's order."""
 
     row_of: Int
     shares: list[Share]
@@ -44,14 +44,14 @@ class CommitKey:
 
 
 class CommitBuffers:
-    """From which tokens of the staging memory to which positions of the cache, counted through all pages."""
+    """Which tokens of the staging memory are copied to which positions of the cache, counted through all pages."""
 
     def __init__(self, key: CommitKey, device: torch.device) -> None:
         self._upload = Upload((2, key.length), device, torch.int64)
         self.token_N, self.position_N = self._upload.device.unbind()
 
     def fill(self, tokens: list[int], positions: list[Int]) -> None:
-        """The first token and all positions of each span."""
+        """Take the first token and all positions of each span."""
         begin = 0
         for token, position_N in zip(tokens, positions, strict=True):
             entries = self._upload.host[:, begin : begin + len(position_N)]
@@ -102,7 +102,7 @@ class Committer:
 
     @property
     def bytes_per_position(self) -> int:
-        """What a captured commit keeps of scratch memory."""
+        """Scratch memory that a captured commit keeps for each position."""
         return self._cache.bytes_per_position
 
     def warm_up(self, lengths: list[int]) -> None:

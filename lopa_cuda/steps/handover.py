@@ -1,6 +1,6 @@
-"""What the layers leave for the head: of every token its last attention, and the residual stream.
+"""What the layers leave for the head: the last attention's values of every token, and the residual stream.
 
-Behind the last attention no token looks at another, so the rest of the last layer is computed for read tokens alone.
+After the last attention no token looks at another, so the rest of the last layer is computed for read tokens alone.
 
 Shapes: T tokens, M reads, X what attention gives a token, D model width.
 """
@@ -22,7 +22,7 @@ class CopyRows(Protocol):
 
 
 class Handover:
-    """num_captured: tokens of the largest captured pass. All of these leave their values in the same memory."""
+    """num_captured: tokens of the largest captured pass. All captured passes leave their values in the same memory."""
 
     def __init__(self, copy_rows: CopyRows, num_captured: int) -> None:
         self._copy_rows = copy_rows
@@ -31,7 +31,7 @@ class Handover:
         self._last: list[Tensor] = []
 
     def leave(self, attended: Activation, residual_TD: Tensor, *, is_captured: bool) -> None:
-        """attended: [T, X], quantized or not."""
+        """Keep what the layers give. attended: [T, X], quantized or not."""
         parts = [*attended, residual_TD] if isinstance(attended, QuantizedActivation) else [attended, residual_TD]
         if not is_captured:
             self._last = parts
@@ -42,11 +42,11 @@ class Handover:
         self.use_captured()
 
     def use_captured(self) -> None:
-        """A replay leaves its values where it was captured."""
+        """Turn to the values of a replay, which lie where it was captured."""
         self._last = self._captured
 
     def take(self, index_M: Tensor, *, is_captured: bool) -> tuple[Activation, Tensor]:
-        """Of the tokens of this index, what `Decoder.finish` takes: [M, X] and [M, D]."""
+        """What `Decoder.finish` takes of the tokens of this index: [M, X] and [M, D]."""
         parts = self._captured if is_captured else self._last
         assert parts, "the layers are captured before the head"
         taken = [part.new_empty((len(index_M), *part.shape[1:])) for part in parts]

@@ -27,7 +27,7 @@ PAGE_SIZE = 64  # positions: a block of keys of the attention kernel
 
 @dataclass(frozen=True, slots=True)
 class CacheSizes:
-    """captured_tokens: of the largest pass that is captured; 0: none is."""
+    """captured_tokens: tokens of the largest pass that is captured; 0: none is."""
 
     num_layers: int
     num_slots: int
@@ -43,7 +43,7 @@ class CacheSizes:
 
     @property
     def most_pages(self) -> int:
-        """Of all requests at their longest."""
+        """Pages of all requests at their longest."""
         return self.num_slots * self.pages_of_slot
 
     @property
@@ -56,7 +56,7 @@ class CacheSizes:
 
     @property
     def staging_shape(self) -> tuple[int, ...]:
-        """Of what captured passes pre-write."""
+        """Shape of the staging memory of captured passes."""
         return self.num_layers, 2, self.captured_tokens, self.num_kv_heads, self.head_size
 
     @property
@@ -92,17 +92,17 @@ class PagedKVCache:
         self._pages = PageTable(self.pool, self._table.host, PAGE_SIZE, keeps_slots=self.keeps_slots)
 
     def open_step(self, plan: StepPlan) -> None:
-        """Before the pass: forget requests that have ended, and send the table if it has changed."""
+        """Forget requests that have ended, and send the table if it has changed; before the pass."""
         if self._pages.open_step(plan):
             self._table.send()
 
     def prepare_commits(self, plan: StepPlan) -> None:
-        """Behind the launch, while the device computes: take pages for what becomes final. The table's copy may be
-        under way, which the pass reads only where nothing changes."""
+        """Take pages for what becomes final, after the launch, while the device computes. The pass may be reading the
+        table, but only entries that do not change."""
         self._pages.prepare_commits(plan)
 
     def positions(self, span: CommitSpan) -> Int:
-        """Where a span of the plan that was prepared last lies, counted through all pages."""
+        """Positions of a span of the plan that was prepared last, counted through all pages."""
         return self._pages.positions(span)
 
     def use_staging(self, num_tokens: int, *, is_captured: bool) -> None:

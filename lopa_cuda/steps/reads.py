@@ -30,7 +30,7 @@ class ReadBuffers(runtime.ReadBuffers):
             self.guide_M, self.lowered_M = self._changes.device.unbind()
 
     def fill(self, plan: StepPlan, tokens_M: Int, entries_M: Int) -> None:
-        """tokens_M: of this rank's share; entries_M: the same, as the plan counts them."""
+        """Take this rank's reads. tokens_M: counted in its share; entries_M: the same in the plan."""
         self._index.host[: len(tokens_M)] = tokens_M
         self._index.host[len(tokens_M) :] = 0
         self.fill_sampling(plan, entries_M)

@@ -1,4 +1,4 @@
-"""Which rows of a plan each branch-parallel rank computes, laid out one behind another."""
+"""Which rows of a plan each branch-parallel rank computes, laid out one after another."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from common.decoding import NUM_UPLOADED_FIELDS, Int, RowField, StepPlan, entrie
 class Share(NamedTuple):
     """One rank's rows, or pieces of rows (lopa_cuda.steps.slices).
 
-    spans_6R: the first fields of StepPlan.row_fields_8R, first entries counted in the share; of a piece its own entries
-        and its row's keys.
-    entry_T: the plan's entry at each of the share's; None: all of them in the plan's order.
+    spans_6R: the first fields of StepPlan.row_fields_8R, first entries counted in the share. A piece has
+        its own entries and the keys of its row.
+    entry_T: the plan's entry at each entry of the share; None: all of them in the plan's order.
     first_key_R: where in the staging memory each row's keys begin, if they are not its entries in the share.
     """
 
@@ -30,7 +30,7 @@ class Share(NamedTuple):
         return found
 
     def first_token(self, place: int) -> int:
-        """Of the row at this place of the share."""
+        """First token of the row at this place of the share."""
         return int(self.spans_6R[0, place])
 
     def of_entries(self, block: Int) -> Int:
@@ -43,7 +43,8 @@ class Share(NamedTuple):
 
 
 def deal(plan: StepPlan, row_of: Int) -> list[Share]:
-    """row_of [P, R]: the plan's row computed at each rank's place; a single rank computes all in their order."""
+    """Give each rank its rows. row_of [P, R]: the plan's row computed at each rank's place; a single rank computes all
+    in their order."""
     if len(row_of) == 1:
         return [Share(plan.row_fields_8R[:NUM_UPLOADED_FIELDS], None, plan.num_tokens)]
     deal = _deal_of(plan.num_entries_R.tobytes(), row_of.tobytes(), len(row_of))
@@ -54,7 +55,7 @@ def deal(plan: StepPlan, row_of: Int) -> list[Share]:
 
 
 class _Deal(NamedTuple):
-    """What follows from the lengths of rows. rows: of all ranks, one rank behind another. first_PR: the first entry of
+    """What follows from the lengths of rows. rows: those of all ranks, rank after rank. first_PR: the first entry of
     each row in its share. entries_of: each share's entries, as the plan counts them."""
 
     rows: Int
@@ -65,8 +66,8 @@ class _Deal(NamedTuple):
 @lru_cache(maxsize=64)  # rows are of the same length for several steps
 def _deal_of(num_entries: bytes, rows: bytes, num_ranks: int) -> _Deal:
     num_entries_R, rows_R = np.frombuffer(num_entries, dtype=np.int64), np.frombuffer(rows, dtype=np.int64)
-    begin_R, own_R = num_entries_R.cumsum() - num_entries_R, num_entries_R.take(rows_R)
-    own_PR = own_R.reshape(num_ranks, -1)
-    end_PR = own_PR.cumsum(axis=1)
-    entries_of = np.split(entries_from(begin_R.take(rows_R), own_R), end_PR[:-1, -1].cumsum())
-    return _Deal(rows_R, end_PR - own_PR, entries_of)
+    begin_R, row_length_R = num_entries_R.cumsum() - num_entries_R, num_entries_R.take(rows_R)
+    row_length_PR = row_length_R.reshape(num_ranks, -1)
+    end_PR = row_length_PR.cumsum(axis=1)
+    entries_of = np.split(entries_from(begin_R.take(rows_R), row_length_R), end_PR[:-1, -1].cumsum())
+    return _Deal(rows_R, end_PR - row_length_PR, entries_of)

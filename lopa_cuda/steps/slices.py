@@ -2,9 +2,9 @@
 
 A request's first pass has one row, its prompt. Rows alone cannot be dealt so that the ranks share that work: all of
 them would compute it whole. So the plan's entries are cut, whatever rows they are of. The staging memory then holds the
-whole plan in its order, one slice behind another. In every layer a rank writes its slice of it, on all ranks where they
+whole plan in its order, one slice after another. In every layer a rank writes its slice of it, on all ranks where they
 can (lopa_cuda.parallel.peer_staging), else they gather each other's. Attention then looks at the rows' keys there.
-Behind the pass each rank has all of its KV.
+After the pass each rank has all of its KV.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def slices_pay(plan: StepPlan, row_of: Int) -> bool:
 
 
 def slice_length(plan: StepPlan, num_ranks: int) -> int:
-    """Of equal slices."""
+    """Entries of one of equal slices."""
     return -(-plan.num_tokens // num_ranks)
 
 
 def slice_sizes(sizes_up_to: Callable[[int], Sequence[int]], num_ranks: int, num_staged: int) -> list[int]:
-    """Of slices that pay and, all together, fit this many tokens of staging memory. sizes_up_to: the padded sizes up to
-    a largest one."""
+    """Sizes of slices that pay and that, all ranks together, fit this many tokens of staging memory. sizes_up_to: the
+    padded sizes up to a largest one."""
     largest = num_staged // num_ranks // _MULTIPLE * _MULTIPLE
     return [size for size in sizes_up_to(largest) if size * (num_ranks - 1) >= LEAST_SAVED]
 
 
 def cut(plan: StepPlan, num_ranks: int, length: int) -> list[Share]:
-    """Slices of `length` entries, of which the last may have fewer."""
+    """Cut the plan into slices of `length` entries; the last may have fewer."""
     return [_slice(plan, rank * length, length) for rank in range(num_ranks)]
 
 
@@ -68,7 +68,8 @@ def _slice(plan: StepPlan, first: int, length: int) -> Share:
 class StagedSlice:
     """This rank's part of a pass's staging memory, of which `window` is one layer: [2, T, K, H].
 
-    num_tokens: of a slice, padding included. collectives: of the ranks that have the others; None: there are none.
+    num_tokens: tokens of a slice, padding included. collectives: over the ranks that have the others; None: the pass is
+    not cut.
     """
 
     num_tokens: int
@@ -80,12 +81,12 @@ class StagedSlice:
         return self.collectives is not None
 
     def own(self, window_2TKH: Tensor) -> Tensor:
-        """Where the rank writes the keys and values of its tokens."""
+        """The part in which this rank writes the keys and values of its tokens."""
         first = self.collectives.mesh.bp_rank * self.num_tokens if self.collectives else 0
         return window_2TKH[:, first : first + self.num_tokens]
 
     def gather(self, window_2TKH: Tensor) -> None:
-        """Fetch what the other ranks have written of theirs."""
+        """Fetch what the other ranks have written in their parts."""
         if self.collectives is None:
             return
         for part_TKH in window_2TKH[:, : self.collectives.mesh.bp_size * self.num_tokens]:

@@ -26,8 +26,8 @@ _UNBOUNDED = int(np.iinfo(np.int32).max)
 
 
 class Run(NamedTuple):
-    """Rows behind one another that have everything but their tokens in common: what operators look at that take no
-    lengths from the device. The names are StepPlan's, first_key is of a Share."""
+    """Adjacent rows that have everything but their tokens in common, for operators that take no lengths from the
+    device. The names are StepPlan's; first_key is a Share's."""
 
     num_rows: int
     num_entries: int
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
 class LayersKey(NamedTuple):
     """The shape of a pass through the layers. runs: empty for operators that take lengths from the device; num_tiles:
-    0 for others. num_slices: of which this rank computes one (lopa_cuda.steps.slices)."""
+    0 for others. num_slices: ranks over which the pass is cut (lopa_cuda.steps.slices)."""
 
     num_tokens: int
     num_tiles: int
@@ -92,7 +92,7 @@ class StepBuffers:
             self._spans = spans
 
     def _fill_tiles(self, share: Share) -> None:
-        """What the spans of the rows decide: padding, and the record of every tile."""
+        """Write what the spans of the rows decide: padding, and the record of every tile."""
         num_tokens, num_padded = share.num_tokens, self._entries_3T.shape[1]
         if num_tokens < num_padded:
             self._entries_3T[:2, num_tokens:] = 0
@@ -105,7 +105,7 @@ class StepBuffers:
 
 
 def runs_of(share: Share, num_tokens: int) -> tuple[Run, ...]:
-    """Of these rows, and of padding up to `num_tokens`."""
+    """Runs of these rows, and of padding up to `num_tokens`."""
     rows = map(tuple, share.spans_6R[1:].T.tolist())
     if share.first_key_R is None:
         runs = [Run(len(list(same)), *alike) for alike, same in groupby(rows)]

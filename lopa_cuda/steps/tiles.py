@@ -25,12 +25,12 @@ from common.decoding import NUM_UPLOADED_FIELDS, Int, RowField
 
 RECORD = 8
 _FIRST_QUERY, _FIRST_KEY = NUM_UPLOADED_FIELDS, NUM_UPLOADED_FIELDS + 1
-_ENTRIES_A_PART = 64  # for one tile more than full ones
+_ENTRIES_A_PART = 64  # so many entries allow for one tile that is not full
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """group: query heads of a KV head. queries: of a tile."""
+    """group: query heads of a KV head. queries: queries of a tile."""
 
     group: int
     queries: int
@@ -51,7 +51,7 @@ class Tiling:
 
 
 class Cut(NamedTuple):
-    """Rows of so many entries together, as tiles: the row of each, and its first query."""
+    """Rows as tiles: the entries of all rows, the row of each tile, and its first query."""
 
     num_entries: int
     row_N: Int
@@ -61,8 +61,8 @@ class Cut(NamedTuple):
 def write_tiles(
     table_N8: Int, tiling: Tiling, spans_6R: Int, num_tokens: int, first_key_R: Int | None = None
 ) -> None:  # fmt: skip
-    """Records of these rows, then of one row of padding up to `num_tokens`, which sees its own first key, or where rows
-    have other keys than their own the first of all."""
+    """Write the records of these rows, then of one row of padding up to `num_tokens`. Padding sees its own first key,
+    or the first key of all where the pass is cut."""
     cut = _cut(tiling, spans_6R[RowField.NUM_ENTRIES].tobytes())
     padding_N8 = _padding(tiling, cut.num_entries, num_tokens)
     num_tiles = len(cut.row_N)

@@ -1,4 +1,4 @@
-"""Tiles of the linears: which shapes run on the project's kernels and how, as data that needs neither of them.
+"""Tiles of the linears: which shapes run on the project's kernels and how, as data that needs no kernel.
 
     configs/tiles/*.json, the user's file -> load_tiles -> install_tiles, once a process -> find_config, every linear
 

@@ -1,4 +1,4 @@
-"""Files of tiles: one a device, JSON, an entry a linear's shape, checked when it is read.
+"""Files of tiles: JSON, one for each device, with an entry for each shape of a linear, checked when it is read.
 
     {"device": "NVIDIA H200", "compute_capability": "9.0", "linears": [
       {"kind": "bf16", "output_channels": 3584, "input_channels": 3584, "fusion": "none",
@@ -42,7 +42,7 @@ _Whole = Annotated[int, Field(ge=1, lt=2**31)]
 
 @dataclass(frozen=True, slots=True)
 class TileEntry:
-    """torch, triton: the versions that it was measured with."""
+    """torch, triton: the versions that the entry was measured with."""
 
     tiles: Tiles
     torch: str
@@ -139,7 +139,7 @@ class _File(Frozen):
 
 
 def _served(config: Tile | None, fewest: int, most: int) -> list[int]:
-    """Numbers of tokens at which a tile looks different, of those that it serves."""
+    """Those of the numbers of tokens that a tile serves at which it looks different."""
     if not isinstance(config, WideConfig):
         return [most]
     return [*range(-(-fewest // WIDE_STEP) * WIDE_STEP, min(most, MOST_WIDE_TOKENS), WIDE_STEP), most]
@@ -179,14 +179,14 @@ def _why_not_wide(shape: LinearShape, config: WideConfig, num_tokens: int) -> st
 
 
 def shared_bytes(shape: LinearShape, config: LinearConfig, num_tokens: int) -> int:
-    """What the stages of one program hold: blocks of activations and of weights."""
+    """Shared memory of one program: its stages' blocks of activations and of weights."""
     gates, element = (2 if shape.fusion == "swiglu" else 1), (2 if shape.kind == "bf16" else 1)
     rows = config.tile_tokens(num_tokens) + gates * (config.block_c + config.tail)
     return rows * config.block_k * element * config.stages
 
 
 def read_tiles(path: Path) -> TilesFile:
-    """Raises ConfigError naming file, entry and key."""
+    """Read and check a file. Raises ConfigError naming file, entry and key."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -215,7 +215,7 @@ def _checked(path: Path, place: int, given: Any) -> _Linear:
 
 
 def to_json(file: TilesFile) -> str:
-    """As it is committed: a line a tile, sorted by shape."""
+    """The text of a file: one line for each tile, sorted by shape."""
     head = {"device": file.device, "compute_capability": file.compute_capability}
     entries = ",\n".join(_entry_json(shape, file.entries[shape]) for shape in sorted(file.entries))
     return f'{json.dumps(head)[:-1]}, "linears": [\n{entries}\n]}}\n'
@@ -237,5 +237,5 @@ def _without_defaults(config: Tile) -> dict[str, int | bool]:
 
 
 def save_tiles(path: Path, file: TilesFile) -> None:
-    """Whole or not at all: a reader sees the old file or the new one. Raises OSError."""
+    """Write a file whole or not at all: a reader sees the old file or the new one. Raises OSError."""
     write_whole(path, to_json(file).encode())

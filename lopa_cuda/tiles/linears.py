@@ -16,7 +16,7 @@ _KINDS: dict[str, Kind] = {FLOAT: "bf16", "FP8": "fp8"}  # the other schemes are
 
 
 class ModelLinear(NamedTuple):
-    """name: `qkv`, `o`, `gate_up`, `down`, those of shared experts, or `head`: what stands behind it depends on it."""
+    """name: `qkv`, `o`, `gate_up`, `down`, those of shared experts, or `head`: which stage follows depends on it."""
 
     name: str
     shape: LinearShape

@@ -65,8 +65,8 @@ def load_tiles(device: Device, committed: Path | None = None, own: Path | None =
 
 
 def _committed_for(device: Device, folder: Path) -> DeviceTiles:
-    """The device's own file's; what that lacks, linears and larger numbers of tokens, others of its compute capability
-    have, those first whose names begin most like its own."""
+    """Tiles of the device's committed file. Linears and larger numbers of tokens that it lacks come from other devices
+    of its compute capability, those first whose names begin most like its name."""
     paths = sorted(folder.glob("*.json"), key=lambda path: (-_num_alike(path.name, device.file_name), path.name))
     table: dict[LinearShape, Tiles] = {}
     files: list[Path] = []
@@ -82,18 +82,18 @@ def _committed_for(device: Device, folder: Path) -> DeviceTiles:
 
 
 def _num_alike(first: str, second: str) -> int:
-    """Characters with which both begin."""
+    """Number of characters with which both begin."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def _beyond(known: Tiles, others: Tiles) -> Tiles:
-    """Of the others those for more tokens than there are tiles for."""
+    """Those of the other tiles that are for more tokens than there are tiles for."""
     most = known[-1][0] if known else 0
     return tuple(rung for rung in others if rung[0] > most)
 
 
 def is_file(path: Path) -> bool:
-    """False also where a folder above it may not be looked into."""
+    """Whether it is a file; False where a folder above it may not be read."""
     try:
         return path.is_file()
     except OSError:

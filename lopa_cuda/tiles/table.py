@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from lopa_cuda.tiles.wide import WideConfig
 
 Kind = Literal["bf16", "int8", "fp8"]
-Fusion = Literal["none", "swiglu"]  # what the linear's kernel computes behind the product
+Fusion = Literal["none", "swiglu"]  # what the linear's kernel computes after the product
 MOST_TILE_TOKENS = 128  # of one of Triton's tiles; more tokens are several, each of which reads the weight
 
 
@@ -40,11 +40,11 @@ class LinearConfig(NamedTuple):
     swap: bool = False  # weight rows on the matrix unit's first dimension, for few tokens
     tail: int = 0  # further rows of the tile, so that tiles divide evenly over the multiprocessors
     prefetch: int = 512  # bytes of each weight row pulled into L2 before the predecessor ends
-    early: bool = False  # release the successor before the product instead of behind it
+    early: bool = False  # release the successor before the product instead of after it
 
     def tile_tokens(self, num_tokens: int) -> int:
-        """Of one tile. Few weight rows, or a tail, cannot take the matrix unit's first dimension: the tokens then fill
-        it up to 64."""
+        """Tokens of one tile. Few weight rows, or a tail, cannot take the matrix unit's first dimension: the tokens
+        then fill it up to 64."""
         least = 64 if self.tail or self.block_c < 64 else 16
         return max(least, min(MOST_TILE_TOKENS, 1 << (num_tokens - 1).bit_length()))
 
@@ -58,14 +58,14 @@ _installed: dict[LinearShape, Tiles] = {}
 
 
 def install_tiles(table: TileTable) -> None:
-    """From here on kernels of this process choose from `table` alone."""
+    """Have the kernels of this process choose from `table` alone, from now on."""
     _installed.clear()
     _installed.update(table)
 
 
 @contextmanager
 def only_tiles(table: TileTable) -> Iterator[None]:
-    """For a while another table: an empty one leaves every linear to the library."""
+    """Have another table for a while; an empty one leaves every linear to the library."""
     kept = dict(_installed)
     install_tiles(table)
     try:
@@ -84,7 +84,7 @@ def find_config(kind: Kind, num_out: int, num_in: int, num_tokens: int, fusion: 
 
 
 def without_wide(table: TileTable) -> TileTable:
-    """For a device that cannot run `lopa_cuda.wgmma`: there the library serves."""
+    """The table without the tiles of `lopa_cuda.wgmma`, for a device that cannot run them: there the library serves."""
     return {
         shape: tuple((most, None if isinstance(tile, WideConfig) else tile) for most, tile in tiles)
         for shape, tiles in table.items()
@@ -92,5 +92,5 @@ def without_wide(table: TileTable) -> TileTable:
 
 
 def merge_tiles(below: Tiles, above: Tiles) -> Tiles:
-    """Both; `above` where both say something for the same most tokens."""
+    """Merge both; `above` wins where both have a tile for the same most tokens."""
     return tuple(sorted({**dict(below), **dict(above)}.items()))

@@ -36,7 +36,7 @@ _EVEN_WAVES = 4  # from so many programs a multiprocessor on, those that end lat
 _USUAL_ROWS = {32: 0.97, 64: 1.0, 128: 0.98, 256: 0.94}
 _SECOND_CHOICE = 0.8  # what a variant that seldom wins promises beside its first version
 
-# Of the wide kernel, which takes over where few tokens end (lopa_cuda.wgmma).
+# The wide kernel takes over where few tokens end (lopa_cuda.wgmma).
 _LEAST_WIDE_TOKENS, MOST_WIDE_CANDIDATES, MOST_CUT_CANDIDATES = 65, 14, 8  # cut: tiles of some of the tokens
 _MANY_TOKENS_OF_TILE, MOST_MANY_CANDIDATES = (128, 192), 16  # for more tokens than a tile has at most
 _SHARED_BYTES_A_CLOCK, _PRODUCTS_A_CLOCK = 128, 2048  # of a multiprocessor; products of bf16
@@ -89,7 +89,7 @@ def _many_candidates(shape: LinearShape, num_tokens: int, multiprocessors: int) 
 
 
 def _wide_clocks(shape: LinearShape, config: WideConfig, num_tokens: int, multiprocessors: int) -> float:
-    """About how long it takes: of memory, of the matrix unit and of shared memory, whichever is slowest."""
+    """Estimate its clocks: of memory, of the matrix unit and of shared memory, whichever is slowest."""
     layout = wide_layout(shape.kind, config, num_tokens, shape.num_in, shape.fusion == "swiglu")
     cluster, element = config.splits * config.share, 2 if shape.kind == "bf16" else 1
     room = multiprocessors * (_PART_OF_CLUSTERS if cluster > 2 else 1) // cluster
@@ -122,7 +122,7 @@ def _narrow(shape: LinearShape, num_tokens: int, multiprocessors: int) -> list[L
 
 
 def _usual(config: LinearConfig) -> float:
-    """Decides between tiles of one balance: by what has won more often."""
+    """Decide between tiles of one balance, by what has won more often."""
     return _USUAL_ROWS[config.block_c] * (0.95 if config.splits > 4 or config.swap else 1.0)
 
 
@@ -142,7 +142,8 @@ def _blocks(shape: LinearShape, num_tokens: int) -> Iterator[LinearConfig]:
 def _filled(
     shape: LinearShape, narrow: LinearConfig, num_tokens: int, resident: int
 ) -> Iterator[tuple[LinearConfig, float]]:
-    """With as many stages as the shared memory of so many programs holds, and a little fewer; with what it promises."""
+    """The tile with as many stages as the shared memory of so many programs holds, and with a few less; what each
+    promises."""
     stage_bytes = shared_bytes(shape, narrow._replace(stages=1), num_tokens)
     most = min(_MOST_STAGES, (MOST_SHARED_BYTES // resident - _RESERVED_BYTES) // stage_bytes)
     num_sums = _num_sums(shape, narrow, num_tokens)

@@ -29,7 +29,8 @@ def num_jobs() -> int:
 
 
 def compile_all(cases: list[Case]) -> None:
-    """What a device cannot take is left out: timing it says so again. Raises EngineError where a process is killed."""
+    """Compile tiles. Those that the device cannot take are left out: timing finds them again. Raises EngineError where
+    a process is killed."""
     context = multiprocessing.get_context("spawn")
     try:
         with ProcessPoolExecutor(num_jobs(), mp_context=context, initializer=_end_with_parent) as pool:
@@ -43,7 +44,7 @@ def compile_all(cases: list[Case]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ctrl-C is the parent's to answer, and a worker would outlive one that was killed."""
+    """Leave Ctrl-C to the parent, and end with it: a worker would outlive a parent that was killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -56,7 +57,7 @@ def _end_with_parent() -> None:
 
 
 def _compile(case: Case) -> None:
-    """By one launch, over whatever the memory holds."""
+    """Compile by one launch, over whatever the memory holds."""
     shape, num_tokens, config = case
     dtype, is_quantized = _DTYPES[shape.kind], shape.kind != "bf16"
     weight_CK, x_TK = (torch.empty(n, shape.num_in, dtype=dtype, device="cuda") for n in (shape.num_out, num_tokens))
@@ -70,5 +71,5 @@ def _compile(case: Case) -> None:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether it says that a tile takes more than the device has, or than the compiler can do."""
+    """Whether the error says that a tile takes more than the device has, or than the compiler can do."""
     return isinstance(error, TritonError) or _COMPILER_GAVE_UP in str(error)

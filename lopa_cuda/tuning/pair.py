@@ -24,13 +24,13 @@ from quant.w8a8 import QuantizedActivation
 _POSITIONS, _THETA, _EPS = 4096, 1e6, 1e-6
 _LEAST_LAUNCHES = 8
 _REPLAYS = 15
-# Of two bf16 results of one product: rounding is well below, a tile that is wrong far above.
+# Greatest distance of two bf16 results of one product: rounding is well below, a tile that is wrong far above.
 _MOST_DIFFERENCE = 2e-2
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """What the stages behind the linears are sized by, on one of tp_size ranks."""
+    """Sizes of the stages that follow the linears, on one of tp_size ranks."""
 
     hidden_size: int
     num_heads: int
@@ -62,10 +62,10 @@ class LinearPair:
 
         Raises what `is_refusal` knows for a tile that this device or compiler does not take.
         """
-        x, behind = make_input(num_tokens, self.shape.num_in, self.shape.kind), _Behind(self, num_tokens)
+        x, stage = make_input(num_tokens, self.shape.num_in, self.shape.kind), _NextStage(self, num_tokens)
 
         def run(i: int) -> None:
-            behind.take(self._product(x, i % len(self.weights)))
+            stage.take(self._product(x, i % len(self.weights)))
 
         with only_tiles({} if config is None else {self.shape: ((num_tokens, config),)}):
             return graph_us(run, max(_LEAST_LAUNCHES, len(self.weights)), replays)
@@ -103,8 +103,8 @@ class LinearPair:
         return kernels.sum_partials(y).float()
 
 
-class _Behind:
-    """The stage behind a linear, over `num_tokens` tokens."""
+class _NextStage:
+    """The stage that follows a linear, over `num_tokens` tokens."""
 
     def __init__(self, pair: LinearPair, num_tokens: int) -> None:
         sizes = pair._sizes

@@ -1,6 +1,6 @@
-"""`lopa tune`: from a profile and a run to entries of the user's file of tiles.
+"""Runs `lopa tune`: measures tiles for the model of a run, into the user's file of tiles.
 
-The file is written after every linear, so that a search that was stopped goes on behind what it has.
+The file is written after every linear, so that a search that was stopped goes on where it ended.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ class OwnTiles:
             )
 
     def missing(self, linear: ModelLinear, token_counts: Sequence[int]) -> list[int]:
-        """The numbers of tokens for which it has nothing that these versions were measured with."""
+        """The numbers of tokens for which it has no tile that was measured with these versions."""
         entry = self._entry(linear)
         return [count for count in token_counts if count not in dict(entry.tiles)]
 
     def add(self, linear: ModelLinear, choices: Sequence[Choice]) -> None:
-        """What other processes have added meanwhile stays."""
+        """Add a tile; what other processes have added meanwhile stays."""
         file, found = self._read(), tuple((choice.num_tokens, choice.config) for choice in choices)
         entry = self._entry(linear)
         entries = {**file.entries, linear.shape: replace(entry, tiles=merge_tiles(entry.tiles, found))}
         save_tiles(self.path, replace(file, entries=entries))
 
     def _entry(self, linear: ModelLinear) -> TileEntry:
-        """Empty where there is none, or one that was measured with other versions."""
+        """The entry of a shape; empty where there is none, or one that was measured with other versions."""
         empty = TileEntry((), self._versions.torch, self._versions.triton)
         found = self._read().entries.get(linear.shape, empty)
         return found if (found.torch, found.triton) == (empty.torch, empty.triton) else empty
@@ -147,8 +147,8 @@ def remaining(own: OwnTiles, linears: Sequence[ModelLinear], options: TuneOption
 def tiles_to_time(
     left: dict[ModelLinear, list[int]], multiprocessors: int, in_use: TileTable, *, has_wide: bool = True
 ) -> dict[tuple[ModelLinear, int], list[Tile]]:
-    """By linear and number of tokens. The tile in use is one of them, so that what is measured is never worse.
-    has_wide: whether the device runs `lopa_cuda.wgmma`."""
+    """Tiles to time, by linear and number of tokens. The tile in use is one of them, so that the outcome is never
+    worse. has_wide: whether the device runs `lopa_cuda.wgmma`."""
     found = {}
     for linear, counts in left.items():
         for count in counts:
@@ -163,7 +163,8 @@ def search_all(
     own: OwnTiles, timed: dict[tuple[ModelLinear, int], list[Tile]],
     search: Callable[[ModelLinear, dict[int, list[Tile]]], Iterator[Choice]],
 ) -> Iterator[str]:  # fmt: skip
-    """A line a choice. The file has a linear's choices before the next linear begins."""
+    """Search all linears; yields a line for each choice. The file has a linear's choices before the next linear
+    begins."""
     for linear in dict.fromkeys(linear for linear, _ in timed):
         choices = []
         for choice in search(linear, {count: tiles for (whose, count), tiles in timed.items() if whose == linear}):
@@ -232,7 +233,7 @@ def _require_kernels() -> None:
 
 
 def _hint(path: Path, device: Device) -> str:
-    """How a file that engines would not find gets found."""
+    """How engines are told of a file that they would not find."""
     wanted = own_folder() / device.file_name
     if path.resolve() == wanted.resolve():
         return ""

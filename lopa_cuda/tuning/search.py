@@ -1,4 +1,4 @@
-"""The search for one linear's tile at one number of tokens, and its outcome. Pure: timing is handed in.
+"""The search for one linear's tile at one number of tokens, and its outcome. Timing is a function that is passed in.
 
     candidates -> one short timing each -> the fastest few and the library, in turn, several rounds -> a tile or none
 

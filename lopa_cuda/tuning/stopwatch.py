@@ -52,7 +52,7 @@ def random(*shape: int, scale: float = 1.0) -> Tensor:
 
 
 def make_weight(num_out: int, num_in: int, kind: Kind) -> Weight:
-    """Random, of the scale trained weights have."""
+    """Random weights of the scale that trained weights have."""
     if kind == "bf16":
         return Weight(random(num_out, num_in, scale=0.02))
     values = torch.randint(-127, 128, (num_out, num_in), device=DEVICE, dtype=torch.int8)

@@ -1,4 +1,4 @@
-"""CUDA C++ to a cubin by NVRTC, which torch brings along; kept in the user's cache folder.
+"""Compiles CUDA C++ to a cubin by NVRTC, which torch brings along; kept in the user's cache folder.
 
 A cubin is looked up by its source, the architecture and NVRTC's version, so nothing in the folder goes stale.
 """
@@ -41,7 +41,7 @@ def is_available() -> bool:
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL | None:
-    """The library of torch's CUDA version, as torch installs it or as the system has it."""
+    """The NVRTC of torch's CUDA version, as torch installs it or as the system has it."""
     if torch.version.cuda is None:
         return None
     name = f"libnvrtc.so.{torch.version.cuda.split('.')[0]}"
@@ -90,7 +90,7 @@ def _check(nvrtc: ctypes.CDLL, status: int) -> None:
 
 
 def _kept(path: Path) -> bytes | None:
-    """None where it is missing, or no whole file."""
+    """The kept cubin; None where it is missing, or not a whole file."""
     try:
         cubin = path.read_bytes()
     except OSError:
@@ -99,6 +99,6 @@ def _kept(path: Path) -> bytes | None:
 
 
 def _keep(path: Path, cubin: bytes) -> None:
-    """Without a folder to write to it is compiled again next time."""
+    """Keep the cubin. Without a folder to write to it is compiled again next time."""
     with contextlib.suppress(OSError):
         write_whole(path, cubin)

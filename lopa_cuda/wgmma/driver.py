@@ -46,7 +46,7 @@ class Function(NamedTuple):
 
 
 def load(cubin: bytes, name: str, shared_bytes: int) -> Function:
-    """A kernel of a cubin on this process's device, which it stays on. shared_bytes: that every program takes."""
+    """Load a kernel of a cubin on this process's device. shared_bytes: shared memory that every program takes."""
     driver, module, handle = _driver(), ctypes.c_void_p(), ctypes.c_void_p()
     torch.cuda.current_stream()  # makes the device's context current
     _check(driver.cuModuleLoadData(ctypes.byref(module), cubin))
@@ -75,7 +75,8 @@ def tensor_map(x_RK: Tensor, box_rows: int, box_bytes: int) -> ctypes.Array[ctyp
 
 
 def launch(function: Function, num_programs: int, num_threads: int, arguments: list[Any]) -> None:
-    """On torch's current stream, overlapped with what runs there (PDL). arguments: ctypes values and tensor maps."""
+    """Launch on torch's current stream, overlapped with what runs there (PDL). arguments: ctypes values and tensor
+    maps."""
     attribute = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=_Value(number=1))
     config = _LaunchConfig(
         num_programs, 1, 1, num_threads, 1, 1, function.shared_bytes, torch.cuda.current_stream().cuda_stream,

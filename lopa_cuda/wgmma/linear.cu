@@ -20,7 +20,7 @@ constexpr int MULTIPLYING = 128 * WARPGROUPS;  // threads
 constexpr int THREADS = MULTIPLYING + (IS_GIVING ? 128 : 32);
 constexpr int CLUSTER = SHARE * SPLITS;
 // A whole warpgroup fetches where it has to give registers to the others; else one warp does, and leaves room for the
-// kernel behind this one to be there early.
+// kernel after this one to be there early.
 constexpr int ALL_REGISTERS = 65536 / THREADS / 8 * 8 * THREADS;
 constexpr int MOST_REGISTERS = (ALL_REGISTERS - 128 * FETCHING_REGISTERS) / MULTIPLYING / 8 * 8;
 constexpr int REGISTERS = MOST_REGISTERS < 240 ? MOST_REGISTERS : 240;
@@ -216,7 +216,7 @@ struct Output {
     unsigned short* out;  // [T, num_columns] bf16
     const float* weight_scale;  // [C]; used in 8 bits
     const float* x_scale;  // [T], or null where the weight's scale has it
-    const void* bias;  // [C] or null; int32 is added to the integer sum, bf16 behind the scales
+    const void* bias;  // [C] or null; int32 is added to the integer sum, bf16 after the scales
     int bias_is_int, num_tokens, num_columns;
 
     // As kernels.launch.dequantize. column: of the weight's rows; a multiple of two.

@@ -39,7 +39,7 @@ def launch_wide_linear(
     x_TK: Tensor, x_scale_T: Tensor | None, weight_CK: Tensor, bias_C: Tensor | None, weight_scale_C: Tensor | None,
     config: WideConfig, out_TC: Tensor, *, is_gated: bool = False,
 ) -> None:  # fmt: skip
-    """Into `out`, bf16 [T, C], gated [T, C / 2]."""
+    """Compute the linear into `out`, bf16 [T, C], gated [T, C / 2]."""
     assert bias_C is None or not is_gated, "no model has a bias in front of SwiGLU"
     if bias_C is not None and bias_C.dtype != torch.int32:
         bias_C = bias_C.to(torch.bfloat16)  # as it is, but for what a folder holds in float32

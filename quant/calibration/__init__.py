@@ -1,4 +1,4 @@
-"""What static scales and smoothing rest on: the ranges of activations, observed while a float model decodes."""
+"""Ranges of activations, observed while a float model decodes, from which static scales and smoothing are computed."""
 
 from quant.calibration.calibrate import ActivationRange, Calibration, calibrate
 from quant.calibration.smooth import smooth_layer

@@ -27,7 +27,7 @@ _ROWS_A_CALL = 8
 
 @dataclass(frozen=True, slots=True)
 class ActivationRange:
-    """What went into one linear, per input channel [K], and some of it."""
+    """The range of what went into one linear, per input channel [K], and samples of it."""
 
     minimum: Tensor  # fp32 [K]
     maximum: Tensor  # fp32 [K]
@@ -39,7 +39,7 @@ class ActivationRange:
         return torch.maximum(self.minimum.abs(), self.maximum.abs())
 
     def static_input(self) -> StaticInput:
-        """Asymmetric: the range, widened to hold 0, takes the 256 codes; the scale is a bfloat16 value."""
+        """Choose scale and offset: the range, widened to hold 0, takes the 256 codes; the scale is a bfloat16 value."""
         low, high = self.clip or (self.minimum.min().item(), self.maximum.max().item())
         low, high = min(low, 0.0), max(high, 0.0)
         width = max(high - low, 1e-12)  # an input that is always 0 still needs a scale to divide by
@@ -75,7 +75,7 @@ class Calibration:
 
 
 def load_calibration(path: str | Path) -> Calibration:
-    """Raises QuantizationError for a file that `Calibration.save` did not write."""
+    """Load a calibration. Raises QuantizationError for a file that `Calibration.save` did not write."""
     try:
         with safe_open(path, framework="pt") as file:
             is_ours = (file.metadata() or {}).get("format") == _FORMAT
@@ -107,7 +107,7 @@ class Observer:
         self._samples: list[Tensor] = []
 
     def update(self, x: Tensor) -> None:
-        """x: [..., K], finite."""
+        """Take inputs x [..., K], which have to be finite."""
         x_TK = x.detach().reshape(-1, x.shape[-1]).float()
         low, high = x_TK.amin(dim=0).cpu(), x_TK.amax(dim=0).cpu()
         if not bool(torch.isfinite(low).all() and torch.isfinite(high).all()):

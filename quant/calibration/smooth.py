@@ -29,7 +29,7 @@ _MAX_OCTAVES = 8  # bounds what a channel that calibration hardly saw can do
 
 
 def smoothing_scale(x_absmax_K: Tensor, weight_absmax_K: Tensor, alpha: float) -> Tensor:
-    """Powers of two, fp32 [K]; 1 where a channel's activations or weights are all zero."""
+    """Return powers of two, fp32 [K]; 1 where a channel's activations or weights are all zero."""
     scale = x_absmax_K.float() ** alpha / weight_absmax_K.float() ** (1 - alpha)
     is_used = (x_absmax_K > 0) & (weight_absmax_K > 0)
     octaves = torch.log2(torch.where(is_used, scale, 1.0)).round()

@@ -51,13 +51,13 @@ def load_quantized(folder: str | Path, tp_rank: int = 0, tp_size: int = 1) -> di
 
 
 def schemes_of(folder: str | Path) -> dict[LinearName, str]:
-    """FLOAT, W8A8 or W8A8_DYNAMIC of each of the running model's linears. Raises QuantizationError."""
+    """Return FLOAT, W8A8 or W8A8_DYNAMIC of each of the running model's linears. Raises QuantizationError."""
     opened = open_folder(folder)
     return {linear: opened.scheme(linear) for linear in opened.linears()}
 
 
 def float_tensors(folder: str | Path) -> FloatTensors:
-    """A source of the tensors outside the quantized linears. Raises QuantizationError."""
+    """Return a source of the tensors outside the quantized linears. Raises QuantizationError."""
     return FloatTensors(open_folder(folder))
 
 
@@ -113,7 +113,7 @@ def _dynamic(part: _Part) -> dict[str, Tensor]:
 
 
 def _static(part: _Part) -> dict[str, Tensor]:
-    """The float bias, where a file has it, is left out: quant_bias holds it."""
+    """Read a static linear. The float bias, where a file has it, is left out: quant_bias holds it."""
     part.check_symmetric()
     input_scale, offset = part.one("input_scale"), part.one("input_offset")
     deq_scale = part.deq_scale()
@@ -179,7 +179,7 @@ class _Part:
         return self.read(suffix, (*FLOATS, torch.int8, torch.int32)).float().reshape(1)
 
     def deq_scale(self) -> Tensor:
-        """fp32, or for fp16 models the same bits in the low half of int64."""
+        """Read deq_scale as fp32; files of fp16 models have the same bits in the low half of int64."""
         stored = self.channels("deq_scale", (torch.float32, torch.int64))
         if stored.dtype == torch.int64:
             if bool(((stored < 0) | (stored >= 2**31)).any()):

@@ -38,7 +38,8 @@ def is_quantized_folder(folder: str | Path) -> bool:
 
 
 def read_description(folder: str | Path) -> Description:
-    """Raises QuantizationError naming file and key for bad JSON, unknown schemes and rotated activations."""
+    """Read and check the file. Raises QuantizationError naming file and key for bad JSON, unknown schemes and rotated
+    activations."""
     folder = Path(folder)
     found = _find(folder)
     if not found:

@@ -25,7 +25,7 @@ class Geometry:
     is_tied: bool  # lm_head shares the embedding's weight and may be in no file
 
     def shape(self, part: str) -> tuple[int, int]:
-        """[N, K] of a checkpoint linear by its last name, e.g. k_proj."""
+        """Return [N, K] of a checkpoint linear by its last name, e.g. k_proj."""
         q, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         return {
             "q_proj": (q, self.hidden),
@@ -38,7 +38,7 @@ class Geometry:
         }[part]
 
     def check_tensor_parallel(self, tp_size: int) -> None:
-        """Raises QuantizationError unless heads, KV heads and the MLP split evenly over the ranks."""
+        """Refuse ranks over which heads, KV heads and the MLP do not split evenly. Raises QuantizationError."""
         sizes = {
             "num_attention_heads": self.num_heads,
             "num_key_value_heads": self.num_kv_heads,
@@ -52,7 +52,7 @@ class Geometry:
 
 
 def read_geometry(folder: str | Path) -> Geometry:
-    """Raises QuantizationError naming file and key if config.json is unreadable or incomplete."""
+    """Read the sizes. Raises QuantizationError naming file and key if config.json is unreadable or incomplete."""
     path = Path(folder) / "config.json"
     tree = read_json(path)
     hidden = _positive(tree, "hidden_size", path)

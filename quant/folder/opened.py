@@ -34,7 +34,7 @@ class QuantizedFolder:
     geometry: Geometry
 
     def scheme(self, linear: LinearName) -> str:
-        """FLOAT, W8A8 or W8A8_DYNAMIC, as which W8A8_MIX is read.
+        """Return FLOAT, W8A8 or W8A8_DYNAMIC, as which W8A8_MIX is read.
 
         Raises QuantizationError if the merged parts differ or are not described.
         """
@@ -58,7 +58,8 @@ class QuantizedFolder:
 
 
 class FloatTensors:
-    """What is outside a folder's quantized linears, by checkpoint name: embeddings, norms, lm_head, excluded linears.
+    """The tensors outside a folder's quantized linears, by checkpoint name: embeddings, norms, lm_head, excluded
+    linears.
 
     Serves as a source of the model's weight loader.
     """
@@ -83,7 +84,7 @@ class FloatTensors:
 
 
 def open_folder(folder: str | Path) -> QuantizedFolder:
-    """Raises QuantizationError naming file and tensor for a folder that is damaged or not understood."""
+    """Open a folder. Raises QuantizationError naming file and tensor where it is damaged or not understood."""
     opened = QuantizedFolder(TensorFolder(folder), read_description(folder), read_geometry(folder))
     _check_same_names(opened)
     for name, scheme in opened.description.scheme_of.items():

@@ -27,7 +27,7 @@ Slices = tuple[slice, ...]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises QuantizationError for a missing, unreadable, huge, deeply nested or other file."""
+    """Read a JSON object. Raises QuantizationError for a missing, unreadable, huge, deeply nested or other file."""
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_JSON_BYTES + 1)
@@ -57,13 +57,13 @@ def _is_deep(tree: Any) -> bool:
 
 
 def check_name(path: Path, name: str) -> None:
-    """Of a tensor, as it stands in later sentences. Raises QuantizationError."""
+    """Refuse a tensor's name that no sentence can show. Raises QuantizationError."""
     if len(name) > _LONGEST_NAME or not name.isprintable():
         raise QuantizationError(f"{path}: a tensor has no proper name, {shown(name)}; copy the file again")
 
 
 def shown(value: object) -> str:
-    """A value out of a file as part of a sentence: one short line whatever it holds."""
+    """Show a value out of a file as part of a sentence: one short line whatever it holds."""
     return _FOUND.repr(value)
 
 
@@ -155,7 +155,7 @@ class TensorFolder:
 
 
 def _find_index(folder: Path) -> Path | None:
-    """None also where the single file is there, which goes before its index as in transformers."""
+    """Find the index file; None also where the single file is there, which comes first, as in transformers."""
     found = sorted(folder.glob("*.safetensors.index.json"))
     found = [path for path in found if not path.with_name(path.name.removesuffix(".index.json")).is_file()]
     if len(found) > 1:
@@ -165,7 +165,7 @@ def _find_index(folder: Path) -> Path | None:
 
 
 class ShardWriter:
-    """Writes tensors in the order given, a file whenever `max_bytes` are reached, and the index at `close`."""
+    """Writes tensors in the given order, a file whenever `max_bytes` are reached, and the index at `close`."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.total_bytes = 0

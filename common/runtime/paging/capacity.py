@@ -24,5 +24,5 @@ class PagedCapacity(Capacity):
         return self.num_reserved(rooms) <= self.num_pages
 
     def num_reserved(self, rooms: Sequence[Room]) -> int:
-        """Pages of the whole prompts and canvases."""
+        """Pages that hold whole prompts and canvases."""
         return sum(pages_for(room.num_positions, self.page_size) for room in rooms)

@@ -1,4 +1,4 @@
-"""The pages of one rank's KV memory: each is free or one slot's."""
+"""The pages of one rank's KV memory: each is free or belongs to one slot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PagePool:
         return self.num_pages - len(self._free)
 
     def take(self, slot: int) -> int:
-        """Raises EngineError if none is free, which admission by Capacity.can_hold rules out."""
+        """Take a page. Raises EngineError if none is free, which admission by Capacity.can_hold rules out."""
         if not self._free:
             raise EngineError(
                 f"all {self.num_pages} KV pages are in use: admit requests by Capacity.can_hold, or lower "
@@ -39,7 +39,7 @@ class PagePool:
         return page
 
     def give_back(self, slot: int, pages: Sequence[int]) -> None:
-        """Pages that are free, or another slot's, are a defect."""
+        """Give pages back. To give back pages that are free, or another slot's, is a defect."""
         for page in pages:
             owner = self._slot_of_page[page]
             assert owner is not None, f"page {page} was given back twice"

@@ -1,4 +1,4 @@
-"""Which pages hold a slot's committed positions, where every request has one line of them.
+"""Which pages hold a slot's committed positions: a table with one line for each slot.
 
 A request takes pages when positions of it become final, and a device reads the table before the next pass. Requests
 that have ended give theirs back, or, where every slot can have all its pages at once, keep them for `reuse_prefix`.
@@ -18,7 +18,7 @@ from common.runtime.paging.pool import PagePool, slots_going_on
 
 class PageTable:
     """rows_SP: int32 memory that the table writes: page p of slot s holds positions [p * page_size, (p + 1) *
-    page_size) of its request. Behind a slot's last page stands any page.
+    page_size) of its request. After a slot's last page any number may stand.
 
     keeps_slots: a slot keeps its pages when its request ends, until another begins there.
     """
@@ -41,7 +41,8 @@ class PageTable:
         return pages
 
     def open_step(self, plan: StepPlan) -> bool:
-        """Forget who has ended and begin with who is new. Whether the table has changed since it was last asked."""
+        """Forget requests that have ended and take in new ones; return whether the table has changed since the last
+        call."""
         if np.count_nonzero(plan.step_R) < plan.num_rows:
             self._begin(plan)
         has_changed, self._has_changed = self._has_changed, False
@@ -49,7 +50,7 @@ class PageTable:
 
     def prepare_commits(self, plan: StepPlan) -> None:
         """Take the pages of the positions that this step makes final, whoever wins. What the step reads stays as it
-        is, so a device may be at it.
+        is, so a device may be reading it.
 
         Raises EngineError where the pool runs dry; no page is lost then.
         """
@@ -72,8 +73,8 @@ class PageTable:
         return self._positions[span]
 
     def _begin(self, plan: StepPlan) -> None:
-        """A new request has what it reuses of its slot's last one; measurements on made-up steps start behind any
-        pages."""
+        """Take in new requests. One has the pages that it reuses of its slot's last request; made-up steps of
+        measurements start after any pages."""
         if not self._keeps_slots:
             self._forget_all_but(slots_going_on(plan))
         rows = np.flatnonzero(plan.step_R == 0)

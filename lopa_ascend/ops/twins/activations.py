@@ -33,7 +33,7 @@ def npu_dequant_swiglu_quant(
     hardware_types: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """int32 accumulator [T, 2H] -> (int8 [T, H], scale [T]). The default activates the RIGHT half. group_index: rows of
-    each group, which has a line of weight_scale; rows behind them would be garbage."""
+    each group, which has a line of weight_scale; rows past them would be garbage."""
     op = "npu_dequant_swiglu_quant"
     require(x.dim() == 2, op, "x is 2-D", x)
     require(x.shape[1] % 2 == 0, op, "the last dimension of x is even", x)
