@@ -71,8 +71,11 @@ class Platform:
         return GroupBackends("gloo")
 
     def build_engine(self, profile: DeviceProfile, run: RunConfig) -> Engine:
-        """The engine with the run's model loaded. Raises MissingCapability, ConfigError or EngineError."""
-        raise NotImplementedError
+        """The engine with the run's model loaded, by its package's `assemble`. Raises MissingCapability, ConfigError or
+        EngineError."""
+        # Here: a launcher, and `lopa doctor`, look a platform up and have no reason to load operators.
+        engine: Engine = import_module(f"{self.engine}.assemble").assemble(profile, run)
+        return engine
 
     def versions(self) -> dict[str, str | None]:
         """Driver and libraries of this device, for `lopa doctor` and result files; None: not found."""

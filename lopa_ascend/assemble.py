@@ -15,7 +15,7 @@ from common.errors import ConfigError
 from common.platforms import platform_of
 from common.processes import Mesh, init_mesh, leave_first_core, local_rank, meet, poll_on, resolve_mesh
 from common.runtime import Collectives, PagePool, allocating_kv, linear_schemes, pages_within
-from lopa_ascend.engine import AscendEngine
+from lopa_ascend.engine import AscendEngine, Graphs
 from lopa_ascend.kv import (
     PAGE_SIZE,
     BranchCapacity,
@@ -38,7 +38,6 @@ from lopa_ascend.ops import (
     reference_ops,
     require_devices,
 )
-from lopa_ascend.passes import AscendPasses, Graphs
 from lopa_ascend.selftest import Sizes, attention_form, require_correct, settle
 from lopa_ascend.shapes import Shapes
 from lopa_ascend.stages import AscendStages, RotaryTable
@@ -83,19 +82,19 @@ def assemble(
         )  # fmt: skip
     book = PageBook(PagePool(cache.num_pages))
     rotary = RotaryTable(max_model_len, config.rotary_size, HEAD_SIZE, config.rope_theta, dtype, device)
-    passes = AscendPasses(
-        model, rotary, cache, book, collectives, device, max_model_len,
-        Patience(profile.collective_timeout_s, profile.npu.start_timeout_s), graphs,
-    )  # fmt: skip
-    if graphs is not None:
-        warm_up(passes, graphs.shapes, config, run.decode, mesh.bp_size)
-        meet(profile.npu.start_timeout_s)
-    poll_on(core)
     capacity = BranchCapacity(
         run.max_num_requests, max_model_len, num_pages, mesh.bp_size, vocab_size=config.vocab_size, page_size=PAGE_SIZE
     )
     details = {"quantization": profile.quantization, "graph": profile.graph.mode if graphs else "eager"}
-    return AscendEngine(passes, book, cache, capacity, mesh, ops, details)
+    patience = Patience(profile.collective_timeout_s, profile.npu.start_timeout_s)
+    engine = AscendEngine(
+        model, rotary, cache, book, capacity, collectives, device, patience, ops, details, graphs
+    )  # fmt: skip
+    if graphs is not None:
+        warm_up(engine, graphs.shapes, config, run.decode)
+        meet(profile.npu.start_timeout_s)
+    poll_on(core)
+    return engine
 
 
 def _proven(

@@ -13,8 +13,7 @@ from common.errors import MissingCapability
 from common.platforms import Finding, GroupBackends
 
 if TYPE_CHECKING:
-    from common.config import DeviceProfile, RunConfig
-    from common.decoding import Engine
+    from common.config import DeviceProfile
     from lopa_ascend.selftest import Finding as SelftestFinding
 
 _CANN_FOLDERS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/latest")
@@ -25,12 +24,6 @@ _NPU_DRIVER = Path("/usr/local/Ascend/driver/version.info")
 class ReferenceCpu(common.platforms.Platform):
     engine = "lopa_ascend"
     device = "cpu"
-
-    def build_engine(self, profile: DeviceProfile, run: RunConfig) -> Engine:
-        # Here: a launcher, and `lopa doctor`, look a platform up and have no reason to load operators.
-        from lopa_ascend.assemble import assemble
-
-        return assemble(profile, run)
 
 
 class Npu(ReferenceCpu):

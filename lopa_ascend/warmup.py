@@ -12,27 +12,27 @@ import torch
 from common.checkpoint import ModelConfig
 from common.config import BlockDiffusion, DecodeConfig
 from common.decoding import Sampling
+from lopa_ascend.engine import AscendEngine
 from lopa_ascend.kv import most_rows
-from lopa_ascend.passes import AscendPasses
 from lopa_ascend.shapes import Shapes
 
 NUM_BLOCKS = 4  # windows of up to so many blocks are captured ahead
 
 
 @torch.no_grad()
-def warm_up(passes: AscendPasses, shapes: Shapes, config: ModelConfig, decode: DecodeConfig, bp_size: int) -> None:
+def warm_up(engine: AscendEngine, shapes: Shapes, config: ModelConfig, decode: DecodeConfig) -> None:
     """Capture windows of whole blocks, of the anchor alone and of all branches of one request, and the heads that go
     with them, as far as there is room."""
-    usual = set(usual_shapes(shapes, decode, bp_size))
+    usual = set(usual_shapes(shapes, decode, engine.mesh.bp_size))
     most = max((num_tokens for num_tokens, _ in usual), default=0)
     sampling = Sampling.of(decode, config.mask_of(decode.mask_token_id))
-    with passes.capturing_ahead():
+    with engine.capturing_ahead():
         for num_tokens, num_rows in sorted(usual, reverse=True):
-            if passes.layers.has_room(key := passes.captured_key(num_tokens, num_rows)):
-                passes.layers.entry(key)
+            if engine.layers.has_room(key := engine.captured_key(num_tokens, num_rows)):
+                engine.layers.entry(key)
         for num_reads in reversed([size for size in shapes.heads if size <= most]):
-            if (head := passes.reads_key(num_reads, sampling)).is_captured:
-                passes.head.entry(head)
+            if (head := engine.reads_key(num_reads, sampling)).is_captured:
+                engine.head.entry(head)
 
 
 def usual_shapes(shapes: Shapes, decode: DecodeConfig, num_branch_ranks: int) -> Iterator[tuple[int, int]]:

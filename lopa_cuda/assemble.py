@@ -22,8 +22,7 @@ from lopa_cuda.machine import MACHINE
 from lopa_cuda.mesh_choice import choose_mesh
 from lopa_cuda.ops import CudaOps, TorchOps
 from lopa_cuda.parallel import build_collectives
-from lopa_cuda.passes import CudaPasses
-from lopa_cuda.steps import PAGE_SIZE, CacheSizes, Committer, PagedKVCache
+from lopa_cuda.steps import PAGE_SIZE, CacheSizes, PagedKVCache
 from lopa_cuda.tiles import install_tiles, load_tiles, model_linears, tell, this_device, without_wide
 from lopa_cuda.warmup import most_reads, usual_tokens, warm_up
 from lopa_cuda.wgmma import why_unavailable
@@ -73,16 +72,17 @@ def assemble(
     )  # fmt: skip
     model.ops = ops = _ops(profile, config, cache, collectives)
     ops.adopt(model)
-    committer = Committer(cache, collectives, capture)
-    # A little before NCCL's own watchdog, which would end the process without a word.
-    timeout_s = 0.9 * profile.collective_timeout_s
-    passes = CudaPasses(model, ops, cache, committer, collectives, device, buckets, capture, timeout_s)
-    warm_up(passes, config, run.decode, run.max_num_requests)
     details = {
         "cuda": torch.version.cuda, "kernels": type(ops).__name__, "tiles": tiles,
         "graph": profile.graph.mode if capture else "eager",
     }  # fmt: skip
-    return CudaEngine(passes, cache, capacity, mesh, config, details)
+    # A little before NCCL's own watchdog, which would end the process without a word.
+    timeout_s = 0.9 * profile.collective_timeout_s
+    engine = CudaEngine(
+        model, config, ops, cache, capacity, collectives, device, buckets, capture, timeout_s, details
+    )  # fmt: skip
+    warm_up(engine, config, run.decode)
+    return engine
 
 
 def with_chosen_mesh(

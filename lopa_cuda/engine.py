@@ -1,39 +1,173 @@
-"""The CUDA engine, which also runs on CPU: rows are dealt over the bp axis, and the winner's KV is copied.
+"""The CUDA engine, which also runs on CPU: a step (common.runtime.engine) over staging memory and paged KV.
 
-With full attention and several branch ranks the winner's owner broadcasts the committed spans first (Pre-Write, then
-Commit-Winner-Cache).
+fill step buffers -> layers (each pre-writes its window's KV) up to the last attention -> fill read buffers -> where the
+scheduler reads: the rest of the last layer, norm, head -> statistics -> gather over bp -> host. All of this but the
+filling is in the two graphs of a captured pass. A commit copies the winner's KV; with full attention and several branch
+ranks its owner broadcasts it first (Pre-Write, then Commit-Winner-Cache).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from common.checkpoint import ModelConfig
 from common.config import DecodeConfig
-from common.decoding import Capacity, PassCosts
-from common.processes import Mesh
-from common.runtime import DeviceEngine
+from common.decoding import Capacity, Int, PassCosts, Sampling, StepPlan, assign_rows
+from common.model import Activation, Decoder, changed_logits, merge_statistics, sampled_statistics, special_statistics
+from common.runtime import Collectives, DeviceEngine, ReadsKey, wait_until_done
+from graphs.buckets import Buckets
+from graphs.runner import Capture, Entry
 from lopa_cuda.budget import measure_passes
-from lopa_cuda.passes import CudaPasses
-from lopa_cuda.steps import Committer, PagedKVCache
+from lopa_cuda.floors import median_seconds
+from lopa_cuda.ops import CudaOps
+from lopa_cuda.shapes import Shapes
+from lopa_cuda.steps import (
+    Committer,
+    Handover,
+    LayersKey,
+    PagedKVCache,
+    ReadBuffers,
+    Share,
+    Staged,
+    StagedSlice,
+    StepBuffers,
+    deal,
+)
 
 
 class CudaEngine(DeviceEngine):
+    """config: the model's. buckets bounds what is captured."""
+
     name = "lopa_cuda"
-    passes: CudaPasses
-    kv: Committer
+    clock = staticmethod(median_seconds)
+    key: LayersKey
     cache: PagedKVCache
+    kv: Committer
 
     def __init__(
-        self, passes: CudaPasses, cache: PagedKVCache, capacity: Capacity, mesh: Mesh, config: ModelConfig,
+        self, model: Decoder, config: ModelConfig, ops: CudaOps, cache: PagedKVCache, capacity: Capacity,
+        collectives: Collectives, device: torch.device, buckets: Buckets, capture: Capture | None, timeout_s: float,
         details: dict[str, Any],
     ) -> None:  # fmt: skip
-        super().__init__(passes, passes.committer, cache, capacity, mesh, details)
+        committer, wait = Committer(cache, collectives, capture), partial(wait_until_done, timeout_s=timeout_s)
+        super().__init__(model, cache, committer, capacity, collectives, device, capture, wait, details)
+        self.runners.append(committer.runner)
+        captured_tokens = cache.captured_staging.shape[2]
+        self.shapes = Shapes(self.mesh, buckets, ops.tiling, captured_tokens, captures=capture is not None)
         self._config = config
+        self._ops = ops
+        self._handover = Handover(ops.copy_rows, buckets.tokens[-1])
+        self._row_of: Int = np.zeros((1, 0), dtype=np.int64)  # of the last launch, as are the shares
+        self._shares: list[Share] = []
 
     def measure_passes(self, decode: DecodeConfig) -> PassCosts:
         """Collective over all ranks."""
         try:
-            return measure_passes(self.passes, self._config, decode, self.capacity.num_slots, self.mesh.bp_size)
+            return measure_passes(self, self._config, decode)
         except RuntimeError as error:
             raise self._failed(error) from error
+
+    def memory(self) -> dict[str, float]:
+        found = super().memory()
+        found["peak_bytes"] += self.cache.peers.staging.nbytes if self.cache.peers else 0  # torch does not count it
+        return found
+
+    @torch.inference_mode()
+    def num_experts_hit(self, plan: StepPlan) -> float | None:
+        """To be called after a pass of this plan, whose pages it reads."""
+        shares = deal(plan, np.arange(plan.num_rows)[None])
+        key = self.shapes.dealt_key(shares)._replace(is_captured=False)
+        self._ops.noted_experts = noted = []
+        try:
+            entry = self.layers.entry(key, is_captured=False)
+            entry.buffers.fill(plan, shares[0])
+            entry.run()
+            self._hidden(torch.arange(key.num_tokens, device=self.device), is_captured=False)
+        finally:
+            self._ops.noted_experts = None
+        return sum(expert_TC.unique().numel() for expert_TC in noted) / len(noted) if noted else None
+
+    def _new_event(self, *, is_timed: bool) -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=is_timed)
+
+    def _lay_out(self, plan: StepPlan) -> Entry[StepBuffers]:
+        """Deals the rows over the branch ranks, or cuts the entries where that pays."""
+        self.cache.open_step(plan)
+        self._row_of = assign_rows(plan, self._bp_size)
+        self._shares, key = self.shapes.arranged(plan, self._row_of)
+        self.key = key
+        layers = self.layers.entry(key, is_captured=key.is_captured)
+        layers.buffers.fill(plan, self._shares[self._bp_rank])
+        if key.is_captured:  # a pass that is not replayed does this itself
+            self.cache.use_staging(key.num_staged, is_captured=True)
+            self._handover.use_captured()
+        return layers
+
+    def _launch_head(self, plan: StepPlan) -> tuple[Sequence[Int], npt.NDArray[np.float32]]:
+        tokens_of = [share.of_entries(plan.is_read_T).nonzero()[0] for share in self._shares]
+        entries_of = [share.in_plan(tokens) for share, tokens in zip(self._shares, tokens_of, strict=True)]
+        key = self.shapes.reads_key(max(map(len, tokens_of)), plan.sampling, is_captured=self.key.is_captured)
+        head = self.head.entry(key, is_captured=key.is_captured)
+        head.buffers.fill(plan, tokens_of[self._bp_rank], entries_of[self._bp_rank])
+        head.run()
+        return entries_of, head.buffers.predicted_PM3
+
+    def _prepare_commits(self, plan: StepPlan) -> None:
+        self.cache.prepare_commits(plan)
+        shares = self._shares
+        is_whole = self.key.num_slices == len(shares)
+        self.kv.staged = Staged(self._row_of, shares, self.cache.staging, is_whole=is_whole)
+
+    def _step_buffers(self, key: LayersKey) -> StepBuffers:
+        staged = StagedSlice(key.num_tokens, self._collectives if key.num_slices > 1 else None)
+        return StepBuffers(key, self.device, self._ops.tiling, staged)
+
+    @torch.inference_mode()
+    def _run_layers(self, key: LayersKey, buffers: StepBuffers) -> None:
+        buffers.send()
+        self.cache.use_staging(key.num_staged, is_captured=key.is_captured)
+        attended, residual_TD = self.model.until_last_attention(buffers.token_T, self._ops.plan(buffers.step))
+        self._handover.leave(attended, residual_TD, is_captured=key.is_captured)
+
+    def _read_buffers(self, key: ReadsKey) -> ReadBuffers:
+        return ReadBuffers(key, self.device, self._bp_size)
+
+    @torch.inference_mode()
+    def _run_head(self, key: ReadsKey, buffers: ReadBuffers) -> None:
+        buffers.send()
+        buffers.receive(self._collectives.bp_stack(self._predict(key, buffers)))
+
+    def _predict(self, key: ReadsKey, reads: ReadBuffers) -> Tensor:
+        """Token, probability and confidence [M, 3] of this rank's reads."""
+        ops, head, vocab_start = self._ops, self.model.lm_head, self.model.vocab_start
+        stack = self._collectives.tp_stack
+        if key.sampling.is_special:
+            return self._predict_specially(key.sampling, reads)
+        hidden = self._hidden(reads.index_M, is_captured=key.is_captured)
+        if reads.sampling_rows is None:
+            statistics_M6 = ops.statistics(hidden, head, vocab_start, key.sampling)
+            return ops.merge(stack(statistics_M6), key.sampling.strategy)
+        return ops.sampled(hidden, head, vocab_start, key.sampling, reads.sampling_rows, stack)
+
+    def _hidden(self, index_M: Tensor, *, is_captured: bool) -> Activation:
+        """Hidden states [M, D] of these tokens, in the form that the head reads."""
+        return self.model.finish(*self._handover.take(index_M, is_captured=is_captured), self.model.lm_head)
+
+    def _predict_specially(self, sampling: Sampling, reads: ReadBuffers) -> Tensor:
+        """The same by plain operators; see common.model.special."""
+        head, vocab_start, stack = self.model.lm_head, self.model.vocab_start, self._collectives.tp_stack
+        guide_NV = None
+        if sampling.cfg_scale:
+            guide_NV = self._ops.logits(self._hidden(reads.guide_M, is_captured=False), head)
+        logits_NV = self._ops.logits(self._hidden(reads.index_M, is_captured=False), head)
+        logits_NV = changed_logits(logits_NV, guide_NV, reads.lowered_M, vocab_start, sampling)
+        if reads.sampling_rows is None:
+            return merge_statistics(stack(special_statistics(logits_NV, vocab_start, sampling)), sampling.strategy)
+        return sampled_statistics(logits_NV, vocab_start, sampling, reads.sampling_rows, stack)

@@ -14,18 +14,11 @@ from common.platforms import Finding, GroupBackends, TuneOptions
 
 if TYPE_CHECKING:
     from common.config import DeviceProfile, RunConfig
-    from common.decoding import Engine
 
 
 class Cpu(common.platforms.Platform):
     engine = "lopa_cuda"
     device = "cpu"
-
-    def build_engine(self, profile: DeviceProfile, run: RunConfig) -> Engine:
-        # Here: a launcher, and `lopa doctor`, look a platform up and have no reason to load kernels.
-        from lopa_cuda.assemble import assemble
-
-        return assemble(profile, run)
 
 
 class Cuda(Cpu):

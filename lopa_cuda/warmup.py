@@ -10,7 +10,7 @@ from common.checkpoint import ModelConfig
 from common.config import DecodeConfig
 from common.decoding import Sampling
 from common.runtime import ReadsKey, synthetic_plan
-from lopa_cuda.passes import CudaPasses
+from lopa_cuda.engine import CudaEngine
 
 WHOLE_BLOCKS = 8  # windows of one request of up to so many blocks are not padded at all
 USUAL_BLOCKS = 6  # the most that a request usually decodes at once
@@ -22,32 +22,32 @@ _KINDS = (
 
 
 @torch.inference_mode()
-def warm_up(passes: CudaPasses, config: ModelConfig, decode: DecodeConfig, num_requests: int) -> None:
+def warm_up(engine: CudaEngine, config: ModelConfig, decode: DecodeConfig) -> None:
     """Capture the layers at every size, the head, and commits."""
-    shapes, committer = passes.shapes, passes.committer
-    is_cuda, largest = passes.device.type == "cuda", shapes.buckets.tokens[-1]
-    if is_cuda and (not shapes.captures_ahead or passes.max_model_len > largest):
+    shapes, capacity = engine.shapes, engine.capacity
+    is_cuda, largest = engine.device.type == "cuda", shapes.buckets.tokens[-1]
+    if is_cuda and (not shapes.captures_ahead or capacity.max_model_len > largest):
         # A whole prompt: what does not fit is found out here.
-        passes.run(synthetic_plan(config, num_rows=1, width=passes.max_model_len, num_cached=0, read_share=0.1))
+        engine.run(synthetic_plan(config, num_rows=1, width=capacity.max_model_len, num_cached=0, read_share=0.1))
     if not shapes.captures_ahead:
         return
     if is_cuda:  # what loading left cached would otherwise be counted, and released, by the first capture
         gc.collect()
         torch.cuda.empty_cache()
-    with passes.capturing_ahead():
+    with engine.capturing_ahead():
         for num_tokens in reversed(shapes.buckets.tokens):
-            passes.layers.entry(shapes.captured_key(num_tokens))
+            engine.layers.entry(shapes.captured_key(num_tokens))
         for num_tokens in reversed(shapes.slices):
-            passes.layers.entry(shapes.captured_key(num_tokens, is_cut=True))
+            engine.layers.entry(shapes.captured_key(num_tokens, is_cut=True))
         usual = Sampling.of(decode, config.mask_of(decode.mask_token_id))
         # Several requests may each be drawn in another way.
-        heads = {usual} if num_requests == 1 else {usual, *(usual._replace(**kind) for kind in _KINDS)}
+        heads = {usual} if capacity.num_slots == 1 else {usual, *(usual._replace(**kind) for kind in _KINDS)}
         for num_reads in reversed(shapes.buckets.reads):
             for sampling in sorted(heads, reverse=True):
-                passes.head.entry(ReadsKey(num_reads, sampling, is_captured=True))
-        most = min(largest, most_committed(decode.block_size, num_requests, committer.bytes_per_position))
+                engine.head.entry(ReadsKey(num_reads, sampling, is_captured=True))
+        most = min(largest, most_committed(decode.block_size, capacity.num_slots, engine.kv.bytes_per_position))
         lengths = (blocks * decode.block_size for blocks in COMMITTED_BLOCKS)
-        committer.warm_up([length for length in lengths if length <= most])
+        engine.kv.warm_up([length for length in lengths if length <= most])
 
 
 def usual_tokens(decode: DecodeConfig, bp_size: int) -> list[int]:

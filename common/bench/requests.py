@@ -69,5 +69,5 @@ def _decode(generator: Generator, requests: list[GenerationRequest], at_once: in
 
 
 def _num_captured(generator: Generator) -> int:
-    passes = getattr(generator.engine, "passes", None)
-    return 0 if passes is None else int(passes.memory().get("graphs", 0))
+    memory = getattr(generator.engine, "memory", None)
+    return 0 if memory is None else int(memory().get("graphs", 0))

@@ -1,7 +1,7 @@
-"""How a step runs on a device, as far as that is the same on all: the engine, its passes in two halves, pages of KV
+"""How a step runs on a device, as far as that is the same on all: the engine with its two halves of a pass, pages of KV
 memory, collectives, waiting with a deadline, times, floors; and the model, loaded.
 
-`engine` calls `passes`, whose hooks an engine package implements over its kernels and its KV memory.
+Engine packages subclass `engine.DeviceEngine` over their kernels and their KV memory.
 """
 
 from common.runtime.collectives import Collectives
@@ -12,7 +12,7 @@ from common.runtime.floors import REPEATS, Clock, matrix_size, measure_floors
 from common.runtime.load import ModelLoader
 from common.runtime.memory import allocating_kv, pages_within
 from common.runtime.paging import NO_SLOT, PagedCapacity, PagePool, PageTable, pages_for, slots_going_on
-from common.runtime.passes import Passes, ReadBuffers, ReadsKey
+from common.runtime.reads import ReadBuffers, ReadsKey
 from common.runtime.schemes import linear_schemes, scheme_at_load
 from common.runtime.upload import Upload
 from common.runtime.waiting import DeviceEvent, explained, wait_until_done
@@ -35,7 +35,6 @@ __all__ = [
     "PagePool",
     "PageTable",
     "PagedCapacity",
-    "Passes",
     "ReadBuffers",
     "ReadsKey",
     "Upload",

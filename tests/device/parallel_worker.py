@@ -61,7 +61,7 @@ def main(model: str, bp: int, tp: int, output: Path, *, is_stuck: bool) -> None:
     else:
         result["sums_differ"] = differing_sums(engine)
         result["captured"] = decode(engine, model)
-        for runner in (engine.passes.layers, engine.passes.head):
+        for runner in (engine.layers, engine.head):
             for key, entry in runner._entries.items():
                 entry.run = lambda runner=runner, key=key, entry=entry: runner._forward(key, entry.buffers)
         result["called"] = decode(engine, model)
@@ -76,12 +76,12 @@ def differing_sums(engine: CudaEngine) -> int:
     from lopa_cuda import kernels
     from lopa_cuda.ops.fused import FusedOps
 
-    ops, group = engine.passes._ops, engine.mesh.tp_group
+    ops, group = engine._ops, engine.mesh.tp_group
     if group is None:
         return 0
     assert isinstance(ops, FusedOps) and ops._exchange is not None, "the GPUs of one host share memory"
     draw = torch.Generator("cuda").manual_seed(engine.mesh.tp_rank)
-    width, num_differing = engine.passes.model.norm.weight.shape[0], 0
+    width, num_differing = engine.model.norm.weight.shape[0], 0
     most = ops._exchange.max_tokens
     for count, quantize in [*product([1, 64, most, 17], [None, "fp8"])] * 25:
         addend = torch.randn((count, width), generator=draw, device="cuda").bfloat16()
@@ -89,7 +89,7 @@ def differing_sums(engine: CudaEngine) -> int:
         assert shared is not None
         shared.values.copy_(addend)
         _, summed = kernels.add_rms_norm(
-            shared, torch.zeros_like(addend), engine.passes.model.norm.weight, 1e-6, quantize=quantize
+            shared, torch.zeros_like(addend), engine.model.norm.weight, 1e-6, quantize=quantize
         )
         expected = addend.float()
         dist.all_reduce(expected, group=group)

@@ -73,7 +73,7 @@ def run(engine: CudaEngine, lengths: list[int], cached: int, *, is_full: bool) -
     if cached:
         forward_and_commit(engine, plan_of([cached] * len(lengths), 0, mask_token_id, is_full=is_full))
     plan = plan_of(lengths, cached, mask_token_id, is_full=is_full)
-    runners = engine.passes.layers, engine.passes.head
+    runners = engine.layers, engine.head
     _, misses = graph_uses(*runners)
     values_3T = forward_and_commit(engine, plan)
     positions = np.concatenate([engine.cache.positions(span) for span in plan.commits])
@@ -83,7 +83,7 @@ def run(engine: CudaEngine, lengths: list[int], cached: int, *, is_full: bool) -
         "misses": graph_uses(*runners)[1] - misses,
         "kv": engine.cache.committed.flatten(2, 3).index_select(2, index).cpu(),
         "values": torch.from_numpy(values_3T[:, plan.is_read_T]),
-        "ms": 1e3 * median_seconds(lambda: engine.forward(plan), engine.passes.device),
+        "ms": 1e3 * median_seconds(lambda: engine.forward(plan), engine.device),
     }
 
 
@@ -99,8 +99,8 @@ def compared(engine: CudaEngine) -> dict[str, Any]:
     slices.LEAST_SAVED = 10**9
     all_whole = run_all(engine)
     slices.LEAST_SAVED = least_saved
-    for key, entry in engine.passes.layers._entries.items():
-        entry.run = lambda key=key, entry=entry: engine.passes.layers._forward(key, entry.buffers)
+    for key, entry in engine.layers._entries.items():
+        entry.run = lambda key=key, entry=entry: engine.layers._forward(key, entry.buffers)
     called = run_all(engine)
     found = {}
     for name, whole in all_whole.items():

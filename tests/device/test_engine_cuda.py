@@ -93,7 +93,7 @@ def test_replay_decodes_the_tokens_of_eager_execution(model: Path, settings: dic
     # Eager runs at exact shapes too, where a library may sum in another order: the same padded shapes are run eagerly.
     captured = build(model, is_captured=True, num_slots=3, kernels="triton")
     tokens = decode(captured, **settings)
-    for runner in (captured.passes.layers, captured.passes.head):
+    for runner in (captured.layers, captured.head):
         for key, entry in runner._entries.items():
             entry.run = lambda runner=runner, key=key, entry=entry: runner._forward(key, entry.buffers)
     assert decode(captured, **settings) == tokens
@@ -188,14 +188,14 @@ def test_out_of_memory_ends_the_run_with_rank_and_step_and_keeps_what_is_finishe
     )
     engine = demo_generator.engine
     assert isinstance(engine, CudaEngine)
-    launch = engine.passes.launch
+    launch = engine._launch
 
     def run_out(plan: StepPlan) -> PredictionOrder:
         if engine.num_steps == 60:
             torch.empty(2**42, dtype=torch.uint8, device="cuda")
         return launch(plan)
 
-    engine.passes.launch = run_out  # type: ignore[method-assign]
+    engine._launch = run_out  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="rank 0, step 60: out of device memory; lower max_num_requests"):
         run_batch(demo_generator.profile, run, lambda: demo_generator)
     records = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text(encoding="utf-8").splitlines()]

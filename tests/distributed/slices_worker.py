@@ -74,19 +74,18 @@ def decode_all(profile: DeviceProfile, case: Case, num_slots: int) -> dict[str, 
     )  # fmt: skip
     digests: list[str] = []
     passes: list[tuple[int, int, bool]] = []
-    launch, commit = engine.passes.launch, engine.commit
+    launch, commit = engine.launch, engine.commit
 
-    def noting_launch(plan: StepPlan) -> Any:
-        launched = launch(plan)
+    def noting_launch(plan: StepPlan) -> None:
+        launch(plan)
         if (plan.step_R == 0).any():
             passes.append((plan.num_tokens, engine.last_num_tokens(), engine.kv.staged.is_whole))
-        return launched
 
     def digesting_commit(plan: StepPlan, winners: Int) -> None:
         commit(plan, winners)
         digests.append(hashlib.sha256(engine.cache.committed.numpy().tobytes()).hexdigest()[:16])
 
-    engine.passes.launch, engine.commit = noting_launch, digesting_commit
+    engine.launch, engine.commit = noting_launch, digesting_commit
     mine = [(n, prompt) for n, prompt in enumerate(PROMPTS) if n % engine.mesh.dp_size == engine.mesh.dp_rank]
     requests = iter([GenerationRequest(str(n), tuple(prompt)) for n, prompt in mine])
     ended = [result for result in decode_requests(requests, scheduler, engine) if isinstance(result, Completion)]

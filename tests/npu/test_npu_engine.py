@@ -126,7 +126,7 @@ def test_a_head_in_eight_bits_gives_the_tokens_of_the_ref_lane(npu: Any, mode: s
         engine_on("npu", decode, "w8a8", mode, quantize_lm_head=True),
         engine_on("cpu", decode, "w8a8", quantize_lm_head=True),
     )
-    assert all(isinstance(engine.passes.model.lm_head, QuantizedLinear) for engine in engines)
+    assert all(isinstance(engine.model.lm_head, QuantizedLinear) for engine in engines)
     found, wanted = (decode_all(engine, decode) for engine in engines)
     assert found == wanted
 
@@ -148,12 +148,12 @@ def test_graphs_give_the_tokens_of_eager(npu: Any, mode: str, quantization: str 
     """npugraph_ex in 8 bits: test_a_second_start_compiles_nothing."""
     decode = causal(shift_row="fresh")
     engine = engine_on("npu", decode, quantization, mode)
-    num_ahead = engine.passes.layers.num_captured
+    num_ahead = engine.layers.num_captured
     assert num_ahead >= 2
     npu.stream.clear()
     found = decode_all(engine, decode)
     assert found == decode_all(engine_on("npu", decode, quantization), decode)
-    replays = [entry.run for entry in engine.passes.layers._entries.values()]
+    replays = [entry.run for entry in engine.layers._entries.values()]
     num_updates = sum(replay.num_updates for replay in replays)
     print(f"{mode}: {len(replays)} graphs, {num_ahead} ahead, {num_updates} updates in {engine.num_steps} steps")
     assert cache_copies(npu, engine) == []
@@ -212,7 +212,7 @@ def test_shapes_that_the_device_refuses_to_capture_run_as_they_are(
     monkeypatch.setattr(torch.npu.graph, "__enter__", refuses)
     engine = engine_on("npu", decode, None, "npugraph", npu={"selftest": "off"})
     assert decode_all(engine, decode) == wanted
-    assert engine.passes.layers.num_captured + engine.passes.head.num_captured == 3
+    assert engine.layers.num_captured + engine.head.num_captured == 3
     refused = [record.getMessage() for record in caplog.records if "cannot be captured" in record.getMessage()]
     assert [line.split()[0] for line in refused] == ["layers", "head"] and "207008" in refused[0]
 
@@ -222,13 +222,13 @@ def test_a_replay_behind_a_step_that_runs_as_it_is(monkeypatch: pytest.MonkeyPat
     """The prompts are longer than the largest captured shape; the steps behind them are replayed."""
     decode = causal(shift_row="fresh")
     engine = engine_on("npu", decode, None, "npugraph", shapes={"token_buckets": [40, 80], "row_buckets": [8]})
-    kinds, layers_key = [], engine.passes.layers_key
+    kinds, layers_key = [], engine.layers_key
 
     def noted(*given: Any) -> Any:
         kinds.append(layers_key(*given))
         return kinds[-1]
 
-    monkeypatch.setattr(engine.passes, "layers_key", noted)
+    monkeypatch.setattr(engine, "layers_key", noted)
     assert decode_all(engine, decode) == decode_all(engine_on("npu", decode, None), decode)
     is_replayed = [key.is_captured for key in kinds]
     assert is_replayed[0] is False and any(is_replayed)
@@ -251,7 +251,7 @@ def test_a_second_start_compiles_nothing(npu: Any, tmp_path: Path) -> None:
         assert decode_all(engine, decode) == wanted
         assert cache_copies(npu, engine) == []
         num_compiled.append(counters["stats"]["unique_graphs"])
-    assert num_compiled == [engine.passes.layers.num_captured, 0]
+    assert num_compiled == [engine.layers.num_captured, 0]
     (folder,) = tmp_path.iterdir()
     kept = sorted(path.name for path in folder.glob("*/forward_*"))
     assert len(kept) == num_compiled[0]
@@ -404,21 +404,21 @@ def test_every_shape_that_may_be_captured_is_accepted(
         }
     )  # fmt: skip
     decode = causal()
-    passes = assemble(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=decode)).passes
+    engine = assemble(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=decode))
     shapes, sampling = Shapes.of((), (), 48), Sampling("neg_entropy", 1000)
     npu.stream.clear()
     with torch.no_grad():
         for num_tokens in shapes.tokens:
-            passes.layers.entry(passes.captured_key(num_tokens, 4))
-            passes.head.entry(passes.reads_key(num_tokens, sampling))
+            engine.layers.entry(engine.captured_key(num_tokens, 4))
+            engine.head.entry(engine.reads_key(num_tokens, sampling))
         for num_rows in shapes.rows:
-            passes.layers.entry(passes.captured_key(256, num_rows))
+            engine.layers.entry(engine.captured_key(256, num_rows))
     calls = [call for call in npu.stream if "attention_score" in call.op]
     queries = {call.arguments[0] for call in calls}
     assert queries == {f"bfloat16[{num_tokens}, 7, 128]" for num_tokens in (*shapes.tokens, 256)}
     tables = {part for call in npu.stream if "attention_score" in call.op for part in call.arguments if "int32" in part}
     assert tables == {f"block_table=int32[{num_rows}, 2]" for num_rows in shapes.rows}
-    print(f"{passes.layers.num_captured} shapes of layers, {passes.head.num_captured} of the head: {shapes}")
+    print(f"{engine.layers.num_captured} shapes of layers, {engine.head.num_captured} of the head: {shapes}")
 
 
 def check_budget(layer: list[Any], engine: AscendEngine, quantization: str | None) -> None:
@@ -426,7 +426,7 @@ def check_budget(layer: list[Any], engine: AscendEngine, quantization: str | Non
     layer = [call for call in layer if not call.op.endswith(("workspace", "infer_output"))]  # of a capture's host side
     assert len(layer) == KERNELS_A_LAYER[quantization], [call.op for call in layer]
     (attention,) = (call for call in layer if call.kv)
-    num_tokens, kv_lengths = engine.passes._rows.query_ends[-1], engine.passes._rows.kv_lengths
+    num_tokens, kv_lengths = engine._rows.query_ends[-1], engine._rows.kv_lengths
     assert attention.kv == sum(kv_lengths) * 2 * 128 * 2
     weights, moved = weight_bytes(quantization), sum(call.total for call in layer)
     activations = (moved - weights - attention.kv) / num_tokens
@@ -446,7 +446,7 @@ def check_step_budget(step: list[Any], num_layers: int, engine: AscendEngine, qu
     """Beside layers and the head's weight: 20 passes over hidden states (embedding, first and last norm, what the head
     reads) and 14 over float32 logits. Beside the kernels of layers and head 13 calls: upload, lookups, first and last
     norm, what is read, results."""
-    num_tokens, vocab, width = engine.passes._rows.query_ends[-1], 1024, 3584
+    num_tokens, vocab, width = engine._rows.query_ends[-1], 1024, 3584
     weights = num_layers * weight_bytes(quantization) + vocab * width * 2
     kv, moved = sum(call.kv for call in step), sum(call.total for call in step)
     rest = moved - weights - kv - num_layers * num_tokens * ACTIVATION_BYTES_A_TOKEN[quantization]

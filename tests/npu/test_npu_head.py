@@ -16,7 +16,7 @@ from test_npu_engine import DREAM_7B_TP4, causal, decode_all, engine_on
 from common.config import DeviceProfile, RunConfig
 from common.decoding import Sampling
 from lopa_ascend.assemble import assemble
-from lopa_ascend.passes import AscendPasses
+from lopa_ascend.engine import AscendEngine
 
 pytestmark = pytest.mark.sim
 VOCAB, WIDTH, READS = 38016, 3584, 128  # a rank of TP4
@@ -33,7 +33,7 @@ class Cost(NamedTuple):
 
 
 @pytest.fixture
-def passes(npu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AscendPasses:
+def engine(npu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AscendEngine:
     monkeypatch.setattr("lopa_ascend.assemble.warm_up", lambda *_: None)
     config = {**DREAM_7B_TP4, "num_hidden_layers": 1, "vocab_size": VOCAB}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -43,15 +43,15 @@ def passes(npu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AscendP
             "graph": {"mode": "npugraph"}, "npu": {"selftest": "off"},
         }
     )  # fmt: skip
-    return assemble(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=causal())).passes
+    return assemble(profile, RunConfig(model=str(tmp_path), load_format="dummy", decode=causal()))
 
 
-def cost_of(npu: Any, passes: AscendPasses, sampling: Sampling) -> Cost:
+def cost_of(npu: Any, engine: AscendEngine, sampling: Sampling) -> Cost:
     """Of a replay."""
     with torch.no_grad():
-        key = passes.reads_key(READS, sampling)
+        key = engine.reads_key(READS, sampling)
         assert key.is_captured and key.num_reads == READS
-        head = passes.head.entry(key)
+        head = engine.head.entry(key)
         npu.counts.clear()
         npu.traffic.clear()
         head.run()
@@ -60,11 +60,11 @@ def cost_of(npu: Any, passes: AscendPasses, sampling: Sampling) -> Cost:
 
 
 @pytest.mark.parametrize("strategy", ["default", "margin", "neg_entropy"])
-def test_a_head_keeps_its_budget(npu: Any, passes: AscendPasses, strategy: Any) -> None:
+def test_a_head_keeps_its_budget(npu: Any, engine: AscendEngine, strategy: Any) -> None:
     """A sampled one has at most twice the kernels of a greedy one."""
-    greedy = cost_of(npu, passes, Sampling(strategy, 1000))
-    sampled = cost_of(npu, passes, Sampling(strategy, 1000, is_sampled=True))
-    cut = cost_of(npu, passes, Sampling(strategy, 1000, is_sampled=True, is_cut=True))
+    greedy = cost_of(npu, engine, Sampling(strategy, 1000))
+    sampled = cost_of(npu, engine, Sampling(strategy, 1000, is_sampled=True))
+    cut = cost_of(npu, engine, Sampling(strategy, 1000, is_sampled=True, is_cut=True))
     for name, cost in (("greedy", greedy), ("sampled", sampled), ("top_p", cut)):
         print(f"{strategy}, {name}: {cost.kernels} kernels, {cost.passes:.2f} passes over the logits")
     assert greedy.kernels <= KERNELS[strategy] and greedy.passes <= PASSES[strategy]
@@ -77,13 +77,13 @@ def test_a_head_keeps_its_budget(npu: Any, passes: AscendPasses, strategy: Any) 
 def test_sampled_steps_are_replayed_and_give_the_tokens_of_eager(settings: dict[str, Any]) -> None:
     decode = causal(temperature=0.7, **settings)
     engine = engine_on("npu", decode, None, "npugraph")
-    kinds, reads_key = [], engine.passes.reads_key
+    kinds, reads_key = [], engine.reads_key
 
     def noted(*given: Any) -> Any:
         kinds.append(reads_key(*given))
         return kinds[-1]
 
-    engine.passes.reads_key = noted  # type: ignore[method-assign]
+    engine.reads_key = noted  # type: ignore[method-assign]
     found = decode_all(engine, decode)
     assert len(kinds) == engine.num_steps
     assert all(key.is_captured and key.sampling.is_sampled and key.sampling.is_cut == bool(settings) for key in kinds)

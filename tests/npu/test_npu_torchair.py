@@ -56,7 +56,7 @@ def test_ge_graphs_give_the_tokens_of_eager(npu: Any, graphs: Any, quantization:
     npu.stream.clear()
     found = decode_all(engine, decode)
     assert cache_copies(npu, engine) == []
-    num_shapes = engine.passes.layers.num_captured + engine.passes.head.num_captured
+    num_shapes = engine.layers.num_captured + engine.head.num_captured
     assert len(graphs) == num_shapes
     assert found == decode_all(engine_on("npu", decode, quantization), decode)
     num_runs = [graph.num_runs for graph in graphs]
@@ -103,7 +103,7 @@ def test_weights_and_caches_are_frozen_inputs(graphs: Any, quantization: str | N
 def test_lengths_on_the_device_are_refused(graphs: Any) -> None:
     """The simulation's own rule: tiling needs them on the host."""
     engine = start(None)
-    rows = engine.passes._rows
+    rows = engine._rows
     assert isinstance(rows.query_ends, torch.Tensor) and isinstance(rows.kv_lengths, torch.Tensor)
     query = torch.zeros(80, 4, 128).bfloat16().npu()
     keys, values = engine.cache.layers[0]
@@ -134,7 +134,7 @@ def test_a_second_start_lowers_nothing(npu: Any, graphs: Any, tmp_path: Path) ->
         assert cache_copies(npu, engine) == []
         num_lowered.append(counters["stats"]["unique_graphs"])
         num_compiled.append(len(graphs))
-    num_shapes = engine.passes.layers.num_captured + engine.passes.head.num_captured
+    num_shapes = engine.layers.num_captured + engine.head.num_captured
     assert (num_lowered, num_compiled) == ([num_shapes + 1, 1], [num_shapes] * 2)  # the self-test's is not kept
     (folder,) = tmp_path.iterdir()
     assert len(list(folder.glob("*/forward_*"))) == num_shapes

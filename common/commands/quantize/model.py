@@ -136,7 +136,7 @@ def _calibrate(request: QuantizeRequest, path: str) -> Calibration:
             requests.append(GenerationRequest(line.key, prompt))
         engine: Any = generator.engine
         runs = [lambda: _decode(generator, requests, path)]
-        return calibrate(engine.passes.model, runs, num_samples=_SAMPLES)
+        return calibrate(engine.model, runs, num_samples=_SAMPLES)
 
 
 def _decode(generator: Generator, requests: Sequence[GenerationRequest], path: str) -> None:

@@ -135,7 +135,7 @@ def test_a_failed_step_names_rank_and_step_and_leaves_the_groups_alone(monkeypat
 
     engine = assemble(profile(), run_of(causal(), 1))
     decode_all(engine, causal(), PROMPTS[:1])
-    monkeypatch.setattr(engine.passes, "launch", fail)
+    monkeypatch.setattr(engine, "_launch", fail)
     monkeypatch.setattr("common.runtime.engine.close_mesh", leave)
     with pytest.raises(EngineError, match=rf"rank 0, step {engine.num_steps}: HCCL error$"):
         decode_all(engine, causal(), PROMPTS[:1])
@@ -192,7 +192,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Quantized dynamically and statically; the model that is calibrated is one that has decoded the prompts."""
     out, decode = tmp_path_factory.mktemp("quantized"), causal(num_lookahead=0)
     engine: Any = build_engine(profile("lopa_cuda"), run_of(decode))
-    calibration = calibrate(engine.passes.model, [lambda: decode_all(engine, decode, PROMPTS[:2])])
+    calibration = calibrate(engine.model, [lambda: decode_all(engine, decode, PROMPTS[:2])])
     quantize_folder(MODEL, out / "w8a8_dynamic")
     quantize_folder(MODEL, out / "w8a8", "w8a8", calibration)
     return {scheme: out / scheme for scheme in ("w8a8_dynamic", "w8a8")}

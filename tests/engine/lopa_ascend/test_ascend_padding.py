@@ -11,9 +11,8 @@ import pytest
 from common.runtime import PagePool
 from graphs.runner import Replay
 from lopa_ascend.assemble import assemble
-from lopa_ascend.engine import AscendEngine
+from lopa_ascend.engine import AscendEngine, Graphs
 from lopa_ascend.kv import PageBook
-from lopa_ascend.passes import Graphs
 from lopa_ascend.shapes import Shapes
 from lopa_ascend.steps import FlatStep, filler, pad
 from tests.engine.lopa_ascend.test_ascend_engine import PROMPTS, causal, decode_all, profile, run_of
@@ -50,8 +49,8 @@ def test_padded_passes_decode_the_same_tokens(settings: dict[str, Any]) -> None:
     assert decode_all(engine, decode, PROMPTS[:4]) == decode_all(
         assemble(profile(), run_of(decode, 3)), decode, PROMPTS[:4]
     )
-    assert engine.passes.layers.num_captured > 3
-    assert engine.passes.head.num_captured > 3
+    assert engine.layers.num_captured > 3
+    assert engine.head.num_captured > 3
 
 
 def test_a_step_beyond_the_largest_shape_runs_as_it_is() -> None:
@@ -59,7 +58,7 @@ def test_a_step_beyond_the_largest_shape_runs_as_it_is() -> None:
     engine = assemble(profile(), run_of(causal(), 1), graphs=graphs)
     wanted = assemble(profile(), run_of(causal(), 1))
     assert decode_all(engine, causal(), PROMPTS[4:]) == decode_all(wanted, causal(), PROMPTS[4:])
-    assert engine.passes.layers.num_captured <= 4
+    assert engine.layers.num_captured <= 4
 
 
 def test_no_more_shapes_are_captured_than_allowed() -> None:
@@ -67,7 +66,7 @@ def test_no_more_shapes_are_captured_than_allowed() -> None:
     engine = assemble(profile(), run_of(decode, 3), graphs=Graphs(Shapes.of((), (), 6), CallAgain()))
     wanted = assemble(profile(), run_of(decode, 3))
     assert decode_all(engine, decode, PROMPTS[:4]) == decode_all(wanted, decode, PROMPTS[:4])
-    assert (engine.passes.layers.num_captured, engine.passes.head.num_captured) == (4, 2)
+    assert (engine.layers.num_captured, engine.head.num_captured) == (4, 2)
 
 
 def check_padding(flat: FlatStep, num_tokens: int, num_rows: int) -> None:
@@ -113,9 +112,9 @@ def test_most_steps_find_their_shape_captured_before_the_first_request(num_looka
     """The rest are prompts' first passes and steps of several requests."""
     settings = {"shift_row": "fresh", "num_lookahead": num_lookahead}
     engine = static_engine(1, **settings)
-    ahead, found = set(engine.passes.layers._entries), []
-    run_layers = engine.passes.layers.entry
-    engine.passes.layers.entry = lambda key, **how: found.append(key in ahead) or run_layers(key, **how)  # type: ignore
+    ahead, found = set(engine.layers._entries), []
+    run_layers = engine.layers.entry
+    engine.layers.entry = lambda key, **how: found.append(key in ahead) or run_layers(key, **how)  # type: ignore
     decode_all(engine, causal(**settings), PROMPTS[:3])
     share = sum(found) / len(found)
     print(f"k={num_lookahead}: {len(ahead)} shapes ahead serve {share:.0%} of {len(found)} steps")

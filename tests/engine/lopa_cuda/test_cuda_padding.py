@@ -11,7 +11,7 @@ import torch
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Completion, GenerationRequest, PredictionOrder, Scheduler, StepPlan, decode_requests
+from common.decoding import Completion, GenerationRequest, Scheduler, StepPlan, decode_requests
 from common.errors import EngineError
 from common.runtime import synthetic_plan
 from lopa_cuda.assemble import assemble
@@ -97,7 +97,7 @@ def test_a_reused_prefix_of_the_same_prompt_decodes_the_same_tokens(is_static: b
 def test_padding_never_reaches_what_is_read() -> None:
     engine, plan = make_engine(is_static=True), a_plan(num_rows=3, width=19)
     first = engine.forward(plan)
-    (buffers,) = [entry.buffers for entry in engine.passes.layers._entries.values()]
+    (buffers,) = [entry.buffers for entry in engine.layers._entries.values()]
     assert buffers._entries_3T.shape[1] > plan.num_tokens
     fill = buffers.fill
 
@@ -116,13 +116,13 @@ def test_a_prompt_shares_a_pass_with_decoding_rows(shift_row: str) -> None:
     """What each of two requests computes alone it computes beside the other, whose first step comes later."""
     engine, alone = make_engine(is_static=True, num_slots=2), make_engine(is_static=False)
     num_tokens: list[set[int]] = []
-    launch = engine.passes.launch
+    launch = engine.launch
 
-    def noting(plan: StepPlan) -> PredictionOrder:
+    def noting(plan: StepPlan) -> None:
         num_tokens.append(set(plan.num_entries_R.tolist()))
-        return launch(plan)
+        launch(plan)
 
-    engine.passes.launch = noting  # type: ignore[method-assign]
+    engine.launch = noting  # type: ignore[method-assign]
     together = decode(engine, PROMPTS, num_lookahead=2, shift_row=shift_row)
     expected = [decode(alone, [prompt], num_lookahead=2, shift_row=shift_row)["0"] for prompt in PROMPTS]
     assert [together[str(number)] for number in range(len(PROMPTS))] == expected

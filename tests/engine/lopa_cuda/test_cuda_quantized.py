@@ -25,9 +25,9 @@ def predict(model: Path, quantization: str | None, *, quantize_lm_head: bool = F
         quantization=quantization, quantize_lm_head=quantize_lm_head,  # type: ignore[arg-type]
     )  # fmt: skip
     engine = assemble(profile, RunConfig(model=str(model), **run))  # type: ignore[arg-type]
-    kinds = {type(module) for name, module in engine.passes.model.named_modules() if name.endswith("_proj")}
+    kinds = {type(module) for name, module in engine.model.named_modules() if name.endswith("_proj")}
     assert (kinds == {QuantizedLinear}) == (quantization is not None)
-    assert isinstance(engine.passes.model.lm_head, QuantizedLinear) == quantize_lm_head
+    assert isinstance(engine.model.lm_head, QuantizedLinear) == quantize_lm_head
     plan = synthetic_plan(load_model_config(MODEL), num_rows=2, width=12, num_cached=0, read_share=1.0)
     return engine.forward(plan)
 
