@@ -3,8 +3,7 @@
 from lopa_ascend.steps.graph_cache import folder_of
 from lopa_ascend.steps.layout import FlatStep, filler, lay_out, most_reads, pad, read_entries
 from lopa_ascend.steps.patience import Patience
-from lopa_ascend.steps.reads import ReadBuffers
-from lopa_ascend.steps.step import DeviceStep, LayersKey, Sizes, StepBuffers
+from lopa_ascend.steps.step import DeviceStep, LayersKey, ReadBuffers, Sizes, StepBuffers
 
 __all__ = [
     "DeviceStep",
