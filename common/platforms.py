@@ -57,7 +57,7 @@ class Platform:
     engine: str
     device: str
     visible_devices_variable: str | None = None
-    auto_tensor_parallel_size = 1  # of `mesh: auto`, where it divides the devices
+    auto_tensor_parallel_size = 1  # for `mesh: auto`, where it divides the devices
     needs_devices_at_start = False  # a missing driver would show as a traceback wherever it is touched first
 
     def num_visible_devices(self) -> int:

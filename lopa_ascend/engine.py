@@ -96,7 +96,7 @@ class AscendEngine(DeviceEngine):
         self._captured_hidden_TD = torch.zeros((tokens, self._width), dtype=self._dtype, device=device)
         self._hidden_TD = self._captured_hidden_TD
         self._rows = VirtualRows(torch.zeros(0), [], [])
-        self._rows_of: Sequence[Int] = ()  # of each rank in the last launch
+        self._rows_of: Sequence[Int] = ()  # each rank's rows in the last launch
         self._launched: Entry[StepBuffers] | None = None
 
     def measure_floors(self) -> dict[str, float]:

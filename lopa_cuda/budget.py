@@ -19,7 +19,7 @@ from common.runtime import DeviceEngine, synthetic_plan
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS = 8192  # of a rank's pass that is timed; beyond, a token costs what it cost last
+MOST_TOKENS = 8192  # the largest pass of a rank that is timed; beyond, a token costs what it cost last
 NUM_BLOCKS = 2  # a usual window
 NUM_CACHED = 512
 

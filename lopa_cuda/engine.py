@@ -64,7 +64,7 @@ class CudaEngine(DeviceEngine):
         self._config = config
         self._ops = ops
         self._handover = Handover(ops.copy_rows, buckets.tokens[-1])
-        self._row_of: Int = np.zeros((1, 0), dtype=np.int64)  # of the last launch, as are the shares
+        self._row_of: Int = np.zeros((1, 0), dtype=np.int64)  # rows of the last launch, and their shares
         self._shares: list[Share] = []
 
     def measure_passes(self, decode: DecodeConfig) -> PassCosts:

@@ -104,7 +104,7 @@ class DeviceEngine(ABC):
         self._capture = capture
         self._details = details
         self._under_way: PredictionOrder | None = None
-        self._predicted_PM3 = np.zeros((0, 0, 3), dtype=np.float32)  # of the last launch, on the host
+        self._predicted_PM3 = np.zeros((0, 0, 3), dtype=np.float32)  # the last launch's, on the host
         self._has_failed = False
         self.layers = GraphRunner("layers", self._step_buffers, self._run_layers, capture, most[0])
         self.head = GraphRunner("head", self._read_buffers, self._run_head, capture, most[1])

@@ -23,7 +23,7 @@ def allocating_kv(num_requests: int, max_model_len: int, num_bytes: int) -> Iter
     """Around the allocation: EngineError where so much memory cannot be had, on a CPU too."""
     try:
         yield
-    except (RuntimeError, TypeError, OverflowError) as error:  # of torch, by how much too large it is
+    except (RuntimeError, TypeError, OverflowError) as error:  # torch's, by how much too large it is
         if not is_out_of_memory(error):
             raise
         raise EngineError(

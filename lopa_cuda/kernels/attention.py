@@ -40,8 +40,8 @@ from lopa_cuda.kernels.quantize import quantize_per_token
 from lopa_cuda.machine import MACHINE
 from quant.w8a8 import QuantizedActivation
 
-BLOCK_QUERIES, WARPS = 64, 4  # of a tile
-MERGE_HEADS, MERGE_WARPS = 8, 8  # of a program that need not see its whole token
+BLOCK_QUERIES, WARPS = 64, 4  # a tile
+MERGE_HEADS, MERGE_WARPS = 8, 8  # a program that merges; it need not see a whole token
 ROW_MERGE_WARPS = 16
 LOG2_E = 1.4426950408889634
 

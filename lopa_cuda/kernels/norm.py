@@ -31,7 +31,7 @@ from lopa_cuda.kernels.launch import (
 from quant.w8a8 import QuantizedActivation
 
 WARPS, QUANTIZED_WARPS = 8, 16
-VALUES_A_PROGRAM, VALUES_A_WARP = 1024, 256  # of several tokens. How many does not depend on a pass: bits would, too
+VALUES_A_PROGRAM, VALUES_A_WARP = 1024, 256  # a number that is fixed: else bits depend on the pass
 
 
 @triton.jit

@@ -26,7 +26,7 @@ from lopa_cuda.kernels.launch import (
     start_after_predecessor,
 )
 
-HEADS, WARPS = 16, 4  # of a program: with 4 heads starting the programs took longer than what they do
+HEADS, WARPS = 16, 4  # a program; with 4 heads starting the programs took longer than their work
 
 
 @triton.jit

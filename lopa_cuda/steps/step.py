@@ -79,7 +79,7 @@ class StepBuffers:
         self._tiles_N8 = host[:tiles].reshape(-1, RECORD)
         self._entries_3T = host[tiles:].reshape(3, -1)
         self._entries_3T[2] = _UNBOUNDED
-        self._spans: bytes | None = None  # of the rows whose padding and tiles lie in the block, if spans decide them
+        self._spans: bytes | None = None  # rows whose padding and tiles lie in the block, if spans decide them
         self.token_T, position_T, horizon_T = block[tiles:].view(3, -1).unbind()
         self.step = DeviceStep(position_T, horizon_T, block[:tiles].view(-1, RECORD), key.runs, staged)
 

@@ -13,7 +13,7 @@ from lopa_cuda.tiles.wide import WideConfig
 
 Kind = Literal["bf16", "int8", "fp8"]
 Fusion = Literal["none", "swiglu"]  # what the linear's kernel computes after the product
-MOST_TILE_TOKENS = 128  # of one of Triton's tiles; more tokens are several, each of which reads the weight
+MOST_TILE_TOKENS = 128  # in one of Triton's tiles; more tokens take several, each of which reads the weight
 
 
 class LinearShape(NamedTuple):

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 MOST_WIDE_TOKENS = 320
 MOST_CLUSTER = 8  # programs, on every device
-BLOCK_BYTES = 128  # of every row in a stage: the widest swizzle
-MOST_CUT_TOKENS = 256  # of a tile of some of the tokens: what one fetch brings
+BLOCK_BYTES = 128  # every row's in a stage: the widest swizzle
+MOST_CUT_TOKENS = 256  # in a tile of some of the tokens: what one fetch brings
 WIDE_STEP = 64  # tokens of the matrix unit's first dimension
 _MOST_STAGES, _LEAST_STAGES = 8, 3
 # Shared memory of a program on Hopper and Blackwell data centre parts, which is the most that any device has.
 MOST_SHARED_BYTES = 227 * 1024
-FETCHING_REGISTERS = 40  # of a thread that fetches
-_OTHER_REGISTERS = 32  # of a thread beside its sums
+FETCHING_REGISTERS = 40  # a thread that fetches
+_OTHER_REGISTERS = 32  # a thread, beside its sums
 _MOST_UNIT_CHANNELS = 4096
 _UNIT_BLOCKS = 8  # after which sums of more channels move out of the matrix unit
 # Warpgroups and tiles of each, by 64 tokens. Five warpgroups leave a thread few registers, four of two tiles more.

@@ -24,13 +24,13 @@ from lopa_cuda.tiles import (
     wide_layout,
 )
 
-MOST_CANDIDATES = 28  # of a shape and a number of tokens: each is compiled
-_RESERVED_BYTES = 1500  # of a program: barriers and descriptors
+MOST_CANDIDATES = 28  # for a shape and a number of tokens: each is compiled
+_RESERVED_BYTES = 1500  # barriers and descriptors of a program
 _MOST_STAGES, _LEAST_STAGES = 8, 3
 _MOST_RESIDENT = 3  # programs of a multiprocessor at once, where there are more than fit
-_MOST_SUMS = 128 * 288  # of a program: they fit its registers
+_MOST_SUMS = 128 * 288  # sums of a program that fit its registers
 _WIDE_SUMS = 128 * 128  # from here on a program takes 8 warps, up to here 4
-_FEWEST_PROGRAMS = 0.5  # of the multiprocessors: fewer leave memory bandwidth unused
+_FEWEST_PROGRAMS = 0.5  # a multiprocessor: fewer leave memory bandwidth unused
 _MANY_WAVES = 3  # programs a multiprocessor that need not all be there at once, and no parts
 _EVEN_WAVES = 4  # from so many programs a multiprocessor on, those that end late no longer matter
 _USUAL_ROWS = {32: 0.97, 64: 1.0, 128: 0.98, 256: 0.94}
@@ -39,10 +39,10 @@ _SECOND_CHOICE = 0.8  # what a variant that seldom wins promises beside its firs
 # The wide kernel takes over where few tokens end (lopa_cuda.wgmma).
 _LEAST_WIDE_TOKENS, MOST_WIDE_CANDIDATES, MOST_CUT_CANDIDATES = 65, 14, 8  # cut: tiles of some of the tokens
 _MANY_TOKENS_OF_TILE, MOST_MANY_CANDIDATES = (128, 192), 16  # for more tokens than a tile has at most
-_SHARED_BYTES_A_CLOCK, _PRODUCTS_A_CLOCK = 128, 2048  # of a multiprocessor; products of bf16
-_MEMORY_BYTES_A_CLOCK = 19  # of a multiprocessor's share
+_SHARED_BYTES_A_CLOCK, _PRODUCTS_A_CLOCK = 128, 2048  # a multiprocessor; products in bf16
+_MEMORY_BYTES_A_CLOCK = 19  # a multiprocessor's share
 _SPLIT_CLOCKS, _EXCHANGED_BYTES_A_CLOCK = 2000, 24  # to add the splits' sums, of a multiprocessor
-_PART_OF_CLUSTERS = 0.88  # of the multiprocessors that clusters of three and more find room on
+_PART_OF_CLUSTERS = 0.88  # share of the multiprocessors on which clusters of three and more find room
 
 Case = tuple[LinearShape, int, Tile]  # int: tokens
 

@@ -198,7 +198,7 @@ def _measured(
 def _search(linear: ModelLinear, sizes: LayerSizes, tiles_at: dict[int, list[Tile]]) -> Iterator[Choice]:
     from lopa_cuda.tuning.pair import LinearPair
 
-    torch.cuda.empty_cache()  # of the linear before
+    torch.cuda.empty_cache()  # releases the memory of the linear before
     pair = LinearPair(linear, sizes)
     for count, tiles in tiles_at.items():
         yield choose(tiles, count, partial(pair.try_us, count), partial(pair.is_right, count))

@@ -18,7 +18,7 @@ from lopa_cuda.tiles import Kind
 from quant.w8a8 import QuantizedActivation
 
 DEVICE = "cuda"
-ROTATION_BYTES = 400 * 2**20  # of weights in turn: many times the L2 cache, so that none is found there
+ROTATION_BYTES = 400 * 2**20  # weights used in turn: many times the L2 cache, so that none is found there
 _WARM_UP = 3
 
 

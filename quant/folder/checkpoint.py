@@ -25,7 +25,7 @@ from quant.names import FLOATS, LINEARS, LinearName
 __all__ = ["float_tensors", "is_quantized_folder", "load_quantized", "read_description", "schemes_of"]
 
 _SHARED = ("input_scale", "input_offset")  # one value for all parts of a merged linear
-_ON_RANK_0 = ("bias", "quant_bias")  # of row-parallel linears: the ranks' results are summed, a bias must join once
+_ON_RANK_0 = ("bias", "quant_bias")  # in row-parallel linears: the ranks' results are summed, a bias must join once
 
 
 def load_quantized(folder: str | Path, tp_rank: int = 0, tp_size: int = 1) -> dict[str, Tensor]:

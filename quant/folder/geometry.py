@@ -21,7 +21,7 @@ class Geometry:
     num_heads: int
     num_kv_heads: int
     head_size: int
-    dtype: str  # of the float model, e.g. bfloat16
+    dtype: str  # the float model's, e.g. bfloat16
     is_tied: bool  # lm_head shares the embedding's weight and may be in no file
 
     def shape(self, part: str) -> tuple[int, int]:
