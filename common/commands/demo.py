@@ -8,7 +8,7 @@ import typer
 
 from common.commands.arguments.found import profile_here
 from common.commands.arguments.options import GeneratorOnDemand, ProfileOption, SetOption, make_ready
-from common.config import find_config, load_sweep
+from common.config import find_config, load_profile, load_sweep
 
 # Answers without a slip of the pen: the model has 7.7 M parameters, and others call Jon Omar.
 _SHOWN = ("math-0003", "math-0005", "math-0023")
@@ -31,7 +31,9 @@ def demo(
 ) -> None:
     """Watch the shipped model solve word problems, with and without lookahead branches."""
     own = [f"input.limit={num_problems}", *(set or [])]
-    sweep = load_sweep(find_config("sweeps", "demo"), profile or profile_here(), "demo", own)
+    name = profile or profile_here()
+    run = "demo_block_causal" if load_profile(name).engine == "lopa_ascend" else "demo"
+    sweep = load_sweep(find_config("sweeps", "demo"), name, run, own)
     (launch,) = sweep.launches
     make_ready(launch.profile)
     seconds = _ON_CPU if launch.profile.device == "cpu" else _ELSEWHERE.format(at_once=launch.run.max_num_requests)

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _DRIVERS = {"cuda": Path("/dev/nvidiactl"), "npu": Path("/dev/davinci_manager")}
 # Whose cache is paged, so that requests wait where memory does not hold all of them; a CPU's work grows with each.
 _AT_ONCE = {"cpu": 8, "cuda": 16, "npu": 16}
+_BLOCK_CAUSAL = {"window_attention": "block_causal", "shift_row": "fresh", "spawn_rule": "confident(blocks=1)"}
 _SMALL = 256 * 2**20  # bytes of weights whose matrices are too small for several threads
 
 
@@ -45,13 +46,24 @@ def load_both(
     """
     path, name, given = find_config("runs", model), profile or profile_here(), list(overrides or [])
     device_profile, run = load_profile_and_run(name, path, given)
-    if profile is None and (found := _for_this_cpu(device_profile, run)):
+    is_open = profile is None or path.is_dir()
+    found = _for_block_causal(device_profile, run) if is_open else []
+    found += _for_this_cpu(device_profile, run) if profile is None else []
+    if found:
         device_profile, run = load_profile_and_run(name, path, [*found, *given])
     if takes_many and "max_num_requests" not in run.model_fields_set and not run.decode.strategy.reuses_prefix:
         run = run.model_copy(update={"max_num_requests": _AT_ONCE[device_profile.device]})
-    if profile is None or path.is_dir():
+    if is_open:
         logger.info("%s", _sentence(model, device_profile, run))
     return device_profile, run
+
+
+def _for_block_causal(profile: DeviceProfile, run: RunConfig) -> list[str]:
+    """Overrides for an engine whose d2f has block-causal windows alone, as in configs/runs/demo_block_causal.yaml."""
+    if profile.engine != "lopa_ascend" or run.decode.strategy.name != "d2f":
+        return []
+    unsaid = _BLOCK_CAUSAL.keys() - run.decode.model_fields_set
+    return [f"decode.{key}={_BLOCK_CAUSAL[key]}" for key in sorted(unsaid)]
 
 
 def _for_this_cpu(profile: DeviceProfile, run: RunConfig) -> list[str]:

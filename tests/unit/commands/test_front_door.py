@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,10 @@ DEMO = ROOT / "models" / "demo"
 
 
 @pytest.fixture(autouse=True)
-def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def cpu_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(found, "_DRIVERS", {})
+    found.profile_here.cache_clear()
+    yield
     found.profile_here.cache_clear()
 
 
@@ -150,6 +153,16 @@ def test_a_large_models_threads_and_dtype_fit_the_machine(tmp_path: Path, monkey
     assert load_both(None, str(folder), [])[0].dtype == "bfloat16"
     assert load_both(None, str(folder), ["dtype=float16"])[0].dtype == "float16", "what is given goes before"
     assert load_both("cpu", str(folder), [])[0] == load_profile("cpu"), "and a profile that is named stays as it is"
+
+
+def test_d2f_is_block_causal_where_the_engine_has_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "ascend.yaml").write_text("name: a\nengine: lopa_ascend\ndevice: cpu\n")
+    profile = str(tmp_path / "ascend.yaml")
+    decode = load_both(profile, str(DEMO), ["decode.shift_row=stale"])[1].decode
+    assert (decode.window_attention, decode.spawn_rule) == ("block_causal", "confident(blocks=1)")
+    assert decode.shift_row == "stale", "what is given goes before"
+    assert load_both(profile, "demo", [])[1].decode.window_attention == "full", "a run file says all of it"
+    assert load_both(profile, str(DEMO), ["decode.strategy=vanilla"])[1].decode.window_attention == "full"
 
 
 # Flags
