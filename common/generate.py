@@ -1,4 +1,4 @@
-"""The object that users hold: a model behind an engine, ready to decode any number of requests."""
+"""The object that users hold: a model on an engine, ready to decode any number of requests."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class Generator:
 
     @contextmanager
     def decoding(self) -> Iterator[EngineCore]:
-        """For callers that drive the steps: requests are added and aborted between them, and each step tells what it
+        """Let callers drive the steps: requests are added and aborted between them, and each step tells what it
         brought. What is unfinished at the end is dropped. Raises EngineError as `generate` does.
 
         On several ranks all run the same loop, `while core.has_work: core.step()`; the first of a replica adds, aborts
-        and calls `core.end()` behind it.
+        and calls `core.end()` after it.
         """
         with self._one_at_a_time:
             yield EngineCore(self._scheduler(), self.engine)
@@ -105,7 +105,7 @@ class Generator:
 
     @cached_property
     def requests(self) -> RequestMaker:
-        """What turns prompts and wishes into requests."""
+        """The maker of requests from prompts and wishes."""
         prompts = PromptMaker(
             self.tokenizer,
             add_bos=self.run.input is not None and self.run.input.add_bos_token,
@@ -173,7 +173,7 @@ def build_generator(profile: DeviceProfile, run: RunConfig) -> Generator:
 
 
 def pass_costs(run: RunConfig, engine: Engine) -> PassCosts | None:
-    """What `branch_budget: auto` decides by; None without it. ConfigError if the engine cannot tell."""
+    """Measure what `branch_budget: auto` decides by; None without it. ConfigError if the engine cannot tell."""
     if run.branch_budget == "all":
         return None
     costs = engine.measure_passes(run.decode)

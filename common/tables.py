@@ -1,8 +1,13 @@
-"""Format tables that are aligned as text and valid as Markdown, and numbers in their cells."""
+"""Format tables that are aligned as text and valid as Markdown, and write counts in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+
+
+def counted(number: int, what: str, ending: str = "s") -> str:
+    """Write a count: 1 pass, 2 passes."""
+    return f"{number} {what}{'' if number == 1 else ending}"
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

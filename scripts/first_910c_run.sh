@@ -12,10 +12,8 @@
 # eager), VARIANTS (prefetch ai_cpu any_order attention_auto update_before fused_kv
 # tp2_bp8).
 set -uo pipefail
-if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
-  sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
-  exit 2
-fi
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
+usage_if_asked "$@"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=${1:-outputs/first_910c}
 profile=${PROFILE:-ascend_910c_tp4_bp4}
@@ -103,7 +101,7 @@ for variant in $variants; do
   ai_cpu) variables=(HCCL_OP_EXPANSION_MODE=AI_CPU) ;; # who expands a collective: else AIV, by the profile
   any_order) variables=(HCCL_DETERMINISTIC=false) ;;
   attention_auto) settings+=(--set npu.attention=auto) ;;
-  update_before) settings+=(--set npu.length_updates=before) ;; # else behind the launch
+  update_before) settings+=(--set npu.length_updates=before) ;; # else after the launch
   fused_kv) settings+=(--set kernels=triton) ;; # split, rotation and KV write in one kernel of Triton-Ascend
   tp2_bp8) settings+=(--set mesh.tensor_parallel_size=2 --set mesh.branch_parallel_size=8) ;;
   esac

@@ -6,8 +6,10 @@
 # A fuzzer is a module test_fuzz_*.py. It fails where anything but success or one sentence comes out, or where a case
 # takes longer than 20 s or more than 2 GB. Each prints how many examples it drew. Needs scripts/test.sh's environment.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
+usage_if_asked "$@"
 if [ $# -lt 1 ] || ! [[ $1 =~ ^[0-9]+$ ]]; then
-  sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
+  usage >&2
   exit 2
 fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

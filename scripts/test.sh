@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
-# Install what the tests need into .venv and run those that need no accelerator: scripts/test.sh [pytest arguments]
+# Install what the tests need into .venv and run those that need no accelerator, for about five minutes on two idle cores:
+#
+#   scripts/test.sh [pytest arguments]
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
+usage_if_asked "$@"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh "${LOPA_EXTRAS:-[test]}"
 # Two files at a time, whose tests share what the first of them started; in their order, since the slowest come first.

@@ -27,7 +27,7 @@ from common.config import (
     ServeConfig,
     Strategy,
 )
-from common.config.policy import Policy
+from common.config.frozen import Policy
 from common.config.strategies import STRATEGIES
 from common.config.sweep import SweepConfig, SweepRow
 from common.policies import calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,11 +57,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A line a reason, where -rs has one a place."""
     skipped = terminalreporter.stats.get("skipped", [])
-    num_slow = sum("LOPA_SLOW=1" in str(report.longrepr) for report in skipped)
-    if skipped:
-        others = f"{len(skipped) - num_slow} need what this machine does not have: -rs says what"
-        terminalreporter.line(f"skipped: {num_slow} run with LOPA_SLOW=1, {others}")
+    reasons = Counter(str(report.longrepr[-1]).removeprefix("Skipped: ") for report in skipped)
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count} skipped: {reason}")
 
 
 @pytest.fixture

@@ -88,9 +88,19 @@ def read_input(config: InputConfig, num_bytes: int | None = None) -> Input:
         for line in lines:
             if line.fields:
                 task.require_row(line.fields, f"{name}: line {line.number}")
-    if config.prompt_template is not None and readable:
+    if config.prompt_template is not None and readable and not _have_own_prompts(readable, config, name):
         require_fit(config.prompt_template, readable, name)
     return Input(lines, digest.num_bytes, digest.hexdigest())
+
+
+def _have_own_prompts(lines: Sequence[Mapping[str, Any]], config: InputConfig, name: str) -> bool:
+    """Whether all lines say what they ask without the template, and it fits none of them."""
+    assert config.prompt_template is not None, "the caller has asked"
+    has_own = all("prompt" in fields or "messages" in fields for fields in lines)
+    is_unused = has_own and not any(fits(config.prompt_template, fields) for fields in lines)
+    if is_unused:
+        logger.warning("input.prompt_template fits no line of %s: their own prompt or messages are taken", name)
+    return is_unused
 
 
 def require_shareable(config: InputConfig, num_processes: int) -> None:

@@ -47,6 +47,12 @@ class OutputFile:
                 write_identity(self._lock, self._overwrite_as)
             self._overwrite_as = None
 
+    def discard_empty(self) -> None:
+        """Remove what this start has made, where it ends before the first record."""
+        if not os.fstat(self._descriptor).st_size:
+            for path in (self.path, sidecar_path(self.path)):
+                path.unlink(missing_ok=True)
+
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one record, all or nothing: a write that stops short (disk full) is taken back and raises OSError."""
         line = _to_line(record)

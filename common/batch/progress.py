@@ -71,7 +71,7 @@ class Progress:
     def _speed(self) -> str:
         if not (self._steps and self._seconds):
             return ""
-        return f", TPF {self._tokens / self._steps:.2f}, TPS {self._tokens / self._seconds:.1f}"
+        return f", TPF {self._tokens / self._steps:.2f}, TPS {self._tokens / self._seconds:.1f} a request"
 
     def _left(self) -> str:
         left = self.total - self.done

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.scoring import DEFINITIONS
+from common.tables import counted
 
 # What the tables call what result files have under these keys.
 _WORDS = {"tpf": "TPF", "tps": "TPS", "without_first_step": "without first step", "latency_s": "latency"}
@@ -25,6 +26,8 @@ def print_summary(title: str, metrics: Mapping[str, Any], *, details: bool = Fal
 
 
 def _summary(metrics: Mapping[str, Any]) -> list[str]:
+    if not metrics["requests"]["finished"]:  # of which there is nothing to say
+        return ["; ".join(_outcome(metrics))]
     tpf, tps, latency = metrics["tpf"], metrics["tps"]["effective"]["with_first_step"], metrics["latency_s"]
     start = metrics.get("this_start")
     lines = [
@@ -36,7 +39,9 @@ def _summary(metrics: Mapping[str, Any]) -> list[str]:
     ]
     if start is not None:
         together = number(start["tps_aggregate"]["effective"], 1)
-        lines[2] += f", {together} together (this start: {start['requests']} requests in {start['wall_s']:.1f} s)"
+        lines[2] += (
+            f", {together} together (this start: {counted(start['requests'], 'request')} in {start['wall_s']:.1f} s)"
+        )
     return lines
 
 
@@ -89,7 +94,7 @@ def _facts(metrics: Mapping[str, Any]) -> str:
 
 def _outcome(metrics: Mapping[str, Any]) -> list[str]:
     requests, found = metrics["requests"], metrics["accuracy"]
-    facts = [f"{requests['finished']} requests finished, {requests['errors']} errors"]
+    facts = [f"{counted(requests['finished'], 'request')} finished, {counted(requests['errors'], 'error')}"]
     if found is not None:
         facts.append(f"accuracy {accuracy(metrics)} ({found['correct']} of {found['scored']})")
         facts += [f"{rule} {100 * of['share']:.1f} %" for rule, of in found.get("by_rule", {}).items()]

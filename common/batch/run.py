@@ -27,6 +27,7 @@ from common.processes import Stopped, global_rank, num_started, share_from_first
 from common.scoring import DEFINITIONS, fingerprint, require_markable, summarize, summarize_start
 
 logger = logging.getLogger(__name__)
+_MANY = 100  # requests, of which a user may not know
 
 
 def run_batch(
@@ -57,7 +58,9 @@ def run_batch(
     try:
         if output is not None:
             pending = _pending(lines, [] if overwrite else every_record(path), path)
-        generator = build() if pending or num_started() > 1 else None
+            if len(pending) > _MANY and source.limit is None:
+                logger.info("%d requests to decode: --set input.limit=20 takes the first 20 alone", len(pending))
+        generator = _build(build, output) if pending or num_started() > 1 else None
         if output is not None:
             output.begin()
         if output is not None and generator is not None:
@@ -74,6 +77,15 @@ def run_batch(
     finally:
         if output is not None:
             output.close()
+
+
+def _build(build: Callable[[], TextGenerator], output: OutputFile | None) -> TextGenerator:
+    try:
+        return build()
+    except Exception:
+        if output is not None:
+            output.discard_empty()
+        raise
 
 
 def check_input(config: InputConfig, num_processes: int = 1) -> None:

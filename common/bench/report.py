@@ -41,9 +41,8 @@ def tables(result: Result) -> str:
     floors, memory = result["floors"], result["memory"]
     sections = [
         _conditions(result["conditions"]),
-        "floors: copy {:.2f} TB/s, matrix {:.0f} TFLOP/s (for half a second: {:.0f})".format(
-            *(floors[name] / 1e12 for name in ("bytes_per_s", "flops_per_s", "sustained_flops_per_s"))
-        ),
+        f"floors: copy {_rate(floors['bytes_per_s'], 'B')}, matrix {_rate(floors['flops_per_s'], 'FLOP')} "
+        f"(for half a second: {_rate(floors['sustained_flops_per_s'], 'FLOP')})",
         _shapes(result["shapes"]),
         *_length_updates(result["shapes"]),
         *([_mixes(result["mixes"], result["conditions"])] if result["mixes"] else []),
@@ -134,6 +133,12 @@ def _steps(title: str, section: Result) -> str:
         f"a commit costs {_number(section['commit_cost_ms'])} ms at the same window; median ms:"
     )
     return facts + "\n\n" + markdown(["steps", *map(_words, _PARTS)], rows)
+
+
+def _rate(per_second: float, what: str) -> str:
+    """In units that a GPU's and a CPU's both fit."""
+    exponent, prefix = (12, "T") if per_second >= 1e11 else (9, "G")
+    return f"{per_second / 10**exponent:.3g} {prefix}{what}/s"
 
 
 def _number(value: float | None, digits: int = 3) -> str:

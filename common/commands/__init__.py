@@ -1,1 +1,2 @@
-"""The `lopa` command: `main` puts it together, the others are one subcommand each; `job` stands behind the scripts."""
+"""The `lopa` command: `main` puts it together, `arguments` is what commands share, `job` is what the scripts start, the
+others are one subcommand each."""

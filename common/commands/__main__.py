@@ -1,4 +1,4 @@
-"""Where `lopa` and `python -m common.commands` begin: signals end it in a sentence while the rest is being imported."""
+"""The beginning of `lopa` and `python -m common.commands`: signals end it in a sentence while the rest is imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """At once: there is nothing to close yet. `main` listens by itself."""
+    """End the process at once: there is nothing to close yet. Later `main` listens."""
     if os.environ.get("RANK", "0") == "0" and sys.stderr is not None:
         print(f"lopa: stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
     os._exit(128 + number)

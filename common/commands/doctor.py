@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from common.config import DeviceProfile, RunConfig, find_config, load_profile
+from common.commands.arguments.found import memory_bytes, profile_here
+from common.config import DeviceProfile, RunConfig, load_profile
 from common.errors import ConfigError
 from common.platforms import Finding, Platform, all_platforms, platform_of
 from common.processes import Nodes, processes_here, resolve_mesh
@@ -35,7 +36,7 @@ def doctor(
     ] = False,
 ) -> None:
     """Show what this machine has: devices, driver or CANN, torch, collectives, Triton."""
-    device_profile = None if profile is None else load_profile(find_config("profiles", profile))
+    device_profile = None if profile is None else load_profile(profile)
     if selftest and device_profile is None:  # before a report that does not answer the question
         raise ConfigError("--selftest is for profiles of device npu: add --profile ascend_910c_tp4_bp4")
     if model is not None and device_profile is None:
@@ -91,6 +92,8 @@ def machine() -> Iterator[Finding]:
     yield Finding("lopa", f"{about['lopa']}, commit {about['commit'] or 'unknown (not a git checkout)'}")
     yield Finding("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'no'}")
     yield Finding("cpu", f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores")
+    yield Finding("memory", f"{memory_bytes() / 2**30:.1f} GiB")
+    yield Finding("profile", f"{profile_here()}, unless --profile names another")
     for own in all_platforms():
         if own.visible_devices_variable is not None:
             yield Finding(f"{own.device} devices", f"{own.num_visible_devices()} visible{_visibility(own)}")
@@ -102,7 +105,7 @@ def machine() -> Iterator[Finding]:
 
 
 def requirements(profile: DeviceProfile) -> Iterator[Finding]:
-    """What the profile needs, each judged."""
+    """Judge each thing that the profile needs."""
     mesh, here = resolve_mesh(profile), processes_here(profile, Nodes.from_environment(os.environ))
     sizes = f"dp {mesh.data_parallel_size} x bp {mesh.branch_parallel_size} x tp {mesh.tensor_parallel_size}"
     yield Finding("processes", f"{mesh.num_processes} ({sizes}), {here} on each node")
@@ -135,8 +138,10 @@ def _package(name: str) -> str | None:
 def _print(title: str, findings: Sequence[Finding], bad: str = "missing") -> None:
     table = Table(title=title, title_justify="left", show_header=False)
     signs = {True: "[green]ok[/green]", False: f"[red]{bad}[/red]", None: ""}
+    is_judged = any(finding.is_ok is not None for finding in findings)
     for finding in findings:
         # .[ascend] is no markup.
-        table.add_row(signs[finding.is_ok], finding.subject, escape(finding.detail))
+        sign = [signs[finding.is_ok]] if is_judged else []
+        table.add_row(*sign, finding.subject, escape(finding.detail))
     console = Console()
     (console if console.is_terminal else Console(width=140)).print(table)

@@ -6,16 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from common.commands.options import (
+from common.commands.arguments.found import profile_here
+from common.commands.arguments.options import (
+    MODEL_HELP,
     AllowCodeOption,
     GeneratorOnDemand,
     OverwriteOption,
+    ProfileOption,
     SetOption,
     allowing,
     load_to_run,
     make_ready,
 )
-from common.config import OWN, Sweep, SweepLaunch, find_config, load_sweep
+from common.config import Sweep, SweepLaunch, find_config, load_sweep
 from common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,11 +28,9 @@ _Names = Optional[list[str]]  # noqa: UP045  typer reads this at run time, on Py
 
 
 def evaluate(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="What is decoded, as for `run`; - is the sweep's own.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=f"{MODEL_HELP} - is the sweep's own.")],
     sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="Settings to compare: a YAML file of configs/sweeps.")],
-    profile: Annotated[
-        str, typer.Option("--profile", "-p", help="What runs the model, as for `run`; - is the sweep's own.")
-    ] = OWN,
+    profile: ProfileOption = None,
     set: SetOption = None,
     row: Annotated[_Names, typer.Option("--row", metavar="NAME", help="Run this row only. Repeatable.")] = None,
     overwrite: OverwriteOption = False,
@@ -42,7 +43,9 @@ def evaluate(
     that was stopped goes on where it was. scripts/sweep.sh goes on with the others where one fails, and starts each
     profile of a sweep that names several.
     """
-    chosen = load_sweep(find_config("sweeps", sweep), profile, run, allowing(set, allow_code_execution), row or ())
+    chosen = load_sweep(
+        find_config("sweeps", sweep), profile, model, allowing(set, allow_code_execution), row or (), profile_here()
+    )
     launch = _only_launch(chosen)
     make_ready(launch.profile, "scripts/sweep.sh")
     from common.evaluation import evaluate_sweep
@@ -63,13 +66,13 @@ def _only_launch(sweep: Sweep) -> SweepLaunch:
 
 
 def lm_eval(context: typer.Context) -> None:
-    """Start lm-eval (extra `eval`) with this engine as --model lopa --model_args run=RUN,profile=PROFILE."""
+    """Start lm-eval (extra `eval`) with this engine as --model lopa --model_args run=MODEL."""
     from common.evaluation import drive
 
     drive(context.args, _build)
 
 
-def _build(profile: str, run: str, overrides: list[str]) -> Generator:
+def _build(profile: str | None, run: str, overrides: list[str]) -> Generator:
     from common.generate import build_generator
 
     return build_generator(*load_to_run(profile, run, overrides))

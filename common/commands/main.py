@@ -6,15 +6,19 @@ import io
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
+from common.commands.arguments.options import RAW_ARGUMENTS
+from common.commands.arguments.plain_help import PlainCommand, PlainGroup, help
+from common.commands.arguments.shorthands import AT_ONCE, LIMIT, OUTPUT, with_shorthands
 from common.commands.bench import bench
+from common.commands.chat import chat
 from common.commands.demo import demo
 from common.commands.doctor import doctor
 from common.commands.evaluate import evaluate, lm_eval
-from common.commands.options import RAW_ARGUMENTS
 from common.commands.parity import parity
 from common.commands.quantize.command import quantize
 from common.commands.report.command import report
@@ -37,18 +41,32 @@ from quant.errors import QuantizationError
 app = typer.Typer(
     name="lopa",
     help="Decode text with diffusion language models, several lookahead branches at a time (LoPA).\n\n"
-    "A profile says what runs the model, a run what is decoded. `run`, `serve` and `evaluate` take the profile as "
-    "--profile, `estimate`, `bench steps` and `tune` as the argument before RUN, as all scripts do.",
-    add_completion=False,
+    "MODEL is a model's folder, or demo, the shipped one. In its place a run may stand: a YAML file, or a name from "
+    "configs/runs, that says what is to be repeated. --profile says what runs it, and is found out if not given.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    cls=PlainGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for _command in (demo, run, serve, evaluate, report, trace, parity, doctor, quantize, estimate):
-    app.command()(_command)
-app.command(**RAW_ARGUMENTS)(bench)
-app.command(**RAW_ARGUMENTS)(tune)
-app.command("lm-eval", **RAW_ARGUMENTS)(lm_eval)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": demo,
+    "run": with_shorthands(run, AT_ONCE, LIMIT, OUTPUT),
+    "chat": with_shorthands(chat),
+    "serve": with_shorthands(serve, AT_ONCE),
+    "trace": with_shorthands(trace),
+    "evaluate": with_shorthands(evaluate, AT_ONCE, LIMIT),
+    "report": report,
+    "estimate": with_shorthands(estimate, AT_ONCE),
+    "doctor": doctor,
+    "quantize": quantize,
+    "parity": parity,
+    "help": help,
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name, cls=PlainCommand)(_command)
+for _name, _command in {"bench": bench, "tune": tune, "lm-eval": lm_eval}.items():
+    app.command(_name, cls=PlainCommand, **RAW_ARGUMENTS)(_command)
 
 
 def _version(wanted: bool) -> None:
@@ -59,7 +77,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     pass
 

@@ -1,47 +1,110 @@
-"""`lopa run`: decode a file of requests.
+"""`lopa run`: answer a prompt, or decode a file of requests.
 
 As in all commands, rooms are imported inside: `lopa --help` has no reason to load torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from common.commands.options import (
+from common.commands.arguments.options import (
     AllowCodeOption,
     GeneratorOnDemand,
+    ModelArgument,
+    OptionalText,
     OverwriteOption,
     ProfileOption,
-    RunArgument,
+    SaveRunOption,
     SetOption,
     allowing,
     load_to_run,
+    save_run_file,
 )
+from common.config import DeviceProfile, RunConfig, find_config
+from common.errors import ConfigError
+
+STANDARD_INPUT = "-"
 
 
 def run(
-    run: RunArgument,
-    profile: ProfileOption,
+    model: ModelArgument,
+    prompt: Annotated[
+        OptionalText,
+        typer.Argument(
+            metavar="PROMPT",
+            help="A text to answer, or a JSONL file of them (- is standard input); else the run's own.",
+        ),
+    ] = None,
+    profile: ProfileOption = None,
     set: SetOption = None,
     overwrite: OverwriteOption = False,
     allow_code_execution: AllowCodeOption = False,
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Try failed requests once more.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Print every number, with what it means.")] = False,
+    save_run: SaveRunOption = None,
 ) -> None:
-    """Decode a JSONL file of requests; start it again to resume.
+    """Answer one prompt, or decode a JSONL file of requests; start it again to resume.
 
-    Results go to output.path of the run file, one line a request, and metrics beside it. For a profile of several
-    processes use scripts/run_batch.sh, which starts them.
+    A file's lines have `prompt`, `messages` or `question`. Answers go to --output, one line a request, and metrics
+    beside it. For a profile of several processes use scripts/run_batch.sh, which starts them.
     """
+    if prompt is not None and not _is_file(prompt):
+        _require_no_file_options(set or [])
+        device_profile, run_config = load_to_run(profile, model, set)
+        save_run_file(save_run, run_config, model)
+        _answer(prompt, device_profile, run_config)
+        return
+    overrides = [*(set or []), *_files(model, prompt, set or [])]
+    device_profile, run_config = load_to_run(
+        profile, model, allowing(overrides, allow_code_execution), "scripts/run_batch.sh", takes_many=prompt is not None
+    )
+    save_run_file(save_run, run_config, model)
     from common.batch import metrics_path, print_summary, require_some_finished, run_batch
 
-    overrides = allowing(set, allow_code_execution)
-    device_profile, run_config = load_to_run(profile, run, overrides, "scripts/run_batch.sh")
     with GeneratorOnDemand(device_profile, run_config) as build:
         metrics = run_batch(device_profile, run_config, build, overwrite=overwrite, retry_errors=retry_errors)
     if metrics is not None and run_config.output is not None:
         title = f"results in {run_config.output.path}, metrics in {metrics_path(run_config.output)}"
         print_summary(title, metrics, details=details)
         require_some_finished(run_config, metrics)
+
+
+def _require_no_file_options(given: Sequence[str]) -> None:
+    """ConfigError for what would have no effect on one prompt."""
+    for key, flag in (("output.path", "--output"), ("input.limit", "--limit")):
+        if any(one.startswith(f"{key}=") for one in given):
+            raise ConfigError(
+                f"{flag}: the answer to one prompt is printed; give a JSONL file of requests, or leave it out"
+            )
+
+
+def _answer(prompt: str, profile: DeviceProfile, run: RunConfig) -> None:
+    from common.commands.filling import answer
+
+    with GeneratorOnDemand(profile, run) as build:
+        answer(build(), {"question": prompt})
+
+
+def _is_file(prompt: str) -> bool:
+    if prompt == STANDARD_INPUT or prompt.endswith((".jsonl", ".jsonl.gz")):
+        return True
+    try:
+        return Path(prompt).is_file()
+    except (OSError, ValueError):  # a text that no file can be called
+        return False
+
+
+def _files(model: str, file: str | None, given: Sequence[str]) -> list[str]:
+    """Overrides that name input and output. Raises ConfigError where there is nothing to decode."""
+    keys = {one.partition("=")[0] for one in given}
+    if file is None:
+        if find_config("runs", model).is_dir() and not keys & {"input", "input.path"}:
+            raise ConfigError(f"run {model}: give what is to be answered after it: a text, or a JSONL file of requests")
+        return []
+    stem = "stdin" if file == STANDARD_INPUT else Path(file.removesuffix(".gz")).stem
+    output = f"output.path=outputs/{Path(model).stem}_{stem}.jsonl"
+    return [f"input.path={file}", *([] if keys & {"output", "output.path"} else [output])]

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Annotated, Any
 
 import typer
 
-from common.commands.options import OptionalText, ProfileOption, RunArgument, SetOption, load_to_run
+from common.commands.arguments.options import (
+    ModelArgument,
+    OptionalText,
+    ProfileOption,
+    SaveRunOption,
+    SetOption,
+    load_to_run,
+    save_run_file,
+)
 from common.errors import ConfigError
 
 
@@ -26,8 +35,8 @@ def _not_empty(param: typer.CallbackParam, value: str | None) -> str | None:
 
 
 def serve(
-    run: RunArgument,
-    profile: ProfileOption,
+    model: ModelArgument,
+    profile: ProfileOption = None,
     set: SetOption = None,
     host: Annotated[OptionalText, typer.Option("--host", help="The address to listen on.", callback=_not_empty)] = None,
     port: Annotated[
@@ -40,16 +49,21 @@ def serve(
             "--api-key-file", help="A file with one API key a line; so has LOPA_API_KEYS.", callback=_not_empty
         ),
     ] = None,
+    save_run: SaveRunOption = None,
 ) -> None:
     """Answer requests over HTTP, as OpenAI's API does, until SIGTERM or Ctrl-C.
 
-    The model, what it is called and what requests have by default stand in the run file; its input and output are not
-    used. For a profile of several processes use scripts/serve.sh, which starts them.
+    The settings are what a request has that says nothing else. Of a run file input and output are not used. For a
+    profile of several processes use scripts/serve.sh, which starts them.
     """
     from common.serving import serve as serve_run
 
     settings = [*(set or []), *_overrides(host, port, api_key_file)]
-    device_profile, run_config = load_to_run(profile, run, settings, "scripts/serve.sh")
+    device_profile, run_config = load_to_run(profile, model, settings, "scripts/serve.sh", takes_many=True)
+    save_run_file(save_run, run_config, model)
+
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s lopa: %(message)s"))
 
     def build() -> Any:
         # Here: probes are answered while torch is being loaded.

@@ -9,18 +9,27 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from common.commands.options import GeneratorOnDemand, SetOption, load_to_run
+from common.commands.arguments.options import (
+    MODEL_HELP,
+    GeneratorOnDemand,
+    OptionalText,
+    ProfileOption,
+    SetOption,
+    load_to_run,
+)
+from common.commands.filling import numbers
 from common.errors import ConfigError
+from common.tables import counted
 
 _OptionalPath = Optional[Path]  # noqa: UP045  typer reads this at run time, on Python 3.10 too
 
 
 def trace(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to answer, as a question of the run.")],
+    model_or_prompt: Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_HELP} demo if not given.")],
+    prompt: Annotated[OptionalText, typer.Argument(metavar="PROMPT", help="The text to answer.")] = None,
     html: Annotated[_OptionalPath, typer.Option("--html", help="Write a page that replays the passes.")] = None,
     json_file: Annotated[_OptionalPath, typer.Option("--json", help="Write the passes as JSON.")] = None,
-    profile: Annotated[str, typer.Option("--profile", "-p", help="What runs the model.")] = "cpu",
-    run: Annotated[str, typer.Option("--run", help="The model and how it decodes: a run file or its name.")] = "demo",
+    profile: ProfileOption = None,
     set: SetOption = None,
 ) -> None:
     """Decode one prompt and show which pass filled which position, and which branch won.
@@ -28,11 +37,12 @@ def trace(
     The page is one file without anything external: it plays, steps back and forth, and can be sent to others.
     """
     files = _output_files({"--html": html, "--json": json_file})
-    device_profile, run_config = load_to_run(profile, run, set)
+    model, asked = ("demo", model_or_prompt) if prompt is None else (model_or_prompt, prompt)
+    device_profile, run_config = load_to_run(profile, model, set)
     from common.evaluation import record_trace
 
     with GeneratorOnDemand(device_profile, run_config) as build:
-        recorded = record_trace(build(), prompt)
+        recorded = record_trace(build(), asked)
     if recorded is None:  # another rank writes
         return
     _write(files, recorded)
@@ -42,7 +52,7 @@ def trace(
 
 
 def _output_files(files: Mapping[str, Path | None]) -> dict[str, Path]:
-    """Where the files of these options really lie; options without one are left out.
+    """Find where the files of these options really lie; options without one are left out.
 
     Raises ConfigError for a place that cannot be written, and for two options of one file.
     """
@@ -67,11 +77,19 @@ def _write(files: Mapping[str, Path], recorded: Mapping[str, Any]) -> None:
 
 
 def _print_summary(recorded: Mapping[str, Any]) -> None:
-    """The answer on standard output, its numbers beside it."""
+    """The answer on standard output; a line a pass and the numbers beside it."""
+    for event in recorded["events"]:
+        typer.echo(_pass(event), err=True)
     typer.echo(recorded["answer"]["text"].strip("\n"))
-    num_passes, num_tokens = len(recorded["events"]), recorded["answer"]["length"]
-    typer.echo(
-        f"{num_tokens} tokens in {num_passes} passes, {num_tokens / num_passes:.2f} a pass, "
-        f"{recorded['num_lookahead_wins']} passes won by a lookahead, {recorded['seconds'][-1]:.2f} s",
-        err=True,
-    )
+    num_tokens, num_passes = recorded["answer"]["length"], len(recorded["events"])
+    wins = recorded["num_lookahead_wins"]
+    typer.echo(numbers(num_tokens, num_passes, wins, recorded["seconds"][-1]), err=True)
+
+
+def _pass(event: Mapping[str, Any]) -> str:
+    """Which branch won a pass, and the text that it filled, in the order of the positions."""
+    num_lookahead = len(event["branch_scores"]) - 1
+    winner = "the anchor" if event["winner"] == num_lookahead else f"lookahead {event['winner'] + 1} of {num_lookahead}"
+    brought = sorted((*event["filled"], *event["edited"]))
+    text = "".join(text for _, _, text, _ in brought)
+    return f"pass {event['pass']}: {winner} won, {counted(len(brought), 'token')}: {text!r:.90}"

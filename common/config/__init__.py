@@ -1,23 +1,15 @@
 """YAML in, frozen checked objects out: the door through which every setting enters.
 
 A device *profile* says what runs the model, a *run* what is decoded, a *sweep* which settings are compared. Nothing
-behind this room sees a dict or fills in a default.
+after this room sees a dict or fills in a default.
 """
 
 from common.config.consistent import MIN_TEMPERATURE
 from common.config.decode import MOST_STOP_TOKENS, NUM_CANDIDATES, DecodeConfig, is_greedy
 from common.config.explain import explain, given_value, keys_of, problem, remedy
-from common.config.files import (
-    fewshot_file,
-    find_config,
-    load_profile,
-    load_profile_and_run,
-    load_run,
-    load_yaml,
-    machine_file,
-    tiles_folder,
-)
+from common.config.files import load_profile, load_profile_and_run, load_run, load_yaml
 from common.config.frozen import Frozen, Settings
+from common.config.names import fewshot_file, find_config, machine_file, shipped_names, tiles_folder
 from common.config.old_spellings import recorded, renewed
 from common.config.profile import DeviceProfile, GraphConfig, MeshConfig, NpuConfig
 from common.config.run import BenchmarkName, InputConfig, OutputConfig, RunConfig
@@ -80,6 +72,7 @@ __all__ = [
     "recorded",
     "remedy",
     "renewed",
+    "shipped_names",
     "slug",
     "tiles_folder",
 ]

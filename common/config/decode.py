@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from common.config.consistent import MIN_TEMPERATURE, contradictions
-from common.config.frozen import Settings
+from common.config.frozen import Policy, Settings
 from common.config.old_spellings import why_old
-from common.config.policy import Policy
 from common.config.strategies import D2F, STRATEGIES, AnyStrategy, Strategy, as_section, merged_decode
 
 WindowAttention = Literal["full", "block_causal"]
@@ -98,12 +97,12 @@ class DecodeConfig(Settings):
     )
     window_attention: WindowAttention = Field(
         default="full",
-        description="What a position of the window sees: all of the window (`full`), or nothing behind its own block "
+        description="What a position of the window sees: all of the window (`full`), or nothing after its own block "
         "(`block_causal`, the only kind of `lopa_ascend`).",
     )
     shift_row: Literal["stale", "fresh"] = Field(
         default="stale",
-        description="What predicts the first token behind the cache: the step that committed the position before it "
+        description="What predicts the first token after the cache: the step that committed the position before it "
         "(`stale`, as published), or, as for every block's first token, what the window holds (`fresh`).",
     )
     temperature: float = Field(

@@ -62,14 +62,21 @@ def explain(error: ValidationError, path: Path, kind: type[BaseModel]) -> str:
 
 
 def problem(error: ValidationError, kind: type[BaseModel], section: str = "") -> str:
-    """The first of the errors: its key, and what to do. section: the key under which the settings stand."""
-    first = error.errors()[0]
+    """Say the key of the error to begin with, and what to do. section: the key under which the settings stand."""
+    first = error_to_begin_with(error)
     where = ".".join([section] * bool(section) + keys_of(first["loc"]))
     return f"{where + ': ' if where else ''}{remedy(first, first['loc'], kind)}"
 
 
+def error_to_begin_with(error: ValidationError) -> Mapping[str, Any]:
+    """The first of the errors; where a key is missing an unknown one, which may be the same, misspelt."""
+    errors = error.errors()
+    unknown = [one for one in errors if one["type"] == "extra_forbidden"]
+    return unknown[0] if unknown and errors[0]["type"] == "missing" else errors[0]
+
+
 def remedy(error: Mapping[str, Any], location: Sequence[int | str], kind: type[BaseModel]) -> str:
-    """What to do about one of pydantic's errors, and what was given. location: of the error within `kind`."""
+    """Say what to do about one of pydantic's errors, and what was given. location: of the error within `kind`."""
     if error["type"] == "extra_forbidden":
         if len(location) > 2 and location[-3] == _STRATEGY:
             return why_no_key(str(location[-1]), str(location[-2]))

@@ -1,68 +1,32 @@
-"""From a YAML file and `--set key=value` to the checked object; where files that come with the package lie."""
+"""From a YAML file and `--set key=value` to the checked object."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from common.config.decode import DecodeConfig
-from common.config.explain import REFUSED_KEYS, keys_of, problem
+from common.config.explain import REFUSED_KEYS, error_to_begin_with, keys_of, problem
 from common.config.frozen import Frozen
+from common.config.names import find_config, or_shipped, settings_of
 from common.config.old_spellings import is_old_of_profile, why_old
 from common.config.overrides import Origins, Override, apply_override, as_overrides
 from common.config.profile import DeviceProfile
 from common.config.run import RunConfig
 from common.config.strategies import merged_decode
 from common.config.yaml_file import read_yaml
-from common.errors import ConfigError, why_no_file
-
-# The folder beside `common`: in a checkout, and in an installed package.
-_ROOT = Path(__file__).resolve().parents[2]
-_CONFIGS = _ROOT / "configs"
+from common.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT", bound=Frozen)
-
-
-def find_config(kind: Literal["profiles", "runs", "sweeps", "presets"], name: str | Path) -> Path:
-    """A path as it is; the bare name of a file in configs/`kind` as its path. Raises ConfigError naming those there."""
-    folder = _CONFIGS / kind
-    candidates = (Path(name), folder / name, folder / f"{name}.yaml")
-    found = next((path for path in candidates if _is_file(path)), None)
-    if found is None:
-        known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml"))) or "none"
-        raise ConfigError(f"{name}: {why_no_file(Path(name))}, and not one of the {kind} in {folder} ({known})")
-    return found
-
-
-def fewshot_file(name: str) -> Path:
-    """A file of configs/fewshot: solved rows of a benchmark."""
-    return _CONFIGS / "fewshot" / name
-
-
-def tiles_folder() -> Path:
-    """configs/tiles: the tiles of linears that come with the package, a file a device."""
-    return _CONFIGS / "tiles"
-
-
-def machine_file(name: str) -> Path:
-    """configs/machines: the measured numbers that an engine decides by, a file a device."""
-    return _CONFIGS / "machines" / f"{name}.yaml"
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that no file can have
-        return False
 
 
 def load_profile_and_run(
     profile: str | Path, run: str | Path, overrides: Sequence[str | Override] = ()
 ) -> tuple[DeviceProfile, RunConfig]:
-    """Both files of a run. An override goes to the file that its first key belongs to. Raises ConfigError."""
+    """Load both files of a run. An override goes to the file that its first key belongs to. Raises ConfigError."""
     given = as_overrides(overrides)
     of_profile = [
         override
@@ -73,27 +37,31 @@ def load_profile_and_run(
     return load_profile(profile, of_profile), load_run(run, of_run)
 
 
-def load_profile(path: str | Path, overrides: Sequence[str | Override] = ()) -> DeviceProfile:
-    """Read a device profile. Raises ConfigError naming file or override, key and fix."""
-    return load_yaml(path, DeviceProfile, overrides)
+def load_profile(name: str | Path, overrides: Sequence[str | Override] = ()) -> DeviceProfile:
+    """Read a device profile: a YAML file, or a name from configs/profiles. Raises ConfigError naming key and fix."""
+    return load_yaml(find_config("profiles", name), DeviceProfile, overrides)
 
 
-def load_run(path: str | Path, overrides: Sequence[str | Override] = ()) -> RunConfig:
-    """Read a run file and apply `key=value` overrides (dotted keys, YAML values). Raises ConfigError."""
-    run = load_yaml(path, RunConfig, overrides)
-    return run.model_copy(update={"model": _or_shipped(run.model)})
+def load_run(name: str | Path, overrides: Sequence[str | Override] = ()) -> RunConfig:
+    """Read a run file, or take a model's folder as a run by its family's preset, and apply `key=value` overrides
+    (dotted keys, YAML values). Relative paths that are not here are those of files that come with the package.
 
-
-def _or_shipped(folder: str) -> str:
-    """`configs/models/dream_7b` of a shipped run also where the command is started outside of a checkout."""
-    shipped = _ROOT / folder
-    is_shipped = shipped.is_relative_to(_CONFIGS) and shipped.is_dir() and not Path(folder).exists()
-    return str(shipped) if is_shipped else folder
+    name: a YAML file, a name from configs/runs, or a model's folder. Raises ConfigError.
+    """
+    path = find_config("runs", name)
+    tree = settings_of(path) if path.is_dir() else read_yaml(path)
+    run = _checked(tree, Origins(path, as_overrides(overrides)), RunConfig)
+    source = run.input and run.input.model_copy(update={"path": or_shipped(run.input.path)})
+    return run.model_copy(update={"model": or_shipped(run.model), "input": source})
 
 
 def load_yaml(path: str | Path, kind: type[ConfigT], overrides: Sequence[str | Override] = ()) -> ConfigT:
     """Any file of settings as its checked object. Raises ConfigError."""
-    tree, origins = read_yaml(Path(path)), Origins(Path(path), as_overrides(overrides))
+    return _checked(read_yaml(Path(path)), Origins(Path(path), as_overrides(overrides)), kind)
+
+
+def _checked(tree: dict[str, Any], origins: Origins, kind: type[ConfigT]) -> ConfigT:
+    """The tree with the overrides in it. Raises ConfigError."""
     for override in origins.overrides:
         apply_override(tree, override, kind)
     _refuse_keys(tree, origins)
@@ -104,7 +72,7 @@ def load_yaml(path: str | Path, kind: type[ConfigT], overrides: Sequence[str | O
         return kind.model_validate(tree)
     except ValidationError as error:
         preset = f" (decode has the settings of preset {tree['preset']} too)" if _is_of_preset(tree, error) else ""
-        origin = origins.of(keys_of(error.errors()[0]["loc"]))
+        origin = origins.of(keys_of(error_to_begin_with(error)["loc"]))
         raise ConfigError(f"{origin}: {problem(error, kind)}{preset}") from None
 
 

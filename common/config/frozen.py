@@ -1,10 +1,22 @@
-"""What every object of settings is: complete, checked and read-only."""
+"""What every object of settings is: complete, checked and read-only; and a setting that names a policy."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from common.policies import policy
 
 _NUMBERS = (int, float)
 
@@ -23,7 +35,7 @@ class Frozen(BaseModel):
 
 
 class Settings(Frozen):
-    """What is read from YAML. A trace is not: its JSON is read strictly, where a validator in front would get in."""
+    """Settings read from YAML. A trace is not: its JSON is read strictly, where a validator in front would get in."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -43,3 +55,17 @@ class Settings(Frozen):
         if isinstance(value, int) and abs(value) >= 2**63:
             raise ValueError("set it to less than 2^63")
         return value
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Names a policy of `common/policies/<folder>`, or of an installed package."""
+
+    folder: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._known, handler(source))
+
+    def _known(self, name: str) -> str:
+        policy(self.folder, name)
+        return name

@@ -11,7 +11,7 @@ from common.config.strategies import as_section, in_full, with_key
 
 
 class _Number(NamedTuple):
-    """What a key is now: a number of rules. rules: those that looked at it, the usual one first; none: all."""
+    """A key that is a number of rules now. rules: those that looked at it, the usual one first; none: all."""
 
     setting: str
     name: str

@@ -33,7 +33,7 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Where the settings of a tree come from."""
+    """The places that the settings of a tree come from."""
 
     path: Path
     overrides: Sequence[Override] = ()

@@ -116,7 +116,7 @@ class NpuConfig(Settings):
 
 
 def _as_variable(item: Any) -> Any:
-    """What is no text, number or boolean is left to be refused."""
+    """The text of a text, number or boolean; anything else as it is, to be refused."""
     if isinstance(item, bool):
         return str(item).lower()
     return str(item) if isinstance(item, (int, float)) else item

@@ -121,7 +121,7 @@ class RunConfig(Settings):
         default=8192,
         ge=1,
         description="Prompt tokens of one pass: other prompts wait for the next, and a longer one begins alone or, "
-        "where positions see nothing behind their block (`block_diffusion`, `fast_dllm_v2`), is cut.",
+        "where positions see nothing after their block (`block_diffusion`, `fast_dllm_v2`), is cut.",
     )
     branch_budget: Literal["all", "auto"] = Field(
         default="all",

@@ -18,8 +18,9 @@ from pydantic import Field, ValidationError
 
 from common.config.decode import DecodeConfig
 from common.config.explain import problem
-from common.config.files import find_config, load_profile_and_run, load_yaml
+from common.config.files import load_profile_and_run, load_yaml
 from common.config.frozen import Settings
+from common.config.names import did_you_mean, find_config
 from common.config.overrides import Override, as_overrides
 from common.config.profile import DeviceProfile
 from common.config.run import OutputConfig, RunConfig
@@ -104,7 +105,7 @@ class SweepLaunch:
 
     @property
     def run(self) -> RunConfig:
-        """That of the widest point, so that the engine is laid out and warmed up for all of them."""
+        """The run of the widest point, so that the engine is laid out and warmed up for all of them."""
         return max((point.run for point in self.points), key=_width)
 
 
@@ -128,16 +129,18 @@ def load_sweep(
     run: str | None = None,
     overrides: Sequence[str] = (),
     only: Sequence[str] = (),
+    usual_profile: str | None = None,
 ) -> Sweep:
-    """All points of a file, checked. Raises ConfigError naming file, row and fix.
+    """Load all points of a file, checked. Raises ConfigError naming file, row and fix.
 
     profile, run: of all points; None or "-": those that the file names. overrides: as `--set` has them; they go before
     what the file sets, but for decode settings, which are what is compared. only: names of the points to run; all of
-    them unless given.
+    them unless given. usual_profile: of points for which nothing names one.
     """
     sweep = load_yaml(path, SweepConfig)
     rows = _rows(sweep, path)
     _check_names([row.name for row in rows], only, path)
+    sweep = sweep.model_copy(update={"profile": sweep.profile or usual_profile})
     loader = _Loader(path, sweep, _named(profile), _named(run), overrides)
     points = [loader.point(row) for row in rows if not only or row.name in only]
     return Sweep(path, loader.folder(points), tuple(row.name for row in rows), tuple(_launches(points)))
@@ -168,7 +171,7 @@ class _Loader:
         return SweepPoint(row.name, profile_path, run_path, profile, run)
 
     def folder(self, points: list[SweepPoint]) -> Path:
-        """Where the results of all points go; the points know their files from here on."""
+        """Settle where the results of all points go; the points know their files from here on."""
         folders = {str(_folder_of(point.run, point.run_path)): None for point in points}
         if len(folders) > 1:
             raise ConfigError(
@@ -264,7 +267,8 @@ def _check_names(names: list[str], only: Sequence[str], path: Path) -> None:
         first[slug(name)] = name
     unknown = next((name for name in only if name not in names), None)
     if unknown is not None:
-        raise ConfigError(f"{path}: no row is called {unknown!r}: name one of {', '.join(names)}")
+        known = ", ".join(map(repr, names))
+        raise ConfigError(f"{path}: no row is called {unknown!r}: {did_you_mean(unknown, names)}name one of {known}")
 
 
 def _as_yaml(value: Any) -> str:

@@ -91,7 +91,7 @@ def _too_many() -> ValueError:
 
 
 def why_not_yaml(error: Exception) -> str:
-    """What `parse_yaml` has raised, in words for a sentence that names the file; with the place where it is known."""
+    """Put what `parse_yaml` has raised into words, with the place where it is known; the file is named elsewhere."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, yaml.reader.ReaderError):  # of a text, its `character` is a number

@@ -4,7 +4,7 @@ one prompt, and lm-eval driven with our model."""
 from common.evaluation.board import Board
 from common.evaluation.harness import HarnessModel, drive
 from common.evaluation.parity import replay_files
-from common.evaluation.record import record_trace
+from common.evaluation.record import record_trace, request_of, watch
 from common.evaluation.sweep import evaluate_sweep, print_board
 
 __all__ = [
@@ -15,4 +15,6 @@ __all__ = [
     "print_board",
     "record_trace",
     "replay_files",
+    "request_of",
+    "watch",
 ]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -28,8 +27,13 @@ from common.scoring import DEFINITIONS
 logger = logging.getLogger(__name__)
 
 
-def evaluate_sweep(sweep: Sweep, build: Callable[[], Any], *, overwrite: bool = False, num_shown: int = 0) -> list[Row]:
+def evaluate_sweep(
+    sweep: Sweep, build: Callable[[], Any], *, overwrite: bool = False, num_shown: int = 0,
+    shown_first: Sequence[str] = (),
+) -> list[Row]:  # fmt: skip
     """Run every point of a sweep of one launch; on rank 0 print and write the table, and return its rows.
+
+    num_shown: of the solved problems of the last point that are printed, those with an id in shown_first before others.
 
     A point that fails ends this: what is done stays, the board says which point and why, and the next start tries it
     again. Raises ConfigError, EngineError, OSError, and Stopped on SIGINT and SIGTERM.
@@ -43,7 +47,7 @@ def evaluate_sweep(sweep: Sweep, build: Callable[[], Any], *, overwrite: bool = 
             _run(board if is_first else None, point, build, overwrite)
     if is_first:
         if num_shown:
-            _print_solved(points[-1].run, num_shown)
+            _print_solved(points[-1].run, num_shown, shown_first)
         print_board(board)
     return board.rows() if is_first else []
 
@@ -51,7 +55,8 @@ def evaluate_sweep(sweep: Sweep, build: Callable[[], Any], *, overwrite: bool = 
 def print_board(board: Board) -> None:
     """Write the tables of a sweep, and print the first of them."""
     headings, cells, area = board.publish()
-    remarks = [] if area is None else [f"AUP {area:.1f}: {DEFINITIONS['area_under_accuracy'].removeprefix('AUP: ')}"]
+    definition = DEFINITIONS["area_under_accuracy"].removeprefix("AUP: ")
+    remarks = [] if area is None else [f"AUP {area:.1f}, accuracy and speed in one number: {definition}"]
     folder = board.path.parent
     remarks.append(f"written to {folder}/sweep.md, sweep.csv and sweep.json; a page of it: lopa report {folder}")
     print_table(headings, cells, remarks)
@@ -74,7 +79,9 @@ def _noted(board: Board, point: SweepPoint, title: str, is_first: bool) -> Itera
         yield
         return
     seconds = board.seconds_left()
-    logger.info("%s%s", title, "" if seconds is None else f", ETA {timedelta(seconds=round(seconds))}")
+    logger.info(
+        "%s%s", title, "" if seconds is None else f", ETA {timedelta(seconds=round(seconds))} if points take alike"
+    )
     board.run(point.name)
     try:
         yield
@@ -102,11 +109,11 @@ def _with_decode(build: Callable[[], Any], decode: DecodeConfig) -> Callable[[],
     return build_row
 
 
-def _print_solved(run: RunConfig, count: int) -> None:
+def _print_solved(run: RunConfig, count: int, first: Sequence[str]) -> None:
     source, target = input_and_output(run)
     question_of = {line.key: line.fields.get("question", "") for line in read_lines(source)}
-    solved = (record for record in read_records(Path(target.path)) if record.get("correct"))
-    for record in itertools.islice(solved, count):
+    solved = [record for record in read_records(Path(target.path)) if record.get("correct")]
+    for record in sorted(solved, key=lambda record: record["id"] not in first)[:count]:
         print(f"\n{question_of.get(str(record['id']), '')}\n\n{record['text'].strip()}")
         print(f"-- {record['effective_tokens']} tokens in {record['steps']} forward passes")
     print()

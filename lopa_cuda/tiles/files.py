@@ -36,7 +36,7 @@ from lopa_cuda.tiles.wide import (
 )
 
 _DEFAULTS = LinearConfig._field_defaults
-_FIX = "correct it, or remove the file and run `lopa tune PROFILE RUN`"
+_FIX = "correct it, or remove the file and run `lopa tune MODEL`"
 _Whole = Annotated[int, Field(ge=1, lt=2**31)]
 
 

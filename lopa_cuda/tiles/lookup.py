@@ -107,4 +107,4 @@ def tell(device: Device, tiles: DeviceTiles, linears: Iterable[tuple[str, Linear
     line = f"linear tiles of {device.name}: {source}"
     if not without:
         return line
-    return f"{line}; on the library for want of an entry: {', '.join(without)} (`lopa tune PROFILE RUN` measures them)"
+    return f"{line}; on the library for want of an entry: {', '.join(without)} (`lopa tune MODEL` measures them)"

@@ -42,7 +42,16 @@ def run(tmp_path: Path) -> RunConfig:
 
 def lopa_tune(tmp_path: Path, *arguments: str) -> list[str]:
     (tmp_path / "run.yaml").write_text(f"model: {tmp_path / 'model'}\nload_format: dummy\n")
-    command = [sys.executable, "-m", "common.commands", "tune", "h200_tp1_bp1", str(tmp_path / "run.yaml"), *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "common.commands",
+        "tune",
+        "-p",
+        "h200_tp1_bp1",
+        str(tmp_path / "run.yaml"),
+        *arguments,
+    ]
     environment = {**os.environ, "LOPA_TILES": str(tmp_path / "tiles")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, done.stderr

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
-
 import typer
 
 from common.commands.bench import host, kernels, load, steps
-from common.errors import ConfigError
 
 MEASURES = {"steps": steps, "host": host, "load": load, "kernels": kernels}
-_USAGE = """usage: lopa bench {steps,host,load,kernels} ...
+_USAGE = """usage: lopa bench [steps] MODEL ...
+       lopa bench {host,load,kernels} ...
 
   steps     times of single steps and of whole decoding steps by part, beside the device's floors
   host      the scheduler's own time of a step, without a model
   load      tokens per second of many requests at once, over HTTP too
   kernels   the CUDA kernels at Dream-7B's shapes
 
-`lopa bench WHAT --help` explains the options of each."""
+`lopa bench WHAT --help` explains the options of each; `lopa bench MODEL` is `lopa bench steps MODEL`."""
 
 
 def bench(context: typer.Context) -> None:
@@ -26,9 +24,5 @@ def bench(context: typer.Context) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         typer.echo(_USAGE, err=not arguments)
         raise typer.Exit(0 if arguments else 2)
-    if arguments[0] not in MEASURES:
-        raise ConfigError(
-            f"bench {arguments[0]}: say first what to measure, one of {', '.join(MEASURES)}; "
-            f"this is now `lopa bench steps {shlex.join(arguments)}`"
-        )
-    MEASURES[arguments[0]].measure(arguments[1:])
+    what, *others = arguments if arguments[0] in MEASURES else ["steps", *arguments]
+    MEASURES[what].measure(others)

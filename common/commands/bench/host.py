@@ -6,7 +6,7 @@ import argparse
 
 import typer
 
-from common.commands.options import WholeNumber
+from common.commands.arguments.options import WholeNumber
 
 _COUNT = WholeNumber(10**5)
 _FAMILIES = (

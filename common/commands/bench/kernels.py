@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.commands.options import WholeNumber
+from common.commands.arguments.options import WholeNumber
 from common.errors import ConfigError
 
 _SECTIONS = ("linears", "stages", "heads", "steps")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import typer
 
-from common.commands.options import WholeNumber, load_both, make_ready
+from common.commands.arguments.found import load_both
+from common.commands.arguments.options import WholeNumber, add_model_and_settings, make_ready
 from common.errors import ConfigError
 
 _AT_ONCE = WholeNumber(10**4)
@@ -18,14 +19,14 @@ _LOOKAHEAD = WholeNumber(100, 0)
 def measure(arguments: list[str]) -> None:
     """Measure tokens per second at several numbers of requests at once, in one process.
 
-    Without --answers RUN's own model answers, and all prompts are decoded twice. With it RUN is what is timed (dummy
-    weights will do), and the model, settings and input of the other run decide which tokens are accepted. With --http
-    clients ask a server for them, beside the same without HTTP.
+    Without --answers MODEL answers itself, and all prompts of its run are decoded twice. With it MODEL is what is timed
+    (dummy weights will do), and model, settings and input of the other run decide which tokens are accepted. With
+    --http clients ask a server for them, beside the same without HTTP.
     """
     known = parse(arguments)
     _check(known)
-    profile, run = load_both(known.profile, known.run, known.set)
-    _, answers = load_both(known.profile, known.answers or known.run, known.set)
+    profile, run = load_both(known.profile, known.model, known.set)
+    answers = load_both(known.profile, known.answers, known.set)[1] if known.answers else run
     make_ready(profile)
     from common.bench import LoadOptions, measure_requests, measure_serving, measure_throughput
 
@@ -47,8 +48,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="lopa bench load", description=measure.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("profile")
-    parser.add_argument("run")
+    add_model_and_settings(parser)
     parser.add_argument("--answers", metavar="RUN", help="the run whose model answers")
     parser.add_argument("--http", action="store_true", help="measure the server beside the engine without it")
     parser.add_argument("--at-once", type=_AT_ONCE, nargs="+", default=[1, 4, 16, 64], metavar="N")
@@ -56,9 +56,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--lookahead", type=_lookahead, nargs="+", metavar="K",
         help="numbers of lookaheads, and without --http `auto`: 0 3 7 auto if not given",
     )  # fmt: skip
-    parser.add_argument("--limit", type=_AT_ONCE, metavar="N", help="prompts of RUN's own model: 300 if not given")
+    parser.add_argument(
+        "--limit", type=_AT_ONCE, metavar="N", help="prompts that MODEL answers itself: 300 if not given"
+    )
     parser.add_argument("--port", type=WholeNumber(65535), default=8123, help="of the server that is measured")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting")
     parser.add_argument("--output", type=Path, help="JSON file")
     return parser.parse_args(arguments)
 

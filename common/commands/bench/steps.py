@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import typer
 
-from common.commands.options import WholeNumber, load_to_run
+from common.commands.arguments.options import WholeNumber, add_model_and_settings, load_to_run
+from common.config import DeviceProfile, RunConfig
 from common.errors import ConfigError
 from common.processes import global_rank
 
 _COUNT = WholeNumber(10**6)
+# A CPU takes minutes for what a GPU does in seconds: this much unless options say more, and no mixes.
+_ON_CPU: dict[str, Any] = {"shapes": [(1, 32), (1, 64), (8, 32), (8, 64)], "steps": 5, "requests": 1}
 
 
 def measure(arguments: list[str]) -> None:
@@ -22,14 +26,22 @@ def measure(arguments: list[str]) -> None:
 
         typer.echo(compare(*(Path(path) for path in known.compare)))
         return
-    if known.run is None:
-        raise ConfigError("bench steps: give PROFILE and RUN, or --compare A.json B.json")
-    profile, run = load_to_run(known.profile, known.run, known.set, "scripts/bench.sh")
-    _check(known, profile.max_model_len, run.model)
-    if known.output is not None and global_rank() == 0:
-        check_output(Path(known.output))
+    if known.model is None:
+        raise ConfigError("bench steps: give MODEL, or --compare A.json B.json")
+    profile, run = load_to_run(known.profile, known.model, known.set, "scripts/bench.sh")
+    # Here: it loads torch, which a wrong argument has no reason to wait for.
     from common.bench import BenchOptions, run_bench
 
+    most = _positions(profile, run)
+    if known.cached is None:  # a prompt of the usual length, or of a quarter of a small model's positions
+        known.cached = min(BenchOptions().num_cached, most // 4)
+    if profile.device == "cpu":
+        known.no_mixes = True
+        for name, value in _ON_CPU.items():
+            setattr(known, name, getattr(known, name) or value)
+    _check(known, most)
+    if known.output is not None and global_rank() == 0:
+        check_output(Path(known.output))
     given = {
         "cases": known.shapes and tuple(known.shapes), "num_steps": known.steps, "num_cached": known.cached,
         "num_requests": known.requests,
@@ -58,14 +70,12 @@ def check_output(path: Path) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lopa bench steps", description=measure.__doc__)
-    parser.add_argument("profile", nargs="?")
-    parser.add_argument("run", nargs="?")
+    add_model_and_settings(parser, nargs="?")
     parser.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"))
     parser.add_argument("--output", help="JSON file; a table is written beside it, and `lopa report` draws it")
     parser.add_argument("--trace", help="recorded acceptance (common.bench.acceptance) for tokens per second")
     parser.add_argument("--shapes", nargs="+", type=_shape, metavar="ROWSxWINDOW", help="single steps to time")
     parser.add_argument("--no-mixes", action="store_true", help="leave out the steps over windows of several widths")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--steps", type=_COUNT, help="timed steps of each shape")
     parser.add_argument("--cached", type=_COUNT, help="prompt length")
     parser.add_argument("--requests", type=_COUNT, help="requests of each section of decoding steps")
@@ -77,19 +87,23 @@ def _shape(text: str) -> tuple[int, int]:
     return _COUNT(rows), _COUNT(width)
 
 
-def _check(known: argparse.Namespace, max_model_len: int, model: str) -> None:
-    """ConfigError where the longest window does not fit behind the prompt."""
-    from common.bench import BenchOptions
+def _positions(profile: DeviceProfile, run: RunConfig) -> int:
+    """The most that a request may have."""
     from common.checkpoint import load_model_config
 
+    return min(profile.max_model_len, load_model_config(run.model).max_position_embeddings)
+
+
+def _check(known: argparse.Namespace, most: int) -> None:
+    """ConfigError where the longest window does not fit after the prompt."""
+    from common.bench import BenchOptions
+
     options = BenchOptions()
-    cached = known.cached or options.num_cached
     widths = [width for _, width in known.shapes or options.cases]
     mixed = [] if known.no_mixes else [width for _, widths in options.mixes for width in widths]
     widest = max([*widths, *mixed])
-    most = min(max_model_len, load_model_config(model).max_position_embeddings)
-    if cached + widest > most:
+    if known.cached + widest > most:
         raise ConfigError(
-            f"bench steps: {cached} cached positions and windows of up to {widest} do not fit into {most}, the least "
-            "of max_model_len and the model's positions: lower --cached, or use a model with more positions"
+            f"bench steps: {known.cached} cached positions and windows of up to {widest} do not fit into {most}, the "
+            "least of max_model_len and the model's positions: lower --cached, or use a model with more positions"
         )

@@ -26,7 +26,8 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__  # click's, which late versions 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What this node starts: `worker` is the Python command line of one process, `torchrun` how several are started.
+    """A command as this node starts it: `worker` is the Python command line of one process, `torchrun` how
+    several are started.
 
     needs_input: whether the command decodes the run's input.
     """
@@ -71,7 +72,7 @@ def check_options(command: str, arguments: list[str]) -> None:
 
 
 def check_before_start(profile: DeviceProfile, run: RunConfig, nodes: Nodes, *, needs_input: bool) -> None:
-    """What can be known to fail before any process is started. Raises ConfigError or MissingCapability."""
+    """Check what can be known to fail before any process is started. Raises ConfigError or MissingCapability."""
     # Here: what is only printed under DRY_RUN has no reason to load torch.
     from common.checkpoint import check_tensor_parallel, load_model_config
 

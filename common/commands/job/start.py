@@ -1,4 +1,4 @@
-"""`scripts/run_batch.sh` and its sisters behind their first lines: check the files, then start the processes that the
+"""`scripts/run_batch.sh` and its sisters after their first lines: check the files, then start the processes that the
 profile asks for.
 
     python -m common.commands.job run PROFILE RUN [--set key=value ...] [options of `lopa run`]
@@ -19,11 +19,12 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import NoReturn
 
+from common.commands.arguments.found import load_both
+from common.commands.arguments.options import allowing
 from common.commands.job import sweep
 from common.commands.job.launch import Job, check_before_start, check_options, is_dry_run, job_of, start_here
 from common.commands.main import open_standard_streams
-from common.commands.options import allowing
-from common.config import DeviceProfile, RunConfig, find_config, load_profile_and_run
+from common.config import DeviceProfile, RunConfig, find_config
 from common.errors import ConfigError, MissingCapability, one_line
 from common.processes import Stopped
 
@@ -31,7 +32,7 @@ _HELP = {"-h", "--help"}
 
 
 def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Job, DeviceProfile, RunConfig]:
-    """What to start for `command PROFILE RUN ...` in this environment. Raises ConfigError."""
+    """Plan what to start for `command PROFILE RUN ...` in this environment. Raises ConfigError."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)  # --help is the worker's
     parser.add_argument("command", choices=("run", "serve", "evaluate", "bench"), help=argparse.SUPPRESS)
     parser.add_argument("profile", help="device profile: a YAML file, or the name of one in configs/profiles")
@@ -41,10 +42,9 @@ def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[
     known, others = parser.parse_known_args(arguments)
     known.set = allowing(known.set, known.allow_code_execution)
     profile_path, run_path = find_config("profiles", known.profile), find_config("runs", known.run)
-    profile, run = load_profile_and_run(profile_path, run_path, known.set)
+    profile, run = load_both(str(profile_path), str(run_path), known.set)
     settings = [item for override in known.set for item in ("--set", override)]
-    profile_option = [] if known.command == "bench" else ["--profile"]
-    files = [*profile_option, str(profile_path), str(run_path)]
+    files = ["--profile", str(profile_path), str(run_path)]
     if not _HELP & set(others):
         check_options(known.command, [*files, *others, *settings])
     command = ["bench", "steps"] if known.command == "bench" else [known.command]

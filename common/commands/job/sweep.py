@@ -1,4 +1,4 @@
-"""`scripts/sweep.sh` behind its first lines: all points of a sweep checked, then launch after launch started.
+"""`scripts/sweep.sh` after its first lines: all points of a sweep checked, then launch after launch started.
 
     python -m common.commands.job evaluate [PROFILE RUN] SWEEP [--row NAME ...] [--retries N] [--set key=value ...]
                                            [options of `lopa evaluate`]
@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.batch import check_input, input_and_output
+from common.commands.arguments.options import allowing
 from common.commands.job.launch import Job, check_before_start, check_options, is_dry_run, job_of, start_here
-from common.commands.options import allowing
 from common.config import OWN, Sweep, SweepLaunch, SweepPoint, find_config, load_sweep, slug
 from common.errors import ConfigError, one_line, placed
 from common.processes import die_with_parent, processes_here
@@ -40,7 +40,7 @@ _STOPS = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 class Outcome(NamedTuple):
-    """How a launch ended. sentence: what its processes said last; None: nothing."""
+    """The end of a launch. sentence: what its processes said last; None: nothing."""
 
     exit_code: int
     sentence: str | None
@@ -121,7 +121,7 @@ def start(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def check_launch(sweep: Path, launch: SweepLaunch, job: Job) -> None:
-    """What can be known to fail of any of its points. Raises ConfigError or MissingCapability."""
+    """Check what can be known to fail of any of its points. Raises ConfigError or MissingCapability."""
     with _naming(sweep, launch.points[0]):
         check_before_start(launch.profile, launch.points[0].run, job.nodes, needs_input=True)
     # Here: what is only printed under DRY_RUN has no reason to load torch.
@@ -165,7 +165,7 @@ def run_sweep(plan: SweepPlan, start_launch: Callable[[SweepLaunch, Sequence[str
                 outcome = start_launch(launch, left)
                 if outcome.exit_code in _STOPS:
                     return outcome.exit_code
-                left, cause = _behind_failed(board, left, outcome, cause)
+                left, cause = _after_failed(board, left, outcome, cause)
     if num_started > 1:
         print_board(board)
     return _end(board, names)
@@ -180,7 +180,7 @@ def run_on_nodes(plan: SweepPlan, start_launch: Callable[[SweepLaunch, Sequence[
     return 0
 
 
-def _behind_failed(
+def _after_failed(
     board: Any, names: Sequence[str], outcome: Outcome, cause_before: str | None
 ) -> tuple[list[str], str | None]:
     """Points of a launch that are still to be tried, and why one of them has failed, if one has.

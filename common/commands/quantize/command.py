@@ -6,8 +6,8 @@ from typing import Annotated, Optional
 
 import typer
 
-from common.commands.options import OptionalText, SetOption, load_both
-from common.config import find_config, load_profile
+from common.commands.arguments.found import load_both, load_profile_or_found
+from common.commands.arguments.options import OptionalText, ProfileOption, SetOption
 
 
 def quantize(
@@ -29,17 +29,18 @@ def quantize(
     report: Annotated[
         OptionalText, typer.Option(metavar="RUN", help="Compare with the float model on this run: tokens, accuracy.")
     ] = None,
-    profile: Annotated[str, typer.Option("--profile", "-p", help="Runs models to calibrate and compare.")] = "cpu",
+    profile: ProfileOption = None,
     set: SetOption = None,
 ) -> None:
     """Write an 8-bit folder in msmodelslim's layout, and say what it cost, linear by linear."""
     from common.commands.quantize.model import QuantizeRequest, quantize_model
 
     if report is None:
-        device_profile, run_config = load_profile(find_config("profiles", profile), set or []), None
+        device_profile, run_config = load_profile_or_found(profile, set or []), None
     else:
         device_profile, run_config = load_both(profile, report, set)
     request = QuantizeRequest(
         model, out, device_profile, scheme, calibration, lora, smooth, tuple(exclude or ()), run_config
     )
     typer.echo(quantize_model(request))
+    typer.echo(f"written: {out}; start it as any model: lopa run {out} PROMPT")

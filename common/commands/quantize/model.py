@@ -73,7 +73,7 @@ def quantize_model(request: QuantizeRequest) -> str:
 
 
 def _check(request: QuantizeRequest) -> None:
-    """What would only be found out after the models have run."""
+    """Refuse at once what would else be found out after the models have run."""
     _check_names(request)
     out = Path(request.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -168,9 +168,13 @@ def _errors(found: Any) -> str:
     measured = {own.name: own.output_error for own in found.linears if own.output_error is not None}
     if measured:
         sections.append(_error_table("outputs on the calibration's samples", measured))
-    before, after = found.bytes_before / 1e9, found.bytes_after / 1e9
-    sections.append(f"{len(found.linears)} linears in {found.scheme}; {before:.3f} GB before, {after:.3f} GB after.")
+    before, after = _size(found.bytes_before), _size(found.bytes_after)
+    sections.append(f"{len(found.linears)} linears in {found.scheme}; {before} before, {after} after.")
     return "\n\n".join(sections)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _error_table(what: str, error_of: dict[str, float]) -> str:

@@ -19,7 +19,7 @@ def report(
         typer.Option("--output", "-o", help="The HTML file; Markdown goes beside it. [RESULTS/report.html]"),
     ] = None,
 ) -> None:
-    """Write one page of a study: pictures, and the tables behind them with the conditions of every number.
+    """Write one page of a study: pictures, and the tables they are drawn from with the conditions of every number.
 
     It shows accuracy over TPF, TPF over k, tokens per second, which branch won, windows, and, where a result of
     scripts/bench.sh lies in the folder, the time of a step by part. The page is one file without anything external.

@@ -40,7 +40,7 @@ def write_report(results: Path, html_path: Path, markdown_path: Path) -> None:
 
 
 def html_page(study: Study) -> str:
-    """A picture for each section first, then the tables behind them."""
+    """A picture for each section first, then the tables they are drawn from."""
     style = colours() + files(__package__).joinpath("report.css").read_text(encoding="utf-8")
     digest = f"sha256-{b64encode(hashlib.sha256(style.encode()).digest()).decode()}"
     found = sections(study)
@@ -82,7 +82,7 @@ def _facts(study: Study) -> str:
 
 
 def _problems(study: Study) -> list[str]:
-    """What is not as it should be: nothing is left out in silence."""
+    """Say what is not as it should be: nothing is left out in silence."""
     failed = [f"{point.number} {point.name}: {point.error}" for point in study.points if point.status == "failed"]
     waiting = [f"{point.number} {point.name}" for point in study.points if point.status in ("waiting", "running")]
     refused = [

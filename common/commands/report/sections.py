@@ -1,4 +1,4 @@
-"""What the report shows of a study: a section is a picture, what it means, and the table behind it.
+"""What the report shows of a study: a section is a picture, what it means, and the table it is drawn from.
 
 A section without data says so in a sentence.
 """
@@ -68,7 +68,7 @@ def results_table(study: Study) -> Table:
 
 
 def conditions(pairs: Sequence[tuple[Point, Metrics]]) -> tuple[str, ...]:
-    """Of these points, a line for all that share them."""
+    """Conditions of these points, a line for all that share them."""
     numbers_of: dict[str, list[int]] = {}
     for point, _ in pairs:
         numbers_of.setdefault(point.conditions, []).append(point.number)
@@ -362,7 +362,7 @@ def _scored(curve: Curve) -> Curve:
 
 
 def _over_k(curve: Curve) -> Curve:
-    """By k; without `auto`, which is one number on this device and another on that."""
+    """Rows by k; without `auto`, which is one number on this device and another on that."""
     pairs = [pair for pair in curve.pairs if isinstance(pair[0].decode.get(_K), int)]
     return Curve(curve.name, tuple(sorted(pairs, key=lambda pair: pair[0].decode[_K])))
 
@@ -379,7 +379,7 @@ def _rates(metrics: Metrics) -> Mapping[str, Any]:
 
 
 def _quantiles(windows: Mapping[str, int]) -> tuple[int, int, int, int]:
-    """Of steps by length: a quarter, the median, three quarters, the widest."""
+    """Widths of steps by length: a quarter, the median, three quarters, the widest."""
     lengths = sorted((int(length), count) for length, count in windows.items())
     total = sum(count for _, count in lengths)
     ends = list(itertools.accumulate(count for _, count in lengths))

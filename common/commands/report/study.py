@@ -105,7 +105,7 @@ class Study:
 
 
 def read_study(results: Path) -> Study:
-    """Of a folder with all below it, or of one file. Raises ConfigError where there is nothing to report."""
+    """Read a folder with all below it, or one file. Raises ConfigError where there is nothing to report."""
     if not results.exists():
         raise ConfigError(f"{results}: no such folder or file: give the folder of a sweep's or a run's results")
     sweeps, runs, benches, unread = [], [], [], []

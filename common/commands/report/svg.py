@@ -116,7 +116,7 @@ class Plot:
 class Bar:
     """parts: (share of the axis, class, what it is); marks: (place, class, what it is), lines across the bar.
 
-    note: behind the name, such as the whole's number.
+    note: after the name, such as the whole's number.
     """
 
     name: str

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from common.commands.options import OptionalCount, OptionalText, RunArgument, SetOption, load_both
+from common.commands.arguments.found import load_both, profile_here
+from common.commands.arguments.options import ModelArgument, OptionalCount, OptionalText, ProfileOption, SetOption
 
 
 def _finite(value: float) -> float:
@@ -18,8 +19,8 @@ def _finite(value: float) -> float:
 
 
 def estimate(
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A YAML file, or a name from configs/profiles.")],
-    run: RunArgument,
+    model: ModelArgument,
+    profile: ProfileOption = None,
     set: SetOption = None,
     rows: Annotated[
         OptionalCount, typer.Option(min=1, max=10**6, help="Rows of a step, of all bp ranks; k + 1 a request if unset.")
@@ -40,6 +41,11 @@ def estimate(
     """
     from common.bench import Options, estimate_tables
 
-    device_profile, run_config = load_both(profile, run, set)
+    if profile is None and hardware is None and profile_here() == "cpu":  # of which no kind is described
+        profile, hardware = "cuda", "h200"
+        typer.echo(
+            "lopa: for one H200, since this machine has no accelerator; --profile and --hardware name others", err=True
+        )
+    device_profile, run_config = load_both(profile, model, set)
     options = Options(rows=rows, window=window, prefix=prefix, tokens_per_step=tpf)
     typer.echo(estimate_tables(device_profile, run_config, options, hardware))

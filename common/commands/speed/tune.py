@@ -6,7 +6,8 @@ import argparse
 
 import typer
 
-from common.commands.options import WholeNumber, load_both
+from common.commands.arguments.found import load_both
+from common.commands.arguments.options import WholeNumber, add_model_and_settings
 from common.platforms import TuneOptions, platform_of
 from common.processes import apply_environment
 
@@ -18,7 +19,7 @@ _MOST_TOKENS = 32768
 def tune(context: typer.Context) -> None:
     """Measure which tiles this model's linears run fastest with on this GPU, for the engine's next start."""
     known = parse(context.args)
-    profile, run = load_both(known.profile, known.run, known.set)
+    profile, run = load_both(known.profile, known.model, known.set)
     apply_environment(profile.environment)
     options = TuneOptions(tuple(sorted(set(known.tokens))), known.output, known.overwrite)
     for line in platform_of(profile).tune(profile, run, options):
@@ -32,8 +33,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lopa tune", description=tune.__doc__)
-    parser.add_argument("profile", metavar="PROFILE", help="a YAML file, or a name from configs/profiles")
-    parser.add_argument("run", metavar="RUN", help="a YAML file, or a name from configs/runs, whose model is meant")
+    add_model_and_settings(parser)
     parser.add_argument(
         "--tokens", nargs="+", type=WholeNumber(_MOST_TOKENS), default=list(USUAL_TOKENS), metavar="N",
         help=f"numbers of tokens to measure for, each also for those below it; {' '.join(map(str, USUAL_TOKENS))} if "
@@ -41,5 +41,4 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--output", metavar="FILE", help="write here, not where engines read this user's tiles")
     parser.add_argument("--overwrite", action="store_true", help="measure again what the file has")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting")
     return parser

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from common.generate import Generator
 
 NAME = "lopa"
-Build = Callable[[str, str, list[str]], "Generator"]  # profile, run, overrides
+Build = Callable[[str | None, str, list[str]], "Generator"]  # profile, run, overrides
 
 
 def drive(arguments: Sequence[str], build: Build) -> None:
@@ -37,7 +37,7 @@ def drive(arguments: Sequence[str], build: Build) -> None:
 
 
 def register(build: Build) -> type[HarnessModel]:
-    """`--model lopa`; `--model_args run=RUN,profile=PROFILE` and any other setting as `key=value`."""
+    """`--model lopa`; `--model_args run=MODEL,profile=PROFILE` and any other setting as `key=value`."""
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
 
@@ -50,17 +50,16 @@ def register(build: Build) -> type[HarnessModel]:
     return model
 
 
-def settings_of(arguments: dict[str, Any]) -> tuple[str, str, list[str]]:
-    """Profile, run and overrides. What lm-eval adds of its own is left out. Raises ConfigError."""
+def settings_of(arguments: dict[str, Any]) -> tuple[str | None, str, list[str]]:
+    """Profile if named, run and overrides. What lm-eval adds of its own is left out. Raises ConfigError."""
     ours = {name: value for name, value in arguments.items() if name not in _OF_LM_EVAL and value is not None}
-    missing = [name for name in ("run", "profile") if name not in ours]
-    if missing:
+    if "run" not in ours:
         raise ConfigError(
-            f"--model_args has no {missing[0]}: write --model_args run=RUN,profile=PROFILE, files or names from "
-            "configs/runs and configs/profiles"
+            "--model_args has no run: write --model_args run=MODEL, a model's folder, a run file, or a name from "
+            "configs/runs; profile=PROFILE beside it names what runs it"
         )
-    run, profile = str(ours.pop("run")), str(ours.pop("profile"))
-    return profile, run, [f"{name}={_written(value)}" for name, value in ours.items()]
+    run, profile = str(ours.pop("run")), ours.pop("profile", None)
+    return None if profile is None else str(profile), run, [f"{name}={_written(value)}" for name, value in ours.items()]
 
 
 # Sizes and devices: here the run's max_num_requests and the profile say so.

@@ -14,6 +14,7 @@ from common.serving.engine.loop import RequestLoop
 from common.serving.engine.passes import CountedEngine
 from common.serving.link import LinkClosed
 from common.serving.messages import Ready
+from common.tables import counted
 
 if TYPE_CHECKING:
     from common.generate import Generator
@@ -66,6 +67,7 @@ def _serve(front_end: FrontEnd, generator: Generator) -> None:
     drain_on_signals(front_end.drain)
     with generator.decoding() as core:
         front_end.link.send([Ready(decode, capacity.num_slots, capacity.max_model_len, vocab_size)])
-        logger.info("ready: %d requests at once, %d positions each", capacity.num_slots, capacity.max_model_len)
+        at_once = counted(capacity.num_slots, "request")
+        logger.info("ready: %s at once, %d positions each", at_once, capacity.max_model_len)
         RequestLoop(core, engine, front_end.link).run()
     generator.close()

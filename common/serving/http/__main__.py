@@ -26,6 +26,7 @@ from common.serving.http.service import Service
 from common.serving.link import LENGTH_BYTES
 from common.serving.messages import Begin, Ready
 from common.serving.page import live_page
+from common.tables import counted
 
 logger = logging.getLogger("common.serving.http")
 _LINGER_S = 2.0  # behind a failure, so that probes and clients hear of it
@@ -121,7 +122,7 @@ class FrontEnd:
         loop = asyncio.get_running_loop()
         num_open, seconds = self._engine.num_open, self._serve.drain_timeout_s
         if num_open:
-            logger.info("shutting down: %d requests go on for up to %g s", num_open, seconds)
+            logger.info("shutting down: %s may take up to %g s more", counted(num_open, "request"), seconds)
         self._engine.drain()
         deadline = loop.time() + seconds
         while loop.time() < deadline and self._engine.num_open:
@@ -158,7 +159,7 @@ def _exactly(link: socket.socket, count: int) -> bytes:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(format="lopa: %(message)s", level=logging.WARNING)
+    logging.basicConfig(format="%(asctime)s lopa: %(message)s", level=logging.WARNING)
     logging.getLogger("common").setLevel(logging.INFO)
     tell_seldom()
     listening, link = (socket.socket(fileno=int(number)) for number in sys.argv[1:])

@@ -76,7 +76,7 @@ def test_branches_and_replicas_over_processes_give_what_one_process_gives(tmp_pa
         with (folder / "in.jsonl").open("a") as stream:
             stream.write(json.dumps({"id": 6, "prompt": "long " * 1000}) + "\n")
         output, _ = finish(start(folder))
-        assert "6 requests finished, 1 errors" in output
+        assert "6 requests finished, 1 error" in output
         results.append(texts(folder))
         assert "5000 tokens" in results[-1][6]
     assert results[0] == results[1]

@@ -91,7 +91,8 @@ def test_an_empty_prompt_is_refused(generator: Generator, prompt: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "reason"), [("a " * 600, "PROMPT: .* max_model_len"), ("\ud800", "PROMPT: .*valid")]
+    ("prompt", "reason"),
+    [("a " * 600, "PROMPT: .*the model's context of 320 tokens: shorten the prompt"), ("\ud800", "PROMPT: .*valid")],
 )
 def test_a_prompt_that_cannot_be_decoded_is_one_sentence(generator: Generator, prompt: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
@@ -125,7 +126,7 @@ def test_the_command_writes_both_files_and_a_summary(tmp_path: Path, monkeypatch
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.html", "a.json"]
     trace = json.loads((tmp_path / "out" / "a.json").read_text(encoding="utf-8"))
     assert done.stdout == trace["answer"]["text"].strip("\n") + "\n"
-    assert f"{trace['answer']['length']} tokens in {len(trace['events'])} passes" in done.stderr
+    assert f"{trace['answer']['length']} tokens in {len(trace['events'])} forward passes" in done.stderr
     assert "written: out/a.html" in done.stderr
     page = (tmp_path / "out" / "a.html").read_text(encoding="utf-8")
     assert json.dumps(trace["events"], separators=(",", ":"))[:200] in page

@@ -24,8 +24,8 @@ def refusal(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("command", "few"),
     [
-        (["bench", "steps", "cpu"], ["--cached", "8", "--shapes", "1x8", "--no-mixes"]),
-        (["estimate", "h200_tp1_bp1"], []),
+        (["bench", "steps", "-p", "cpu"], ["--cached", "8", "--shapes", "1x8", "--no-mixes"]),
+        (["estimate", "-p", "h200_tp1_bp1"], []),
         (["run", "-p", "cpu"], []),
     ],
 )
@@ -41,4 +41,4 @@ def test_a_strategy_of_other_blocks_is_refused(command: list[str], few: list[str
 
 def test_an_estimate_of_dream_is_none_of_block_diffusion() -> None:
     own = ["--set", f"model={ROOT / 'configs' / 'models' / 'dream_7b'}", "--set", "decode.strategy=block_diffusion"]
-    assert refusal("estimate", "h200_tp1_bp1", "dream_7b_dummy", *own).startswith(FROM_PROMPT)
+    assert refusal("estimate", "-p", "h200_tp1_bp1", "dream_7b_dummy", *own).startswith(FROM_PROMPT)

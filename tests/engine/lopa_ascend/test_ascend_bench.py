@@ -43,7 +43,7 @@ def test_mixes_may_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     run_bench(profile, RunConfig(model=str(GOLDEN / "model_b"), decode=DECODE, max_num_requests=2), options)
     printed = capsys.readouterr().out
     assert "mean window |" not in printed and "accepted a step" in printed
-    given = parse(["p", "r", "--no-mixes", "--requests", "2"])
+    given = parse(["-p", "p", "r", "--no-mixes", "--requests", "2"])
     assert given.no_mixes and given.requests == 2
 
 

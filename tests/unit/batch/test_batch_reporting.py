@@ -58,12 +58,12 @@ def test_a_log_has_a_line_at_the_start_one_every_ten_seconds_and_one_at_the_end(
         output.append(finished(number))
         shown.update()
     assert lines_of(caplog)[1:] == [
-        f"{name}: 11 of 101 requests, TPF 3.00, TPS 15.0, ETA 0:01:30",
-        f"{name}: 21 of 101 requests, TPF 3.00, TPS 15.0, ETA 0:01:20",
+        f"{name}: 11 of 101 requests, TPF 3.00, TPS 15.0 a request, ETA 0:01:30",
+        f"{name}: 21 of 101 requests, TPF 3.00, TPS 15.0 a request, ETA 0:01:20",
     ]
     shown.close()
     shown.close()
-    assert lines_of(caplog)[3:] == [f"{name}: 22 of 101 requests, TPF 3.00, TPS 15.0, ETA 0:01:19"]
+    assert lines_of(caplog)[3:] == [f"{name}: 22 of 101 requests, TPF 3.00, TPS 15.0 a request, ETA 0:01:19"]
     assert (shown.done, shown.total) == (22, 101)
 
 
@@ -95,7 +95,7 @@ def test_where_there_is_no_terminal_progress_is_plain_lines(tmp_path: Path) -> N
     result = subprocess.run(start_run(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=300)
     first, *others, last = result.stderr.splitlines()
     assert first == "lopa: o.jsonl: 0 of 3 requests"
-    assert last == "lopa: o.jsonl: 3 of 3 requests, TPF 2.00, TPS 80.0"
+    assert last == "lopa: o.jsonl: 3 of 3 requests, TPF 2.00, TPS 80.0 a request"
     assert all(" of 3 requests" in line for line in others), "what takes long has more of them"
 
 
@@ -115,7 +115,7 @@ def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
         shown += part
     assert process.wait(240) == 0
     os.close(main)
-    assert b"3/3" in shown and b"TPF 2.00, TPS 80.0" in shown
+    assert b"3/3" in shown and b"TPF 2.00, TPS 80.0 a request" in shown
     assert b"3 of 3 requests" not in shown
 
 
@@ -133,7 +133,7 @@ def test_the_summary_is_short_and_the_table_comes_on_request(
     print_summary("results in o.jsonl, metrics in o.metrics.json", metrics)
     short = capsys.readouterr().out
     assert 3 <= short.count("\n") <= 6
-    expected = ["1 requests finished, 1 errors", "TPF", "tokens/s", "latency", "results in o.jsonl", "o.metrics.json"]
+    expected = ["1 request finished, 1 error", "TPF", "tokens/s", "latency", "results in o.jsonl", "o.metrics.json"]
     assert all(part in short for part in expected)
     assert ("accuracy 100.0 ± 0.0 % (1 of 1)" in short) == scored
     assert "--details" in short and "canvas:" not in short

@@ -30,21 +30,26 @@ def test_help_names_all_that_can_be_measured() -> None:
     assert CliRunner().invoke(app, ["bench"]).exit_code == 2
 
 
-def test_an_old_spelling_ends_with_the_new_one() -> None:
-    assert "this is now `lopa bench steps cpu demo --shapes 1x64`" in said("cpu", "demo", "--shapes", "1x64")
-    assert "this is now `lopa bench steps --compare a.json b.json`" in said("--compare", "a.json", "b.json")
+def test_a_model_alone_is_measured_by_its_steps() -> None:
+    assert said("nothing").startswith("nothing: no such file, and not one of the runs in")
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("load", "cpu", "demo", "--http"), "--http is for a model whose answers another one gives: add --answers RUN"),
-        (("load", "cpu", "demo", "--lookahead", "3"), "--lookahead is for a model whose answers"),
-        (("load", "cpu", "demo", "--answers", "demo", "--limit", "3"), "leave out --limit"),
-        (("load", "cpu", "demo", "--answers", "demo", "--http", "--lookahead", "auto"), "is not measured with --http"),
-        (("load", "cpu", "demo", "--output", "."), "is a folder: name a file in it"),
-        (("load", "cpu", "nothing"), "not one of the runs in"),
-        (("load", "h200_tp1_bp4", "demo"), "one process"),
+        (
+            ("load", "-p", "cpu", "demo", "--http"),
+            "--http is for a model whose answers another one gives: add --answers RUN",
+        ),
+        (("load", "-p", "cpu", "demo", "--lookahead", "3"), "--lookahead is for a model whose answers"),
+        (("load", "-p", "cpu", "demo", "--answers", "demo", "--limit", "3"), "leave out --limit"),
+        (
+            ("load", "-p", "cpu", "demo", "--answers", "demo", "--http", "--lookahead", "auto"),
+            "is not measured with --http",
+        ),
+        (("load", "-p", "cpu", "demo", "--output", "."), "is a folder: name a file in it"),
+        (("load", "-p", "cpu", "nothing"), "not one of the runs in"),
+        (("load", "-p", "h200_tp1_bp4", "demo"), "one process"),
     ],
 )
 def test_what_a_load_cannot_be_measured_with_is_said(arguments: tuple[str, ...], sentence: str) -> None:
@@ -72,9 +77,7 @@ def test_marking_is_measured_beside_a_bare_interpreter() -> None:
 
 
 def demo(*options: str) -> list[str]:
-    settings = (f"model={ROOT / 'models/demo'}", f"input.path={ROOT / 'models/demo/heldout_math.jsonl'}")
-    sets = [word for setting in (*settings, "decode.max_new_tokens=32") for word in ("--set", setting)]
-    return ["bench", "load", "cpu", "demo", *options, *sets]
+    return ["bench", "load", "-p", "cpu", "demo", *options, "--set", "decode.max_new_tokens=32"]
 
 
 def test_a_load_of_the_runs_own_model_is_decoded_twice(tmp_path: Path) -> None:

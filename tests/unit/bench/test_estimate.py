@@ -214,7 +214,7 @@ def test_the_plain_statistics_cost_what_their_operators_move() -> None:
 
 @pytest.mark.slow
 def test_the_command_prints_tables(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "common.commands", "estimate", "ascend_910c_tp4_bp4", "dream_7b_dummy"]
+    command = [sys.executable, "-m", "common.commands", "estimate", "-p", "ascend_910c_tp4_bp4", "dream_7b_dummy"]
     settings = ["--set", f"model={GOLDEN}", "--set", "mesh.tensor_parallel_size=2", "--window", "40", "--tpf", "5"]
     done = subprocess.run([*command, *settings], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -44,7 +44,7 @@ def test_a_run_writes_results_metrics_and_on_request_a_table(tmp_path: Path) -> 
     arguments = ("run", "--profile", "cpu", "run.yaml", "--set", "decode.num_lookahead=1")
     result = lopa(tmp_path, *arguments)
     assert result.returncode == 0, result.stderr
-    assert "1 requests finished, 0 errors" in result.stdout and "TPF, mean of requests" not in result.stdout
+    assert "1 request finished, 0 errors" in result.stdout and "TPF, mean of requests" not in result.stdout
     assert "TPF, mean of requests" in lopa(tmp_path, *arguments, "--details").stdout
     assert "HELLO" in (tmp_path / "o.jsonl").read_text()
     assert (tmp_path / "o.metrics.json").is_file()
@@ -143,7 +143,7 @@ def test_an_address_or_keys_that_cannot_be_had_are_one_sentence(
     ("arguments", "remedy"),
     [
         (
-            ["trace", "hello", "--run", "run.yaml"],
+            ["trace", "run.yaml", "hello"],
             "this command runs in one process, so name a profile of one with --profile, such as cpu",
         ),
         (["serve", "run.yaml"], "start it with scripts/serve.sh"),
@@ -162,9 +162,9 @@ def test_a_profile_of_several_processes_is_told_what_starts_it(
 
 
 def test_a_forgotten_argument_is_named(tmp_path: Path) -> None:
-    result = lopa(tmp_path, "run", "run.yaml")
+    result = lopa(tmp_path, "run")
     assert result.returncode == 2
-    assert "--profile" in result.stderr
+    assert "MODEL" in result.stderr
 
 
 def test_a_defect_still_shows_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,11 +179,11 @@ def test_a_defect_still_shows_where_it_is(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_run_that_is_done_says_nothing_of_an_earlier_start(tmp_path: Path) -> None:
     write_run(tmp_path)
     arguments = ("run", "--profile", "cpu", "run.yaml")
-    assert "this start: 1 requests in" in lopa(tmp_path, *arguments).stdout
+    assert "this start: 1 request in" in lopa(tmp_path, *arguments).stdout
     for details in ((), ("--details",)):
         again = lopa(tmp_path, *arguments, *details)
         assert again.returncode == 0
-        assert "this start" not in again.stdout and "1 requests finished" in again.stdout
+        assert "this start" not in again.stdout and "1 request finished" in again.stdout
     assert '"this_start"' in (tmp_path / "o.metrics.json").read_text()  # as the start that decoded measured it
 
 

@@ -99,7 +99,7 @@ def test_nodes_that_do_not_fit_are_refused(environment: dict[str, str], expected
     [
         (["run", "cpu", "demo", "--overwritten"], "run: No such option: --overwritten"),
         (["serve", "cpu", "demo", "--overwrite"], "serve: No such option: --overwrite"),
-        (["run", "cpu", "demo", "other"], "run: Got unexpected extra argument"),
+        (["run", "cpu", "demo", "some", "other"], "run: Got unexpected extra argument"),
     ],
 )
 def test_what_every_process_would_refuse_is_refused_before_one_is_started(arguments: list[str], sentence: str) -> None:
@@ -118,6 +118,12 @@ def test_options_of_the_bench_are_checked_too(capsys: pytest.CaptureFixture[str]
 def test_a_server_needs_no_input() -> None:
     job, _, _ = plan_job(["serve", "cpu", "demo", "--port", "0"], {})
     assert not job.needs_input and job.worker[-2:] == ["--port", "0"]
+
+
+def test_scripts_take_a_models_folder_too() -> None:
+    folder = str(ROOT / "models" / "demo_block")
+    job, _, run = plan_job(["serve", "cpu", folder], {})
+    assert run.preset == "sdar" and job.worker[-1] == folder
 
 
 def test_a_mesh_is_dealt_evenly_over_the_nodes() -> None:

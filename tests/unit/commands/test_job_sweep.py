@@ -100,7 +100,7 @@ def test_a_dry_run_prints_a_launch_for_each_profile(
         (["cpu", "-", "demo"], "row 'D2F, k = 0': it has no run"),
         (["cpu", "demo", "demo", "--retry-errors"], "evaluate: No such option: --retry-errors"),
         (["cpu", "demo", "demo", "--retries", "often"], "--retries often: give a whole number"),
-        (["paper_h200", "--row", "S19"], "no row is called 'S19': name one of S1, S2"),
+        (["paper_h200", "--row", "S19"], "no row is called 'S19': did you mean S9\\? name one of 'S1', 'S2'"),
     ],
 )
 def test_what_is_wrong_with_a_sweep_is_said_before_anything_starts(arguments: list[str], sentence: str) -> None:

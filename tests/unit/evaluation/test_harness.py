@@ -122,8 +122,9 @@ def test_there_is_no_likelihood(model: HarnessModel) -> None:
 def test_model_args_name_a_run_a_profile_and_settings() -> None:
     arguments = {"run": "demo", "profile": "cpu", "decode.num_lookahead": 7, "stop_at_eos": True, "batch_size": 1}
     assert settings_of(arguments) == ("cpu", "demo", ["decode.num_lookahead=7", "stop_at_eos=true"])
-    with pytest.raises(ConfigError, match="--model_args has no profile: write --model_args run=RUN,profile=PROFILE"):
-        settings_of({"run": "demo", "device": None})
+    assert settings_of({"run": "demo", "device": None}) == (None, "demo", [])
+    with pytest.raises(ConfigError, match="--model_args has no run: write --model_args run=MODEL"):
+        settings_of({"profile": "cpu"})
 
 
 def test_without_lm_eval_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -322,7 +322,7 @@ def test_a_start_installs_the_tiles_and_says_so_once(
     assert line.startswith(
         f"linear tiles of NVIDIA H200: {told[0]} and {told[1]}; on the library for want of an entry: o"
     )
-    assert "qkv" not in line and line.endswith("(`lopa tune PROFILE RUN` measures them)")
+    assert "qkv" not in line and line.endswith("(`lopa tune MODEL` measures them)")
 
 
 def test_a_start_without_the_wide_kernel_leaves_its_tiles_out(
@@ -362,16 +362,24 @@ def lopa(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("nope", "demo"), "lopa: nope: no such file, and not one of the profiles in"),
-        (("h200_tp1_bp1", "nope"), "lopa: nope: no such file, and not one of the runs in"),
-        (("h200_tp1_bp1", "dream_7b_dummy"), "lopa: lopa tune measures on a CUDA device, and none is visible: run it"),
-        (("ascend_910c_tp4_bp4", "dream_7b_dummy"), "lopa: profile ascend_910c_tp4_bp4 is for device npu, and tiles"),
+        (("-p", "nope", "demo"), "lopa: nope: no such file, and not one of the profiles in"),
+        (("-p", "h200_tp1_bp1", "nope"), "lopa: nope: no such file, and not one of the runs in"),
+        (
+            ("-p", "h200_tp1_bp1", "dream_7b_dummy"),
+            "lopa: lopa tune measures on a CUDA device, and none is visible: run it",
+        ),
+        (
+            ("-p", "ascend_910c_tp4_bp4", "dream_7b_dummy"),
+            "lopa: profile ascend_910c_tp4_bp4 is for device npu, and tiles",
+        ),
         pytest.param(
-            ("h200_tp1_bp1", "dream_7b_dummy", "--set", "dtype=float32"),
+            ("-p", "h200_tp1_bp1", "dream_7b_dummy", "--set", "dtype=float32"),
             "lopa: profile h200_tp1_bp1 takes no tiles",
             marks=pytest.mark.slow,
         ),
-        pytest.param(("h200_tp1_bp1", "dream_7b_dummy", "--set", "model=none"), "lopa: none", marks=pytest.mark.slow),
+        pytest.param(
+            ("-p", "h200_tp1_bp1", "dream_7b_dummy", "--set", "model=none"), "lopa: none", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
@@ -382,5 +390,5 @@ def test_a_mistake_on_the_command_line_is_one_sentence(arguments: tuple[str, ...
 
 @pytest.mark.parametrize("tokens", ["0", "32769", "x", "1.5"])
 def test_numbers_of_tokens_are_checked(tokens: str) -> None:
-    done = lopa("cpu", "demo", "--tokens", "16", tokens)
+    done = lopa("-p", "cpu", "demo", "--tokens", "16", tokens)
     assert done.returncode == 2 and f"'{tokens}': give whole numbers from 1 to 32768" in done.stderr

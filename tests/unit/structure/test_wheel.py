@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("common", "configs", "graphs", "lopa_ascend", "lopa_cuda", "quant")
+PACKAGES = ("common", "configs", "graphs", "lopa_ascend", "lopa_cuda", "models", "quant")
 
 pytestmark = [
     pytest.mark.skipif(find_spec("setuptools") is None, reason="the wheel is built with setuptools"),
@@ -64,6 +64,8 @@ def test_it_holds_the_packages_and_the_shipped_settings_and_nothing_else(wheel: 
     assert {name.partition("/")[0] for name in names} == set(PACKAGES)
     settings = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*") if path.is_file()}
     assert {name for name in names if name.startswith("configs/")} == settings
+    demo = {str(path.relative_to(ROOT)) for path in (ROOT / "models" / "demo").iterdir()}
+    assert {name for name in names if name.startswith("models/")} == demo
     parts = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "common" / "serving" / "page").rglob("*.*")
@@ -74,10 +76,19 @@ def test_it_holds_the_packages_and_the_shipped_settings_and_nothing_else(wheel: 
 
 def test_it_decodes_with_a_shipped_profile_and_run(installed: Path, tmp_path: Path) -> None:
     done = start(
-        installed, tmp_path, "-m", "common.commands", "run", "--profile", "cpu", "demo",
-        "--set", f"model={ROOT / 'models' / 'demo'}", "--set", f"input.path={ROOT / 'models/demo/heldout_math.jsonl'}",
-        "--set", "input.limit=2", "--set", "output.path=out.jsonl",
-    )  # fmt: skip
+        installed,
+        tmp_path,
+        "-m",
+        "common.commands",
+        "run",
+        "--profile",
+        "cpu",
+        "demo",
+        "--limit",
+        "2",
+        "-o",
+        "out.jsonl",
+    )
     assert done.returncode == 0, done.stderr
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
     environment = json.loads((tmp_path / "out.metrics.json").read_text())["environment"]
@@ -88,8 +99,8 @@ def test_it_decodes_with_a_shipped_profile_and_run(installed: Path, tmp_path: Pa
     ("arguments", "printed"),
     [
         (("doctor", "--profile", "cpu"), "profile cpu: can run here"),
-        (("estimate", "ascend_910c_tp4_bp4", "dream_7b_dummy"), "ms a step"),
-        (("demo",), "models/demo: no heldout_math.jsonl there"),
+        (("estimate", "dream_7b_dummy", "--profile", "ascend_910c_tp4_bp4"), "ms a step"),
+        (("demo", "--num-problems", "1"), "LoPA, k = 7"),
         (("run", "--profile", "nope", "demo"), "not one of the profiles in"),
     ],
 )
@@ -105,10 +116,9 @@ def test_the_console_script_and_the_python_api(installed: Path, tmp_path: Path) 
     lopa = start(installed.with_name("lopa"), tmp_path, "--version")
     assert lopa.returncode == 0 and lopa.stdout.startswith("lopa "), lopa.stderr
     code = (
-        "from common.config import load_profile, load_run, find_config\n"
+        "from common.config import load_profile, load_run\n"
         "from common.generate import build_generator\n"
-        f"run = load_run(find_config('runs', 'demo'), ['model={ROOT / 'models' / 'demo'}'])\n"
-        "with build_generator(load_profile(find_config('profiles', 'cpu')), run) as generator:\n"
+        "with build_generator(load_profile('cpu'), load_run('demo')) as generator:\n"
         "    print(generator.complete('Tom has 12 apples and buys 5 more. How many apples does he have now?\\n'))\n"
     )
     done = start(installed, tmp_path, "-c", code)

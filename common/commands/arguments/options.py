@@ -8,27 +8,39 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import typer
+import yaml
 
-from common.config import DecodeConfig, DeviceProfile, RunConfig, find_config, load_profile_and_run
-from common.errors import placed
+from common.commands.arguments.found import load_both
+from common.config import DecodeConfig, DeviceProfile, RunConfig, shipped_names
+from common.errors import ConfigError, placed
 from common.platforms import platform_of
-from common.processes import apply_environment, check_started, num_started_here, resolve_mesh
+from common.processes import apply_environment, check_started, global_rank, num_started_here, resolve_mesh
 
 if TYPE_CHECKING:
     from common.generate import Generator
 
 ProfileOption = Annotated[
-    str, typer.Option("--profile", "-p", help="What runs the model: a YAML file, or a name from configs/profiles.")
-]
-RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="What is decoded: a YAML file, or a name from configs/runs.")
+    Optional[str],  # noqa: UP045  typer reads this at run time, on Python 3.10 too
+    typer.Option(
+        "--profile", "-p", metavar="PROFILE", autocompletion=lambda incomplete: _completed("profiles", incomplete),
+        help="What runs the model: a YAML file, or a name from configs/profiles; that of this machine if not given.",
+    ),
+]  # fmt: skip
+MODEL_HELP = "A model's folder, or demo, the shipped one; or a run: a YAML file, or a name from configs/runs."
+ModelArgument = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=lambda incomplete: _completed("runs", incomplete)),
 ]
 SetOption = Annotated[
-    Optional[list[str]],  # noqa: UP045  typer reads this at run time, on Python 3.10 too
+    Optional[list[str]],  # noqa: UP045
     typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, e.g. decode.num_lookahead=7. Repeatable."),
+]
+SaveRunOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--save-run", metavar="FILE.yaml", help="Write what was given as a run file, to be started again."),
 ]
 OptionalText = Optional[str]  # noqa: UP045
 OptionalCount = Optional[int]  # noqa: UP045
@@ -47,6 +59,11 @@ RAW_ARGUMENTS: dict[str, Any] = {
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Drop earlier results instead of resuming them.")]
 
 
+def _completed(kind: Literal["profiles", "runs"], begun: str) -> list[str]:
+    """What the shell offers; files it knows itself."""
+    return [name for name in shipped_names(kind) if name.startswith(begun)]
+
+
 class WholeNumber:
     """The type of an argument that is counted from `least` to `most`, for argparse."""
 
@@ -59,24 +76,48 @@ class WholeNumber:
         return int(text)
 
 
+def add_model_and_settings(parser: argparse.ArgumentParser, **of_model: Any) -> None:
+    """MODEL, --profile and --set of a command that reads its own arguments. of_model: for argparse, of MODEL."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP, **of_model)
+    parser.add_argument(
+        "--profile", "-p", metavar="PROFILE", help="what runs it; found out from the machine if not given"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting")
+
+
 def allowing(overrides: list[str] | None, is_allowed: bool) -> list[str]:
     """The overrides, with --allow-code-execution among them if it was given."""
     return [*(overrides or []), *[ALLOWED] * is_allowed]
 
 
-def load_both(profile: str, run: str, overrides: list[str] | None) -> tuple[DeviceProfile, RunConfig]:
-    """Both files. Raises ConfigError."""
-    return load_profile_and_run(find_config("profiles", profile), find_config("runs", run), overrides or [])
+def save_run_file(path: Path | None, run: RunConfig, model: str) -> None:
+    """Write the run with all its settings, those of a preset too; nothing where no path was given. Raises ConfigError
+    for a file that is there."""
+    if path is None or global_rank():
+        return
+    if path.exists():
+        raise ConfigError(f"--save-run {path}: it is there already; choose another name")
+    settings = run.model_dump(mode="json", exclude_defaults=True, exclude={"preset"})
+    # What was said of `decode` though it is usual: of another strategy something else may be.
+    decode = run.decode.model_dump(mode="json", exclude_unset=True) | settings.get("decode", {})
+    settings |= {"decode": decode} if decode else {}
+    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        f"# Start it by `lopa run {path}`, `lopa serve {path}` or `lopa chat {path}`.\n{text}", encoding="utf-8"
+    )
 
 
 def load_to_run(
-    profile: str, run: str, overrides: list[str] | None, start_many: str | None = None
-) -> tuple[DeviceProfile, RunConfig]:
-    """Both files, and this process made ready to run them. Raises ConfigError or MissingCapability.
+    profile: str | None, model: str, overrides: list[str] | None, start_many: str | None = None, *,
+    takes_many: bool = False,
+) -> tuple[DeviceProfile, RunConfig]:  # fmt: skip
+    """Profile and run as `load_both` finds them, and this process made ready for them. Raises ConfigError or
+    MissingCapability.
 
     start_many: the script that starts this command in several processes; None: there is none.
     """
-    device_profile, run_config = load_both(profile, run, overrides)
+    device_profile, run_config = load_both(profile, model, overrides, takes_many=takes_many)
     make_ready(device_profile, start_many)
     return device_profile, run_config
 

@@ -1,0 +1,158 @@
+"""What a name on the command line means: a file, one that comes with the package, or the folder of a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from common.errors import ConfigError, why_no_file
+
+# The folder beside `common`: in a checkout, and in an installed package.
+_ROOT = Path(__file__).resolve().parents[2]
+_CONFIGS = _ROOT / "configs"
+_MAX_BYTES = 2**20
+# By model_type, else by architecture. A family that is not here is decoded as a run file that says nothing.
+_PRESET_OF = {
+    "llada": "llada_fast",
+    "LLaDAModelLM": "llada_fast",
+    "sdar": "sdar",
+    "SDARForCausalLM": "sdar",
+    "sdar_moe": "sdar",
+    "SDARMoeForCausalLM": "sdar",
+    "Fast_dLLM_Qwen": "fast_dllm_v2",
+    "Fast_dLLM_QwenForCausalLM": "fast_dllm_v2",
+    "llada2_moe": "llada2",
+    "LLaDA2MoeModelLM": "llada2",
+    "StableDiffcoderForCausalLM": "stable_diffcoder",
+}
+_FEW_POSITIONS = 2048
+_BLOCK_SIZE_KEYS = ("block_size", "bd_size")
+_SHIPPED = ("configs", "models")
+# What downloads a checkpoint of a hub, until names of hubs are read here.
+_DOWNLOADS = {
+    "hf://": "hf download {name} --local-dir {folder}",
+    "modelscope://": "modelscope download --model {name} --local_dir {folder}",
+}
+
+
+def find_config(kind: Literal["profiles", "runs", "sweeps", "presets"], name: str | Path) -> Path:
+    """A path as it is; the bare name of a file in configs/`kind` as its path; among runs a model's folder as it is.
+
+    Raises ConfigError naming those there.
+    """
+    folder = _CONFIGS / kind
+    candidates = (Path(name), folder / name, folder / f"{name}.yaml")
+    found = next((path for path in candidates if _is_file(path)), None)
+    if found is None and kind == "runs":
+        found = _model_folder(str(name))
+    if found is None:
+        known = shipped_names(kind)
+        hint = did_you_mean(Path(name).stem, known)
+        raise ConfigError(
+            f"{name}: {why_no_file(Path(name))}, and not one of the {kind} in {folder} ({hint}{', '.join(known)})"
+        )
+    return found
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """A question to put in front of the list of what is known; empty where nothing is alike."""
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}? " if close else ""
+
+
+def shipped_names(kind: Literal["profiles", "runs", "sweeps", "presets"]) -> list[str]:
+    """The names in configs/`kind`, sorted."""
+    return sorted(path.stem for path in (_CONFIGS / kind).glob("*.yaml"))
+
+
+def or_shipped(path: str) -> str:
+    """`models/demo` and `configs/models/dream_7b` also where the command is started outside of a checkout."""
+    shipped = _ROOT / path
+    is_shipped = Path(path).parts[:1] in [(name,) for name in _SHIPPED] and ".." not in Path(path).parts
+    return str(shipped) if is_shipped and _exists(shipped) and not _exists(Path(path)) else path
+
+
+def fewshot_file(name: str) -> Path:
+    """A file of configs/fewshot: solved rows of a benchmark."""
+    return _CONFIGS / "fewshot" / name
+
+
+def tiles_folder() -> Path:
+    """configs/tiles: the tiles of linears that come with the package, a file a device."""
+    return _CONFIGS / "tiles"
+
+
+def machine_file(name: str) -> Path:
+    """configs/machines: the measured numbers that an engine decides by, a file a device."""
+    return _CONFIGS / "machines" / f"{name}.yaml"
+
+
+def _model_folder(name: str) -> Path | None:
+    """The folder of a model, if it is one. Raises ConfigError for a name of a hub, and for another folder."""
+    for scheme, command in _DOWNLOADS.items():
+        if name.startswith(scheme):
+            name = name.removeprefix(scheme).strip("/")
+            folder = name.rpartition("/")[2] or "model"
+            todo = command.format(name=name, folder=folder)
+            raise ConfigError(
+                f"{scheme}{name}: models are read from folders: `{todo}`, then give {folder} in its place"
+            )
+    path = Path(or_shipped(name))
+    if not _exists(path) or not path.is_dir():
+        return None
+    if not any(_is_file(path / file) for file in ("config.json", "adapter_config.json")):
+        raise ConfigError(f"{name}: a folder without a config.json, so not of a model: give the model's own folder")
+    return path
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """The folder of a model as a run of nothing else, with the preset and sizes that its config.json asks for.
+
+    Of a config.json that cannot be read only the folder: loading says why.
+    """
+    tree: dict[str, Any] = {"model": str(folder)}
+    fields = _fields(folder / "config.json")
+    architectures = fields.get("architectures")
+    names = [fields.get("model_type"), *(architectures if isinstance(architectures, list) else [])]
+    preset = next((_PRESET_OF[name] for name in names if isinstance(name, str) and name in _PRESET_OF), None)
+    if preset is not None:
+        tree["preset"] = preset
+        tree["decode"] = dict(_sizes(fields))
+    return tree
+
+
+def _sizes(fields: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """What the checkpoint says of sizes that the preset says of its family."""
+    block = next((fields[key] for key in _BLOCK_SIZE_KEYS if isinstance(fields.get(key), int)), None)
+    if block is not None:
+        yield "block_size", block
+    positions = fields.get("max_position_embeddings")
+    if isinstance(positions, int) and positions < _FEW_POSITIONS:  # the preset's answers would leave a prompt no room
+        yield "max_new_tokens", max(1, positions // 2)
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    try:
+        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+            return {}
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}

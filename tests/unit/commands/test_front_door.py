@@ -1,0 +1,322 @@
+"""A command begins with a model: names, flags, what is found out, and what is told where it cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from test_cli import lopa, write_run
+from typer.testing import CliRunner
+
+import common.commands.arguments.found as found
+from common.commands.arguments.found import load_both
+from common.commands.arguments.options import save_run_file
+from common.commands.arguments.shorthands import AT_ONCE, DECODING, LIMIT, OUTPUT
+from common.commands.filling import Filling
+from common.commands.main import app
+from common.config import find_config, load_profile, load_profile_and_run, load_run
+from common.errors import ConfigError
+from common.tables import counted
+
+ROOT = Path(__file__).resolve().parents[3]
+DEMO = ROOT / "models" / "demo"
+
+
+@pytest.fixture(autouse=True)
+def cpu_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(found, "_DRIVERS", {})
+    found.profile_here.cache_clear()
+    yield
+    found.profile_here.cache_clear()
+
+
+def model_folder(tmp_path: Path, **fields: object) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+# What MODEL may be
+
+
+def test_a_folder_is_a_run_by_its_familys_preset(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, model_type="sdar", block_size=16, max_position_embeddings=32768)
+    run = load_run(folder)
+    assert (run.model, run.preset, run.decode.block_size) == (str(folder), "sdar", 16)
+    assert run.decode.strategy.name == "block_diffusion" and run.decode.max_new_tokens == 512
+    assert load_run(folder, ["preset=llada2", "decode.block_size=32"]).decode.block_size == 32
+
+
+def test_a_small_models_answers_leave_room_for_a_prompt(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, model_type="sdar", max_position_embeddings=512)
+    assert load_run(folder).decode.max_new_tokens == 256
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": 3}', '{"architectures": "x"}'])
+def test_a_folder_whose_config_says_nothing_has_the_usual_settings(tmp_path: Path, text: str) -> None:
+    folder = model_folder(tmp_path)
+    (folder / "config.json").write_text(text)
+    assert load_run(folder).preset is None
+
+
+def test_a_model_folder_wins_over_nothing_and_a_run_file_over_it() -> None:
+    assert find_config("runs", "demo") == ROOT / "configs" / "runs" / "demo.yaml"
+    assert find_config("runs", DEMO) == DEMO
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("hf://Dream-org/Dream-v0", "`hf download Dream-org/Dream-v0 --local-dir Dream-v0`, then give Dream-v0"),
+        ("modelscope://a/b", "`modelscope download --model a/b --local_dir b`, then give b in its place"),
+        ("deomo", r"not one of the runs in .*did you mean demo\? demo, demo_block"),
+        (".", "a folder without a config.json, so not of a model"),
+    ],
+)
+def test_what_is_no_model_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, sentence: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=sentence):
+        load_run(name)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("profiles", "cpuu"), ("sweeps", "dmo"), ("presets", "lada")])
+def test_other_names_have_their_did_you_mean_too(kind: str, name: str) -> None:
+    with pytest.raises(ConfigError, match="did you mean"):
+        find_config(kind, name)  # type: ignore[arg-type]
+
+
+def test_shipped_paths_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = load_run("demo")
+    assert run.input is not None and Path(run.input.path) == DEMO / "heldout_math.jsonl" and Path(run.model) == DEMO
+    assert load_run("demo", ["model=models/demo_block"]).model == str(ROOT / "models" / "demo_block")
+    assert load_run("demo", ["model=models/../pyproject.toml"]).model == "models/../pyproject.toml"
+    (tmp_path / "models" / "demo").mkdir(parents=True)
+    assert load_run("demo").model == "models/demo", "what is here goes before"
+
+
+def test_a_misspelt_key_is_told_before_the_one_that_it_stands_for(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("modle: x\n")
+    with pytest.raises(ConfigError, match=r"modle: unknown key; did you mean model\?"):
+        load_run(tmp_path / "run.yaml")
+
+
+# What is found out
+
+
+def test_a_machine_without_an_accelerator_has_the_cpus_profile() -> None:
+    assert found.profile_here() == "cpu"
+    assert load_both(None, "demo", [])[0] == load_profile("cpu")
+
+
+def test_a_driver_without_a_device_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(found, "_DRIVERS", {"cuda": tmp_path, "npu": tmp_path / "none"})
+
+    class Cards:
+        num = 0
+
+        def num_visible_devices(self) -> int:
+            return self.num
+
+    monkeypatch.setattr(found, "platform_of_device", lambda device: Cards())
+    assert found.profile_here() == "cpu"
+    found.profile_here.cache_clear()
+    Cards.num = 1
+    assert found.profile_here() == "cuda"
+    assert load_both(None, "demo", [], takes_many=True)[1].max_num_requests == 16
+
+
+def test_requests_at_once_are_found_out_unless_something_says_how_many(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model: m\nmax_num_requests: 3\n")
+    assert load_both("cpu", "demo", [], takes_many=True)[1].max_num_requests == 8
+    assert load_both("cpu", "demo", ["max_num_requests=2"], takes_many=True)[1].max_num_requests == 2
+    assert load_both("cpu", str(tmp_path / "run.yaml"), [], takes_many=True)[1].max_num_requests == 3
+    assert load_both("cpu", "demo", [])[1].max_num_requests == 1
+
+
+def test_a_large_models_threads_and_dtype_fit_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = model_folder(tmp_path)
+    with (folder / "model.safetensors").open("wb") as weights:
+        weights.truncate(2**30)
+    monkeypatch.setattr(found, "memory_bytes", lambda: 64 * 2**30)
+    profile, _ = load_both(None, str(folder), [])
+    assert profile.dtype == "float32"
+    assert profile.environment["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
+    monkeypatch.setattr(found, "memory_bytes", lambda: 2 * 2**30)
+    assert load_both(None, str(folder), [])[0].dtype == "bfloat16"
+    assert load_both(None, str(folder), ["dtype=float16"])[0].dtype == "float16", "what is given goes before"
+    assert load_both("cpu", str(folder), [])[0] == load_profile("cpu"), "and a profile that is named stays as it is"
+
+
+def test_d2f_is_block_causal_where_the_engine_has_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "ascend.yaml").write_text("name: a\nengine: lopa_ascend\ndevice: cpu\n")
+    profile = str(tmp_path / "ascend.yaml")
+    decode = load_both(profile, str(DEMO), ["decode.shift_row=stale"])[1].decode
+    assert (decode.window_attention, decode.spawn_rule) == ("block_causal", "confident(blocks=1)")
+    assert decode.shift_row == "stale", "what is given goes before"
+    assert load_both(profile, "demo", [])[1].decode.window_attention == "full", "a run file says all of it"
+    assert load_both(profile, str(DEMO), ["decode.strategy=vanilla"])[1].decode.window_attention == "full"
+
+
+# Flags
+
+
+@pytest.mark.parametrize("one", [*DECODING, AT_ONCE, LIMIT, OUTPUT], ids=lambda one: one.key)
+def test_a_flag_names_a_setting_that_there_is(one: object) -> None:
+    value = {
+        "preset": "sdar",
+        "dtype": "float32",
+        "output.path": "o",
+        "decode.block_size": "2",
+        "decode.max_new_tokens": "64",
+    }
+    key = one.key  # type: ignore[attr-defined]
+    load_profile_and_run("cpu", "demo", [f"{key}={value.get(key, '1')}"])
+
+
+def test_flags_are_settings_and_set_has_the_last_word(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    arguments = ("run", "-p", "cpu", "run.yaml", "-k", "5", "--max-tokens", "64", "-o", "here.jsonl")
+    result = lopa(tmp_path, *arguments, "--set", "decode.num_lookahead=2")
+    assert result.returncode == 0, result.stderr
+    decode = json.loads((tmp_path / "here.metrics.json").read_text())["run"]["decode"]
+    assert (decode["num_lookahead"], decode["max_new_tokens"]) == (2, 64)
+    wrong = lopa(tmp_path, "run", "-p", "cpu", "run.yaml", "-k", "many")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("lopa: --set decode.num_lookahead=many: decode.num_lookahead: set it to a whole")
+
+
+def test_a_saved_run_means_what_was_given(tmp_path: Path) -> None:
+    given = ["decode.num_lookahead=5", "decode.strategy.cache=dual", "decode.stop=['a: b']", "seed=3"]
+    run = load_run(DEMO, ["decode.strategy=fast_dllm", *given])
+    path = tmp_path / "new" / "my_run.yaml"
+    save_run_file(path, run, "demo")
+    assert load_run(path) == run
+    with pytest.raises(ConfigError, match="it is there already"):
+        save_run_file(path, run, "demo")
+    preset = load_run("demo", ["preset=llada2"])
+    save_run_file(tmp_path / "preset.yaml", preset, "demo")
+    assert load_run(tmp_path / "preset.yaml").decode == preset.decode, "whatever becomes of the preset"
+    assert "preset" not in yaml.safe_load((tmp_path / "preset.yaml").read_text())
+
+
+# lopa run
+
+
+def test_a_file_of_requests_is_decoded_beside_the_runs_own(tmp_path: Path) -> None:
+    write_run(tmp_path, "model: m\ninput: {path: none.jsonl, prompt_template: 'Q: {question}'}\noutput: {path: o}\n")
+    (tmp_path / "mine.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}]}\n')
+    result = lopa(tmp_path, "run", "run.yaml", "mine.jsonl", "-p", "cpu")
+    assert result.returncode == 0, result.stderr
+    assert "input.prompt_template fits no line of mine.jsonl: their own prompt or messages are taken" in result.stderr
+    assert "<HELLO>" in (tmp_path / "outputs" / "run_mine.jsonl").read_text()
+
+
+def test_a_template_that_lines_need_is_still_asked_for(tmp_path: Path) -> None:
+    write_run(tmp_path, "model: m\ninput: {path: in.jsonl, prompt_template: '{text}'}\noutput: {path: o}\n")
+    (tmp_path / "in.jsonl").write_text('{"question": "hello"}\n')
+    result = lopa(tmp_path, "run", "run.yaml", "-p", "cpu")
+    assert result.returncode == 2 and "input.prompt_template names {text}" in result.stderr
+
+
+def test_a_model_without_anything_to_answer_is_told_so(tmp_path: Path) -> None:
+    result = lopa(tmp_path, "run", str(model_folder(tmp_path)))
+    assert result.returncode == 2
+    assert "give what is to be answered after it: a text, or a JSONL file of requests" in result.stderr
+
+
+def test_options_of_files_are_refused_with_one_prompt(tmp_path: Path) -> None:
+    result = lopa(tmp_path, "run", "demo", "hello", "-o", "x.jsonl")
+    assert result.returncode == 2
+    assert result.stderr.startswith("lopa: --output: the answer to one prompt is printed")
+
+
+def test_a_run_that_cannot_load_its_model_leaves_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path, "model: none\ninput: {path: in.jsonl}\noutput: {path: o.jsonl}\n")
+    command = [sys.executable, "-m", "common.commands", "run", "-p", "cpu", "run.yaml"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 2 and "none: no such folder" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "run.yaml"]
+
+
+def test_what_is_not_json_is_a_line_and_a_sentence(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    (tmp_path / "in.jsonl").write_text("hello\n")
+    result = lopa(tmp_path, "run", "-p", "cpu", "run.yaml")
+    assert result.stdout.splitlines()[0] == "0 requests finished, 1 error" and " - " not in result.stdout
+
+
+def test_many_requests_are_told_with_how_to_take_fewer(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n' * 101)
+    told = "101 requests to decode: --set input.limit=20 takes the first 20 alone"
+    assert told in lopa(tmp_path, "run", "-p", "cpu", "run.yaml").stderr
+    assert told not in lopa(tmp_path, "run", "-p", "cpu", "run.yaml", "--limit", "2", "--overwrite").stderr
+
+
+# Help
+
+
+def test_help_is_there_in_three_ways(tmp_path: Path) -> None:
+    asked = [lopa(tmp_path, *arguments) for arguments in (("run", "-h"), ("run", "--help"), ("help", "run"))]
+    for help in asked:
+        assert help.returncode == 0 and "MODEL" in help.stdout and "--num-lookahead" in help.stdout
+        assert "<bool>" not in help.stdout and "{MODEL}" not in help.stdout
+    assert "Commands" in lopa(tmp_path, "help").stdout
+    assert (
+        lopa(tmp_path, "help", "nope").stderr == "lopa: help nope: there is no such command; `lopa help` lists them\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "chat", "trace", "evaluate", "estimate", "quantize", "demo"])
+def test_the_profile_is_optional_and_the_same_everywhere(command: str) -> None:
+    help = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+    assert "that of this machine if not given" in help and "--profile" in help and "-p" in help
+
+
+@pytest.mark.parametrize("words", [["bench", "steps"], ["bench", "load"], ["tune"]])
+def test_commands_with_lists_take_it_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
+    done = CliRunner().invoke(app, [*words, "nothing"])
+    assert isinstance(done.exception, ConfigError) and "not one of the runs" in str(done.exception)
+
+
+def test_an_estimate_without_a_device_is_of_one_that_is_described() -> None:
+    done = CliRunner().invoke(app, ["estimate", "demo"])
+    assert done.exit_code == 0, done.exception
+    assert "One step on H200" in done.output and "since this machine has no accelerator" in done.output
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "scripts").glob("*.sh")))
+def test_a_script_explains_itself(script: str) -> None:
+    if script in ("env.sh", "launch.sh", "usage.sh", "venv.sh"):  # sourced by the others
+        return
+    for option in ("--help", "-h"):
+        done = subprocess.run([ROOT / "scripts" / script, option], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and f"scripts/{script}" in done.stdout and not done.stderr
+        assert "set -euo" not in done.stdout and "source" not in done.stdout.split()[:1]
+
+
+# An answer that is filled
+
+
+def test_a_picture_has_a_sign_for_every_mask_and_keeps_the_end() -> None:
+    filling = Filling(10)
+    filling.take({"filled": [[11, 5, "b", -0.1]], "edited": [], "canvas_length": 4})
+    assert filling.picture(100).plain == "░b░░"
+    filling.take({"filled": [[10, 5, "a", -0.1]], "edited": [[11, 6, "c", -0.1]], "canvas_length": 4})
+    picture = filling.picture(100)
+    assert picture.plain == "ac░░" and [str(span.style) for span in picture.spans][:2] == ["bold green"] * 2
+    assert filling.picture(2).plain == "░░"
+
+
+def test_numbers_are_counted_in_english() -> None:
+    assert [counted(number, "pass", "es") for number in (0, 1, 2)] == ["0 passes", "1 pass", "2 passes"]
