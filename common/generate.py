@@ -1,4 +1,4 @@
-"""The object that users hold: a model behind an engine, ready to decode any number of requests."""
+"""The object that users hold: a model in an engine, ready to decode any number of requests."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Generator:
         brought. What is unfinished at the end is dropped. Raises EngineError as `generate` does.
 
         On several ranks all run the same loop, `while core.has_work: core.step()`; the first of a replica adds, aborts
-        and calls `core.end()` behind it.
+        and calls `core.end()` after it.
         """
         with self._one_at_a_time:
             yield EngineCore(self._scheduler(), self.engine)

@@ -72,7 +72,7 @@ def sidecar_path(path: Path) -> Path:
 
 
 def metrics_path(output: OutputConfig) -> Path:
-    """Of outputs that differ in more than `.jsonl`, no two have the same."""
+    """Return where the metrics go. Outputs that differ in more than `.jsonl` never share a file."""
     if output.metrics_path:
         return real_file(Path(output.metrics_path))
     path = real_file(Path(output.path))

@@ -50,7 +50,7 @@ class Input:
 
 
 class _Digest:
-    """Of the first `num_bytes` that come; of all whole lines by default."""
+    """The SHA-256 of the first `num_bytes` that come, or by default of all whole lines."""
 
     def __init__(self, num_bytes: int | None) -> None:
         self._most = num_bytes

@@ -170,7 +170,7 @@ def every_record(path: Path) -> Iterator[Record]:
 
 
 def cut_half_line(descriptor: int) -> int:
-    """Truncate behind the last newline; the size that is left."""
+    """Truncate after the last newline; return the size that is left."""
     end = os.fstat(descriptor).st_size
     if end == 0 or os.pread(descriptor, 1, end - 1) == b"\n":
         return end

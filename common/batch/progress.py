@@ -52,7 +52,7 @@ class Progress:
         self._show()
 
     def recount(self) -> None:
-        """Behind an `update` that may have been interrupted between reading records and counting them."""
+        """Count again after an `update` that may have been interrupted between reading records and counting them."""
         self._num_before = len(Tail(self._path).read_new()) - len(self.records)
 
     def close(self) -> None:

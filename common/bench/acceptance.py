@@ -151,7 +151,7 @@ def record_trace(
 ) -> Trace:
     """Decode prompts one after another and write what the model predicted in every step.
 
-    Raises ConfigError for a model without shift: a recording holds predictions of the position behind each entry.
+    Raises ConfigError for a model without shift: a recording holds predictions of the position after each entry.
     """
     if not config.shift:
         raise ConfigError(f"{path}: recordings are of models with shift, {config.family} has none: record another one")

@@ -1,4 +1,4 @@
-"""What a bench run leaves behind: tables in the terminal, a JSON file and Markdown."""
+"""What a bench run leaves: tables in the terminal, a JSON file and Markdown."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _steps(title: str, section: Result) -> str:
     groups |= {f"not, window {width}": parts for width, parts in section["by_width"].items()}
     rows = [[name, *[_number(parts.get(part)) for part in _PARTS]] for name, parts in groups.items()]
     facts = (
-        f"{title}: {section['num_steps']} steps behind the prompt, mean window {section['mean_width']:.0f}, "
+        f"{title}: {section['num_steps']} steps after the prompt, mean window {section['mean_width']:.0f}, "
         f"TPF {section['tpf']:.2f} ({section['effective_tpf']:.2f} up to the end of the text), "
         f"{section['tps']:.0f} tokens/s a request "
         f"({section['tps_without_first_step']:.0f} without the first step, {section['first_step_ms']:.1f} ms); "

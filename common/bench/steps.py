@@ -59,7 +59,7 @@ class Measurable(Engine, NotesBusyTime, Protocol):
 
     def length_updates_ms(self) -> dict[str, float]:
         """Milliseconds of the last pass's layers, launch and wait, where a replay needs its attention lengths written
-        apart: with those it has, and with new ones written behind the launch or before it. Else empty."""
+        apart: with those it has, and with new ones written after the launch or before it. Else empty."""
 
     def num_experts_hit(self, plan: StepPlan) -> float | None:
         """Experts of a layer that such a pass reads, the mean over layers; None for a model without, or not known."""

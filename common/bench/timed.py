@@ -14,7 +14,7 @@ class NotesBusyTime(Protocol):
     """An engine that notes on the host's clock how long its device had work."""
 
     def last_busy_ms(self) -> float:
-        """Of the last step: from when a pass was queued to when the host saw its predictions, all passes together."""
+        """Return the last step's time from queueing a pass to seeing its predictions, all passes together."""
 
 
 class TimedDecoding:
@@ -54,7 +54,7 @@ class TimedDecoding:
                 return completion
 
     def summary(self) -> dict[str, Any]:
-        """Median milliseconds of steps behind the prompt, all of them and by whether they commit."""
+        """Median milliseconds of steps after the prompt, all of them and by whether they commit."""
         later = [record for record in self._records if not record["is_prompt"]]
         committing = [record for record in later if record["commits"]]
         plain = [record for record in later if not record["commits"]]

@@ -74,7 +74,7 @@ class ChatRenderer:
         )
 
     def _answer(self, line: str) -> dict[str, Any]:
-        """Of a second process where the first was ended by something else than its limits."""
+        """Ask the process, and a second one where the first was ended by something else than its limits."""
         for _ in range(2):
             process = self._process = self._started()
             start = time.monotonic()

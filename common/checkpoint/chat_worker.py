@@ -154,7 +154,7 @@ def _describe(error: Exception) -> str:
 
 
 def _die_with(parent: int) -> None:
-    """Not even kill -9 of the parent leaves this process behind."""
+    """End with the parent, even where that was killed with -9."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call

@@ -204,6 +204,6 @@ def _qkv_rule(names: TensorNames, ours: str, theirs: str, leaf: str, columns: st
 
 
 def _rule(name: str, split: int | None, shapes: str, *modules: str) -> Rule:
-    """Of modules whose leaf is `weight`."""
+    """Make a rule of modules whose leaf is `weight`."""
     pieces = (Piece(f"{module}.weight", shape) for module, shape in zip(modules, shapes.split(), strict=True))
     return Rule(name, split, tuple(pieces))

@@ -22,8 +22,8 @@ _FIX = (
 
 
 def look_finite(parameters: Collection[torch.Tensor]) -> bool:
-    """Of norms and biases every value, of matrices some rows, of stacked experts a row of each tensor. False also where
-    finite values are astronomic."""
+    """Whether samples are finite: every value of norms and biases, some rows of matrices, a row of each tensor of
+    stacked experts. False also where finite values are astronomic."""
     samples = [_sample(tensor) for tensor in parameters]
     # One sum for all, which is finite only if its terms are; one for each would cost a twentieth of the load.
     return isfinite(torch.cat([sample.flatten() for sample in samples]).sum(dtype=torch.float32).item())

@@ -114,7 +114,7 @@ def init_mesh(profile: DeviceProfile, backends: GroupBackends, timeout_s: float 
 
 
 def _relay(sizes: MeshConfig, timeout: timedelta) -> Relay | None:
-    """Of this rank's replica. Every rank makes the groups of all replicas, in one order."""
+    """Make the relay of this rank's replica. Every rank makes the groups of all replicas, in one order."""
     import torch.distributed as dist
 
     num_ranks = sizes.branch_parallel_size * sizes.tensor_parallel_size

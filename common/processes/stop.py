@@ -54,7 +54,7 @@ def drain_on_signals(drain: Callable[[], None]) -> None:
 
 
 def end_undisturbed() -> None:
-    """Behind `stop_on_signals`: the work is over and a signal no longer raises, so that the last words and the exit
+    """Call after `stop_on_signals`: the work is over and a signal no longer raises, so that the last words and the exit
     code are those of the work.
 
     The handler does nothing, where SIG_IGN would keep signals from the watching thread, which ends a process that hangs
@@ -105,7 +105,7 @@ def die_with_launcher() -> None:
 def die_with_parent() -> None:
     """From now on the parent's end, kill -9 too, kills this process and the program that it becomes.
 
-    Look behind this whether it had ended before. Linux only; elsewhere the output's lock is what protects it.
+    Look afterwards whether it had ended before. Linux only; elsewhere the output's lock is what protects it.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -35,7 +35,7 @@ class NodeWatch(threading.Thread):
         try:
             self._watch(self._connect(timeout_s=600.0))
         except RuntimeError:
-            # The store is gone with node 0. At the regular end this launcher is a moment behind it.
+            # The store is gone with node 0. At the regular end this launcher ends a moment later.
             self._stop("the first node has ended", patience_s=3.0)
 
     def tell(self, problem: str | None) -> None:
@@ -71,7 +71,7 @@ class NodeWatch(threading.Thread):
         self._ended.set()
 
     def _first_cause(self, store: Any) -> str | None:
-        """Of what nodes have told, the first that does not follow from a lost peer; waits a moment for one."""
+        """Return the first sentence of a node that does not follow from a lost peer; waits a moment for one."""
         told: list[str] = []
         deadline = time.monotonic() + _CAUSE_S
         while time.monotonic() < deadline:

@@ -17,8 +17,8 @@ POST /generate.
      "lookahead": [[[[21, 11, ","]], -0.40]],  of each branch that the next pass tries: its own tokens (position, token
                                      id, text), and the confidence that made it
      "commit_length": 16,            positions from start on whose keys and values became final
-     "canvas_length": 32,            opened positions behind the prompt
-     "final_length": 4,              positions behind the prompt in front of the first mask
+     "canvas_length": 32,            opened positions after the prompt
+     "final_length": 4,              positions between the prompt and the first mask
      "finished": null}               the finish reason in the last event, else null
 
 Confidences are those of the setting
@@ -61,7 +61,7 @@ class DenoiseEvents:
         filled += [(position, token, confidence) for (position, token), confidence in pairs]
         self._tried = record.lookahead
         self._num_passes += 1
-        # A token may begin the block behind the window.
+        # A token may begin the block after the window.
         ends = record.start + max(record.window_lengths), *(position + 1 for position, _, _ in filled)
         self._end = max(self._end, *ends)
         self._is_filled.update(position for position, _, _ in filled)

@@ -53,7 +53,7 @@ class StepCost:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all requests of one replica."""
+        """Tokens a second of all requests of one replica."""
         return self.setup.tokens_per_step * self.setup.num_requests / self.ms * 1e3
 
 
@@ -74,7 +74,7 @@ def estimate_step(setup: Setup, hardware: Hardware) -> StepCost:
 
 
 def _exposed_updates_s(setup: Setup, update_s: float, layers_s: float) -> float:
-    """What a step waits for new attention lengths. Written behind the launch, a layer's are hidden by the layers before
+    """What a step waits for new attention lengths. Written after the launch, a layer's are hidden by the layers before
     it: the first update remains, and what the host is slower than the device."""
     num_layers = setup.model.num_layers
     if setup.length_updates == "before":

@@ -58,7 +58,7 @@ def _close(expected: FamilyStep, record: StepRecord) -> Iterator[tuple[str, floa
 
 
 def _text_difference(trace: FamilyTrace, completion: Completion) -> str | None:
-    """Up to the end token, behind which published code leaves what it likes."""
+    """Compare up to the end token, after which published code leaves what it likes."""
     stops = trace.decode.get("stop_tokens") or [trace.decode.get("stop_token"), trace.decode.get("eos_token")]
     found, wanted = completion.canvas_token_ids, trace.generated
     for place, (token, expected) in enumerate(zip(found, wanted, strict=False)):

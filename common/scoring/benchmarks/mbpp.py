@@ -31,7 +31,7 @@ def _ask(row: Row) -> str:
 
 
 def _program(row: Row, text: str) -> str:
-    """Of an answer that may have the prompt's marks around it, whether the stop string was looked for or not."""
+    """Return the program of an answer, which may still have the prompt's marks around it."""
     name = entry_point(row)
     program = program_of(_BEGUN.sub("", text.split(_DONE, 1)[0]), name)
     return program if name in program else program_of(_BEGUN.sub("", text.replace(_DONE, "")), name)

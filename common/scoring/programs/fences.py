@@ -1,6 +1,6 @@
 """Fenced blocks of code in an answer, as Markdown has them and as models write them.
 
-A fence may stand in a list or a quotation, behind text or a line of code, and lack its end. HTML's `<code>` counts
+A fence may stand in a list or a quotation, after text or a line of code, and lack its end. HTML's `<code>` counts
 where there is no fence. Lines end with \\n here.
 """
 
@@ -38,7 +38,7 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """code: what stands behind the mark on its line and is code. is_whole: the block ends on that line."""
+    """code: what follows the mark on its line and is code. is_whole: the block ends on that line."""
 
     before: str
     mark: str
@@ -100,7 +100,7 @@ def _opening(line: str) -> _Opening | None:
 
 
 def _block(lines: Sequence[str], place: int, opening: _Opening) -> tuple[str, int]:
-    """The code of the block that opens on this line, and the line behind it: up to the first end that leaves a program;
+    """The code of the block that opens on this line, and the line after it: up to the first end that leaves a program;
     where none does, up to the first."""
     if opening.is_whole:
         return opening.code, place + 1
@@ -108,10 +108,10 @@ def _block(lines: Sequence[str], place: int, opening: _Opening) -> tuple[str, in
     found: tuple[str, int] | None = None
     for number, head, is_again in _ends(lines[place + 1 :], opening):
         code, is_right = _without_lead(first, [*lines[place + 1 : place + 1 + number], *head], opening)
-        behind = place + 1 + number + (not is_again)
+        following = place + 1 + number + (not is_again)
         if is_right:
-            return code, behind
-        found = found or (code, behind)
+            return code, following
+        found = found or (code, following)
     assert found is not None, "a text has an end"
     return found
 

@@ -101,7 +101,7 @@ def _indent_of(prompt: str) -> str:
 
 
 def _without_remarks(text: str) -> str:
-    """A text that is a program, without words in front of it and behind it that happen to be Python."""
+    """A text that is a program, without words in front of it and after it that happen to be Python."""
     tree = parsed(text)
     if isinstance(tree, int):
         return text
@@ -115,7 +115,7 @@ def _without_remarks(text: str) -> str:
 
 
 def _with_used(code: str, others: Sequence[str]) -> str:
-    """The code behind those imports and definitions of other pieces that it uses and does not have itself."""
+    """The code after those imports and definitions of other pieces that it uses and does not have itself."""
     tree = parsed(code)
     if isinstance(tree, int):
         return code
@@ -171,7 +171,7 @@ def _longest_valid_span(code: str, entry_point: str) -> str:
 
 
 def _num_valid(lines: Sequence[str], head: str) -> int:
-    """How many of the first lines make a program behind the head: cut in front of what is wrong until nothing is."""
+    """How many of the first lines make a program after the head: cut in front of what is wrong until nothing is."""
     num_head, count = head.count("\n"), min(len(lines), _MOST_LINES)
     while count > 0:
         wrong = wrong_line(head + "\n".join(lines[:count]))

@@ -50,7 +50,7 @@ def is_same_result(one: str, other: str, has_same_value: Same) -> bool:
 
 
 def _is_same(one: str, other: str, has_same_value: Same) -> bool:
-    if _SEVERAL.search(one) or _SEVERAL.search(other):  # what stands behind the last "=" is not all of it
+    if _SEVERAL.search(one) or _SEVERAL.search(other):  # what follows the last "=" is not all of it
         return one.replace(" ", "") == other.replace(" ", "")
     number, other_number = _number(one), _number(other)
     if number is not None and other_number is not None:

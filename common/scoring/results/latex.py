@@ -68,7 +68,7 @@ def normalized(result: str) -> str:
 
 
 def _without_glued_units(result: str) -> str:
-    """Spaces are gone by now, so units touch what they stood behind; commands such as \\left keep their letters."""
+    """Spaces are gone by now, so units touch what they followed; commands such as \\left keep their letters."""
     parts = _COMMAND.split(result)
     for place in range(0, len(parts), 2):
         for unit in _UNITS:

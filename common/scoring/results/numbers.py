@@ -6,7 +6,7 @@ import re
 import unicodedata
 from fractions import Fraction
 
-_MOST_LOOKED_AT = 400  # characters behind a mark
+_MOST_LOOKED_AT = 400  # characters after a mark
 _MOST_MARKS = 50  # from the last one on
 _LETTERS: dict[int, int | str] = {
     **{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)},  # full width
@@ -81,7 +81,7 @@ def whole_number(text: str) -> Fraction | None:
 
 
 def final_number(text: str) -> Fraction | None:
-    """The number behind the last `####` that one follows; of a text without `####`, in the last \\boxed{}.
+    """The number after the last `####` that one follows; of a text without `####`, in the last \\boxed{}.
 
     None too where what follows the last of them can be read in two ways.
     """

@@ -73,12 +73,12 @@ class CountedEngine(WrappedEngine):
         return counts
 
     def _graph_counts(self) -> tuple[int, int]:
-        """Of an engine that has graphs, those of its start among them."""
+        """Return hits and misses of an engine that has graphs, those of its start among them."""
         found: tuple[int, int] = getattr(self.engine, "graph_counts", (0, 0))
         return found
 
     def _count_winners(self) -> None:
-        """Of the pass that was committed last. Rows of one request are adjacent, the anchor last."""
+        """Count who won the pass that was committed last. Rows of one request are adjacent, the anchor last."""
         if self._won is None:
             return
         (plan, winner_row_of_request, rooms), self._won = self._won, None

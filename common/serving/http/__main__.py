@@ -28,7 +28,7 @@ from common.serving.messages import Begin, Ready
 from common.serving.page import live_page
 
 logger = logging.getLogger("common.serving.http")
-_LINGER_S = 2.0  # behind a failure, so that probes and clients hear of it
+_LINGER_S = 2.0  # after a failure, so that probes and clients hear of it
 _POLL_S = 0.05
 _BACKLOG = 2048
 _HEADERS = [

@@ -76,7 +76,7 @@ class Room:
 
     @property
     def num_accepted_at_once(self) -> int:
-        """Of new connections, before others have their turn and idle ones are closed."""
+        """New connections that are accepted before others have their turn and idle ones are closed."""
         return max(8, min(64, self.size // 8))
 
     async def watch(self) -> None:

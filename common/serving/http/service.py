@@ -105,7 +105,7 @@ class Service:
         self.book.check(fields, num_prompts)
 
     async def prompts_of(self, fields: CompletionFields) -> list[tuple[int, ...]]:
-        """Of a completion's four kinds. Raises ApiError."""
+        """Return the prompts of a completion, which has one of four kinds. Raises ApiError."""
         given = fields.prompt
         if isinstance(given, str) or not given or isinstance(given[0], int):
             given = [given]  # type: ignore[assignment]

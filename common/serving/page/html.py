@@ -46,7 +46,7 @@ def _with_data(trace: Mapping[str, Any] | None) -> str:
 
 @cache
 def _page() -> tuple[str, str]:
-    """What stands before and behind the data."""
+    """Return what stands before and after the data."""
     style, script = _part("page.css"), "\n".join(_part(f"js/{name}.js") for name in _SCRIPTS)
     script = f'"use strict";\n{script}'
     page = _part("page.html").replace("@STYLE_HASH@", _hash(style)).replace("@SCRIPT_HASH@", _hash(script))

@@ -26,7 +26,7 @@ _LIFE_LINE = 0
 
 
 def main() -> NoReturn:
-    """Of a fresh interpreter; what hinders it to start the program goes where the results would."""
+    """Run in a fresh interpreter. What keeps it from starting the program is written where the results would go."""
     status = NOT_STARTED
     try:
         status = _keep(json.loads(_read_all(_LIFE_LINE)))

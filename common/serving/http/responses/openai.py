@@ -54,7 +54,7 @@ class OpenAiCall:
         return cls(call, engine, model, is_chat, int(time.time()), echoes or [""] * len(call.answers))
 
     async def body(self) -> dict[str, Any]:
-        """Of the whole answer; of an aborted one, what it has. Raises ApiError."""
+        """Return the whole answer; where it was aborted, what it has. Raises ApiError."""
         call = self.call
         with given_up(self.engine, call.answers, call.metrics):
             finished = await call.whole()
@@ -69,7 +69,7 @@ class OpenAiCall:
         return body
 
     async def events(self) -> AsyncIterator[str]:
-        """Of the stream, [DONE] last. Raises ApiError where it cannot be finished."""
+        """Yield the stream's events, [DONE] last. Raises ApiError where it cannot be finished."""
         call, options = self.call, self.call.fields.stream_options or StreamOptions()
         num_tokens, ended = 0, []
         with given_up(self.engine, call.answers, call.metrics):

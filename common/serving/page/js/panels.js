@@ -91,7 +91,7 @@ function showLegend(isByConfidence) {
     legendItem(sure, "bar: confidence; number: pass"),
     legendItem(make("i", "swatch lookahead"), "pass won by a lookahead"),
     legendItem(make("i", "swatch"), "by the anchor"),
-    legendItem(legendCell("filled dropped", "x", { "--t": 0.3, "--c": 0.8 }), "behind the answer's end"),
+    legendItem(legendCell("filled dropped", "x", { "--t": 0.3, "--c": 0.8 }), "after the answer's end"),
   );
 }
 
