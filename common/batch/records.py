@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from common.batch.inputs import InputLine
-from common.batch.requests import LineRequests
+from common.batch.lines import LineRequests
 from common.config import DecodeConfig, InputConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.processes import Stopped

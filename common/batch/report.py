@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -137,12 +136,3 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], remarks:
     console.print(
         "\n".join([_caption(("accuracy", "step", "tpf", "canvas", "effective", "tps", "latency_s")), *remarks])
     )
-
-
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table, whatever the cells hold: signs that Markdown would read are escaped."""
-    ruler = ["---", *["---:"] * (len(headings) - 1)]
-    escaped = [
-        [re.sub(r"([\\`*\[\]<|])", r"\\\1", " ".join(cell.split())) for cell in row] for row in (headings, *rows)
-    ]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (escaped[0], ruler, *escaped[1:])) + "\n"

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.batch.cautions import cautions
 from common.batch.files import input_and_output, metrics_path, real_file, require_own_metrics, write_whole
 from common.batch.identity import identity, recorded_input_bytes
 from common.batch.inputs import InputLine, read_input, read_lines, require_shareable
+from common.batch.lines import why_unused
 from common.batch.output import OutputFile, Record, every_record, join_output, read_records, start_output
 from common.batch.progress import Progress
 from common.batch.records import TextGenerator, records
-from common.batch.requests import cautions, why_unused
 from common.batch.source import is_read_once, shown
 from common.config import DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError

@@ -13,9 +13,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from common.batch import markdown, sweep_table, write_whole
+from common.batch import sweep_table, write_whole
 from common.config import Sweep, SweepPoint, slug
 from common.scoring import DEFINITIONS, area_under_accuracy, flat_numbers
+from common.tables import markdown
 
 Row = dict[str, Any]
 Status = Literal["waiting", "running", "done", "failed"]
@@ -90,7 +91,7 @@ class Board:
         rows = [row for row in self.rows() if row["metrics"] is not None]
         headings, cells = sweep_table("setting", rows)
         write_whole(self.path.with_suffix(".csv"), _csv(self.rows()))
-        write_whole(self.path.with_suffix(".md"), markdown(headings, cells))
+        write_whole(self.path.with_suffix(".md"), markdown(headings, cells) + "\n")
         return headings, cells, area_under_accuracy([row["metrics"] for row in rows])
 
     def row(self, name: str) -> Row:

@@ -63,13 +63,13 @@ def markdown_page(study: Study) -> str:
     parts = [f"# {_plain(study.title)}", _plain(_facts(study)), *(f"**{_plain(text)}**" for text in _problems(study))]
     parts += [
         f"## {_RESULTS}",
-        _markdown_table(results_table(study)),
+        markdown(*results_table(study)),
         *_list([*conditions(study.measured), *_meanings()]),
     ]
     for section in sections(study):
         parts += [f"## {section.title}", _plain(section.meaning)]
         parts += [section.absent] if section.absent else []
-        parts += [_markdown_table(section.table)] if section.table is not None else []
+        parts += [markdown(*section.table)] if section.table is not None else []
         parts += _list(section.conditions)
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -132,11 +132,6 @@ def _table_section(title: str, table: Table, lines: Sequence[str]) -> str:
         f'<section><h2>{_text(title)}</h2><div class="scroll" tabindex="0" role="region" aria-label="{_text(title)}">'
         f"<table><thead>{cells('th', headings)}</thead><tbody>{body}</tbody></table></div>{below}</section>"
     )
-
-
-def _markdown_table(table: Table) -> str:
-    headings, rows = table
-    return markdown(headings, [[_plain(cell).replace("|", "\\|") for cell in row] for row in rows])
 
 
 def _list(lines: Sequence[str]) -> list[str]:

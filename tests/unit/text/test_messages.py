@@ -19,7 +19,7 @@ from common.batch.inputs import _problem
 from common.checkpoint import load_tokenizer
 from common.config import InputConfig
 from common.errors import ConfigError
-from common.evaluation import HarnessModel
+from common.evaluation.harness_model import HarnessModel
 from common.requests import PromptMaker
 from common.serving.http.explain import explained
 from common.serving.http.fields import ChatFields, GenerateFields, TokenizeFields

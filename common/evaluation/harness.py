@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
-from common.evaluation.harness.model import HarnessModel
+from common.evaluation.harness_model import HarnessModel
 
 if TYPE_CHECKING:
     from common.generate import Generator
