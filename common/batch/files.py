@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from common import user_files
 from common.config import InputConfig, OutputConfig, RunConfig
 from common.errors import ConfigError
 
@@ -31,14 +32,9 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
     target = real_file(Path(run.output.path))
     require_file("output.path", target, ".run.json")
     metrics = metrics_path(run.output)
-    require_file("output.metrics_path", metrics, ".tmp")
+    require_file("output.metrics_path", metrics)
     link = Path(run.output.path)
-    for beside in (
-        sidecar_path(target),
-        link.with_name(link.name + ".run.json"),
-        _temporary(target),
-        _temporary(metrics),
-    ):
+    for beside in (sidecar_path(target), link.with_name(link.name + ".run.json")):
         _require_regular(beside)
     paths = [Path(run.input.path), target, metrics, sidecar_path(target)]
     if any(_is_same_file(one, other) for one, other in itertools.combinations(paths, 2)):
@@ -80,20 +76,12 @@ def metrics_path(output: OutputConfig) -> Path:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A file that is there with all of its text or as it was before. Raises ConfigError naming it.
+    """Write `common.user_files.write_whole`'s way. Raises ConfigError naming the file.
 
     Half a surrogate pair, which UTF-8 cannot hold, is written as JSON escapes it.
     """
-    temporary = _temporary(path)
-    _require_regular(temporary)
     with naming(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        user_files.write_whole(path, text.encode("utf-8", errors="backslashreplace"))
 
 
 @contextmanager
@@ -112,12 +100,8 @@ def _is_text(path: str) -> bool:
         return False
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(path.name + ".tmp")
-
-
-def require_file(setting: str, path: Path, longest_suffix: str) -> None:
-    """ConfigError unless this is, or can become, a file, with one beside it whose name is longer by the suffix."""
+def require_file(setting: str, path: Path, longest_suffix: str = "") -> None:
+    """Raise ConfigError unless this is, or can become, a file, with one beside it of a name longer by the suffix."""
     with naming(path, f"choose another {setting}"):
         if path.is_dir():
             raise ConfigError(f"{setting} {path} is a folder: name a file in it")

@@ -10,13 +10,13 @@ import errno
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from common import user_files
 from common.batch.files import naming, real_file, sidecar_path
 from common.batch.identity import FIX, check_identity
 from common.batch.sidecar import adopt_sidecar, lock_alone, lock_shared, write_identity, writing_alone
@@ -224,10 +224,4 @@ def _repair(path: Path, retry_errors: bool) -> None:
     known: set[str] = set()
     finished = (record for record in every_record(path) if "error" not in record)
     kept = [_to_line(record) for record in finished if _is_first(record, known)]
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as stream:
-        stream.writelines(kept)
-        stream.flush()
-        os.fsync(stream.fileno())
-    shutil.copymode(path, temporary)
-    temporary.replace(path)
+    user_files.write_whole(path, b"".join(kept))

@@ -50,10 +50,10 @@ def check_output(path: Path) -> None:
     from common.batch import real_file, require_file
     from common.bench import beside
 
-    require_file("--output", real_file(path), "")
+    require_file("--output", real_file(path))
     if beside(path) == path:
         raise ConfigError(f"--output {path}: .md is for the table that is written beside it: name a JSON file")
-    require_file("--output", beside(path), "")
+    require_file("--output", beside(path))
 
 
 def _parser() -> argparse.ArgumentParser:
