@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from common.batch.inputs import InputLine
 from common.batch.template import fill, fits
 from common.config import InputConfig
 from common.decoding import GenerationRequest
 from common.errors import ConfigError, EngineError, first_line
-from common.requests import PromptMaker, RequestError, RequestMaker, TokenizerLike, Wishes
+from common.requests import PromptMaker, RequestError, RequestMaker, Wishes
 from common.scoring import BenchmarkTask, Row, task_of
+
+if TYPE_CHECKING:
+    from common.checkpoint import Tokenizer
 
 _NO_OBJECT = 'write it as an object, such as {"num_lookahead": 0}, or leave it out'
 
@@ -54,7 +58,7 @@ def why_unused(lines: Sequence[InputLine], source: InputConfig) -> str | None:
     return f"input.settings_field is {field}, and no line has this field: all are decoded by the run's settings"
 
 
-def prompt_or_reason(line: InputLine, source: InputConfig, tokenizer: TokenizerLike) -> tuple[int, ...] | str:
+def prompt_or_reason(line: InputLine, source: InputConfig, tokenizer: Tokenizer) -> tuple[int, ...] | str:
     """As `prompt_of`, for prompts of any length."""
     return prompt_of(line, source, PromptMaker(tokenizer, add_bos=source.add_bos_token))
 

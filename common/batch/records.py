@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from common.batch.inputs import InputLine
 from common.batch.lines import LineRequests
 from common.config import DecodeConfig, InputConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.processes import Stopped
-from common.requests import PromptMaker, RequestMaker, TokenizerLike
+from common.requests import PromptMaker, RequestMaker
 from common.scoring import MarkingPool, request_record, task_of
 from common.text import answer_text
+
+if TYPE_CHECKING:
+    from common.checkpoint import Tokenizer
 
 _STOP_LIMIT_S = 1.0  # for answers that are being marked when a run is stopped; those that take longer are decoded again
 
@@ -28,7 +31,7 @@ class TextGenerator(Protocol):
     def run(self) -> RunConfig: ...
 
     @property
-    def tokenizer(self) -> TokenizerLike: ...
+    def tokenizer(self) -> Tokenizer: ...
 
     @property
     def vocab_size(self) -> int | None: ...

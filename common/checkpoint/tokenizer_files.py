@@ -17,8 +17,7 @@ from typing import Any
 
 import tokenizers
 
-from common.checkpoint.folder import MOST_VOCABULARY_BYTES, is_file, plain, read_text, shown
-from common.checkpoint.json_file import read_json_object
+from common.checkpoint.folder import MOST_VOCABULARY_BYTES, is_file, plain, read_json_object, read_text, shown
 from common.errors import ConfigError, first_line
 
 # The pattern of Qwen2 and Dream: contractions, words, single digits, punctuation, line breaks, spaces.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tqdm import tqdm
 
@@ -26,16 +26,10 @@ _NO_LIKELIHOOD = (
     "a diffusion model gives no left-to-right likelihood here: take tasks whose output_type is generate_until, such as "
     "gsm8k or humaneval"
 )
+Instance = Any  # a request of lm-eval's, whose `args` are its context and what the task asks of the generation
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 _TEXT = ("stop_token_ids", "skip_special_tokens")
 _KNOWN = {"until", "do_sample", "temperature", "top_p", "top_k", *_LIMITS, *_TEXT}
-
-
-class Instance(Protocol):
-    """A request of lm-eval's: of `generate_until` its context and what the task asks of the generation."""
-
-    @property
-    def args(self) -> tuple[Any, ...]: ...
 
 
 class HarnessModel:

@@ -12,7 +12,7 @@ from common.config import InputConfig
 from common.errors import ConfigError
 from common.scoring.benchmarks import Row, task_of
 from common.scoring.own_results import score
-from common.scoring.programs import isolation, program_scorer
+from common.scoring.programs.isolation import isolation, program_scorer
 
 _NOT_RUN = "input.run_generated_code is false, and the answer is a program"
 

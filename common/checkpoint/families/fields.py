@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.checkpoint.folder import shown
-from common.checkpoint.json_file import read_json_object
+from common.checkpoint.folder import read_json_object, shown
 from common.errors import ConfigError
 
 MOST_LAYERS = 1000

@@ -5,8 +5,7 @@ of lm-eval's tasks of the same names. Programs run in a cell (`common.scoring.pr
 """
 
 from common.scoring.benchmarks.benchmark import Row
-from common.scoring.benchmarks.registry import BENCHMARKS
-from common.scoring.benchmarks.task import BenchmarkTask, task_of
+from common.scoring.benchmarks.task import BENCHMARKS, BenchmarkTask, task_of
 
 __all__ = [
     "BENCHMARKS",

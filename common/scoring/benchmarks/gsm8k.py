@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from common.scoring.benchmarks.benchmark import Benchmark, Marks, Row
-from common.scoring.results import final_number, marked_number
+from common.scoring.results.numbers import final_number, marked_number
 
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")

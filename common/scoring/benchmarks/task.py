@@ -12,9 +12,22 @@ from typing import Any
 from common.config import BenchmarkName, InputConfig, fewshot_file
 from common.errors import ConfigError
 from common.scoring.benchmarks.benchmark import Benchmark, Marks, Prompt, Row
-from common.scoring.benchmarks.registry import BENCHMARKS
+from common.scoring.benchmarks.gsm8k import GSM8K
+from common.scoring.benchmarks.humaneval import HUMANEVAL, HUMANEVAL_INSTRUCT, HUMANEVAL_PLUS
+from common.scoring.benchmarks.math import MATH, MATH_PLAIN
+from common.scoring.benchmarks.mbpp import MBPP, MBPP_PLUS
 from common.text import answer_of, before_stop
 
+BENCHMARKS: dict[BenchmarkName, Benchmark] = {
+    "gsm8k": GSM8K,
+    "math": MATH,
+    "math_plain": MATH_PLAIN,
+    "humaneval": HUMANEVAL,
+    "humaneval_instruct": HUMANEVAL_INSTRUCT,
+    "humaneval_plus": HUMANEVAL_PLUS,
+    "mbpp": MBPP,
+    "mbpp_plus": MBPP_PLUS,
+}
 _MOST_SHOWN = 12
 _FIX = "set input.benchmark to the benchmark of the file, or correct the file"
 _TYPES: dict[type, str] = {str: "text", list: "list of texts"}

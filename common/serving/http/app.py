@@ -109,17 +109,13 @@ def _add_state(app: FastAPI, service: Service) -> None:
     async def page() -> Response:
         return HTMLResponse(service.page)
 
-    @app.head("/ping", include_in_schema=False)
     @app.head("/health", include_in_schema=False)
-    @app.get("/ping", responses=_refusals(403, 503))
     @app.get("/health", responses=_refusals(403, 503))
     async def health() -> Response:
         engine.require_alive()
         return JSONResponse({"status": engine.state})
 
-    @app.head("/readyz", include_in_schema=False)
     @app.head("/ready", include_in_schema=False)
-    @app.get("/readyz", responses=_refusals(403, 503))
     @app.get("/ready", responses=_refusals(403, 503))
     async def ready() -> Response:
         engine.require_ready()
@@ -189,18 +185,14 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
         prompts = await service.prompts_of(fields)
         call = await submitted("cmpl-", request, fields, prompts, fields.diffusion.stream_mode)
         echoes = [service.prompts.echo(order) for order in call.orders.orders] if fields.echo else []
-        return await answer(
-            request, OpenAiCall.of(call, service.engine, service.name_of(fields), is_chat=False, echoes=echoes)
-        )
+        return await answer(request, OpenAiCall(call, service.name_of(fields), False, echoes))
 
     @app.post("/v1/chat/completions", responses={**_TAKES_BODY, **_STREAMED})
     async def chat(request: Request, fields: ChatFields) -> Response:
         service.check(fields)
         prompts = [await service.prompts.of_chat(fields.messages, fields.chat_template_kwargs)]
         call = await submitted("chatcmpl-", request, fields, prompts, fields.diffusion.stream_mode)
-        return await answer(
-            request, OpenAiCall.of(call, service.engine, service.name_of(fields), is_chat=True, echoes=[])
-        )
+        return await answer(request, OpenAiCall(call, service.name_of(fields), True))
 
     @app.post("/generate", responses={**_TAKES_BODY, **_STREAMED})
     async def generate(request: Request, fields: GenerateFields) -> Response:
@@ -208,9 +200,8 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
         prompts = [await service.prompt_of(fields)]
         mode = fields.stream_mode or fields.diffusion.stream_mode
         call = await submitted("gen-", request, fields, prompts, mode)
-        return await answer(request, GenerateCall(call, service.engine))
+        return await answer(request, GenerateCall(call))
 
-    @app.post("/abort_requests", responses=_TAKES_BODY)
     @app.post("/abort_request", operation_id="abort_request", responses=_TAKES_BODY)
     async def abort(fields: AbortFields) -> dict[str, int]:
         call_id = fields.request_id or fields.rid or None

@@ -14,7 +14,7 @@ from common.serving.http.errors import ApiError
 from common.serving.keys import is_known
 
 logger = logging.getLogger(__name__)
-_OPEN_TO_ALL = {"/", "/health", "/ready", "/readyz", "/metrics", "/ping"}
+_OPEN_TO_ALL = {"/", "/health", "/ready", "/metrics"}
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s/\\@?#\[\]:]+))(?::\d*)?")
 

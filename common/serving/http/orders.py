@@ -14,6 +14,8 @@ from common.serving.http.errors import ApiError
 from common.serving.http.fields import ChatFields, Fields, GenerateFields, Sampling
 
 _COMPLETION_TOKENS = 16  # what OpenAI's API says
+_MOST_ANSWERS = 64  # of one call
+_MOST_STOPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,9 @@ class OrderBook:
         """Everything that needs no prompt."""
         refuse_unsupported(fields)
         self._check_count(fields, num_prompts)
-        num_stops, limit = 1 if isinstance(fields.stop, str) else len(fields.stop), self._run.serve.max_stop_strings
-        if num_stops > limit:
-            raise ApiError(400, f"stop: {num_stops} strings, at most {limit} can be given", "stop")
+        num_stops = 1 if isinstance(fields.stop, str) else len(fields.stop)
+        if num_stops > _MOST_STOPS:
+            raise ApiError(400, f"stop: {num_stops} strings, at most {_MOST_STOPS} can be given", "stop")
         self._check_lookahead(fields.diffusion.num_lookahead or 0)
 
     def orders(self, prefix: str, fields: Sampling, prompts: Sequence[Sequence[int]], header_id: str | None) -> Orders:
@@ -86,9 +88,9 @@ class OrderBook:
 
     def _check_count(self, fields: Sampling, num_prompts: int) -> None:
         """What could never be taken at once is no matter of coming again later."""
-        serve, num_slots = self._run.serve, self._num_slots
-        count, room = num_prompts * fields.n, num_slots + serve.max_queued_requests
-        limit = min(serve.max_prompts, room)
+        num_slots = self._num_slots
+        count, room = num_prompts * fields.n, num_slots + self._run.serve.max_queued_requests
+        limit = min(_MOST_ANSWERS, room)
         if count > limit:
             why = "the most of one call" if limit < room else f"as {num_slots} are decoded and the others wait"
             raise ApiError(

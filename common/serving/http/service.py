@@ -35,8 +35,7 @@ class Service:
         self.page = page
         self.metrics = Metrics(model_names[0], engine)
         self._started_at = int(time.time())
-        self._prompts: Prompts | None = None
-        self._book: OrderBook | None = None
+        self._made: tuple[Prompts, OrderBook] | None = None
 
     def load(self, ready: Ready) -> None:
         """Read the tokenizer, in a thread, since it takes a while. Raises ConfigError."""
@@ -52,25 +51,25 @@ class Service:
             max_tokens=ready.max_model_len,
             vocab_size=ready.vocab_size,
         )
-        self._prompts = Prompts(tokenizer, maker, ready.vocab_size)
         requests = RequestMaker(ready.decode, maker, max_model_len=ready.max_model_len)
-        self._book = OrderBook(self.run, requests, ready.num_slots)
+        book = OrderBook(self.run, requests, ready.num_slots)
+        self._made = Prompts(tokenizer, maker, ready.vocab_size), book
 
     @property
     def prompts(self) -> Prompts:
         """Raises ApiError while the model is being loaded."""
-        if self._prompts is None:
-            self.engine.require_ready()
-            raise ApiError(503, "the tokenizer is being loaded")
-        return self._prompts
+        return self._loaded()[0]
 
     @property
     def book(self) -> OrderBook:
         """Raises ApiError while the model is being loaded."""
-        if self._book is None:
+        return self._loaded()[1]
+
+    def _loaded(self) -> tuple[Prompts, OrderBook]:
+        if self._made is None:
             self.engine.require_ready()
             raise ApiError(503, "the tokenizer is being loaded")
-        return self._book
+        return self._made
 
     @property
     def max_model_len(self) -> int | None:
@@ -140,7 +139,7 @@ class Service:
         except BaseException:
             self.engine.abort(answers)
             raise
-        return Call(orders, fields, answers, self.prompts, self.metrics, stream_mode)
+        return Call(self.engine, orders, fields, answers, self.prompts, self.metrics, stream_mode)
 
     async def _prompt(self, given: str | list[int], fields: Sampling) -> tuple[int, ...]:
         if isinstance(given, str):

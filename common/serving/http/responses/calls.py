@@ -65,6 +65,7 @@ def finish_reason(ended: Ended) -> str:
 class Call:
     """The answers that one HTTP request waits for."""
 
+    engine: EngineClient
     orders: Orders
     fields: Sampling
     answers: list[Answer]
@@ -115,6 +116,18 @@ class Call:
             pieces[index].append(piece)
         return [_joined(own) for own in pieces]
 
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """At the end, abort what has not ended by then: its client is gone, or another answer of the call failed."""
+        try:
+            yield
+        finally:
+            left = [answer for answer in self.answers if not answer.is_over]
+            if left:
+                logger.info("%s: given up by its client", ", ".join(answer.id for answer in left[:3]))
+                self.metrics.given_up(len(left))
+                self.engine.abort(left)
+
     def _log(self, answer: Answer, ended: Ended, first_at: float | None) -> None:
         seconds = time.monotonic() - answer.added_at
         decode_s = None if first_at is None else time.monotonic() - first_at
@@ -124,19 +137,6 @@ class Call:
             answer.id, answer.order.num_prompt_tokens, ended.num_tokens, ended.num_forwards, 1000 * seconds,
             ended.finish_reason,
         )  # fmt: skip
-
-
-@contextmanager
-def given_up(engine: EngineClient, answers: list[Answer], metrics: Metrics) -> Iterator[None]:
-    """Aborts, at the end, what has not ended by then: its client is gone, or another answer of the call failed."""
-    try:
-        yield
-    finally:
-        left = [answer for answer in answers if not answer.is_over]
-        if left:
-            logger.info("%s: given up by its client", ", ".join(answer.id for answer in left[:3]))
-            metrics.given_up(len(left))
-            engine.abort(left)
 
 
 async def unless_gone(request: Request, work: Awaitable[ResultT]) -> ResultT:

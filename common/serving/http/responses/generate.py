@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from common.serving.events import DenoiseEvents
-from common.serving.http.engine import EngineClient
-from common.serving.http.responses.calls import Call, Finished, finish_reason, given_up
+from common.serving.http.responses.calls import Call, Finished, finish_reason
 from common.serving.http.responses.openai import pass_counts, usage
 from common.serving.http.responses.sse import DONE, event
 
@@ -17,12 +16,11 @@ from common.serving.http.responses.sse import DONE, event
 @dataclass(slots=True)
 class GenerateCall:
     call: Call
-    engine: EngineClient
 
     async def body(self) -> dict[str, Any]:
         """Return the whole answer. Raises ApiError."""
         call = self.call
-        with given_up(self.engine, call.answers, call.metrics):
+        with call.answering():
             (one,) = await call.whole()
         return self._last(one)
 
@@ -34,7 +32,7 @@ class GenerateCall:
         is_drawn, text = call.stream_mode == "denoise", ""
         token_ids: tuple[int, ...] = ()
         held: dict[str, Any] | None = None  # the last event says why the request ended, which is known after it
-        with given_up(self.engine, call.answers, call.metrics):
+        with call.answering():
             async for piece in call.pieces(answer):
                 text, token_ids = text + piece.text, token_ids + piece.token_ids
                 if piece.passed is not None:

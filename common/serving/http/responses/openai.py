@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from common.serving.http.engine import EngineClient
 from common.serving.http.fields import StreamOptions
 from common.serving.http.orders import Order
-from common.serving.http.responses.calls import Call, Finished, Piece, finish_reason, given_up, merged
+from common.serving.http.responses.calls import Call, Finished, Piece, finish_reason, merged
 from common.serving.http.responses.sse import DONE, event
 from common.serving.messages import Ended
 
@@ -40,23 +39,18 @@ def pass_counts(ended: Sequence[Ended], orders: Sequence[Order]) -> dict[str, An
 
 @dataclass(slots=True)
 class OpenAiCall:
-    """echoes: a text in front of each answer, by index."""
+    """echoes: a text in front of each answer, by index; empty: none."""
 
     call: Call
-    engine: EngineClient
     model: str
     is_chat: bool
-    created: int
-    echoes: list[str]
-
-    @classmethod
-    def of(cls, call: Call, engine: EngineClient, model: str, *, is_chat: bool, echoes: list[str]) -> OpenAiCall:
-        return cls(call, engine, model, is_chat, int(time.time()), echoes or [""] * len(call.answers))
+    echoes: list[str] = field(default_factory=list)
+    created: int = field(default_factory=lambda: int(time.time()))
 
     async def body(self) -> dict[str, Any]:
         """Return the whole answer; where it was aborted, what it has. Raises ApiError."""
         call = self.call
-        with given_up(self.engine, call.answers, call.metrics):
+        with call.answering():
             finished = await call.whole()
         num_tokens = sum(one.ended.num_tokens for one in finished)
         body = {
@@ -72,7 +66,7 @@ class OpenAiCall:
         """Yield the stream's events, [DONE] last. Raises ApiError where it cannot be finished."""
         call, options = self.call, self.call.fields.stream_options or StreamOptions()
         num_tokens, ended = 0, []
-        with given_up(self.engine, call.answers, call.metrics):
+        with call.answering():
             if self.is_chat:
                 for index in range(len(call.answers)):
                     yield self._chunk([self._delta(index, {"role": "assistant", "content": ""}, None)], options, 0)
@@ -138,7 +132,7 @@ class OpenAiCall:
 
     def _choice(self, index: int, one: Finished) -> dict[str, Any]:
         rest = {"logprobs": None, "finish_reason": one.finish_reason, "stop_reason": one.stop_reason}
-        text = self.echoes[index] + one.text
+        text = (self.echoes[index] if self.echoes else "") + one.text
         own = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
         return self._with_ids({"index": index, **own, **rest}, one.token_ids)
 
