@@ -48,10 +48,8 @@ def tables(result: Result) -> str:
         *_length_updates(result["shapes"]),
         *([_mixes(result["mixes"], result["conditions"])] if result["mixes"] else []),
         *[_steps(f"scripted, {section['accepted']} accepted a step", section) for section in result["steps"]],
+        "memory: " + ", ".join(f"{_words(name)} {value:.3g}" for name, value in memory.items()),
     ]
-    if result["requests"]:
-        sections.append(_steps(f"replayed acceptance, {result['requests']['trace']}", result["requests"]))
-    sections.append("memory: " + ", ".join(f"{_words(name)} {value:.3g}" for name, value in memory.items()))
     return "\n\n".join(sections)
 
 

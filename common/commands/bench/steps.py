@@ -37,7 +37,7 @@ def measure(arguments: list[str]) -> None:
     chosen = {name: value for name, value in given.items() if value is not None}
     if known.no_mixes:
         chosen["mixes"] = ()
-    run_bench(profile, run, BenchOptions(**chosen, trace=known.trace, output=known.output))
+    run_bench(profile, run, BenchOptions(**chosen, output=known.output))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -62,7 +62,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("run", nargs="?")
     parser.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"))
     parser.add_argument("--output", help="JSON file; a table is written beside it, and `lopa report` draws it")
-    parser.add_argument("--trace", help="recorded acceptance (common.bench.acceptance) for tokens per second")
     parser.add_argument("--shapes", nargs="+", type=_shape, metavar="ROWSxWINDOW", help="single steps to time")
     parser.add_argument("--no-mixes", action="store_true", help="leave out the steps over windows of several widths")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
