@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from common.decoding import Completion, StepRecord
-from common.evaluation.difference import first_of
+from common.evaluation.difference import first_step
 from common.evaluation.families.trace import FamilyStep, FamilyTrace
 
 _FINAL = ("prefill", "commit")  # kinds of passes that write final KV
@@ -14,10 +14,9 @@ _FINAL = ("prefill", "commit")  # kinds of passes that write final KV
 
 def first_difference(trace: FamilyTrace, records: Sequence[StepRecord], completion: Completion) -> str | None:
     """One sentence on the first pass or token that disagrees with the trace; None if all agree."""
-    for number, (expected, record) in enumerate(zip(trace.steps, records, strict=False), start=1):
-        difference = first_of(_exact(expected, record), _close(expected, record))
-        if difference:
-            return f"step {number}: {difference}"
+    difference = first_step(trace.steps, records, _exact, _close)
+    if difference is not None:
+        return difference
     if not len(records) == len(trace.steps) == trace.num_forward_steps:
         return f"{len(records)} steps, the trace holds {len(trace.steps)} of {trace.num_forward_steps}"
     return _text_difference(trace, completion)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 
 from common.scoring.benchmarks.benchmark import Benchmark, Marks, Row
 from common.scoring.programs.isolation import program_scorer
@@ -85,17 +86,10 @@ MBPP = Benchmark(
     program=lambda row: str(row["code"]),
     scored_by=program_scorer,
 )
-MBPP_PLUS = Benchmark(
+MBPP_PLUS = replace(
+    MBPP,
     fields={"prompt": str, "code": str, "test_list": list, "test": str},
-    ask=_ask,
     mark=_mark_plus,
-    require_result=entry_point,
-    stop=(_DONE,),
     shot_fields={"text": str, "code": str, "test_list": list},
-    solve=lambda row: f"{row['code']}\n{_DONE}\n\n",
-    num_fewshot=3,
-    own_shots="mbpp.jsonl",
-    kind=lambda _: "code",
-    program=lambda row: str(row["code"]),
-    scored_by=program_scorer,
+    is_test=bool,
 )

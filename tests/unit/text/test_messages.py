@@ -94,7 +94,7 @@ def through_the_doors(folder: Path, messages: list[dict[str, Any]], **variables:
     assert _problem(line, None) is None
     of_line = prompt_or_reason(InputLine("a", 1, line), InputConfig(path="-"), tokenizer)
     assert not isinstance(of_line, str), of_line
-    found += [list(of_line), tokenizer.chat(messages, variables)]
+    found += [list(of_line), tokenizer.encode(tokenizer.chat_text(messages, variables))]
     if not variables:
         model = HarnessModel(cast("Any", SimpleNamespace(tokenizer=tokenizer)))
         found.append(tokenizer.encode(model.apply_chat_template(messages)))
