@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def cautions(
     lines: Sequence[InputLine], source: InputConfig, decode: DecodeConfig, tokenizer: Tokenizer
 ) -> Iterator[str]:
-    """A sentence for each such setting. What the settings are held against are the right answers that rows hold."""
+    """Yield a sentence for each such setting. What the settings are held against are the right answers that rows
+    hold."""
     task = task_of(source)
     if task is None:
         return

@@ -70,12 +70,13 @@ class _Digest:
 
 
 def read_lines(config: InputConfig) -> list[InputLine]:
-    """All requests of the input, up to `limit`. Raises ConfigError for a missing file or two lines with one id."""
+    """Return all requests of the input, up to `limit`. Raises ConfigError for a missing file or two lines with one
+    id."""
     return read_input(config).lines
 
 
 def read_input(config: InputConfig, num_bytes: int | None = None) -> Input:
-    """`read_lines`, and what the lines are known by. num_bytes: how many of the first bytes, all of them by default."""
+    """Return the lines and their digest. num_bytes: how many of the first bytes it is of, all of them by default."""
     name, digest = shown(config.path), _Digest(num_bytes)
     with open_input(config.path) as stream:
         lines = list(_lines(stream, config, name, digest))
@@ -94,7 +95,7 @@ def read_input(config: InputConfig, num_bytes: int | None = None) -> Input:
 
 
 def require_shareable(config: InputConfig, num_processes: int) -> None:
-    """ConfigError if every one of these processes would have to read what can be read only once."""
+    """Raise ConfigError if every one of these processes would have to read what can be read only once."""
     if num_processes > 1 and is_read_once(config.path):
         raise ConfigError(
             f"{shown(config.path)} can be read only once, and {num_processes} are to read it: write it to a "
@@ -142,7 +143,7 @@ def _require_own_ids(lines: Sequence[InputLine], name: str) -> None:
 
 
 def _is_asked(line: InputLine, config: InputConfig) -> bool:
-    """A benchmark's file may hold rows that are none of its test split."""
+    """Whether the row belongs to the benchmark's test split."""
     task = task_of(config)
     return task is None or not line.fields or task.benchmark.is_test(line.fields)
 

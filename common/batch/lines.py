@@ -27,7 +27,8 @@ class LineRequests:
         self._maker = maker
 
     def request_or_reason(self, line: InputLine) -> GenerationRequest | str:
-        """The line's request, or why there is none: the text of an error record. Raises as `prompt_or_reason`."""
+        """Return the line's request, or why there is none: the text of an error record. Raises as
+        `prompt_or_reason`."""
         if line.error is not None:
             return line.error
         field = self._source.settings_field
@@ -59,12 +60,12 @@ def why_unused(lines: Sequence[InputLine], source: InputConfig) -> str | None:
 
 
 def prompt_or_reason(line: InputLine, source: InputConfig, tokenizer: Tokenizer) -> tuple[int, ...] | str:
-    """As `prompt_of`, for prompts of any length."""
+    """Return what `prompt_of` does, for prompts of any length."""
     return prompt_of(line, source, PromptMaker(tokenizer, add_bos=source.add_bos_token))
 
 
 def prompt_of(line: InputLine, source: InputConfig, prompts: PromptMaker) -> tuple[int, ...] | str:
-    """The line's prompt as token ids, or why there is none: the text of an error record.
+    """Return the line's prompt as token ids, or why there is none: the text of an error record.
 
     Raises EngineError where no line's prompt could be made on this machine.
     """

@@ -66,7 +66,7 @@ class OutputFile:
             os.ftruncate(self._descriptor, size)
 
     def sync(self) -> None:
-        """A killed process loses nothing that was written; this is for a machine that loses power."""
+        """Write to the disk, for a machine that loses power: a killed process loses nothing anyway."""
         with _naming_in_error(self.path):
             os.fsync(self._descriptor)
         self._synced_at = time.monotonic()
@@ -80,7 +80,7 @@ class OutputFile:
 
 
 class Tail:
-    """Reads the whole lines that were added since the last look, by whichever process; an id's second one is none."""
+    """Reads the whole lines that any process has added since the last look, the first of each id."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -161,7 +161,7 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def every_record(path: Path) -> Iterator[Record]:
-    """`read_records` with those that are there twice."""
+    """Yield the records, those that are there twice too."""
     with path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.endswith(b"\n"):
@@ -208,7 +208,7 @@ def _is_first(record: Record, known: set[str]) -> bool:
 
 @contextmanager
 def _naming_in_error(path: Path) -> Iterator[None]:
-    """OSErrors keep their kind and say the file; those of calls on a descriptor do not know it."""
+    """Put the file into OSErrors, which those of calls on a descriptor do not know."""
     try:
         yield
     except OSError as error:

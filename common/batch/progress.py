@@ -21,7 +21,8 @@ LINE_EVERY_S = 10.0
 
 
 class Progress:
-    """`records` are those of this start, whoever wrote them; `done` and `total` count earlier ones as well."""
+    """The progress of a run. `records` are those of this start, whoever wrote them; `done` and `total` count earlier
+    ones as well."""
 
     def __init__(self, path: Path, num_pending: int) -> None:
         self._path = path
@@ -82,7 +83,7 @@ class Progress:
 
 
 class _Lines:
-    """For a log: a line at the start, one every `LINE_EVERY_S` at most, and one at the end."""
+    """A view for a log: a line at the start, one every `LINE_EVERY_S` at most, and one at the end."""
 
     def __init__(self) -> None:
         self._shown = ""

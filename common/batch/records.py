@@ -37,7 +37,7 @@ class TextGenerator(Protocol):
     def vocab_size(self) -> int | None: ...
 
     def check(self, decode: DecodeConfig) -> None:
-        """ConfigError for settings by which its model cannot be decoded."""
+        """Raise ConfigError for settings by which its model cannot be decoded."""
 
     def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Completion | Rejection]: ...
 
@@ -51,7 +51,7 @@ def records(
     stops: Sequence[str],
     max_model_len: int,
 ) -> Iterator[dict[str, Any]]:
-    """The output lines of these requests, as they end and are marked.
+    """Yield the output lines of these requests, as they end and are marked.
 
     stops: where answers end, unless a line has its own; none are those of the input's benchmark, if it is one.
     """

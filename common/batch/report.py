@@ -16,7 +16,7 @@ _MIN_WIDTH = 140  # for logs: a table that wraps at 80 columns cannot be read
 
 
 def print_summary(title: str, metrics: Mapping[str, Any], *, details: bool = False) -> None:
-    """A few lines; with `details` every number and what it means."""
+    """Print a few lines; with `details` every number and what it means."""
     if details:
         _print_details(title, metrics)
     else:
@@ -106,7 +106,7 @@ def _console() -> Console:
 
 
 def sweep_table(title: str, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of a sweep, one row a setting."""
+    """Return headings and cells of a sweep, one row a setting."""
     headings = [title, "accuracy", "TPF canvas", "TPF effective", "steps", "TPS effective", "latency s", "n", "errors"]
     return headings, [_sweep_cells(row["name"], row["metrics"]) for row in rows]
 

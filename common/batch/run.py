@@ -78,14 +78,14 @@ def run_batch(
 
 
 def check_input(config: InputConfig, num_processes: int = 1) -> None:
-    """What is known before any process starts; what can be read only once is left to the run. Raises ConfigError."""
+    """Check the input before any process starts, unless it can be read only once. Raises ConfigError."""
     require_shareable(config, num_processes)
     if not is_read_once(config.path):
         require_markable([line.fields for line in read_lines(config)], config, shown(config.path))
 
 
 def require_some_finished(run: RunConfig, metrics: dict[str, Any]) -> None:
-    """ConfigError if every request of the whole output was refused: no user wants to find that out later."""
+    """Raise ConfigError if every request of the whole output was refused."""
     assert run.output is not None, "a run without an output has no metrics"
     path = Path(run.output.path)
     if metrics["requests"]["errors"] and not metrics["requests"]["finished"]:
@@ -129,7 +129,7 @@ def _decode(
 
 
 def _pending(lines: Sequence[InputLine], earlier: Iterable[Record], path: Path) -> list[int]:
-    """Places of the lines that have no record yet."""
+    """Return the indices of the lines that have no record yet."""
     done = {str(record["id"]) for record in earlier}
     pending = [place for place, line in enumerate(lines) if line.key not in done]
     if len(pending) < len(lines):
@@ -166,7 +166,7 @@ def _finish(
 
 
 def _metrics_of(path: Path, summary: dict[str, Any]) -> dict[str, Any] | None:
-    """The metrics that an earlier start wrote, if they are of these records."""
+    """Return the metrics that an earlier start wrote, if they are of these records."""
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

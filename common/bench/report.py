@@ -21,7 +21,7 @@ _PARTS = ("schedule", "forward", "select", "commit", "advance", "device", "outsi
 
 
 def beside(output: Path) -> Path:
-    """The tables that are written with it."""
+    """Return the file of the tables that are written with it."""
     return output.with_suffix(".md")
 
 
@@ -76,7 +76,7 @@ def _conditions(conditions: Result) -> str:
 
 
 def _words(key: str) -> str:
-    """A key of the result file as the tables say it."""
+    """Return a key of the result file as the tables say it."""
     return key.replace("_", " ")
 
 
@@ -96,7 +96,7 @@ def _shapes(shapes: Sequence[Result]) -> str:
 
 
 def _length_updates(shapes: Sequence[Result]) -> list[str]:
-    """A table, where an engine writes attention lengths apart."""
+    """Return a table where an engine writes attention lengths apart, else nothing."""
     updated = [shape for shape in shapes if shape["length_updates_ms"]]
     if not updated:
         return []

@@ -149,7 +149,7 @@ def _is_number(node: Any) -> bool:
 
 
 def _describe(error: Exception) -> str:
-    """A short line."""
+    """Return a short line."""
     return (str(error).strip() or repr(error)).splitlines()[0][:300]
 
 
@@ -169,7 +169,7 @@ def _limit_memory() -> None:
 
 
 def _limit_time() -> None:
-    """From now on."""
+    """Limit the processor time from now on."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + CPU_SECONDS, hard))
 

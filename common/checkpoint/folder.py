@@ -46,7 +46,7 @@ def existing_folder(folder: str | Path, setting: str = "model") -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Also False for names that no file can have."""
+    """Whether it is a file; False for names that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -54,7 +54,7 @@ def is_file(path: Path) -> bool:
 
 
 def read_text(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
-    """ConfigError for a file that is larger, unreadable or not UTF-8."""
+    """Return a text. Raises ConfigError for a file that is larger, unreadable or not UTF-8."""
     try:
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
@@ -102,7 +102,7 @@ def plain(name: str) -> str:
 
 
 def _how_to_get(name: str, setting: str) -> str:
-    """Nothing is called a name of the hub that may be the path of a folder: somebody else could own that name."""
+    """Say how to get a folder. What may be a path is never taken for a name of the hub: somebody else could own it."""
     path = Path(name)
     if path.parts[:1] == (_DOWNLOADS,):
         return f"the first lines of the run file say which checkpoint to download to it; or set `{setting}` to another"
@@ -124,7 +124,7 @@ def _integer(digits: str) -> int:
 
 
 def _is_deep(tree: dict[str, Any]) -> bool:
-    """Level by level: a walk that recursed would fail on what it looks for."""
+    """Whether the tree is nested too deeply, found level by level: a recursive walk would fail on such a tree."""
     level: list[Any] = [tree]
     for _ in range(_DEEPEST):
         inner = [value for node in level for value in (node.values() if isinstance(node, dict) else node)]

@@ -142,7 +142,7 @@ def check_tensor_parallel(config: ModelConfig, tp_size: int) -> None:
 
 
 def _uneven(config: ModelConfig, tp_size: int) -> list[str]:
-    """More ranks than KV heads share them, as many ranks a head."""
+    """Return the sizes that do not divide. Where ranks are more than KV heads, as many ranks share each."""
     sizes = dimension_sizes(config)
     split = {"heads": config.num_heads, "intermediate_size": config.intermediate_size}
     if config.moe is not None:

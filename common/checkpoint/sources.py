@@ -156,7 +156,7 @@ class SafetensorsFolder:
 
 
 def _check_beginning(path: Path) -> None:
-    """The first bytes say how long the header is, which is read whole. Raises ConfigError."""
+    """Check the length of the header, which is read whole. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             beginning = file.read(23)

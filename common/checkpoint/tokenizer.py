@@ -35,7 +35,7 @@ from common.text import Writing, writing_of
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """Ids are None where the folder names no such token."""
+    """A tokenizer. Ids are None where the folder names no such token."""
 
     bos_id: int | None
     eos_id: int | None
@@ -118,6 +118,6 @@ def load_tokenizer(folder: str | Path, mask_token_id: int | None = None) -> Toke
 
 
 def _special_texts(decoder: tokenizers.Tokenizer) -> dict[int, str]:
-    """By id."""
+    """Return texts by id."""
     added = decoder.get_added_tokens_decoder().items()
     return {id: token.content for id, token in added if token.special}

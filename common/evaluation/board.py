@@ -44,7 +44,7 @@ class Board:
         return [known[name] for name in self._sweep.names if name in known]
 
     def begin(self, points: Sequence[SweepPoint]) -> None:
-        """These points are to be run. What is known of a point under other settings is dropped."""
+        """Note that these points are to be run, and drop what is known of a point under other settings."""
         earlier = {row["name"]: row for row in self.rows()}
         for point in points:
             row, own = earlier.get(point.name), _own(point)
@@ -57,7 +57,7 @@ class Board:
         self._change(name, status="running")
 
     def wait(self, name: str) -> None:
-        """Its run was stopped by the user."""
+        """Note that its run was stopped by the user."""
         self._change(name, status="waiting")
 
     def finish(self, name: str, metrics: Mapping[str, Any]) -> None:
@@ -75,12 +75,12 @@ class Board:
         return bool(self.row(name)["failures"])
 
     def left(self, names: Sequence[str]) -> list[str]:
-        """Those of these points that are not done."""
+        """Return those of these points that are not done."""
         status = {row["name"]: row["status"] for row in self.rows()}
         return [name for name in names if status.get(name) != "done"]
 
     def seconds_left(self) -> float | None:
-        """By the mean of the points that have been decoded; None before the first."""
+        """Estimate by the mean of the points that have been decoded; None before the first."""
         rows = self.rows()
         taken = [row["seconds"] for row in rows if row["status"] == "done" and row["seconds"] is not None]
         left = sum(row["status"] in ("waiting", "running") for row in rows)

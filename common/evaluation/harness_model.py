@@ -43,7 +43,7 @@ class HarnessModel:
         self._has_conversations = False  # lm-eval renders all of a run's requests, or none
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The texts, in the requests' order, each without the stop string that ended it.
+        """Return the texts, in the requests' order, each without the stop string that ended it.
 
         A prompt that is too long for the model has no text, and a warning says how many there are. Raises ConfigError
         if that is so for all of them.
@@ -106,7 +106,7 @@ class HarnessModel:
             return Wishes.read(given)
 
     def _asked(self, place: int, request: Instance, wishes: Wishes) -> GenerationRequest | str:
-        """Or why there is no request."""
+        """Return the request, or why there is none."""
         maker = self._generator.requests
         try:
             prompt = maker.prompts.of_text(request.args[0], with_bos=not self._has_conversations)
@@ -124,7 +124,7 @@ class HarnessModel:
 
 
 def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing where the task says nothing of it, so that the run's settings stand."""
+    """Return how the task draws tokens; nothing where it does not say, so that the run's settings stand."""
     unknown = sorted(asked.keys() - _KNOWN)
     if unknown:
         logger.debug("generation_kwargs without a meaning here: %s", ", ".join(unknown))

@@ -66,7 +66,7 @@ def cpu_profile() -> DeviceProfile:
 
 
 def family_difference(trace: FamilyTrace, path: Path, profile: DeviceProfile) -> str | None:
-    """As `first_difference`, for a trace of another family's published code."""
+    """Compare as `first_difference` does, for a trace of another family's published code."""
     made = _decode(path.parent / trace.model, families.settings_of(trace), trace.prompt, profile)
     return families.first_difference(trace, *made)
 

@@ -69,7 +69,7 @@ def _run(board: Board | None, point: SweepPoint, build: Callable[[], Any], overw
 
 @contextmanager
 def _noted(board: Board, point: SweepPoint, title: str, is_first: bool) -> Iterator[None]:
-    """The board says what becomes of the point. A disk that has no room for that is no reason to hide why."""
+    """Note on the board what becomes of the point. A disk without room for that does not hide why the point failed."""
     if not is_first:
         yield
         return

@@ -57,7 +57,8 @@ class Mesh:
 
 
 def resolve_mesh(profile: DeviceProfile) -> MeshConfig:
-    """The profile's mesh. `auto` takes every started process, or before a launch every device this node can see."""
+    """Return the profile's mesh. `auto` takes every started process, or before a launch every device this node can
+    see."""
     if isinstance(profile.mesh, MeshConfig):
         return profile.mesh
     platform = platform_of(profile)
@@ -74,7 +75,8 @@ def resolve_mesh(profile: DeviceProfile) -> MeshConfig:
 
 
 def check_started(profile: DeviceProfile, remedy: str = _START_MANY) -> MeshConfig:
-    """The mesh, if as many processes were started as it has. Raises ConfigError naming both numbers, and the remedy."""
+    """Return the mesh, if as many processes were started as it has. Raises ConfigError naming both numbers, and the
+    remedy."""
     sizes = resolve_mesh(profile)
     if num_started() != sizes.num_processes:
         raise ConfigError(

@@ -72,7 +72,8 @@ def _raise_stopped(signal_number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _end_after_grace(reader: int, grace_s: float) -> None:
-    """Python writes a signal's number into the pipe at once, even while the main thread is inside a collective."""
+    """End the process some time after a signal. Python writes its number into the pipe at once, even while the main
+    thread is inside a collective."""
     while True:
         signal_number = os.read(reader, 1)[0]
         if signal_number in (signal.SIGINT, signal.SIGTERM):
@@ -103,7 +104,7 @@ def die_with_launcher() -> None:
 
 
 def die_with_parent() -> None:
-    """From now on the parent's end, kill -9 too, kills this process and the program that it becomes.
+    """Let the parent's end, kill -9 too, kill this process and the program that it becomes from now on.
 
     Look afterwards whether it had ended before. Linux only; elsewhere the output's lock is what protects it.
     """

@@ -55,7 +55,8 @@ class NodeWatch(threading.Thread):
             return
 
     def cause(self, sentence: str) -> str:
-        """What began it: this node's sentence, or if that only follows from a lost peer, what the peer's node tells."""
+        """Return what began it: this node's sentence, or if that only follows from a lost peer, what the peer's node
+        tells."""
         if LOST_PEER not in sentence:
             return sentence
         with contextlib.suppress(RuntimeError):

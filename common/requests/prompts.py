@@ -55,8 +55,8 @@ class PromptMaker:
     def of_text(
         self, text: str, *, with_bos: bool = True, field: str = "prompt", beside_others: bool = False
     ) -> tuple[int, ...]:
-        """with_bos: put the begin token in front of it, where texts have one. beside_others: other threads run
-        meanwhile (`Tokenizer.encode`)."""
+        """Return the ids of a text. with_bos: put the begin token in front of it, where texts have one. beside_others:
+        other threads run meanwhile (`Tokenizer.encode`)."""
         self.check_length(text, field)
         aside = {"beside_others": True} if beside_others else {}
         try:

@@ -18,8 +18,8 @@ _NOT_RUN = "input.run_generated_code is false, and the answer is a program"
 
 
 def require_markable(rows: Iterable[Row], source: InputConfig, where: str) -> None:
-    """ConfigError if marking would run generated programs and nobody has said whether it may, or this machine cannot
-    confine them; or if it needs a library that this machine lacks."""
+    """Raise ConfigError if marking would run generated programs and nobody has said whether it may, or this machine
+    cannot confine them; or if it needs a library that this machine lacks."""
     task = task_of(source)
     if task is not None and not task.benchmark.runs_code:
         task.benchmark.scored_by()
@@ -35,7 +35,7 @@ def require_markable(rows: Iterable[Row], source: InputConfig, where: str) -> No
 
 
 def marks(row: Row, text: str, source: InputConfig) -> dict[str, Any]:
-    """What a record says of its answer: `correct`, by every rule if there are several, and what of this
+    """Return what a record says of its answer: `correct`, by every rule if there are several, and what of this
     machine it was `scored_by`; or why it is `unscored`."""
     found: dict[str, Any] = {}
     kind = _kind(row, source)

@@ -35,7 +35,7 @@ def score_code(text: str, problem: Mapping[str, Any], level: Level | None = None
 
 
 def score(problem: Mapping[str, Any], text: str) -> bool:
-    """By `kind`; a problem without one is math, its result in `final` or after the `####` of its `answer`.
+    """Score by `kind`; a problem without one is math, its result in `final` or after the `####` of its `answer`.
 
     Raises ValueError, with the reason, for a problem that answers cannot be compared with.
     """

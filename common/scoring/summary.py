@@ -21,7 +21,7 @@ AUP_MAX_LOSS = 5.0
 
 
 def summarize(records: Iterable[Record]) -> dict[str, Any]:
-    """The run's numbers; a section is None where no request has what it needs."""
+    """Return the run's numbers; a section is None where no request has what it needs."""
     records = list(records)
     finished = [record for record in records if "error" not in record]
     return {
@@ -45,7 +45,7 @@ def summarize(records: Iterable[Record]) -> dict[str, Any]:
 
 
 def summarize_start(records: Sequence[Record], wall_s: float) -> dict[str, Any]:
-    """What this start added, over its own wall time: all replicas and all requests at once."""
+    """Return what this start added, over its own wall time: all replicas and all requests at once."""
     finished = [record for record in records if "error" not in record]
     return {
         "requests": len(finished),
@@ -58,7 +58,8 @@ def summarize_start(records: Sequence[Record], wall_s: float) -> dict[str, Any]:
 
 
 def area_under_accuracy(settings: Sequence[Mapping[str, Any]]) -> float | None:
-    """AUP of a sweep's summaries; None without two that were scored and differ in TPF, which span no area."""
+    """Return the AUP of a sweep's summaries; None without two that were scored and differ in TPF, which span no
+    area."""
     points = sorted(
         (summary["tpf"]["effective"]["per_request_mean"], 100 * summary["accuracy"]["share"])
         for summary in settings
@@ -78,7 +79,7 @@ def area_under_accuracy(settings: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def flat_numbers(metrics: Mapping[str, Any]) -> dict[str, float | int | None]:
-    """Column -> number of a run's metrics; None where the run has none. Shares and TPF are plain numbers, times
+    """Return column -> number of a run's metrics; None where the run has none. Shares and TPF are plain numbers, times
     seconds.
 
     tpf_*: the mean of the requests' ratios. tps_*_aggregate: of the last start that decoded anything.
@@ -123,7 +124,7 @@ def _accuracy(finished: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def _by_rule(scored: Sequence[Record]) -> dict[str, Any]:
-    """Benchmarks with several rules of what is right; the first decides."""
+    """Return the shares by rule, for benchmarks with several; the first decides."""
     marks = [record.get("by_rule") or {} for record in scored]
     rules = list(dict.fromkeys(rule for found in marks for rule in found))
     return {rule: _share_correct([{"correct": found[rule]} for found in marks if rule in found]) for rule in rules}
@@ -178,7 +179,7 @@ def _total(records: Sequence[Record], key: str) -> int:
 
 
 def _added(lists: Iterable[Sequence[int]]) -> list[int]:
-    """Element by element; records of earlier versions have none."""
+    """Add lists element by element; records of earlier versions have none."""
     return [sum(values) for values in itertools.zip_longest(*lists, fillvalue=0)]
 
 

@@ -53,7 +53,7 @@ class DenoiseEvents:
         self._tried: list[Branch] = []
 
     def of(self, record: StepRecord) -> dict[str, Any]:
-        """The event of the pass that follows those given before; `finished` is null."""
+        """Return the event of the pass that follows those given before; `finished` is null."""
         winner = _winner(record)
         won = Branch() if record.winner_is_anchor else self._tried[winner]
         filled = [(*fill, won.creation_confidence) for fill in won.fills]

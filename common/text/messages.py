@@ -24,7 +24,7 @@ _NOT_RENDERED = ("documents", "tools")
 
 
 def why_no_conversation(messages: object) -> str | None:
-    """What is wrong with it, and where; None: nothing."""
+    """Say what is wrong with it, and where; None: nothing."""
     if not isinstance(messages, (list, tuple)) or not messages:
         return "messages: write a list of at least one {role, content}"
     if len(messages) > MOST_MESSAGES:
@@ -34,7 +34,7 @@ def why_no_conversation(messages: object) -> str | None:
 
 
 def why_no_variables(variables: object) -> str | None:
-    """What is wrong with what a template is to be given beside the messages; None: nothing."""
+    """Say what is wrong with what a template is to be given beside the messages; None: nothing."""
     if not isinstance(variables, Mapping):
         return 'chat_template_kwargs: write an object, such as {"enable_thinking": false}'
     if len(variables) > MOST_VARIABLES:
@@ -50,7 +50,7 @@ def why_no_variables(variables: object) -> str | None:
 
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """As the template gets it. Raises ConfigError."""
+    """Return the messages as the template gets them. Raises ConfigError."""
     problem = why_no_conversation(messages)
     if problem is not None:
         raise ConfigError(problem)

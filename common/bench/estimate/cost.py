@@ -19,7 +19,7 @@ from common.bench.estimate.setup import Setup
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """seconds_of: by what they are spent on: memory, matrix, launch, link, latency, host. They add up."""
+    """What a part of a step costs. seconds_of: by memory, matrix, launch, link, latency and host; they add up."""
 
     part: str
     num_bytes: float
@@ -58,7 +58,7 @@ class StepCost:
 
 
 def estimate_step(setup: Setup, hardware: Hardware) -> StepCost:
-    """Raises ConfigError where the hardware's file lacks what the step needs."""
+    """Estimate one step. Raises ConfigError where the hardware's file lacks what it needs."""
     operations: Sequence[Operation] = record_step(setup)
     weight_bytes = sum(operation.weight_bytes for operation in operations if isinstance(operation, Kernel))
     if setup.hides_all_reduce:
@@ -74,8 +74,8 @@ def estimate_step(setup: Setup, hardware: Hardware) -> StepCost:
 
 
 def _exposed_updates_s(setup: Setup, update_s: float, layers_s: float) -> float:
-    """What a step waits for new attention lengths. Written after the launch, a layer's are hidden by the layers before
-    it: the first update remains, and what the host is slower than the device."""
+    """Return the seconds that a step waits for new attention lengths. Written after the launch, a layer's are hidden by
+    the layers before it: the first update remains, and what the host is slower than the device."""
     num_layers = setup.model.num_layers
     if setup.length_updates == "before":
         return num_layers * update_s
@@ -131,7 +131,7 @@ def _price_collective(collective: Collective, hardware: Hardware) -> Cost:
 
 
 def _bytes_on_wire(collective: Collective) -> float:
-    """That each rank's link carries one way."""
+    """Return the bytes that each rank's link carries one way."""
     n, size = collective.num_ranks, collective.size
     return {"all_reduce": 2 * (n - 1) / n * size, "all_gather": (n - 1) * size, "broadcast": size}[collective.name]
 

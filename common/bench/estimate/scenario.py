@@ -28,7 +28,7 @@ class Options:
 
 
 def setup_of(profile: DeviceProfile, run: RunConfig, model: ModelConfig, options: Options) -> Setup:
-    """Raises ConfigError where the files leave open what only a start on the hardware decides."""
+    """Return the step of profile and run. Raises ConfigError where only a start on the hardware decides what it is."""
     mesh, decode = _mesh(profile), run.decode
     check_tensor_parallel(model, mesh.tensor_parallel_size)
     window, prefix = _window_and_prefix(decode, options)

@@ -104,7 +104,7 @@ class Setup:
 
     @property
     def keys_seen(self) -> float:
-        """By a query, on average. Under block-causal attention a query sees to the end of its block."""
+        """Keys that a query sees, on average. Under block-causal attention it sees to the end of its block."""
         if not self.is_block_causal:
             return self.prefix + self.window
         return self.prefix + (self.window + min(self.block_size, self.window)) / 2

@@ -25,7 +25,7 @@ def estimate_tables(profile: DeviceProfile, run: RunConfig, options: Options, ha
 
 
 def report(setup: Setup, hardware: Hardware, num_replicas: int = 1) -> str:
-    """Raises ConfigError where the hardware's file lacks what the step needs."""
+    """Return the tables of one step. Raises ConfigError where the hardware's file lacks what it needs."""
     step = estimate_step(setup, hardware)
     sections = [
         _conditions(setup, hardware),

@@ -23,7 +23,7 @@ _CACHES = {"generate": "none", "generate_with_prefix_cache": "prefix", "generate
 
 
 def settings_of(trace: FamilyTrace) -> DecodeConfig:
-    """Raises ConfigError for settings of no known code."""
+    """Return `decode` for a trace. Raises ConfigError for settings of no known code."""
     given = trace.decode
     try:
         if "small_block_size" in given:

@@ -73,7 +73,8 @@ def fenced(text: str) -> Fenced:
 
 
 def until_fence(text: str) -> tuple[str, str]:
-    """What an open block holds that the text begins in, a program or the body of a function, and what follows it."""
+    """Return what an open block holds that the text begins in, a program or the body of a function, and what follows
+    it."""
     lines = ["```", *text.split("\n")]
     for head in ("def _():", ""):
         code, place = _block(lines, 0, _Opening("", "```", 0, 0, head, True, False))
@@ -100,8 +101,8 @@ def _opening(line: str) -> _Opening | None:
 
 
 def _block(lines: Sequence[str], place: int, opening: _Opening) -> tuple[str, int]:
-    """The code of the block that opens on this line, and the line after it: up to the first end that leaves a program;
-    where none does, up to the first."""
+    """Return the code of the block that opens on this line, and the line after it: up to the first end that leaves a
+    program; where none does, up to the first."""
     if opening.is_whole:
         return opening.code, place + 1
     first = [opening.code] if opening.code else []
@@ -117,8 +118,8 @@ def _block(lines: Sequence[str], place: int, opening: _Opening) -> tuple[str, in
 
 
 def _ends(lines: Sequence[str], opening: _Opening) -> Iterator[tuple[int, list[str], bool]]:
-    """Where the block may end: on which line, what of that line belongs to it, and whether another block begins there.
-    The end of the text is the last."""
+    """Yield where the block may end: on which line, what of that line belongs to it, and whether another block begins
+    there. The end of the text is the last."""
     num_found = 0
     for number, line in enumerate(lines):
         head, mark, rest = line.partition(opening.mark)
@@ -137,8 +138,8 @@ def _ends(lines: Sequence[str], opening: _Opening) -> Iterator[tuple[int, list[s
 
 
 def _without_lead(first: list[str], lines: Sequence[str], opening: _Opening) -> tuple[str, bool]:
-    """The code of these lines without the indentation of their fence, and whether it is a program. Where it is none,
-    the lines may not have followed the fence's indentation."""
+    """Return the code of these lines without the indentation of their fence, and whether it is a program. Where it is
+    none, the lines may not have followed the fence's indentation."""
     for _ in range(opening.num_quotes):
         lines = [_QUOTE.sub("", line, count=1) if _QUOTE.match(line) else line for line in lines]
     code = dedented("\n".join([*first, *(_cut(line, opening.width) for line in lines)]))

@@ -37,7 +37,7 @@ _GROUPED = re.compile(r"-?\d{1,3}(,\d{3})+")
 
 
 def boxed(text: str) -> str | None:
-    """What the last \\boxed (or, without one, \\fbox) of a text holds; None without one that ends."""
+    """Return what the last \\boxed (or, without one, \\fbox) of a text holds; None without one that ends."""
     if "\\boxed " in text:
         return text.rsplit("\\boxed ", 1)[1].split("$", 1)[0]
     start = max(text.rfind("\\boxed{"), -1)
@@ -54,7 +54,7 @@ def boxed(text: str) -> str | None:
 
 
 def normalized(result: str) -> str:
-    """Without units, sentence, markup and the left side of an equation."""
+    """Return a result without units, sentence, markup and the left side of an equation."""
     result = _UNIT.sub("", _NEW_ROW.sub(r"\\\\", result.split("=")[-1]))
     for before, after in _SUBSTITUTED:
         result = result.replace(before, after)
@@ -68,7 +68,8 @@ def normalized(result: str) -> str:
 
 
 def _without_glued_units(result: str) -> str:
-    """Spaces are gone by now, so units touch what they followed; commands such as \\left keep their letters."""
+    """Remove units that touch what they followed, since spaces are gone by now; commands such as \\left keep their
+    letters."""
     parts = _COMMAND.split(result)
     for place in range(0, len(parts), 2):
         for unit in _UNITS:

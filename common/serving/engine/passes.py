@@ -59,7 +59,7 @@ class CountedEngine(WrappedEngine):
         self._won = plan, winner_row_of_request, self.rooms() if plan.commits else []
 
     def now(self, num_running: int, num_waiting: int) -> Counts:
-        """The counts as they are."""
+        """Return the counts as they are."""
         self._count_winners()
         counts = self.counts
         counts.num_running_now, counts.num_waiting_now = num_running, num_waiting
@@ -92,7 +92,8 @@ class CountedEngine(WrappedEngine):
             first = end
 
     def _count_commits(self, plan: StepPlan, rooms: list[Room]) -> None:
-        """What is written over later is not counted: caches that are rebuilt, and what sub-blocks leave."""
+        """Count what becomes final. What is written over later is not: caches that are rebuilt, and what sub-blocks
+        leave."""
         for span in plan.commits:
             room = rooms[span.request]
             if span.is_final and room.decode.strategy.name not in _REBUILD:

@@ -40,7 +40,7 @@ _HEADERS = [
 
 class _Server(uvicorn.Server):
     def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]
-        """Signals are this module's."""
+        """Leave signals to this module."""
         return nullcontext()
 
 
@@ -74,7 +74,7 @@ class FrontEnd:
         self._server = _Server(config)
 
     async def run(self) -> None:
-        """Until the engine is gone or the drain is over."""
+        """Run until the engine is gone or the drain is over."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._start_drain)
         loop.set_exception_handler(tell_of_loop)
@@ -98,7 +98,7 @@ class FrontEnd:
         await self._room.watch()
 
     def _load(self, ready: Ready) -> None:
-        """From here on requests are taken, once the tokenizer is there too."""
+        """Take requests, once the tokenizer is there too."""
 
         async def load() -> None:
             try:

@@ -72,7 +72,7 @@ _TAKES_BODY = _refusals(400, 401, 403, 404, 408, 413, 503)
 
 
 def build_app(service: Service, keys: tuple[bytes, ...], hosts: frozenset[str] | None = None) -> FastAPI:
-    """All of the server. keys: digests of API keys. hosts: the names that clients may call it by; None: any."""
+    """Build the server. keys: digests of API keys. hosts: the names that clients may call it by; None: any."""
     app = FastAPI(title="lopa", version=LOPA_VERSION, docs_url=None, redoc_url=None)
     app.router.route_class = checked_route(Bodies(service.run.serve.max_body_bytes))
     app.add_middleware(Gate, keys=keys, hosts=hosts, count=service.metrics.http)

@@ -15,7 +15,7 @@ _PHASES = ("prefill", "denoise", "commit")
 
 
 class EngineMetrics(Collector):
-    """labels: of every metric."""
+    """The engine's metrics. labels: of every metric."""
 
     def __init__(self, engine: EngineClient, labels: Mapping[str, str]) -> None:
         self._engine = engine

@@ -60,7 +60,7 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """In Prometheus' format."""
+        """Return all metrics in Prometheus' format."""
         return generate_latest(self._registry)
 
     def first_token(self, seconds: float) -> None:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Service:
-    """page: the HTML that `/` answers with."""
+    """The state that the routes share. page: the HTML that `/` answers with."""
 
     def __init__(self, run: RunConfig, model_names: Sequence[str], engine: EngineClient, page: str) -> None:
         self.run = run
@@ -57,12 +57,12 @@ class Service:
 
     @property
     def prompts(self) -> Prompts:
-        """Raises ApiError while the model is being loaded."""
+        """Texts to ids and back. Raises ApiError while the model is being loaded."""
         return self._loaded()[0]
 
     @property
     def book(self) -> OrderBook:
-        """Raises ApiError while the model is being loaded."""
+        """What makes orders. Raises ApiError while the model is being loaded."""
         return self._loaded()[1]
 
     def _loaded(self) -> tuple[Prompts, OrderBook]:
@@ -73,7 +73,7 @@ class Service:
 
     @property
     def max_model_len(self) -> int | None:
-        """None while the model is being loaded."""
+        """Positions of the longest request; None while the model is being loaded."""
         return None if self.engine.ready is None else self.engine.ready.max_model_len
 
     def model_card(self, name: str) -> dict[str, Any]:
@@ -92,13 +92,13 @@ class Service:
         return fields.model or self.model_names[0]
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError for a model that is not this one."""
+        """Raise ApiError for a model that is not this one."""
         if name is not None and name not in self.model_names:
             served = ", ".join(self.model_names)
             raise ApiError(404, f"the model {name!r:.200} is not served here, this is {served}", "model")
 
     def check(self, fields: Sampling, num_prompts: int = 1) -> None:
-        """Everything that needs no prompt, before one is tokenised. Raises ApiError."""
+        """Check everything that needs no prompt, before one is tokenised. Raises ApiError."""
         self.check_model(fields.model)
         self.engine.require_ready()
         self.book.check(fields, num_prompts)
@@ -116,7 +116,7 @@ class Service:
         return prompts
 
     async def prompt_of(self, fields: GenerateFields) -> tuple[int, ...]:
-        """Raises ApiError."""
+        """Return the prompt of /generate. Raises ApiError."""
         if fields.messages is not None:
             return await self.prompts.of_chat(fields.messages, fields.chat_template_kwargs)
         assert fields.prompt is not None, "one of the two is there"

@@ -20,19 +20,21 @@ _ESCAPES = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "<>&"})
 
 
 def live_page() -> str:
-    """The page with a prompt box, which asks the server that served it: POST generate, beside the page's own path."""
+    """Return the page with a prompt box, which asks the server that served it: POST generate, beside the page's own
+    path."""
     return _with_data(None)
 
 
 @cache
 def colours() -> str:
-    """The style of the pages' colours, on light pages and on dark ones: variables such as --ink of the whole page."""
+    """Return the style of the pages' colours, on light pages and on dark ones: variables such as --ink of the whole
+    page."""
     root, brace, _ = _part("page.css").partition("}\n")
     return root + brace
 
 
 def trace_page(trace: Mapping[str, Any]) -> str:
-    """The page that replays a trace, as `common.evaluation.record_trace` makes it.
+    """Return the page that replays a trace, as `common.evaluation.record_trace` makes it.
 
     Raises ValueError for what JSON cannot hold, NaN and infinity among it.
     """
@@ -60,5 +62,5 @@ def _part(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """As a Content-Security-Policy names what may run."""
+    """Return the hash by which a Content-Security-Policy names what may run."""
     return f"sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -23,7 +23,7 @@ def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
 
 
 def pass_counts(ended: Sequence[Ended], orders: Sequence[Order]) -> dict[str, Any]:
-    """What `diffusion.stats` asks for, of all answers of a call. orders: theirs, in any order."""
+    """Return what `diffusion.stats` asks for, of all answers of a call. orders: theirs, in any order."""
     room_of = {order.request.id: order.room for order in orders}
     blocks = [room_of[one.id].num_blocks(room_of[one.id].prompt_length + one.num_tokens) for one in ended]
     num_forwards = sum(one.num_forwards for one in ended)
@@ -104,7 +104,7 @@ class OpenAiCall:
         return event(body)
 
     def _parts(self, index: int, piece: Piece) -> list[dict[str, Any]]:
-        """A piece's choices: of a chat the text and the reason come one after another."""
+        """Return a piece's choices: a chat has the text and the reason one after another."""
         reason = None if piece.ended is None else finish_reason(piece.ended)
         if not self.is_chat:
             is_silent = not (piece.text or piece.token_ids or reason)
