@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.batch.cautions import cautions
 from common.batch.files import input_and_output, metrics_path, real_file, require_own_metrics, write_whole
@@ -20,12 +20,15 @@ from common.batch.inputs import InputLine, read_input, read_lines, require_share
 from common.batch.lines import why_unused
 from common.batch.output import OutputFile, Record, every_record, join_output, read_records, start_output
 from common.batch.progress import Progress
-from common.batch.records import TextGenerator, records
+from common.batch.records import records
 from common.batch.source import is_read_once, shown
 from common.config import DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError
 from common.processes import Stopped, global_rank, num_started, share_from_first, wait_for_all
 from common.scoring import DEFINITIONS, fingerprint, require_markable, summarize, summarize_start
+
+if TYPE_CHECKING:
+    from common.generate import Generator
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ logger = logging.getLogger(__name__)
 def run_batch(
     profile: DeviceProfile,
     run: RunConfig,
-    build: Callable[[], TextGenerator],
+    build: Callable[[], Generator],
     *,
     overwrite: bool = False,
     retry_errors: bool = False,
@@ -100,7 +103,7 @@ def require_some_finished(run: RunConfig, metrics: dict[str, Any]) -> None:
 def _decode(
     profile: DeviceProfile,
     run: RunConfig,
-    generator: TextGenerator,
+    generator: Generator,
     pending: Sequence[InputLine],
     output: OutputFile | None,
 ) -> dict[str, Any] | None:
@@ -138,7 +141,7 @@ def _pending(lines: Sequence[InputLine], earlier: Iterable[Record], path: Path) 
 
 
 def _finish(
-    profile: DeviceProfile, run: RunConfig, generator: TextGenerator | None, progress: Progress, wall_s: float
+    profile: DeviceProfile, run: RunConfig, generator: Generator | None, progress: Progress, wall_s: float
 ) -> dict[str, Any]:
     assert run.output is not None, "input_and_output has checked it"
     path, output = metrics_path(run.output), real_file(Path(run.output.path))

@@ -27,9 +27,10 @@ from common.decoding import (
     decode_requests,
 )
 from common.errors import ConfigError, EngineError
-from common.evaluation import families
 from common.evaluation.difference import first_step
-from common.evaluation.families import FamilyTrace, is_family_trace, read_family_trace
+from common.evaluation.families import compare
+from common.evaluation.families.settings import settings_of
+from common.evaluation.families.trace import FamilyTrace, is_family_trace, read_family_trace
 from common.evaluation.trace import Trace, TraceStep, read_trace
 from common.platforms import build_engine
 from common.runtime import facts_of
@@ -67,8 +68,8 @@ def cpu_profile() -> DeviceProfile:
 
 def family_difference(trace: FamilyTrace, path: Path, profile: DeviceProfile) -> str | None:
     """Compare as `first_difference` does, for a trace of another family's published code."""
-    made = _decode(path.parent / trace.model, families.settings_of(trace), trace.prompt, profile)
-    return families.first_difference(trace, *made)
+    made = _decode(path.parent / trace.model, settings_of(trace), trace.prompt, profile)
+    return compare.first_difference(trace, *made)
 
 
 def _decode(

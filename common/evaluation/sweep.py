@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from common.batch import (
-    TextGenerator,
     input_and_output,
     print_table,
     read_lines,
@@ -19,16 +18,21 @@ from common.batch import (
     require_some_finished,
     run_batch,
 )
-from common.config import DecodeConfig, RunConfig, Sweep, SweepPoint
+from common.config import RunConfig, Sweep, SweepPoint
 from common.errors import ConfigError
 from common.evaluation.board import Board, Row
 from common.processes import Stopped, global_rank
 from common.scoring import DEFINITIONS
 
+if TYPE_CHECKING:
+    from common.generate import Generator
+
 logger = logging.getLogger(__name__)
 
 
-def evaluate_sweep(sweep: Sweep, build: Callable[[], Any], *, overwrite: bool = False, num_shown: int = 0) -> list[Row]:
+def evaluate_sweep(
+    sweep: Sweep, build: Callable[[], Generator], *, overwrite: bool = False, num_shown: int = 0
+) -> list[Row]:
     """Run every point of a sweep of one launch; on rank 0 print and write the table, and return its rows.
 
     A point that fails ends this: what is done stays, the board says which point and why, and the next start tries it
@@ -57,10 +61,11 @@ def print_board(board: Board) -> None:
     print_table(headings, cells, remarks)
 
 
-def _run(board: Board | None, point: SweepPoint, build: Callable[[], Any], overwrite: bool) -> None:
+def _run(board: Board | None, point: SweepPoint, build: Callable[[], Generator], overwrite: bool) -> None:
     retries = board is not None and board.has_failed_before(point.name)
+    decode = point.run.decode
     metrics = run_batch(
-        point.profile, point.run, _with_decode(build, point.run.decode), overwrite=overwrite, retry_errors=retries
+        point.profile, point.run, lambda: build().with_decode(decode), overwrite=overwrite, retry_errors=retries
     )
     if board is not None and metrics is not None:
         require_some_finished(point.run, metrics)
@@ -92,14 +97,6 @@ def _try(note: Callable[[], None]) -> None:
         note()
     except ConfigError as error:
         logger.warning("%s", error)
-
-
-def _with_decode(build: Callable[[], Any], decode: DecodeConfig) -> Callable[[], TextGenerator]:
-    def build_row() -> TextGenerator:
-        generator: TextGenerator = build().with_decode(decode)
-        return generator
-
-    return build_row
 
 
 def _print_solved(run: RunConfig, count: int) -> None:

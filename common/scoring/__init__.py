@@ -5,7 +5,8 @@ request, the numbers of a run with their definitions, and where the numbers come
 (`benchmarks`). Both compare by `results`, and run programs by `programs`.
 """
 
-from common.scoring.benchmarks import BENCHMARKS, BenchmarkTask, Row, task_of
+from common.scoring.benchmarks.benchmark import Row
+from common.scoring.benchmarks.task import BENCHMARKS, BenchmarkTask, task_of
 from common.scoring.fingerprint import fingerprint
 from common.scoring.marking import require_markable
 from common.scoring.marking_pool import MarkingPool

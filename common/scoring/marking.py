@@ -10,7 +10,8 @@ from typing import Any
 
 from common.config import InputConfig
 from common.errors import ConfigError
-from common.scoring.benchmarks import Row, task_of
+from common.scoring.benchmarks.benchmark import Row
+from common.scoring.benchmarks.task import task_of
 from common.scoring.own_results import score
 from common.scoring.programs.isolation import isolation, program_scorer
 

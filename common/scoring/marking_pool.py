@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from common.config import InputConfig
-from common.scoring.benchmarks import Row
+from common.scoring.benchmarks.benchmark import Row
 from common.scoring.marking import is_program, marks
 
 _MOST_THREADS = 8  # each waits for one process

@@ -147,12 +147,9 @@ def _first_message(link: socket.socket) -> Begin:
 
 
 def _exactly(link: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = link.recv(count - len(data))
-        if not part:
-            raise SystemExit(1)  # the engine's process has said why it ended
-        data += part
+    data = link.recv(count, socket.MSG_WAITALL)
+    if len(data) < count:
+        raise SystemExit(1)  # the engine's process has said why it ended
     return data
 
 
