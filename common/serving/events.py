@@ -34,6 +34,18 @@ from typing import Any
 from common.config import DecodeConfig
 from common.decoding import Branch, Room, StepRecord
 
+_ALWAYS_SHOWN = (
+    "strategy", "num_lookahead", "block_size", "max_new_tokens", "block_add_threshold", "decoded_token_threshold",
+    "skip_threshold", "sampling_strategy",
+)  # fmt: skip
+
+
+def shown_settings(decode: DecodeConfig) -> dict[str, Any]:
+    """Return what a reader of the passes asks for first, and what else is not as usual."""
+    changed = decode.model_dump(mode="json", exclude_defaults=True)
+    strategy = {"strategy": decode.strategy.name, **decode.strategy.unusual()}
+    return {name: getattr(decode, name) for name in _ALWAYS_SHOWN} | changed | strategy
+
 
 class DenoiseEvents:
     """The events of one request, made from its step records in their order.

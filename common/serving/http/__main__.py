@@ -18,6 +18,7 @@ from importlib import import_module
 
 import uvicorn
 
+from common.serving.events import shown_settings
 from common.serving.http.app import build_app
 from common.serving.http.connections import KEEP_ALIVE_S, connection_class, make_room, tell_of_loop, tell_seldom
 from common.serving.http.engine import EngineClient
@@ -55,7 +56,9 @@ class FrontEnd:
         self._engine = EngineClient(
             link, self._serve.max_queued_requests, self._load, self._ended.set, self._serve.engine_silence_s
         )
-        self._service = Service(begin.run, begin.model_names, self._engine, live_page())
+        is_open = not begin.keys
+        served = (begin.model_names[0], shown_settings(begin.run.decode)) if is_open else (None, {})
+        self._service = Service(begin.run, begin.model_names, self._engine, live_page(*served))
         self._room = make_room(self._serve.max_connections)
         hosts = hosts_of(listening.getsockname()[0], self._serve.host, self._serve.allowed_hosts, begin.keys)
         config = uvicorn.Config(

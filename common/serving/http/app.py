@@ -36,8 +36,6 @@ from common.serving.http.responses.sse import event_stream
 from common.serving.http.service import Service
 from common.version import LOPA_VERSION
 
-_HINTS = {"/docs": "; /openapi.json describes the routes, and docs/serving.md explains them"}
-
 
 class ErrorFields(BaseModel):
     message: str
@@ -96,9 +94,8 @@ def _add_errors(app: FastAPI) -> None:
     async def _http(request: Request, error: HTTPException) -> Response:
         if isinstance(error.__cause__, ApiError):  # of a body: FastAPI makes 400 of it
             return error_response(error.__cause__)
-        hint = _HINTS.get(request.url.path, "")
         return error_response(
-            ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}{hint}"), error.headers
+            ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"), error.headers
         )
 
 
@@ -108,6 +105,14 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/", response_class=HTMLResponse, responses=_refusals(403))
     async def page() -> Response:
         return HTMLResponse(service.page)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        routes = [f"{method.upper()} {path}" for path, methods in app.openapi()["paths"].items() for method in methods]
+        listed = "".join(f"<li><code>{route}</code></li>" for route in routes)
+        described = '<a href="openapi.json">openapi.json</a> describes their fields, docs/serving.md explains them.'
+        head = "<!doctype html><title>lopa: routes</title><h1>Routes</h1>"
+        return HTMLResponse(f"{head}<ul>{listed}</ul><p>{described}</p>")
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", responses=_refusals(403, 503))

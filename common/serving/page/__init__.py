@@ -19,10 +19,13 @@ _SCRIPTS = ("text", "replay", "canvas", "panels", "player", "live", "main")  # i
 _ESCAPES = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "<>&"})
 
 
-def live_page() -> str:
+def live_page(model: str | None, settings: Mapping[str, Any]) -> str:
     """Return the page with a prompt box, which asks the server that served it: POST generate, beside the page's own
-    path."""
-    return _with_data(None)
+    path. It plays an example until then.
+
+    model, settings: what is served, where everybody may know it; else None and nothing.
+    """
+    return _with_data({"model": model, "settings": settings, "example": json.loads(_part("example.json"))})
 
 
 @cache
@@ -41,9 +44,9 @@ def trace_page(trace: Mapping[str, Any]) -> str:
     return _with_data(trace)
 
 
-def _with_data(trace: Mapping[str, Any] | None) -> str:
+def _with_data(shown: Mapping[str, Any]) -> str:
     before, after = _page()
-    data = json.dumps(trace, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    data = json.dumps(shown, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return f"{before}{data.translate(_ESCAPES)}{after}"
 
 

@@ -36,7 +36,9 @@ function showBranches(replay, pass, canvas) {
   byId("branches-text").textContent = pass
     ? branches.length > 1
       ? "Bars go from the worst score of the pass to the best. The best branch is kept and filled."
-      : "One branch: the pass before has spawned no lookahead."
+      : replay.passes.every((event) => event.branch_scores.length === 1)
+        ? "One branch in every pass: no lookahead is tried (k is 0)."
+        : "One branch: the pass before has spawned no lookahead."
     : "Before the first pass there is none.";
 }
 
@@ -53,10 +55,10 @@ function branchRow({ name, tokens, score, isWinner }, branches, canvas) {
   }
   fill.style.width = `${range && score !== null ? 6 + (94 * (score - least)) / range : 100}%`;
   bar.append(fill);
-  last.append(score === null ? "no mask left" : decimal(score, 3), bar);
+  last.append(score === null ? "no mask left" : decimal(score, 4), bar);
   row.append(first, tried, last);
-  row.addEventListener("pointerenter", () => canvas.point(tokens.length ? tokens[0].place : null));
-  row.addEventListener("pointerleave", () => canvas.point(null));
+  row.addEventListener("pointerenter", () => canvas.point(tokens.map(({ place }) => place)));
+  row.addEventListener("pointerleave", () => canvas.point([]));
   return row;
 }
 
