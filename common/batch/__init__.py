@@ -4,7 +4,7 @@ from common.batch.files import input_and_output, metrics_path, real_file, requir
 from common.batch.inputs import InputLine, read_lines, require_shareable
 from common.batch.lines import prompt_or_reason
 from common.batch.output import read_records
-from common.batch.report import accuracy, number, print_summary, print_table, sweep_table
+from common.batch.report import accuracy, meanings, number, print_summary, print_table, sweep_table
 from common.batch.run import check_input, require_some_finished, run_batch
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "accuracy",
     "check_input",
     "input_and_output",
+    "meanings",
     "metrics_path",
     "number",
     "print_summary",

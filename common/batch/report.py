@@ -11,7 +11,13 @@ from rich.table import Table
 from common.scoring import DEFINITIONS
 
 # What the tables call what result files have under these keys.
-_WORDS = {"tpf": "TPF", "tps": "TPS", "without_first_step": "without first step", "latency_s": "latency"}
+_WORDS = {
+    "tpf": "TPF",
+    "tps": "TPS",
+    "without_first_step": "without first step",
+    "latency_s": "latency",
+    "this_start": "this start",
+}
 _MIN_WIDTH = 140  # for logs: a table that wraps at 80 columns cannot be read
 
 
@@ -48,7 +54,7 @@ def _print_details(title: str, metrics: Mapping[str, Any]) -> None:
     console = _console()
     console.print(_facts(metrics))
     console.print(table)
-    console.print(_caption(("canvas", "effective", "tpf", "tps", "without_first_step", "latency_s")))
+    console.print("\n".join(meanings(("canvas", "effective", "tpf", "tps", "without_first_step", "latency_s"))))
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -96,8 +102,9 @@ def _outcome(metrics: Mapping[str, Any]) -> list[str]:
     return facts
 
 
-def _caption(names: Sequence[str]) -> str:
-    return "\n".join(f"{_WORDS.get(name, name)}: {DEFINITIONS[name]}" for name in names)
+def meanings(names: Sequence[str]) -> list[str]:
+    """Return what these numbers of a run mean, a line each."""
+    return [f"{_WORDS.get(name, name)}: {DEFINITIONS[name]}" for name in names]
 
 
 def _console() -> Console:
@@ -133,6 +140,5 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], remarks:
         table.add_row(*row)
     console = _console()
     console.print(table)
-    console.print(
-        "\n".join([_caption(("accuracy", "step", "tpf", "canvas", "effective", "tps", "latency_s")), *remarks])
-    )
+    told = meanings(("accuracy", "step", "tpf", "canvas", "effective", "tps", "latency_s"))
+    console.print("\n".join([*told, *remarks]))
