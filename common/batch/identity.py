@@ -120,8 +120,8 @@ def _is_same(key: str, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
 def _leads_to_one(key: str, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     if before[key] is None or wanted[key] is None:
         return False
-    place = before.get(_PLACE.format(key)) or os.path.realpath(str(before[key]))
-    return bool(place == wanted[_PLACE.format(key)])
+    real_path = before.get(_PLACE.format(key)) or os.path.realpath(str(before[key]))
+    return bool(real_path == wanted[_PLACE.format(key)])
 
 
 def _changed_files(before: Any, now: Any) -> list[str]:

@@ -37,8 +37,8 @@ class LineRequests:
             prompt = prompt_of(line, self._source, self._maker.prompts)
             return prompt if isinstance(prompt, str) else self._maker.request(line.key, prompt, wishes)
         except RequestError as error:
-            place = "" if error.field in (None, "seed") else f"{field}."
-            return f"line {line.number}: {place}{error}"
+            prefix = "" if error.field in (None, "seed") else f"{field}."
+            return f"line {line.number}: {prefix}{error}"
         except ConfigError as error:
             return f"line {line.number}: {error}"
 

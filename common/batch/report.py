@@ -97,7 +97,7 @@ def _outcome(metrics: Mapping[str, Any]) -> list[str]:
     facts = [f"{requests['finished']} requests finished, {requests['errors']} errors"]
     if found is not None:
         facts.append(f"accuracy {accuracy(metrics)} ({found['correct']} of {found['scored']})")
-        facts += [f"{rule} {100 * of['share']:.1f} %" for rule, of in found.get("by_rule", {}).items()]
+        facts += [f"{rule} {100 * marks['share']:.1f} %" for rule, marks in found.get("by_rule", {}).items()]
         facts += [f"marked by {by}" for by in found.get("scored_by", {})]
     return facts
 
@@ -134,8 +134,8 @@ def _sweep_cells(name: str, metrics: Mapping[str, Any]) -> list[str]:
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], remarks: Sequence[str]) -> None:
     table = Table()
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=not place)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left", no_wrap=not index)
     for row in rows:
         table.add_row(*row)
     console = _console()

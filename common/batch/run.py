@@ -74,7 +74,7 @@ def run_batch(
             lines = read_lines(source)  # it grew between this rank's look at it and the first one's
         if output is None and generator.is_leader:
             output = join_output(path)
-        return _decode(profile, run, generator, [lines[place] for place in pending], output)
+        return _decode(profile, run, generator, [lines[index] for index in pending], output)
     finally:
         if output is not None:
             output.close()
@@ -134,7 +134,7 @@ def _decode(
 def _pending(lines: Sequence[InputLine], earlier: Iterable[Record], path: Path) -> list[int]:
     """Return the indices of the lines that have no record yet."""
     done = {str(record["id"]) for record in earlier}
-    pending = [place for place, line in enumerate(lines) if line.key not in done]
+    pending = [index for index, line in enumerate(lines) if line.key not in done]
     if len(pending) < len(lines):
         logger.info("%s: resuming, %d of %d requests are done", path, len(lines) - len(pending), len(lines))
     return pending

@@ -40,8 +40,8 @@ def existing_folder(folder: str | Path, setting: str = "model") -> Path:
     except OSError:  # a name too long, a folder that may not be entered
         is_there = False
     if not is_there:
-        place = "" if path.is_absolute() else f" (looked for in {plain(str(Path.cwd()))})"
-        raise ConfigError(f"{plain(str(folder))}: no such folder; {_how_to_get(str(folder), setting)}{place}")
+        looked = "" if path.is_absolute() else f" (looked for in {plain(str(Path.cwd()))})"
+        raise ConfigError(f"{plain(str(folder))}: no such folder; {_how_to_get(str(folder), setting)}{looked}")
     return path
 
 

@@ -57,17 +57,17 @@ class HarnessModel:
                 ", ".join(map(repr, sorted(stops))),
             )
         texts = [""] * len(requests)
-        asked = [self._asked(place, request, wished[place]) for place, request in enumerate(requests)]
+        asked = [self._asked(index, request, wished[index]) for index, request in enumerate(requests)]
         reasons = [reason for reason in asked if isinstance(reason, str)]
         made = [request for request in asked if isinstance(request, GenerationRequest)]
         with tqdm(total=len(made), disable=disable_tqdm, desc="generate_until") as progress:
             for result in self._generator.generate(made):
-                place = int(result.id)
+                index = int(result.id)
                 if isinstance(result, Rejection):
                     reasons.append(result.reason)
                 else:
-                    texts[place] = answer_text(self._generator.tokenizer, result.token_ids, decodes[place])
-                    self._remember(requests[place], texts[place])
+                    texts[index] = answer_text(self._generator.tokenizer, result.token_ids, decodes[index])
+                    self._remember(requests[index], texts[index])
                 progress.update()
         _report(reasons, len(requests))
         return texts
@@ -105,12 +105,12 @@ class HarnessModel:
         with _of_task():
             return Wishes.read(given)
 
-    def _asked(self, place: int, request: Instance, wishes: Wishes) -> GenerationRequest | str:
+    def _asked(self, index: int, request: Instance, wishes: Wishes) -> GenerationRequest | str:
         """Return the request, or why there is none."""
         maker = self._generator.requests
         try:
             prompt = maker.prompts.of_text(request.args[0], with_bos=not self._has_conversations)
-            return maker.request(str(place), prompt, wishes)
+            return maker.request(str(index), prompt, wishes)
         except RequestError as error:
             return str(error)
 

@@ -121,9 +121,9 @@ def first_difference(trace: Trace, model: Path, profile: DeviceProfile) -> str |
         return f"{len(records)} steps, the trace holds {len(trace.steps)}"
     if completion.num_forwards != trace.num_forward_steps:
         return f"{completion.num_forwards} forward steps, the trace has {trace.num_forward_steps}"
-    for place, (token, expected_token) in enumerate(zip(completion.canvas_token_ids, trace.generated, strict=False)):
+    for index, (token, expected_token) in enumerate(zip(completion.canvas_token_ids, trace.generated, strict=False)):
         if token != expected_token:
-            return f"generated token {place} is {token}, the trace has {expected_token}"
+            return f"generated token {index} is {token}, the trace has {expected_token}"
     if len(completion.canvas_token_ids) != len(trace.generated):
         return f"{len(completion.canvas_token_ids)} tokens, the trace has {len(trace.generated)}"
     return None
@@ -147,5 +147,5 @@ def _close(expected: TraceStep, record: StepRecord) -> Iterator[tuple[str, float
     """What must agree up to `difference.TOLERANCE`."""
     for branch, ((wanted, _), found) in enumerate(zip(expected.branch_scores, record.branch_scores, strict=True)):
         yield f"score of branch {branch}", wanted, found
-    for place, (made, spawned) in enumerate(zip(expected.lookahead, record.lookahead, strict=True)):
-        yield f"confidence of lookahead {place}", made[2], spawned.creation_confidence
+    for index, (made, spawned) in enumerate(zip(expected.lookahead, record.lookahead, strict=True)):
+        yield f"confidence of lookahead {index}", made[2], spawned.creation_confidence

@@ -42,8 +42,8 @@ def evaluate_sweep(
     is_first = global_rank() == 0
     if is_first:
         board.begin(points)
-    for place, point in enumerate(points):
-        with _noted(board, point, f"{point.name}: point {place + 1} of {len(points)}", is_first):
+    for index, point in enumerate(points):
+        with _noted(board, point, f"{point.name}: point {index + 1} of {len(points)}", is_first):
             _run(board if is_first else None, point, build, overwrite)
     if is_first:
         if num_shown:

@@ -126,8 +126,8 @@ def _relay(sizes: MeshConfig, timeout: timedelta) -> Relay | None:
         dist.new_group(list(range(first, first + num_ranks)), timeout=timeout, backend="gloo")
         for first in range(0, sizes.num_processes, num_ranks)
     ]
-    replica, place = divmod(global_rank(), num_ranks)
-    return ReplicaRelay(groups[replica], global_rank(), is_first=place == 0)
+    replica, rank_in_replica = divmod(global_rank(), num_ranks)
+    return ReplicaRelay(groups[replica], global_rank(), is_first=rank_in_replica == 0)
 
 
 def _place(device_mesh: Any, sizes: MeshConfig, relay: Relay | None) -> Mesh:

@@ -75,14 +75,14 @@ class AnswerText:
         """Return the text that these tokens make sure, often less than theirs. After the stop nothing counts."""
         if self.stopped_by is not None:
             return ""
-        place = next((place for place, id in enumerate(ids) if id in self._stop_of), None)
-        if place is None:
+        index = next((index for index, id in enumerate(ids) if id in self._stop_of), None)
+        if index is None:
             self._take(ids)
             return self._give(is_over=False)
-        self._take(ids[: place + self._includes_stop])
+        self._take(ids[: index + self._includes_stop])
         text = self._finish()
         if self.stopped_by is None:
-            self.stopped_by = stop = self._stop_of[ids[place]]
+            self.stopped_by = stop = self._stop_of[ids[index]]
             return text + stop if self._includes_stop and isinstance(stop, str) else text
         return text
 
@@ -99,10 +99,10 @@ class AnswerText:
     def _take(self, ids: Sequence[int]) -> None:
         begin = 0
         if self._mark_of:
-            for place, id in enumerate(ids):
+            for index, id in enumerate(ids):
                 if id in self._mark_of:
-                    self._held += self._text.add(ids[begin:place]) + self._mark_of[id]
-                    begin = place + 1
+                    self._held += self._text.add(ids[begin:index]) + self._mark_of[id]
+                    begin = index + 1
         self._held += self._text.add(ids[begin:])
 
     def _finish(self) -> str:
@@ -194,7 +194,7 @@ def _may_begin(text: str, needle: _Needle) -> int:
 def _marks(tokenizer: WritesText, stops: Sequence[str]) -> dict[int, str]:
     special = tokenizer.writing.special_tokens.items()
     inside = [id for id, text in special if text and any(text in stop and text != stop for stop in stops)]
-    return {id: chr(_MARK + place) for place, id in enumerate(inside[:_MOST_MARKS])}
+    return {id: chr(_MARK + index) for index, id in enumerate(inside[:_MOST_MARKS])}
 
 
 def _spelled(tokenizer: WritesText, stops: Sequence[str], mark_of: dict[int, str]) -> list[_Needle]:
@@ -213,8 +213,8 @@ def _shown(text: str) -> str:
 
 def _place_of(num_shown: int, text: str) -> int:
     """Return the first place that has so many letters other than marks before it."""
-    place = 0
+    index = 0
     while num_shown:
-        num_shown -= not _MARKS.match(text[place])
-        place += 1
-    return place
+        num_shown -= not _MARKS.match(text[index])
+        index += 1
+    return index

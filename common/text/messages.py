@@ -29,8 +29,8 @@ def why_no_conversation(messages: object) -> str | None:
         return "messages: write a list of at least one {role, content}"
     if len(messages) > MOST_MESSAGES:
         return f"messages: {len(messages)} messages, at most {MOST_MESSAGES} can be given"
-    problems = ((place, _why_no_message(message)) for place, message in enumerate(messages))
-    return next((f"messages.{place}{problem}" for place, problem in problems if problem is not None), None)
+    problems = ((index, _why_no_message(message)) for index, message in enumerate(messages))
+    return next((f"messages.{index}{problem}" for index, problem in problems if problem is not None), None)
 
 
 def why_no_variables(variables: object) -> str | None:
@@ -71,8 +71,8 @@ def _why_no_message(message: object) -> str | None:
         return ".content: write it as text, or as a list of text parts"
     if len(content) > MOST_MESSAGES:
         return f".content: {len(content)} parts, at most {MOST_MESSAGES} can be given"
-    problems = ((place, _why_no_part(part)) for place, part in enumerate(content))
-    return next((f".content.{place}{problem}" for place, problem in problems if problem is not None), None)
+    problems = ((index, _why_no_part(part)) for index, part in enumerate(content))
+    return next((f".content.{index}{problem}" for index, problem in problems if problem is not None), None)
 
 
 def _why_no_part(part: object) -> str | None:

@@ -96,10 +96,10 @@ def prefetched(operations: Sequence[Operation], hardware: Hardware, most: float)
     """The same, where each all-reduce's time is used to pull the beginning of the next weight, at most `most` bytes of
     it, into L2."""
     found = list(operations)
-    for place, operation in enumerate(found):
+    for index, operation in enumerate(found):
         if not isinstance(operation, Collective) or operation.name != "all_reduce":
             continue
-        follower = next((n for n in range(place, len(found)) if getattr(found[n], "weight_bytes", 0)), None)
+        follower = next((n for n in range(index, len(found)) if getattr(found[n], "weight_bytes", 0)), None)
         if follower is not None:
             kernel = found[follower]
             assert isinstance(kernel, Kernel), "only kernels have weights"

@@ -50,20 +50,20 @@ class _Opening:
 
 
 def fenced(text: str) -> Fenced:
-    lines, place = text.split("\n"), 0
+    lines, index = text.split("\n"), 0
     blocks: list[str] = []
     outside: list[str] = []
     before, is_bare = text, False
-    while place < len(lines):
-        opening = _opening(lines[place]) if len(blocks) < _MOST_BLOCKS else None
+    while index < len(lines):
+        opening = _opening(lines[index]) if len(blocks) < _MOST_BLOCKS else None
         if opening is None:
-            outside.append(lines[place])
-            place += 1
+            outside.append(lines[index])
+            index += 1
             continue
         outside.append(opening.before)
         if not blocks:
             before, is_bare = "\n".join(outside), opening.is_bare
-        code, place = _block(lines, place, opening)
+        code, index = _block(lines, index, opening)
         blocks.append(code)
         if "```" in code and not is_program(code):
             blocks += fenced(code).blocks  # such as an answer that is all in a block of Markdown
@@ -77,10 +77,10 @@ def until_fence(text: str) -> tuple[str, str]:
     it."""
     lines = ["```", *text.split("\n")]
     for head in ("def _():", ""):
-        code, place = _block(lines, 0, _Opening("", "```", 0, 0, head, True, False))
+        code, index = _block(lines, 0, _Opening("", "```", 0, 0, head, True, False))
         if is_program(code):
             break
-    return code.removeprefix(f"{head}\n"), "\n".join(lines[place:])
+    return code.removeprefix(f"{head}\n"), "\n".join(lines[index:])
 
 
 def _opening(line: str) -> _Opening | None:
@@ -100,16 +100,16 @@ def _opening(line: str) -> _Opening | None:
     return _Opening(before, mark, lead.count(">"), width, code[1] if code else "", not rest.strip(), is_whole)
 
 
-def _block(lines: Sequence[str], place: int, opening: _Opening) -> tuple[str, int]:
+def _block(lines: Sequence[str], index: int, opening: _Opening) -> tuple[str, int]:
     """Return the code of the block that opens on this line, and the line after it: up to the first end that leaves a
     program; where none does, up to the first."""
     if opening.is_whole:
-        return opening.code, place + 1
+        return opening.code, index + 1
     first = [opening.code] if opening.code else []
     found: tuple[str, int] | None = None
-    for number, head, is_again in _ends(lines[place + 1 :], opening):
-        code, is_right = _without_lead(first, [*lines[place + 1 : place + 1 + number], *head], opening)
-        following = place + 1 + number + (not is_again)
+    for number, head, is_again in _ends(lines[index + 1 :], opening):
+        code, is_right = _without_lead(first, [*lines[index + 1 : index + 1 + number], *head], opening)
+        following = index + 1 + number + (not is_again)
         if is_right:
             return code, following
         found = found or (code, following)

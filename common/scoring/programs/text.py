@@ -90,9 +90,9 @@ def _completed(prompt: str, code: str) -> str:
     that lacks the indentation of the body gets it."""
     indent = _indent_of(prompt)
     bodies = [code, textwrap.indent(dedented(code), indent), indent + code.lstrip()]
-    counted = [(_num_valid(body.split("\n"), prompt), -place) for place, body in enumerate(bodies)]
-    count, place = max(counted)
-    return prompt + "\n".join(bodies[-place].split("\n")[:count] if count else code.split("\n"))
+    counted = [(_num_valid(body.split("\n"), prompt), -index) for index, body in enumerate(bodies)]
+    count, index = max(counted)
+    return prompt + "\n".join(bodies[-index].split("\n")[:count] if count else code.split("\n"))
 
 
 def _indent_of(prompt: str) -> str:

@@ -46,10 +46,10 @@ def boxed(text: str) -> str | None:
         return None
     begin = text.index("{", start)
     depth = 0
-    for place in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
+    for index in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
         if not depth:
-            return text[begin + 1 : place]
+            return text[begin + 1 : index]
     return None
 
 
@@ -71,7 +71,7 @@ def _without_glued_units(result: str) -> str:
     """Remove units that touch what they followed, since spaces are gone by now; commands such as \\left keep their
     letters."""
     parts = _COMMAND.split(result)
-    for place in range(0, len(parts), 2):
+    for index in range(0, len(parts), 2):
         for unit in _UNITS:
-            parts[place] = parts[place].replace(unit, "")
+            parts[index] = parts[index].replace(unit, "")
     return "".join(parts)

@@ -142,8 +142,8 @@ def _read(text: str) -> tuple[bool, Fraction | None]:
 def _value(line: str, start: int) -> tuple[Fraction, int] | None:
     """Return what the digits from `start` on say, and where they end."""
     if (mixed := _MIXED.match(line, start)) is not None:
-        whole, part, of = map(int, mixed.groups())
-        return (whole + Fraction(part, of), mixed.end()) if part < of else None
+        whole, numerator, denominator = map(int, mixed.groups())
+        return (whole + Fraction(numerator, denominator), mixed.end()) if numerator < denominator else None
     first = _PLAIN.match(line, start)
     if first is None:
         return None

@@ -91,10 +91,10 @@ class Gate:
 
     def _log(self, defect: Exception) -> None:
         """Log a defect with its traceback, once for each place: clients must not be able to fill a disk."""
-        place = defect.__traceback__
-        while place is not None and place.tb_next is not None:
-            place = place.tb_next
-        where = ("", 0) if place is None else (place.tb_frame.f_code.co_filename, place.tb_lineno)
+        traceback = defect.__traceback__
+        while traceback is not None and traceback.tb_next is not None:
+            traceback = traceback.tb_next
+        where = ("", 0) if traceback is None else (traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
         if where not in self._logged:
             self._logged.add(where)
             logger.error("a request failed, and others that fail there are not told of again", exc_info=defect)
