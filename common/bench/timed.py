@@ -38,11 +38,10 @@ class ScriptedEngine(WrappedEngine):
     """In every row the first `num_accepted` masks are predicted with confidence, the others without. shift: as in
     ModelFacts, by which entry a position is predicted."""
 
-    def __init__(self, engine: Engine, num_accepted: int, token: int = 1, shift: int = 1) -> None:
+    def __init__(self, engine: Engine, num_accepted: int, shift: int = 1) -> None:
         super().__init__(engine)
         self._shift = shift
         self._num_accepted = num_accepted
-        self._token = token
 
     def answer(self, plan: StepPlan, predictions: Predictions) -> Predictions:
         first_T = plan.first_R.repeat(plan.num_entries_R)  # of the row
@@ -55,7 +54,7 @@ class ScriptedEngine(WrappedEngine):
         probability_T[is_accepted_T.nonzero()[0] - self._shift] = ACCEPTED
         # Earlier positions are a little surer, so that ties do not all fall to one branch.
         confidence_T = probability_T - entry_T.astype(np.float32) * 1e-4
-        return Predictions.of(np.full(plan.num_tokens, self._token), probability_T, confidence_T)
+        return Predictions.of(np.ones(plan.num_tokens, dtype=np.int64), probability_T, confidence_T)
 
 
 class TimedDecoding:
