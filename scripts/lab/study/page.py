@@ -172,7 +172,7 @@ def table(section: Mapping[str, Any]) -> str:
 
 
 def written(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of a page. Columns are not aligned, so that a difference between two pages shows the rows that changed."""
+    """Write a table of a page. Columns are not aligned, so that a difference shows the rows that changed."""
     return markdown(headings, rows, is_aligned=False) + "\n"
 
 
