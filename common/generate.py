@@ -1,4 +1,4 @@
-"""The object that users hold: a model on an engine, ready to decode any number of requests."""
+"""The object that users hold: a model in an engine, ready to decode any number of requests."""
 
 from __future__ import annotations
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+
+_SIGNS = re.compile(r"([\\`*\[\]|])")  # that Markdown would read
 
 
 def counted(number: int, what: str, ending: str = "s") -> str:
@@ -10,11 +13,16 @@ def counted(number: int, what: str, ending: str = "s") -> str:
     return f"{number} {what}{'' if number == 1 else ending}"
 
 
-def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table that is aligned as text and valid as Markdown."""
-    cells = [list(headings), *[list(row) for row in rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
-    lines = ["| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-             for row in cells]  # fmt: skip
-    rule = "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], *, is_aligned: bool = True) -> str:
+    """Return a table whatever its cells hold. is_aligned: columns are as wide as their widest cell."""
+    cells = [[_escaped(" ".join(cell.split())) for cell in row] for row in (headings, *rows)]
+    widths = [max(4, *map(len, column)) if is_aligned else 0 for column in zip(*cells, strict=True)]
+    ruler = ["-" * max(3, width - (place > 0)) + ":" * (place > 0) for place, width in enumerate(widths)]
+    lines = [
+        [cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in (cells[0], ruler, *cells[1:])
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _escaped(cell: str) -> str:
+    return _SIGNS.sub(r"\\\1", cell).replace("<", "&lt;")

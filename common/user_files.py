@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+import shutil
 from pathlib import Path
 
 
@@ -19,16 +20,16 @@ def user_folder(variable: str, name: str) -> Path:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """A reader sees the old file or the new one. Raises OSError."""
+    """A reader sees the old file or the new one, with the old one's permissions. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    unfinished = Path(name)
+    unfinished = path.with_name(f".lopa-{secrets.token_hex(8)}")
     try:
-        with os.fdopen(descriptor, "wb") as stream:
+        with unfinished.open("xb") as stream:
             stream.write(content)
             stream.flush()
-            os.fsync(descriptor)
-        unfinished.chmod(0o644)
+            os.fsync(stream.fileno())
+        if path.exists():
+            shutil.copymode(path, unfinished)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)

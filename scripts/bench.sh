@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # How long steps take on this machine, by shape and by part, beside what its memory and matrix units allow.
 #
-#   scripts/bench.sh PROFILE RUN [--output FILE.json] [--trace FILE.npz] [--shapes 1x64 8x128 ...]
-#                    [--steps N] [--cached N] [--set key=value ...]
+#   scripts/bench.sh PROFILE RUN [--output FILE.json] [--shapes 1x64 8x128 ...] [--steps N]
+#                    [--cached N] [--set key=value ...]
 #   scripts/bench.sh --compare A.json B.json
 #
 # RUN's model folder needs config.json only, with load_format: dummy (configs/runs/dream_7b_dummy.yaml). DRY_RUN=true prints

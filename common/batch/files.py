@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from common import user_files
 from common.config import InputConfig, OutputConfig, RunConfig
 from common.errors import ConfigError
 
@@ -19,7 +20,8 @@ STANDARD_INPUT = "-"
 
 
 def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
-    """Where requests come from and results go. Raises ConfigError if one is missing or would destroy the other."""
+    """Return where requests come from and results go. Raises ConfigError if one is missing or would destroy the
+    other."""
     if run.input is None:
         raise ConfigError("the run file has no input section: add input.path, a JSONL file with one request a line")
     if run.output is None:
@@ -31,14 +33,9 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
     target = real_file(Path(run.output.path))
     require_file("output.path", target, ".run.json")
     metrics = metrics_path(run.output)
-    require_file("output.metrics_path", metrics, ".tmp")
+    require_file("output.metrics_path", metrics)
     link = Path(run.output.path)
-    for beside in (
-        sidecar_path(target),
-        link.with_name(link.name + ".run.json"),
-        _temporary(target),
-        _temporary(metrics),
-    ):
+    for beside in (sidecar_path(target), link.with_name(link.name + ".run.json")):
         _require_regular(beside)
     paths = [Path(run.input.path), target, metrics, sidecar_path(target)]
     if any(_is_same_file(one, other) for one, other in itertools.combinations(paths, 2)):
@@ -51,7 +48,7 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
 
 
 def real_file(path: Path) -> Path:
-    """Where a link leads, whether or not a file is there yet; any other path as it is. Raises ConfigError."""
+    """Return where a link leads, whether or not a file is there yet; any other path as it is. Raises ConfigError."""
     require_speakable("output", str(path))
     try:
         return path.resolve() if path.is_symlink() else path
@@ -61,7 +58,7 @@ def real_file(path: Path) -> Path:
 
 
 def require_speakable(setting: str, path: str) -> None:
-    """ConfigError for a name that the system cannot be asked about."""
+    """Raise ConfigError for a name that the system cannot be asked about."""
     if "\0" in path or not _is_text(path):
         raise ConfigError(f"{setting} {path!r} is no name of a file: choose another")
 
@@ -72,7 +69,7 @@ def sidecar_path(path: Path) -> Path:
 
 
 def metrics_path(output: OutputConfig) -> Path:
-    """Of outputs that differ in more than `.jsonl`, no two have the same."""
+    """Return where the metrics go. Outputs that differ in more than `.jsonl` never share a file."""
     if output.metrics_path:
         return real_file(Path(output.metrics_path))
     path = real_file(Path(output.path))
@@ -80,25 +77,17 @@ def metrics_path(output: OutputConfig) -> Path:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A file that is there with all of its text or as it was before. Raises ConfigError naming it.
+    """Write a file all at once (`common.user_files`). Raises ConfigError naming it.
 
     Half a surrogate pair, which UTF-8 cannot hold, is written as JSON escapes it.
     """
-    temporary = _temporary(path)
-    _require_regular(temporary)
     with naming(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        user_files.write_whole(path, text.encode("utf-8", errors="backslashreplace"))
 
 
 @contextmanager
 def naming(path: Path | str, fix: str = "choose a place that is writable and has room") -> Iterator[None]:
-    """OSErrors become ConfigErrors that name the file: the system's own sentence often does not."""
+    """Make ConfigErrors that name the file out of OSErrors: the system's own sentence often does not."""
     try:
         yield
     except OSError as error:
@@ -112,12 +101,8 @@ def _is_text(path: str) -> bool:
         return False
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(path.name + ".tmp")
-
-
-def require_file(setting: str, path: Path, longest_suffix: str) -> None:
-    """ConfigError unless this is, or can become, a file, with one beside it whose name is longer by the suffix."""
+def require_file(setting: str, path: Path, longest_suffix: str = "") -> None:
+    """Raise ConfigError unless this is, or can become, a file, with one beside it of a name longer by the suffix."""
     with naming(path, f"choose another {setting}"):
         if path.is_dir():
             raise ConfigError(f"{setting} {path} is a folder: name a file in it")
@@ -131,14 +116,14 @@ def require_file(setting: str, path: Path, longest_suffix: str) -> None:
 
 
 def _require_regular(path: Path) -> None:
-    """ConfigError for what stands beside an output and is no file: to open a pipe is to wait for its other end."""
+    """Raise ConfigError for what stands beside an output and is no file: opening a pipe waits for its other end."""
     with naming(path):
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path}: no regular file, where a file of the run belongs; remove it")
 
 
 def _require_name(path: Path) -> None:
-    """OSError if no file can have this name, which Path.exists does not say on every Python."""
+    """Raise OSError if no file can have this name, which Path.exists does not say on every Python."""
     try:
         path.lstat()
     except FileNotFoundError:
@@ -165,7 +150,7 @@ def _is_standard_input(path: Path) -> bool:
 
 
 def _require_one_name(target: Path) -> None:
-    """A hard link would have a lock of its own: two runs could write to one file."""
+    """Refuse a hard link, which has a lock of its own: two runs could write to one file."""
     if target.exists() and target.stat().st_nlink > 1:
         raise ConfigError(
             f"output.path {target} has a second name (a hard link), under which another run could write to it: "
@@ -174,7 +159,7 @@ def _require_one_name(target: Path) -> None:
 
 
 def require_own_metrics(metrics: Path, target: Path) -> None:
-    """ConfigError if the metrics would replace those of another output, or another output itself."""
+    """Raise ConfigError if the metrics would replace those of another output, or another output itself."""
     other = _output_described_by(metrics)
     if other is not None and other.exists() and not _is_same_file(other, target):
         raise ConfigError(f"{metrics} holds the metrics of {other}: set output.metrics_path to a file of its own")
@@ -183,7 +168,8 @@ def require_own_metrics(metrics: Path, target: Path) -> None:
 
 
 def _output_described_by(metrics: Path) -> Path | None:
-    """The output whose numbers these are, if its metrics still go here; None for a copy that was taken elsewhere."""
+    """Return the output whose numbers these are, if its metrics still go here; None for a copy that was taken
+    elsewhere."""
     try:
         output = OutputConfig.model_validate(json.loads(metrics.read_bytes())["run"]["output"])
         return real_file(Path(output.path)) if _is_same_file(metrics_path(output), metrics) else None

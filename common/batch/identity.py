@@ -30,7 +30,7 @@ _PLACE, _FILES, _CHANGED = "{}.real_path", "{}.files", "{}.last_change"
 
 
 def identity(profile: DeviceProfile, run: RunConfig, found: Input) -> dict[str, Any]:
-    """What the records depend on. Raises ConfigError for a model folder that cannot be read."""
+    """Return what the records depend on. Raises ConfigError for a model folder that cannot be read."""
     assert run.input is not None, "input_and_output has checked it"
     return {
         **_folder("model", run.model, with_weights=run.load_format != "dummy"),
@@ -48,8 +48,8 @@ def identity(profile: DeviceProfile, run: RunConfig, found: Input) -> dict[str, 
 
 
 def recorded_input_bytes(path: Path) -> int | None:
-    """As much of the input is compared as there was at the first start: lines may be added to it. None: there are no
-    records yet."""
+    """Return the length of the input at the first start, up to which it is compared: lines may be added to it. None:
+    there are no records yet."""
     path = real_file(path)
     if not path.is_file() or not path.stat().st_size:
         return None
@@ -58,8 +58,8 @@ def recorded_input_bytes(path: Path) -> int | None:
 
 
 def check_identity(path: Path, identity: Mapping[str, Any]) -> None:
-    """ConfigError if the records depend on anything else, naming what. What an earlier version did not record is not
-    compared; a decode setting that it did not know had its default."""
+    """Raise ConfigError if the records depend on anything else, naming what. What an earlier version did not record is
+    not compared; a decode setting that it did not know had its default."""
     recorded_before = recorded_identity(path)
     if recorded_before is None:
         raise ConfigError(f"{path} exists but {sidecar_path(path).name} does not say which run wrote it: {FIX}")
@@ -95,7 +95,7 @@ def _of_decode(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_names_of_today(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """An identity that an earlier version may have written."""
+    """Return an identity that an earlier version may have written by its names of today."""
     decode = {key.removeprefix(_DECODE): value for key, value in identity.items() if key.startswith(_DECODE)}
     others = {key: value for key, value in identity.items() if not key.startswith(_DECODE)}
     return {**others, **_of_decode(recorded(decode))}
@@ -120,12 +120,12 @@ def _is_same(key: str, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
 def _leads_to_one(key: str, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     if before[key] is None or wanted[key] is None:
         return False
-    place = before.get(_PLACE.format(key)) or os.path.realpath(str(before[key]))
-    return bool(place == wanted[_PLACE.format(key)])
+    real_path = before.get(_PLACE.format(key)) or os.path.realpath(str(before[key]))
+    return bool(real_path == wanted[_PLACE.format(key)])
 
 
 def _changed_files(before: Any, now: Any) -> list[str]:
-    """Names of the files that differ. A folder that is gone is no other content: loading it would say so."""
+    """Return names of the files that differ; none where a folder is gone, which loading it tells."""
     if not isinstance(before, dict) or not isinstance(now, dict):
         return []
     return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))

@@ -50,7 +50,7 @@ class Input:
 
 
 class _Digest:
-    """Of the first `num_bytes` that come; of all whole lines by default."""
+    """The SHA-256 of the first `num_bytes` that come, or by default of all whole lines."""
 
     def __init__(self, num_bytes: int | None) -> None:
         self._most = num_bytes
@@ -70,12 +70,13 @@ class _Digest:
 
 
 def read_lines(config: InputConfig) -> list[InputLine]:
-    """All requests of the input, up to `limit`. Raises ConfigError for a missing file or two lines with one id."""
+    """Return all requests of the input, up to `limit`. Raises ConfigError for a missing file or two lines with one
+    id."""
     return read_input(config).lines
 
 
 def read_input(config: InputConfig, num_bytes: int | None = None) -> Input:
-    """`read_lines`, and what the lines are known by. num_bytes: how many of the first bytes, all of them by default."""
+    """Return the lines and their digest. num_bytes: how many of the first bytes it is of, all of them by default."""
     name, digest = shown(config.path), _Digest(num_bytes)
     with open_input(config.path) as stream:
         lines = list(_lines(stream, config, name, digest))
@@ -104,7 +105,7 @@ def _have_own_prompts(lines: Sequence[Mapping[str, Any]], config: InputConfig, n
 
 
 def require_shareable(config: InputConfig, num_processes: int) -> None:
-    """ConfigError if every one of these processes would have to read what can be read only once."""
+    """Raise ConfigError if every one of these processes would have to read what can be read only once."""
     if num_processes > 1 and is_read_once(config.path):
         raise ConfigError(
             f"{shown(config.path)} can be read only once, and {num_processes} are to read it: write it to a "
@@ -152,7 +153,7 @@ def _require_own_ids(lines: Sequence[InputLine], name: str) -> None:
 
 
 def _is_asked(line: InputLine, config: InputConfig) -> bool:
-    """A benchmark's file may hold rows that are none of its test split."""
+    """Whether the row belongs to the benchmark's test split."""
     task = task_of(config)
     return task is None or not line.fields or task.benchmark.is_test(line.fields)
 

@@ -49,7 +49,7 @@ def digests(folder: Path, *, with_weights: bool = True) -> dict[str, str] | None
 
 
 def last_change(folder: Path, *, with_weights: bool = True) -> str | None:
-    """When the youngest of these files was written."""
+    """Return when the youngest of these files was written."""
     if not folder.is_dir():
         return None
     youngest = max((path.stat().st_mtime for path in _files(folder, with_weights)), default=None)

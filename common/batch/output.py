@@ -10,13 +10,13 @@ import errno
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from common import user_files
 from common.batch.files import naming, real_file, sidecar_path
 from common.batch.identity import FIX, check_identity
 from common.batch.sidecar import adopt_sidecar, lock_alone, lock_shared, write_identity, writing_alone
@@ -72,7 +72,7 @@ class OutputFile:
             os.ftruncate(self._descriptor, size)
 
     def sync(self) -> None:
-        """A killed process loses nothing that was written; this is for a machine that loses power."""
+        """Write to the disk, for a machine that loses power: a killed process loses nothing anyway."""
         with _naming_in_error(self.path):
             os.fsync(self._descriptor)
         self._synced_at = time.monotonic()
@@ -86,7 +86,7 @@ class OutputFile:
 
 
 class Tail:
-    """Reads the whole lines that were added since the last look, by whichever process; an id's second one is none."""
+    """Reads the whole lines that any process has added since the last look, the first of each id."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -167,7 +167,7 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def every_record(path: Path) -> Iterator[Record]:
-    """`read_records` with those that are there twice."""
+    """Yield the records, those that are there twice too."""
     with path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.endswith(b"\n"):
@@ -176,7 +176,7 @@ def every_record(path: Path) -> Iterator[Record]:
 
 
 def cut_half_line(descriptor: int) -> int:
-    """Truncate behind the last newline; the size that is left."""
+    """Truncate after the last newline; return the size that is left."""
     end = os.fstat(descriptor).st_size
     if end == 0 or os.pread(descriptor, 1, end - 1) == b"\n":
         return end
@@ -214,7 +214,7 @@ def _is_first(record: Record, known: set[str]) -> bool:
 
 @contextmanager
 def _naming_in_error(path: Path) -> Iterator[None]:
-    """OSErrors keep their kind and say the file; those of calls on a descriptor do not know it."""
+    """Put the file into OSErrors, which those of calls on a descriptor do not know."""
     try:
         yield
     except OSError as error:
@@ -230,10 +230,4 @@ def _repair(path: Path, retry_errors: bool) -> None:
     known: set[str] = set()
     finished = (record for record in every_record(path) if "error" not in record)
     kept = [_to_line(record) for record in finished if _is_first(record, known)]
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as stream:
-        stream.writelines(kept)
-        stream.flush()
-        os.fsync(stream.fileno())
-    shutil.copymode(path, temporary)
-    temporary.replace(path)
+    user_files.write_whole(path, b"".join(kept))

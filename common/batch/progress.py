@@ -21,7 +21,8 @@ LINE_EVERY_S = 10.0
 
 
 class Progress:
-    """`records` are those of this start, whoever wrote them; `done` and `total` count earlier ones as well."""
+    """The progress of a run. `records` are those of this start, whoever wrote them; `done` and `total` count earlier
+    ones as well."""
 
     def __init__(self, path: Path, num_pending: int) -> None:
         self._path = path
@@ -52,7 +53,7 @@ class Progress:
         self._show()
 
     def recount(self) -> None:
-        """Behind an `update` that may have been interrupted between reading records and counting them."""
+        """Count again after an `update` that may have been interrupted between reading records and counting them."""
         self._num_before = len(Tail(self._path).read_new()) - len(self.records)
 
     def close(self) -> None:
@@ -82,7 +83,7 @@ class Progress:
 
 
 class _Lines:
-    """For a log: a line at the start, one every `LINE_EVERY_S` at most, and one at the end."""
+    """A view for a log: a line at the start, one every `LINE_EVERY_S` at most, and one at the end."""
 
     def __init__(self) -> None:
         self._shown = ""

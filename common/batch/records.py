@@ -3,52 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from common.batch.inputs import InputLine
-from common.batch.requests import LineRequests
-from common.config import DecodeConfig, InputConfig, RunConfig
-from common.decoding import Completion, GenerationRequest, Rejection
+from common.batch.lines import LineRequests
+from common.config import DecodeConfig, InputConfig
+from common.decoding import GenerationRequest, Rejection
 from common.processes import Stopped
-from common.requests import PromptMaker, RequestMaker, TokenizerLike
+from common.requests import PromptMaker, RequestMaker
 from common.scoring import MarkingPool, request_record, task_of
 from common.text import answer_text
+
+if TYPE_CHECKING:
+    from common.generate import Generator
 
 _STOP_LIMIT_S = 1.0  # for answers that are being marked when a run is stopped; those that take longer are decoded again
 
 
-class TextGenerator(Protocol):
-    """What a batch run needs of `common.generate.Generator`."""
-
-    is_leader: bool
-    replica: int
-    num_replicas: int
-
-    @property
-    def run(self) -> RunConfig: ...
-
-    @property
-    def tokenizer(self) -> TokenizerLike: ...
-
-    @property
-    def vocab_size(self) -> int | None: ...
-
-    def check(self, decode: DecodeConfig) -> None:
-        """ConfigError for settings by which its model cannot be decoded."""
-
-    def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Completion | Rejection]: ...
-
-    def describe(self) -> dict[str, Any]: ...
-
-
 def records(
-    generator: TextGenerator,
+    generator: Generator,
     lines: Sequence[InputLine],
     source: InputConfig,
     stops: Sequence[str],
     max_model_len: int,
 ) -> Iterator[dict[str, Any]]:
-    """The output lines of these requests, as they end and are marked.
+    """Yield the output lines of these requests, as they end and are marked.
 
     stops: where answers end, unless a line has its own; none are those of the input's benchmark, if it is one.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,12 +12,18 @@ from common.scoring import DEFINITIONS
 from common.tables import counted
 
 # What the tables call what result files have under these keys.
-_WORDS = {"tpf": "TPF", "tps": "TPS", "without_first_step": "without first step", "latency_s": "latency"}
+_WORDS = {
+    "tpf": "TPF",
+    "tps": "TPS",
+    "without_first_step": "without first step",
+    "latency_s": "latency",
+    "this_start": "this start",
+}
 _MIN_WIDTH = 140  # for logs: a table that wraps at 80 columns cannot be read
 
 
 def print_summary(title: str, metrics: Mapping[str, Any], *, details: bool = False) -> None:
-    """A few lines; with `details` every number and what it means."""
+    """Print a few lines; with `details` every number and what it means."""
     if details:
         _print_details(title, metrics)
     else:
@@ -54,7 +59,7 @@ def _print_details(title: str, metrics: Mapping[str, Any]) -> None:
     console = _console()
     console.print(_facts(metrics))
     console.print(table)
-    console.print(_caption(("canvas", "effective", "tpf", "tps", "without_first_step", "latency_s")))
+    console.print("\n".join(meanings(("canvas", "effective", "tpf", "tps", "without_first_step", "latency_s"))))
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -97,13 +102,14 @@ def _outcome(metrics: Mapping[str, Any]) -> list[str]:
     facts = [f"{counted(requests['finished'], 'request')} finished, {counted(requests['errors'], 'error')}"]
     if found is not None:
         facts.append(f"accuracy {accuracy(metrics)} ({found['correct']} of {found['scored']})")
-        facts += [f"{rule} {100 * of['share']:.1f} %" for rule, of in found.get("by_rule", {}).items()]
+        facts += [f"{rule} {100 * marks['share']:.1f} %" for rule, marks in found.get("by_rule", {}).items()]
         facts += [f"marked by {by}" for by in found.get("scored_by", {})]
     return facts
 
 
-def _caption(names: Sequence[str]) -> str:
-    return "\n".join(f"{_WORDS.get(name, name)}: {DEFINITIONS[name]}" for name in names)
+def meanings(names: Sequence[str]) -> list[str]:
+    """Return what these numbers of a run mean, a line each."""
+    return [f"{_WORDS.get(name, name)}: {DEFINITIONS[name]}" for name in names]
 
 
 def _console() -> Console:
@@ -112,7 +118,7 @@ def _console() -> Console:
 
 
 def sweep_table(title: str, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of a sweep, one row a setting."""
+    """Return headings and cells of a sweep, one row a setting."""
     headings = [title, "accuracy", "TPF canvas", "TPF effective", "steps", "TPS effective", "latency s", "n", "errors"]
     return headings, [_sweep_cells(row["name"], row["metrics"]) for row in rows]
 
@@ -133,21 +139,11 @@ def _sweep_cells(name: str, metrics: Mapping[str, Any]) -> list[str]:
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], remarks: Sequence[str]) -> None:
     table = Table()
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=not place)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left", no_wrap=not index)
     for row in rows:
         table.add_row(*row)
     console = _console()
     console.print(table)
-    console.print(
-        "\n".join([_caption(("accuracy", "step", "tpf", "canvas", "effective", "tps", "latency_s")), *remarks])
-    )
-
-
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table, whatever the cells hold: signs that Markdown would read are escaped."""
-    ruler = ["---", *["---:"] * (len(headings) - 1)]
-    escaped = [
-        [re.sub(r"([\\`*\[\]<|])", r"\\\1", " ".join(cell.split())) for cell in row] for row in (headings, *rows)
-    ]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (escaped[0], ruler, *escaped[1:])) + "\n"
+    told = meanings(("accuracy", "step", "tpf", "canvas", "effective", "tps", "latency_s"))
+    console.print("\n".join([*told, *remarks]))

@@ -11,20 +11,24 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from common.batch.cautions import cautions
 from common.batch.files import input_and_output, metrics_path, real_file, require_own_metrics, write_whole
 from common.batch.identity import identity, recorded_input_bytes
 from common.batch.inputs import InputLine, read_input, read_lines, require_shareable
+from common.batch.lines import why_unused
 from common.batch.output import OutputFile, Record, every_record, join_output, read_records, start_output
 from common.batch.progress import Progress
-from common.batch.records import TextGenerator, records
-from common.batch.requests import cautions, why_unused
+from common.batch.records import records
 from common.batch.source import is_read_once, shown
 from common.config import DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError
 from common.processes import Stopped, global_rank, num_started, share_from_first, wait_for_all
 from common.scoring import DEFINITIONS, fingerprint, require_markable, summarize, summarize_start
+
+if TYPE_CHECKING:
+    from common.generate import Generator
 
 logger = logging.getLogger(__name__)
 _MANY = 100  # requests, of which a user may not know
@@ -33,7 +37,7 @@ _MANY = 100  # requests, of which a user may not know
 def run_batch(
     profile: DeviceProfile,
     run: RunConfig,
-    build: Callable[[], TextGenerator],
+    build: Callable[[], Generator],
     *,
     overwrite: bool = False,
     retry_errors: bool = False,
@@ -73,13 +77,13 @@ def run_batch(
             lines = read_lines(source)  # it grew between this rank's look at it and the first one's
         if output is None and generator.is_leader:
             output = join_output(path)
-        return _decode(profile, run, generator, [lines[place] for place in pending], output)
+        return _decode(profile, run, generator, [lines[index] for index in pending], output)
     finally:
         if output is not None:
             output.close()
 
 
-def _build(build: Callable[[], TextGenerator], output: OutputFile | None) -> TextGenerator:
+def _build(build: Callable[[], Generator], output: OutputFile | None) -> Generator:
     try:
         return build()
     except Exception:
@@ -89,14 +93,14 @@ def _build(build: Callable[[], TextGenerator], output: OutputFile | None) -> Tex
 
 
 def check_input(config: InputConfig, num_processes: int = 1) -> None:
-    """What is known before any process starts; what can be read only once is left to the run. Raises ConfigError."""
+    """Check the input before any process starts, unless it can be read only once. Raises ConfigError."""
     require_shareable(config, num_processes)
     if not is_read_once(config.path):
         require_markable([line.fields for line in read_lines(config)], config, shown(config.path))
 
 
 def require_some_finished(run: RunConfig, metrics: dict[str, Any]) -> None:
-    """ConfigError if every request of the whole output was refused: no user wants to find that out later."""
+    """Raise ConfigError if every request of the whole output was refused."""
     assert run.output is not None, "a run without an output has no metrics"
     path = Path(run.output.path)
     if metrics["requests"]["errors"] and not metrics["requests"]["finished"]:
@@ -111,7 +115,7 @@ def require_some_finished(run: RunConfig, metrics: dict[str, Any]) -> None:
 def _decode(
     profile: DeviceProfile,
     run: RunConfig,
-    generator: TextGenerator,
+    generator: Generator,
     pending: Sequence[InputLine],
     output: OutputFile | None,
 ) -> dict[str, Any] | None:
@@ -140,16 +144,16 @@ def _decode(
 
 
 def _pending(lines: Sequence[InputLine], earlier: Iterable[Record], path: Path) -> list[int]:
-    """Places of the lines that have no record yet."""
+    """Return the indices of the lines that have no record yet."""
     done = {str(record["id"]) for record in earlier}
-    pending = [place for place, line in enumerate(lines) if line.key not in done]
+    pending = [index for index, line in enumerate(lines) if line.key not in done]
     if len(pending) < len(lines):
         logger.info("%s: resuming, %d of %d requests are done", path, len(lines) - len(pending), len(lines))
     return pending
 
 
 def _finish(
-    profile: DeviceProfile, run: RunConfig, generator: TextGenerator | None, progress: Progress, wall_s: float
+    profile: DeviceProfile, run: RunConfig, generator: Generator | None, progress: Progress, wall_s: float
 ) -> dict[str, Any]:
     assert run.output is not None, "input_and_output has checked it"
     path, output = metrics_path(run.output), real_file(Path(run.output.path))
@@ -177,7 +181,7 @@ def _finish(
 
 
 def _metrics_of(path: Path, summary: dict[str, Any]) -> dict[str, Any] | None:
-    """The metrics that an earlier start wrote, if they are of these records."""
+    """Return the metrics that an earlier start wrote, if they are of these records."""
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -27,7 +27,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def recorded_identity(path: Path) -> dict[str, Any] | None:
-    """What the sidecar says the records depend on; None if there is none, or only the beginning of one."""
+    """Return what the sidecar says the records depend on; None if there is none, or only the beginning of one."""
     for sidecar in (sidecar_path(path), _beside_link(path)):
         try:
             identity = json.loads(sidecar.read_bytes())
@@ -40,7 +40,7 @@ def recorded_identity(path: Path) -> dict[str, Any] | None:
 
 
 def adopt_sidecar(path: Path) -> None:
-    """Earlier versions put it beside the link: it belongs beside the file."""
+    """Move the sidecar from beside the link, where earlier versions put it, to beside the file."""
     if _beside_link(path).exists() and not sidecar_path(path).exists():
         shutil.move(_beside_link(path), sidecar_path(path))
 
@@ -66,7 +66,7 @@ def lock_shared(lock: int, path: Path) -> None:
 
 @contextmanager
 def writing_alone(descriptor: int) -> Iterator[bool]:
-    """No other process of the run is inside at the same time. Yields False where that cannot be had."""
+    """Keep other processes of the run out meanwhile. Yields False where that cannot be had."""
     is_held = _lock(descriptor, fcntl.LOCK_EX)
     try:
         yield bool(is_held)
@@ -76,7 +76,7 @@ def writing_alone(descriptor: int) -> Iterator[bool]:
 
 
 def _lock(descriptor: int, kind: int) -> bool | None:
-    """Whether it is held now; None: the file system has no locks."""
+    """Lock, and return whether it is held now; None: the file system has no locks."""
     try:
         fcntl.flock(descriptor, kind)
     except BlockingIOError:

@@ -25,7 +25,7 @@ def fits(template: str, fields: Mapping[str, Any]) -> bool:
 
 
 def fill(template: str, fields: Mapping[str, Any]) -> str:
-    """Not str.format: what is filled in, and code in the template, is full of braces."""
+    """Fill in the fields. str.format would fail on the braces of code."""
 
     def text(match: re.Match[str]) -> str:
         value = fields[match[1]]
@@ -35,7 +35,7 @@ def fill(template: str, fields: Mapping[str, Any]) -> str:
 
 
 def require_fit(template: str, lines: Sequence[Mapping[str, Any]], path: str) -> None:
-    """ConfigError if the template names what no line has, or fits none of them."""
+    """Raise ConfigError if the template names what no line has, or fits none of them."""
     counts = Counter(name for fields in lines for name in fields if _FIELD.fullmatch(f"{{{name}}}"))
     there = ", ".join(f"{{{name}}}" for name, _ in counts.most_common(_MOST_SHOWN)) or "none"
     names = dict.fromkeys(_FIELD.findall(template))

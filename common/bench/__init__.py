@@ -3,8 +3,8 @@ and the time of a step predicted without the hardware (`estimate`).
 """
 
 from common.bench.estimate import Options, estimate_tables, tell_schemes
-from common.bench.host import EngineHost, HostOptions, HostSizes, measure_host
-from common.bench.load import LoadOptions, LoadResult
+from common.bench.host import HostOptions, HostSizes, measure_host
+from common.bench.load import LoadOptions
 from common.bench.marking import measure_marking
 from common.bench.report import beside, compare
 from common.bench.requests import measure_requests
@@ -14,11 +14,9 @@ from common.bench.throughput import measure_throughput
 
 __all__ = [
     "BenchOptions",
-    "EngineHost",
     "HostOptions",
     "HostSizes",
     "LoadOptions",
-    "LoadResult",
     "Options",
     "beside",
     "compare",

@@ -17,7 +17,7 @@ from typing import Any
 
 
 def one_stream(port: int, body: dict[str, Any]) -> tuple[int, float, float]:
-    """Tokens of an answer, seconds to the first text, seconds in all."""
+    """Return tokens of an answer, seconds to the first text, seconds in all."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     began, first_s, usage = time.perf_counter(), 0.0, 0
     with closing(connection):
@@ -33,7 +33,7 @@ def one_stream(port: int, body: dict[str, Any]) -> tuple[int, float, float]:
 
 
 def ask(port: int, order: dict[str, Any]) -> dict[str, float]:
-    """One load, by as many threads as requests at once."""
+    """Ask for one load by as many threads as requests at once."""
     bodies: Iterator[Any] = iter(order["prompts"])
     lock, answers = threading.Lock(), []
     fields = {"max_tokens": order["max_tokens"], "stream": True, "stream_options": {"include_usage": True}}

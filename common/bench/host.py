@@ -75,7 +75,7 @@ class HostStep(NamedTuple):
 
 
 def measure_host(options: HostOptions) -> str:
-    """The times, a line each."""
+    """Return the times, a line each."""
     steps = host_steps(options)
     width = statistics.mean(step.width for step in steps)
     lines = [
@@ -123,7 +123,7 @@ def host_steps(options: HostOptions) -> list[HostStep]:
 
 
 def _engine_host(options: HostOptions) -> EngineHost | None:
-    """The engine's, by its package's name, since engines stand on this package."""
+    """Import the engine's host part by its package's name, since engines stand on this package."""
     if options.engine is None:
         return None
     rows = options.num_requests * -(-(options.num_lookahead + 1) // options.num_ranks)
@@ -145,7 +145,7 @@ def _decode(options: HostOptions) -> DecodeConfig:
 
 
 def _random_predictions(plan: StepPlan, rng: np.random.Generator) -> Predictions:
-    """Confidences low enough that windows stay wide."""
+    """Make predictions of confidences so low that windows stay wide."""
     probability_T = rng.random(plan.num_tokens, dtype=np.float32) * 0.95
     confidence_T = np.log(probability_T + 1e-3, dtype=np.float32)
     return Predictions.of(rng.integers(10, 1000, plan.num_tokens), probability_T, confidence_T)

@@ -54,12 +54,12 @@ def for_loads(run: RunConfig, most: int) -> RunConfig:
 
 
 def waits_for(profile: DeviceProfile) -> Callable[[], None]:
-    """What waits until the profile's device has done everything."""
+    """Return what waits until the profile's device has done everything."""
     import torch
 
     return torch.cuda.synchronize if profile.device == "cuda" else lambda: None
 
 
 def tell(*facts: object) -> None:
-    """Progress, beside the result."""
+    """Print progress, beside the result."""
     print(*facts, file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ _ANSWER = "def double(number):\n    return 2 * number\n"
 
 
 def measure_marking(num_programs: int) -> str:
-    """The times, a line each."""
+    """Return the times, a line each."""
     _mark()  # tries the levels
     kinds = ((isolation(), _mark), ("bare interpreter", _start_bare))
     return "\n".join(f"{name}: {_milliseconds(action, num_programs)}" for name, action in kinds)

@@ -1,4 +1,4 @@
-"""What a bench run leaves behind: tables in the terminal, a JSON file and Markdown."""
+"""What a bench run leaves: tables in the terminal, a JSON file and Markdown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARTS = ("schedule", "forward", "select", "commit", "advance", "device", "outsi
 
 
 def beside(output: Path) -> Path:
-    """The tables that are written with it."""
+    """Return the file of the tables that are written with it."""
     return output.with_suffix(".md")
 
 
@@ -47,10 +47,8 @@ def tables(result: Result) -> str:
         *_length_updates(result["shapes"]),
         *([_mixes(result["mixes"], result["conditions"])] if result["mixes"] else []),
         *[_steps(f"scripted, {section['accepted']} accepted a step", section) for section in result["steps"]],
+        "memory: " + ", ".join(f"{_words(name)} {value:.3g}" for name, value in memory.items()),
     ]
-    if result["requests"]:
-        sections.append(_steps(f"replayed acceptance, {result['requests']['trace']}", result["requests"]))
-    sections.append("memory: " + ", ".join(f"{_words(name)} {value:.3g}" for name, value in memory.items()))
     return "\n\n".join(sections)
 
 
@@ -77,7 +75,7 @@ def _conditions(conditions: Result) -> str:
 
 
 def _words(key: str) -> str:
-    """A key of the result file as the tables say it."""
+    """Return a key of the result file as the tables say it."""
     return key.replace("_", " ")
 
 
@@ -97,7 +95,7 @@ def _shapes(shapes: Sequence[Result]) -> str:
 
 
 def _length_updates(shapes: Sequence[Result]) -> list[str]:
-    """A table, where an engine writes attention lengths apart."""
+    """Return a table where an engine writes attention lengths apart, else nothing."""
     updated = [shape for shape in shapes if shape["length_updates_ms"]]
     if not updated:
         return []
@@ -126,7 +124,7 @@ def _steps(title: str, section: Result) -> str:
     groups |= {f"not, window {width}": parts for width, parts in section["by_width"].items()}
     rows = [[name, *[_number(parts.get(part)) for part in _PARTS]] for name, parts in groups.items()]
     facts = (
-        f"{title}: {section['num_steps']} steps behind the prompt, mean window {section['mean_width']:.0f}, "
+        f"{title}: {section['num_steps']} steps after the prompt, mean window {section['mean_width']:.0f}, "
         f"TPF {section['tpf']:.2f} ({section['effective_tpf']:.2f} up to the end of the text), "
         f"{section['tps']:.0f} tokens/s a request "
         f"({section['tps_without_first_step']:.0f} without the first step, {section['first_step_ms']:.1f} ms); "

@@ -20,7 +20,7 @@ _COLUMNS = ("at_once", "first_tps", "second_tps", "step_ms", "p99_ms", "full_ste
 
 
 def measure_requests(profile: DeviceProfile, run: RunConfig, options: LoadOptions) -> LoadResult:
-    """Raises ConfigError or EngineError."""
+    """Measure each number of requests at once. Raises ConfigError or EngineError."""
     rows = []
     for at_once in options.at_once:
         rows.append(_measure(profile, for_loads(run, at_once), options.num_prompts, at_once))

@@ -1,22 +1,20 @@
 """How long a step takes and what bounds it: single shapes, whole decoding steps by part, and tokens per second.
 
-    floors (copy bandwidth, matrix rate) -> shapes (rows x window) -> mixes of windows -> decoding steps -> requests
+    floors (copy bandwidth, matrix rate) -> shapes (rows x window) -> mixes of windows -> decoding steps
 
-Every section is measured in one run on one machine, so that ratios are fair. Predictions of the decoding sections are
-scripted or replayed (common.bench.acceptance): with random weights nothing would be accepted.
+Every section is measured in one run on one machine, so that ratios are fair. Predictions of the decoding steps are
+scripted (common.bench.timed): with random weights nothing would be accepted.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Protocol, cast
 
-from common.bench.acceptance import ReplayEngine, ScriptedEngine, Trace, load_trace
 from common.bench.report import publish
-from common.bench.timed import NotesBusyTime, TimedDecoding, request_times
+from common.bench.timed import NotesBusyTime, ScriptedEngine, TimedDecoding, request_times
 from common.checkpoint import ModelConfig, load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import Engine, StepPlan
@@ -38,7 +36,6 @@ class BenchOptions:
     num_steps: int = 60
     read_share: float = 0.6
     num_requests: int = 4
-    trace: str | None = None
     output: str | None = None
 
 
@@ -59,7 +56,7 @@ class Measurable(Engine, NotesBusyTime, Protocol):
 
     def length_updates_ms(self) -> dict[str, float]:
         """Milliseconds of the last pass's layers, launch and wait, where a replay needs its attention lengths written
-        apart: with those it has, and with new ones written behind the launch or before it. Else empty."""
+        apart: with those it has, and with new ones written after the launch or before it. Else empty."""
 
     def num_experts_hit(self, plan: StepPlan) -> float | None:
         """Experts of a layer that such a pass reads, the mean over layers; None for a model without, or not known."""
@@ -71,14 +68,13 @@ class Measurable(Engine, NotesBusyTime, Protocol):
 def run_bench(profile: DeviceProfile, run: RunConfig, options: BenchOptions) -> dict[str, Any]:
     """Measure everything; the first rank also prints the tables and writes `options.output`.
 
-    Raises ConfigError for settings that the model cannot be decoded by, and for a trace that is none.
+    Raises ConfigError for settings that the model cannot be decoded by.
     """
     config = load_model_config(run.model)
     check_decode(run.decode, profile, config)
-    trace = None if options.trace is None else load_trace(Path(options.trace))
     engine = cast(Measurable, build_engine(profile, run))
     try:
-        bench = _Bench(engine, config, run.decode, options, trace)
+        bench = _Bench(engine, config, run.decode, options)
         result = bench.run()
         result["conditions"] |= {**engine.describe(), "profile": profile.name, "model": run.model}
         if engine.mesh.rank == 0:
@@ -89,14 +85,11 @@ def run_bench(profile: DeviceProfile, run: RunConfig, options: BenchOptions) -> 
 
 
 class _Bench:
-    def __init__(
-        self, engine: Measurable, config: ModelConfig, decode: DecodeConfig, options: BenchOptions, trace: Trace | None
-    ) -> None:
+    def __init__(self, engine: Measurable, config: ModelConfig, decode: DecodeConfig, options: BenchOptions) -> None:
         self.engine = engine
         self.config = config
         self.decode = decode
         self.options = options
-        self.trace = trace
         self.floors = engine.measure_floors()
 
     def run(self) -> dict[str, Any]:
@@ -107,7 +100,6 @@ class _Bench:
             "shapes": [self.shape(rows, width) for rows, width in options.cases],
             "mixes": [self.mix(mean, widths) for mean, widths in options.mixes],
             "steps": [self.steps(count) for count in SCRIPTED_TOKENS],
-            "requests": self.requests(),
             "memory": self.engine.memory(),
         }
 
@@ -168,23 +160,5 @@ class _Bench:
         mask_token_id = self.config.mask_of(decode.mask_token_id)
         for num_requests in (1, self.options.num_requests):  # the first captures what has not been
             timed = TimedDecoding(scripted, self.engine, decode, mask_token_id, None, facts)
-            completions = [timed.decode(self._filler_prompt()) for _ in range(num_requests)]
+            completions = [timed.decode((0,) * self.options.num_cached) for _ in range(num_requests)]
         return {"accepted": num_accepted, **request_times(completions), **timed.summary()}
-
-    def requests(self) -> dict[str, Any] | None:
-        """Tokens per second with a trained model's acceptance, if there is a recording of one."""
-        trace = self.trace
-        if trace is None:
-            return None
-        replaying = ReplayEngine(self.engine)
-        for _ in range(2):  # the first time shapes that only this trace has are captured
-            timed = TimedDecoding(replaying, self.engine, trace.decode, trace.mask_token_id, trace.eos_token_id)
-            completions = []
-            for request in trace.requests:
-                filler = (0,) * max(0, self.options.num_cached - len(request.prompt))
-                replaying.begin(request, len(filler))
-                completions.append(timed.decode(filler + request.prompt))
-        return {"trace": self.options.trace, **request_times(completions), **timed.summary()}
-
-    def _filler_prompt(self) -> tuple[int, ...]:
-        return (0,) * self.options.num_cached

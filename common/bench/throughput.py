@@ -1,7 +1,7 @@
 """Tokens a second at several loads: a large model's passes, timed as they are, with a small trained model's answers.
 
 With random weights nothing would be accepted, and a recording fits one number of lookaheads only. Here a trained model
-with the same vocabulary answers every plan behind the timed pass; its own time is taken out of every clock.
+with the same vocabulary answers every plan after the timed pass; its own time is taken out of every clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The main loop with a stopwatch between its lines: where a decoding step's time goes, on host and device."""
+"""The main loop with a stopwatch between its lines: where a decoding step's time goes, on host and device.
+
+A model of random weights accepts no tokens, so predictions are made up (`ScriptedEngine`) while its passes are timed.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,52 @@ import time
 from statistics import fmean, median
 from typing import Any, Protocol
 
+import numpy as np
+
 from common.config import DecodeConfig
-from common.decoding import DREAM, Completion, GenerationRequest, ModelFacts, Scheduler, StepPlan, WrappedEngine
+from common.decoding import (
+    DREAM,
+    Completion,
+    Engine,
+    GenerationRequest,
+    ModelFacts,
+    Predictions,
+    Scheduler,
+    StepPlan,
+    WrappedEngine,
+)
+
+ACCEPTED, UNSURE = 0.99, 0.5
 
 
 class NotesBusyTime(Protocol):
     """An engine that notes on the host's clock how long its device had work."""
 
     def last_busy_ms(self) -> float:
-        """Of the last step: from when a pass was queued to when the host saw its predictions, all passes together."""
+        """Return the last step's time from queueing a pass to seeing its predictions, all passes together."""
+
+
+class ScriptedEngine(WrappedEngine):
+    """In every row the first `num_accepted` masks are predicted with confidence, the others without. shift: as in
+    ModelFacts, by which entry a position is predicted."""
+
+    def __init__(self, engine: Engine, num_accepted: int, shift: int = 1) -> None:
+        super().__init__(engine)
+        self._shift = shift
+        self._num_accepted = num_accepted
+
+    def answer(self, plan: StepPlan, predictions: Predictions) -> Predictions:
+        first_T = plan.first_R.repeat(plan.num_entries_R)  # of the row
+        entry_T = np.arange(plan.num_tokens) - first_T
+        is_masked_T = (plan.token_T == plan.sampling.mask_token_id) & (entry_T >= self._shift)
+        count_T = is_masked_T.cumsum()
+        before_T = (count_T - is_masked_T)[first_T]  # masks of the rows before
+        is_accepted_T = is_masked_T & (count_T - before_T <= self._num_accepted)
+        probability_T = np.full(plan.num_tokens, UNSURE, dtype=np.float32)
+        probability_T[is_accepted_T.nonzero()[0] - self._shift] = ACCEPTED
+        # Earlier positions are a little surer, so that ties do not all fall to one branch.
+        confidence_T = probability_T - entry_T.astype(np.float32) * 1e-4
+        return Predictions.of(np.ones(plan.num_tokens, dtype=np.int64), probability_T, confidence_T)
 
 
 class TimedDecoding:
@@ -54,7 +94,7 @@ class TimedDecoding:
                 return completion
 
     def summary(self) -> dict[str, Any]:
-        """Median milliseconds of steps behind the prompt, all of them and by whether they commit."""
+        """Median milliseconds of steps after the prompt, all of them and by whether they commit."""
         later = [record for record in self._records if not record["is_prompt"]]
         committing = [record for record in later if record["commits"]]
         plain = [record for record in later if not record["commits"]]

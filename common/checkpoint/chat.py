@@ -74,7 +74,7 @@ class ChatRenderer:
         )
 
     def _answer(self, line: str) -> dict[str, Any]:
-        """Of a second process where the first was ended by something else than its limits."""
+        """Ask the process, and a second one where the first was ended by something else than its limits."""
         for _ in range(2):
             process = self._process = self._started()
             start = time.monotonic()
@@ -113,7 +113,7 @@ class ChatRenderer:
 
 
 def _ask(process: subprocess.Popen[str], line: str | None, seconds: float) -> dict[str, Any] | None:
-    """The answer; None if the process ended, or was killed after `seconds`."""
+    """Return the answer; None if the process ended, or was killed after `seconds`."""
     assert process.stdin is not None and process.stdout is not None, "both are pipes"
     watch = threading.Timer(seconds, process.kill)
     watch.daemon = True

@@ -149,12 +149,12 @@ def _is_number(node: Any) -> bool:
 
 
 def _describe(error: Exception) -> str:
-    """A short line."""
+    """Return a short line."""
     return (str(error).strip() or repr(error)).splitlines()[0][:300]
 
 
 def _die_with(parent: int) -> None:
-    """Not even kill -9 of the parent leaves this process behind."""
+    """End with the parent, even where that was killed with -9."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call
@@ -169,7 +169,7 @@ def _limit_memory() -> None:
 
 
 def _limit_time() -> None:
-    """From now on."""
+    """Limit the processor time from now on."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + CPU_SECONDS, hard))
 

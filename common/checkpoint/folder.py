@@ -1,15 +1,23 @@
-"""The door of a checkpoint folder: whether it and its files are there, texts of a sane size, and names in one line."""
+"""A checkpoint folder and its files: whether they are there, texts and JSON of a sane size, and names in one line.
+
+Refused are files that are larger, or nested deeper, than any that a model needs.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import reprlib
 from pathlib import Path
+from typing import Any
 
-from common.errors import ConfigError
+from common.errors import ConfigError, why_no_file
 
 MOST_TEXT_BYTES = 16 * 2**20
 MOST_VOCABULARY_BYTES = 64 * 2**20  # the largest published tokenizer.json have half of it
+_MOST_VALUES = 4_000_000  # the largest published tokenizer.json hold some 2 million
+_DEEPEST = 100
+_MOST_DIGITS = 4000  # Python itself refuses some more, late versions of it
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
 _SHIPPED = "models"  # of a checkout
@@ -32,13 +40,13 @@ def existing_folder(folder: str | Path, setting: str = "model") -> Path:
     except OSError:  # a name too long, a folder that may not be entered
         is_there = False
     if not is_there:
-        place = "" if path.is_absolute() else f" (looked for in {plain(str(Path.cwd()))})"
-        raise ConfigError(f"{plain(str(folder))}: no such folder; {_how_to_get(str(folder), setting)}{place}")
+        looked = "" if path.is_absolute() else f" (looked for in {plain(str(Path.cwd()))})"
+        raise ConfigError(f"{plain(str(folder))}: no such folder; {_how_to_get(str(folder), setting)}{looked}")
     return path
 
 
 def is_file(path: Path) -> bool:
-    """Also False for names that no file can have."""
+    """Whether it is a file; False for names that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -46,7 +54,7 @@ def is_file(path: Path) -> bool:
 
 
 def read_text(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
-    """ConfigError for a file that is larger, unreadable or not UTF-8."""
+    """Return a text. Raises ConfigError for a file that is larger, unreadable or not UTF-8."""
     try:
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
@@ -62,6 +70,27 @@ def read_text(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
         ) from None
 
 
+def read_json_object(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> dict[str, Any]:
+    """A JSON file that must hold an object. Raises ConfigError naming the file and the fix."""
+    if not is_file(path):
+        raise ConfigError(f"{path}: {why_no_file(path)}; the folder is incomplete, download it again")
+    text = read_text(path, most_bytes)
+    # A byte or two make an object of a hundred bytes, so a bound of the file's size is none of its tree's.
+    if text.count(",") + text.count("[") + text.count("{") > _MOST_VALUES:
+        raise ConfigError(f"{path}: holds more than {_MOST_VALUES} values; download the file again")
+    try:
+        tree = json.loads(text, parse_int=_integer)
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON ({error}); download the file again") from None
+    except RecursionError:
+        raise _too_deep(path) from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected a JSON object, found {type(tree).__name__}; download the file again")
+    if _is_deep(tree):
+        raise _too_deep(path)
+    return tree
+
+
 def shown(value: object) -> str:
     """A value out of a file as part of a sentence: one short line whatever it holds."""
     return _FOUND.repr(value)
@@ -73,7 +102,7 @@ def plain(name: str) -> str:
 
 
 def _how_to_get(name: str, setting: str) -> str:
-    """Nothing is called a name of the hub that may be the path of a folder: somebody else could own that name."""
+    """Say how to get a folder. What may be a path is never taken for a name of the hub: somebody else could own it."""
     path = Path(name)
     if path.parts[:1] == (_DOWNLOADS,):
         return f"the first lines of the run file say which checkpoint to download to it; or set `{setting}` to another"
@@ -86,3 +115,22 @@ def _how_to_get(name: str, setting: str) -> str:
         f"if it is a name of the hub, download it with `hf download {name} --local-dir {target}` and set `{setting}` "
         f"to {target}"
     )
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return int(digits)
+
+
+def _is_deep(tree: dict[str, Any]) -> bool:
+    """Whether the tree is nested too deeply, found level by level: a recursive walk would fail on such a tree."""
+    level: list[Any] = [tree]
+    for _ in range(_DEEPEST):
+        inner = [value for node in level for value in (node.values() if isinstance(node, dict) else node)]
+        level = [value for value in inner if isinstance(value, (dict, list))]
+    return bool(level)
+
+
+def _too_deep(path: Path) -> ConfigError:
+    return ConfigError(f"{path}: nested deeper than {_DEEPEST} levels; download the file again")

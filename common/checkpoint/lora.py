@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from common.checkpoint.folder import existing_folder, plain, shown
-from common.checkpoint.json_file import read_json_object
+from common.checkpoint.folder import existing_folder, plain, read_json_object, shown
 from common.checkpoint.model_config import ModelConfig
 from common.checkpoint.rules import checkpoint_shapes, embedding_and_head
 from common.checkpoint.sanity import check_finite

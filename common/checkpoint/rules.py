@@ -142,7 +142,7 @@ def check_tensor_parallel(config: ModelConfig, tp_size: int) -> None:
 
 
 def _uneven(config: ModelConfig, tp_size: int) -> list[str]:
-    """More ranks than KV heads share them, as many ranks a head."""
+    """Return the sizes that do not divide. Where ranks are more than KV heads, as many ranks share each."""
     sizes = dimension_sizes(config)
     split = {"heads": config.num_heads, "intermediate_size": config.intermediate_size}
     if config.moe is not None:
@@ -204,6 +204,6 @@ def _qkv_rule(names: TensorNames, ours: str, theirs: str, leaf: str, columns: st
 
 
 def _rule(name: str, split: int | None, shapes: str, *modules: str) -> Rule:
-    """Of modules whose leaf is `weight`."""
+    """Make a rule of modules whose leaf is `weight`."""
     pieces = (Piece(f"{module}.weight", shape) for module, shape in zip(modules, shapes.split(), strict=True))
     return Rule(name, split, tuple(pieces))

@@ -22,8 +22,8 @@ _FIX = (
 
 
 def look_finite(parameters: Collection[torch.Tensor]) -> bool:
-    """Of norms and biases every value, of matrices some rows, of stacked experts a row of each tensor. False also where
-    finite values are astronomic."""
+    """Whether samples are finite: every value of norms and biases, some rows of matrices, a row of each tensor of
+    stacked experts. False also where finite values are astronomic."""
     samples = [_sample(tensor) for tensor in parameters]
     # One sum for all, which is finite only if its terms are; one for each would cost a twentieth of the load.
     return isfinite(torch.cat([sample.flatten() for sample in samples]).sum(dtype=torch.float32).item())
@@ -38,7 +38,7 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_finite(tensor: torch.Tensor, dtype: torch.dtype, where: str) -> None:
-    """Every value, also once it is of the model's dtype. `where` names file and tensor. Raises ConfigError."""
+    """Check every value, also once it is of the model's dtype. `where` names file and tensor. Raises ConfigError."""
     if not torch.isfinite(tensor).all():
         raise ConfigError(f"{where}: holds NaN or infinite values; download or train the checkpoint again")
     if not torch.isfinite(tensor.to(dtype)).all():
@@ -47,7 +47,8 @@ def check_finite(tensor: torch.Tensor, dtype: torch.dtype, where: str) -> None:
 
 
 def check_memory(num_bytes: int, device: torch.device | str) -> None:
-    """EngineError where weights on the CPU are larger than its memory: some systems promise more than they have."""
+    """Raise EngineError where weights on the CPU are larger than its memory: some systems promise more than they
+    have."""
     available = _memory()
     if torch.device(device).type == "cpu" and available is not None and num_bytes > available:
         raise EngineError(
@@ -57,7 +58,7 @@ def check_memory(num_bytes: int, device: torch.device | str) -> None:
 
 @contextmanager
 def allocated(name: str) -> Iterator[None]:
-    """EngineError where the memory of a parameter cannot be had."""
+    """Raise EngineError where the memory of a parameter cannot be had."""
     try:
         yield
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # of torch, by how much too large it is
@@ -67,7 +68,7 @@ def allocated(name: str) -> Iterator[None]:
 
 
 def _memory() -> int | None:
-    """Bytes, swap included; None where the system does not say."""
+    """Return bytes, swap included; None where the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -13,8 +13,7 @@ from zlib import crc32
 import torch
 from safetensors import SafetensorError, safe_open
 
-from common.checkpoint.folder import is_file, plain, shown
-from common.checkpoint.json_file import read_json_object
+from common.checkpoint.folder import is_file, plain, read_json_object, shown
 from common.checkpoint.model_config import ModelConfig
 from common.checkpoint.rules import checkpoint_shapes
 from common.checkpoint.sanity import allocated
@@ -157,7 +156,7 @@ class SafetensorsFolder:
 
 
 def _check_beginning(path: Path) -> None:
-    """The first bytes say how long the header is, which is read whole. Raises ConfigError."""
+    """Check the length of the header, which is read whole. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             beginning = file.read(23)

@@ -28,12 +28,12 @@ class CharacterBound:
     composed: int
 
     def of(self, text: str, num_tokens: int) -> int:
-        """More characters than this `num_tokens` tokens cannot be, if they are of this kind of text."""
+        """Return the most characters that `num_tokens` tokens of such a text can be."""
         return num_tokens * self.per_token * (1 if text.isascii() else self.composed)
 
 
 def character_bound(tokenizer: Tokenizer) -> CharacterBound | None:
-    """None where a part of the tokenizer may drop characters, so that no length is too long."""
+    """Return the bound; None where a part of the tokenizer may drop characters, so that no length is too long."""
     spec = json.loads(tokenizer._encoder.to_str())
     normalizers, pre_tokenizers = _parts(spec["normalizer"]), _parts(spec["pre_tokenizer"])
     vocabulary = tokenizer._encoder.get_vocab(with_added_tokens=True)
@@ -53,7 +53,7 @@ def character_bound(tokenizer: Tokenizer) -> CharacterBound | None:
 def _takes_every_byte(
     model: Mapping[str, Any], pre_tokenizers: Sequence[Mapping[str, Any]], vocabulary: Mapping[str, int]
 ) -> bool:
-    """Elsewhere a text of unknown letters is dropped, or becomes one token."""
+    """Whether no text is dropped or becomes one token for its unknown letters."""
     is_of_bytes = any(part["type"] == "ByteLevel" for part in pre_tokenizers)
     return model["type"] == "BPE" and is_of_bytes and vocabulary.keys() >= set(ByteLevel.alphabet())
 

@@ -35,11 +35,10 @@ from common.text import Writing, writing_of
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """Ids are None where the folder names no such token."""
+    """A tokenizer. Ids are None where the folder names no such token."""
 
     bos_id: int | None
     eos_id: int | None
-    pad_id: int | None
     mask_id: int | None
     writing: Writing = field(repr=False)
     _folder: Path
@@ -80,15 +79,11 @@ class Tokenizer:
             text: str = self._decoder.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> list[int]:
-        """Token ids of a conversation up to where the assistant's answer begins, by the folder's own chat template.
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+        """Return a conversation as text up to where the assistant's answer begins, by the folder's own chat template.
 
         variables: what else the template may read.
         """
-        return self.encode(self.chat_text(messages, variables))
-
-    def chat_text(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-        """What `chat` tokenises."""
         if self._chat_template is None:
             raise ConfigError(
                 f"{self._folder}: no default chat_template in tokenizer_config.json and no chat_template.jinja: send "
@@ -112,7 +107,6 @@ def load_tokenizer(folder: str | Path, mask_token_id: int | None = None) -> Toke
     return Tokenizer(
         bos_id=ids.get("bos_token"),
         eos_id=ids.get("eos_token"),
-        pad_id=ids.get("pad_token"),
         mask_id=mask_token_id,
         writing=writing_of(spec.get("decoder"), decoder.get_vocab(with_added_tokens=True), _special_texts(decoder)),
         _folder=folder,
@@ -124,6 +118,6 @@ def load_tokenizer(folder: str | Path, mask_token_id: int | None = None) -> Toke
 
 
 def _special_texts(decoder: tokenizers.Tokenizer) -> dict[int, str]:
-    """By id."""
+    """Return texts by id."""
     added = decoder.get_added_tokens_decoder().items()
     return {id: token.content for id, token in added if token.special}

@@ -17,8 +17,7 @@ from typing import Any
 
 import tokenizers
 
-from common.checkpoint.folder import MOST_VOCABULARY_BYTES, is_file, plain, read_text, shown
-from common.checkpoint.json_file import read_json_object
+from common.checkpoint.folder import MOST_VOCABULARY_BYTES, is_file, plain, read_json_object, read_text, shown
 from common.errors import ConfigError, first_line
 
 # The pattern of Qwen2 and Dream: contractions, words, single digits, punctuation, line breaks, spaces.
@@ -197,7 +196,7 @@ def without(folder: Path, spec: dict[str, Any], token_id: int | None) -> dict[st
 
 
 def _merges_without(texts: Set[str], model: Mapping[str, Any]) -> list[Any]:
-    """Those that neither make one of these tokens nor go on from it."""
+    """Return the merges that neither make one of these tokens nor go on from it."""
     prefix = model.get("continuing_subword_prefix") or ""
     kept = []
     for merge in model["merges"]:
@@ -254,7 +253,7 @@ def build(folder: Path, spec: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 @contextmanager
 def failing(sentence: str) -> Iterator[None]:
-    """ConfigError where `tokenizers` fails: it raises plain Exception, or panics with what is none at all."""
+    """Raise ConfigError where `tokenizers` fails: it raises plain Exception, or panics with what is none at all."""
     try:
         yield
     except BaseException as error:

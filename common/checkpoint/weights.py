@@ -89,7 +89,8 @@ class _Shares:
     dtype: torch.dtype
 
     def check(self, rules: Sequence[Rule], device: torch.device | str) -> None:
-        """Before gigabytes are read: every tensor is there, with the shape that config.json says, and all fit."""
+        """Check, before gigabytes are read, that every tensor is there with the shape that config.json says, and that
+        all fit."""
         num_bytes = 0
         for rule in rules:
             for piece in rule.pieces:
@@ -114,7 +115,7 @@ class _Shares:
         return stacked.view(-1, num_rows * len(rule.pieces) // (len(pieces) * rule.num_experts), *columns)
 
     def check_finite(self, rules: Sequence[Rule]) -> None:
-        """Reads all again, every value of it, to name the tensor that is not."""
+        """Read all again, every value of it, to name the tensor that is not."""
         for rule in rules:
             for piece, slices in self._pieces(rule):
                 where = f"{self.source.where(piece.name)}: {piece.name}"
@@ -169,7 +170,7 @@ def _check_no_adapter(folder: Path, lora_path: str | None) -> None:
 
 
 def _check_expert_bias(source: TensorSource, config: ModelConfig) -> None:
-    """The published code of LLaDA2 adds it whatever config.json says."""
+    """Refuse a bias that config.json denies: the published code of LLaDA2 adds it all the same."""
     if config.family != "llada2_moe" or config.moe is None or config.moe.has_expert_bias:
         return
     for name in source.names():

@@ -60,7 +60,7 @@ def _output_files(files: Mapping[str, Path | None]) -> dict[str, Path]:
 
     found = {option: real_file(path) for option, path in files.items() if path is not None}
     for option, path in found.items():
-        require_file(option, path, ".tmp")
+        require_file(option, path)
     if len({path.resolve() for path in found.values()}) < len(found):
         raise ConfigError(f"{' and '.join(found)} name the same file: choose two")
     return found

@@ -111,6 +111,12 @@ _OF_PROFILE = {
 }  # fmt: skip
 
 
+def why_old_of_serve(section: Mapping[str, Any]) -> str | None:
+    """Say what became of the first limit of `serve` that is fixed by now."""
+    old = next((key for key in section if key in ("max_prompts", "max_stop_strings")), None)
+    return None if old is None else f"{old} is no key of serve any more: the limit is fixed, remove the key"
+
+
 def is_old_of_profile(key: str) -> bool:
     return key in _OF_PROFILE
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
 
 from common.config.frozen import Settings
+from common.config.old_spellings import why_old_of_serve
 
 
 class ServeConfig(Settings):
@@ -37,8 +41,6 @@ class ServeConfig(Settings):
         ge=1,
         description="The longest body of a request; all clients wait some 10 ms a MiB while one is parsed.",
     )
-    max_prompts: int = Field(default=64, ge=1, description="The most answers of one call: its prompts times `n`.")
-    max_stop_strings: int = Field(default=16, ge=0, description="The most stop strings of a request.")
     max_num_lookahead: int | None = Field(
         default=None,
         ge=0,
@@ -56,6 +58,14 @@ class ServeConfig(Settings):
     keep_alive_s: float = Field(
         default=15.0, ge=0.1, le=3600, description="Seconds of silence after which a stream sends a comment line."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_today_s_keys(cls, value: Any) -> Any:
+        problem = why_old_of_serve(value) if isinstance(value, Mapping) else None
+        if problem is not None:
+            raise ValueError(problem)
+        return value
 
     @field_validator("served_model_names")
     @classmethod

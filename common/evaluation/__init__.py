@@ -2,14 +2,13 @@
 one prompt, and lm-eval driven with our model."""
 
 from common.evaluation.board import Board
-from common.evaluation.harness import HarnessModel, drive
+from common.evaluation.harness import drive
 from common.evaluation.parity import replay_files
 from common.evaluation.record import record_trace, request_of, watch
 from common.evaluation.sweep import evaluate_sweep, print_board
 
 __all__ = [
     "Board",
-    "HarnessModel",
     "drive",
     "evaluate_sweep",
     "print_board",

@@ -13,9 +13,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from common.batch import markdown, sweep_table, write_whole
+from common.batch import sweep_table, write_whole
 from common.config import Sweep, SweepPoint, slug
 from common.scoring import DEFINITIONS, area_under_accuracy, flat_numbers
+from common.tables import markdown
 
 Row = dict[str, Any]
 Status = Literal["waiting", "running", "done", "failed"]
@@ -43,7 +44,7 @@ class Board:
         return [known[name] for name in self._sweep.names if name in known]
 
     def begin(self, points: Sequence[SweepPoint]) -> None:
-        """These points are to be run. What is known of a point under other settings is dropped."""
+        """Note that these points are to be run, and drop what is known of a point under other settings."""
         earlier = {row["name"]: row for row in self.rows()}
         for point in points:
             row, own = earlier.get(point.name), _own(point)
@@ -56,7 +57,7 @@ class Board:
         self._change(name, status="running")
 
     def wait(self, name: str) -> None:
-        """Its run was stopped by the user."""
+        """Note that its run was stopped by the user."""
         self._change(name, status="waiting")
 
     def finish(self, name: str, metrics: Mapping[str, Any]) -> None:
@@ -74,12 +75,12 @@ class Board:
         return bool(self.row(name)["failures"])
 
     def left(self, names: Sequence[str]) -> list[str]:
-        """Those of these points that are not done."""
+        """Return those of these points that are not done."""
         status = {row["name"]: row["status"] for row in self.rows()}
         return [name for name in names if status.get(name) != "done"]
 
     def seconds_left(self) -> float | None:
-        """By the mean of the points that have been decoded; None before the first."""
+        """Estimate by the mean of the points that have been decoded; None before the first."""
         rows = self.rows()
         taken = [row["seconds"] for row in rows if row["status"] == "done" and row["seconds"] is not None]
         left = sum(row["status"] in ("waiting", "running") for row in rows)
@@ -90,7 +91,7 @@ class Board:
         rows = [row for row in self.rows() if row["metrics"] is not None]
         headings, cells = sweep_table("setting", rows)
         write_whole(self.path.with_suffix(".csv"), _csv(self.rows()))
-        write_whole(self.path.with_suffix(".md"), markdown(headings, cells))
+        write_whole(self.path.with_suffix(".md"), markdown(headings, cells) + "\n")
         return headings, cells, area_under_accuracy([row["metrics"] for row in rows])
 
     def row(self, name: str) -> Row:

@@ -27,9 +27,10 @@ from common.decoding import (
     decode_requests,
 )
 from common.errors import ConfigError, EngineError
-from common.evaluation import families
-from common.evaluation.difference import first_of
-from common.evaluation.families import FamilyTrace, is_family_trace, read_family_trace
+from common.evaluation.difference import first_step
+from common.evaluation.families import compare
+from common.evaluation.families.settings import settings_of
+from common.evaluation.families.trace import FamilyTrace, is_family_trace, read_family_trace
 from common.evaluation.trace import Trace, TraceStep, read_trace
 from common.platforms import build_engine
 from common.runtime import facts_of
@@ -66,23 +67,15 @@ def cpu_profile() -> DeviceProfile:
 
 
 def family_difference(trace: FamilyTrace, path: Path, profile: DeviceProfile) -> str | None:
-    """As `first_difference`, for a trace of another family's published code."""
-    return families.first_difference(trace, *replay_family(trace, path, profile))
-
-
-def replay_family(trace: FamilyTrace, path: Path, profile: DeviceProfile) -> tuple[list[StepRecord], Completion]:
-    """Decode the trace's prompt by the settings that it names; every step's record, and the completion."""
-    return _decode(path.parent / trace.model, families.settings_of(trace), trace.prompt, profile)
-
-
-def replay(trace: Trace, model: Path, profile: DeviceProfile) -> tuple[list[StepRecord], Completion]:
-    """Decode the trace's prompt with its settings; every step's record, and the completion."""
-    return _decode(model, trace.decode.model_copy(update={"stop_at_eos": False}), trace.prompt, profile)
+    """Compare as `first_difference` does, for a trace of another family's published code."""
+    made = _decode(path.parent / trace.model, settings_of(trace), trace.prompt, profile)
+    return compare.first_difference(trace, *made)
 
 
 def _decode(
     model: Path, decode: DecodeConfig, prompt: list[int], profile: DeviceProfile
 ) -> tuple[list[StepRecord], Completion]:
+    """Return every step's record, and the completion."""
     config = load_model_config(model)
     _check_token_ids(prompt, decode, config.vocab_size)
     engine = build_engine(profile, RunConfig(model=str(model), decode=decode))
@@ -119,18 +112,18 @@ def _replay(
 
 def first_difference(trace: Trace, model: Path, profile: DeviceProfile) -> str | None:
     """One sentence on the first step or token that disagrees with the trace; None if all agree."""
-    records, completion = replay(trace, model, profile)
-    for number, (expected, record) in enumerate(zip(trace.steps, records, strict=False), start=1):
-        difference = first_of(_exact(expected, record), _close(expected, record))
-        if difference:
-            return f"step {number}: {difference}"
+    decode = trace.decode.model_copy(update={"stop_at_eos": False})
+    records, completion = _decode(model, decode, trace.prompt, profile)
+    difference = first_step(trace.steps, records, _exact, _close)
+    if difference is not None:
+        return difference
     if len(records) != len(trace.steps):
         return f"{len(records)} steps, the trace holds {len(trace.steps)}"
     if completion.num_forwards != trace.num_forward_steps:
         return f"{completion.num_forwards} forward steps, the trace has {trace.num_forward_steps}"
-    for place, (token, expected_token) in enumerate(zip(completion.canvas_token_ids, trace.generated, strict=False)):
+    for index, (token, expected_token) in enumerate(zip(completion.canvas_token_ids, trace.generated, strict=False)):
         if token != expected_token:
-            return f"generated token {place} is {token}, the trace has {expected_token}"
+            return f"generated token {index} is {token}, the trace has {expected_token}"
     if len(completion.canvas_token_ids) != len(trace.generated):
         return f"{len(completion.canvas_token_ids)} tokens, the trace has {len(trace.generated)}"
     return None
@@ -154,5 +147,5 @@ def _close(expected: TraceStep, record: StepRecord) -> Iterator[tuple[str, float
     """What must agree up to `difference.TOLERANCE`."""
     for branch, ((wanted, _), found) in enumerate(zip(expected.branch_scores, record.branch_scores, strict=True)):
         yield f"score of branch {branch}", wanted, found
-    for place, (made, spawned) in enumerate(zip(expected.lookahead, record.lookahead, strict=True)):
-        yield f"confidence of lookahead {place}", made[2], spawned.creation_confidence
+    for index, (made, spawned) in enumerate(zip(expected.lookahead, record.lookahead, strict=True)):
+        yield f"confidence of lookahead {index}", made[2], spawned.creation_confidence

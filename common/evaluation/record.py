@@ -8,20 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from common.batch import InputLine, prompt_or_reason
-from common.config import DecodeConfig, InputConfig
+from common.config import InputConfig
 from common.decoding import Completion, GenerationRequest, Rejection, StepRecord
 from common.errors import ConfigError, placed
 from common.requests import Wishes
-from common.serving import DenoiseEvents
+from common.serving import DenoiseEvents, shown_settings
 from common.text import answer_text
 
 if TYPE_CHECKING:
     from common.generate import Generator
-
-_ALWAYS_SHOWN = (
-    "strategy", "num_lookahead", "block_size", "max_new_tokens", "block_add_threshold", "decoded_token_threshold",
-    "skip_threshold", "sampling_strategy",
-)  # fmt: skip
 
 
 def record_trace(generator: Generator, prompt: str) -> dict[str, Any] | None:
@@ -90,16 +85,9 @@ def _trace(
         "model": generator.run.model,
         "profile": generator.profile.name,
         "prompt": prompt,
-        "settings": _shown_settings(decode),
+        "settings": shown_settings(decode),
         "answer": {"text": text, "length": len(completion.token_ids)},
         "num_lookahead_wins": completion.num_lookahead_wins,
         "seconds": seconds,
         "events": events,
     }
-
-
-def _shown_settings(decode: DecodeConfig) -> dict[str, Any]:
-    """Those that a reader of a trace asks for first, and what else is not as usual."""
-    changed = decode.model_dump(mode="json", exclude_defaults=True)
-    strategy = {"strategy": decode.strategy.name, **decode.strategy.unusual()}
-    return {name: getattr(decode, name) for name in _ALWAYS_SHOWN} | changed | strategy

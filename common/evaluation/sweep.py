@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from common.batch import (
-    TextGenerator,
     input_and_output,
     print_table,
     read_lines,
@@ -18,17 +17,20 @@ from common.batch import (
     require_some_finished,
     run_batch,
 )
-from common.config import DecodeConfig, RunConfig, Sweep, SweepPoint
+from common.config import RunConfig, Sweep, SweepPoint
 from common.errors import ConfigError
 from common.evaluation.board import Board, Row
 from common.processes import Stopped, global_rank
 from common.scoring import DEFINITIONS
 
+if TYPE_CHECKING:
+    from common.generate import Generator
+
 logger = logging.getLogger(__name__)
 
 
 def evaluate_sweep(
-    sweep: Sweep, build: Callable[[], Any], *, overwrite: bool = False, num_shown: int = 0,
+    sweep: Sweep, build: Callable[[], Generator], *, overwrite: bool = False, num_shown: int = 0,
     shown_first: Sequence[str] = (),
 ) -> list[Row]:  # fmt: skip
     """Run every point of a sweep of one launch; on rank 0 print and write the table, and return its rows.
@@ -42,8 +44,8 @@ def evaluate_sweep(
     is_first = global_rank() == 0
     if is_first:
         board.begin(points)
-    for place, point in enumerate(points):
-        with _noted(board, point, f"{point.name}: point {place + 1} of {len(points)}", is_first):
+    for index, point in enumerate(points):
+        with _noted(board, point, f"{point.name}: point {index + 1} of {len(points)}", is_first):
             _run(board if is_first else None, point, build, overwrite)
     if is_first:
         if num_shown:
@@ -62,10 +64,11 @@ def print_board(board: Board) -> None:
     print_table(headings, cells, remarks)
 
 
-def _run(board: Board | None, point: SweepPoint, build: Callable[[], Any], overwrite: bool) -> None:
+def _run(board: Board | None, point: SweepPoint, build: Callable[[], Generator], overwrite: bool) -> None:
     retries = board is not None and board.has_failed_before(point.name)
+    decode = point.run.decode
     metrics = run_batch(
-        point.profile, point.run, _with_decode(build, point.run.decode), overwrite=overwrite, retry_errors=retries
+        point.profile, point.run, lambda: build().with_decode(decode), overwrite=overwrite, retry_errors=retries
     )
     if board is not None and metrics is not None:
         require_some_finished(point.run, metrics)
@@ -74,7 +77,7 @@ def _run(board: Board | None, point: SweepPoint, build: Callable[[], Any], overw
 
 @contextmanager
 def _noted(board: Board, point: SweepPoint, title: str, is_first: bool) -> Iterator[None]:
-    """The board says what becomes of the point. A disk that has no room for that is no reason to hide why."""
+    """Note on the board what becomes of the point. A disk without room for that does not hide why the point failed."""
     if not is_first:
         yield
         return
@@ -99,14 +102,6 @@ def _try(note: Callable[[], None]) -> None:
         note()
     except ConfigError as error:
         logger.warning("%s", error)
-
-
-def _with_decode(build: Callable[[], Any], decode: DecodeConfig) -> Callable[[], TextGenerator]:
-    def build_row() -> TextGenerator:
-        generator: TextGenerator = build().with_decode(decode)
-        return generator
-
-    return build_row
 
 
 def _print_solved(run: RunConfig, count: int, first: Sequence[str]) -> None:

@@ -39,7 +39,7 @@ class Trace(Frozen, extra="ignore"):
     @field_validator("decode", mode="before")
     @classmethod
     def _is_read_as_a_run_s(cls, decode: Any) -> Any:
-        """Unlike the rest, which is read strictly. An earlier version may have recorded them."""
+        """Read settings as a run's are, which an earlier version may have recorded; the rest is read strictly."""
         try:
             return DecodeConfig.model_validate(renewed(decode) if isinstance(decode, dict) else decode)
         except ValidationError as error:

@@ -15,7 +15,7 @@ _NUM_THREADS = "OMP_NUM_THREADS"
 
 
 def apply_environment(wanted: Mapping[str, str]) -> None:
-    """Set what the user has not set. Says which variables come too late, since torch has been loaded."""
+    """Set what the user has not set, and say which variables come too late, since torch has been loaded."""
     missing = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(missing)
     if "torch" not in sys.modules:

@@ -57,7 +57,8 @@ class Mesh:
 
 
 def resolve_mesh(profile: DeviceProfile) -> MeshConfig:
-    """The profile's mesh. `auto` takes every started process, or before a launch every device this node can see."""
+    """Return the profile's mesh. `auto` takes every started process, or before a launch every device this node can
+    see."""
     if isinstance(profile.mesh, MeshConfig):
         return profile.mesh
     platform = platform_of(profile)
@@ -74,7 +75,8 @@ def resolve_mesh(profile: DeviceProfile) -> MeshConfig:
 
 
 def check_started(profile: DeviceProfile, remedy: str = _START_MANY) -> MeshConfig:
-    """The mesh, if as many processes were started as it has. Raises ConfigError naming both numbers, and the remedy."""
+    """Return the mesh, if as many processes were started as it has. Raises ConfigError naming both numbers, and the
+    remedy."""
     sizes = resolve_mesh(profile)
     if num_started() != sizes.num_processes:
         raise ConfigError(
@@ -114,7 +116,7 @@ def init_mesh(profile: DeviceProfile, backends: GroupBackends, timeout_s: float 
 
 
 def _relay(sizes: MeshConfig, timeout: timedelta) -> Relay | None:
-    """Of this rank's replica. Every rank makes the groups of all replicas, in one order."""
+    """Make the relay of this rank's replica. Every rank makes the groups of all replicas, in one order."""
     import torch.distributed as dist
 
     num_ranks = sizes.branch_parallel_size * sizes.tensor_parallel_size
@@ -124,8 +126,8 @@ def _relay(sizes: MeshConfig, timeout: timedelta) -> Relay | None:
         dist.new_group(list(range(first, first + num_ranks)), timeout=timeout, backend="gloo")
         for first in range(0, sizes.num_processes, num_ranks)
     ]
-    replica, place = divmod(global_rank(), num_ranks)
-    return ReplicaRelay(groups[replica], global_rank(), is_first=place == 0)
+    replica, rank_in_replica = divmod(global_rank(), num_ranks)
+    return ReplicaRelay(groups[replica], global_rank(), is_first=rank_in_replica == 0)
 
 
 def _place(device_mesh: Any, sizes: MeshConfig, relay: Relay | None) -> Mesh:

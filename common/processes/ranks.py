@@ -21,7 +21,7 @@ def num_started() -> int:
 
 
 def num_started_here() -> int | None:
-    """Of them on this node; None without a launcher."""
+    """Processes that the launcher started on this node; None without a launcher."""
     return _number("LOCAL_WORLD_SIZE", 0) or None
 
 

@@ -28,7 +28,8 @@ class ReplicaRelay:
         self._bytes = self._small.numpy().data
 
     def exchange(self, command: Command, step: int) -> Command:
-        """Rank 0's command on every rank. Trusts it: all ranks are one run's. Raises EngineError if one is gone."""
+        """Return rank 0's command on every rank. Trusts it: all ranks are one run's. Raises EngineError if one is
+        gone."""
         try:
             return self._exchange(command)
         except RuntimeError as error:

@@ -54,7 +54,7 @@ def drain_on_signals(drain: Callable[[], None]) -> None:
 
 
 def end_undisturbed() -> None:
-    """Behind `stop_on_signals`: the work is over and a signal no longer raises, so that the last words and the exit
+    """Call after `stop_on_signals`: the work is over and a signal no longer raises, so that the last words and the exit
     code are those of the work.
 
     The handler does nothing, where SIG_IGN would keep signals from the watching thread, which ends a process that hangs
@@ -72,7 +72,8 @@ def _raise_stopped(signal_number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _end_after_grace(reader: int, grace_s: float) -> None:
-    """Python writes a signal's number into the pipe at once, even while the main thread is inside a collective."""
+    """End the process some time after a signal. Python writes its number into the pipe at once, even while the main
+    thread is inside a collective."""
     while True:
         signal_number = os.read(reader, 1)[0]
         if signal_number in (signal.SIGINT, signal.SIGTERM):
@@ -103,9 +104,9 @@ def die_with_launcher() -> None:
 
 
 def die_with_parent() -> None:
-    """From now on the parent's end, kill -9 too, kills this process and the program that it becomes.
+    """Let the parent's end, kill -9 too, kill this process and the program that it becomes from now on.
 
-    Look behind this whether it had ended before. Linux only; elsewhere the output's lock is what protects it.
+    Look afterwards whether it had ended before. Linux only; elsewhere the output's lock is what protects it.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

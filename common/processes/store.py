@@ -20,7 +20,7 @@ _next = count()
 
 
 def share_from_first(value: Any) -> Any:
-    """Rank 0's value (plain JSON) on every rank; every rank calls it."""
+    """Return rank 0's value (plain JSON) on every rank; every rank calls it."""
     if num_started() == 1:
         return value
     store, key = _store(), _next_key("value")
@@ -33,7 +33,7 @@ def share_from_first(value: Any) -> Any:
 
 
 def wait_for_all(while_waiting: Callable[[], None]) -> None:
-    """Rank 0 returns when every rank has come here, the others at once."""
+    """Wait on rank 0 until every rank has come here; the others return at once."""
     if num_started() == 1:
         return
     store, key = _store(), _next_key("arrived")
@@ -45,7 +45,7 @@ def wait_for_all(while_waiting: Callable[[], None]) -> None:
 
 
 def meet(timeout_s: float) -> None:
-    """Every process waits here for all. Raises EngineError."""
+    """Wait until every process has come here. Raises EngineError."""
     if num_started() == 1:
         return
     store, key = _store(), _next_key("met")
@@ -62,12 +62,12 @@ def meet(timeout_s: float) -> None:
 
 
 def shared_count(name: str, add: int = 0) -> int:
-    """What all processes have added under this name, with what this one adds now."""
+    """Return what all processes have added under this name, with what this one adds now."""
     return int(_store().add(f"lopa/count/{name}", add)) if num_started() > 1 else 0
 
 
 def _next_key(kind: str) -> str:
-    """The same on every rank, since all make the same calls."""
+    """Return a key that is the same on every rank, since all make the same calls."""
     return f"lopa/{kind}/{next(_next)}"
 
 

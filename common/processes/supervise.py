@@ -76,7 +76,7 @@ def _quiet_torchrun() -> Any:
 
 
 def root_cause(failures: Mapping[int, Any]) -> tuple[str, int]:
-    """What the user should read, and the exit code: the rank that failed first, not those it took along."""
+    """Return what the user should read, and the exit code: the rank that failed first, not those it took along."""
     rank, failure = min(failures.items(), key=lambda item: _order(item[1]))
     if failure.exitcode < 0:
         name = failure.signal_name()
@@ -88,7 +88,7 @@ def root_cause(failures: Mapping[int, Any]) -> tuple[str, int]:
 
 
 def _order(failure: Any) -> tuple[bool, float]:
-    """In order of time, and last those that the agent ended because of the others.
+    """Sort by time, and those last that the agent ended because of the others.
 
     A rank killed from outside is noticed a moment after its peers have complained; one that the agent had to kill,
     because it had stopped answering, half a minute after.

@@ -35,7 +35,7 @@ class NodeWatch(threading.Thread):
         try:
             self._watch(self._connect(timeout_s=600.0))
         except RuntimeError:
-            # The store is gone with node 0. At the regular end this launcher is a moment behind it.
+            # The store is gone with node 0. At the regular end this launcher ends a moment later.
             self._stop("the first node has ended", patience_s=3.0)
 
     def tell(self, problem: str | None) -> None:
@@ -55,7 +55,8 @@ class NodeWatch(threading.Thread):
             return
 
     def cause(self, sentence: str) -> str:
-        """What began it: this node's sentence, or if that only follows from a lost peer, what the peer's node tells."""
+        """Return what began it: this node's sentence, or if that only follows from a lost peer, what the peer's node
+        tells."""
         if LOST_PEER not in sentence:
             return sentence
         with contextlib.suppress(RuntimeError):
@@ -71,7 +72,7 @@ class NodeWatch(threading.Thread):
         self._ended.set()
 
     def _first_cause(self, store: Any) -> str | None:
-        """Of what nodes have told, the first that does not follow from a lost peer; waits a moment for one."""
+        """Return the first sentence of a node that does not follow from a lost peer; waits a moment for one."""
         told: list[str] = []
         deadline = time.monotonic() + _CAUSE_S
         while time.monotonic() < deadline:

@@ -1,7 +1,7 @@
 """The one door for requests: text, messages or token ids and somebody's wishes become what the engine is asked for."""
 
 from common.requests.maker import RequestMaker
-from common.requests.prompts import LONG, PromptMaker, TokenizerLike
+from common.requests.prompts import LONG, PromptMaker
 from common.requests.refusal import RequestError, first_error, path_of, refusal
 from common.requests.wishes import FIRST_ERROR, AnswerFields, MaxTokens, PaceFields, Seed, TokenId, Wishes
 
@@ -16,7 +16,6 @@ __all__ = [
     "RequestMaker",
     "Seed",
     "TokenId",
-    "TokenizerLike",
     "Wishes",
     "first_error",
     "path_of",

@@ -23,7 +23,7 @@ _MOST_CHECKED = 1000  # different settings whose check is remembered
 
 
 def _any(decode: DecodeConfig) -> None:
-    """No settings are refused."""
+    """Refuse no settings."""
 
 
 class RequestMaker:

@@ -7,35 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError, first_line
 from common.requests.refusal import RequestError
-from common.text import Writing
 
 if TYPE_CHECKING:
-    from common.checkpoint import CharacterBound
+    from common.checkpoint import CharacterBound, Tokenizer
 
 LONG = 20_000  # characters: shorter texts are tokenised faster than their bound is found
-
-
-class TokenizerLike(Protocol):
-    """What is needed of `common.checkpoint.Tokenizer`."""
-
-    @property
-    def has_chat_template(self) -> bool: ...
-
-    @property
-    def mask_id(self) -> int | None: ...
-
-    def encode(self, text: str, add_bos: bool = False) -> list[int]: ...
-
-    def chat_text(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str: ...
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
-
-    @property
-    def writing(self) -> Writing: ...
 
 
 class PromptMaker:
@@ -47,21 +27,20 @@ class PromptMaker:
 
     def __init__(
         self,
-        tokenizer: TokenizerLike,
+        tokenizer: Tokenizer,
         *,
         add_bos: bool = False,
         max_tokens: int | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        self._tokenizer: Any = tokenizer
+        self._tokenizer = tokenizer
         self._add_bos = add_bos
         self._max_tokens = max_tokens
         self._vocab_size = vocab_size
 
     @property
     def takes_chats(self) -> bool:
-        found: bool = self._tokenizer.has_chat_template
-        return found
+        return self._tokenizer.has_chat_template
 
     def of(self, given: object, field: str = "prompt") -> tuple[int, ...]:
         """Return the prompt of a text, of a list of messages, or of a list of token ids."""
@@ -76,8 +55,8 @@ class PromptMaker:
     def of_text(
         self, text: str, *, with_bos: bool = True, field: str = "prompt", beside_others: bool = False
     ) -> tuple[int, ...]:
-        """with_bos: put the begin token in front of it, where texts have one. beside_others: other threads run
-        meanwhile (`Tokenizer.encode`)."""
+        """Return the ids of a text. with_bos: put the begin token in front of it, where texts have one. beside_others:
+        other threads run meanwhile (`Tokenizer.encode`)."""
         self.check_length(text, field)
         aside = {"beside_others": True} if beside_others else {}
         try:
@@ -111,10 +90,9 @@ class PromptMaker:
         if not self.takes_chats:
             raise RequestError(field, "this model has no chat template; give a prompt instead")
         try:
-            text: str = self._tokenizer.chat_text(messages, variables)
+            return self._tokenizer.chat_text(messages, variables)
         except ConfigError as error:
             raise RequestError(field, first_line(error)) from None
-        return text
 
     def check_ids(self, token_ids: Sequence[int], field: str) -> None:
         """Refuse ids that are none, and the mask's, which no text holds."""

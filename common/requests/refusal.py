@@ -16,7 +16,8 @@ Path = tuple[int | str, ...]
 
 
 class RequestError(ConfigError):
-    """field: a wish's name, or prompt or messages; None: no single one is to blame. reason: the sentence without it."""
+    """A request that is not taken. field: a wish's name, or prompt or messages; None: no single one is to blame.
+    reason: the sentence without it."""
 
     def __init__(self, field: str | None, reason: str) -> None:
         super().__init__(reason if field is None else f"{field}: {reason}")

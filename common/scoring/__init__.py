@@ -5,15 +5,15 @@ request, the numbers of a run with their definitions, and where the numbers come
 (`benchmarks`). Both compare by `results`, and run programs by `programs`.
 """
 
-from common.scoring.benchmarks import BENCHMARKS, BenchmarkTask, Row, task_of
+from common.scoring.benchmarks.benchmark import Row
+from common.scoring.benchmarks.task import BENCHMARKS, BenchmarkTask, task_of
 from common.scoring.fingerprint import fingerprint
-from common.scoring.flat import flat_numbers
 from common.scoring.marking import require_markable
 from common.scoring.marking_pool import MarkingPool
 from common.scoring.own_results import score
-from common.scoring.programs import isolation, program_scorer
+from common.scoring.programs.isolation import isolation
 from common.scoring.records import DEFINITIONS, request_record
-from common.scoring.summary import area_under_accuracy, standard_error, summarize, summarize_start
+from common.scoring.summary import area_under_accuracy, flat_numbers, standard_error, summarize, summarize_start
 
 __all__ = [
     "BENCHMARKS",
@@ -25,7 +25,6 @@ __all__ = [
     "fingerprint",
     "flat_numbers",
     "isolation",
-    "program_scorer",
     "request_record",
     "require_markable",
     "score",

@@ -15,7 +15,7 @@ _PACKAGES = ("torch", "triton", "transformers", "tokenizers", "jinja2", "numpy")
 
 
 def fingerprint() -> dict[str, Any]:
-    """Where the numbers come from, beside what the engine says about its device."""
+    """Return where the numbers come from, beside what the engine says about its device."""
     return {
         "lopa": LOPA_VERSION,
         "commit": _commit(Path(__file__).resolve().parent),
@@ -34,7 +34,8 @@ def _version(package: str) -> str | None:
 
 
 def _commit(folder: Path) -> str | None:
-    """The commit of the checkout that this package runs from, marked if files differ; None outside of a checkout."""
+    """Return the commit of the checkout that this package runs from, marked if files differ; None outside of a
+    checkout."""
     described = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         result = subprocess.run(described, capture_output=True, text=True, timeout=10, check=False)

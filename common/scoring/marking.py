@@ -10,16 +10,17 @@ from typing import Any
 
 from common.config import InputConfig
 from common.errors import ConfigError
-from common.scoring.benchmarks import Row, task_of
+from common.scoring.benchmarks.benchmark import Row
+from common.scoring.benchmarks.task import task_of
 from common.scoring.own_results import score
-from common.scoring.programs import isolation, program_scorer
+from common.scoring.programs.isolation import isolation, program_scorer
 
 _NOT_RUN = "input.run_generated_code is false, and the answer is a program"
 
 
 def require_markable(rows: Iterable[Row], source: InputConfig, where: str) -> None:
-    """ConfigError if marking would run generated programs and nobody has said whether it may, or this machine cannot
-    confine them; or if it needs a library that this machine lacks."""
+    """Raise ConfigError if marking would run generated programs and nobody has said whether it may, or this machine
+    cannot confine them; or if it needs a library that this machine lacks."""
     task = task_of(source)
     if task is not None and not task.benchmark.runs_code:
         task.benchmark.scored_by()
@@ -35,7 +36,7 @@ def require_markable(rows: Iterable[Row], source: InputConfig, where: str) -> No
 
 
 def marks(row: Row, text: str, source: InputConfig) -> dict[str, Any]:
-    """What a record says of its answer: `correct`, by every rule if there are several, and what of this
+    """Return what a record says of its answer: `correct`, by every rule if there are several, and what of this
     machine it was `scored_by`; or why it is `unscored`."""
     found: dict[str, Any] = {}
     kind = _kind(row, source)

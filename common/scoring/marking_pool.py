@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from common.config import InputConfig
-from common.scoring.benchmarks import Row
+from common.scoring.benchmarks.benchmark import Row
 from common.scoring.marking import is_program, marks
 
 _MOST_THREADS = 8  # each waits for one process
@@ -41,14 +41,14 @@ class MarkingPool:
         self._waiting.append((record, marked))
 
     def done(self) -> Iterator[dict[str, Any]]:
-        """Records whose marks are known by now; more than a few never wait."""
+        """Yield records whose marks are known by now; more than a few never wait."""
         while self._waiting:
             if not self._waiting[0][1].done() and len(self._waiting) <= _WAITING_PER_THREAD * self._num_threads:
                 return
             yield self._next()
 
     def rest(self, limit_s: float = math.inf) -> Iterator[dict[str, Any]]:
-        """All others, as soon as they are marked; after limit_s seconds those that then are."""
+        """Yield all others, as soon as they are marked; after limit_s seconds those that then are."""
         ends_at = time.monotonic() + limit_s
         while self._waiting:
             left_s = min(threading.TIMEOUT_MAX, max(0.0, ends_at - time.monotonic()))
@@ -57,7 +57,7 @@ class MarkingPool:
             yield self._next()
 
     def close(self) -> None:
-        """Nothing is marked any more."""
+        """Stop marking."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _next(self) -> dict[str, Any]:

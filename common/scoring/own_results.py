@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from common.scoring.programs import isolation, program_of, run_program
-from common.scoring.programs.run import Level
-from common.scoring.results import final_number, is_same, marked_number, read_number
+from common.scoring.programs.isolation import isolation
+from common.scoring.programs.run import Level, run_program
+from common.scoring.programs.text import program_of
+from common.scoring.results.numbers import final_number, marked_number, read_number
 from common.text import answer_of
 
 
@@ -30,11 +31,11 @@ def score_code(text: str, problem: Mapping[str, Any], level: Level | None = None
     _check_code(problem)
     program = program_of(text, problem["entry_point"])
     values = run_program(program, problem["entry_point"], problem["inputs"], level or isolation())
-    return values is not None and is_same(values, problem["expected"])
+    return values is not None and _is_same(values, problem["expected"])
 
 
 def score(problem: Mapping[str, Any], text: str) -> bool:
-    """By `kind`; a problem without one is math, its result in `final` or after the `####` of its `answer`.
+    """Score by `kind`; a problem without one is math, its result in `final` or after the `####` of its `answer`.
 
     Raises ValueError, with the reason, for a problem that answers cannot be compared with.
     """
@@ -59,3 +60,23 @@ def _check_code(problem: Mapping[str, Any]) -> None:
         raise ValueError(f"`inputs` is no list of lists of arguments: {inputs!r:.100}")
     if not isinstance(expected, list) or len(expected) != len(inputs) or not inputs:
         raise ValueError(f"`expected` is no list with a result for each of {len(inputs)} inputs: {expected!r:.100}")
+
+
+def _is_same(left: object, right: object) -> bool:
+    """Whether two JSON values are equal in value and type, all the way down: True is not 1, and 2.0 is not 2."""
+    pairs = [(left, right)]
+    while pairs:
+        one, other = pairs.pop()
+        if type(one) is not type(other):
+            return False
+        if isinstance(one, list) and isinstance(other, list):
+            if len(one) != len(other):
+                return False
+            pairs += zip(one, other, strict=True)
+        elif isinstance(one, dict) and isinstance(other, dict):
+            if one.keys() != other.keys():
+                return False
+            pairs += [(one[key], other[key]) for key in one]
+        elif one != other:
+            return False
+    return True

@@ -11,7 +11,7 @@ from common.decoding import Completion
 Record = Mapping[str, Any]
 DEFINITIONS = {
     "step": "one forward pass of a request, whatever the number of branches; the first step, with the prompt, included",
-    "canvas": "every generated position counts, behind the end of the text too (the published way of counting)",
+    "canvas": "every generated position counts, those after the end of the text too (the published way of counting)",
     "effective": "tokens up to and including the first EOS or stop string count",
     "tpf": "tokens per forward pass: tokens / steps, as the mean of the requests' ratios and as all tokens / all steps",
     "tps": "tokens per second of one request, from its admission to its end; mean, max and mean of the 10 best",

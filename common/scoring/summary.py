@@ -21,7 +21,7 @@ AUP_MAX_LOSS = 5.0
 
 
 def summarize(records: Iterable[Record]) -> dict[str, Any]:
-    """The run's numbers; a section is None where no request has what it needs."""
+    """Return the run's numbers; a section is None where no request has what it needs."""
     records = list(records)
     finished = [record for record in records if "error" not in record]
     return {
@@ -45,7 +45,7 @@ def summarize(records: Iterable[Record]) -> dict[str, Any]:
 
 
 def summarize_start(records: Sequence[Record], wall_s: float) -> dict[str, Any]:
-    """What this start added, over its own wall time: all replicas and all requests at once."""
+    """Return what this start added, over its own wall time: all replicas and all requests at once."""
     finished = [record for record in records if "error" not in record]
     return {
         "requests": len(finished),
@@ -58,7 +58,8 @@ def summarize_start(records: Sequence[Record], wall_s: float) -> dict[str, Any]:
 
 
 def area_under_accuracy(settings: Sequence[Mapping[str, Any]]) -> float | None:
-    """AUP of a sweep's summaries; None without two that were scored and differ in TPF, which span no area."""
+    """Return the AUP of a sweep's summaries; None without two that were scored and differ in TPF, which span no
+    area."""
     points = sorted(
         (summary["tpf"]["effective"]["per_request_mean"], 100 * summary["accuracy"]["share"])
         for summary in settings
@@ -77,6 +78,38 @@ def area_under_accuracy(settings: Sequence[Mapping[str, Any]]) -> float | None:
     return area
 
 
+def flat_numbers(metrics: Mapping[str, Any]) -> dict[str, float | int | None]:
+    """Return column -> number of a run's metrics; None where the run has none. Shares and TPF are plain numbers, times
+    seconds.
+
+    tpf_*: the mean of the requests' ratios. tps_*_aggregate: of the last start that decoded anything.
+    """
+    accuracy, start = metrics["accuracy"] or {}, metrics.get("this_start") or {}
+    row: dict[str, float | int | None] = {
+        "accuracy": accuracy.get("share"),
+        "accuracy_standard_error": accuracy.get("standard_error"),
+        "scored": accuracy.get("scored", 0),
+    }
+    for count in ("canvas", "effective"):
+        rates = metrics["tps"][count]["with_first_step"]
+        row |= {
+            f"tpf_{count}": metrics["tpf"][count]["per_request_mean"],
+            f"tpf_{count}_total": metrics["tpf"][count]["total"],
+            f"tps_{count}_mean": rates["mean"],
+            f"tps_{count}_max": rates["max"],
+            f"tps_{count}_top10": rates["top10_mean"],
+            f"tps_{count}_aggregate": (start.get("tps_aggregate") or {}).get(count),
+        }
+    return row | {
+        "latency_s_mean": metrics["latency_s"]["mean"],
+        "latency_s_max": metrics["latency_s"]["max"],
+        "steps_mean": metrics["steps"]["mean"],
+        "lookahead_win_share": metrics["lookahead_win_share"],
+        "requests": metrics["requests"]["finished"],
+        "errors": metrics["requests"]["errors"],
+    }
+
+
 _TOKEN_COUNTS = ("prompt", "canvas", "effective")
 
 
@@ -91,7 +124,7 @@ def _accuracy(finished: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def _by_rule(scored: Sequence[Record]) -> dict[str, Any]:
-    """Benchmarks with several rules of what is right; the first decides."""
+    """Return the shares by rule, for benchmarks with several; the first decides."""
     marks = [record.get("by_rule") or {} for record in scored]
     rules = list(dict.fromkeys(rule for found in marks for rule in found))
     return {rule: _share_correct([{"correct": found[rule]} for found in marks if rule in found]) for rule in rules}
@@ -146,7 +179,7 @@ def _total(records: Sequence[Record], key: str) -> int:
 
 
 def _added(lists: Iterable[Sequence[int]]) -> list[int]:
-    """Element by element; records of earlier versions have none."""
+    """Add lists element by element; records of earlier versions have none."""
     return [sum(values) for values in itertools.zip_longest(*lists, fillvalue=0)]
 
 

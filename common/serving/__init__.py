@@ -5,7 +5,7 @@ messages once a step, so that no client, however slow, keeps a step waiting.
 """
 
 from common.serving.engine.start import serve
-from common.serving.events import DenoiseEvents
+from common.serving.events import DenoiseEvents, shown_settings
 from common.serving.page import colours, trace_page
 
-__all__ = ["DenoiseEvents", "colours", "serve", "trace_page"]
+__all__ = ["DenoiseEvents", "colours", "serve", "shown_settings", "trace_page"]

@@ -17,8 +17,8 @@ POST /generate.
      "lookahead": [[[[21, 11, ","]], -0.40]],  of each branch that the next pass tries: its own tokens (position, token
                                      id, text), and the confidence that made it
      "commit_length": 16,            positions from start on whose keys and values became final
-     "canvas_length": 32,            opened positions behind the prompt
-     "final_length": 4,              positions behind the prompt in front of the first mask
+     "canvas_length": 32,            opened positions after the prompt
+     "final_length": 4,              positions between the prompt and the first mask
      "finished": null}               the finish reason in the last event, else null
 
 Confidences are those of the setting
@@ -33,6 +33,18 @@ from typing import Any
 
 from common.config import DecodeConfig
 from common.decoding import Branch, Room, StepRecord
+
+_ALWAYS_SHOWN = (
+    "strategy", "num_lookahead", "block_size", "max_new_tokens", "block_add_threshold", "decoded_token_threshold",
+    "skip_threshold", "sampling_strategy",
+)  # fmt: skip
+
+
+def shown_settings(decode: DecodeConfig) -> dict[str, Any]:
+    """Return what a reader of the passes asks for first, and what else is not as usual."""
+    changed = decode.model_dump(mode="json", exclude_defaults=True)
+    strategy = {"strategy": decode.strategy.name, **decode.strategy.unusual()}
+    return {name: getattr(decode, name) for name in _ALWAYS_SHOWN} | changed | strategy
 
 
 class DenoiseEvents:
@@ -53,7 +65,7 @@ class DenoiseEvents:
         self._tried: list[Branch] = []
 
     def of(self, record: StepRecord) -> dict[str, Any]:
-        """The event of the pass that follows those given before; `finished` is null."""
+        """Return the event of the pass that follows those given before; `finished` is null."""
         winner = _winner(record)
         won = Branch() if record.winner_is_anchor else self._tried[winner]
         filled = [(*fill, won.creation_confidence) for fill in won.fills]
@@ -61,7 +73,7 @@ class DenoiseEvents:
         filled += [(position, token, confidence) for (position, token), confidence in pairs]
         self._tried = record.lookahead
         self._num_passes += 1
-        # A token may begin the block behind the window.
+        # A token may begin the block after the window.
         ends = record.start + max(record.window_lengths), *(position + 1 for position, _, _ in filled)
         self._end = max(self._end, *ends)
         self._is_filled.update(position for position, _, _ in filled)

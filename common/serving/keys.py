@@ -14,8 +14,8 @@ _MOST_BYTES = 2**20
 
 
 def read_keys(path: str | None) -> tuple[bytes, ...]:
-    """Digests of the keys of a file, one a line, and of the environment, with commas between; none: nobody needs one.
-    Lines of the file that begin with # are comments.
+    """Return digests of the keys of a file, one a line, and of the environment, with commas between; none: nobody needs
+    one. Lines of the file that begin with # are comments.
 
     Raises ConfigError for a file that cannot be read, for a file or a variable that holds no key, and for a key that
     clients send differently.

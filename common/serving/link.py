@@ -35,7 +35,7 @@ class Link:
         own.setblocking(False)
 
     def send(self, messages: Sequence[Any]) -> None:
-        """Raises LinkClosed."""
+        """Send what the socket takes. Raises LinkClosed."""
         if messages:
             self._unsent += framed(messages)
         if not self._unsent:
@@ -53,7 +53,7 @@ class Link:
         return len(self._unsent) > _BEHIND_BYTES
 
     def receive(self, wait_s: float = 0.0) -> list[Any]:
-        """What has come, after waiting for something up to so long. Raises LinkClosed."""
+        """Return what has come, after waiting for something up to so long. Raises LinkClosed."""
         if wait_s:
             unsent = [self._socket] if self._unsent else []
             select.select([self._socket], unsent, [], wait_s)
@@ -70,7 +70,7 @@ class Link:
         return self._whole_messages()
 
     def send_last(self, messages: Sequence[Any], seconds: float) -> None:
-        """Before this process ends: waits for the other side to take all, up to so long each time."""
+        """Wait for the other side to take all, up to so long each time, before this process ends."""
         self._unsent += framed(messages)
         self._socket.settimeout(seconds)
         try:

@@ -1,15 +1,12 @@
 """What tokens read as, and what a conversation is: one meaning for batch runs, the server, lm-eval and Python."""
 
-from common.text.answers import AnswerText, StopSearch, answer_of, answer_text, before_stop, stop_finder
-from common.text.growing import WritesText, Writing, writing_of
-from common.text.messages import MOST_MESSAGES, MOST_VARIABLES, conversation, why_no_conversation, why_no_variables
+from common.text.answers import AnswerText, answer_of, answer_text, before_stop, stop_finder
+from common.text.growing import Writing, writing_of
+from common.text.messages import MOST_MESSAGES, conversation, why_no_conversation, why_no_variables
 
 __all__ = [
     "MOST_MESSAGES",
-    "MOST_VARIABLES",
     "AnswerText",
-    "StopSearch",
-    "WritesText",
     "Writing",
     "answer_of",
     "answer_text",

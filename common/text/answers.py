@@ -72,22 +72,22 @@ class AnswerText:
         self._held = ""  # sure, and may begin a stop string; with marks
 
     def add(self, ids: Sequence[int]) -> str:
-        """The text that these tokens make sure, often less than theirs. After the stop nothing counts."""
+        """Return the text that these tokens make sure, often less than theirs. After the stop nothing counts."""
         if self.stopped_by is not None:
             return ""
-        place = next((place for place, id in enumerate(ids) if id in self._stop_of), None)
-        if place is None:
+        index = next((index for index, id in enumerate(ids) if id in self._stop_of), None)
+        if index is None:
             self._take(ids)
             return self._give(is_over=False)
-        self._take(ids[: place + self._includes_stop])
+        self._take(ids[: index + self._includes_stop])
         text = self._finish()
         if self.stopped_by is None:
-            self.stopped_by = stop = self._stop_of[ids[place]]
+            self.stopped_by = stop = self._stop_of[ids[index]]
             return text + stop if self._includes_stop and isinstance(stop, str) else text
         return text
 
     def end(self, ids: Sequence[int] = ()) -> str:
-        """The rest of the text, with these tokens, which are the last."""
+        """Return the rest of the text, with these tokens, which are the last."""
         text = self.add(ids)
         return text + self._finish() if self.stopped_by is None else text
 
@@ -99,10 +99,10 @@ class AnswerText:
     def _take(self, ids: Sequence[int]) -> None:
         begin = 0
         if self._mark_of:
-            for place, id in enumerate(ids):
+            for index, id in enumerate(ids):
                 if id in self._mark_of:
-                    self._held += self._text.add(ids[begin:place]) + self._mark_of[id]
-                    begin = place + 1
+                    self._held += self._text.add(ids[begin:index]) + self._mark_of[id]
+                    begin = index + 1
         self._held += self._text.add(ids[begin:])
 
     def _finish(self) -> str:
@@ -110,7 +110,7 @@ class AnswerText:
         return self._give(is_over=True)
 
     def _give(self, *, is_over: bool) -> str:
-        """What no stop string can begin in any more, up to the first of them."""
+        """Return what no stop string can begin in any more, up to the first of them."""
         shown = _shown(self._held) if self._mark_of else self._held
         match, wait = _first(shown, self._needles, is_over)
         if self._spelled:
@@ -158,7 +158,7 @@ def stop_finder(decode: SaysStops, tokenizer: WritesText) -> Callable[[], StopSe
 
 
 def answer_text(tokenizer: WritesText, ids: Sequence[int], decode: SaysStops) -> str:
-    """The text of a whole answer, up to its stop."""
+    """Return the text of a whole answer, up to its stop."""
     return AnswerText(tokenizer, decode).end(ids)
 
 
@@ -174,7 +174,7 @@ def answer_of(text: str) -> str:
 
 
 def _first(text: str, needles: Sequence[_Needle], is_over: bool) -> tuple[_Match | None, int]:
-    """The match that begins first, and the place from which the text may go on to be another."""
+    """Return the match that begins first, and the place from which the text may go on to be another."""
     found = (_Match(text.find(needle.text), len(needle.text), needle.stop) for needle in needles)
     match = min((one for one in found if one.begin >= 0), default=None)
     may_begin = () if is_over else map(partial(_may_begin, text), needles)
@@ -182,7 +182,7 @@ def _first(text: str, needles: Sequence[_Needle], is_over: bool) -> tuple[_Match
 
 
 def _may_begin(text: str, needle: _Needle) -> int:
-    """Where the text ends with a part of the needle, which it may complete."""
+    """Return where the text ends with a part of the needle, which it may complete."""
     first, begin = needle.text[0], max(0, len(text) - len(needle.text) + 1)
     while (begin := text.find(first, begin)) >= 0:
         if needle.text.startswith(text[begin:]):
@@ -194,11 +194,11 @@ def _may_begin(text: str, needle: _Needle) -> int:
 def _marks(tokenizer: WritesText, stops: Sequence[str]) -> dict[int, str]:
     special = tokenizer.writing.special_tokens.items()
     inside = [id for id, text in special if text and any(text in stop and text != stop for stop in stops)]
-    return {id: chr(_MARK + place) for place, id in enumerate(inside[:_MOST_MARKS])}
+    return {id: chr(_MARK + index) for index, id in enumerate(inside[:_MOST_MARKS])}
 
 
 def _spelled(tokenizer: WritesText, stops: Sequence[str], mark_of: dict[int, str]) -> list[_Needle]:
-    """Stop strings with marks in the place of special tokens' texts, of which the longer ones go first."""
+    """Return stop strings with marks in the place of special tokens' texts, of which the longer ones go first."""
     mark_of_text = {tokenizer.writing.special_tokens[id]: mark for id, mark in mark_of.items()}
     if not mark_of_text:
         return []
@@ -212,9 +212,9 @@ def _shown(text: str) -> str:
 
 
 def _place_of(num_shown: int, text: str) -> int:
-    """The first place that has so many letters other than marks before it."""
-    place = 0
+    """Return the first place that has so many letters other than marks before it."""
+    index = 0
     while num_shown:
-        num_shown -= not _MARKS.match(text[place])
-        place += 1
-    return place
+        num_shown -= not _MARKS.match(text[index])
+        index += 1
+    return index

@@ -41,7 +41,8 @@ class WritesText(Protocol):
 
 
 def writing_of(decoder: Any, vocabulary: Mapping[str, int], special_tokens: Mapping[int, str]) -> Writing:
-    """Read it from a tokenizer's parts. decoder: in the terms of tokenizer.json. vocabulary: added tokens too."""
+    """Read how a decoder writes from a tokenizer's parts. decoder: in the terms of tokenizer.json. vocabulary: added
+    tokens too."""
     parts = list(_atoms(decoder))
     ids, count = set(vocabulary.values()), len(vocabulary)
     has_bytes = any(part.get("type") == "ByteFallback" for part in parts)
@@ -66,7 +67,7 @@ class GrowingText:
         self._num_given = 0  # characters of the pending tokens
 
     def add(self, ids: Sequence[int]) -> str:
-        """The text that these tokens make sure."""
+        """Return the text that these tokens make sure."""
         writing = self._tokenizer.writing
         hidden: Container[int] = writing.special_tokens if self._skips else ()
         self._pending = [*self._pending, *(id for id in ids if id in writing.known_ids and id not in hidden)]
@@ -82,11 +83,11 @@ class GrowingText:
         return new
 
     def rest(self) -> str:
-        """What else the text has if no token follows."""
+        """Return what else the text has if no token follows."""
         return self._text_of(self._pending)[self._num_given :]
 
     def _num_ready(self) -> int:
-        """How many of the pending tokens the next ones leave as they are, but for a character in pieces."""
+        """Return how many of the pending tokens the next ones leave as they are, but for a character in pieces."""
         writing, count = self._tokenizer.writing, len(self._pending)
         if not writing.is_known:
             return 0

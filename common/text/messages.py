@@ -24,17 +24,17 @@ _NOT_RENDERED = ("documents", "tools")
 
 
 def why_no_conversation(messages: object) -> str | None:
-    """What is wrong with it, and where; None: nothing."""
+    """Say what is wrong with it, and where; None: nothing."""
     if not isinstance(messages, (list, tuple)) or not messages:
         return "messages: write a list of at least one {role, content}"
     if len(messages) > MOST_MESSAGES:
         return f"messages: {len(messages)} messages, at most {MOST_MESSAGES} can be given"
-    problems = ((place, _why_no_message(message)) for place, message in enumerate(messages))
-    return next((f"messages.{place}{problem}" for place, problem in problems if problem is not None), None)
+    problems = ((index, _why_no_message(message)) for index, message in enumerate(messages))
+    return next((f"messages.{index}{problem}" for index, problem in problems if problem is not None), None)
 
 
 def why_no_variables(variables: object) -> str | None:
-    """What is wrong with what a template is to be given beside the messages; None: nothing."""
+    """Say what is wrong with what a template is to be given beside the messages; None: nothing."""
     if not isinstance(variables, Mapping):
         return 'chat_template_kwargs: write an object, such as {"enable_thinking": false}'
     if len(variables) > MOST_VARIABLES:
@@ -50,7 +50,7 @@ def why_no_variables(variables: object) -> str | None:
 
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """As the template gets it. Raises ConfigError."""
+    """Return the messages as the template gets them. Raises ConfigError."""
     problem = why_no_conversation(messages)
     if problem is not None:
         raise ConfigError(problem)
@@ -71,8 +71,8 @@ def _why_no_message(message: object) -> str | None:
         return ".content: write it as text, or as a list of text parts"
     if len(content) > MOST_MESSAGES:
         return f".content: {len(content)} parts, at most {MOST_MESSAGES} can be given"
-    problems = ((place, _why_no_part(part)) for place, part in enumerate(content))
-    return next((f".content.{place}{problem}" for place, problem in problems if problem is not None), None)
+    problems = ((index, _why_no_part(part)) for index, part in enumerate(content))
+    return next((f".content.{index}{problem}" for index, problem in problems if problem is not None), None)
 
 
 def _why_no_part(part: object) -> str | None:

@@ -12,7 +12,8 @@ import pytest
 from common.checkpoint import load_model_config
 from common.config import BlockDiffusion, DecodeConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection, Scheduler, decode_requests
-from common.evaluation.families import FamilyTrace, read_family_trace, settings_of
+from common.evaluation.families.settings import settings_of
+from common.evaluation.families.trace import FamilyTrace, read_family_trace
 from common.evaluation.parity import cpu_profile, family_difference, replay_files
 from common.platforms import build_engine
 from common.runtime import facts_of

@@ -19,7 +19,7 @@ from common.bench.estimate.setup import Setup
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """seconds_of: by what they are spent on: memory, matrix, launch, link, latency, host. They add up."""
+    """What a part of a step costs. seconds_of: by memory, matrix, launch, link, latency and host; they add up."""
 
     part: str
     num_bytes: float
@@ -53,12 +53,12 @@ class StepCost:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all requests of one replica."""
+        """Tokens a second of all requests of one replica."""
         return self.setup.tokens_per_step * self.setup.num_requests / self.ms * 1e3
 
 
 def estimate_step(setup: Setup, hardware: Hardware) -> StepCost:
-    """Raises ConfigError where the hardware's file lacks what the step needs."""
+    """Estimate one step. Raises ConfigError where the hardware's file lacks what it needs."""
     operations: Sequence[Operation] = record_step(setup)
     weight_bytes = sum(operation.weight_bytes for operation in operations if isinstance(operation, Kernel))
     if setup.hides_all_reduce:
@@ -74,8 +74,8 @@ def estimate_step(setup: Setup, hardware: Hardware) -> StepCost:
 
 
 def _exposed_updates_s(setup: Setup, update_s: float, layers_s: float) -> float:
-    """What a step waits for new attention lengths. Written behind the launch, a layer's are hidden by the layers before
-    it: the first update remains, and what the host is slower than the device."""
+    """Return the seconds that a step waits for new attention lengths. Written after the launch, a layer's are hidden by
+    the layers before it: the first update remains, and what the host is slower than the device."""
     num_layers = setup.model.num_layers
     if setup.length_updates == "before":
         return num_layers * update_s
@@ -96,10 +96,10 @@ def prefetched(operations: Sequence[Operation], hardware: Hardware, most: float)
     """The same, where each all-reduce's time is used to pull the beginning of the next weight, at most `most` bytes of
     it, into L2."""
     found = list(operations)
-    for place, operation in enumerate(found):
+    for index, operation in enumerate(found):
         if not isinstance(operation, Collective) or operation.name != "all_reduce":
             continue
-        follower = next((n for n in range(place, len(found)) if getattr(found[n], "weight_bytes", 0)), None)
+        follower = next((n for n in range(index, len(found)) if getattr(found[n], "weight_bytes", 0)), None)
         if follower is not None:
             kernel = found[follower]
             assert isinstance(kernel, Kernel), "only kernels have weights"
@@ -131,7 +131,7 @@ def _price_collective(collective: Collective, hardware: Hardware) -> Cost:
 
 
 def _bytes_on_wire(collective: Collective) -> float:
-    """That each rank's link carries one way."""
+    """Return the bytes that each rank's link carries one way."""
     n, size = collective.num_ranks, collective.size
     return {"all_reduce": 2 * (n - 1) / n * size, "all_gather": (n - 1) * size, "broadcast": size}[collective.name]
 

@@ -26,8 +26,8 @@ class MixtureKernel(NamedTuple):
 
 
 def mixture_kernels(moe: MoE, num_tokens: int, tp_size: int) -> Iterator[MixtureKernel]:
-    """Of one rank, if each expert is as likely as any other. Weights of experts that are hit are read once; the router
-    is on every rank."""
+    """Yield the kernels of one rank, if each expert is as likely as any other. Weights of experts that are hit are read
+    once; the router is on every rank."""
     config, (num_local, width, inner) = moe.config, moe.experts_down.shape
     num_pairs = num_tokens * config.experts_per_token * num_local / config.num_experts
     num_hit = num_local * share_of_experts_hit(config, num_tokens)

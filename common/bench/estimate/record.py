@@ -192,7 +192,7 @@ class RecordingOps:
         self.note(part, "quantize", read=_bytes(x), written=x.numel())
 
     def _out_bytes(self, part: str, x: Tensor) -> float:
-        """Of a linear's value; half of them are left where gate_up applies the activation."""
+        """Return the bytes a value of a linear's result; gate_up with its activation leaves half of the values."""
         launches, is_quantized = self.setup.launches, self.setup.is_quantized
         if part != "gate_up":
             return x.element_size()

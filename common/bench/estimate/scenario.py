@@ -28,7 +28,7 @@ class Options:
 
 
 def setup_of(profile: DeviceProfile, run: RunConfig, model: ModelConfig, options: Options) -> Setup:
-    """Raises ConfigError where the files leave open what only a start on the hardware decides."""
+    """Return the step of profile and run. Raises ConfigError where only a start on the hardware decides what it is."""
     mesh, decode = _mesh(profile), run.decode
     check_tensor_parallel(model, mesh.tensor_parallel_size)
     window, prefix = _window_and_prefix(decode, options)
@@ -110,7 +110,7 @@ def _engine(profile: DeviceProfile) -> str:
 
 def _window_and_prefix(decode: DecodeConfig, options: Options) -> tuple[int, int]:
     """vanilla forwards prompt and canvas in every step and caches nothing; fast_dllm and multi_block forward from the
-    current block to the canvas's end, on average half of it, or the block alone where what is behind it is cached too;
+    current block to the canvas's end, on average half of it, or the block alone where what follows it is cached too;
     where blocks are counted from position 0, a step is of one block."""
     canvas = decode.max_new_tokens
     if decode.strategy.name == "vanilla":

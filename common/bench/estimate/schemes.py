@@ -39,7 +39,7 @@ def tell_schemes(
 def costs_ms(
     profile: DeviceProfile, run: RunConfig, config: ModelConfig, scheme_of: Mapping[LinearName, str]
 ) -> dict[str, float]:
-    """Of float and of static linears, each as if all were so, times their share of the layers' weights.
+    """Return what float and static linears cost, each as if all were so, times their share of the layers' weights.
 
     Float ones read twice the bytes; static ones go without the fused norm and quantization. Raises ConfigError.
     """

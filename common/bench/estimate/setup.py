@@ -14,8 +14,8 @@ class Launches:
 
     fuses_*: the stage in front writes the quantized input, or the gate's linear applies the activation. A stage that
     does not fuse it costs a kernel and a trip through memory. splits_keys: attention spreads a row's keys over all
-    units and merges the parts. finishes_reads_only: the last layer behind its attention takes the tokens that are read,
-    not all. commit_copies: a committed block is copied behind the cache. statistics_bytes: moved for
+    units and merges the parts. finishes_reads_only: the last layer takes after its attention the tokens that are read,
+    not all. commit_copies: a committed block is copied to the end of the cache. statistics_bytes: moved for
     each logit to reduce it to token, probability and confidence.
     """
 
@@ -86,7 +86,7 @@ class Setup:
 
     @property
     def rows(self) -> int:
-        """Of this rank."""
+        """Rows of this rank."""
         return -(-self.num_rows // self.bp)
 
     @property
@@ -104,7 +104,7 @@ class Setup:
 
     @property
     def keys_seen(self) -> float:
-        """By a query, on average. Under block-causal attention a query sees to the end of its block."""
+        """Keys that a query sees, on average. Under block-causal attention it sees to the end of its block."""
         if not self.is_block_causal:
             return self.prefix + self.window
         return self.prefix + (self.window + min(self.block_size, self.window)) / 2

@@ -15,7 +15,7 @@ from common.tables import markdown
 
 
 def estimate_tables(profile: DeviceProfile, run: RunConfig, options: Options, hardware_name: str | None) -> str:
-    """Of the run's model, of which only config.json is read. Raises ConfigError with the fix."""
+    """Return the tables of the run's model, of which only config.json is read. Raises ConfigError with the fix."""
     hardware = hardware_of(profile) if hardware_name is None else load_hardware(hardware_name)
     model = load_model_config(run.model)
     check_strategy(run.decode, model)
@@ -25,7 +25,7 @@ def estimate_tables(profile: DeviceProfile, run: RunConfig, options: Options, ha
 
 
 def report(setup: Setup, hardware: Hardware, num_replicas: int = 1) -> str:
-    """Raises ConfigError where the hardware's file lacks what the step needs."""
+    """Return the tables of one step. Raises ConfigError where the hardware's file lacks what it needs."""
     step = estimate_step(setup, hardware)
     sections = [
         _conditions(setup, hardware),
@@ -44,7 +44,7 @@ def _conditions(setup: Setup, hardware: Hardware) -> str:
     launched = "captured" if setup.is_captured else "launched one by one"
     return (
         f"One step on {hardware.name}: bp {setup.bp} x tp {setup.tp}, {setup.num_rows} rows of {setup.num_requests} "
-        f"request(s), {setup.rows} on each device, window {setup.window} behind {setup.prefix} cached positions, "
+        f"request(s), {setup.rows} on each device, window {setup.window} after {setup.prefix} cached positions, "
         f"{attention} attention, {setup.num_reads} positions through the head; linears in {setup.linear_dtype}, "
         f"{setup.launches.name}, {launched}."
     )

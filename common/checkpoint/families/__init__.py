@@ -18,8 +18,7 @@ from common.checkpoint.families.dense import (
 from common.checkpoint.families.experts import read_llada2_moe, read_sdar_moe
 from common.checkpoint.families.fields import Fields
 from common.checkpoint.families.quantized import check_unquantized
-from common.checkpoint.folder import existing_folder, is_file, shown
-from common.checkpoint.json_file import read_json_object
+from common.checkpoint.folder import existing_folder, is_file, read_json_object, shown
 from common.checkpoint.model_config import ModelConfig
 from common.errors import ConfigError
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.checkpoint.folder import shown
-from common.checkpoint.json_file import read_json_object
+from common.checkpoint.folder import read_json_object, shown
 from common.errors import ConfigError
 
 MOST_LAYERS = 1000
@@ -48,7 +47,7 @@ class Fields:
         return self.tree[self._names.get(key, key)] if self.has(key) else self._defaults.get(key)
 
     def integer(self, key: str, *, at_least: int = 1, at_most: int = _LARGEST, null: int | None = None) -> int:
-        """null: what a null stands for, if for anything."""
+        """Return an integer. null: what a null stands for, if for anything."""
         value = self._required(key, null)
         if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= at_most:
             raise self.error(
@@ -57,14 +56,14 @@ class Fields:
         return value
 
     def number(self, key: str, value: Any = None, *, at_least: float, at_most: float) -> float:
-        """`value`, or what the file has under the key."""
+        """Return `value`, or what the file has under the key."""
         value = self._required(key) if value is None else value
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not at_least <= value <= at_most:
             raise self.error(key, f"expected a number in {at_least:g}..{at_most:g}, found {shown(value)}; {FIX}")
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """A null is false, as in Python."""
+        """Return a flag; a null is false, as in Python."""
         value = self.get(key)
         if value is not None and not isinstance(value, bool):
             raise self.error(key, f"expected true or false, found {shown(value)}; {FIX}")

@@ -10,10 +10,10 @@ from common.checkpoint.model_config import Family
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """Modules of a checkpoint. Those of a layer stand behind `layer`, where {i} is its number.
+    """Modules of a checkpoint. Names of a layer begin with `layer`, where {i} is its number.
 
-    qkv: three modules, or one whose rows are all of q, then k, then v. mlp: gate, up and down, also of an expert, which
-    stands behind `expert`, where {e} is its number, and of the shared experts. has_own_head: whether the published
+    qkv: three modules, or one whose rows are all of q, then k, then v. mlp: gate, up and down, also of an expert, whose
+    names begin with `expert`, where {e} is its number, and of the shared experts. has_own_head: whether the published
     model has a head to load where it is tied to the embedding.
     """
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.checkpoint.families.fields import FIX, Fields
-from common.checkpoint.folder import MOST_VOCABULARY_BYTES, is_file, shown
-from common.checkpoint.json_file import read_json_object
+from common.checkpoint.folder import MOST_VOCABULARY_BYTES, is_file, read_json_object, shown
 from common.checkpoint.tokenizer_files import read_settings, special_tokens
 
 _MOST_DIGITS = 20  # of an id

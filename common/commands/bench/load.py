@@ -83,4 +83,4 @@ def _check(known: argparse.Namespace) -> None:
             "lookaheads that the load decides"
         )
     if known.output is not None:
-        require_file("--output", real_file(known.output), "")
+        require_file("--output", real_file(known.output))

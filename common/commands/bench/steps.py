@@ -49,7 +49,7 @@ def measure(arguments: list[str]) -> None:
     chosen = {name: value for name, value in given.items() if value is not None}
     if known.no_mixes:
         chosen["mixes"] = ()
-    run_bench(profile, run, BenchOptions(**chosen, trace=known.trace, output=known.output))
+    run_bench(profile, run, BenchOptions(**chosen, output=known.output))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -62,10 +62,10 @@ def check_output(path: Path) -> None:
     from common.batch import real_file, require_file
     from common.bench import beside
 
-    require_file("--output", real_file(path), "")
+    require_file("--output", real_file(path))
     if beside(path) == path:
         raise ConfigError(f"--output {path}: .md is for the table that is written beside it: name a JSON file")
-    require_file("--output", beside(path), "")
+    require_file("--output", beside(path))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,7 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     add_model_and_settings(parser, nargs="?")
     parser.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"))
     parser.add_argument("--output", help="JSON file; a table is written beside it, and `lopa report` draws it")
-    parser.add_argument("--trace", help="recorded acceptance (common.bench.acceptance) for tokens per second")
     parser.add_argument("--shapes", nargs="+", type=_shape, metavar="ROWSxWINDOW", help="single steps to time")
     parser.add_argument("--no-mixes", action="store_true", help="leave out the steps over windows of several widths")
     parser.add_argument("--steps", type=_COUNT, help="timed steps of each shape")

@@ -31,7 +31,7 @@ def report(
     page = real_file(output or folder / "report.html")
     markdown = real_file(page.with_suffix(".md"))
     for path in (page, markdown):
-        require_file("--output", path, ".tmp")
+        require_file("--output", path)
     if page == markdown:
         raise ConfigError(f"--output {page}: .md is for the tables that are written beside the page: name an HTML file")
     write_report(results, page, markdown)

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from common.batch import write_whole
-from common.commands.report.sections import Section, Table, conditions, results_table, sections
+from common.batch import meanings, write_whole
+from common.commands.report.sections import Section, Table, conclusion, conditions, results_table, sections
 from common.commands.report.study import Study, read_study
-from common.scoring import DEFINITIONS
 from common.serving import colours
 from common.tables import markdown
 
@@ -40,18 +39,20 @@ def write_report(results: Path, html_path: Path, markdown_path: Path) -> None:
 
 
 def html_page(study: Study) -> str:
-    """A picture for each section first, then the tables they are drawn from."""
+    """Return the conclusion, a picture for each section that has one, then the tables."""
     style = colours() + files(__package__).joinpath("report.css").read_text(encoding="utf-8")
     digest = f"sha256-{b64encode(hashlib.sha256(style.encode()).digest()).decode()}"
-    found = sections(study)
+    found, shared = sections(study), conditions(study.measured)
     body = [
         f"<h1>{_text(study.title)}</h1>",
+        f"<p><strong>{_text(conclusion(study))}</strong></p>",
         f'<p class="muted">{_text(_facts(study))}</p>',
         *(f'<section class="bad">{_text(sentence)}</section>' for sentence in _problems(study)),
         '<div class="pictures">',
-        *(_figure(section) for section in found),
+        *(_figure(section, shared) for section in found if not section.absent),
         "</div>",
-        _table_section(_RESULTS, results_table(study), [*conditions(study.measured), *_meanings()]),
+        *(f'<p class="muted">{_text(f"{section.title}: {section.absent}")}</p>' for section in found if section.absent),
+        _table_section(_RESULTS, results_table(study), [*shared, *meanings(_MEANINGS)]),
         *(_table_section(one.title, one.table, one.conditions) for one in found if one.table is not None),
     ]
     head = _HEAD.format(hash=digest, title=_text(f"LoPA: {study.title}"), style=style)
@@ -60,16 +61,17 @@ def html_page(study: Study) -> str:
 
 def markdown_page(study: Study) -> str:
     """The tables, with their conditions."""
-    parts = [f"# {_plain(study.title)}", _plain(_facts(study)), *(f"**{_plain(text)}**" for text in _problems(study))]
+    parts = [f"# {_plain(study.title)}", f"**{_plain(conclusion(study))}**", _plain(_facts(study))]
+    parts += [f"**{_plain(text)}**" for text in _problems(study)]
     parts += [
         f"## {_RESULTS}",
-        _markdown_table(results_table(study)),
-        *_list([*conditions(study.measured), *_meanings()]),
+        markdown(*results_table(study)),
+        *_list([*conditions(study.measured), *meanings(_MEANINGS)]),
     ]
     for section in sections(study):
         parts += [f"## {section.title}", _plain(section.meaning)]
         parts += [section.absent] if section.absent else []
-        parts += [_markdown_table(section.table)] if section.table is not None else []
+        parts += [markdown(*section.table)] if section.table is not None else []
         parts += _list(section.conditions)
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -103,15 +105,12 @@ def _counts(metrics: object) -> tuple[int, int]:
     return requests["finished"], requests["errors"]
 
 
-def _meanings() -> list[str]:
-    return [f"{name}: {DEFINITIONS[name]}" for name in _MEANINGS]
-
-
-def _figure(section: Section) -> str:
+def _figure(section: Section, shared: Sequence[str]) -> str:
+    """Return a card. shared: conditions that the table of results says."""
     legend = "".join(f'<li><i class="{style}"></i>{_text(name)}</li>' for style, name in section.legend)
-    lines = [section.absent] if section.absent else [section.meaning, *section.conditions]
+    lines = [section.meaning, *(line for line in section.conditions if line not in shared)]
     caption = "".join(f"<p>{_text(line)}</p>" for line in lines)
-    shown = f'{section.picture}<ul class="legend">{legend}</ul>' if section.picture else ""
+    shown = f'{section.picture}<ul class="legend">{legend}</ul>'
     return f"<figure><h2>{_text(section.title)}</h2>{shown}<figcaption>{caption}</figcaption></figure>"
 
 
@@ -132,11 +131,6 @@ def _table_section(title: str, table: Table, lines: Sequence[str]) -> str:
         f'<section><h2>{_text(title)}</h2><div class="scroll" tabindex="0" role="region" aria-label="{_text(title)}">'
         f"<table><thead>{cells('th', headings)}</thead><tbody>{body}</tbody></table></div>{below}</section>"
     )
-
-
-def _markdown_table(table: Table) -> str:
-    headings, rows = table
-    return markdown(headings, [[_plain(cell).replace("|", "\\|") for cell in row] for row in rows])
 
 
 def _list(lines: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,32 @@ def sections(study: Study) -> list[Section]:
         _windows(study),
         *_step_times(study),
     ]
+
+
+def conclusion(study: Study) -> str:
+    """Say which setting fills the most tokens a pass, without losing accuracy where answers were marked."""
+    measured = sorted(study.measured, key=lambda pair: _tpf(pair[1]))
+    if not measured:
+        return "Nothing is measured yet."
+    slowest, scored = measured[0], [pair for pair in measured if pair[1]["accuracy"] is not None]
+    if not scored:
+        fastest, condition = measured[-1], "; no answer was marked right or wrong"
+    else:
+        slowest, condition = scored[0], " without losing accuracy by more than the standard error"
+        fastest = [pair for pair in scored if not _is_worse(pair[1]["accuracy"], slowest[1]["accuracy"])][-1]
+    said = f"{_told(fastest)} fills the most tokens a pass{condition}"
+    return f"{said}." if fastest is slowest else f"{said}; {_told(slowest)} fills the fewest."
+
+
+def _is_worse(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    error = math.hypot(one["standard_error"], other["standard_error"])
+    return bool(one["share"] < other["share"] - error)
+
+
+def _told(pair: tuple[Point, Metrics]) -> str:
+    point, metrics = pair
+    right = "" if metrics["accuracy"] is None else f", accuracy {accuracy(metrics)}"
+    return f"{point.name} (TPF {_tpf(metrics):.2f}{right})"
 
 
 def results_table(study: Study) -> Table:

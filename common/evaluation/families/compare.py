@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from common.decoding import Completion, StepRecord
-from common.evaluation.difference import first_of
+from common.evaluation.difference import first_step
 from common.evaluation.families.trace import FamilyStep, FamilyTrace
 
 _FINAL = ("prefill", "commit")  # kinds of passes that write final KV
@@ -14,10 +14,9 @@ _FINAL = ("prefill", "commit")  # kinds of passes that write final KV
 
 def first_difference(trace: FamilyTrace, records: Sequence[StepRecord], completion: Completion) -> str | None:
     """One sentence on the first pass or token that disagrees with the trace; None if all agree."""
-    for number, (expected, record) in enumerate(zip(trace.steps, records, strict=False), start=1):
-        difference = first_of(_exact(expected, record), _close(expected, record))
-        if difference:
-            return f"step {number}: {difference}"
+    difference = first_step(trace.steps, records, _exact, _close)
+    if difference is not None:
+        return difference
     if not len(records) == len(trace.steps) == trace.num_forward_steps:
         return f"{len(records)} steps, the trace holds {len(trace.steps)} of {trace.num_forward_steps}"
     return _text_difference(trace, completion)
@@ -31,14 +30,14 @@ def _exact(expected: FamilyStep, record: StepRecord) -> Iterator[tuple[str, Any,
         yield "KV written", list(expected.kv_written or ()), written
     if expected.block_kv_written is not None:
         yield "KV written", list(expected.block_kv_written), written
-    masks = {place: made.token for place, made in record.candidates.items() if made.current is None}
-    yield "candidates", {place: token for place, (token, _) in expected.candidates.items()}, masks
-    yield "entropies beside candidates", [place for place in expected.entropy or () if place not in masks], []
+    masks = {position: made.token for position, made in record.candidates.items() if made.current is None}
+    yield "candidates", {position: token for position, (token, _) in expected.candidates.items()}, masks
+    yield "entropies beside candidates", [position for position in expected.entropy or () if position not in masks], []
     yield "fills", expected.filled, record.filled
     if expected.edit_candidates is not None:
         yield (
             "edit candidates",
-            {place: token for place, (token, _) in expected.edit_candidates.items()},
+            {position: token for position, (token, _) in expected.edit_candidates.items()},
             _edits(record),
         )
         yield "edits", expected.edited or {}, record.edited
@@ -46,24 +45,24 @@ def _exact(expected: FamilyStep, record: StepRecord) -> Iterator[tuple[str, Any,
 
 def _edits(record: StepRecord) -> dict[int, int]:
     """Filled positions at which another token is the most probable."""
-    filled = {place: made for place, made in record.candidates.items() if made.current is not None}
-    return {place: made.token for place, made in filled.items() if made.token != made.current}
+    filled = {position: made for position, made in record.candidates.items() if made.current is not None}
+    return {position: made.token for position, made in filled.items() if made.token != made.current}
 
 
 def _close(expected: FamilyStep, record: StepRecord) -> Iterator[tuple[str, float, float]]:
-    for place, (_, probability) in {**expected.candidates, **(expected.edit_candidates or {})}.items():
-        yield f"probability at position {place}", probability, record.candidates[place].probability
-    for place, entropy in (expected.entropy or {}).items():
-        yield f"entropy at position {place}", entropy, -record.candidates[place].confidence
+    for position, (_, probability) in {**expected.candidates, **(expected.edit_candidates or {})}.items():
+        yield f"probability at position {position}", probability, record.candidates[position].probability
+    for position, entropy in (expected.entropy or {}).items():
+        yield f"entropy at position {position}", entropy, -record.candidates[position].confidence
 
 
 def _text_difference(trace: FamilyTrace, completion: Completion) -> str | None:
-    """Up to the end token, behind which published code leaves what it likes."""
+    """Compare up to the end token, after which published code leaves what it likes."""
     stops = trace.decode.get("stop_tokens") or [trace.decode.get("stop_token"), trace.decode.get("eos_token")]
     found, wanted = completion.canvas_token_ids, trace.generated
-    for place, (token, expected) in enumerate(zip(found, wanted, strict=False)):
+    for index, (token, expected) in enumerate(zip(found, wanted, strict=False)):
         if token != expected:
-            return f"generated token {place} is {token}, the trace has {expected}"
+            return f"generated token {index} is {token}, the trace has {expected}"
         if token in stops:
             return None
     rest = wanted[len(found) :]

@@ -14,7 +14,7 @@ from common.config import DecodeConfig
 from common.errors import ConfigError
 from common.evaluation.families.trace import FamilyTrace
 
-_DUAL_WITHOUT_CAP = "24cc59e7"  # the older dual cache, which looks for masks behind a pass
+_DUAL_WITHOUT_CAP = "24cc59e7"  # the older dual cache, which looks for masks after a pass
 _SDAR_RULES = {
     "low_confidence_static": "static", "low_confidence_dynamic": "dynamic", "sequential": "sequential",
     "entropy_bounded": "entropy_bounded",
@@ -23,7 +23,7 @@ _CACHES = {"generate": "none", "generate_with_prefix_cache": "prefix", "generate
 
 
 def settings_of(trace: FamilyTrace) -> DecodeConfig:
-    """Raises ConfigError for settings of no known code."""
+    """Return `decode` for a trace. Raises ConfigError for settings of no known code."""
     given = trace.decode
     try:
         if "small_block_size" in given:
@@ -52,7 +52,7 @@ def settings_of(trace: FamilyTrace) -> DecodeConfig:
 
 
 def _to_block_end(trace: FamilyTrace, num_tokens: int, block_size: int) -> int:
-    """Tokens behind the prompt up to the end of the block in which this many end; blocks count from position 0."""
+    """Tokens after the prompt up to the end of the block in which this many end; blocks count from position 0."""
     length = len(trace.prompt)
     return -(-(length + num_tokens) // block_size) * block_size - length
 

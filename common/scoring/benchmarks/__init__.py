@@ -3,14 +3,3 @@
 A benchmark is a table of functions over rows (`Benchmark`), one module each. Prompts, stop strings and rules are those
 of lm-eval's tasks of the same names. Programs run in a cell (`common.scoring.programs`).
 """
-
-from common.scoring.benchmarks.benchmark import Row
-from common.scoring.benchmarks.registry import BENCHMARKS
-from common.scoring.benchmarks.task import BenchmarkTask, task_of
-
-__all__ = [
-    "BENCHMARKS",
-    "BenchmarkTask",
-    "Row",
-    "task_of",
-]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from common.scoring.benchmarks.benchmark import Benchmark, Marks, Row
-from common.scoring.results import final_number, marked_number
+from common.scoring.results.numbers import final_number, marked_number
 
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
@@ -13,8 +13,8 @@ _IGNORED = re.compile(r"(?s).*#### |[,$]")
 
 
 def _mark(row: Row, text: str) -> Marks:
-    """`number`: what stands behind the last `####` has the value of the row's, however both are written.
-    lm-eval's: `strict-match`, the first number behind `#### `, and `flexible-extract`, the last of all, as texts."""
+    """`number`: what follows the last `####` has the value of the row's, however both are written.
+    lm-eval's: `strict-match`, the first number after `#### `, and `flexible-extract`, the last of all, as texts."""
     number, expected = marked_number(row["answer"]), _plain(row["answer"])
     strict, flexible = _STRICT.search(text), _FLEXIBLE.findall(text)
     return {

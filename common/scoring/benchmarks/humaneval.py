@@ -9,7 +9,9 @@ import keyword
 from collections.abc import Callable
 
 from common.scoring.benchmarks.benchmark import Benchmark, Marks, Row
-from common.scoring.programs import passes, program_of, program_scorer
+from common.scoring.programs.isolation import program_scorer
+from common.scoring.programs.suites import passes
+from common.scoring.programs.text import program_of
 
 TIME_LIMIT_S = 3.0
 PLUS_TIME_LIMIT_S = 15.0  # hundreds of inputs, and numpy to load

@@ -9,9 +9,9 @@ import re
 from dataclasses import replace
 
 from common.scoring.benchmarks.benchmark import Benchmark, Marks, Row
-from common.scoring.results import comparison, is_same_result, is_same_value
-from common.scoring.results.expressions import Same
+from common.scoring.results.expressions import Same, is_same_result
 from common.scoring.results.latex import boxed
+from common.scoring.results.symbolic import comparison, is_same_value
 
 _FINAL = re.compile(r"Final Answer: The final answer is(.*?). I hope it is correct.")
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 
 from common.scoring.benchmarks.benchmark import Benchmark, Marks, Row
-from common.scoring.programs import passes, program_of, program_scorer
+from common.scoring.programs.isolation import program_scorer
+from common.scoring.programs.suites import passes
+from common.scoring.programs.text import program_of
 
 TIME_LIMIT_S = 3.0
 PLUS_TIME_LIMIT_S = 15.0
@@ -31,7 +34,7 @@ def _ask(row: Row) -> str:
 
 
 def _program(row: Row, text: str) -> str:
-    """Of an answer that may have the prompt's marks around it, whether the stop string was looked for or not."""
+    """Return the program of an answer, which may still have the prompt's marks around it."""
     name = entry_point(row)
     program = program_of(_BEGUN.sub("", text.split(_DONE, 1)[0]), name)
     return program if name in program else program_of(_BEGUN.sub("", text.replace(_DONE, "")), name)
@@ -83,17 +86,10 @@ MBPP = Benchmark(
     program=lambda row: str(row["code"]),
     scored_by=program_scorer,
 )
-MBPP_PLUS = Benchmark(
+MBPP_PLUS = replace(
+    MBPP,
     fields={"prompt": str, "code": str, "test_list": list, "test": str},
-    ask=_ask,
     mark=_mark_plus,
-    require_result=entry_point,
-    stop=(_DONE,),
     shot_fields={"text": str, "code": str, "test_list": list},
-    solve=lambda row: f"{row['code']}\n{_DONE}\n\n",
-    num_fewshot=3,
-    own_shots="mbpp.jsonl",
-    kind=lambda _: "code",
-    program=lambda row: str(row["code"]),
-    scored_by=program_scorer,
+    is_test=bool,
 )

@@ -12,9 +12,22 @@ from typing import Any
 from common.config import BenchmarkName, InputConfig, fewshot_file
 from common.errors import ConfigError
 from common.scoring.benchmarks.benchmark import Benchmark, Marks, Prompt, Row
-from common.scoring.benchmarks.registry import BENCHMARKS
+from common.scoring.benchmarks.gsm8k import GSM8K
+from common.scoring.benchmarks.humaneval import HUMANEVAL, HUMANEVAL_INSTRUCT, HUMANEVAL_PLUS
+from common.scoring.benchmarks.math import MATH, MATH_PLAIN
+from common.scoring.benchmarks.mbpp import MBPP, MBPP_PLUS
 from common.text import answer_of, before_stop
 
+BENCHMARKS: dict[BenchmarkName, Benchmark] = {
+    "gsm8k": GSM8K,
+    "math": MATH,
+    "math_plain": MATH_PLAIN,
+    "humaneval": HUMANEVAL,
+    "humaneval_instruct": HUMANEVAL_INSTRUCT,
+    "humaneval_plus": HUMANEVAL_PLUS,
+    "mbpp": MBPP,
+    "mbpp_plus": MBPP_PLUS,
+}
 _MOST_SHOWN = 12
 _FIX = "set input.benchmark to the benchmark of the file, or correct the file"
 _TYPES: dict[type, str] = {str: "text", list: "list of texts"}
@@ -39,11 +52,12 @@ class BenchmarkTask:
         return Prompt(self.shots + self.benchmark.ask(row), self.benchmark.begin(row))
 
     def mark(self, row: Row, text: str) -> Marks:
-        """The rule that decides comes first. Raises ValueError for a row that no answer can be compared with."""
+        """Mark an answer by every rule, the one that decides first. Raises ValueError for a row that no answer can be
+        compared with."""
         return self.benchmark.mark(row, answer_of(text))
 
     def reference(self, row: Row) -> str | None:
-        """A right answer in the form that is asked for; None for a row that comes without one."""
+        """Return a right answer in the form that is asked for; None for a row that comes without one."""
         begun = self.benchmark.begin(row)
         try:
             if self.is_chat and self.benchmark.program is not None and not begun:
@@ -54,7 +68,7 @@ class BenchmarkTask:
         return before_stop(solved, self.benchmark.stop).strip("\n")
 
     def require_row(self, row: Row, where: str) -> None:
-        """ConfigError for a row that is none of this benchmark's, or that no answer can be compared with."""
+        """Raise ConfigError for a row that is none of this benchmark's, or that no answer can be compared with."""
         _require_fields(self.name, self.benchmark.fields, row, where)
         try:
             self.benchmark.require_result(row)
@@ -63,7 +77,8 @@ class BenchmarkTask:
 
 
 def task_of(config: InputConfig) -> BenchmarkTask | None:
-    """None where the input is no benchmark. Raises ConfigError for solved rows that are missing or are none."""
+    """Return the task; None where the input is no benchmark. Raises ConfigError for solved rows that are missing or are
+    none."""
     if config.benchmark is None:
         return None
     return _task(config.benchmark, config.num_fewshot, config.fewshot_path, config.apply_chat_template)

@@ -1,6 +1,6 @@
 """Fenced blocks of code in an answer, as Markdown has them and as models write them.
 
-A fence may stand in a list or a quotation, behind text or a line of code, and lack its end. HTML's `<code>` counts
+A fence may stand in a list or a quotation, after text or a line of code, and lack its end. HTML's `<code>` counts
 where there is no fence. Lines end with \\n here.
 """
 
@@ -38,7 +38,7 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """code: what stands behind the mark on its line and is code. is_whole: the block ends on that line."""
+    """code: what follows the mark on its line and is code. is_whole: the block ends on that line."""
 
     before: str
     mark: str
@@ -50,20 +50,20 @@ class _Opening:
 
 
 def fenced(text: str) -> Fenced:
-    lines, place = text.split("\n"), 0
+    lines, index = text.split("\n"), 0
     blocks: list[str] = []
     outside: list[str] = []
     before, is_bare = text, False
-    while place < len(lines):
-        opening = _opening(lines[place]) if len(blocks) < _MOST_BLOCKS else None
+    while index < len(lines):
+        opening = _opening(lines[index]) if len(blocks) < _MOST_BLOCKS else None
         if opening is None:
-            outside.append(lines[place])
-            place += 1
+            outside.append(lines[index])
+            index += 1
             continue
         outside.append(opening.before)
         if not blocks:
             before, is_bare = "\n".join(outside), opening.is_bare
-        code, place = _block(lines, place, opening)
+        code, index = _block(lines, index, opening)
         blocks.append(code)
         if "```" in code and not is_program(code):
             blocks += fenced(code).blocks  # such as an answer that is all in a block of Markdown
@@ -73,13 +73,14 @@ def fenced(text: str) -> Fenced:
 
 
 def until_fence(text: str) -> tuple[str, str]:
-    """What an open block holds that the text begins in, a program or the body of a function, and what follows it."""
+    """Return what an open block holds that the text begins in, a program or the body of a function, and what follows
+    it."""
     lines = ["```", *text.split("\n")]
     for head in ("def _():", ""):
-        code, place = _block(lines, 0, _Opening("", "```", 0, 0, head, True, False))
+        code, index = _block(lines, 0, _Opening("", "```", 0, 0, head, True, False))
         if is_program(code):
             break
-    return code.removeprefix(f"{head}\n"), "\n".join(lines[place:])
+    return code.removeprefix(f"{head}\n"), "\n".join(lines[index:])
 
 
 def _opening(line: str) -> _Opening | None:
@@ -99,26 +100,26 @@ def _opening(line: str) -> _Opening | None:
     return _Opening(before, mark, lead.count(">"), width, code[1] if code else "", not rest.strip(), is_whole)
 
 
-def _block(lines: Sequence[str], place: int, opening: _Opening) -> tuple[str, int]:
-    """The code of the block that opens on this line, and the line behind it: up to the first end that leaves a program;
-    where none does, up to the first."""
+def _block(lines: Sequence[str], index: int, opening: _Opening) -> tuple[str, int]:
+    """Return the code of the block that opens on this line, and the line after it: up to the first end that leaves a
+    program; where none does, up to the first."""
     if opening.is_whole:
-        return opening.code, place + 1
+        return opening.code, index + 1
     first = [opening.code] if opening.code else []
     found: tuple[str, int] | None = None
-    for number, head, is_again in _ends(lines[place + 1 :], opening):
-        code, is_right = _without_lead(first, [*lines[place + 1 : place + 1 + number], *head], opening)
-        behind = place + 1 + number + (not is_again)
+    for number, head, is_again in _ends(lines[index + 1 :], opening):
+        code, is_right = _without_lead(first, [*lines[index + 1 : index + 1 + number], *head], opening)
+        following = index + 1 + number + (not is_again)
         if is_right:
-            return code, behind
-        found = found or (code, behind)
+            return code, following
+        found = found or (code, following)
     assert found is not None, "a text has an end"
     return found
 
 
 def _ends(lines: Sequence[str], opening: _Opening) -> Iterator[tuple[int, list[str], bool]]:
-    """Where the block may end: on which line, what of that line belongs to it, and whether another block begins there.
-    The end of the text is the last."""
+    """Yield where the block may end: on which line, what of that line belongs to it, and whether another block begins
+    there. The end of the text is the last."""
     num_found = 0
     for number, line in enumerate(lines):
         head, mark, rest = line.partition(opening.mark)
@@ -137,8 +138,8 @@ def _ends(lines: Sequence[str], opening: _Opening) -> Iterator[tuple[int, list[s
 
 
 def _without_lead(first: list[str], lines: Sequence[str], opening: _Opening) -> tuple[str, bool]:
-    """The code of these lines without the indentation of their fence, and whether it is a program. Where it is none,
-    the lines may not have followed the fence's indentation."""
+    """Return the code of these lines without the indentation of their fence, and whether it is a program. Where it is
+    none, the lines may not have followed the fence's indentation."""
     for _ in range(opening.num_quotes):
         lines = [_QUOTE.sub("", line, count=1) if _QUOTE.match(line) else line for line in lines]
     code = dedented("\n".join([*first, *(_cut(line, opening.width) for line in lines)]))

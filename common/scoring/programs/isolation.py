@@ -28,7 +28,8 @@ _PROBE = "import decimal, random, re\ndef probe(number):\n    return [number, le
 
 
 def isolation() -> Level:
-    """The level used for every program of this process; tried out by a harmless one and logged the first time.
+    """Return the level for every program of this process; the first time it is tried out with a harmless one and
+    logged.
 
     Raises ConfigError on a machine without namespaces where nobody has allowed to do without them.
     """
@@ -53,12 +54,12 @@ def _chosen() -> Level:
 
 @functools.cache
 def strongest() -> Level:
-    """The level for programs of this package's own, which take what a model has written as data."""
+    """Return the level for programs of this package's own, which take what a model has written as data."""
     return "limits" if why_not("namespaces") else "namespaces"
 
 
 def why_not(level: Level) -> str | None:
-    """Why no program runs at this level here; None if one does."""
+    """Return why no program runs at this level here; None if one does."""
     try:
         values = run_program(_PROBE, "probe", [[7]], level, _PROBE_LIMIT_S)
     except NotStarted as reason:
@@ -67,5 +68,6 @@ def why_not(level: Level) -> str | None:
 
 
 def program_scorer() -> str:
-    """What the mark of a program depends on beside the program: the interpreter, and what it may do in its cell."""
+    """Return what the mark of a program depends on beside the program: the interpreter, and what it may do in its
+    cell."""
     return f"Python {platform.python_version()}, {isolation()}"

@@ -48,7 +48,7 @@ class NotStarted(OSError):
 def run_program(
     source: str, entry_point: str, inputs: Sequence[object], level: Level, time_limit_s: float | None = None
 ) -> list[object] | None:
-    """What `entry_point` yields for each of `inputs` (lists of positional arguments), as JSON holds it.
+    """Return what `entry_point` yields for each of `inputs` (lists of positional arguments), as JSON holds it.
 
     time_limit_s: wall and processor time, TIME_LIMIT_S unless given.
     None where the program fails, exceeds a limit, yields what JSON cannot hold or tampers with its keeper.
@@ -80,14 +80,14 @@ def run_program(
 
 
 def library_folders() -> list[str]:
-    """Where a program finds libraries beside the standard one."""
+    """Return where a program finds libraries beside the standard one."""
     return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
 
 def _job(
     source: str, entry_point: str, inputs: Sequence[object], level: Level, folder: str, time_limit_s: float
 ) -> bytes:
-    """Eight bytes of length, then JSON."""
+    """Return the job as eight bytes of length, then JSON."""
     job = {
         "level": level,
         "folder": folder,
@@ -142,7 +142,7 @@ def _exchange(process: subprocess.Popen[bytes], job: bytes, ends_at: float) -> b
 
 
 def _send_some(descriptor: int, left: memoryview) -> memoryview:
-    """What is left to send; nothing if nobody listens any more."""
+    """Send some; return what is left, nothing if nobody listens any more."""
     try:
         return left[os.write(descriptor, left) :]
     except BrokenPipeError:

@@ -1,9 +1,9 @@
 """Does a program pass the assertions that come with a public benchmark? Both run in one cell (`programs`).
 
 The assertions may call the program with anything and hold its results against anything, so they share an interpreter
-with it. That the end of them was reached is told by a random text which stands behind them. A program that leaves
+with it. That the end of them was reached is told by a random text which follows them. A program that leaves
 early, prints or ends the process never tells it. One that looks the text up in the interpreter's memory does: hence
-what passes runs a second time with an assertion behind the others that is false, and is wrong if it passes again.
+what passes runs a second time with an assertion after the others that is false, and is wrong if it passes again.
 
 What is left to a program is to be equal to everything, as in every harness that compares in the same interpreter, or to
 look for that last assertion on purpose.

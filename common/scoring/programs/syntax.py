@@ -15,7 +15,7 @@ _STATEMENTS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.ExceptHandler,
 
 @lru_cache(16)  # an end of a block is looked at more than once
 def parsed(code: str) -> ast.Module | int:
-    """The tree of a program; of another text the number of the line where it goes wrong, 0 where nobody can tell."""
+    """Return the tree of a program, else the number of the line where it goes wrong, 0 where nobody can tell."""
     if len(code) > _MOST_CHARACTERS:
         return 0
     try:
@@ -29,12 +29,13 @@ def parsed(code: str) -> ast.Module | int:
 
 
 def is_program(code: str) -> bool:
-    """Also if it is the body of a function, with `return` outside of any."""
+    """Whether the code parses, also as the body of a function with `return` outside of any."""
     return isinstance(parsed(code), ast.Module)
 
 
 def wrong_line(code: str) -> int | None:
-    """The number of the line where a text stops to be a whole program, None if it is one; 0 where nobody can tell."""
+    """Return the number of the line where a text stops to be a whole program, None if it is one; 0 where nobody can
+    tell."""
     tree = parsed(code)
     if isinstance(tree, int):
         return tree
@@ -53,7 +54,7 @@ def _stray_returns(node: ast.AST) -> Iterator[int]:
 
 
 def dedented(code: str) -> str:
-    """Without the indentation that all lines share, or where text in quotes has less, without the first line's."""
+    """Remove the indentation that all lines share, or where text in quotes has less, the first line's."""
     shared = textwrap.dedent(code)
     if is_program(shared):
         return shared

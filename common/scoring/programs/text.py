@@ -19,7 +19,7 @@ _INDENT = "    "
 
 
 def program_of(text: str, entry_point: str, prompt: str = "", *, is_fence_open: bool = False) -> str:
-    """The program that an answer makes.
+    """Return the program that an answer makes.
 
     prompt: code that the answer may go on with or repeat, such as a function's head; it comes first in any case. Of the
     fenced blocks it is the first that defines the entry point, of several one that is a program, with what it uses of
@@ -86,13 +86,13 @@ def _defines(code: str, entry_point: str) -> bool:
 
 
 def _completed(prompt: str, code: str) -> str:
-    """The prompt and as many lines of its completion as make a program; all of them where none do. A completion that
-    lacks the indentation of the body gets it."""
+    """Return the prompt and as many lines of its completion as make a program; all of them where none do. A completion
+    that lacks the indentation of the body gets it."""
     indent = _indent_of(prompt)
     bodies = [code, textwrap.indent(dedented(code), indent), indent + code.lstrip()]
-    counted = [(_num_valid(body.split("\n"), prompt), -place) for place, body in enumerate(bodies)]
-    count, place = max(counted)
-    return prompt + "\n".join(bodies[-place].split("\n")[:count] if count else code.split("\n"))
+    counted = [(_num_valid(body.split("\n"), prompt), -index) for index, body in enumerate(bodies)]
+    count, index = max(counted)
+    return prompt + "\n".join(bodies[-index].split("\n")[:count] if count else code.split("\n"))
 
 
 def _indent_of(prompt: str) -> str:
@@ -101,7 +101,7 @@ def _indent_of(prompt: str) -> str:
 
 
 def _without_remarks(text: str) -> str:
-    """A text that is a program, without words in front of it and behind it that happen to be Python."""
+    """Return a text that is a program without words in front of it and after it that happen to be Python."""
     tree = parsed(text)
     if isinstance(tree, int):
         return text
@@ -115,7 +115,7 @@ def _without_remarks(text: str) -> str:
 
 
 def _with_used(code: str, others: Sequence[str]) -> str:
-    """The code behind those imports and definitions of other pieces that it uses and does not have itself."""
+    """Return the code after those imports and definitions of other pieces that it uses and does not have itself."""
     tree = parsed(code)
     if isinstance(tree, int):
         return code
@@ -142,7 +142,7 @@ def _names(tree: ast.AST) -> set[str]:
 
 
 def _bound(node: ast.AST) -> list[str]:
-    """What a node gives a name to."""
+    """Return the names that a node binds."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return [alias.asname or alias.name.split(".")[0] for alias in node.names]
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -153,12 +153,12 @@ def _bound(node: ast.AST) -> list[str]:
 
 
 def _future_first(program: str) -> str:
-    """Imports from __future__ stand in front of everything, also where a prompt came first."""
+    """Move imports from __future__ in front of everything."""
     return "".join(f"{line.rstrip()}\n" for line in _FUTURE.findall(program)) + _FUTURE.sub("", program)
 
 
 def _longest_valid_span(code: str, entry_point: str) -> str:
-    """All of the code where no span of it is a program that defines the entry point."""
+    """Return the longest span that is a program and defines the entry point, else all of the code."""
     lines = code.split("\n")[:_MOST_LINES]
     best = ""
     for start, line in enumerate(lines):
@@ -171,7 +171,7 @@ def _longest_valid_span(code: str, entry_point: str) -> str:
 
 
 def _num_valid(lines: Sequence[str], head: str) -> int:
-    """How many of the first lines make a program behind the head: cut in front of what is wrong until nothing is."""
+    """Count the first lines that make a program after the head: cut in front of what is wrong until nothing is."""
     num_head, count = head.count("\n"), min(len(lines), _MOST_LINES)
     while count > 0:
         wrong = wrong_line(head + "\n".join(lines[:count]))

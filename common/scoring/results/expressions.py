@@ -35,7 +35,8 @@ _IN_BRACKETS = re.compile(r"(\\?[(\[{])(.*)(\\?[)\]}])", re.DOTALL)
 
 
 def is_same_result(one: str, other: str, has_same_value: Same) -> bool:
-    """has_same_value: asked about expressions in normal form that are neither words nor both numbers."""
+    """Compare two results. has_same_value: asked about expressions in normal form that are neither words nor both
+    numbers."""
     if max(len(one), len(other)) > _MOST_CHARACTERS:
         return one.strip() == other.strip()
     one, other = _tidied(one), _tidied(other)
@@ -50,7 +51,7 @@ def is_same_result(one: str, other: str, has_same_value: Same) -> bool:
 
 
 def _is_same(one: str, other: str, has_same_value: Same) -> bool:
-    if _SEVERAL.search(one) or _SEVERAL.search(other):  # what stands behind the last "=" is not all of it
+    if _SEVERAL.search(one) or _SEVERAL.search(other):  # what follows the last "=" is not all of it
         return one.replace(" ", "") == other.replace(" ", "")
     number, other_number = _number(one), _number(other)
     if number is not None and other_number is not None:
@@ -69,7 +70,7 @@ def _is_same(one: str, other: str, has_same_value: Same) -> bool:
 
 
 def _tidied(result: str) -> str:
-    """The same markup for the same thing; units, signs and the end of a sentence that change nothing left out."""
+    """Write the same markup for the same thing; leave out units, signs and ends of sentences that change nothing."""
     result = plain(result)
     for pattern, written in _TIDIED:
         result = pattern.sub(written, result)
@@ -82,7 +83,7 @@ def _number(result: str) -> Fraction | None:
 
 
 def _pieces(result: str) -> tuple[str, list[str]]:
-    """The brackets around a result and what stands between its commas, in order."""
+    """Return the brackets around a result and what stands between its commas, in order."""
     found = _IN_BRACKETS.fullmatch(result.strip())
     brackets, inner = (found[1] + found[3], found[2]) if found is not None else ("", result)
     pieces, depth = [""], 0

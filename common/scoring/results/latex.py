@@ -37,7 +37,7 @@ _GROUPED = re.compile(r"-?\d{1,3}(,\d{3})+")
 
 
 def boxed(text: str) -> str | None:
-    """What the last \\boxed (or, without one, \\fbox) of a text holds; None without one that ends."""
+    """Return what the last \\boxed (or, without one, \\fbox) of a text holds; None without one that ends."""
     if "\\boxed " in text:
         return text.rsplit("\\boxed ", 1)[1].split("$", 1)[0]
     start = max(text.rfind("\\boxed{"), -1)
@@ -46,15 +46,15 @@ def boxed(text: str) -> str | None:
         return None
     begin = text.index("{", start)
     depth = 0
-    for place in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
+    for index in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
         if not depth:
-            return text[begin + 1 : place]
+            return text[begin + 1 : index]
     return None
 
 
 def normalized(result: str) -> str:
-    """Without units, sentence, markup and the left side of an equation."""
+    """Return a result without units, sentence, markup and the left side of an equation."""
     result = _UNIT.sub("", _NEW_ROW.sub(r"\\\\", result.split("=")[-1]))
     for before, after in _SUBSTITUTED:
         result = result.replace(before, after)
@@ -68,9 +68,10 @@ def normalized(result: str) -> str:
 
 
 def _without_glued_units(result: str) -> str:
-    """Spaces are gone by now, so units touch what they stood behind; commands such as \\left keep their letters."""
+    """Remove units that touch what they followed, since spaces are gone by now; commands such as \\left keep their
+    letters."""
     parts = _COMMAND.split(result)
-    for place in range(0, len(parts), 2):
+    for index in range(0, len(parts), 2):
         for unit in _UNITS:
-            parts[place] = parts[place].replace(unit, "")
+            parts[index] = parts[index].replace(unit, "")
     return "".join(parts)

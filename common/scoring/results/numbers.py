@@ -6,7 +6,7 @@ import re
 import unicodedata
 from fractions import Fraction
 
-_MOST_LOOKED_AT = 400  # characters behind a mark
+_MOST_LOOKED_AT = 400  # characters after a mark
 _MOST_MARKS = 50  # from the last one on
 _LETTERS: dict[int, int | str] = {
     **{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)},  # full width
@@ -69,19 +69,19 @@ _MARK = re.compile("####|" + r"\\boxed(?![A-Za-z])")
 
 
 def read_number(text: str) -> Fraction | None:
-    """The number that a text begins with, but for markup, currency and "the answer is"; a unit may follow."""
+    """Return the number that a text begins with, but for markup, currency and "the answer is"; a unit may follow."""
     return _read(plain(text[:_MOST_LOOKED_AT]))[1]
 
 
 def whole_number(text: str) -> Fraction | None:
-    """The number that a text is, with nothing but its sign, currency, percent or degree sign and a full stop."""
+    """Return the number that a text is, with nothing but its sign, currency, percent or degree sign and a full stop."""
     if not re.fullmatch(r"\s*[-+]?\s*[-+$€£¥₹\d\s.,'_/%°eE]+", text := plain(text)):
         return None
     return _read(text)[1]
 
 
 def final_number(text: str) -> Fraction | None:
-    """The number behind the last `####` that one follows; of a text without `####`, in the last \\boxed{}.
+    """Return the number after the last `####` that one follows; of a text without `####`, in the last \\boxed{}.
 
     None too where what follows the last of them can be read in two ways.
     """
@@ -95,7 +95,7 @@ def final_number(text: str) -> Fraction | None:
 
 
 def marked_number(answer: str) -> Fraction:
-    """The number after the last `####` of a right answer. Raises ValueError without one."""
+    """Return the number after the last `####` of a right answer. Raises ValueError without one."""
     number = final_number(answer) if "####" in answer else None
     if number is None:
         raise ValueError("its `answer` has no '#### N', the number that answers are compared with")
@@ -103,7 +103,7 @@ def marked_number(answer: str) -> Fraction:
 
 
 def plain(text: str) -> str:
-    """Digits of all scripts, minus signs, spaces, fractions and LaTeX's separators in ASCII."""
+    """Write digits of all scripts, minus signs, spaces, fractions and LaTeX's separators in ASCII."""
     text = "".join(map(_ascii, text.translate(_LETTERS)))
     for pattern, written in _REWRITTEN:
         text = pattern.sub(written, text)
@@ -140,10 +140,10 @@ def _read(text: str) -> tuple[bool, Fraction | None]:
 
 
 def _value(line: str, start: int) -> tuple[Fraction, int] | None:
-    """What the digits at this place say, and where they end."""
+    """Return what the digits from `start` on say, and where they end."""
     if (mixed := _MIXED.match(line, start)) is not None:
-        whole, part, of = map(int, mixed.groups())
-        return (whole + Fraction(part, of), mixed.end()) if part < of else None
+        whole, numerator, denominator = map(int, mixed.groups())
+        return (whole + Fraction(numerator, denominator), mixed.end()) if numerator < denominator else None
     first = _PLAIN.match(line, start)
     if first is None:
         return None

@@ -28,7 +28,7 @@ def is_same(left, right):
 
 
 def comparison() -> str:
-    """What compares, with versions. Raises ConfigError where this machine lacks it."""
+    """Return what compares, with versions. Raises ConfigError where this machine lacks it."""
     found = {name: _version(name) for name, _, _ in _NEEDED}
     wrong = [
         f"{name} {wanted}, {'none' if found[name] is None else found[name]} is installed"
@@ -44,11 +44,11 @@ def comparison() -> str:
 
 
 def is_same_value(left: str, right: str) -> bool:
-    """False also where one of them cannot be read or the comparison takes too long. Raises NotStarted."""
+    """Whether the values are the same; False also where one cannot be read or it takes too long. Raises NotStarted."""
     return run_program(_SOURCE, "is_same", [[left, right]], strongest(), TIME_LIMIT_S) == [True]
 
 
 def _version(name: str) -> str | None:
-    """As the cell finds it, which looks into the interpreter's own folders only."""
+    """Return the version that the cell finds, which looks into the interpreter's own folders only."""
     found = next(iter(metadata.distributions(name=name, path=library_folders())), None)
     return None if found is None else found.version

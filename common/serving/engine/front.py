@@ -32,12 +32,12 @@ class FrontEnd(NamedTuple):
             self.process.send_signal(signal.SIGTERM)
 
     def fail(self, sentence: str) -> None:
-        """Its clients get the sentence; then it ends."""
+        """Give its clients the sentence, then let it end."""
         self.link.send_last([Failed(sentence)], _LAST_WORDS_S)
         self.wait()
 
     def why_gone(self) -> str:
-        """How it has ended, once its end of the link is closed."""
+        """Return how it has ended, once its end of the link is closed."""
         self.wait()
         code = self.process.wait()
         if code < 0:
@@ -52,8 +52,8 @@ class FrontEnd(NamedTuple):
 
 
 def check_serving(serve: ServeConfig) -> tuple[bytes, ...]:
-    """The API keys' digests, read once, since a pipe has them once; raises ConfigError for what can be known to fail
-    before anything is started."""
+    """Return the API keys' digests, read once, since a pipe has them once. Raises ConfigError for what can be known to
+    fail before anything is started."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(f"lopa serve needs {', '.join(missing)}: pip install -e '.[server]'")

@@ -51,8 +51,8 @@ class RequestLoop:
     _was_idle: bool = False
 
     def run(self) -> None:
-        """Until the front end says that it is over. Raises EngineError where the engine is gone, LinkClosed where the
-        front end is."""
+        """Run until the front end says that it is over. Raises EngineError where the engine is gone, LinkClosed where
+        the front end is."""
         self.engine.rooms = self._rooms
         has_peers = self.core.engine.mesh.relay is not None
         while not self.is_over:
@@ -155,7 +155,7 @@ class RequestLoop:
         )
 
     def _count(self) -> None:
-        """A few times a second, and once when there is nothing more to do."""
+        """Tell the counts a few times a second, and once when there is nothing more to do."""
         now, is_idle = time.monotonic(), not self.core.has_work
         if now - self._counted_at < _COUNT_S and (not is_idle or self._was_idle):
             return

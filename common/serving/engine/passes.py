@@ -59,7 +59,7 @@ class CountedEngine(WrappedEngine):
         self._won = plan, winner_row_of_request, self.rooms() if plan.commits else []
 
     def now(self, num_running: int, num_waiting: int) -> Counts:
-        """The counts as they are."""
+        """Return the counts as they are."""
         self._count_winners()
         counts = self.counts
         counts.num_running_now, counts.num_waiting_now = num_running, num_waiting
@@ -73,12 +73,12 @@ class CountedEngine(WrappedEngine):
         return counts
 
     def _graph_counts(self) -> tuple[int, int]:
-        """Of an engine that has graphs, those of its start among them."""
+        """Return hits and misses of an engine that has graphs, those of its start among them."""
         found: tuple[int, int] = getattr(self.engine, "graph_counts", (0, 0))
         return found
 
     def _count_winners(self) -> None:
-        """Of the pass that was committed last. Rows of one request are adjacent, the anchor last."""
+        """Count who won the pass that was committed last. Rows of one request are adjacent, the anchor last."""
         if self._won is None:
             return
         (plan, winner_row_of_request, rooms), self._won = self._won, None
@@ -92,7 +92,8 @@ class CountedEngine(WrappedEngine):
             first = end
 
     def _count_commits(self, plan: StepPlan, rooms: list[Room]) -> None:
-        """What is written over later is not counted: caches that are rebuilt, and what sub-blocks leave."""
+        """Count what becomes final. What is written over later is not: caches that are rebuilt, and what sub-blocks
+        leave."""
         for span in plan.commits:
             room = rooms[span.request]
             if span.is_final and room.decode.strategy.name not in _REBUILD:

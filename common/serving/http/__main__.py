@@ -18,6 +18,7 @@ from importlib import import_module
 
 import uvicorn
 
+from common.serving.events import shown_settings
 from common.serving.http.app import build_app
 from common.serving.http.connections import KEEP_ALIVE_S, connection_class, make_room, tell_of_loop, tell_seldom
 from common.serving.http.engine import EngineClient
@@ -29,7 +30,7 @@ from common.serving.page import live_page
 from common.tables import counted
 
 logger = logging.getLogger("common.serving.http")
-_LINGER_S = 2.0  # behind a failure, so that probes and clients hear of it
+_LINGER_S = 2.0  # after a failure, so that probes and clients hear of it
 _POLL_S = 0.05
 _BACKLOG = 2048
 _HEADERS = [
@@ -41,7 +42,7 @@ _HEADERS = [
 
 class _Server(uvicorn.Server):
     def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]
-        """Signals are this module's."""
+        """Leave signals to this module."""
         return nullcontext()
 
 
@@ -56,7 +57,9 @@ class FrontEnd:
         self._engine = EngineClient(
             link, self._serve.max_queued_requests, self._load, self._ended.set, self._serve.engine_silence_s
         )
-        self._service = Service(begin.run, begin.model_names, self._engine, live_page())
+        is_open = not begin.keys
+        served = (begin.model_names[0], shown_settings(begin.run.decode)) if is_open else (None, {})
+        self._service = Service(begin.run, begin.model_names, self._engine, live_page(*served))
         self._room = make_room(self._serve.max_connections)
         hosts = hosts_of(listening.getsockname()[0], self._serve.host, self._serve.allowed_hosts, begin.keys)
         config = uvicorn.Config(
@@ -75,7 +78,7 @@ class FrontEnd:
         self._server = _Server(config)
 
     async def run(self) -> None:
-        """Until the engine is gone or the drain is over."""
+        """Run until the engine is gone or the drain is over."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._start_drain)
         loop.set_exception_handler(tell_of_loop)
@@ -99,7 +102,7 @@ class FrontEnd:
         await self._room.watch()
 
     def _load(self, ready: Ready) -> None:
-        """From here on requests are taken, once the tokenizer is there too."""
+        """Take requests, once the tokenizer is there too."""
 
         async def load() -> None:
             try:
@@ -148,12 +151,9 @@ def _first_message(link: socket.socket) -> Begin:
 
 
 def _exactly(link: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = link.recv(count - len(data))
-        if not part:
-            raise SystemExit(1)  # the engine's process has said why it ended
-        data += part
+    data = link.recv(count, socket.MSG_WAITALL)
+    if len(data) < count:
+        raise SystemExit(1)  # the engine's process has said why it ended
     return data
 
 

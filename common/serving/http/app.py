@@ -36,8 +36,6 @@ from common.serving.http.responses.sse import event_stream
 from common.serving.http.service import Service
 from common.version import LOPA_VERSION
 
-_HINTS = {"/docs": "; /openapi.json describes the routes, and docs/serving.md explains them"}
-
 
 class ErrorFields(BaseModel):
     message: str
@@ -72,7 +70,7 @@ _TAKES_BODY = _refusals(400, 401, 403, 404, 408, 413, 503)
 
 
 def build_app(service: Service, keys: tuple[bytes, ...], hosts: frozenset[str] | None = None) -> FastAPI:
-    """All of the server. keys: digests of API keys. hosts: the names that clients may call it by; None: any."""
+    """Build the server. keys: digests of API keys. hosts: the names that clients may call it by; None: any."""
     app = FastAPI(title="lopa", version=LOPA_VERSION, docs_url=None, redoc_url=None)
     app.router.route_class = checked_route(Bodies(service.run.serve.max_body_bytes))
     app.add_middleware(Gate, keys=keys, hosts=hosts, count=service.metrics.http)
@@ -96,9 +94,8 @@ def _add_errors(app: FastAPI) -> None:
     async def _http(request: Request, error: HTTPException) -> Response:
         if isinstance(error.__cause__, ApiError):  # of a body: FastAPI makes 400 of it
             return error_response(error.__cause__)
-        hint = _HINTS.get(request.url.path, "")
         return error_response(
-            ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}{hint}"), error.headers
+            ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"), error.headers
         )
 
 
@@ -109,17 +106,21 @@ def _add_state(app: FastAPI, service: Service) -> None:
     async def page() -> Response:
         return HTMLResponse(service.page)
 
-    @app.head("/ping", include_in_schema=False)
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        routes = [f"{method.upper()} {path}" for path, methods in app.openapi()["paths"].items() for method in methods]
+        listed = "".join(f"<li><code>{route}</code></li>" for route in routes)
+        described = '<a href="openapi.json">openapi.json</a> describes their fields, docs/serving.md explains them.'
+        head = "<!doctype html><title>lopa: routes</title><h1>Routes</h1>"
+        return HTMLResponse(f"{head}<ul>{listed}</ul><p>{described}</p>")
+
     @app.head("/health", include_in_schema=False)
-    @app.get("/ping", responses=_refusals(403, 503))
     @app.get("/health", responses=_refusals(403, 503))
     async def health() -> Response:
         engine.require_alive()
         return JSONResponse({"status": engine.state})
 
-    @app.head("/readyz", include_in_schema=False)
     @app.head("/ready", include_in_schema=False)
-    @app.get("/readyz", responses=_refusals(403, 503))
     @app.get("/ready", responses=_refusals(403, 503))
     async def ready() -> Response:
         engine.require_ready()
@@ -189,18 +190,14 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
         prompts = await service.prompts_of(fields)
         call = await submitted("cmpl-", request, fields, prompts, fields.diffusion.stream_mode)
         echoes = [service.prompts.echo(order) for order in call.orders.orders] if fields.echo else []
-        return await answer(
-            request, OpenAiCall.of(call, service.engine, service.name_of(fields), is_chat=False, echoes=echoes)
-        )
+        return await answer(request, OpenAiCall(call, service.name_of(fields), False, echoes))
 
     @app.post("/v1/chat/completions", responses={**_TAKES_BODY, **_STREAMED})
     async def chat(request: Request, fields: ChatFields) -> Response:
         service.check(fields)
         prompts = [await service.prompts.of_chat(fields.messages, fields.chat_template_kwargs)]
         call = await submitted("chatcmpl-", request, fields, prompts, fields.diffusion.stream_mode)
-        return await answer(
-            request, OpenAiCall.of(call, service.engine, service.name_of(fields), is_chat=True, echoes=[])
-        )
+        return await answer(request, OpenAiCall(call, service.name_of(fields), True))
 
     @app.post("/generate", responses={**_TAKES_BODY, **_STREAMED})
     async def generate(request: Request, fields: GenerateFields) -> Response:
@@ -208,9 +205,8 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
         prompts = [await service.prompt_of(fields)]
         mode = fields.stream_mode or fields.diffusion.stream_mode
         call = await submitted("gen-", request, fields, prompts, mode)
-        return await answer(request, GenerateCall(call, service.engine))
+        return await answer(request, GenerateCall(call))
 
-    @app.post("/abort_requests", responses=_TAKES_BODY)
     @app.post("/abort_request", operation_id="abort_request", responses=_TAKES_BODY)
     async def abort(fields: AbortFields) -> dict[str, int]:
         call_id = fields.request_id or fields.rid or None

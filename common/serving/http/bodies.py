@@ -52,7 +52,7 @@ class Bodies:
         self._num_held -= num_bytes
 
     async def parsed(self, data: bytearray, kind: type[BaseModel]) -> BaseModel:
-        """Raises ApiError."""
+        """Parse and check a body. Raises ApiError."""
         if len(data) <= _SMALL_BYTES:
             return _parsed(data, kind)
         return await asyncio.get_running_loop().run_in_executor(self._thread, _parsed, data, kind)
@@ -92,7 +92,8 @@ class _CheckedRequest(Request):
         self._num_held = 0
 
     async def body(self) -> bytes:
-        """Whether there is one: FastAPI keeps what it gets as long as the answer takes. Raises ApiError."""
+        """Read the body, and return its first byte: FastAPI keeps what it gets as long as the answer takes. Raises
+        ApiError."""
         try:
             await self._read()
         except ApiError as error:
@@ -112,7 +113,7 @@ class _CheckedRequest(Request):
             self.let_go()
 
     def let_go(self) -> None:
-        """From here on the body takes no room."""
+        """Stop counting the body."""
         self._bodies.let_go(self._num_held)
         self._num_held = 0
 

@@ -69,18 +69,18 @@ class Room:
             self._num_turned_away -= connection.is_turned_away
 
     def rest_after(self, seconds: float) -> float:
-        """When a connection is to be read again that has just taken so much of the processor: all of them together get
-        a part of it."""
+        """Return when a connection is to be read again that has just taken so much of the processor: all such
+        connections together get a part of it."""
         self._rested_at = max(self._rested_at, time.monotonic()) + _RESTS * seconds
         return self._rested_at
 
     @property
     def num_accepted_at_once(self) -> int:
-        """Of new connections, before others have their turn and idle ones are closed."""
+        """New connections that are accepted before others have their turn and idle ones are closed."""
         return max(8, min(64, self.size // 8))
 
     async def watch(self) -> None:
-        """Until it is cancelled: end what takes too long."""
+        """End what takes too long, until this is cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
             now = time.monotonic()
@@ -114,7 +114,7 @@ class Connection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def look(self, now: float) -> None:
-        """Called a few times a second: end it where its time is over, or its client is gone."""
+        """End the connection where its time is over or its client is gone; called a few times a second."""
         if now > self.until:
             self.transport.abort()
         elif self.transport.is_closing():  # and something is not read yet
@@ -185,7 +185,7 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def _ask(self) -> None:
-        """Write what a client skips. One that is gone refuses it, which the socket then knows."""
+        """Write what a client skips: the socket learns from it whether the client is gone."""
         self._was_asked = True
         if self.conn.our_state is h11.SEND_BODY:
             with suppress(h11.LocalProtocolError):  # not of a stream, whose parts are whole events
@@ -205,7 +205,7 @@ def _turned_away() -> bytes:
 
 
 def make_room(wanted: int) -> Room:
-    """For so many connections, or as many as this process may have descriptors for."""
+    """Make room for so many connections, or as many as this process may have descriptors for."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -236,14 +236,14 @@ class Seldom(logging.Filter):
 
 
 def tell_seldom() -> None:
-    """What asyncio and uvicorn have to say is told once a minute."""
+    """Let each message of asyncio and uvicorn through once a minute."""
     seldom = Seldom()
     for name in ("asyncio", "uvicorn.error", __name__):
         logging.getLogger(name).addFilter(seldom)
 
 
 def tell_of_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An event loop's handler of exceptions."""
+    """Log what an event loop could not handle."""
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR:
         logger.error("a connection waits, since no file can be opened (%s): raise ulimit -n", error.strerror)

@@ -42,13 +42,13 @@ class Answer:
             self._messages.put_nowait(message)
 
     async def accepted(self) -> None:
-        """Raises ApiError where the engine cannot decode it."""
+        """Wait until the engine has taken it. Raises ApiError where it cannot decode it."""
         await self._decided.wait()
         if self._refusal is not None:
             raise self._refusal
 
     async def parts(self) -> AsyncIterator[Tokens | Passed | Ended]:
-        """Up to the end, which comes last. Raises ApiError where the engine refuses or fails."""
+        """Yield what comes, the end last. Raises ApiError where the engine refuses or fails."""
         while True:
             message = await self._messages.get()
             if isinstance(message, (Rejected, Failed)):
@@ -99,7 +99,7 @@ class EngineClient:
         return len(self._answers)
 
     async def run(self) -> None:
-        """Until the engine is gone."""
+        """Read from the engine until it is gone."""
         reader, self._writer = await asyncio.open_connection(sock=self._socket)
         try:
             while True:
@@ -114,7 +114,7 @@ class EngineClient:
             self._on_end()
 
     def submit(self, orders: Sequence[Order], *, is_watched: bool = False) -> list[Answer]:
-        """Raises ApiError where no more can be taken now, or where a call of that name is open."""
+        """Send orders. Raises ApiError where no more can be taken now, or where a call of that name is open."""
         self.require_ready()
         assert self.ready is not None, "it has told so"
         if len(self._answers) + len(orders) > self.ready.num_slots + self._max_queued:
@@ -139,7 +139,7 @@ class EngineClient:
         return time.monotonic() - self._heard_at
 
     def require_alive(self) -> None:
-        """Raises ApiError where the engine is gone, or says nothing for too long. A load may take any time."""
+        """Raise ApiError where the engine is gone, or says nothing for too long. A load may take any time."""
         if self.state == "dead":
             raise ApiError(503, _GONE)
         if self.state != "loading" and self.silent_s > self._most_silent_s:
@@ -150,20 +150,21 @@ class EngineClient:
             )
 
     def require_ready(self) -> None:
-        """Raises ApiError saying why no request can be taken."""
+        """Raise ApiError saying why no request can be taken."""
         self.require_alive()
         if self.state != "ready":
             reason = {"loading": "the model is being loaded", "draining": "the server is being shut down"}
             raise ApiError(503, reason[self.state])
 
     def abort(self, answers: Sequence[Answer]) -> None:
-        """Those that have ended stay as they are."""
+        """Abort those of these answers that have not ended."""
         ids = [answer.id for answer in answers if not answer.is_over]
         if ids:
             self._send([Abort(request_id) for request_id in ids])
 
     def abort_call(self, call_id: str | None) -> int:
-        """All requests of a call by its answer's id, with its prefix or without; None: of all calls. How many."""
+        """Abort all requests of a call by its answer's id, with its prefix or without; None: of all calls. Return how
+        many."""
         found = [answer for answer in self._answers.values() if call_id is None or call_id in _call_names(answer.id)]
         self.abort(found)
         return len(found)
@@ -213,6 +214,6 @@ class EngineClient:
 
 
 def _call_names(request_id: str) -> tuple[str, str]:
-    """What the call of this request can be aborted by: its answer's id, and that without the route's prefix."""
+    """Return what the call of this request can be aborted by: its answer's id, and that without the route's prefix."""
     own = request_id.rpartition("-")[0]
     return own, own.partition("-")[2]

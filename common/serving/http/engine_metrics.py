@@ -15,7 +15,7 @@ _PHASES = ("prefill", "denoise", "commit")
 
 
 class EngineMetrics(Collector):
-    """labels: of every metric."""
+    """The engine's metrics. labels: of every metric."""
 
     def __init__(self, engine: EngineClient, labels: Mapping[str, str]) -> None:
         self._engine = engine
@@ -59,7 +59,7 @@ class EngineMetrics(Collector):
         for name, about, value in (
             ("lopa_rows", "Branches computed.", counts.num_rows),
             ("lopa_committed_positions", "Positions whose KV became final, prompts too.", counts.num_committed),
-            ("lopa_blocks_committed", "Blocks behind the prompt whose KV became final.", counts.num_blocks),
+            ("lopa_blocks_committed", "Blocks after the prompt whose KV became final.", counts.num_blocks),
             ("lopa_graph_hits", "Uses of a captured graph.", counts.graph_hits),
             ("lopa_graph_misses", "Shapes captured at their use, or run without a graph.", counts.graph_misses),
         ):

@@ -21,7 +21,7 @@ _RETRY_AFTER_S = "1"
 
 
 class ApiError(Exception):
-    """status: of HTTP. param: the field that is to blame."""
+    """A refusal. status: of HTTP. param: the field that is to blame."""
 
     def __init__(self, status: int, message: str, param: str | None = None) -> None:
         super().__init__(message)

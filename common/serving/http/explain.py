@@ -40,10 +40,10 @@ def _of_prompt(given: Any) -> str:
     if kinds == {list}:
         places = ((f"{outer}.{inner}", item) for outer, ids in enumerate(given) for inner, item in enumerate(ids))
     else:
-        places = ((str(place), item) for place, item in enumerate(given) if kinds != {str})
-    for place, item in places:
+        places = ((str(index), item) for index, item in enumerate(given) if kinds != {str})
+    for index, item in places:
         if not _is_id(item):
-            return f"prompt.{place}: {given_value(item)} is no token id; {_SOME_IDS}"
+            return f"prompt.{index}: {given_value(item)} is no token id; {_SOME_IDS}"
     return "prompt: this route takes one; send a text, or token ids in a list"
 
 

@@ -112,7 +112,7 @@ class Fields(BaseModel):
         return {key: item for key, item in value.items() if item is not None}
 
     def unsupported(self) -> tuple[str, str] | None:
-        """A field that asks for what cannot be had here, and a sentence that says why. Logs the unknown ones."""
+        """Return a field that asks for what cannot be had here, and a sentence that says why. Logs the unknown ones."""
         for name, value in (self.model_extra or {}).items():
             neutral, why = _NEUTRAL.get(name, ((), _NO_GRAMMAR if name.startswith("guided_") else ""))
             if why and not any(_is_same(value, one) for one in neutral):
@@ -167,7 +167,7 @@ class Sampling(AnswerFields, Fields):
 
     @property
     def length_name(self) -> str:
-        """The field that says the most tokens."""
+        """The name of the field that limits the tokens."""
         return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
 
     @property
@@ -183,7 +183,7 @@ class CompletionFields(Sampling):
 
 
 def _checked(why_not: Callable[[object], str | None]) -> AfterValidator:
-    """The check of every door. What it says names the place."""
+    """Check as every door does, in a sentence that names the place."""
 
     def check(value: Any) -> Any:
         problem = why_not(value)
@@ -249,7 +249,7 @@ class AbortFields(Fields):
 
 
 def _shown(value: Any) -> str:
-    """Its beginning."""
+    """Return the beginning of a value."""
     try:
         return f"{reprlib.repr(value):.100}"
     except ValueError:  # a number of thousands of digits
@@ -257,5 +257,5 @@ def _shown(value: Any) -> str:
 
 
 def _is_same(value: Any, neutral: Any) -> bool:
-    """Python counts False as 0."""
+    """Whether two values are the same, where Python counts False as 0."""
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)

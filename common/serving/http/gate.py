@@ -14,7 +14,7 @@ from common.serving.http.errors import ApiError
 from common.serving.keys import is_known
 
 logger = logging.getLogger(__name__)
-_OPEN_TO_ALL = {"/", "/health", "/ready", "/readyz", "/metrics", "/ping"}
+_OPEN_TO_ALL = {"/", "/health", "/ready", "/metrics"}
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s/\\@?#\[\]:]+))(?::\d*)?")
 
@@ -24,7 +24,7 @@ def error_response(error: ApiError, headers: Mapping[str, str] | None = None) ->
 
 
 def hosts_of(address: str, name: str, more: Sequence[str], keys: Collection[bytes]) -> frozenset[str] | None:
-    """The names that clients may call this server by; None: any.
+    """Return the names that clients may call this server by; None: any.
 
     Where no key is needed and only this machine can connect, a browser is the way in for others: a page whose name
     leads to 127.0.0.1 all at once (DNS rebinding) sends its own name. address: that is listened on. name: as the run
@@ -90,17 +90,18 @@ class Gate:
         return None
 
     def _log(self, defect: Exception) -> None:
-        """With its traceback, once for each place: clients must not be able to fill a disk."""
-        place = defect.__traceback__
-        while place is not None and place.tb_next is not None:
-            place = place.tb_next
-        where = ("", 0) if place is None else (place.tb_frame.f_code.co_filename, place.tb_lineno)
+        """Log a defect with its traceback, once for each place: clients must not be able to fill a disk."""
+        traceback = defect.__traceback__
+        while traceback is not None and traceback.tb_next is not None:
+            traceback = traceback.tb_next
+        where = ("", 0) if traceback is None else (traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
         if where not in self._logged:
             self._logged.add(where)
             logger.error("a request failed, and others that fail there are not told of again", exc_info=defect)
 
 
 def _host_of(value: str, *, is_url: bool) -> str | None:
-    """The name in a header, without its port and small; None for what is more than name and port, or no name."""
+    """Return the name in a header, without its port and in lower case; None for what is more than name and port, or no
+    name."""
     found = _HOST.fullmatch(value.partition("://")[2] if is_url else value)
     return None if found is None else (found[1] or found[2]).lower()

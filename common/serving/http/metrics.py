@@ -38,13 +38,13 @@ class Metrics:
         self._success = self._counter("vllm:request_success", "Requests that have ended.", "finished_reason")
         self._first = self._histogram("vllm:time_to_first_token_seconds", "Up to the first final token.", _FIRST_S)
         self._per_token = self._histogram(
-            "vllm:request_time_per_output_token_seconds", "Behind the first final tokens, by token.", _TOKEN_S
+            "vllm:request_time_per_output_token_seconds", "After the first final tokens, by token.", _TOKEN_S
         )
         self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "Up to the last token.", _REQUEST_S)
         self._queue = self._histogram("vllm:request_queue_time_seconds", "Waiting for room.", _REQUEST_S)
         self._inference = self._histogram("vllm:request_inference_time_seconds", "Being decoded.", _REQUEST_S)
         self._prefill = self._histogram("vllm:request_prefill_time_seconds", "The first pass.", _REQUEST_S)
-        self._decode = self._histogram("vllm:request_decode_time_seconds", "Behind the first pass.", _REQUEST_S)
+        self._decode = self._histogram("vllm:request_decode_time_seconds", "After the first pass.", _REQUEST_S)
         self._prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", _LENGTHS)
         self._lengths = self._histogram("vllm:request_generation_tokens", "Tokens of an answer.", _LENGTHS)
         self._most = self._histogram("vllm:request_params_max_tokens", "max_tokens of a request.", _LENGTHS)
@@ -60,7 +60,7 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """In Prometheus' format."""
+        """Return all metrics in Prometheus' format."""
         return generate_latest(self._registry)
 
     def first_token(self, seconds: float) -> None:
@@ -69,8 +69,8 @@ class Metrics:
     def tokens(self, count: int) -> None:
         self._generated.inc(count)
 
-    def ended(self, order: Order, ended: Ended, reason: str, seconds: float, behind_first_s: float | None) -> None:
-        """seconds: of the whole request; behind_first_s: of them, those behind its first tokens."""
+    def ended(self, order: Order, ended: Ended, reason: str, seconds: float, after_first_s: float | None) -> None:
+        """Count a request. seconds: the whole of it; after_first_s: those after its first tokens."""
         self._success.labels(**self._labels, finished_reason=reason).inc()
         self._prompt_tokens.inc(order.num_prompt_tokens)
         self._prompt_lengths.observe(order.num_prompt_tokens)
@@ -81,8 +81,8 @@ class Metrics:
         self._inference.observe(ended.total_s)
         self._prefill.observe(ended.prefill_s)
         self._decode.observe(max(0.0, ended.total_s - ended.prefill_s))
-        if behind_first_s is not None and ended.num_tokens > 1:
-            self._per_token.observe(behind_first_s / (ended.num_tokens - 1))
+        if after_first_s is not None and ended.num_tokens > 1:
+            self._per_token.observe(after_first_s / (ended.num_tokens - 1))
         for count in ended.tokens_per_step:
             self._fills.observe(count)
         self._request_passes.inc(ended.num_forwards)

@@ -14,6 +14,8 @@ from common.serving.http.errors import ApiError
 from common.serving.http.fields import ChatFields, Fields, GenerateFields, Sampling
 
 _COMPLETION_TOKENS = 16  # what OpenAI's API says
+_MOST_ANSWERS = 64  # of one call
+_MOST_STOPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Orders:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Each prompt once, however many answers it gets."""
+        """Prompt tokens, of each prompt once, however many answers it gets."""
         return sum({order.prompt_index: order.num_prompt_tokens for order in self.orders}.values())
 
 
@@ -56,16 +58,16 @@ class OrderBook:
         self._num_slots = num_slots
 
     def check(self, fields: Sampling, num_prompts: int = 1) -> None:
-        """Everything that needs no prompt."""
+        """Check everything that needs no prompt."""
         refuse_unsupported(fields)
         self._check_count(fields, num_prompts)
-        num_stops, limit = 1 if isinstance(fields.stop, str) else len(fields.stop), self._run.serve.max_stop_strings
-        if num_stops > limit:
-            raise ApiError(400, f"stop: {num_stops} strings, at most {limit} can be given", "stop")
+        num_stops = 1 if isinstance(fields.stop, str) else len(fields.stop)
+        if num_stops > _MOST_STOPS:
+            raise ApiError(400, f"stop: {num_stops} strings, at most {_MOST_STOPS} can be given", "stop")
         self._check_lookahead(fields.diffusion.num_lookahead or 0)
 
     def orders(self, prefix: str, fields: Sampling, prompts: Sequence[Sequence[int]], header_id: str | None) -> Orders:
-        """prefix: of the answer's id. header_id: a request id that the body does not name."""
+        """Make a call's orders. prefix: of the answer's id. header_id: a request id that the body does not name."""
         name = fields.request_id or header_id
         call_id = prefix + (name or uuid.uuid4().hex)
         orders = []
@@ -85,10 +87,10 @@ class OrderBook:
         return Orders(call_id, tuple(orders))
 
     def _check_count(self, fields: Sampling, num_prompts: int) -> None:
-        """What could never be taken at once is no matter of coming again later."""
-        serve, num_slots = self._run.serve, self._num_slots
-        count, room = num_prompts * fields.n, num_slots + serve.max_queued_requests
-        limit = min(serve.max_prompts, room)
+        """Refuse a call of more answers than could ever be taken at once."""
+        num_slots = self._num_slots
+        count, room = num_prompts * fields.n, num_slots + self._run.serve.max_queued_requests
+        limit = min(_MOST_ANSWERS, room)
         if count > limit:
             why = "the most of one call" if limit < room else f"as {num_slots} are decoded and the others wait"
             raise ApiError(
@@ -107,7 +109,7 @@ class OrderBook:
             )
 
     def _wishes(self, fields: Sampling, num_prompt_tokens: int) -> Wishes:
-        """With a length, also where the client names none."""
+        """Return the wishes with a length, also where the client names none."""
         wishes = fields.wishes
         if wishes.max_tokens is not None:
             return wishes
@@ -130,7 +132,7 @@ class OrderBook:
 
 
 def refuse_unsupported(fields: Fields) -> None:
-    """Raises ApiError."""
+    """Refuse what cannot be had here. Raises ApiError."""
     found = fields.unsupported()
     if found is not None:
         raise ApiError(400, found[1], found[0])

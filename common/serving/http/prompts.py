@@ -60,14 +60,14 @@ class Prompts:
         return self._tokenizer.decode(token_ids, skip_special_tokens)
 
     def decode_known(self, token_ids: Sequence[int]) -> str:
-        """Special tokens too. Raises ApiError for ids that are none."""
+        """Return a text with its special tokens. Raises ApiError for ids that are none."""
         largest = max(token_ids, default=0)
         if largest >= self._vocab_size:
             raise ApiError(400, f"tokens: {largest} is no token of this model; use its own tokenizer", "tokens")
         return self.decode(token_ids, skip_special_tokens=False)
 
     def strings(self, token_ids: Sequence[int]) -> list[str]:
-        """Each token's own text."""
+        """Return each token's own text."""
         return [self.decode([token], skip_special_tokens=False) for token in token_ids]
 
 

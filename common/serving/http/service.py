@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Service:
-    """page: the HTML that `/` answers with."""
+    """The state that the routes share. page: the HTML that `/` answers with."""
 
     def __init__(self, run: RunConfig, model_names: Sequence[str], engine: EngineClient, page: str) -> None:
         self.run = run
@@ -35,8 +35,7 @@ class Service:
         self.page = page
         self.metrics = Metrics(model_names[0], engine)
         self._started_at = int(time.time())
-        self._prompts: Prompts | None = None
-        self._book: OrderBook | None = None
+        self._made: tuple[Prompts, OrderBook] | None = None
 
     def load(self, ready: Ready) -> None:
         """Read the tokenizer, in a thread, since it takes a while. Raises ConfigError."""
@@ -52,29 +51,29 @@ class Service:
             max_tokens=ready.max_model_len,
             vocab_size=ready.vocab_size,
         )
-        self._prompts = Prompts(tokenizer, maker, ready.vocab_size)
         requests = RequestMaker(ready.decode, maker, max_model_len=ready.max_model_len)
-        self._book = OrderBook(self.run, requests, ready.num_slots)
+        book = OrderBook(self.run, requests, ready.num_slots)
+        self._made = Prompts(tokenizer, maker, ready.vocab_size), book
 
     @property
     def prompts(self) -> Prompts:
-        """Raises ApiError while the model is being loaded."""
-        if self._prompts is None:
-            self.engine.require_ready()
-            raise ApiError(503, "the tokenizer is being loaded")
-        return self._prompts
+        """Texts to ids and back. Raises ApiError while the model is being loaded."""
+        return self._loaded()[0]
 
     @property
     def book(self) -> OrderBook:
-        """Raises ApiError while the model is being loaded."""
-        if self._book is None:
+        """What makes orders. Raises ApiError while the model is being loaded."""
+        return self._loaded()[1]
+
+    def _loaded(self) -> tuple[Prompts, OrderBook]:
+        if self._made is None:
             self.engine.require_ready()
             raise ApiError(503, "the tokenizer is being loaded")
-        return self._book
+        return self._made
 
     @property
     def max_model_len(self) -> int | None:
-        """None while the model is being loaded."""
+        """Positions of the longest request; None while the model is being loaded."""
         return None if self.engine.ready is None else self.engine.ready.max_model_len
 
     def model_card(self, name: str) -> dict[str, Any]:
@@ -93,19 +92,19 @@ class Service:
         return fields.model or self.model_names[0]
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError for a model that is not this one."""
+        """Raise ApiError for a model that is not this one."""
         if name is not None and name not in self.model_names:
             served = ", ".join(self.model_names)
             raise ApiError(404, f"the model {name!r:.200} is not served here, this is {served}", "model")
 
     def check(self, fields: Sampling, num_prompts: int = 1) -> None:
-        """Everything that needs no prompt, before one is tokenised. Raises ApiError."""
+        """Check everything that needs no prompt, before one is tokenised. Raises ApiError."""
         self.check_model(fields.model)
         self.engine.require_ready()
         self.book.check(fields, num_prompts)
 
     async def prompts_of(self, fields: CompletionFields) -> list[tuple[int, ...]]:
-        """Of a completion's four kinds. Raises ApiError."""
+        """Return the prompts of a completion, which has one of four kinds. Raises ApiError."""
         given = fields.prompt
         if isinstance(given, str) or not given or isinstance(given[0], int):
             given = [given]  # type: ignore[assignment]
@@ -117,7 +116,7 @@ class Service:
         return prompts
 
     async def prompt_of(self, fields: GenerateFields) -> tuple[int, ...]:
-        """Raises ApiError."""
+        """Return the prompt of /generate. Raises ApiError."""
         if fields.messages is not None:
             return await self.prompts.of_chat(fields.messages, fields.chat_template_kwargs)
         assert fields.prompt is not None, "one of the two is there"
@@ -140,7 +139,7 @@ class Service:
         except BaseException:
             self.engine.abort(answers)
             raise
-        return Call(orders, fields, answers, self.prompts, self.metrics, stream_mode)
+        return Call(self.engine, orders, fields, answers, self.prompts, self.metrics, stream_mode)
 
     async def _prompt(self, given: str | list[int], fields: Sampling) -> tuple[int, ...]:
         if isinstance(given, str):

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.batch import markdown
 from common.scoring import summarize
-from common.scoring.bootstrap import Interval, difference, gain, paired_interval
+from common.tables import markdown
+from scripts.lab.study.bootstrap import Interval, difference, gain, paired_interval
 
 # What each sweep is compared with; of several the one that is right most often, and of equal ones the fastest.
 BASES = {
@@ -172,8 +172,8 @@ def table(section: Mapping[str, Any]) -> str:
 
 
 def written(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of a page."""
-    return markdown(headings, rows)
+    """Write a table of a page. Columns are not aligned, so that a difference shows the rows that changed."""
+    return markdown(headings, rows, is_aligned=False) + "\n"
 
 
 def accuracy_and_tpf(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from common.config import InputConfig
-from common.scoring.benchmarks import BENCHMARKS, task_of
+from common.scoring.benchmarks.task import BENCHMARKS, task_of
 from common.scoring.results.latex import boxed, normalized
 
 pytestmark = [

@@ -96,7 +96,9 @@ def test_complete_takes_ids_conversations_and_wishes(generator: Generator) -> No
     cut = generator.tokenizer.decode(whole.token_ids[:9])
     assert generator.complete(QUESTION, ids, max_tokens=9) == [cut, cut]
     talk = [{"role": "user", "content": QUESTION}]
-    assert generator.complete(talk) == generator.complete(generator.tokenizer.chat(talk))
+    assert generator.complete(talk) == generator.complete(
+        generator.tokenizer.encode(generator.tokenizer.chat_text(talk))
+    )
     with pytest.raises(ValueError, match="num_lookahaed: unknown key; did you mean num_lookahead"):
         generator.complete(QUESTION, num_lookahaed=1)
 

@@ -1,4 +1,4 @@
-"""The bench on the CPU: its sections, its files, its comparison, and acceptance replayed on another model's steps."""
+"""The bench on the CPU: its sections, its files, its comparison."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.bench import BenchOptions, compare, run_bench
-from common.bench.acceptance import ScriptedEngine, load_trace, record_trace
-from common.bench.timed import TimedDecoding
+from common.bench.timed import ScriptedEngine, TimedDecoding
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.errors import ConfigError
@@ -24,30 +23,15 @@ def run_of(model: str) -> RunConfig:
     return RunConfig(model=str(GOLDEN / model), decode=DECODE)
 
 
-@pytest.fixture
-def trace(cpu: DeviceProfile, tmp_path: Path) -> Path:
-    engine = build_engine(cpu, run_of("model_a"))
-    config = load_model_config(GOLDEN / "model_a")
-    record_trace(engine, DECODE, config, [(5, 6, 7), tuple(range(10, 30))], tmp_path / "trace.npz")
-    return tmp_path / "trace.npz"
-
-
-def test_a_run_measures_every_section_and_writes_its_files(cpu: DeviceProfile, trace: Path, tmp_path: Path) -> None:
+def test_a_run_measures_every_section_and_writes_its_files(cpu: DeviceProfile, tmp_path: Path) -> None:
     output = tmp_path / "out" / "bench.json"
-    options = BenchOptions(**{**vars_of(OPTIONS), "trace": str(trace), "output": str(output)})
+    options = BenchOptions(**{**vars_of(OPTIONS), "output": str(output)})
     result = run_bench(cpu, run_of("model_b"), options)
     assert [(shape["rows"], shape["width"]) for shape in result["shapes"]] == [(1, 8), (2, 16)]
     assert all(shape["device_ms"] > 0 and shape["weight_floor_ms"] > 0 for shape in result["shapes"])
     assert json.loads(output.read_text())["floors"] == result["floors"]
-    assert "replayed acceptance" in output.with_suffix(".md").read_text()
+    assert "accepted a step" in output.with_suffix(".md").read_text()
     assert "1.00x" in compare(output, output)
-
-
-def test_a_larger_model_replays_the_acceptance_of_the_recorded_one(cpu: DeviceProfile, trace: Path) -> None:
-    recorded = load_trace(trace)
-    result = run_bench(cpu, run_of("model_b"), BenchOptions(**{**vars_of(OPTIONS), "trace": str(trace)}))
-    steps = [len(request.steps) for request in recorded.requests]
-    assert result["requests"]["tpf"] == pytest.approx(32 * len(steps) / sum(steps))
 
 
 def test_scripted_steps_accept_the_number_asked_for(cpu: DeviceProfile) -> None:
@@ -71,16 +55,6 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path, content: str) -> None:
     other.write_text(content)
     with pytest.raises(ConfigError, match=r"not a result that scripts/bench\.sh"):
         compare(other, other)
-    with pytest.raises(ConfigError, match="not a recorded trace"):
-        load_trace(other)
-
-
-def test_a_trace_that_is_none_is_refused_before_anything_is_measured(
-    cpu: DeviceProfile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("common.bench.steps.build_engine", lambda *_: pytest.fail("it was built"))
-    with pytest.raises(ConfigError, match="not a recorded trace"):
-        run_bench(cpu, run_of("model_b"), BenchOptions(trace=str(tmp_path / "absent")))
 
 
 def vars_of(options: BenchOptions) -> dict[str, object]:

@@ -13,7 +13,7 @@ import pytest
 
 from common.batch import run_batch
 from common.config import InputConfig, OutputConfig, RunConfig, find_config, load_profile, load_run
-from common.evaluation import HarnessModel
+from common.evaluation.harness_model import HarnessModel
 from common.generate import Generator, build_generator
 from tests.engine.serving.served import QUESTION, ROOT, Served, events_of
 

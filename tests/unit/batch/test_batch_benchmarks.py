@@ -13,11 +13,12 @@ from batch_files import execute, output_path, records, write_input
 from scripted import ScriptedGenerator, ScriptedTokenizer, answer
 
 from common.batch import InputLine, check_input, run_batch
-from common.batch.requests import cautions
+from common.batch.cautions import cautions
 from common.config import DecodeConfig, DeviceProfile, InputConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import ConfigError
-from common.scoring import BENCHMARKS, program_scorer, task_of
+from common.scoring import BENCHMARKS, task_of
+from common.scoring.programs.isolation import program_scorer
 from common.scoring.results import symbolic
 from common.text import before_stop
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from common.batch import prompt_or_reason, read_lines, run_batch
 from common.batch.inputs import InputLine
-from common.batch.requests import prompt_of
+from common.batch.lines import prompt_of
 from common.checkpoint import load_tokenizer
 from common.config import DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError, EngineError

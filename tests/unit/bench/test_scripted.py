@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from common.bench.acceptance import ScriptedEngine
+from common.bench.timed import ScriptedEngine
 from common.config import DecodeConfig
 from common.decoding import (
     Capacity,

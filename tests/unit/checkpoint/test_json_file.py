@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from fuzzing import bounded
 
-from common.checkpoint.folder import existing_folder, plain, read_text, shown
-from common.checkpoint.json_file import read_json_object
+from common.checkpoint.folder import existing_folder, plain, read_json_object, read_text, shown
 from common.errors import ConfigError
 
 RUNS = Path(__file__).parents[3] / "configs" / "runs"

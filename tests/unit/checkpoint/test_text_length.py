@@ -92,10 +92,10 @@ def test_a_text_is_never_longer_than_the_bound_of_its_tokens(text: str) -> None:
     assert len(text) <= bound.of(text, len(tokenizer.encode(text)))
 
 
-def test_the_text_of_a_chat_is_what_is_tokenised(tmp_path: Path) -> None:
+def test_the_text_of_a_chat_is_the_template_s(tmp_path: Path) -> None:
     template = "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}\n{% endfor %}"
     saved(tmp_path, byte_level())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     tokenizer = load_tokenizer(tmp_path)
     messages = [{"role": "system", "content": " s "}, {"role": "user", "content": "u"}]
-    assert tokenizer.encode(tokenizer.chat_text(messages)) == tokenizer.chat(messages)
+    assert tokenizer.chat_text(messages) == "[system] s\n[user] u\n"

@@ -82,8 +82,8 @@ def test_numbers_and_spaces_split_as_qwen2_splits_them(folder: Path) -> None:
 
 def test_special_ids_come_from_the_folder(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
-    ids = (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.mask_id)
-    assert ids == (ID["<|beginoftext|>"], ID["<|endoftext|>"], ID["<|endoftext|>"], ID["<|mask|>"])
+    ids = (tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id)
+    assert ids == (ID["<|beginoftext|>"], ID["<|endoftext|>"], ID["<|mask|>"])
     others = [text for text in SPECIAL if text != "<|mask|>"]
     assert tokenizer.encode("".join(others)) == [ID[text] for text in others]
     assert tokenizer.encode("n", add_bos=True) == [ID["<|beginoftext|>"], *tokenizer.encode("n")]
@@ -98,7 +98,10 @@ def test_decoding_skips_special_tokens_and_ids_without_text(folder: Path) -> Non
 
 def test_mask_text_in_a_prompt_is_ordinary_text(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
-    for ids in (tokenizer.encode("a <|mask|> b"), tokenizer.chat([{"role": "user", "content": "a <|mask|> b"}])):
+    for ids in (
+        tokenizer.encode("a <|mask|> b"),
+        tokenizer.encode(tokenizer.chat_text([{"role": "user", "content": "a <|mask|> b"}])),
+    ):
         assert tokenizer.mask_id not in ids
         assert "a <|mask|> b" in tokenizer.decode(ids)
 
@@ -115,12 +118,14 @@ def test_the_mask_is_the_one_of_config_json_or_of_the_caller(folder: Path) -> No
 def test_chat_follows_the_template(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     assert tokenizer.has_chat_template
-    ids = tokenizer.chat([{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}])
+    ids = tokenizer.encode(
+        tokenizer.chat_text([{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}])
+    )
     expected = "<|im_start|>system\nbe<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.decode(ids, skip_special_tokens=False) == expected
     assert ids.count(ID["<|im_start|>"]) == 3
     with pytest.raises(ConfigError, match=r"chat template rejects the messages.*no tools"):
-        tokenizer.chat([{"role": "tool", "content": "x"}])
+        tokenizer.chat_text([{"role": "tool", "content": "x"}])
 
 
 def test_chat_template_may_be_a_file_or_one_of_several(folder: Path) -> None:
@@ -132,7 +137,7 @@ def test_chat_template_may_be_a_file_or_one_of_several(folder: Path) -> None:
 
 
 def text_of(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> str:
-    return tokenizer.decode(tokenizer.chat(messages), skip_special_tokens=False)
+    return tokenizer.decode(tokenizer.encode(tokenizer.chat_text(messages)), skip_special_tokens=False)
 
 
 def test_a_folder_without_template_or_bos_says_so(folder: Path) -> None:
@@ -140,7 +145,7 @@ def test_a_folder_without_template_or_bos_says_so(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     assert not tokenizer.has_chat_template
     with pytest.raises(ConfigError, match="send `prompt` instead of `messages`"):
-        tokenizer.chat([{"role": "user", "content": "hi"}])
+        tokenizer.chat_text([{"role": "user", "content": "hi"}])
     with pytest.raises(ConfigError, match="set add_bos_token to false"):
         tokenizer.encode("hi", add_bos=True)
 
@@ -148,7 +153,7 @@ def test_a_folder_without_template_or_bos_says_so(folder: Path) -> None:
 def test_templates_run_in_a_sandbox(folder: Path) -> None:
     write_settings(folder, chat_template="{{ messages.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(ConfigError, match="chat template"):
-        load_tokenizer(folder).chat([{"role": "user", "content": "hi"}])
+        load_tokenizer(folder).chat_text([{"role": "user", "content": "hi"}])
 
 
 def test_code_in_the_folder_is_not_run(folder: Path) -> None:
@@ -157,7 +162,7 @@ def test_code_in_the_folder_is_not_run(folder: Path) -> None:
     for name in ("tokenization_dream.py", "configuration_dream.py", "modeling_dream.py", "__init__.py"):
         (folder / name).write_text(code)
     tokenizer = load_tokenizer(folder)
-    tokenizer.chat([{"role": "user", "content": "hi"}])
+    tokenizer.chat_text([{"role": "user", "content": "hi"}])
     assert not trace.exists()
 
 

@@ -466,6 +466,12 @@ def test_an_old_key_of_a_profile_ends_in_the_new_spelling(tmp_path: Path, old: s
         load_profile_and_run(tmp_path / "p", tmp_path / "r", [override])
 
 
+@pytest.mark.parametrize("key", ["max_prompts", "max_stop_strings"])
+def test_a_limit_of_the_server_that_is_fixed_by_now_is_said_to_be(tmp_path: Path, key: str) -> None:
+    message = message_for(tmp_path, f"model: m\nserve: {{{key}: 4}}")
+    assert f"serve: {key} is no key of serve any more: the limit is fixed, remove the key" in message
+
+
 def test_what_an_earlier_version_recorded_is_read_by_its_new_names() -> None:
     old = {"strategy": "fast_dllm", "cache": "dual", "commit": "fused", "fill_rule": "static", "denoising_steps": 4}
     old |= {"bottom_share": 1.0, "creation_weight": 0.0, "spawn_blocks": "all", "entropy_bound": 0.35, "block_size": 8}

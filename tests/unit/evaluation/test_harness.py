@@ -13,8 +13,9 @@ from scripted import ScriptedGenerator
 from common.config import DecodeConfig, DeviceProfile, InputConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import ConfigError
-from common.evaluation import HarnessModel, drive
-from common.evaluation.harness.start import settings_of
+from common.evaluation import drive
+from common.evaluation.harness import settings_of
+from common.evaluation.harness_model import HarnessModel
 
 RUN = RunConfig(
     model="folder",

@@ -122,7 +122,7 @@ def test_a_stopped_point_waits(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_disk_that_fills_up_names_the_file_and_nothing_is_lost(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, write_text = os.write, Path.write_text
+    write, replace = os.write, Path.replace
     num_written = 0
 
     def full() -> OSError:
@@ -135,14 +135,14 @@ def test_a_disk_that_fills_up_names_the_file_and_nothing_is_lost(sweep: Sweep, m
             raise full()
         return write(descriptor, data)
 
-    def fails_too(path: Path, data: str, **options: Any) -> int:
+    def fails_too(path: Path, target: Path) -> Path:
         if num_written > 4:
             raise full()
-        return write_text(path, data, **options)
+        return replace(path, target)
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", fails_from_the_fifth)
-        patched.setattr(Path, "write_text", fails_too)
+        patched.setattr(Path, "replace", fails_too)
         with pytest.raises(OSError, match=r"No space left on device: .*k-1\.jsonl"):
             decode_all(sweep)
     assert status(sweep) == ["done", "running", "waiting"] and num_lines(sweep) == [3, 1, 0]

@@ -18,9 +18,9 @@ from scripted import ScriptedGenerator
 
 from common.config import DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError
-from common.scoring.bootstrap import difference, gain, paired_interval
 from scripts.lab import tables
 from scripts.lab.study import foresight, given, page
+from scripts.lab.study.bootstrap import difference, gain, paired_interval
 
 ROOT = Path(__file__).parents[3]
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from scripted import ScriptedTokenizer
 
 from common.batch.inputs import InputLine, _problem
-from common.batch.requests import LineRequests
+from common.batch.lines import LineRequests
 from common.config import DecodeConfig, InputConfig, RunConfig, ServeConfig
 from common.decoding import Completion, GenerationRequest
 from common.errors import ConfigError

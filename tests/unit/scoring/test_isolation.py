@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from common.scoring import isolation, own_results, program_scorer
+from common.scoring import isolation, own_results
 from common.scoring.programs import run as programs
 from common.scoring.programs.cell import system_calls
-from common.scoring.programs.isolation import MEANINGS, SWITCH, _chosen, why_not
+from common.scoring.programs.isolation import MEANINGS, SWITCH, _chosen, program_scorer, why_not
 from common.scoring.programs.run import Level, run_program
 from tests.unit.scoring.traces import left_of, marker
 

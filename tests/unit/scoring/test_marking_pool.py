@@ -10,7 +10,7 @@ import pytest
 
 from common.config import InputConfig
 from common.scoring import marking_pool
-from common.scoring.benchmarks import Row
+from common.scoring.benchmarks.benchmark import Row
 from common.scoring.marking_pool import MarkingPool
 
 SOURCE = InputConfig(path="-", run_generated_code=True)

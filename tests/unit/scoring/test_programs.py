@@ -186,7 +186,7 @@ def test_who_holds_the_pipe_does_not_hold_the_run(level: Level, monkeypatch: pyt
 
 @every_level
 def test_nothing_stays_when_the_run_is_killed_while_it_scores(level: Level) -> None:
-    script = "from common.scoring import programs\nprograms.TIME_LIMIT_S = 600\n"
+    script = "from common.scoring.programs import run as programs\nprograms.TIME_LIMIT_S = 600\n"
     script += f"programs.run_program({SLEEP!r}, 'f', [[1]], {level!r})"
     run = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     try:

@@ -9,9 +9,10 @@ import pytest
 
 from common.config import InputConfig
 from common.processes import Stopped
-from common.scoring import marking, program_scorer, score, standard_error
+from common.scoring import marking, score, standard_error
 from common.scoring.marking import marks
 from common.scoring.own_results import score_math
+from common.scoring.programs.isolation import program_scorer
 
 DOUBLE = {
     "kind": "code", "question": "Write double(n).", "entry_point": "double",

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from common.scoring.programs import passes
+from common.scoring.programs.suites import passes
 from tests.unit.scoring.traces import left_of, marker
 
 TESTS = "def check(f):\n    assert f(1) == 2\n    assert f(-3) == -2\n\ncheck(f)"

@@ -40,7 +40,7 @@ def sent(one: Order, stream_mode: str) -> list[int]:
     tokenizer = SimpleNamespace(writing=Writing(), decode=lambda ids, skip_special_tokens: "x" * len(ids))
     prompts = SimpleNamespace(answer_text=partial(AnswerText, tokenizer))
     fields = SimpleNamespace(include_stop_str_in_output=False)
-    call = Call(Orders("a", (one,)), *cast("Any", (fields, [], prompts, nobody, stream_mode)))
+    call = Call(cast("Any", None), Orders("a", (one,)), *cast("Any", (fields, [], prompts, nobody, stream_mode)))
     return asyncio.run(lengths())
 
 

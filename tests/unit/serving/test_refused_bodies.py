@@ -239,9 +239,10 @@ def test_the_description_names_what_is_refused_and_each_operation_once() -> None
                 assert operation["requestBody"]["content"]["application/json"]["schema"], path
 
 
-def test_where_no_page_of_routes_is_a_hint_leads_to_their_description() -> None:
+def test_a_page_lists_the_routes_and_leads_to_their_description() -> None:
     sent = asyncio.run(_got(app_of_nothing(), "/docs"))
-    assert sent[0]["status"] == 404 and "/openapi.json" in json.loads(sent[1]["body"])["error"]["message"]
+    assert sent[0]["status"] == 200
+    assert b"POST /v1/chat/completions" in sent[1]["body"] and b"openapi.json" in sent[1]["body"]
 
 
 async def _got(app: Any, path: str) -> list[Any]:

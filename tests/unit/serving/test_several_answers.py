@@ -44,7 +44,9 @@ def test_an_answer_is_counted_when_it_ends_and_not_behind_those_before_it() -> N
         text_of = SimpleNamespace(writing=Writing(), decode=lambda ids, skip_special_tokens: "".join(map(str, ids)))
         prompts = SimpleNamespace(answer_text=partial(AnswerText, text_of))
         fields = SimpleNamespace(include_stop_str_in_output=False)
-        call = Call(Orders("a", tuple(orders)), *cast("Any", (fields, answers, prompts, metrics, "prefix")))
+        call = Call(
+            cast("Any", None), Orders("a", tuple(orders)), *cast("Any", (fields, answers, prompts, metrics, "prefix"))
+        )
         return await asyncio.wait_for(call.whole(), 60)
 
     found = asyncio.run(whole())

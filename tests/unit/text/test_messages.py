@@ -19,7 +19,7 @@ from common.batch.inputs import _problem
 from common.checkpoint import load_tokenizer
 from common.config import InputConfig
 from common.errors import ConfigError
-from common.evaluation import HarnessModel
+from common.evaluation.harness_model import HarnessModel
 from common.requests import PromptMaker
 from common.serving.http.explain import explained
 from common.serving.http.fields import ChatFields, GenerateFields, TokenizeFields
@@ -94,7 +94,7 @@ def through_the_doors(folder: Path, messages: list[dict[str, Any]], **variables:
     assert _problem(line, None) is None
     of_line = prompt_or_reason(InputLine("a", 1, line), InputConfig(path="-"), tokenizer)
     assert not isinstance(of_line, str), of_line
-    found += [list(of_line), tokenizer.chat(messages, variables)]
+    found += [list(of_line), tokenizer.encode(tokenizer.chat_text(messages, variables))]
     if not variables:
         model = HarnessModel(cast("Any", SimpleNamespace(tokenizer=tokenizer)))
         found.append(tokenizer.encode(model.apply_chat_template(messages)))

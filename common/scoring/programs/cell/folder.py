@@ -11,7 +11,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def remove(path: str) -> None:
-    """A folder that nobody writes into any more, or a link in its place; none there is fine. What cannot be removed
+    """Remove a folder that nobody writes into any more, or a link in its place, if it is there. What cannot be removed
     stays, without an error.
 
     One descriptor is open at a time and nothing recurses: neither has a tree of a hundred thousand folders too many of.
@@ -47,7 +47,7 @@ def _empty(current: int) -> None:
 
 
 def _remove_what_goes(folder: int) -> list[str]:
-    """Files and empty folders; the names of the other folders."""
+    """Remove files and empty folders; return the names of the other folders."""
     with os.scandir(folder) as entries:
         is_folder_of = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
     others: list[str] = []

@@ -26,7 +26,7 @@ _LIFE_LINE = 0
 
 
 def main() -> NoReturn:
-    """Of a fresh interpreter; what hinders it to start the program goes where the results would."""
+    """Run in a fresh interpreter. What keeps it from starting the program is written where the results would go."""
     status = NOT_STARTED
     try:
         status = _keep(json.loads(_read_all(_LIFE_LINE)))
@@ -37,7 +37,7 @@ def main() -> NoReturn:
 
 
 def _read_all(descriptor: int) -> bytes:
-    """As many bytes as the first eight say."""
+    """Return as many bytes as the first eight say."""
     size, received = 8, b""
     while len(received) < size:
         part = os.read(descriptor, 2**20)
@@ -78,7 +78,7 @@ def _run_guarded(job: program.Job) -> int:
 
 
 def _watch(news: int, start_limit_s: float, time_limit_s: float) -> tuple[int | None, bool]:
-    """The program's process id once it has started, and whether guard and program have ended by themselves."""
+    """Return the program's process id once it has started, and whether guard and program have ended by themselves."""
     started: int | None = None
     ends_at = time.monotonic() + start_limit_s
     poll = select.poll()
@@ -97,8 +97,8 @@ def _watch(news: int, start_limit_s: float, time_limit_s: float) -> tuple[int | 
 
 
 def _end(level: str, guard: int, started: int | None, has_ended: bool) -> bool:
-    """End everything that lives, a pid namespace with its first process; whether the program had come to its own good
-    end before."""
+    """End everything that lives, a pid namespace with its first process; return whether the program had ended well by
+    itself before."""
     if not has_ended:
         os.kill(guard, signal.SIGKILL)
     if level == "limits":

@@ -18,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: object) -> None:
-    """A function of the C library that tells of a failure by -1."""
+    """Call a function of the C library that tells of a failure by -1."""
     try:
         function = getattr(_libc, name)
     except AttributeError:
@@ -40,12 +40,12 @@ def die_with_parent(parent: int) -> None:
 
 
 def hide_memory() -> None:
-    """No core file, whatever pattern the machine has for them, and no tracing by the user's other processes."""
+    """Allow no core file, whatever pattern the machine has for them, and no tracing by the user's other processes."""
     control(_SET_DUMPABLE, 0)
 
 
 def give_up_privileges() -> None:
-    """No capability, and none by starting a program that has some."""
+    """Give up every capability, and get none by starting a program that has some."""
     control(_SET_NO_NEW_PRIVILEGES, 1)
     call("capset", (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0), (ctypes.c_uint32 * 6)())
 
@@ -60,7 +60,8 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 
 def make_read_only(target: str) -> None:
-    """A mount and all below it; before Linux 5.12 the mount itself, so this is called for each that is made."""
+    """Make a mount and all below it read-only; before Linux 5.12 the mount itself, so this is called for each that is
+    made."""
     attributes = (ctypes.c_uint64 * 4)(READ_ONLY | NO_SETUID | NO_DEVICES, 0, 0, 0)
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
     numbers = (ctypes.c_long(_MOUNT_SETATTR), ctypes.c_int(_AT_CURRENT_FOLDER))

@@ -72,7 +72,7 @@ def run(job: Job, guard: int, tell: int) -> NoReturn:
 
 
 def _give_up(job: Job, guard: int, tell: int) -> int:
-    """Everything but one descriptor for the results, which is returned, and a little time and memory."""
+    """Give up everything but a descriptor for the results, which is returned, and a little time and memory."""
     if job["level"] != "namespaces":
         os.chdir(job["folder"])
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -27,7 +27,7 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
 def leave() -> int:
-    """Enter a new pid namespace, by a new user namespace for want of privilege; the children are in it. The user to
+    """Enter a new pid namespace, without privilege by a new user namespace; the children are in it. Return the user to
     become inside."""
     try:
         kernel.unshare(kernel.NEW_PIDS)
@@ -75,7 +75,7 @@ def _bind(path: str, bound: list[str]) -> None:
 
 
 def _make_way(path: str, bound: list[str]) -> str:
-    """The real path. Inside it has a place to be bound at, and the links that lead there."""
+    """Return the real path. Inside it has a place to be bound at, and the links that lead there."""
     real = ""
     parts = path.split("/")[::-1]
     while parts:

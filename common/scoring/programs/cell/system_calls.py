@@ -52,7 +52,7 @@ def is_known() -> bool:
 
 
 def install() -> None:
-    """For this process, for good. Raises OSError where machine or kernel has no such filter."""
+    """Install the filter for this process, for good. Raises OSError where machine or kernel has no such filter."""
     if not is_known():
         raise OSError(f"no table of system calls for {os.uname().machine}")
     instructions = _instructions(*_MACHINES[os.uname().machine])

@@ -57,7 +57,7 @@ def _joined(pieces: Sequence[Piece]) -> Finished:
 
 
 def finish_reason(ended: Ended) -> str:
-    """In OpenAI's words."""
+    """Return the finish reason in OpenAI's words."""
     return _REASONS[ended.finish_reason]
 
 
@@ -65,6 +65,7 @@ def finish_reason(ended: Ended) -> str:
 class Call:
     """The answers that one HTTP request waits for."""
 
+    engine: EngineClient
     orders: Orders
     fields: Sampling
     answers: list[Answer]
@@ -73,7 +74,7 @@ class Call:
     stream_mode: str
 
     async def pieces(self, answer: Answer) -> AsyncIterator[Piece]:
-        """Raises ApiError where the engine fails."""
+        """Yield the answer in pieces. Raises ApiError where the engine fails."""
         order = answer.order
         text = self.prompts.answer_text(order.decode, includes_stop=self.fields.include_stop_str_in_output)
         pending: tuple[int, ...] = ()  # final, but of a block that is not
@@ -102,18 +103,30 @@ class Call:
                 yield Piece(text.add(ready), ready)
 
     def _num_whole(self, order: Order, num_final: int) -> int:
-        """Tokens that can be sent once so many are final."""
+        """Return how many tokens can be sent once so many are final."""
         if self.stream_mode != "block":
             return num_final
         size, shared = order.decode.block_size, order.num_prompt_tokens - order.room.block_start
         return max(0, (shared + num_final) // size * size - shared)
 
     async def whole(self) -> list[Finished]:
-        """All answers, read side by side: their times are taken as their parts come. Raises ApiError."""
+        """Return all answers, read side by side: their times are taken as their parts come. Raises ApiError."""
         pieces: list[list[Piece]] = [[] for _ in self.answers]
         async for index, piece in merged([self.pieces(answer) for answer in self.answers]):
             pieces[index].append(piece)
         return [_joined(own) for own in pieces]
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """At the end, abort what has not ended by then: its client is gone, or another answer of the call failed."""
+        try:
+            yield
+        finally:
+            left = [answer for answer in self.answers if not answer.is_over]
+            if left:
+                logger.info("%s: given up by its client", ", ".join(answer.id for answer in left[:3]))
+                self.metrics.given_up(len(left))
+                self.engine.abort(left)
 
     def _log(self, answer: Answer, ended: Ended, first_at: float | None) -> None:
         seconds = time.monotonic() - answer.added_at
@@ -126,21 +139,8 @@ class Call:
         )  # fmt: skip
 
 
-@contextmanager
-def given_up(engine: EngineClient, answers: list[Answer], metrics: Metrics) -> Iterator[None]:
-    """Aborts, at the end, what has not ended by then: its client is gone, or another answer of the call failed."""
-    try:
-        yield
-    finally:
-        left = [answer for answer in answers if not answer.is_over]
-        if left:
-            logger.info("%s: given up by its client", ", ".join(answer.id for answer in left[:3]))
-            metrics.given_up(len(left))
-            engine.abort(left)
-
-
 async def unless_gone(request: Request, work: Awaitable[ResultT]) -> ResultT:
-    """The work's result, which is cancelled when the client goes. Raises ApiError then, which nobody reads."""
+    """Return the work's result, which is cancelled when the client goes. Raises ApiError then, which nobody reads."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -159,7 +159,7 @@ async def _gone(request: Request) -> None:
 
 
 async def merged(streams: list[AsyncIterator[ResultT]]) -> AsyncIterator[tuple[int, ResultT]]:
-    """(index, item) of all streams as they come. Raises what one of them raises."""
+    """Yield (index, item) of all streams as they come. Raises what one of them raises."""
     queue: asyncio.Queue[tuple[int, ResultT] | BaseException | None] = asyncio.Queue()
 
     async def drain(index: int, stream: AsyncIterator[ResultT]) -> None:

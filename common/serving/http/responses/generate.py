@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from common.serving.events import DenoiseEvents
-from common.serving.http.engine import EngineClient
-from common.serving.http.responses.calls import Call, Finished, finish_reason, given_up
+from common.serving.http.responses.calls import Call, Finished, finish_reason
 from common.serving.http.responses.openai import pass_counts, usage
 from common.serving.http.responses.sse import DONE, event
 
@@ -17,24 +16,23 @@ from common.serving.http.responses.sse import DONE, event
 @dataclass(slots=True)
 class GenerateCall:
     call: Call
-    engine: EngineClient
 
     async def body(self) -> dict[str, Any]:
-        """Of the whole answer. Raises ApiError."""
+        """Return the whole answer. Raises ApiError."""
         call = self.call
-        with given_up(self.engine, call.answers, call.metrics):
+        with call.answering():
             (one,) = await call.whole()
         return self._last(one)
 
     async def events(self) -> AsyncIterator[str]:
-        """Of the stream: texts as they become final or an event a pass, then the whole answer, then [DONE]."""
+        """Yield the stream's events: texts as they become final or one a pass, then the whole answer, then [DONE]."""
         call, (answer,) = self.call, self.call.answers
         text_of = partial(call.prompts.decode, skip_special_tokens=False)
         drawn = DenoiseEvents(answer.order.num_prompt_tokens, answer.order.decode, text_of)
         is_drawn, text = call.stream_mode == "denoise", ""
         token_ids: tuple[int, ...] = ()
-        held: dict[str, Any] | None = None  # the last event says why the request ended, which is known behind it
-        with given_up(self.engine, call.answers, call.metrics):
+        held: dict[str, Any] | None = None  # the last event says why the request ended, which is known after it
+        with call.answering():
             async for piece in call.pieces(answer):
                 text, token_ids = text + piece.text, token_ids + piece.token_ids
                 if piece.passed is not None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from common.serving.http.engine import EngineClient
 from common.serving.http.fields import StreamOptions
 from common.serving.http.orders import Order
-from common.serving.http.responses.calls import Call, Finished, Piece, finish_reason, given_up, merged
+from common.serving.http.responses.calls import Call, Finished, Piece, finish_reason, merged
 from common.serving.http.responses.sse import DONE, event
 from common.serving.messages import Ended
 
@@ -24,7 +23,7 @@ def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
 
 
 def pass_counts(ended: Sequence[Ended], orders: Sequence[Order]) -> dict[str, Any]:
-    """What `diffusion.stats` asks for, of all answers of a call. orders: theirs, in any order."""
+    """Return what `diffusion.stats` asks for, of all answers of a call. orders: theirs, in any order."""
     room_of = {order.request.id: order.room for order in orders}
     blocks = [room_of[one.id].num_blocks(room_of[one.id].prompt_length + one.num_tokens) for one in ended]
     num_forwards = sum(one.num_forwards for one in ended)
@@ -40,23 +39,18 @@ def pass_counts(ended: Sequence[Ended], orders: Sequence[Order]) -> dict[str, An
 
 @dataclass(slots=True)
 class OpenAiCall:
-    """echoes: a text in front of each answer, by index."""
+    """echoes: a text in front of each answer, by index; empty: none."""
 
     call: Call
-    engine: EngineClient
     model: str
     is_chat: bool
-    created: int
-    echoes: list[str]
-
-    @classmethod
-    def of(cls, call: Call, engine: EngineClient, model: str, *, is_chat: bool, echoes: list[str]) -> OpenAiCall:
-        return cls(call, engine, model, is_chat, int(time.time()), echoes or [""] * len(call.answers))
+    echoes: list[str] = field(default_factory=list)
+    created: int = field(default_factory=lambda: int(time.time()))
 
     async def body(self) -> dict[str, Any]:
-        """Of the whole answer; of an aborted one, what it has. Raises ApiError."""
+        """Return the whole answer; where it was aborted, what it has. Raises ApiError."""
         call = self.call
-        with given_up(self.engine, call.answers, call.metrics):
+        with call.answering():
             finished = await call.whole()
         num_tokens = sum(one.ended.num_tokens for one in finished)
         body = {
@@ -69,10 +63,10 @@ class OpenAiCall:
         return body
 
     async def events(self) -> AsyncIterator[str]:
-        """Of the stream, [DONE] last. Raises ApiError where it cannot be finished."""
+        """Yield the stream's events, [DONE] last. Raises ApiError where it cannot be finished."""
         call, options = self.call, self.call.fields.stream_options or StreamOptions()
         num_tokens, ended = 0, []
-        with given_up(self.engine, call.answers, call.metrics):
+        with call.answering():
             if self.is_chat:
                 for index in range(len(call.answers)):
                     yield self._chunk([self._delta(index, {"role": "assistant", "content": ""}, None)], options, 0)
@@ -110,7 +104,7 @@ class OpenAiCall:
         return event(body)
 
     def _parts(self, index: int, piece: Piece) -> list[dict[str, Any]]:
-        """A piece's choices: of a chat the text and the reason come one after another."""
+        """Return a piece's choices: a chat has the text and the reason one after another."""
         reason = None if piece.ended is None else finish_reason(piece.ended)
         if not self.is_chat:
             is_silent = not (piece.text or piece.token_ids or reason)
@@ -138,7 +132,7 @@ class OpenAiCall:
 
     def _choice(self, index: int, one: Finished) -> dict[str, Any]:
         rest = {"logprobs": None, "finish_reason": one.finish_reason, "stop_reason": one.stop_reason}
-        text = self.echoes[index] + one.text
+        text = (self.echoes[index] if self.echoes else "") + one.text
         own = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
         return self._with_ids({"index": index, **own, **rest}, one.token_ids)
 

@@ -65,7 +65,7 @@ class CanvasView {
   showBlock({ first, next, filled, state }, index) {
     const view = this.blocks[index], size = next - first;
     const words = { active: "active", full: "full", cached: "in cache" };
-    view.name.textContent = `Block ${index + 1}`;
+    view.name.textContent = `Block ${index + 1}: ${first}–${next - 1}`;
     view.state.textContent = words[state];
     view.state.className = `block-state ${state}`;
     view.count.textContent = `${filled}/${size}`;
@@ -135,8 +135,8 @@ class CanvasView {
     view?.cell.setAttribute("aria-selected", isActive);
   }
 
-  point(place) {
-    this.cells.forEach(({ cell }, index) => cell.classList.toggle("pointed", index === place));
+  point(places) {
+    this.cells.forEach(({ cell }, index) => cell.classList.toggle("pointed", places.includes(index)));
   }
 
   // Arrow keys while the canvas has the focus; true if the key was one.

@@ -20,7 +20,7 @@ class Problem extends Error {
 
 function addFields() {
   for (const [name, title, text, limits] of FIELDS) {
-    const input = Object.assign(make("input"), { type: "number", name, placeholder: "server's", ...limits });
+    const input = Object.assign(make("input"), { type: "number", name, placeholder: shown.settings[name] ?? "server's", ...limits });
     addField(title, text, input);
   }
   const key = Object.assign(make("input"), { type: "password", id: "key", autocomplete: "off" });

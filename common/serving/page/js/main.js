@@ -1,6 +1,7 @@
-// The page: a trace that came with it, or a form whose answers arrive pass by pass.
+// The page: a trace that came with it, or a form whose answers arrive pass by pass, with what is served and an example.
 
-const trace = JSON.parse(byId("trace").textContent);
+const shown = JSON.parse(byId("trace").textContent);
+const trace = shown.events ? shown : null;
 let canvas = null;
 let request = null; // what stops the request under way
 
@@ -69,7 +70,7 @@ function arrived(replay, prompt, event, seconds) {
   if (replay.length === 1) {
     byId("waiting").hidden = true;
     begin(replay, prompt);
-    showPairs(replay.settings);
+    showPairs({ ...shown.settings, ...replay.settings });
     player.follow();
   }
   player.grown();
@@ -106,7 +107,7 @@ function pressed(event) {
 
 function startLive() {
   addFields();
-  byId("ask").hidden = byId("empty").hidden = false;
+  byId("ask").hidden = false;
   byId("ask").addEventListener("submit", (event) => {
     event.preventDefault();
     send();
@@ -116,21 +117,31 @@ function startLive() {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send();
   });
   byId("prompt").focus();
+  const settings = Object.entries(shown.settings).filter(([, value]) => value !== null);
+  const served = settings.map(([name, value]) => `${name} ${value}`).join(", ");
+  if (shown.model !== null) byId("about").textContent = `Serves ${shown.model}: ${served}`;
+  load(shown.example);
+  byId("empty").hidden = byId("given").hidden = false;
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) player.seek(player.replay.length);
+  else player.play();
 }
 
-function startTrace({ model, profile, prompt, settings, events, seconds, answer }) {
-  byId("about").textContent = `${model}, profile ${profile}`;
-  document.title = `LoPA trace: ${prompt.slice(0, 60)}`;
+function startTrace(recorded) {
+  byId("about").textContent = `${recorded.model}, profile ${recorded.profile}`;
+  document.title = `LoPA trace: ${recorded.prompt.slice(0, 60)}`;
+  load(recorded);
+  player.seek(recorded.events.length);
+}
+
+function load({ prompt, settings, events, seconds, answer }) {
   const replay = new Replay(settings);
   replay.isOver = true;
   events.forEach((event, index) => replay.add(event, seconds[index]));
   replay.answer = answer;
   showPairs(settings);
   begin(replay, prompt);
-  player.seek(events.length);
 }
 
-document.querySelector(".sample").append(...Array.from({ length: 6 }, () => make("i")));
 byId("theme").addEventListener("change", (event) => {
   document.documentElement.style.colorScheme = event.target.value;
 });

@@ -36,7 +36,9 @@ function showBranches(replay, pass, canvas) {
   byId("branches-text").textContent = pass
     ? branches.length > 1
       ? "Bars go from the worst score of the pass to the best. The best branch is kept and filled."
-      : "One branch: the pass before has spawned no lookahead."
+      : replay.passes.every((event) => event.branch_scores.length === 1)
+        ? "One branch in every pass: no lookahead is tried (k is 0)."
+        : "One branch: the pass before has spawned no lookahead."
     : "Before the first pass there is none.";
 }
 
@@ -53,10 +55,10 @@ function branchRow({ name, tokens, score, isWinner }, branches, canvas) {
   }
   fill.style.width = `${range && score !== null ? 6 + (94 * (score - least)) / range : 100}%`;
   bar.append(fill);
-  last.append(score === null ? "no mask left" : decimal(score, 3), bar);
+  last.append(score === null ? "no mask left" : decimal(score, 4), bar);
   row.append(first, tried, last);
-  row.addEventListener("pointerenter", () => canvas.point(tokens.length ? tokens[0].place : null));
-  row.addEventListener("pointerleave", () => canvas.point(null));
+  row.addEventListener("pointerenter", () => canvas.point(tokens.map(({ place }) => place)));
+  row.addEventListener("pointerleave", () => canvas.point([]));
   return row;
 }
 
@@ -91,7 +93,7 @@ function showLegend(isByConfidence) {
     legendItem(sure, "bar: confidence; number: pass"),
     legendItem(make("i", "swatch lookahead"), "pass won by a lookahead"),
     legendItem(make("i", "swatch"), "by the anchor"),
-    legendItem(legendCell("filled dropped", "x", { "--t": 0.3, "--c": 0.8 }), "behind the answer's end"),
+    legendItem(legendCell("filled dropped", "x", { "--t": 0.3, "--c": 0.8 }), "after the answer's end"),
   );
 }
 

@@ -72,7 +72,7 @@ class Player {
     if (this.replay) this.draw();
   }
 
-  // Show the next pass when its time has come; behind the last one, follow what arrives.
+  // Show the next pass when its time has come; after the last one, follow what arrives.
   wait() {
     clearTimeout(this.timer);
     const { length, isOver, seconds } = this.replay;

@@ -1,4 +1,4 @@
-// What is known of a request: its passes, and from them the canvas behind any of them. No DOM here.
+// What is known of a request: its passes, and from them the canvas after any of them. No DOM here.
 //
 // A pass is one event of the `denoise` stream, described in docs/trace.md. Text of events is never parsed as markup.
 
@@ -71,7 +71,7 @@ class Replay {
     return this.finished === "eos" && end >= 0 && end < final ? end + 1 : final;
   }
 
-  // The cell as it is behind a pass: undefined for a mask. `before` is what an edit has replaced.
+  // The cell as it is after a pass: undefined for a mask. `before` is what an edit has replaced.
   cellAt(place, pass) {
     return this.cells[place]?.findLast((state) => state.pass <= pass);
   }
@@ -112,7 +112,7 @@ class Replay {
     }));
   }
 
-  // The blocks that are open behind a pass, by places of the canvas; the prompt's part of the first is left out.
+  // The blocks that are open after a pass, by places of the canvas; the prompt's part of the first is left out.
   blocksAt(pass) {
     if (!pass) return [];
     const { start, commit_length: committed, prompt_length: prompt, block_size: size } = this.passes[pass - 1];

@@ -12,8 +12,9 @@ function make(tag, className = "", text = null) {
 
 const isSpecial = (text) => /^<\|?[^<>]*\|?>$/.test(text);
 
-// A token in a cell: what cannot be seen gets a sign.
+// A token in a cell: what cannot be seen, or is no text, gets a sign.
 function visible(text) {
+  if (/^<\|[^<>]*\|>$/.test(text)) return "⊣";
   if (text === "") return "∅";
   if (/^[\n\r]+$/.test(text)) return "↵";
   if (/^\s+$/.test(text)) return "␣";
@@ -30,7 +31,7 @@ function decimal(value, digits) {
 
 const REASONS = {
   eos: "ended by its end token",
-  stop: "ended by a stop",
+  stop: "ended by its end token or a stop string",
   length: "ended, canvas full",
   max_steps: "ended at max_steps",
   abort: "stopped",

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from common.commands.main import app
 from common.commands.report.page import html_page, markdown_page
-from common.commands.report.sections import sections
+from common.commands.report.sections import conclusion, sections
 from common.commands.report.study import read_study
 from common.commands.report.svg import ticks
 from common.config import DecodeConfig, DeviceProfile, RunConfig
@@ -37,6 +37,17 @@ def test_every_section_has_its_picture_its_table_and_its_conditions(results: Pat
     assert found["TPF over k"].picture.count("<circle") == 4
     parts = found["Time of a step by part"]
     assert "layers 3.600 ms" in parts.picture and "the rest 0.200 ms" in parts.picture
+
+
+def test_the_page_begins_with_what_came_out(results: Path) -> None:
+    study = read_study(results)
+    said = conclusion(study)
+    assert said == (
+        "tau 0.9, k 7 (TPF 4.50, accuracy 25.0 ± 21.7 %) fills the most tokens a pass without losing accuracy by more "
+        "than the standard error; tau 0.8, k 0 (TPF 0.90, accuracy 25.0 ± 21.7 %) fills the fewest."
+    )
+    assert html_page(study).index(said) < html_page(study).index("<figure>")
+    assert said in markdown_page(study).splitlines()[2]
 
 
 def test_numbers_of_the_page_are_those_of_the_board(results: Path) -> None:

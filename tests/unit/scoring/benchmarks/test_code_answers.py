@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.scoring.benchmarks import BENCHMARKS
 from common.scoring.benchmarks.mbpp import entry_point
+from common.scoring.benchmarks.task import BENCHMARKS
 from common.scoring.programs.text import program_of
 
 # Of openai/human-eval (MIT), HumanEval/23; a helper and an import added to it.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from common.scoring.benchmarks import BENCHMARKS
+from common.scoring.benchmarks.task import BENCHMARKS
 from common.scoring.results import symbolic
 from common.scoring.results.expressions import is_same_result
 from common.scoring.results.latex import boxed, normalized

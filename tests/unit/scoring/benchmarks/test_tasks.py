@@ -11,7 +11,7 @@ import pytest
 
 from common.config import BenchmarkName, InputConfig, load_run
 from common.errors import ConfigError
-from common.scoring.benchmarks import BENCHMARKS, task_of
+from common.scoring.benchmarks.task import BENCHMARKS, task_of
 
 RUNS = Path(__file__).resolve().parents[4] / "configs" / "runs"
 ROW = {"question": "1 + 1?", "answer": "It is\n#### 2"}

@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/":
-            self._send(200, "text/html; charset=utf-8", live_page().encode())
+            self._send(200, "text/html; charset=utf-8", live_page("m", {"num_lookahead": 3}).encode())
         else:
             self._send(404, "text/plain", b"")
 

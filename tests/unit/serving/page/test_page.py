@@ -25,6 +25,8 @@ HOSTILE = [
     "\0\x1b",
 ]
 
+LIVE = live_page("m", {"num_lookahead": 3})
+
 
 class Elements(HTMLParser):
     """Every element that a browser would see, and the text of scripts and styles."""
@@ -54,21 +56,21 @@ def test_hostile_text_comes_back_as_it_was_and_adds_no_element(text: str) -> Non
     trace = {"prompt": text, text: [text]}
     page = trace_page(trace)
     assert data_of(page) == trace
-    assert len(Elements(page).tags) == len(Elements(live_page()).tags)
+    assert len(Elements(page).tags) == len(Elements(LIVE).tags)
     page.encode("utf-8")
 
 
 def test_the_page_asks_for_nothing_from_elsewhere() -> None:
-    tags = Elements(live_page()).tags
+    tags = Elements(LIVE).tags
     assert not [tag for tag, _ in tags if tag in ("link", "img", "iframe", "object", "embed", "base", "audio", "video")]
     named = [name for _, attributes in tags for name in attributes if name in ("src", "href", "srcset", "action")]
     named += [name for _, attributes in tags for name in attributes if name.startswith("on")]
     assert named == []
-    assert not re.search(r"https?://|url\(|@import|\bimport\b", live_page())
+    assert not re.search(r"https?://|url\(|@import|\bimport\b", LIVE)
 
 
 def test_only_the_own_script_and_style_may_run() -> None:
-    elements = Elements(live_page())
+    elements = Elements(LIVE)
     (policy,) = (a["content"] for tag, a in elements.tags if a.get("http-equiv") == "Content-Security-Policy")
     hashes = {kind: b64encode(sha256(text.encode()).digest()).decode() for kind, text in elements.texts}
     assert policy is not None and "unsafe" not in policy and policy.startswith("default-src 'none'")
@@ -77,14 +79,16 @@ def test_only_the_own_script_and_style_may_run() -> None:
 
 
 def test_the_scripts_make_no_markup_of_text() -> None:
-    (script,) = (text for kind, text in Elements(live_page()).texts if kind == "script")
+    (script,) = (text for kind, text in Elements(LIVE).texts if kind == "script")
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|DOMParser", script
     )
 
 
-def test_a_live_page_holds_no_trace() -> None:
-    assert data_of(live_page()) is None
+def test_a_live_page_holds_what_is_served_and_an_example() -> None:
+    data = data_of(LIVE)
+    assert data["model"] == "m" and data["settings"] == {"num_lookahead": 3}
+    assert "events" not in data and data["example"]["answer"]["text"].endswith("#### 185")
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -94,7 +98,7 @@ def test_what_a_browser_cannot_read_is_refused(number: float) -> None:
 
 
 def test_every_element_that_a_script_looks_up_is_there() -> None:
-    elements = Elements(live_page())
+    elements = Elements(LIVE)
     (script,) = (text for kind, text in elements.texts if kind == "script")
     ids = [attributes["id"] for _, attributes in elements.tags if "id" in attributes]
     assert len(ids) == len(set(ids))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from common.batch.inputs import InputLine
 from common.batch.template import fill, fits
 from common.config import InputConfig
 from common.decoding import GenerationRequest
 from common.errors import ConfigError, EngineError, first_line
-from common.requests import PromptMaker, RequestError, RequestMaker, TokenizerLike, Wishes
+from common.requests import PromptMaker, RequestError, RequestMaker, Wishes
 from common.scoring import BenchmarkTask, Row, task_of
+
+if TYPE_CHECKING:
+    from common.checkpoint import Tokenizer
 
 _NO_OBJECT = 'write it as an object, such as {"num_lookahead": 0}, or leave it out'
 
@@ -23,7 +27,8 @@ class LineRequests:
         self._maker = maker
 
     def request_or_reason(self, line: InputLine) -> GenerationRequest | str:
-        """The line's request, or why there is none: the text of an error record. Raises as `prompt_or_reason`."""
+        """Return the line's request, or why there is none: the text of an error record. Raises as
+        `prompt_or_reason`."""
         if line.error is not None:
             return line.error
         field = self._source.settings_field
@@ -32,8 +37,8 @@ class LineRequests:
             prompt = prompt_of(line, self._source, self._maker.prompts)
             return prompt if isinstance(prompt, str) else self._maker.request(line.key, prompt, wishes)
         except RequestError as error:
-            place = "" if error.field in (None, "seed") else f"{field}."
-            return f"line {line.number}: {place}{error}"
+            prefix = "" if error.field in (None, "seed") else f"{field}."
+            return f"line {line.number}: {prefix}{error}"
         except ConfigError as error:
             return f"line {line.number}: {error}"
 
@@ -54,13 +59,13 @@ def why_unused(lines: Sequence[InputLine], source: InputConfig) -> str | None:
     return f"input.settings_field is {field}, and no line has this field: all are decoded by the run's settings"
 
 
-def prompt_or_reason(line: InputLine, source: InputConfig, tokenizer: TokenizerLike) -> tuple[int, ...] | str:
-    """As `prompt_of`, for prompts of any length."""
+def prompt_or_reason(line: InputLine, source: InputConfig, tokenizer: Tokenizer) -> tuple[int, ...] | str:
+    """Return what `prompt_of` does, for prompts of any length."""
     return prompt_of(line, source, PromptMaker(tokenizer, add_bos=source.add_bos_token))
 
 
 def prompt_of(line: InputLine, source: InputConfig, prompts: PromptMaker) -> tuple[int, ...] | str:
-    """The line's prompt as token ids, or why there is none: the text of an error record.
+    """Return the line's prompt as token ids, or why there is none: the text of an error record.
 
     Raises EngineError where no line's prompt could be made on this machine.
     """

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from common.batch.inputs import InputLine
 from common.config import DecodeConfig, InputConfig
-from common.requests import TokenizerLike
 from common.scoring import task_of
+
+if TYPE_CHECKING:
+    from common.checkpoint import Tokenizer
 
 
 def cautions(
-    lines: Sequence[InputLine], source: InputConfig, decode: DecodeConfig, tokenizer: TokenizerLike
+    lines: Sequence[InputLine], source: InputConfig, decode: DecodeConfig, tokenizer: Tokenizer
 ) -> Iterator[str]:
-    """A sentence for each such setting. What the settings are held against are the right answers that rows hold."""
+    """Yield a sentence for each such setting. What the settings are held against are the right answers that rows
+    hold."""
     task = task_of(source)
     if task is None:
         return

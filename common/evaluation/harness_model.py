@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tqdm import tqdm
 
@@ -26,16 +26,10 @@ _NO_LIKELIHOOD = (
     "a diffusion model gives no left-to-right likelihood here: take tasks whose output_type is generate_until, such as "
     "gsm8k or humaneval"
 )
+Instance = Any  # a request of lm-eval's, whose `args` are its context and what the task asks of the generation
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 _TEXT = ("stop_token_ids", "skip_special_tokens")
 _KNOWN = {"until", "do_sample", "temperature", "top_p", "top_k", *_LIMITS, *_TEXT}
-
-
-class Instance(Protocol):
-    """A request of lm-eval's: of `generate_until` its context and what the task asks of the generation."""
-
-    @property
-    def args(self) -> tuple[Any, ...]: ...
 
 
 class HarnessModel:
@@ -49,7 +43,7 @@ class HarnessModel:
         self._has_conversations = False  # lm-eval renders all of a run's requests, or none
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The texts, in the requests' order, each without the stop string that ended it.
+        """Return the texts, in the requests' order, each without the stop string that ended it.
 
         A prompt that is too long for the model has no text, and a warning says how many there are. Raises ConfigError
         if that is so for all of them.
@@ -63,17 +57,17 @@ class HarnessModel:
                 ", ".join(map(repr, sorted(stops))),
             )
         texts = [""] * len(requests)
-        asked = [self._asked(place, request, wished[place]) for place, request in enumerate(requests)]
+        asked = [self._asked(index, request, wished[index]) for index, request in enumerate(requests)]
         reasons = [reason for reason in asked if isinstance(reason, str)]
         made = [request for request in asked if isinstance(request, GenerationRequest)]
         with tqdm(total=len(made), disable=disable_tqdm, desc="generate_until") as progress:
             for result in self._generator.generate(made):
-                place = int(result.id)
+                index = int(result.id)
                 if isinstance(result, Rejection):
                     reasons.append(result.reason)
                 else:
-                    texts[place] = answer_text(self._generator.tokenizer, result.token_ids, decodes[place])
-                    self._remember(requests[place], texts[place])
+                    texts[index] = answer_text(self._generator.tokenizer, result.token_ids, decodes[index])
+                    self._remember(requests[index], texts[index])
                 progress.update()
         _report(reasons, len(requests))
         return texts
@@ -111,12 +105,12 @@ class HarnessModel:
         with _of_task():
             return Wishes.read(given)
 
-    def _asked(self, place: int, request: Instance, wishes: Wishes) -> GenerationRequest | str:
-        """Or why there is no request."""
+    def _asked(self, index: int, request: Instance, wishes: Wishes) -> GenerationRequest | str:
+        """Return the request, or why there is none."""
         maker = self._generator.requests
         try:
             prompt = maker.prompts.of_text(request.args[0], with_bos=not self._has_conversations)
-            return maker.request(str(place), prompt, wishes)
+            return maker.request(str(index), prompt, wishes)
         except RequestError as error:
             return str(error)
 
@@ -130,7 +124,7 @@ class HarnessModel:
 
 
 def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing where the task says nothing of it, so that the run's settings stand."""
+    """Return how the task draws tokens; nothing where it does not say, so that the run's settings stand."""
     unknown = sorted(asked.keys() - _KNOWN)
     if unknown:
         logger.debug("generation_kwargs without a meaning here: %s", ", ".join(unknown))

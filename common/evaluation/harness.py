@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
-from common.evaluation.harness.model import HarnessModel
+from common.evaluation.harness_model import HarnessModel
 
 if TYPE_CHECKING:
     from common.generate import Generator
@@ -37,7 +37,7 @@ def drive(arguments: Sequence[str], build: Build) -> None:
 
 
 def register(build: Build) -> type[HarnessModel]:
-    """`--model lopa`; `--model_args run=MODEL,profile=PROFILE` and any other setting as `key=value`."""
+    """Register `--model lopa`; `--model_args run=MODEL,profile=PROFILE` and any other setting as `key=value`."""
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
 
@@ -67,5 +67,5 @@ _OF_LM_EVAL = {"batch_size", "max_batch_size", "device"}
 
 
 def _written(value: object) -> str:
-    """As YAML reads it; lm-eval has made numbers and truth values of what looked like them."""
+    """Write a value as YAML reads it; lm-eval has made numbers and truth values of what looked like them."""
     return value if isinstance(value, str) else json.dumps(value)
