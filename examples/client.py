@@ -1,6 +1,6 @@
 """Ask a server with OpenAI's client: python examples/client.py [URL]
 
-Start one before: lopa serve --profile cpu demo. The client: pip install openai.
+Start one before: lopa serve demo. The client: pip install openai.
 """
 
 import sys

@@ -41,7 +41,7 @@ Read this if you write a profile, a run or a sweep, or look up a key.
 [output](#output-in-a-run-file) · [serve](#serve-in-a-run-file) · [A profile](#a-profile) · [A sweep](#a-sweep)
 
 ```yaml
-# my_run.yaml: for `lopa serve` the first line is enough
+# my_run.yaml; `lopa run MODEL ... --save-run my_run.yaml` writes one
 model: checkpoints/SDAR-8B-Chat
 preset: sdar                         # the family's published settings
 decode: {num_lookahead: 7}
