@@ -7,10 +7,10 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from common import user_files
 from common.commands.job import start as job
 from common.commands.job.sweep import Outcome, SweepPlan, plan_sweep, run_sweep
 from common.config import SweepLaunch, load_sweep
@@ -236,14 +236,14 @@ def test_a_stop_of_the_user_is_no_failure(tmp_path: Path) -> None:
 
 def full_at_the_board(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """No room for files that hold the text."""
-    write = Path.write_text
+    write = user_files.write_whole
 
-    def full(path: Path, data: str, **options: Any) -> int:
-        if text in data:
+    def full(path: Path, content: bytes) -> None:
+        if text.encode() in content:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(path, data, **options)
+        write(path, content)
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(user_files, "write_whole", full)
 
 
 def test_a_full_disk_ends_the_sweep_and_keeps_what_is_done(tmp_path: Path) -> None:

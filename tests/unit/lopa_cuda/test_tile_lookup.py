@@ -96,7 +96,7 @@ def test_the_user_has_tiles_for_this_very_device_only(committed: Path, tmp_path:
 
 def test_a_wrong_file_of_the_user_is_refused(committed: Path, tmp_path: Path) -> None:
     (tmp_path / H200.file_name).write_text("{}")
-    with pytest.raises(ConfigError, match=r"nvidia_h200.json: device: this key is missing.*lopa tune PROFILE RUN"):
+    with pytest.raises(ConfigError, match=r"nvidia_h200.json: device: this key is missing.*lopa tune MODEL"):
         load_tiles(H200, committed, tmp_path)
 
 
@@ -133,7 +133,7 @@ def test_a_start_names_the_files_and_the_linears_without_an_entry(committed: Pat
     tiles = load_tiles(Device("NVIDIA Z", "9.0"), committed, tmp_path / "none")
     assert tell(H200, tiles, linears).endswith(
         "nvidia_z.json; on the library for want of an entry: gate_up fp8 128x128 swiglu "
-        "(`lopa tune PROFILE RUN` measures them)"
+        "(`lopa tune MODEL` measures them)"
     )
     nothing = load_tiles(Device("NVIDIA B200", "10.0"), committed, tmp_path / "none")
     assert tell(Device("NVIDIA B200", "10.0"), nothing, linears).startswith(
