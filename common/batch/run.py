@@ -106,9 +106,9 @@ def require_some_finished(run: RunConfig, metrics: dict[str, Any]) -> None:
     if metrics["requests"]["errors"] and not metrics["requests"]["finished"]:
         first = next(record for record in every_record(path) if "error" in record)
         raise ConfigError(
-            f"{path}: none of {metrics['requests']['errors']} requests could be decoded; correct the input and start "
-            "again with --overwrite, or where a setting of the profile is too small, such as max_model_len, change it "
-            f"and start again with --retry-errors (id {first['id']}: {first['error']})"
+            f"{path}: none of {metrics['requests']['errors']} requests could be decoded. {first['id']}: "
+            f"{first['error'].rstrip('.')}. Correct what it names and start again, with --retry-errors where the lines "
+            "of the input are the same, else with --overwrite"
         )
 
 

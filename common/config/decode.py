@@ -70,7 +70,8 @@ class DecodeConfig(Settings):
         "`steps` fill the block, the most confident (`static`), the first (`sequential`), or all above "
         "`skip_threshold` if those are more (`dynamic`); those of the lowest entropies whose sum stays below `bound` "
         "(`entropy_bounded`); the n most probable, n the most for which (n + 1)(1 - p) stays below `f` for all of them "
-        "(`factor`); or all whose entropy lies below `below` (`entropy`); at least one in any case.",
+        "(`factor`); all whose entropy lies below `below` (`entropy`); or all above `skip_threshold` for which a "
+        "`share` of the branches predict the same token (`agreed`); at least one in any case.",
     )
     sampling_strategy: Annotated[str, Policy("token_confidences")] = Field(
         default="neg_entropy",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,17 @@ def checked(folder: str, setting: str, decide: Callable[..., Any]) -> Callable[.
         try:
             return check(given, decide(given))
         except Exception as error:
-            reason = f"{type(error).__name__}: {first_line(error)}"
+            reason = f"{type(error).__name__}{_place_of(error)}: {first_line(error)}"
             where = f"decode.{folder.removesuffix('s')}: {setting}"
             raise ConfigError(f"{where}: the policy failed ({reason}): change its numbers or correct it") from error
 
     return decide_checked
+
+
+def _place_of(error: Exception) -> str:
+    """Return where a policy raised the error, ` at FILE:LINE`; nothing for what is said of its answer."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return "" if last.filename == __file__ else f" at {Path(last.filename).name}:{last.lineno}"
 
 
 def _score(given: Scoring, score_B: Any) -> Any:

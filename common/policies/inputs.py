@@ -118,7 +118,8 @@ class Spawning(NamedTuple):
 
 
 class Filling(NamedTuple):
-    """For `fill_rules`: a block's masks. `choose` returns those to fill, bool [M], at least one of them.
+    """For `fill_rules`: a block's masks. `choose` returns those to fill, bool [M], at least one of them. In a block
+    that need not fill any, those that are not above `skip_threshold` stay masks.
 
     values_3BM: token id, probability, confidence of every branch; the winner's are filled in. quota: how many
     its `steps` ask for; 1 of rules without.

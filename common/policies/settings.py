@@ -33,24 +33,22 @@ D2F, MULTI_BLOCK, FAST_DLLM, VANILLA, BLOCK_DIFFUSION, FAST_DLLM_V2 = range(len(
 CACHES = ("prefix", "dual", "none")
 PREFIX, DUAL, NONE = range(len(CACHES))
 
-_SAME = (
-    "num_lookahead", "block_size", "max_new_tokens", "stop_at_eos", "block_add_threshold", "decoded_token_threshold",
-    "skip_threshold",
-)  # fmt: skip
-_OF_STRATEGY = (
-    "cache_delay", "sub_block_size", "min_block_steps", "max_block_steps", "edit_threshold", "max_post_edit_steps",
-)  # fmt: skip
+# Fields that hold the code of what is named, or what follows from several settings.
+_CODED = {"strategy", "cache", "branch_score", "spawn_rule", "fill_rule", "lookahead_rule"}
+
+_NAMES = [name for name in SETTINGS.names or () if name not in _CODED]
 
 
 def settings_of(decode: Any) -> Records:
-    """Return [1] SETTINGS without the rules. decode: a DecodeConfig. What is `null` there, and what the strategy has
-    not, is 0."""
+    """Return [1] SETTINGS without the rules. decode: a DecodeConfig.
+
+    A field with the name of a setting, or of a setting of the strategy, holds it; 0 stands for `null` and for what the
+    strategy has not.
+    """
     made_1, strategy = records(np.zeros(1, SETTINGS)), decode.strategy
     own = made_1[0]
-    for name in _SAME:
-        own[name] = getattr(decode, name)
-    for name in _OF_STRATEGY:
-        own[name] = getattr(strategy, name, None) or 0
+    for name in _NAMES:
+        own[name] = getattr(decode, name, None) or getattr(strategy, name, None) or 0
     own["strategy"], own["cache"] = STRATEGIES.index(strategy.name), CACHES.index(strategy.cached)
     own["sub_block_size"] = own["sub_block_size"] or decode.block_size
     own["edits"] = getattr(strategy, "edit_threshold", None) is not None

@@ -155,7 +155,8 @@ class Wishes(NamedTuple):
         return RequestError("max_tokens" if own not in self.settings and self.max_tokens else own, found.reason)
 
 
-_OF_ANSWERS = ("temperature", "top_p", "top_k", "skip_special_tokens")
+_READ_APART = {"max_tokens", "stop", "stop_token_ids", "ignore_eos"}  # by `Wishes.of` and `Wishes.merged`
+_OF_ANSWERS = tuple(name for name in AnswerFields.model_fields if name not in _READ_APART)
 _OF_PACE = tuple(PaceFields.model_fields)
 _DRAWING = {"temperature", "top_p", "top_k"}
 

@@ -20,7 +20,7 @@ from lopa_cuda.kernels.launch import overlap, release_successor, start_after_pre
 
 BLOCK_VOCAB = 8192
 NEVER = tl.constexpr(-1e30)  # the logit of what cannot be drawn, as in common.model.sampling
-STRATEGIES = ("default", "margin", "neg_entropy")
+CONFIDENCES = ("default", "margin", "neg_entropy")
 
 
 @triton.jit
@@ -199,7 +199,7 @@ def head_statistics(logits_NV: Tensor, vocab_start: int, sampling: Sampling) -> 
 
     vocab_start: id of the shard's first column. The logits are not changed.
     """
-    strategy = STRATEGIES.index(sampling.strategy)
+    strategy = CONFIDENCES.index(sampling.strategy)
     num_positions, vocab_size = logits_NV.shape
     assert logits_NV.stride(1) == 1
     num_parts = triton.cdiv(vocab_size, BLOCK_VOCAB)
@@ -249,7 +249,7 @@ def merge_statistics(statistics_PN6: Tensor, strategy: Literal["default", "margi
     num_shards, num_positions, _ = statistics_PN6.shape
     out_N3 = torch.empty((num_positions, 3), dtype=torch.float32, device=statistics_PN6.device)
     _shard_merge_kernel[(num_positions,)](
-        statistics_PN6, out_N3, num_shards, num_positions, STRATEGY=STRATEGIES.index(strategy),
+        statistics_PN6, out_N3, num_shards, num_positions, STRATEGY=CONFIDENCES.index(strategy),
         BLOCK=triton.next_power_of_2(num_shards), num_warps=1, **overlap(),
     )  # fmt: skip
     return out_N3

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from common.checkpoint import LoraSource, ModelConfig, SafetensorsFolder, load_model_config, load_weights
+from common.checkpoint.families.names import TENSOR_NAMES
+from common.checkpoint.model_config import Family
 from common.checkpoint.rules import checkpoint_shapes, rules_of
 from common.checkpoint.sources import DummySource
 from common.errors import ConfigError
@@ -250,3 +252,7 @@ def test_a_fused_projection_is_cut_by_its_parts(tmp_path: Path) -> None:
         *range(query + kv + kv // 2, query + 2 * kv),
     ]
     assert torch.equal(second["layers.0.qkv_proj.weight"], fused[rows])
+
+
+def test_every_family_has_the_names_of_its_tensors() -> None:
+    assert set(TENSOR_NAMES) == set(get_args(Family))

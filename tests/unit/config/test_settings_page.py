@@ -7,9 +7,10 @@ import re
 import pytest
 from write_settings import PAGE, SECTIONS, page
 
-from common.config import Frozen
+from common.config import DecodeConfig, Frozen
 from common.config.frozen import Settings
 from common.config.strategies import Strategy
+from common.policies import shipped
 
 
 def every_model(model: type[Frozen] = Frozen) -> set[type[Frozen]]:
@@ -24,6 +25,11 @@ def every_model(model: type[Frozen] = Frozen) -> set[type[Frozen]]:
 
 def test_the_page_is_what_the_script_writes() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run python scripts/write_settings.py"
+
+
+def test_the_text_of_the_fill_rule_describes_every_one_that_ships() -> None:
+    text = DecodeConfig.model_fields["fill_rule"].description or ""
+    assert [name for name in shipped("fill_rules") if f"`{name}`" not in text] == []
 
 
 def test_no_settings_file_has_a_section_that_the_page_leaves_out() -> None:

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from common.config import DecodeConfig, FastDllm, MultiBlock
+from common.config import TAKE_ANY_LENGTH, DecodeConfig, FastDllm, MultiBlock
 from common.config import problem as sentence_of
 from common.decoding import Completion, GenerationRequest, ModelFacts, Predictions, Scheduler, StepPlan, StepRecord
 from common.decoding.scheduling.advancing import quota
 from common.policies import Filling, policy, shipped
+from common.policies.settings import STRATEGIES
 
 MASK, EOS, VOCAB = 5, 6, 50
 
@@ -29,11 +30,17 @@ def predictions(plan: StepPlan, rng: np.random.Generator, eos_share: float) -> P
     return Predictions.of(token_T, probability_T, probability_T - 1)
 
 
+DRAWN = ["block_diffusion", "block_diffusion", "fast_dllm_v2", "fast_dllm", "d2f", "multi_block"]
+
+
+def test_every_strategy_is_drawn() -> None:
+    assert {*DRAWN, "vanilla"} == set(STRATEGIES)  # vanilla is fast_dllm with one block
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[DecodeConfig, ModelFacts]:
     size = draw(st.sampled_from([2, 4, 8]))
-    strategies = ["block_diffusion", "block_diffusion", "fast_dllm_v2", "fast_dllm", "d2f", "multi_block"]
-    strategy = draw(st.sampled_from(strategies))
+    strategy = draw(st.sampled_from(DRAWN))
     rules = {"d2f": ["threshold", "entropy"], "multi_block": ["entropy"]}.get(strategy, shipped("fill_rules"))
     rule = draw(st.sampled_from(rules))
     if rule in ("static", "dynamic", "sequential"):
@@ -105,7 +112,7 @@ def test_requests_end_and_what_was_final_stays(
         assert MASK not in completion.token_ids and EOS not in completion.token_ids[:-1]
         if completion.finish_reason == "length" and EOS not in completion.canvas_token_ids and not may_leave_masks:
             whole = decode.max_new_tokens
-            if decode.strategy.name in ("d2f", "multi_block", "fast_dllm"):
+            if decode.strategy.name not in TAKE_ANY_LENGTH:
                 whole = whole // decode.block_size * decode.block_size
             assert len(completion.token_ids) == whole
 

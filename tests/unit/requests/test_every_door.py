@@ -18,7 +18,8 @@ from common.config import DecodeConfig, InputConfig, RunConfig, ServeConfig
 from common.decoding import Completion, GenerationRequest
 from common.errors import ConfigError
 from common.generate import Generator
-from common.requests import PromptMaker, RequestMaker
+from common.requests import PromptMaker, RequestMaker, Wishes
+from common.requests.wishes import AnswerFields, PaceFields
 from common.serving.http.errors import ApiError
 from common.serving.http.explain import explained
 from common.serving.http.fields import CompletionFields
@@ -133,3 +134,9 @@ def test_wishes_mean_the_same_through_every_door(base: DecodeConfig, prompt: Any
     of_http = by_http(base, prompt, asked)
     assert by_batch(base, prompt, asked) == of_http
     assert by_python(base, prompt, asked) == of_http
+
+
+def test_every_field_of_an_answer_and_its_pace_is_a_wish() -> None:
+    values = {"stop": "x", "stop_token_ids": [3], "ignore_eos": True, "skip_special_tokens": False, "seed": 1}
+    for name in (*AnswerFields.model_fields, *PaceFields.model_fields):
+        assert Wishes.read({name: values.get(name, 1)}) != Wishes(), name

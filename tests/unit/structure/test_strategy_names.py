@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import TypeAdapter
 
 from common.config import strategies as sections
 from common.decoding.scheduling import strategies
@@ -15,6 +16,13 @@ USUAL = {"opens", "open_block", "final_end"}  # what `blocks` has for those that
 def test_every_strategy_has_its_settings_and_its_loops() -> None:
     assert tuple(sections.STRATEGIES) == STRATEGIES
     assert set(strategies.MODULES) == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_settings_take_every_strategy_by_its_name(name: str) -> None:
+    kind = sections.STRATEGIES[name]
+    assert isinstance(TypeAdapter(sections.AnyStrategy).validate_python({"name": name}), kind)
+    assert kind.model_fields["name"].default == name
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

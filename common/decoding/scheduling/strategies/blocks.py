@@ -61,7 +61,8 @@ def num_settled(request: Request) -> int:
 
 @compiled
 def set_window(request: Request, start: int, end: int, cached: int, commit_length: int, next_start: int) -> None:
-    """Have the coming step compute positions [start, end) beside cached keys up to `cached`."""
+    """Have the coming step compute positions [start, end) beside cached keys up to `cached`; the first `commit_length`
+    of them become final, and the next step's window begins at `next_start`."""
     state = request.state
     state.window_start, state.window_end, state.window_cached = start, end, max(cached, start)
     state.commit_length, state.next_start = commit_length, next_start

@@ -26,6 +26,7 @@ def begin(request: Request, num_cached: int) -> None:
 @compiled
 def opens(request: Request, num_more: int) -> bool:
     share = filled_share(last_block(request), num_more)
+    # Block 0 is the prompt.
     return request.state.num_blocks <= request.state.max_blocks and share >= request.settings.block_add_threshold
 
 
