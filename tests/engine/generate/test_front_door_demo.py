@@ -40,6 +40,7 @@ def test_a_chat_through_a_pipe_prints_whole_answers(tmp_path: Path) -> None:
     assert done.stderr.count("lopa: ") == 2 and "shorten the prompt" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_trace_tells_its_passes(tmp_path: Path) -> None:
     done = lopa(tmp_path, "trace", "demo", QUESTION)
     assert done.returncode == 0, done.stderr
@@ -48,6 +49,7 @@ def test_a_trace_tells_its_passes(tmp_path: Path) -> None:
     assert lopa(tmp_path, "trace", QUESTION).stdout == done.stdout
 
 
+@pytest.mark.slow
 def test_prompts_of_ones_own_are_decoded_anywhere(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text(json.dumps({"question": QUESTION}) + "\n")
     done = lopa(tmp_path, "run", "demo", "mine.jsonl")
@@ -55,13 +57,14 @@ def test_prompts_of_ones_own_are_decoded_anywhere(tmp_path: Path) -> None:
     assert "#### 17" in (tmp_path / "outputs" / "demo_mine.jsonl").read_text()
 
 
-@pytest.mark.parametrize("model", ["demo_block", "demo"])
+@pytest.mark.parametrize("model", ["demo_block", pytest.param("demo", marks=pytest.mark.slow)])
 def test_a_folder_is_enough(tmp_path: Path, model: str) -> None:
     done = lopa(tmp_path, "run", str(ROOT / "models" / model), QUESTION, "-k", "2")
     assert done.returncode == 0, done.stderr
     assert "k = 2, 1 request at once" in done.stderr and "#### " in done.stdout
 
 
+@pytest.mark.slow
 def test_the_demo_says_what_to_look_at_first(tmp_path: Path) -> None:
     done = lopa(tmp_path, "demo", "--num-problems", "2")
     assert done.returncode == 0, done.stderr

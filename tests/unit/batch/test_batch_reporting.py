@@ -157,7 +157,7 @@ def test_where_all_requests_are_refused_both_ways_on_are_named(cpu: DeviceProfil
     metrics = execute(cpu, run)
     assert metrics is not None
     with pytest.raises(
-        ConfigError, match=r"--overwrite, or .* such as max_model_len, .* --retry-errors \(id long: the"
+        ConfigError, match=r"decoded\. long: the prompt .*\. Correct .*--retry-errors where .* else with --overwrite"
     ):
         require_some_finished(run, metrics)
 
