@@ -43,4 +43,4 @@ def quantize(
         model, out, device_profile, scheme, calibration, lora, smooth, tuple(exclude or ()), run_config
     )
     typer.echo(quantize_model(request))
-    typer.echo(f"written: {out}; start it as any model: lopa run {out} PROMPT")
+    typer.echo(f"written: {out}; start it as any model: lopa run {out} PROMPT --set quantization=w8a8")

@@ -66,7 +66,8 @@ def refused_beside_a_held_one(server: Served) -> tuple[int, Any]:
 
 @pytest.mark.slow
 def test_a_full_queue_says_so_and_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
-    with Served(tmp_path / "log", "--set", "serve.max_queued_requests=0") as server:
+    one_slot = "--set", "serve.max_queued_requests=0", "--set", "max_num_requests=1"
+    with Served(tmp_path / "log", *one_slot) as server:
         status, answer = server.post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 4})
         assert status == 400 and "at most 1 can be taken at once" in answer["error"]["message"], "no later call helps"
         status, answer = refused_beside_a_held_one(server)

@@ -218,7 +218,7 @@ def test_the_command_prints_tables(tmp_path: Path) -> None:
     settings = ["--set", f"model={GOLDEN}", "--set", "mesh.tensor_parallel_size=2", "--window", "40", "--tpf", "5"]
     done = subprocess.run([*command, *settings], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "window 40 behind 1024" in done.stdout and "at 5 tokens a step" in done.stdout
+    assert "window 40 after 1024" in done.stdout and "at 5 tokens a step" in done.stdout
     refused = subprocess.run([*command, "--hardware", "abacus"], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "abacus: no such file, and not one of configs/hardware (ascend_910c, h200)" in refused.stderr
