@@ -55,14 +55,14 @@ def run(
     if prompt is not None and not _is_file(prompt):
         _require_no_file_options(set or [])
         device_profile, run_config = load_to_run(profile, model, set)
-        save_run_file(save_run, run_config, model)
+        save_run_file(save_run, run_config)
         _answer(prompt, device_profile, run_config)
         return
     overrides = [*(set or []), *_files(model, prompt, set or [])]
     device_profile, run_config = load_to_run(
         profile, model, allowing(overrides, allow_code_execution), "scripts/run_batch.sh", takes_many=prompt is not None
     )
-    save_run_file(save_run, run_config, model)
+    save_run_file(save_run, run_config)
     from common.batch import metrics_path, print_summary, require_some_finished, run_batch
 
     with GeneratorOnDemand(device_profile, run_config) as build:

@@ -60,7 +60,7 @@ def serve(
 
     settings = [*(set or []), *_overrides(host, port, api_key_file)]
     device_profile, run_config = load_to_run(profile, model, settings, "scripts/serve.sh", takes_many=True)
-    save_run_file(save_run, run_config, model)
+    save_run_file(save_run, run_config)
 
     for handler in logging.getLogger().handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s lopa: %(message)s"))

@@ -18,6 +18,7 @@ from common.config import DecodeConfig, DeviceProfile, RunConfig, shipped_names
 from common.errors import ConfigError, placed
 from common.platforms import platform_of
 from common.processes import apply_environment, check_started, global_rank, num_started_here, resolve_mesh
+from common.user_files import write_whole
 
 if TYPE_CHECKING:
     from common.generate import Generator
@@ -90,7 +91,7 @@ def allowing(overrides: list[str] | None, is_allowed: bool) -> list[str]:
     return [*(overrides or []), *[ALLOWED] * is_allowed]
 
 
-def save_run_file(path: Path | None, run: RunConfig, model: str) -> None:
+def save_run_file(path: Path | None, run: RunConfig) -> None:
     """Write the run with all its settings, those of a preset too; nothing where no path was given. Raises ConfigError
     for a file that is there."""
     if path is None or global_rank():
@@ -102,10 +103,8 @@ def save_run_file(path: Path | None, run: RunConfig, model: str) -> None:
     decode = run.decode.model_dump(mode="json", exclude_unset=True) | settings.get("decode", {})
     settings |= {"decode": decode} if decode else {}
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        f"# Start it by `lopa run {path}`, `lopa serve {path}` or `lopa chat {path}`.\n{text}", encoding="utf-8"
-    )
+    started_by = f"# Start it by `lopa run {path}`, `lopa serve {path}` or `lopa chat {path}`.\n"
+    write_whole(path, (started_by + text).encode())
 
 
 def load_to_run(

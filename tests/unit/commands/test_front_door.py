@@ -197,12 +197,12 @@ def test_a_saved_run_means_what_was_given(tmp_path: Path) -> None:
     given = ["decode.num_lookahead=5", "decode.strategy.cache=dual", "decode.stop=['a: b']", "seed=3"]
     run = load_run(DEMO, ["decode.strategy=fast_dllm", *given])
     path = tmp_path / "new" / "my_run.yaml"
-    save_run_file(path, run, "demo")
+    save_run_file(path, run)
     assert load_run(path) == run
     with pytest.raises(ConfigError, match="it is there already"):
-        save_run_file(path, run, "demo")
+        save_run_file(path, run)
     preset = load_run("demo", ["preset=llada2"])
-    save_run_file(tmp_path / "preset.yaml", preset, "demo")
+    save_run_file(tmp_path / "preset.yaml", preset)
     assert load_run(tmp_path / "preset.yaml").decode == preset.decode, "whatever becomes of the preset"
     assert "preset" not in yaml.safe_load((tmp_path / "preset.yaml").read_text())
 
