@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 
 import torch
 
@@ -13,7 +12,16 @@ from common.config import DeviceProfile, RunConfig
 from common.decoding import Room
 from common.errors import ConfigError
 from common.platforms import platform_of
-from common.processes import Mesh, init_mesh, leave_first_core, local_rank, meet, poll_on, resolve_mesh
+from common.processes import (
+    Mesh,
+    init_mesh,
+    leave_first_core,
+    local_rank,
+    meet,
+    num_started_here,
+    poll_on,
+    resolve_mesh,
+)
 from common.runtime import Collectives, PagePool, allocating_kv, linear_schemes, pages_within
 from lopa_ascend.engine import AscendEngine, Graphs
 from lopa_ascend.kv import (
@@ -142,7 +150,7 @@ def _device_and_ops(profile: DeviceProfile, config: ModelConfig) -> tuple[torch.
     form = attention_form(profile, config.kv_heads_of_rank(resolve_mesh(profile).tensor_parallel_size))
     if profile.device == "cpu":
         return torch.device("cpu"), reference_ops(hardware_types=profile.dtype != "float32", attention=form)
-    torch_npu = require_devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    torch_npu = require_devices(num_started_here() or 1)
     torch_npu.npu.set_device(local_rank())
     ops = npu_ops(form)
     return torch.device("npu", local_rank()), ops.with_fused_kv_write() if profile.kernels == "triton" else ops

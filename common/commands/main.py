@@ -32,6 +32,8 @@ from common.processes import (
     Stopped,
     die_with_launcher,
     end_undisturbed,
+    global_rank,
+    num_started,
     stop_on_signals,
     write_error_file,
 )
@@ -87,7 +89,7 @@ def _options(
 def fail(sentence: str) -> int:
     """Say why this process ends, as one line, also to the launcher if there is one; the exit code."""
     write_error_file(sentence)
-    where = f"rank {os.environ.get('RANK', '0')}: " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+    where = f"rank {global_rank()}: " if num_started() > 1 else ""
     print(f"lopa: {where}{sentence}", file=sys.stderr, flush=True)
     return 2
 
@@ -111,14 +113,14 @@ def main() -> None:
     stop_on_signals()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a text or a name that the terminal cannot show is no reason to end
         sys.stdout.reconfigure(errors="backslashreplace")
-    level = logging.WARNING if os.environ.get("RANK", "0") != "0" else logging.INFO
+    level = logging.WARNING if global_rank() else logging.INFO
     logging.basicConfig(format="lopa: %(message)s", level=logging.WARNING)
     for package in ("common", "graphs", "quant", "lopa_cuda", "lopa_ascend"):
         logging.getLogger(package).setLevel(level)
     try:
         app()
     except Stopped as stopped:  # which has silenced further signals
-        if not stopped.is_reported and os.environ.get("RANK", "0") == "0":
+        if not stopped.is_reported and global_rank() == 0:
             print(f"lopa: {stopped}", file=sys.stderr, flush=True)
         sys.exit(stopped.exit_code)
     except (ConfigError, QuantizationError, EngineError, OSError) as error:

@@ -5,7 +5,7 @@ several, and how each of them ends.
 from common.processes.cores import leave_first_core, poll_on
 from common.processes.environment import apply_environment
 from common.processes.mesh import Mesh, check_started, close_mesh, init_mesh, resolve_mesh
-from common.processes.nodes import Nodes, processes_here, torchrun_options
+from common.processes.nodes import Nodes, injected, processes_here, torchrun_options
 from common.processes.ranks import global_rank, local_rank, num_started, num_started_here
 from common.processes.stop import (
     Stopped,
@@ -31,6 +31,7 @@ __all__ = [
     "end_undisturbed",
     "global_rank",
     "init_mesh",
+    "injected",
     "leave_first_core",
     "local_rank",
     "meet",

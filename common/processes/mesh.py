@@ -8,7 +8,6 @@ adjacent devices. An engine calls `init_mesh` once, before it loads anything.
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from common.config import DeviceProfile, MeshConfig
 from common.decoding import Relay
 from common.errors import ConfigError, EngineError, first_line
 from common.platforms import GroupBackends, platform_of
-from common.processes.ranks import global_rank, local_rank, num_started
+from common.processes.ranks import global_rank, is_launched, local_rank, num_started
 from common.processes.relay import ReplicaRelay
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def resolve_mesh(profile: DeviceProfile) -> MeshConfig:
     if isinstance(profile.mesh, MeshConfig):
         return profile.mesh
     platform = platform_of(profile)
-    num_processes = num_started() if "WORLD_SIZE" in os.environ else max(1, platform.num_visible_devices())
+    num_processes = num_started() if is_launched() else max(1, platform.num_visible_devices())
     tensor_parallel = platform.auto_tensor_parallel_size
     if num_processes % tensor_parallel:
         tensor_parallel = 1

@@ -1,4 +1,12 @@
-"""The nodes of a run, and how many of its processes each one starts."""
+"""The nodes of a run, and how many of its processes each one starts.
+
+NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT describe them. Where they are not set, what operators of Kubernetes put
+into a pod is read instead:
+
+    AscendJob               RANK: the pod's number, WORLD_SIZE: all devices, LOCAL_WORLD_SIZE: this pod's
+    PyTorchJob, Volcano     RANK: the pod's number, WORLD_SIZE: all pods
+    Kubeflow's trainer      PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT
+"""
 
 from __future__ import annotations
 
@@ -8,6 +16,8 @@ from dataclasses import dataclass
 from common.config import DeviceProfile
 from common.errors import ConfigError
 from common.processes.mesh import resolve_mesh
+
+_OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +31,8 @@ class Nodes:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Nodes:
+        """Raises ConfigError for a number that is none, and for what is missing."""
+        environment = {**environment, **_of_pod(environment)}
         count, rank = (_integer(environment, name, default) for name, default in (("NNODES", 1), ("NODE_RANK", 0)))
         if not 0 <= rank < count:
             raise ConfigError(f"NODE_RANK {rank} of {count} nodes: set it to 0 on the first node, 1 on the second, ...")
@@ -33,6 +45,36 @@ class Nodes:
         if not environment.get("MASTER_ADDR"):
             raise ConfigError(f"NNODES is {count} but MASTER_ADDR is not set: set it to the first node's address")
         return cls(count, rank, environment["MASTER_ADDR"], _integer(environment, "MASTER_PORT", cls().port))
+
+
+def injected(environment: Mapping[str, str]) -> list[str]:
+    """Names that are set and belong to a rank or to torchrun's own options: not for what is started here."""
+    return sorted(name for name in environment if name in _OF_A_RANK or name.startswith("PET_"))
+
+
+def _of_pod(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of nodes as the operator of several pods gives them; empty where the user has said NNODES."""
+    if environment.get("NNODES"):
+        return {}
+    if environment.get("PET_NNODES"):
+        count = _integer(environment, "PET_NNODES", 1)
+    else:
+        total, in_pod = _integer(environment, "WORLD_SIZE", 1), _integer(environment, "LOCAL_WORLD_SIZE", 1)
+        count = total // in_pod if in_pod else 0
+        if total > 1 and count * in_pod != total:
+            raise ConfigError(
+                f"WORLD_SIZE {total} of this pod is no multiple of its LOCAL_WORLD_SIZE {in_pod}, so that the number "
+                "of pods is not known: set NNODES and NODE_RANK"
+            )
+    if count <= 1:
+        return {}
+    sources = {
+        "NODE_RANK": ("NODE_RANK", "PET_NODE_RANK", "RANK"),
+        "MASTER_ADDR": ("MASTER_ADDR", "PET_MASTER_ADDR"),
+        "MASTER_PORT": ("MASTER_PORT", "PET_MASTER_PORT"),
+    }
+    found = {name: next(filter(None, map(environment.get, known)), "") for name, known in sources.items()}
+    return {"NNODES": str(count), **found}
 
 
 def _integer(environment: Mapping[str, str], name: str, default: int) -> int:

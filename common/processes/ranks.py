@@ -1,10 +1,20 @@
-"""What a launcher has told this process about itself, by torchrun's environment variables."""
+"""What a launcher has told this process about itself, by torchrun's environment variables.
+
+Operators of Kubernetes use the same names for a pod, in which this program is started once: RANK is the pod's number
+there, WORLD_SIZE counts pods or the devices of all of them, LOCAL_RANK lists those of this one or is missing. Only a
+process with a LOCAL_RANK of its own is a rank; the launcher reads the others as nodes (common.processes.nodes).
+"""
 
 from __future__ import annotations
 
 import os
 
 from common.errors import ConfigError
+
+
+def is_launched() -> bool:
+    """Whether a launcher started this process as one of several, or as the only one."""
+    return os.environ.get("LOCAL_RANK", "").isdecimal()
 
 
 def global_rank() -> int:
@@ -26,7 +36,7 @@ def num_started_here() -> int | None:
 
 
 def _number(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
+    text = os.environ.get(name, str(default)) if is_launched() else str(default)
     try:
         return int(text)
     except ValueError:

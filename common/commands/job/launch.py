@@ -19,7 +19,7 @@ from common.commands.main import app
 from common.config import DeviceProfile, RunConfig
 from common.errors import ConfigError
 from common.platforms import platform_of
-from common.processes import Nodes, processes_here, resolve_mesh, supervise, torchrun_options
+from common.processes import Nodes, injected, processes_here, resolve_mesh, supervise, torchrun_options
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # click's, which late versions of typer bring along
 
@@ -29,7 +29,7 @@ class Job:
     """A command as this node starts it: `worker` is the Python command line of one process, `torchrun` how
     several are started.
 
-    needs_input: whether the command decodes the run's input.
+    needs_input: whether the command decodes the run's input. dropped: variables of a pod, not of these processes.
     """
 
     environment: dict[str, str]
@@ -37,6 +37,7 @@ class Job:
     needs_input: bool
     torchrun: list[str] = field(default_factory=list)
     nodes: Nodes = field(default_factory=Nodes)
+    dropped: tuple[str, ...] = ()
 
     @property
     def command(self) -> list[str]:
@@ -45,7 +46,8 @@ class Job:
 
     def script(self) -> str:
         exports = [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        return "\n".join([*exports, shlex.join(self.command)])
+        unset = [shlex.join(["unset", *self.dropped])] if self.dropped else []
+        return "\n".join([*unset, *exports, shlex.join(self.command)])
 
 
 def job_of(worker: list[str], profile: DeviceProfile, environment: Mapping[str, str], *, needs_input: bool) -> Job:
@@ -54,9 +56,10 @@ def job_of(worker: list[str], profile: DeviceProfile, environment: Mapping[str, 
     num_here = processes_here(profile, nodes)
     variables = {"OMP_NUM_THREADS": str(max(1, _num_cpus() // num_here)), **profile.environment}
     added = {name: value for name, value in variables.items() if name not in environment}
+    dropped = tuple(injected(environment))
     if num_here * nodes.count == 1:
-        return Job(added, worker, needs_input)
-    return Job(added, worker, needs_input, torchrun_options(nodes, num_here), nodes)
+        return Job(added, worker, needs_input, dropped=dropped)
+    return Job(added, worker, needs_input, torchrun_options(nodes, num_here), nodes, dropped)
 
 
 def check_options(command: str, arguments: list[str]) -> None:
@@ -88,6 +91,8 @@ def check_before_start(profile: DeviceProfile, run: RunConfig, nodes: Nodes, *, 
 
 def start_here(job: Job) -> int:
     """Become the job's one process, or the launcher of several; the exit code."""
+    for name in job.dropped:
+        del os.environ[name]
     os.environ.update(job.environment)
     if not job.torchrun:
         # In place: a signal to this process, kill -9 too, is one to the worker.

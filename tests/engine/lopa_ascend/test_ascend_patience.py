@@ -94,7 +94,8 @@ class Store:
 
 
 def test_processes_that_load_wait_for_all(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    monkeypatch.setitem(os.environ, "WORLD_SIZE", "4")
+    for name, value in {"LOCAL_RANK": "0", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setitem(os.environ, name, value)
     monkeypatch.setattr(store, "_store", lambda: Store(1))
     meet(5)
     monkeypatch.setattr(store, "_store", lambda: Store(-100))

@@ -76,9 +76,54 @@ def test_several_nodes_share_the_processes() -> None:
     assert wanted in command
 
 
+ASCEND_JOB = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "0,1,2,3", "RANK": "1",
+              "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "2222"}  # fmt: skip
+PYTORCH_JOB = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "2222", "GROUP_RANK": "1"}
+TRAINER = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4", "PET_MASTER_ADDR": "10.0.0.1",
+           "PET_MASTER_PORT": "2222"}  # fmt: skip
+
+
+@pytest.mark.parametrize("pod", [ASCEND_JOB, PYTORCH_JOB, TRAINER], ids=["AscendJob", "PyTorchJob", "trainer"])
+def test_pods_are_nodes(pod: dict[str, str]) -> None:
+    dropped, *_, command = planned("h200_tp1_bp8", "gsm8k", **pod)
+    assert "--nnodes=2 --node-rank=1 --master-addr=10.0.0.1 --master-port=2222 --nproc-per-node=4" in command
+    assert dropped.split() == ["unset", *sorted(pod.keys() - {"MASTER_ADDR", "MASTER_PORT"})]
+
+
+def test_one_pod_is_one_node() -> None:
+    dropped, *_, command = planned("cpu", "demo", **{**ASCEND_JOB, "WORLD_SIZE": "4", "RANK": "0"})
+    assert dropped == "unset LOCAL_RANK LOCAL_WORLD_SIZE RANK WORLD_SIZE" and "torch.distributed" not in command
+
+
+def test_what_is_said_goes_before_what_a_pod_says() -> None:
+    command = planned("h200_tp1_bp8", "gsm8k", **{**ASCEND_JOB, "NNODES": "1"})[-1]
+    assert " --standalone " in command and " --nproc-per-node=8 " in command
+
+
+def test_a_process_in_a_pod_does_not_take_itself_for_a_rank() -> None:
+    environment = {**os.environ, **ASCEND_JOB}
+    command = [sys.executable, "-m", "common.commands", "run", "demo", "--profile", "h200_tp1_bp8", "hello"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, " but 1 was started: " in done.stderr) == (2, True), done.stderr
+
+
+def test_what_is_started_in_a_pod_has_no_variables_of_the_pod() -> None:
+    code = (
+        "from common.commands.job.launch import Job, start_here\n"
+        "start_here(Job({}, ['-c', 'import os; print(*os.environ)'], False, dropped=('RANK', 'LOCAL_RANK')))\n"
+    )
+    environment = {**os.environ, **ASCEND_JOB}
+    started = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    names = set(started.stdout.split())
+    assert "MASTER_ADDR" in names and not names & {"RANK", "LOCAL_RANK"}, started.stderr
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
+        ({**ASCEND_JOB, "LOCAL_WORLD_SIZE": "3"}, "WORLD_SIZE 8 of this pod is no multiple of its LOCAL_WORLD_SIZE 3"),
+        ({"PET_NNODES": "1:3"}, "PET_NNODES is '1:3': set it to a number"),
+        ({"WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "NNODES is 2 but NODE_RANK is not set"),
         ({"NNODES": "two"}, "NNODES is 'two': set it to a number"),
         ({"NNODES": "2", "MASTER_ADDR": "a"}, "NNODES is 2 but NODE_RANK is not set"),
         ({"NNODES": "2", "NODE_RANK": "0"}, "NNODES is 2 but MASTER_ADDR is not set"),

@@ -25,6 +25,11 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def started_as_one_of(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(count))
+
+
 def profile_of(**changes: Any) -> DeviceProfile:
     return DeviceProfile.model_validate({"name": "p", "engine": "lopa_cuda", "device": "cpu", **changes})
 
@@ -40,9 +45,18 @@ def test_one_process_opens_no_process_group() -> None:
 def test_a_wrong_number_of_processes_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"wants 8 processes \(dp 2 x bp 2 x tp 2\) but 1 was started"):
         launch.init_mesh(profile_of(mesh=MESH_8), GroupBackends("gloo"))
-    monkeypatch.setenv("WORLD_SIZE", "4")
+    started_as_one_of(4, monkeypatch)
     with pytest.raises(ConfigError, match=r"wants 1 processes .* but 4 were started"):
         launch.init_mesh(profile_of(), GroupBackends("gloo"))
+
+
+@pytest.mark.parametrize("pod", [{"LOCAL_RANK": "0,1,2,3", "LOCAL_WORLD_SIZE": "4"}, {}], ids=["AscendJob", "Volcano"])
+def test_a_pods_variables_are_not_a_ranks(pod: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "8", **pod}.items():
+        monkeypatch.setenv(name, value)
+    assert launch.init_mesh(profile_of(), GroupBackends("gloo")).world_size == 1
+    monkeypatch.setattr(platform_of_device("cuda"), "num_visible_devices", lambda: 2)
+    assert launch.resolve_mesh(profile_of(device="cuda", mesh="auto")).num_processes == 2
 
 
 def test_auto_takes_every_process_for_branches_and_on_ascend_four_of_them_for_a_group(
@@ -54,7 +68,7 @@ def test_auto_takes_every_process_for_branches_and_on_ascend_four_of_them_for_a_
     assert sizes == MeshConfig(branch_parallel_size=8)
     sizes = launch.resolve_mesh(profile_of(engine="auto", device="npu", mesh="auto"))
     assert sizes == MeshConfig(branch_parallel_size=2, tensor_parallel_size=4)
-    monkeypatch.setenv("WORLD_SIZE", "6")
+    started_as_one_of(6, monkeypatch)
     assert launch.resolve_mesh(profile_of(device="cuda", mesh="auto")).num_processes == 6
 
 
