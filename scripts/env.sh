@@ -6,11 +6,19 @@ if [ -z "${PYTHON:-}" ]; then
   if [ -n "${VIRTUAL_ENV:-}" ]; then PYTHON=$VIRTUAL_ENV/bin/python; fi
 fi
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-ascend_environment=${ASCEND_ENVIRONMENT:-/usr/local/Ascend/ascend-toolkit/set_env.sh}
-if [ -f "$ascend_environment" ]; then
-  set +u # the vendor's file reads variables that may not be set
-  source "$ascend_environment"
+# Ascend: CANN's own, and nnal's, whose operator writes the KV where CANN lacks one. A login shell may have done this;
+# what a cluster starts has none.
+ascend=${ASCEND_ROOT:-/usr/local/Ascend}
+if [ -f "$ascend/ascend-toolkit/set_env.sh" ]; then
+  set +u # the vendor's files read variables that may not be set
+  for file in "$ascend/ascend-toolkit/set_env.sh" "$ascend/nnal/atb/set_env.sh"; do
+    # shellcheck disable=SC1090 # on Ascend machines only
+    if [ -f "$file" ]; then source "$file" || true; fi
+  done
   set -u
+  # An image preloads it in login shells, if at all.
+  jemalloc=${JEMALLOC:-/usr/lib/$(uname -m)-linux-gnu/libjemalloc.so.2}
+  if [ -f "$jemalloc" ] && [[ ${LD_PRELOAD:-} != *jemalloc* ]]; then export LD_PRELOAD=$jemalloc${LD_PRELOAD:+:$LD_PRELOAD}; fi
 fi
 if ! "$PYTHON" -c 'from importlib.util import find_spec as f; exit(not all(map(f, ("torch", "tqdm", "pydantic", "typer"))))'; then
   echo "lopa: $PYTHON lacks what lopa needs: activate its environment, set PYTHON, or pip install -e $root" >&2

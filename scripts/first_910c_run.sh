@@ -14,7 +14,7 @@
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 usage_if_asked "$@"
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 out=${1:-outputs/first_910c}
 profile=${PROFILE:-ascend_910c_tp4_bp4}
 modes=${MODES:-npugraph npugraph_ex torchair eager}
@@ -77,7 +77,7 @@ warn=(--set npu.selftest=warn)
 one_device=(--set mesh.tensor_parallel_size=1 --set mesh.branch_parallel_size=1)
 demos=()
 for mode in $modes bf16; do
-  settings=(--set graph.mode=$mode)
+  settings=(--set "graph.mode=$mode")
   [ $mode = bf16 ] && settings=(--set graph.mode=npugraph --set quantization=null)
   demos+=("$out/demo_$mode.jsonl")
   step demo_$mode scripts/run_batch.sh "$profile" demo_block_causal --overwrite "${warn[@]}" "${one_device[@]}" \

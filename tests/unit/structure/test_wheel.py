@@ -123,3 +123,13 @@ def test_the_console_script_and_the_python_api(installed: Path, tmp_path: Path) 
     )
     done = start(installed, tmp_path, "-c", code)
     assert done.returncode == 0 and "17" in done.stdout, done.stderr
+
+
+def test_scripts_start_the_wheel_where_there_is_no_checkout(installed: Path, tmp_path: Path) -> None:
+    """As in the images of configs/cluster, which have the wheel and the scripts."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("*.py", "lab", "__pycache__"))
+    environment = {**os.environ, "PYTHON": str(installed), "DRY_RUN": "1"}
+    environment.pop("PYTHONPATH", None)
+    command = ["scripts/serve.sh", "h200_tp1_bp4", "demo", "--host", "0.0.0.0"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert "--nproc-per-node=4" in done.stdout and str(ROOT) not in done.stdout, done.stderr
