@@ -6,6 +6,7 @@ A table stands on a page between `<!-- table: NAME -->` and `<!-- end -->`. NAME
 as `load_7b_h200`, or a table that a function below makes of one. A result file of its own table has
 
     card, commit, conditions, command     what is said above the table, once; any may be absent
+    tables                                several of these by name, `NAME/part`, instead of the next two
     columns                               [heading, format of Python such as ".2f" or "" for text] each
     rows                                  a list of cells each; null is a dash
 """
@@ -41,6 +42,11 @@ def tables() -> dict[str, str]:
     """Return every table by its name, in Markdown."""
     results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
     made = {name: table(result) for name, result in results.items() if "columns" in result}
+    made |= {
+        f"{name}/{part}": table(found)
+        for name, result in results.items()
+        for part, found in result.get("tables", {}).items()
+    }
     made |= {f"study/{name}": text for name, text in study.tables(results["study"]).items()}
     made |= {name: write(results) for name, write in _WRITERS.items()}
     return made

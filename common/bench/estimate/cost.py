@@ -3,7 +3,7 @@
 kernel      overhead + max(bytes / (bandwidth * share), operations / (matrix rate * share * busy units)),
             and at least what the host takes to launch it where it is not captured
 collective  latency + bytes on the wire / link
-lengths     what the host writes of them while the device waits
+lengths     what the host says of them while the device waits
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from common.bench.estimate.hardware import Hardware
+from common.bench.estimate.hardware import Figure, Hardware
 from common.bench.estimate.record import LAYER_PARTS, PARTS, Collective, HostWork, Kernel, Operation, record_step
 from common.bench.estimate.setup import Setup
 
@@ -52,6 +52,12 @@ class StepCost:
         return sum(part.seconds for part in self.parts if part.part not in names) * 1e3
 
     @property
+    def seconds_of(self) -> dict[str, float]:
+        """Seconds by what they go to, as in Cost, the longest first."""
+        found = _sum("step", self.parts).seconds_of
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    @property
     def tokens_per_s(self) -> float:
         """Tokens a second of all requests of one replica."""
         return self.setup.tokens_per_step * self.setup.num_requests / self.ms * 1e3
@@ -67,19 +73,25 @@ def estimate_step(setup: Setup, hardware: Hardware) -> StepCost:
     for operation in operations:
         by_part[operation.part].append(price(operation, hardware, is_captured=setup.is_captured))
     layers_s = sum(cost.seconds for part in LAYER_PARTS for cost in by_part[part])
-    if setup.length_updates is not None and setup.is_captured and hardware.length_update_us is not None:
-        exposed_s = _exposed_updates_s(setup, hardware.length_update_us.value * 1e-6, layers_s)
-        by_part["lengths"].append(Cost("lengths", 0, 0, {"host": exposed_s * setup.length_changes}))
+    if setup.is_captured and (waited_s := _lengths_s(setup, hardware, layers_s)):
+        by_part["lengths"].append(Cost("lengths", 0, 0, {"host": waited_s}))
     return StepCost(setup, tuple(_sum(part, by_part[part]) for part in PARTS if by_part[part]), weight_bytes)
 
 
-def _exposed_updates_s(setup: Setup, update_s: float, layers_s: float) -> float:
-    """Return the seconds that a step waits for new attention lengths. Written after the launch, a layer's are hidden by
-    the layers before it: the first update remains, and what the host is slower than the device."""
-    num_layers = setup.model.num_layers
-    if setup.length_updates == "before":
-        return num_layers * update_s
-    return max(update_s, num_layers * update_s - layers_s * (num_layers - 1) / num_layers)
+def _lengths_s(setup: Setup, hardware: Hardware, layers_s: float) -> float:
+    """Return the seconds that a step waits on average for what the host says of attention lengths: new ones, or that
+    they are as they were. Said after the launch, a layer's are hidden by the layers before it: the first remains, and
+    what the host is slower than the device."""
+    num_layers, waited_s = setup.model.num_layers, 0.0
+    for order, figure, share in (
+        (setup.length_updates, hardware.length_update_us, setup.length_changes),
+        (setup.length_events, hardware.length_event_us, 1 - setup.length_changes),
+    ):
+        if order is not None and figure is not None:
+            layer_s = figure.value * 1e-6
+            hidden_s = min((num_layers - 1) * layer_s, layers_s * (num_layers - 1) / num_layers)
+            waited_s += share * (num_layers * layer_s - (hidden_s if order == "behind" else 0.0))
+    return waited_s
 
 
 def price(operation: Operation, hardware: Hardware, *, is_captured: bool = True) -> Cost:
@@ -115,7 +127,8 @@ def _price_kernel(kernel: Kernel, hardware: Hardware, *, is_captured: bool) -> C
     memory_s = num_bytes / _bandwidth(kernel, hardware)
     matrix_s = kernel.flops / _rate(kernel, hardware) if kernel.flops else 0.0
     limit, busy_s = ("matrix", matrix_s) if matrix_s > memory_s else ("memory", memory_s)
-    launch_s = hardware.kernel_us.value * 1e-6
+    figure = hardware.vector_kernel_us if kernel.kind == "other" else hardware.matrix_kernel_us
+    launch_s = figure.value * 1e-6
     if not is_captured:
         launch_s = max(launch_s, hardware.eager_kernel_us.value * 1e-6 - busy_s)
     seconds_of = {"launch": launch_s * kernel.times, limit: busy_s * kernel.times}
@@ -123,11 +136,19 @@ def _price_kernel(kernel: Kernel, hardware: Hardware, *, is_captured: bool) -> C
 
 
 def _price_collective(collective: Collective, hardware: Hardware) -> Cost:
-    latency = getattr(hardware, f"{collective.name}_us").value * 1e-6
-    on_wire = _bytes_on_wire(collective)
-    link_s = on_wire / (hardware.link(collective.span).value * 1e9)
-    times = collective.times
+    on_wire, times, link = _bytes_on_wire(collective), collective.times, hardware.link(collective.span)
+    link_s = on_wire / (link.gb_s.value * 1e9)
+    latency = _latency_us(collective, hardware) * 1e-6
     return Cost(collective.part, on_wire * times, times, {"latency": latency * times, "link": link_s * times})
+
+
+def _latency_us(collective: Collective, hardware: Hardware) -> float:
+    if collective.is_on_ai_cpu and hardware.ai_cpu_all_reduce_us is not None:
+        return hardware.ai_cpu_all_reduce_us.value
+    own: Figure = getattr(hardware, f"{collective.name}_us")
+    hop = hardware.link(collective.span).hop_us
+    num_hops = (2 if collective.name == "all_reduce" else 1) * (collective.num_ranks - 1)  # of a ring
+    return own.value + (num_hops * hop.value if hop is not None else 0.0)
 
 
 def _bytes_on_wire(collective: Collective) -> float:

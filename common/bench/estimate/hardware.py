@@ -15,6 +15,7 @@ Quality = Literal["measured", "derived", "secondary", "unverified", "assumed"]
 Dtype = Literal["bfloat16", "int8", "float8"]
 
 _FOLDER = Path(__file__).resolve().parents[3] / "configs" / "hardware"
+_USUAL = {"cuda": "h200", "npu": "ascend_910c"}
 
 
 class Figure(Frozen):
@@ -27,10 +28,12 @@ class Figure(Frozen):
 
 
 class Link(Frozen):
-    """What connects up to num_devices adjacent devices, in each direction."""
+    """What connects up to num_devices adjacent devices, in each direction. hop_us: beside a collective's own latency,
+    for each time that it hands data on from device to device."""
 
     num_devices: int = Field(ge=2)
     gb_s: Figure
+    hop_us: Figure | None = None
 
 
 class Hardware(Frozen):
@@ -47,20 +50,25 @@ class Hardware(Frozen):
     attention_matrix_share: Figure
     num_units: Figure  # multiprocessors or cube cores: work in fewer pieces leaves some idle
     l2_mb: Figure
-    kernel_us: Figure  # of a kernel in a captured graph: gap, start and end, beside its roofline
+    # Of a kernel in a captured graph, beside its roofline: gap, start and end. Products and attention; all others.
+    matrix_kernel_us: Figure
+    vector_kernel_us: Figure
     eager_kernel_us: Figure
     all_reduce_us: Figure  # latency of a small one
+    ai_cpu_all_reduce_us: Figure | None = None  # latency of one that HCCL keeps from the vector cores
     all_gather_us: Figure
     broadcast_us: Figure
     links: tuple[Link, ...] = Field(min_length=1)
     host_us: Figure  # a step's time outside the device that nothing hides
-    length_update_us: Figure | None = None  # of the host, to write a captured attention's lengths; of one layer
+    # Of the host, for the attention of one layer of a replay: to write its lengths; to say that they are as they were.
+    length_update_us: Figure | None = None
+    length_event_us: Figure | None = None
 
-    def link(self, num_devices: int) -> Figure:
+    def link(self, num_devices: int) -> Link:
         """The slowest link inside a group that spans this many adjacent devices. Raises ConfigError."""
         for link in sorted(self.links, key=lambda link: link.num_devices):
             if num_devices <= link.num_devices:
-                return link.gb_s
+                return link
         most = max(link.num_devices for link in self.links)
         raise ConfigError(
             f"{self.name}: links of up to {most} devices are described, the mesh spans {num_devices}: "
@@ -87,6 +95,8 @@ class Hardware(Frozen):
                 yield from ((f"{name}.{key}", figure) for key, figure in value.items())
         for link in self.links:
             yield f"links.{link.num_devices}.gb_s", link.gb_s
+            if link.hop_us is not None:
+                yield f"links.{link.num_devices}.hop_us", link.hop_us
 
 
 def load_hardware(name: str) -> Hardware:
@@ -98,15 +108,20 @@ def load_hardware(name: str) -> Hardware:
 
 
 def hardware_of(profile: DeviceProfile) -> Hardware:
-    """The described device of the profile's kind. Raises ConfigError for a kind that none is described of."""
-    described = [load_hardware(name) for name in _known()]
-    fitting = [hardware for hardware in described if hardware.device == profile.device]
-    if len(fitting) != 1:
+    """The file that profiles of this device are estimated with unless another is named. Raises ConfigError for a kind
+    of device that none describes."""
+    if profile.device not in _USUAL:
         raise ConfigError(
-            f"profile {profile.name}: {len(fitting)} files in configs/hardware describe device {profile.device}: "
+            f"profile {profile.name}: no file in configs/hardware describes device {profile.device}: "
             f"name one with --hardware ({', '.join(_known())})"
         )
-    return fitting[0]
+    return load_hardware(_USUAL[profile.device])
+
+
+def others_of(hardware: Hardware) -> dict[str, Hardware]:
+    """The other files of configs/hardware that describe the same device, by name."""
+    described = {name: load_hardware(name) for name in _known()}
+    return {name: one for name, one in described.items() if one.device == hardware.device and one != hardware}
 
 
 def _known() -> list[str]:

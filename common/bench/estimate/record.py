@@ -54,7 +54,8 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """size: bytes on each rank before it. num_ranks: that take part. span: adjacent devices that they spread over."""
+    """size: bytes on each rank before it. num_ranks: that take part. span: adjacent devices that they spread over.
+    is_on_ai_cpu: HCCL runs it there instead of on the vector cores."""
 
     part: str
     name: Literal["all_reduce", "all_gather", "broadcast"]
@@ -62,6 +63,7 @@ class Collective:
     num_ranks: int
     span: int
     times: float = 1.0
+    is_on_ai_cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,8 @@ def record_step(setup: Setup) -> list[Operation]:
         model = Decoder(setup.model, ops, tp_size=setup.tp).to(_TORCH_DTYPE[setup.dtype])
     ops.adopt(model)
     token_T = torch.empty(setup.num_tokens, dtype=torch.int32, device="meta")
-    ops.stream.append(HostWork())
+    if not setup.hides_host:
+        ops.stream.append(HostWork())
     ops.note("host", "upload", read=16 * setup.num_tokens, written=16 * setup.num_tokens)
     ops.note_lookup(model.embed_tokens.weight, token_T)
     attended_TD, residual_TD = model.until_last_attention(token_T, None)
@@ -125,7 +128,7 @@ class RecordingOps:
         part = self._part_of[linear]
         sizes = self._qkv_sizes() if part == "qkv" and not self.setup.launches.merges_qkv else (len(_weight(linear)),)
         for size in sizes:
-            self._note_linear(part, x_TK, _weight(linear)[:size], self._out_bytes(part, x_TK))
+            self._note_linear(part, x_TK, _weight(linear)[:size], self._out_bytes(part, x_TK, size))
         return x_TK.new_empty(x_TK.shape[0], len(_weight(linear)))
 
     def attend(self, qkv_TE: Tensor, layer: int, step: Any, qk_norm: QKNorm | None) -> Tensor:
@@ -158,9 +161,10 @@ class RecordingOps:
     def mlp(self, x_TD: Tensor, gate_up: nn.Module, down: nn.Module) -> Tensor:
         both_TI = self.linear(x_TD, gate_up)
         activated_TI = both_TI.new_empty(both_TI.shape[0], both_TI.shape[1] // 2)
-        if not self.setup.launches.fuses_swiglu:
+        num_columns = both_TI.shape[1]
+        if not self.setup.fuses_swiglu(num_columns):
             out = activated_TI.numel() if self.setup.is_quantized else _bytes(activated_TI)
-            read = both_TI.numel() * self._out_bytes("gate_up", x_TD)
+            read = both_TI.numel() * self._out_bytes("gate_up", x_TD, num_columns)
             self.note("gate_up", "swiglu", read=read, written=out)
         return self.linear(activated_TI, down)
 
@@ -177,7 +181,12 @@ class RecordingOps:
 
     def all_reduce(self, x_TD: Tensor) -> Tensor:
         if self.setup.tp > 1:
-            self.stream.append(Collective("all-reduce", "all_reduce", _bytes(x_TD), self.setup.tp, self.setup.tp))
+            setup, pieces = self.setup, self.setup.all_reduce_pieces
+            size, most = _bytes(x_TD) / pieces, setup.most_aiv_bytes
+            is_on_ai_cpu = most is not None and size > most
+            self.stream.append(
+                Collective("all-reduce", "all_reduce", size, setup.tp, setup.tp, pieces, is_on_ai_cpu=is_on_ai_cpu)
+            )
         return x_TD
 
     def note(self, part: str, name: str, *, read: float, written: float, times: float = 1.0) -> None:
@@ -191,12 +200,12 @@ class RecordingOps:
     def _note_quantize(self, part: str, x: Tensor) -> None:
         self.note(part, "quantize", read=_bytes(x), written=x.numel())
 
-    def _out_bytes(self, part: str, x: Tensor) -> float:
+    def _out_bytes(self, part: str, x: Tensor, num_columns: int) -> float:
         """Return the bytes a value of a linear's result; gate_up with its activation leaves half of the values."""
         launches, is_quantized = self.setup.launches, self.setup.is_quantized
         if part != "gate_up":
             return x.element_size()
-        if launches.fuses_swiglu:
+        if self.setup.fuses_swiglu(num_columns):
             return 0.5 if is_quantized else x.element_size() / 2
         return launches.gate_up_bytes if is_quantized else x.element_size()
 

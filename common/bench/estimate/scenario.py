@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from common.bench.estimate.setup import LAUNCHES, Setup
+from common.bench.estimate.hardware import Hardware
+from common.bench.estimate.setup import GROUPED_SWIGLU_COLUMNS, LAUNCHES, Launches, Setup
 from common.checkpoint import ModelConfig, check_tensor_parallel, fits_tensor_parallel
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.errors import ConfigError
+from graphs.hccl import DETERMINISTIC, sums_in_one_order
 
 _LINEAR_DTYPE = {"w8a8": "int8", "fp8": "float8"}
 _UPDATES_LENGTHS = ("npugraph", "npugraph_ex")
@@ -29,9 +31,10 @@ class Options:
 
 def setup_of(profile: DeviceProfile, run: RunConfig, model: ModelConfig, options: Options) -> Setup:
     """Return the step of profile and run. Raises ConfigError where only a start on the hardware decides what it is."""
-    mesh, decode = _mesh(profile), run.decode
+    mesh, decode, launches = _mesh(profile), run.decode, LAUNCHES[_engine(profile)]
     check_tensor_parallel(model, mesh.tensor_parallel_size)
     window, prefix = _window_and_prefix(decode, options)
+    order = profile.npu.length_updates if profile.graph.mode in _UPDATES_LENGTHS else None
     num_rows = options.rows or run.max_num_requests * (decode.num_lookahead + 1)
     if num_rows * window > _MOST_POSITIONS:
         raise ConfigError(
@@ -40,7 +43,7 @@ def setup_of(profile: DeviceProfile, run: RunConfig, model: ModelConfig, options
         )
     return Setup(
         model=model,
-        launches=LAUNCHES[_engine(profile)],
+        launches=launches,
         dtype=profile.dtype,
         linear_dtype=_LINEAR_DTYPE.get(profile.quantization or "", profile.dtype),
         tp=mesh.tensor_parallel_size,
@@ -52,37 +55,68 @@ def setup_of(profile: DeviceProfile, run: RunConfig, model: ModelConfig, options
         block_size=min(decode.block_size, window),
         read_share=options.read_share,
         tokens_per_step=options.tokens_per_step,
-        is_block_causal=decode.window_attention == "block_causal",
+        is_block_causal=decode.window_attention == "block_causal" or launches.is_block_causal_only,
         quantizes_head=profile.quantize_lm_head,
         is_captured=profile.graph.mode != "eager",
         hides_all_reduce=profile.npu.weight_prefetch_mb > 0 and mesh.tensor_parallel_size > 1,
         prefetch_bytes=profile.npu.weight_prefetch_mb * 2.0**20 or float("inf"),
-        length_updates=profile.npu.length_updates if profile.graph.mode in _UPDATES_LENGTHS else None,
+        length_updates=order,
+        length_events=order,
+        hccl=profile.environment if profile.device == "npu" else None,
     )
 
 
-def changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """The same step with one thing done otherwise."""
-    launches = setup.launches
+def changes(setup: Setup, hardware: Hardware) -> Iterator[tuple[str, Setup, Hardware]]:
+    """The same step with one thing done otherwise, or faster than anything can do it."""
+    for name, changed in _changed_setups(setup):
+        yield name, changed, hardware
+    full = hardware.attention_matrix_share.model_copy(update={"value": 1.0})
+    faster = hardware.model_copy(update={"attention_matrix_share": full})
+    yield "attention at the matrix units' full rate", setup, faster
+
+
+def _changed_setups(setup: Setup) -> Iterator[tuple[str, Setup]]:
     if setup.is_quantized:
         yield f"linears in {setup.dtype}", replace(setup, linear_dtype=setup.dtype)
         if not setup.quantizes_head:
             yield "the head in 8 bits", replace(setup, quantizes_head=True)
     elif setup.model.moe is None:
         yield "linears in W8A8", replace(setup, linear_dtype="int8")
-    yield "q, k, v not merged", replace(setup, launches=replace(launches, merges_qkv=not launches.merges_qkv))
-    if setup.is_quantized:
-        unfused = replace(launches, fuses_norm_quant=not launches.fuses_norm_quant)
-        yield "norm and quantization not fused", replace(setup, launches=unfused)
+    yield from ((name, replace(setup, launches=launches)) for name, launches in _changed_launches(setup))
     if setup.tp > 1:
         yield "all-reduces overlapped (weights prefetched)", replace(setup, hides_all_reduce=not setup.hides_all_reduce)
-    if launches.statistics_bytes > 2:
-        fused = replace(launches, statistics_kernels=3, statistics_bytes=2)
-        yield "head statistics in one pass", replace(setup, launches=fused)
+    if setup.tp > 1 and setup.hccl is not None:
+        value = str(not sums_in_one_order(setup.hccl)).lower()
+        yield f"{DETERMINISTIC}: {value}", replace(setup, hccl={**setup.hccl, DETERMINISTIC: value})
     if setup.length_updates == "behind":
         yield "attention lengths written before the replay", replace(setup, length_updates="before")
+    if setup.length_events == "behind":
+        yield "events of kept lengths recorded before the replay", replace(setup, length_events="before")
+    if replace(setup, cuts_all_reduces=True).all_reduce_pieces > setup.all_reduce_pieces:
+        yield "all-reduces in pieces that vector cores take", replace(setup, cuts_all_reduces=True)
+    yield "the host a step ahead (asynchronous scheduling)", replace(setup, hides_host=True)
     name = "launched one by one" if setup.is_captured else "captured in a graph"
     yield name, replace(setup, is_captured=not setup.is_captured)
+
+
+def _changed_launches(setup: Setup) -> Iterator[tuple[str, Launches]]:
+    launches = setup.launches
+    yield "q, k, v not merged", replace(launches, merges_qkv=not launches.merges_qkv)
+    if setup.is_quantized:
+        yield "norm and quantization not fused", replace(launches, fuses_norm_quant=not launches.fuses_norm_quant)
+    if launches.rotary_kernels + launches.kv_write_kernels > 1:
+        fused = replace(launches, rotary_kernels=1, kv_write_kernels=0)
+        yield "split, rotation and KV write in one kernel", fused
+    grouped = replace(launches, quantized_swiglu_columns=GROUPED_SWIGLU_COLUMNS)
+    columns = 2 * setup.model.intermediate_size // setup.tp
+    if replace(setup, launches=grouped).fuses_swiglu(columns) and not launches.fuses_swiglu:
+        apart = replace(launches, quantized_swiglu_columns=0)
+        if launches.quantized_swiglu_columns:
+            yield "gate and up, SwiGLU and quantization in two kernels", apart
+        else:
+            yield "gate and up, SwiGLU and quantization in one kernel", grouped
+    if launches.statistics_bytes > 2:
+        yield "head statistics in one pass", replace(launches, statistics_kernels=3, statistics_bytes=2)
 
 
 def meshes(setup: Setup) -> Iterator[Setup]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from common.checkpoint import ModelConfig
+from graphs.hccl import most_aiv_bytes
+
+GROUPED_SWIGLU_COLUMNS = 10240  # of npu_grouped_matmul_swiglu_quant_v2, at most, by its documentation
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +20,8 @@ class Launches:
     does not fuse it costs a kernel and a trip through memory. splits_keys: attention spreads a row's keys over all
     units and merges the parts. finishes_reads_only: the last layer takes after its attention the tokens that are read,
     not all. commit_copies: a committed block is copied to the end of the cache. statistics_bytes: moved for
-    each logit to reduce it to token, probability and confidence.
+    each logit to reduce it to token, probability and confidence. quantized_swiglu_columns: as fuses_swiglu, of int8
+    products alone whose gate and up have at most so many columns on a rank.
     """
 
     name: str
@@ -24,6 +29,7 @@ class Launches:
     fuses_norm_quant: bool = True
     fuses_attention_quant: bool = True
     fuses_swiglu: bool = True
+    quantized_swiglu_columns: int = 0
     gate_up_bytes: int = 2  # of a value between gate_up and a separate activation, quantized
     rotary_kernels: int = 1
     kv_write_kernels: int = 0
@@ -32,6 +38,7 @@ class Launches:
     commit_copies: bool = True
     statistics_kernels: int = 3
     statistics_bytes: int = 2
+    is_block_causal_only: bool = False
 
 
 # As the engines are: lopa_cuda.ops.fused; lopa_ascend.stages over lopa_ascend.ops.facade, where query, key and value
@@ -41,7 +48,7 @@ LAUNCHES = {
     "lopa_ascend": Launches(
         "torch_npu operators", fuses_attention_quant=False, fuses_swiglu=False, gate_up_bytes=4, rotary_kernels=4,
         kv_write_kernels=1, splits_keys=False, finishes_reads_only=False, commit_copies=False, statistics_kernels=23,
-        statistics_bytes=46,
+        statistics_bytes=46, is_block_causal_only=True,
     ),
 }  # fmt: skip
 
@@ -51,9 +58,9 @@ class Setup:
     """One step of one replica.
 
     linear_dtype: of the decoder layers' linears, and of the head where `quantizes_head`; else it and everything else
-    have `dtype`. num_rows: of all requests
-    of the replica. prefix: cached positions in front of the window. read_share: of the window's positions that go
-    through the head. tokens_per_step: of a request; a block is committed every block_size of them.
+    have `dtype`. num_rows: of all requests of the replica. prefix: cached positions in front of the window.
+    read_share: of the window's positions that go through the head. tokens_per_step: of a request; a block is committed
+    every block_size of them. hccl: the variables by which HCCL chooses; None where another library sums.
     """
 
     model: ModelConfig
@@ -75,6 +82,10 @@ class Setup:
     hides_all_reduce: bool = False  # the next linear's weight is prefetched into L2 under the all-reduce
     prefetch_bytes: float = float("inf")  # at most, beside what fits into L2 and into the time
     length_updates: Literal["behind", "before"] | None = None  # when a replay's new attention lengths are written
+    length_events: Literal["behind", "before"] | None = None  # when a replay is told that they are as they were
+    hccl: Mapping[str, str] | None = None
+    cuts_all_reduces: bool = False  # into pieces that HCCL runs on vector cores
+    hides_host: bool = False  # the host lays out a step while the one before it runs
 
     @property
     def is_quantized(self) -> bool:
@@ -83,6 +94,11 @@ class Setup:
     def quantizes(self, part: str) -> bool:
         """Whether a linear of this part of a step is in 8 bits."""
         return self.is_quantized and (part != "head" or self.quantizes_head)
+
+    def fuses_swiglu(self, num_columns: int) -> bool:
+        """Whether the product of so many columns, gate and up of a rank, applies the activation itself."""
+        columns = self.launches.quantized_swiglu_columns if self.linear_dtype == "int8" else 0
+        return self.launches.fuses_swiglu or num_columns <= columns
 
     @property
     def rows(self) -> int:
@@ -97,6 +113,21 @@ class Setup:
     @property
     def num_tokens(self) -> int:
         return self.rows * self.window
+
+    @property
+    def all_reduce_bytes(self) -> int:
+        """Bytes on each rank of one of a layer's two."""
+        return self.num_tokens * self.model.hidden_size * (4 if self.dtype == "float32" else 2)
+
+    @property
+    def most_aiv_bytes(self) -> int | None:
+        """Bytes of the largest all-reduce that HCCL runs on vector cores; None where another library sums."""
+        return None if self.hccl is None else most_aiv_bytes(self.tp, self.hccl)
+
+    @property
+    def all_reduce_pieces(self) -> int:
+        """Collectives that one of a layer's two becomes."""
+        return -(-self.all_reduce_bytes // self.most_aiv_bytes) if self.cuts_all_reduces and self.most_aiv_bytes else 1
 
     @property
     def num_reads(self) -> int:

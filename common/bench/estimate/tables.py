@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.bench.estimate.cost import StepCost, estimate_step
-from common.bench.estimate.hardware import Hardware, hardware_of, load_hardware
+from common.bench.estimate.hardware import Hardware, hardware_of, load_hardware, others_of
 from common.bench.estimate.scenario import Options, changes, meshes, setup_of
 from common.bench.estimate.setup import Setup
 from common.checkpoint import load_model_config
 from common.config import DeviceProfile, RunConfig
 from common.runtime import check_strategy
 from common.tables import markdown
+from graphs.hccl import DETERMINISTIC, sums_in_one_order
+
+_GOES_TO = {
+    "memory": "reading and writing memory",
+    "matrix": "products and attention",
+    "launch": "kernels' own time, whatever they do",
+    "latency": "collectives' own time, whatever they carry",
+    "link": "bytes between devices",
+    "host": "the host, while devices wait",
+}
 
 
 def estimate_tables(profile: DeviceProfile, run: RunConfig, options: Options, hardware_name: str | None) -> str:
@@ -28,15 +38,25 @@ def report(setup: Setup, hardware: Hardware, num_replicas: int = 1) -> str:
     """Return the tables of one step. Raises ConfigError where the hardware's file lacks what it needs."""
     step = estimate_step(setup, hardware)
     sections = [
-        _conditions(setup, hardware),
+        _total(step, hardware, num_replicas),
         hardware.remark,
-        _parts(step),
-        _total(step, num_replicas),
-        "What one change would do:\n\n" + _changes(step, hardware),
+        _conditions(setup, hardware),
+        "What the time goes to:\n\n" + _bounds(step),
+        "Where it goes; limit: what takes most of a part:\n\n" + _parts(step),
+        "What one change would do, each alone:\n\n" + _changes(step, hardware),
         _meshes(step, hardware, num_replicas),
         _trust(setup, hardware),
     ]
     return "\n\n".join(section for section in sections if section)
+
+
+def _total(step: StepCost, hardware: Hardware, num_replicas: int) -> str:
+    total, each = step.tokens_per_s * num_replicas, step.tokens_per_s / step.setup.num_requests
+    others = "".join(f" ({other.ms:.2f} by {name})" for name, other in _by_other_figures(step, hardware))
+    return (
+        f"{step.ms:.2f} ms a step{others}; at {step.setup.tokens_per_step:g} tokens a step and request (an assumption: "
+        f"--tpf) {total:.0f} tokens/s in all, {each:.0f} a request."
+    )
 
 
 def _conditions(setup: Setup, hardware: Hardware) -> str:
@@ -46,8 +66,33 @@ def _conditions(setup: Setup, hardware: Hardware) -> str:
         f"One step on {hardware.name}: bp {setup.bp} x tp {setup.tp}, {setup.num_rows} rows of {setup.num_requests} "
         f"request(s), {setup.rows} on each device, window {setup.window} after {setup.prefix} cached positions, "
         f"{attention} attention, {setup.num_reads} positions through the head; linears in {setup.linear_dtype}, "
-        f"{setup.launches.name}, {launched}."
+        f"{setup.launches.name}, {launched}.{_told_all_reduces(setup)}"
     )
+
+
+def _told_all_reduces(setup: Setup) -> str:
+    """Say on what HCCL runs the step's all-reduces, and up to which size it would take the faster of two ways."""
+    size, most = setup.all_reduce_bytes, setup.most_aiv_bytes
+    if setup.hccl is None or most is None or setup.tp == 1:
+        return ""
+    runs_on = "on vector cores (AIV)" if size <= most else "by AI_CPU, the slow way"
+    order = "true" if sums_in_one_order(setup.hccl) else "false"
+    return (
+        f" HCCL runs all-reduces of {size / 2**10:.0f} KiB over {setup.tp} devices {runs_on}: vector cores take up to "
+        f"{most / 2**10:.0f} KiB, {most * setup.num_tokens // size} tokens, with {DETERMINISTIC}: {order}."
+    )
+
+
+def _bounds(step: StepCost) -> str:
+    rows = [
+        [_GOES_TO[name], f"{seconds * 1e3:.2f}", f"{seconds * 1e5 / step.ms:.0f}"]
+        for name, seconds in step.seconds_of.items()
+    ]
+    return markdown(["goes to", "ms", "%"], rows)
+
+
+def _by_other_figures(step: StepCost, hardware: Hardware) -> list[tuple[str, StepCost]]:
+    return [(name, estimate_step(step.setup, other)) for name, other in others_of(hardware).items()]
 
 
 def _parts(step: StepCost) -> str:
@@ -62,19 +107,11 @@ def _parts(step: StepCost) -> str:
     return markdown(["part", "kernels", "MB", "ms", "%", "limit"], rows)
 
 
-def _total(step: StepCost, num_replicas: int) -> str:
-    total, each = step.tokens_per_s * num_replicas, step.tokens_per_s / step.setup.num_requests
-    return (
-        f"{step.ms:.2f} ms a step; at {step.setup.tokens_per_step:g} tokens a step and request (an assumption: --tpf) "
-        f"{total:.0f} tokens/s in all, {each:.0f} a request."
-    )
-
-
 def _changes(step: StepCost, hardware: Hardware) -> str:
-    rows = []
-    for name, changed in changes(step.setup):
-        other = estimate_step(changed, hardware)
-        rows.append([name, f"{other.ms:.3f}", f"{other.ms - step.ms:+.3f}", f"{(other.ms / step.ms - 1) * 100:+.1f}"])
+    others = [(estimate_step(changed, faster).ms, name) for name, changed, faster in changes(step.setup, hardware)]
+    rows = [
+        [name, f"{ms:.3f}", f"{ms - step.ms:+.3f}", f"{(ms / step.ms - 1) * 100:+.1f}"] for ms, name in sorted(others)
+    ]
     return markdown(["instead", "step ms", "difference", "%"], rows)
 
 
