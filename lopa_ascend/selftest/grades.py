@@ -1,8 +1,8 @@
 """How far a result may be from its twin's, in three grades. Only the last one says that an operator is useless.
 
-docs/ascend.md has the limits as a table. A step of bfloat16 is 2^-7 of the value's size plus the results' root mean
-square: small values beside large ones are judged by the large. Integers other than int8 are sums, which nobody rounds:
-they are equal or wrong. So is what is not finite, or comes back in another shape or dtype.
+scripts/lab/ascend_evidence.md has the limits as a table. A step of bfloat16 is 2^-7 of the value's size plus the
+results' root mean square: small values beside large ones are judged by the large. Integers other than int8 are sums,
+which nobody rounds: they are equal or wrong. So is what is not finite, or comes back in another shape or dtype.
 """
 
 from __future__ import annotations
