@@ -22,6 +22,7 @@ class CanvasView {
     const end = pass === replay.length && replay.answerLength !== null ? replay.answerLength : Infinity;
     this.cells.forEach((view, place) => this.showCell(view, place, tries.get(place), place >= end));
     this.showAnswer();
+    reveal(this.root, ".fresh");
     if (this.active !== null) this.inspect(Math.min(this.active, this.cells.length - 1));
   }
 
@@ -52,6 +53,7 @@ class CanvasView {
   addCell(block) {
     const place = this.cells.length, cell = make("div", "cell");
     cell.id = `cell-${place}`;
+    cell.dataset.place = place;
     cell.setAttribute("role", "option");
     cell.setAttribute("aria-selected", "false");
     cell.addEventListener("pointerenter", () => this.inspect(place));
@@ -135,8 +137,10 @@ class CanvasView {
     view?.cell.setAttribute("aria-selected", isActive);
   }
 
+  // Light the cells of a branch.
   point(places) {
     this.cells.forEach(({ cell }, index) => cell.classList.toggle("pointed", places.includes(index)));
+    reveal(this.root, ".pointed");
   }
 
   // Arrow keys while the canvas has the focus; true if the key was one.
@@ -169,17 +173,15 @@ class CanvasView {
       gap = null;
       if (isSpecial(cell.text)) continue;
       const state = cell.pass === pass ? "fresh" : place >= event.final_length ? "open" : "";
-      parts.push(make("span", state, cell.text));
+      parts.push(make("span", state, cell.text.replace(/\ufffd/g, "◌")));
     }
     byId("answer").replaceChildren(...parts);
-    this.scrollAnswer();
+    reveal(byId("answer"), ".fresh");
   }
+}
 
-  // A long answer scrolls to what the pass has filled first.
-  scrollAnswer() {
-    const answer = byId("answer"), first = answer.querySelector(".fresh");
-    const top = first ? first.offsetTop - answer.offsetTop : 0;
-    const isSeen = top >= answer.scrollTop && top < answer.scrollTop + answer.clientHeight - 24;
-    if (!isSeen) answer.scrollTop = top - answer.clientHeight / 2;
-  }
+// Scroll a box, and not the page, to the first such element in it, if that cannot be seen.
+function reveal(box, selector) {
+  const at = box.querySelector(selector)?.getBoundingClientRect(), { top, bottom } = box.getBoundingClientRect();
+  if (at && (at.top < top || at.bottom > bottom)) box.scrollTop += at.top - (top + bottom) / 2;
 }

@@ -18,10 +18,11 @@ class Problem extends Error {
   }
 }
 
-function addFields() {
+// served: the server's settings, as far as they are known.
+function addFields(served) {
   for (const [name, title, text, limits] of FIELDS) {
-    const input = Object.assign(make("input"), { type: "number", name, placeholder: shown.settings[name] ?? "server's", ...limits });
-    addField(title, text, input);
+    const placeholder = served[name] ?? "server's";
+    addField(title, text, Object.assign(make("input"), { type: "number", name, placeholder, ...limits }));
   }
   const key = Object.assign(make("input"), { type: "password", id: "key", autocomplete: "off" });
   addField("API key", "kept by this page until it is closed", key);

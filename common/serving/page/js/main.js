@@ -9,6 +9,7 @@ function show(replay, pass) {
   canvas.show(pass);
   showNumbers(replay, pass);
   showBranches(replay, pass, canvas);
+  showLegend(replay, canvas);
   const isEnd = replay.isOver && pass === replay.length, reason = replay.finished ?? "abort";
   byId("state").textContent = isEnd ? (REASONS[reason] ?? reason) : replay.isOver ? "under way" : "decoding";
   byId("state").classList.toggle("live", !replay.isOver);
@@ -32,19 +33,14 @@ function explain(problem) {
 }
 
 function colourBy(value) {
-  byId("canvas").classList.toggle("by-confidence", value === "confidence");
-  byId("legend").classList.toggle("by-confidence", value === "confidence");
+  byId("stage").classList.toggle("by-confidence", value === "confidence");
   document.querySelector(`[name=colour][value=${value}]`).checked = true;
-  showLegend(value === "confidence");
+  showLegend(player.replay, canvas);
 }
 
-function otherColour() {
-  colourBy(byId("canvas").classList.contains("by-confidence") ? "pass" : "confidence");
-}
-
-// What was decoded before stays until the first pass of the new answer comes.
+// What was decoded before stays until the first pass of the new answer comes. An empty box takes the example's prompt.
 async function send() {
-  const prompt = byId("prompt").value;
+  const prompt = (byId("prompt").value ||= byId("prompt").placeholder);
   if (!byId("ask").reportValidity() || request) return;
   const settings = chosenSettings(), replay = new Replay(settings);
   request = new AbortController();
@@ -102,11 +98,12 @@ function pressed(event) {
   if (key === " " && target.closest("button, summary")) return;
   const isTaken = (target === byId("canvas") && canvas?.move(key)) || player.press(key);
   if (isTaken) event.preventDefault();
-  else if (key.toLowerCase() === "c" && player.replay) otherColour();
+  else if (key.toLowerCase() === "c") colourBy(byId("stage").classList.contains("by-confidence") ? "pass" : "confidence");
 }
 
-function startLive() {
-  addFields();
+function startLive({ model, settings, example }) {
+  const served = { ...settings, max_tokens: settings.max_new_tokens };
+  addFields(served);
   byId("ask").hidden = false;
   byId("ask").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -116,21 +113,22 @@ function startLive() {
   byId("prompt").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send();
   });
+  byId("prompt").placeholder = example.prompt;
   byId("prompt").focus();
-  const settings = Object.entries(shown.settings).filter(([, value]) => value !== null);
-  const served = settings.map(([name, value]) => `${name} ${value}`).join(", ");
-  if (shown.model !== null) byId("about").textContent = `Serves ${shown.model}: ${served}`;
-  load(shown.example);
-  byId("empty").hidden = byId("given").hidden = false;
-  if (matchMedia("(prefers-reduced-motion: reduce)").matches) player.seek(player.replay.length);
-  else player.play();
+  if (model !== null) {
+    const known = FIELDS.filter(([name]) => isNumber(served[name])).map(([name, title]) => `${title} ${served[name]}`);
+    byId("about").textContent = `Serves ${model}: ${known.join(", ")}`;
+    const all = Object.entries(settings).filter(([, value]) => value !== null);
+    byId("served").textContent += ` They are: ${all.map(([name, value]) => `${name} ${value}`).join(", ")}.`;
+  }
+  load(example);
+  byId("empty").hidden = false;
 }
 
 function startTrace(recorded) {
   byId("about").textContent = `${recorded.model}, profile ${recorded.profile}`;
   document.title = `LoPA trace: ${recorded.prompt.slice(0, 60)}`;
   load(recorded);
-  player.seek(recorded.events.length);
 }
 
 function load({ prompt, settings, events, seconds, answer }) {
@@ -140,6 +138,8 @@ function load({ prompt, settings, events, seconds, answer }) {
   replay.answer = answer;
   showPairs(settings);
   begin(replay, prompt);
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) player.seek(replay.length);
+  else player.play();
 }
 
 byId("theme").addEventListener("change", (event) => {
@@ -149,6 +149,5 @@ for (const choice of document.getElementsByName("colour")) {
   choice.addEventListener("change", () => colourBy(choice.value));
 }
 document.addEventListener("keydown", pressed);
-colourBy("pass");
-if (trace === null) startLive();
+if (trace === null) startLive(shown);
 else startTrace(trace);

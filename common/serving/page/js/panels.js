@@ -32,10 +32,13 @@ function rateRow(name, count, pass, seconds) {
 function showBranches(replay, pass, canvas) {
   const branches = pass ? replay.branchesOf(pass) : [];
   byId("branches-title").textContent = pass ? `Branches of pass ${pass}` : "Branches";
-  byId("branches").replaceChildren(...branches.map((branch) => branchRow(branch, branches, canvas)));
+  const rows = byId("branches"), focused = [...rows.children].indexOf(document.activeElement);
+  canvas.point([]);
+  rows.replaceChildren(...branches.map((branch) => branchRow(branch, branches, canvas)));
+  rows.children[focused]?.focus();
   byId("branches-text").textContent = pass
     ? branches.length > 1
-      ? "Bars go from the worst score of the pass to the best. The best branch is kept and filled."
+      ? "Bars: from the worst score of the pass to the best, which wins."
       : replay.passes.every((event) => event.branch_scores.length === 1)
         ? "One branch in every pass: no lookahead is tried (k is 0)."
         : "One branch: the pass before has spawned no lookahead."
@@ -57,8 +60,11 @@ function branchRow({ name, tokens, score, isWinner }, branches, canvas) {
   bar.append(fill);
   last.append(score === null ? "no mask left" : decimal(score, 4), bar);
   row.append(first, tried, last);
-  row.addEventListener("pointerenter", () => canvas.point(tokens.map(({ place }) => place)));
-  row.addEventListener("pointerleave", () => canvas.point([]));
+  row.tabIndex = 0;
+  for (const event of ["pointerenter", "focus"]) {
+    row.addEventListener(event, () => canvas.point(tokens.map(({ place }) => place)));
+  }
+  for (const event of ["pointerleave", "blur"]) row.addEventListener(event, () => canvas.point([]));
   return row;
 }
 
@@ -75,7 +81,11 @@ function legendItem(mark, text) {
   return item;
 }
 
-function showLegend(isByConfidence) {
+// What colours, marks and signs mean, as far as they occur.
+function showLegend(replay, canvas) {
+  if (!replay) return;
+  const isByConfidence = byId("stage").classList.contains("by-confidence"), last = replay.length;
+  const texts = canvas.cells.map(({ token }) => token.textContent).join("");
   const ramp = make("span", "ramp");
   for (let place = 0; place < 8; place++) ramp.append(legendCell("filled", "", { "--t": place / 7, "--c": place / 7 }));
   const scale = make("span");
@@ -88,12 +98,17 @@ function showLegend(isByConfidence) {
     legendItem(legendCell("mask", "·"), "mask"),
     legendItem(legendCell("filled fresh", "", { "--t": 0.3, "--c": 0.8 }), "filled in this pass"),
     legendItem(legendCell("filled won", "", { "--t": 0.3, "--c": 0.8 }), "brought by the winning lookahead"),
-    legendItem(legendCell("filled edited", "", { "--t": 0.3, "--c": 0.8 }), "replaced; its line says what it was"),
+    ...(replay.numEdited(last)
+      ? [legendItem(legendCell("filled edited", "", { "--t": 0.3, "--c": 0.8 }), "replaced; its line says what it was")]
+      : []),
     legendItem(legendCell("mask tried", "B1"), "what the next pass's branches try"),
     legendItem(sure, "bar: confidence; number: pass"),
-    legendItem(make("i", "swatch lookahead"), "pass won by a lookahead"),
+    ...(replay.answerLength !== null && replay.answerLength < replay.passes[last - 1].canvas_length
+      ? [legendItem(legendCell("filled dropped", "x"), "after the answer's end")]
+      : []),
+    ...Object.entries(SIGNS).filter(([sign]) => texts.includes(sign)).map(([sign, text]) => make("span", "", `${sign} ${text}`)),
+    legendItem(make("i", "swatch lookahead"), "in the player: a pass won by a lookahead; height: tokens filled"),
     legendItem(make("i", "swatch"), "by the anchor"),
-    legendItem(legendCell("filled dropped", "x", { "--t": 0.3, "--c": 0.8 }), "after the answer's end"),
   );
 }
 

@@ -58,10 +58,6 @@ class Replay {
     return Math.max(0, Math.min(1, this.isEntropy ? Math.exp(confidence) : confidence));
   }
 
-  canvasLength(pass) {
-    return pass ? this.passes[pass - 1].canvas_length : 0;
-  }
-
   // Positions of the answer once it has ended, its end token included; null while it goes on.
   get answerLength() {
     if (!this.finished) return null;
@@ -112,13 +108,13 @@ class Replay {
     }));
   }
 
-  // The blocks that are open after a pass, by places of the canvas; the prompt's part of the first is left out.
+  // The blocks that are open after a pass, by places of the canvas; the prompt's part of the first is left out. Before
+  // the first pass they are that pass's.
   blocksAt(pass) {
-    if (!pass) return [];
-    const { start, commit_length: committed, prompt_length: prompt, block_size: size } = this.passes[pass - 1];
-    const end = this.canvasLength(pass), cachedTo = start + committed - prompt;
+    const event = this.passes[Math.max(pass, 1) - 1], { prompt_length: prompt, block_size: size } = event;
+    const end = event.canvas_length, cachedTo = event.start + event.commit_length - prompt;
     const blocks = [];
-    for (let begin = this.passes[pass - 1].block_start - prompt; begin < end; begin += size) {
+    for (let begin = event.block_start - prompt; begin < end; begin += size) {
       const first = Math.max(begin, 0), next = Math.min(begin + size, end);
       let filled = 0;
       for (let place = first; place < next; place++) filled += this.cellAt(place, pass) !== undefined;

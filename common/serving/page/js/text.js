@@ -10,18 +10,21 @@ function make(tag, className = "", text = null) {
   return element;
 }
 
-const isSpecial = (text) => /^<\|?[^<>]*\|?>$/.test(text);
+const SIGNS = {
+  "␣": "space", "↵": "line break", "⊣": "end, or another special token", "◌": "part of a character", "∅": "no text",
+};
+const isSpecial = (text) => /^(<\|[^<>]*\|>|<\/?(s|bos|eos|pad|unk|mask)>)$/i.test(text);
 
 // A token in a cell: what cannot be seen, or is no text, gets a sign.
 function visible(text) {
-  if (/^<\|[^<>]*\|>$/.test(text)) return "⊣";
+  if (isSpecial(text)) return "⊣";
   if (text === "") return "∅";
   if (/^[\n\r]+$/.test(text)) return "↵";
   if (/^\s+$/.test(text)) return "␣";
-  return text.trim().replace(/[\n\r]+/g, "↵").replace(/\s/g, " ");
+  return text.trim().replace(/[\n\r]+/g, "↵").replace(/\s/g, " ").replace(/\ufffd+/g, "◌");
 }
 
-const quoted = (text) => `“${text.replace(/\n/g, "↵")}”`;
+const quoted = (text) => `“${text.replace(/\n/g, "↵").replace(/\ufffd+/g, "◌")}”`;
 const plural = (count, word) => `${count} ${word}${count === 1 ? "" : word.endsWith("s") ? "es" : "s"}`;
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 

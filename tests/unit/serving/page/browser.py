@@ -40,7 +40,7 @@ CONTRAST = """(() => {
   const poor = [];
   for (const element of document.querySelectorAll("body *")) {
     const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    const exempt = element.closest(".dropped, :disabled, .hidden, script, style, option, title");
+    const exempt = element.closest(":disabled, .hidden, script, style, option, title");
     const style = getComputedStyle(element);
     if (!own || exempt || !element.checkVisibility()) continue;
     const behind = [];
@@ -54,6 +54,14 @@ CONTRAST = """(() => {
   return poor;
 })()"""
 
+# Backgrounds of elements, as red, green and blue from 0 to 255.
+COLOURS = """[...document.querySelectorAll(arguments[0])].map((element) => {
+  const context = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d");
+  context.fillStyle = getComputedStyle(element).backgroundColor;
+  context.fillRect(0, 0, 1, 1);
+  return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
+})"""
+
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None or DRIVER is None, reason="needs Chromium and its driver: apt-get install chromium chromium-driver"
 )
@@ -65,12 +73,14 @@ class Page:
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
-    def open(self, url: str, size: tuple[int, int] = DESK, scheme: str = "light") -> None:
+    def open(self, url: str, size: tuple[int, int] = DESK, scheme: str = "light", *, moves: bool = False) -> None:
+        """moves: for a user who has not asked for less motion, to whom the page plays what it holds."""
         width, height = size
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == PHONE}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        features = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "no-preference" if moves else "reduce"}
+        told = [{"name": name, "value": value} for name, value in features.items()]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": told})
         self.driver.get(url)
 
     def ask(self, script: str, *arguments: Any) -> Any:

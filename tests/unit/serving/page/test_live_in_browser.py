@@ -47,11 +47,15 @@ def test_a_prompt_is_typed_and_its_answer_arrives(page: Page, server: ReplayServ
 
 
 def test_an_example_plays_and_says_what_is_served(page: Page, server: ReplayServer) -> None:
-    page.open(server.url)
-    assert page.text("about") == "Serves m: num_lookahead 3"
+    page.open(server.url, moves=True)
+    assert page.text("about") == "Serves m: k 3"
+    assert page.text("place") != "Pass 8 of 8"
     page.wait(lambda: page.text("place") == "Pass 8 of 8")
-    assert page.text("answer").endswith("#### 185")
+    assert page.text("answer").endswith("#### 17")
     assert page.element("empty").is_displayed() and not server.bodies
+    page.element("send").click()
+    page.wait(lambda: page.text("state").startswith("ended") and not page.element("empty").is_displayed())
+    assert server.bodies[0]["messages"][0]["content"] == page.element("prompt").get_attribute("placeholder")
 
 
 def test_a_pause_keeps_what_arrives_for_later(page: Page, server: ReplayServer, trace: dict[str, Any]) -> None:

@@ -88,7 +88,7 @@ def test_the_scripts_make_no_markup_of_text() -> None:
 def test_a_live_page_holds_what_is_served_and_an_example() -> None:
     data = data_of(LIVE)
     assert data["model"] == "m" and data["settings"] == {"num_lookahead": 3}
-    assert "events" not in data and data["example"]["answer"]["text"].endswith("#### 185")
+    assert "events" not in data and data["example"]["answer"]["text"].endswith("#### 17")
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,17 @@ from typer.testing import CliRunner
 
 from common.commands.main import app
 from common.serving.page import trace_page
-from tests.unit.serving.page.browser import CONTRAST, DESK, PHONE, TOO_WIDE, Page, filled_by, needs_chromium
+from tests.unit.serving.page.browser import (
+    COLOURS,
+    CONTRAST,
+    DESK,
+    PHONE,
+    TOO_WIDE,
+    Page,
+    filled_by,
+    needs_chromium,
+    webdriver,
+)
 
 MODEL = Path(__file__).parents[4] / "models" / "demo"
 
@@ -164,7 +176,43 @@ def test_cells_are_reached_by_keys_and_described(page: Page, trace: dict[str, An
     ]
     assert f"token {token}, filled in pass {number}" in page.text("inspected")
     page.press("c")
-    assert page.count("#canvas.by-confidence") == 1
+    assert page.count("#stage.by-confidence") == 1
+
+
+def test_the_cell_of_a_branch_is_lit_under_the_pointer_and_under_the_focus(
+    page: Page, trace: dict[str, Any], file_url: str
+) -> None:
+    page.open(file_url)
+    page.press("HOME", "ARROW_RIGHT", "ARROW_RIGHT")
+    event = trace["events"][0]
+    lit = "[...document.querySelectorAll('#canvas .pointed')].map(cell => cell.id)"
+    for number, (fills, _) in enumerate(event["lookahead"], start=1):
+        places = [f"cell-{position - event['prompt_length']}" for position, *_ in fills]
+        row = page.driver.find_element("css selector", f"#branches tr:nth-child({number})")
+        webdriver.ActionChains(page.driver).move_to_element(row).perform()
+        assert page.ask(lit) == places
+        webdriver.ActionChains(page.driver).move_to_element(page.element("answer")).perform()
+        assert page.ask(lit) == []
+        page.ask("arguments[0].focus()", row)
+        assert page.ask(lit) == places
+    page.press("ARROW_RIGHT")
+    focused = "[...document.querySelectorAll('#branches tr')].indexOf(document.activeElement)"
+    assert page.ask(focused) == len(event["lookahead"]) - 1, "a step leaves the focus where it was"
+
+
+def test_a_phone_has_the_branches_beside_the_canvas(page: Page, file_url: str) -> None:
+    page.open(file_url, PHONE)
+    edges = "document.querySelector(arguments[0]).getBoundingClientRect().toJSON()"
+    canvas, branches = page.ask(edges, ".canvas-card"), page.ask(edges, ".branches-card")
+    assert canvas["top"] == branches["top"] and canvas["right"] < branches["left"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_passes_have_colours_that_can_be_told_apart(page: Page, file_url: str, scheme: str) -> None:
+    page.open(file_url, DESK, scheme)
+    colours = page.ask(COLOURS, ".ramp .cell")
+    assert len(colours) == 8
+    assert all(math.dist(one, other) > 22 for one, other in pairwise(colours)), colours
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
