@@ -163,19 +163,19 @@ class CanvasView {
       byId("answer").replaceChildren(replay.answer.text);
       return;
     }
-    for (let place = 0, gap = null; place < end; place++) {
-      const cell = replay.cellAt(place, pass);
-      if (!cell) {
-        if (gap === null) parts.push((gap = make("span", "gap")));
-        gap.style.width = `${parseFloat(gap.style.width || "0") + 0.9}ch`;
-        continue;
-      }
-      gap = null;
-      if (isSpecial(cell.text)) continue;
-      const state = cell.pass === pass ? "fresh" : place >= event.final_length ? "open" : "";
-      parts.push(make("span", state, cell.text.replace(/\ufffd/g, "◌")));
+    for (let place = 0; place < end; place++) {
+      const cell = replay.cellAt(place, pass), text = cell ? cell.text : "·";
+      if (isSpecial(text)) continue;
+      const state = !cell ? "gap" : cell.pass === pass ? "fresh" : place >= event.final_length ? "open" : "";
+      if (parts.at(-1)?.state === state) parts.at(-1).text += text;
+      else parts.push({ state, text });
     }
-    byId("answer").replaceChildren(...parts);
+    byId("answer").replaceChildren(...parts.map(({ state, text }) => {
+      if (state !== "gap") return make("span", state, text.replace(/\ufffd/g, "◌"));
+      const gap = make("span", state);
+      gap.style.width = `${0.9 * text.length}ch`;
+      return gap;
+    }));
     reveal(byId("answer"), ".fresh");
   }
 }
