@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import html
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
 from common.batch import meanings, write_whole
-from common.commands.report.sections import Section, Table, conclusion, conditions, results_table, sections
+from common.commands.report.sections import WORDS, Section, Table, conclusion, conditions, results_table, sections
 from common.commands.report.study import Study, read_study
 from common.serving import colours
 from common.tables import markdown
@@ -39,21 +39,22 @@ def write_report(results: Path, html_path: Path, markdown_path: Path) -> None:
 
 
 def html_page(study: Study) -> str:
-    """Return the conclusion, a picture for each section that has one, then the tables."""
+    """Return the conclusion, a picture for each section that has one, then the table of all points."""
     style = colours() + files(__package__).joinpath("report.css").read_text(encoding="utf-8")
     digest = f"sha256-{b64encode(hashlib.sha256(style.encode()).digest()).decode()}"
-    found, shared = sections(study), conditions(study.measured)
+    found = sections(study)
     body = [
         f"<h1>{_text(study.title)}</h1>",
         f"<p><strong>{_text(conclusion(study))}</strong></p>",
-        f'<p class="muted">{_text(_facts(study))}</p>',
+        *_muted([WORDS, _facts(study), *conditions(study.measured)]),
         *(f'<section class="bad">{_text(sentence)}</section>' for sentence in _problems(study)),
         '<div class="pictures">',
-        *(_figure(section, shared) for section in found if not section.absent),
+        *(_figure(section) for section in found if not section.absent),
         "</div>",
-        *(f'<p class="muted">{_text(f"{section.title}: {section.absent}")}</p>' for section in found if section.absent),
-        _table_section(_RESULTS, results_table(study), [*shared, *meanings(_MEANINGS)]),
-        *(_table_section(one.title, one.table, one.conditions) for one in found if one.table is not None),
+        *_muted(f"{section.title}: {section.absent}" for section in found if section.absent),
+        f"<section><h2>{_RESULTS}</h2>{_table(_RESULTS, results_table(study))}",
+        *_muted(meanings(_MEANINGS)),
+        "</section>",
     ]
     head = _HEAD.format(hash=digest, title=_text(f"LoPA: {study.title}"), style=style)
     return f"{head}<body>\n<main>\n" + "\n".join(body) + "\n</main>\n</body>\n</html>\n"
@@ -61,13 +62,10 @@ def html_page(study: Study) -> str:
 
 def markdown_page(study: Study) -> str:
     """The tables, with their conditions."""
-    parts = [f"# {_plain(study.title)}", f"**{_plain(conclusion(study))}**", _plain(_facts(study))]
+    parts = [f"# {_plain(study.title)}", f"**{_plain(conclusion(study))}**"]
+    parts += map(_plain, [WORDS, _facts(study), *conditions(study.measured)])
     parts += [f"**{_plain(text)}**" for text in _problems(study)]
-    parts += [
-        f"## {_RESULTS}",
-        markdown(*results_table(study)),
-        *_list([*conditions(study.measured), *meanings(_MEANINGS)]),
-    ]
+    parts += [f"## {_RESULTS}", markdown(*results_table(study)), *_list(meanings(_MEANINGS))]
     for section in sections(study):
         parts += [f"## {section.title}", _plain(section.meaning)]
         parts += [section.absent] if section.absent else []
@@ -80,7 +78,7 @@ def _facts(study: Study) -> str:
     done, names = len(study.measured), ", ".join(series.name for series in study.series)
     num_benches = len(study.benches)
     benches = f"; {num_benches} bench{'es' if num_benches > 1 else ''}" if num_benches else ""
-    return f"{done} of {len(study.points)} points measured{f' ({names})' if names else ''}{benches}"
+    return f"{done} of {len(study.points)} points measured{f' ({names})' if len(study.series) > 1 else ''}{benches}"
 
 
 def _problems(study: Study) -> list[str]:
@@ -105,16 +103,16 @@ def _counts(metrics: object) -> tuple[int, int]:
     return requests["finished"], requests["errors"]
 
 
-def _figure(section: Section, shared: Sequence[str]) -> str:
-    """Return a card. shared: conditions that the table of results says."""
+def _figure(section: Section) -> str:
     legend = "".join(f'<li><i class="{style}"></i>{_text(name)}</li>' for style, name in section.legend)
-    lines = [section.meaning, *(line for line in section.conditions if line not in shared)]
-    caption = "".join(f"<p>{_text(line)}</p>" for line in lines)
-    shown = f'{section.picture}<ul class="legend">{legend}</ul>'
-    return f"<figure><h2>{_text(section.title)}</h2>{shown}<figcaption>{caption}</figcaption></figure>"
+    caption = "".join(f"<p>{_text(line)}</p>" for line in (section.meaning, *section.conditions))
+    shown = f'{section.picture}<ul class="legend">{legend}</ul><figcaption>{caption}</figcaption>'
+    if section.table is not None:
+        shown += f"<details><summary>Table</summary>{_table(section.title, section.table)}</details>"
+    return f"<figure><h2>{_text(section.title)}</h2>{shown}</figure>"
 
 
-def _table_section(title: str, table: Table, lines: Sequence[str]) -> str:
+def _table(title: str, table: Table) -> str:
     headings, rows = table
     names = {place for place, heading in enumerate(headings) if heading in ("setting", "curve")}
 
@@ -126,11 +124,14 @@ def _table_section(title: str, table: Table, lines: Sequence[str]) -> str:
         return f"<tr>{''.join(tagged)}</tr>"
 
     body = "".join(cells("td", row) for row in rows)
-    below = "".join(f'<p class="muted">{_text(line)}</p>' for line in lines)
     return (
-        f'<section><h2>{_text(title)}</h2><div class="scroll" tabindex="0" role="region" aria-label="{_text(title)}">'
-        f"<table><thead>{cells('th', headings)}</thead><tbody>{body}</tbody></table></div>{below}</section>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(title)}">'
+        f"<table><thead>{cells('th scope=col', headings)}</thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _muted(lines: Iterable[str]) -> list[str]:
+    return [f'<p class="muted">{_text(line)}</p>' for line in lines]
 
 
 def _list(lines: Sequence[str]) -> list[str]:

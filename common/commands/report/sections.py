@@ -18,6 +18,11 @@ from common.commands.report.svg import Bar, Plot, bars, colour, short, ticks
 from common.scoring import DEFINITIONS, area_under_accuracy
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+WORDS = (
+    "TPF: tokens per forward pass. A pass tries k + 1 branches: the anchor, which holds what is decided, and k "
+    "lookaheads, each with one more position filled; the one that leaves the model surest wins. Window: the positions "
+    "that a branch computes in a pass."
+)
 _MOST_BARS = 40
 _K = "num_lookahead"
 _THRESHOLDS = ("skip_threshold", "decoded_token_threshold", "block_add_threshold")
@@ -28,8 +33,8 @@ _STEP_PARTS = (*_HOST_PARTS, "device", "outside_device", "step")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """legend: (class, name) of what the picture draws. conditions: a line for all numbers that share them. absent: why
-    there is nothing to show."""
+    """legend: (class, name) of what the picture draws. conditions: of numbers that are no points of the study. absent:
+    why there is nothing to show."""
 
     title: str
     meaning: str
@@ -71,7 +76,14 @@ def conclusion(study: Study) -> str:
         slowest, condition = scored[0], " without losing accuracy by more than the standard error"
         fastest = [pair for pair in scored if not _is_worse(pair[1]["accuracy"], slowest[1]["accuracy"])][-1]
     said = f"{_told(fastest)} fills the most tokens a pass{condition}"
-    return f"{said}." if fastest is slowest else f"{said}; {_told(slowest)} fills the fewest."
+    said += "." if fastest is slowest else f"; {_told(slowest)} fills the fewest."
+    rates = {point.name: _rates(metrics)["mean"] or 0.0 for point, metrics in measured}
+    quickest = max(rates, key=lambda name: rates[name])
+    return f"{said} The fastest by the clock is {quickest}: {rates[quickest]:.1f} tokens per second of a request."
+
+
+def _are_apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return bool(abs(one["share"] - other["share"]) > one["standard_error"] + other["standard_error"])
 
 
 def _is_worse(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -131,7 +143,7 @@ def _tpf(metrics: Metrics) -> float:
 
 
 def _accuracy_over_tpf(study: Study) -> Section:
-    title, meaning = "Accuracy over TPF", f"TPF: {DEFINITIONS['tpf']}. Accuracy: {DEFINITIONS['accuracy']}."
+    title, meaning = "Accuracy over TPF", "Bars: one standard error. A line joins points whose bars do not overlap."
     scored = [(point, metrics) for point, metrics in study.measured if metrics["accuracy"] is not None]
     if not scored:
         return Section(title, meaning, absent="No answer of this study was marked right or wrong.")
@@ -144,7 +156,9 @@ def _accuracy_over_tpf(study: Study) -> Section:
     )  # fmt: skip
     curves = [_scored(curve) for curve in _curves(study)]
     for place, curve in enumerate(curves):
-        plot.line([(_tpf(metrics), metrics["accuracy"]["share"]) for _, metrics in curve.pairs], colour(place))
+        for pair in itertools.pairwise(metrics for _, metrics in curve.pairs):
+            if _are_apart(*(metrics["accuracy"] for metrics in pair)):
+                plot.line([(_tpf(metrics), metrics["accuracy"]["share"]) for metrics in pair], colour(place))
     for place, curve in enumerate(curves):
         for point, metrics in curve.pairs:
             share, error = metrics["accuracy"]["share"], metrics["accuracy"]["standard_error"]
@@ -154,22 +168,19 @@ def _accuracy_over_tpf(study: Study) -> Section:
     for place, curve in enumerate(curves):
         for point, metrics in curve.pairs:
             plot.label(_tpf(metrics), metrics["accuracy"]["share"], _mark(point, curve), colour(place))
-    areas = [(curve.name, area_under_accuracy([metrics for _, metrics in curve.pairs])) for curve in curves]
-    whole = [(series.name, area_under_accuracy([metrics for _, metrics in series.measured])) for series in study.series]
-    meaning += " Bars: one standard error."
+    areas = [area_under_accuracy([metrics for _, metrics in curve.pairs]) for curve in curves]
+    if any(areas):
+        meaning += f" Accuracy and speed in one number, {DEFINITIONS['area_under_accuracy']}."
     legend = tuple(
-        (colour(place), name if area is None else f"{name}, AUP {area:.1f}") for place, (name, area) in enumerate(areas)
+        (colour(place), curve.name if area is None else f"{curve.name}, AUP {area:.1f}")
+        for place, (curve, area) in enumerate(zip(curves, areas, strict=True))
     )
-    rows = [[name, number(area, 1)] for name, area in dict([*whole, *areas]).items() if area is not None]
-    if not rows:
-        return Section(title, meaning, plot.svg(), legend, conditions=conditions(scored))
-    meaning += f" {DEFINITIONS['area_under_accuracy']}."
-    return Section(title, meaning, plot.svg(), legend, (["curve", "AUP"], rows), conditions(scored))
+    return Section(title, meaning, plot.svg(), legend)
 
 
 def _tpf_over_k(study: Study) -> Section:
     title = "TPF over k"
-    meaning = f"k: lookahead branches. TPF: {DEFINITIONS['tpf']}. Full lines: effective; dashed: canvas."
+    meaning = "Full lines: effective, up to the answer's end; dashed: the whole canvas."
     curves = [_over_k(curve) for curve in _curves(study, (_K,))]
     curves = [curve for curve in curves if len({point.decode[_K] for point, _ in curve.pairs}) > 1]
     if not curves:
@@ -194,12 +205,12 @@ def _tpf_over_k(study: Study) -> Section:
         found = {point.decode[_K]: number(_tpf(metrics)) for point, metrics in curve.pairs}
         rows.append([curve.name, *(found.get(k, "-") for k in counts)])
     legend = tuple((colour(place), curve.name) for place, curve in enumerate(curves))
-    return Section(title, meaning, plot.svg(), legend, (headings, rows), conditions(pairs))
+    return Section(title, meaning, plot.svg(), legend, (headings, rows))
 
 
 def _speed(study: Study) -> Section:
     title = "Tokens per second"
-    meaning = f"Bars: the mean of the requests; marks: the fastest; effective tokens. TPS: {DEFINITIONS['tps']}."
+    meaning = "Bars: the mean of the requests; marks: the fastest; effective tokens, by the clock."
     pairs = [pair for pair in study.measured if _rates(pair[1])["mean"] is not None]
     if not pairs:
         return Section(title, meaning, absent="No request of this study has a time.")
@@ -215,7 +226,7 @@ def _speed(study: Study) -> Section:
     ]
     picture = bars(title, rows, axis, short, "tokens per second of a request")
     legend = (("c0", "mean, and the mean latency in seconds"), ("c1", "max"))
-    return Section(title, _with_rest(meaning, pairs), picture, legend, None, conditions(pairs))
+    return Section(title, _with_rest(meaning, pairs), picture, legend)
 
 
 def _wins(study: Study) -> Section:
@@ -243,7 +254,7 @@ def _wins(study: Study) -> Section:
             for point, metrics in pairs
         ],
     )
-    return Section(title, _with_rest(meaning, pairs), picture, legend, table, conditions(pairs))
+    return Section(title, _with_rest(meaning, pairs), picture, legend, table)
 
 
 def _windows(study: Study) -> Section:
@@ -268,7 +279,7 @@ def _windows(study: Study) -> Section:
         for (point, _), values in zip(pairs, quantiles, strict=True)
     ]  # fmt: skip
     legend = (("c0", "half of the steps"), ("ink", "median"), ("c1", "widest"))
-    return Section(title, _with_rest(meaning, pairs), picture, legend, table, conditions(pairs))
+    return Section(title, _with_rest(meaning, pairs), picture, legend, table)
 
 
 def _step_times(study: Study) -> Iterator[Section]:
@@ -281,7 +292,7 @@ def _step_times(study: Study) -> Iterator[Section]:
         facts = known if isinstance(known, str) else _listed(known)
         yield _step_time(title, meaning, (f"{path}: {facts}",), bench)
         if bench.get("steps"):
-            yield _whole_steps((f"{path}: {facts}",), bench["steps"])
+            yield _whole_steps(bench["steps"])
 
 
 def _step_time(title: str, meaning: str, where: tuple[str, ...], bench: Mapping[str, Any]) -> Section:
@@ -318,11 +329,11 @@ def _shape_bar(shape: Mapping[str, Any], known: Sequence[tuple[str, str]]) -> Ba
     return Bar(name, f"{shape['device_ms']:.2f} ms", parts, [(floor, "ink", f"floor {floor:.3f} ms")])
 
 
-def _whole_steps(where: tuple[str, ...], steps: Sequence[Mapping[str, Any]]) -> Section:
+def _whole_steps(steps: Sequence[Mapping[str, Any]]) -> Section:
     title = "Time of a whole step by part"
     meaning = (
-        "Medians of decoding steps with scripted predictions, by how many tokens a step accepts. Forward holds the "
-        "device's time, the others are the host's."
+        "Medians of decoding steps with scripted predictions, under the same conditions, by how many tokens a step "
+        "accepts. Forward holds the device's time, the others are the host's."
     )
     rows = []
     for section in steps[:_MOST_BARS]:
@@ -339,7 +350,7 @@ def _whole_steps(where: tuple[str, ...], steps: Sequence[Mapping[str, Any]]) -> 
         for section in steps
     ]
     picture = bars(title, rows, axis, short, "ms")
-    return Section(title, meaning, picture, _part_legend(_HOST_PARTS), (headings, cells), where)
+    return Section(title, meaning, picture, _part_legend(_HOST_PARTS), (headings, cells))
 
 
 def _part_legend(names: Sequence[str]) -> tuple[tuple[str, str], ...]:

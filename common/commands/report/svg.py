@@ -7,6 +7,7 @@ the units of the picture, which is as wide as a phone; wider pages scale it.
 from __future__ import annotations
 
 import html
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -60,12 +61,18 @@ class Plot:
 
     def line(self, points: Sequence[tuple[float, float]], style: str) -> None:
         if len(points) > 1:
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.at(*point) for point in points))
+            ends = [self.at(*point) for point in points]
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in ends)
+            for (x, y), (to_x, to_y) in itertools.pairwise(ends):
+                self._taken += [
+                    _around(x + part / 16 * (to_x - x), y + part / 16 * (to_y - y), 1) for part in range(17)
+                ]
             self._parts.append(f'<polyline class="line {style}" points="{path}"/>')
 
     def spread(self, x: float, low: float, high: float, style: str) -> None:
         """An error bar."""
         (at, top), (_, bottom) = self.at(x, high), self.at(x, low)
+        self._taken.append((at - 1, top, at + 1, bottom))
         self._parts.append(
             f'<line class="line thin {style}" x1="{at:.1f}" x2="{at:.1f}" y1="{top:.1f}" y2="{bottom:.1f}"/>'
         )
@@ -73,12 +80,12 @@ class Plot:
     def dot(self, x: float, y: float, style: str, about: str) -> None:
         """A point; `about` is shown when the pointer is over it."""
         at, up = self.at(x, y)
-        self._taken.append((at - 4, up - 4, at + 4, up + 4))
+        self._taken.append(_around(at, up, 4))
         title = f"<title>{html.escape(about)}</title>"
         self._parts.append(f'<circle class="dot {style}" cx="{at:.1f}" cy="{up:.1f}" r="3.6">{title}</circle>')
 
     def label(self, x: float, y: float, text: str, style: str) -> None:
-        """Beside a point, where there is room; nowhere if there is none. Behind all dots."""
+        """Beside a point, where there is room, clear of all that is drawn; nowhere if there is none."""
         at, up = self.at(x, y)
         width = len(text) * _LETTER
         places = [
@@ -171,6 +178,10 @@ def _svg(title: str, height: float, parts: Sequence[str]) -> str:
     name = html.escape(title, quote=True)
     inside = "\n".join(parts)
     return f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{name}">\n{inside}\n</svg>'
+
+
+def _around(x: float, y: float, size: float) -> tuple[float, float, float, float]:
+    return x - size, y - size, x + size, y + size
 
 
 def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:

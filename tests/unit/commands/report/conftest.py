@@ -18,7 +18,7 @@ from tests.unit.serving.page.conftest import browser, page
 __all__ = ["browser", "page", "run"]
 
 BENCH: dict[str, Any] = {
-    "conditions": {"engine": "lopa_cuda", "mesh": {"dp": 1, "bp": 1, "tp": 1}, "output": "x"},
+    "conditions": {"engine": "lopa_cuda", "device": "NVIDIA", "mesh": {"dp": 1, "bp": 1, "tp": 1}, "output": "x"},
     "floors": {},
     "shapes": [
         {"rows": 1, "width": 64, "device_ms": 4.1, "layers_ms": 3.6, "head_ms": 0.3, "gather_ms": 0.0, "call_ms": 4.2,
