@@ -27,12 +27,12 @@ from quant.folder import (
     Geometry,
     ShardWriter,
     TensorFolder,
-    is_quantized_folder,
     read_geometry,
     read_json,
     write_description,
 )
 from quant.folder import Scheme as FileScheme
+from quant.layout import is_quantized_folder
 from quant.names import LINEARS, NUMBER, LinearName, excluded_linears, linear_of
 from quant.partial import whole_or_nothing
 from quant.report import LinearReport, QuantReport, measure

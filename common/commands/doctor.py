@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from common.commands.arguments.found import memory_bytes, profile_here
-from common.config import DeviceProfile, RunConfig, load_profile
+from common.config import DeviceProfile, RunConfig, load_profile, load_run
 from common.errors import ConfigError
 from common.platforms import Finding, Platform, all_platforms, platform_of
 from common.processes import Nodes, processes_here, resolve_mesh
@@ -29,7 +29,10 @@ def doctor(
     ] = None,
     model: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Also say how this model's linears would be computed with the profile, and what that costs."),
+        typer.Option(
+            metavar="MODEL",
+            help="Also say how this model's linears would be computed with the profile, and what that costs.",
+        ),
     ] = None,
     selftest: Annotated[
         bool, typer.Option("--selftest", help="Also run each operation of an Ascend profile; exit 2 if one is wrong.")
@@ -41,6 +44,7 @@ def doctor(
         raise ConfigError("--selftest is for profiles of device npu: add --profile ascend_910c_tp4_bp4")
     if model is not None and device_profile is None:
         raise ConfigError("--model is looked at with a profile: add --profile ascend_910c_tp4_bp4")
+    model = model and load_run(model).model
     exit_code = examine(device_profile)
     if model is not None and device_profile is not None:
         print(linears_of(device_profile, model))

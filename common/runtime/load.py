@@ -20,7 +20,8 @@ from common.errors import ConfigError
 from common.model import Decoder, Ops, build_decoder
 from common.processes import Mesh
 from common.runtime.schemes import SCHEME_AT_LOAD
-from quant.folder import float_tensors, is_quantized_folder, load_quantized
+from quant.folder import float_tensors, load_quantized
+from quant.layout import is_quantized_folder
 from quant.linear import PLAIN_INT8, QuantKernels, install_linears, swap_linear, swap_linears
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class ModelLoader:
         if profile.quantization != "w8a8":
             raise ConfigError(
                 f"{run.model} is quantized to 8-bit integers, profile {profile.name} says quantization "
-                f"{profile.quantization}: set it to w8a8, or use the float checkpoint"
+                f"{profile.quantization or 'null'}: add --set quantization=w8a8, or use the float checkpoint"
             )
         if run.lora_path is not None:
             raise ConfigError(

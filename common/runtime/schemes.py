@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from common.config import DeviceProfile
-from quant.folder import FLOAT, is_quantized_folder, schemes_of
+from quant.folder import FLOAT, schemes_of
+from quant.layout import is_quantized_folder
 from quant.names import LINEARS, LinearName
 from quant.scheme import Scheme
 

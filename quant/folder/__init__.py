@@ -1,7 +1,7 @@
 """Quantized folders in msmodelslim's layout, read and written; every name is checked before a tensor is read."""
 
 from quant.folder.checkpoint import float_tensors, load_quantized, schemes_of
-from quant.folder.description import FLOAT, Scheme, is_quantized_folder, write_description
+from quant.folder.description import FLOAT, Scheme, write_description
 from quant.folder.geometry import Geometry, read_geometry
 from quant.folder.tensors import ShardWriter, TensorFolder, read_json
 
@@ -12,7 +12,6 @@ __all__ = [
     "ShardWriter",
     "TensorFolder",
     "float_tensors",
-    "is_quantized_folder",
     "load_quantized",
     "read_geometry",
     "read_json",

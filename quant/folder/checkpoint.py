@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from quant.errors import QuantizationError
-from quant.folder.description import is_quantized_folder, read_description
+from quant.folder.description import read_description
 from quant.folder.opened import FloatTensors, QuantizedFolder, open_folder
 from quant.folder.tensors import Slices, shown
 from quant.names import FLOATS, LINEARS, LinearName
 
-__all__ = ["float_tensors", "is_quantized_folder", "load_quantized", "read_description", "schemes_of"]
+__all__ = ["float_tensors", "load_quantized", "read_description", "schemes_of"]
 
 _SHARED = ("input_scale", "input_offset")  # one value for all parts of a merged linear
 _ON_RANK_0 = ("bias", "quant_bias")  # in row-parallel linears: the ranks' results are summed, a bias must join once

@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 
 from quant.errors import QuantizationError
 from quant.folder.tensors import check_name, read_json, shown
+from quant.layout import DESCRIPTION_FILE, description_files
 
-DESCRIPTION_FILE = "quant_model_description.json"
 FLOAT = "FLOAT"
 Scheme = Literal["W8A8", "W8A8_DYNAMIC"]
 SCHEMES: tuple[str, ...] = get_args(Scheme)
@@ -32,16 +32,11 @@ class Description:
     scheme_of: Mapping[str, str]  # tensor name -> FLOAT, W8A8, W8A8_DYNAMIC or W8A8_MIX
 
 
-def is_quantized_folder(folder: str | Path) -> bool:
-    """Whether the folder says that it is quantized; it may still be refused by `read_description`."""
-    return bool(_find(Path(folder)))
-
-
 def read_description(folder: str | Path) -> Description:
     """Read and check the file. Raises QuantizationError naming file and key for bad JSON, unknown schemes and rotated
     activations."""
     folder = Path(folder)
-    found = _find(folder)
+    found = description_files(folder)
     if not found:
         raise QuantizationError(f"{folder}: no {DESCRIPTION_FILE}; the folder is not quantized")
     if len(found) > 1:
@@ -78,9 +73,3 @@ def _check_whole_model(tree: Mapping[str, Any], path: Path) -> None:
     metadata = tree.get("metadata")
     if isinstance(metadata, dict) and "quarot" in metadata:
         raise QuantizationError(f"{path}: metadata.quarot: rotated activations are not supported; {_SCHEME_FIX}")
-
-
-def _find(folder: Path) -> list[Path]:
-    # Older tools add the scheme to the name, e.g. quant_model_description_w8a8.json.
-    exact = folder / DESCRIPTION_FILE
-    return [exact] if exact.is_file() else sorted(folder.glob("quant_model_description_*.json"))

@@ -11,7 +11,7 @@ from typing import Any
 
 from common.checkpoint.folder import shown
 from common.errors import ConfigError
-from quant.folder import is_quantized_folder
+from quant.layout import is_quantized_folder
 
 UNQUANTIZED = "use the unquantized checkpoint, of which `lopa quantize` makes an 8-bit one"
 _KEYS = ("quantization_config", "compression_config")

@@ -14,6 +14,7 @@ from pathlib import Path
 from common.config import DeviceProfile, RunConfig, find_config, load_profile, load_profile_and_run
 from common.platforms import platform_of_device
 from common.tables import counted
+from quant.layout import is_quantized_folder
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ def load_both(
     path, name, given = find_config("runs", model), profile or profile_here(), list(overrides or [])
     device_profile, run = load_profile_and_run(name, path, given)
     is_open = profile is None or path.is_dir()
-    found = _for_block_causal(device_profile, run) if is_open else []
+    found = _for_quantized(device_profile, run)
+    found += _for_block_causal(device_profile, run) if is_open else []
     found += _for_this_cpu(device_profile, run) if profile is None else []
     if found:
         device_profile, run = load_profile_and_run(name, path, [*found, *given])
@@ -56,6 +58,12 @@ def load_both(
     if is_open:
         logger.info("%s", _sentence(model, device_profile, run))
     return device_profile, run
+
+
+def _for_quantized(profile: DeviceProfile, run: RunConfig) -> list[str]:
+    """Overrides for a model that is in 8 bits already, under a profile that says nothing of it."""
+    is_open = "quantization" not in profile.model_fields_set and run.load_format == "auto"
+    return ["quantization=w8a8"] if is_open and is_quantized_folder(run.model) else []
 
 
 def _for_block_causal(profile: DeviceProfile, run: RunConfig) -> list[str]:
@@ -92,7 +100,8 @@ def _weights(folder: Path) -> int:
 def _sentence(model: str, profile: DeviceProfile, run: RunConfig) -> str:
     preset = f"preset {run.preset}" if run.preset else f"strategy {run.decode.strategy.name}"
     at_once = f"{counted(run.max_num_requests, 'request')} at once"
+    in_8_bits = f" with {profile.quantization}" if profile.quantization else ""
     return (
-        f"{model} on {profile.device} (profile {profile.name}) in {profile.dtype}: {preset}, "
+        f"{model} on {profile.device} (profile {profile.name}) in {profile.dtype}{in_8_bits}: {preset}, "
         f"k = {run.decode.num_lookahead}, {at_once}; options say otherwise (--help)"
     )

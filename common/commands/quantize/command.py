@@ -7,11 +7,12 @@ from typing import Annotated, Optional
 import typer
 
 from common.commands.arguments.found import load_both, load_profile_or_found
-from common.commands.arguments.options import OptionalText, ProfileOption, SetOption
+from common.commands.arguments.options import ModelArgument, OptionalText, ProfileOption, SetOption
+from common.config import load_run
 
 
 def quantize(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A float checkpoint folder.")],
+    model: ModelArgument,
     out: Annotated[str, typer.Option("--out", help="The folder to write; must not exist, or be empty.")],
     scheme: Annotated[str, typer.Option(help="w8a8_dynamic, or w8a8 with calibrated input scales.")] = "w8a8_dynamic",
     calibration: Annotated[
@@ -32,15 +33,20 @@ def quantize(
     profile: ProfileOption = None,
     set: SetOption = None,
 ) -> None:
-    """Write an 8-bit folder in msmodelslim's layout, and say what it cost, linear by linear."""
+    """Write an 8-bit folder in msmodelslim's layout, and say what it cost, linear by linear.
+
+    MODEL is a float one; of a run only the model is used.
+    """
     from common.commands.quantize.model import QuantizeRequest, quantize_model
 
     if report is None:
         device_profile, run_config = load_profile_or_found(profile, set or []), None
     else:
         device_profile, run_config = load_both(profile, report, set)
+    named = load_run(model)
     request = QuantizeRequest(
-        model, out, device_profile, scheme, calibration, lora, smooth, tuple(exclude or ()), run_config
-    )
+        named.model, out, device_profile, scheme, calibration, lora or named.lora_path, smooth, tuple(exclude or ()),
+        run_config,
+    )  # fmt: skip
     typer.echo(quantize_model(request))
-    typer.echo(f"written: {out}; start it as any model: lopa run {out} PROMPT --set quantization=w8a8")
+    typer.echo(f"written: {out}; start it as any model: lopa run {out} PROMPT")

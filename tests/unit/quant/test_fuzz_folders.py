@@ -18,7 +18,8 @@ from test_quant_folders import CONFIG, Decoder, float_tensors, inputs, write_mod
 from quant.calibration import calibrate
 from quant.errors import QuantizationError
 from quant.folder import float_tensors as float_source
-from quant.folder import is_quantized_folder, load_quantized
+from quant.folder import load_quantized
+from quant.layout import is_quantized_folder
 from quant.quantize import quantize_folder
 
 SCHEMES = ("w8a8_dynamic", "w8a8")

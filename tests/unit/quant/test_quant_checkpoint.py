@@ -18,8 +18,9 @@ from quant import w8a8
 from quant.calibration import calibrate
 from quant.errors import QuantizationError
 from quant.folder import float_tensors as float_source
-from quant.folder import is_quantized_folder, load_quantized, schemes_of
+from quant.folder import load_quantized, schemes_of
 from quant.folder.checkpoint import read_description
+from quant.layout import is_quantized_folder
 from quant.linear import install_linears, swap_linears
 from quant.names import LINEARS, LinearName, linear_of
 from quant.quantize import FolderScheme, quantize_folder

@@ -32,8 +32,9 @@ from quant import quantize as module
 from quant.calibration import Calibration, calibrate, smooth_layer
 from quant.calibration.smooth import smoothing_scale
 from quant.errors import QuantizationError
-from quant.folder import Geometry, is_quantized_folder, load_quantized
+from quant.folder import Geometry, load_quantized
 from quant.folder import float_tensors as float_source
+from quant.layout import is_quantized_folder
 from quant.linear import install_linears
 from quant.names import LINEARS, LinearName
 from quant.quantize import quantize_folder
