@@ -30,8 +30,8 @@ class Progress:
         self._num_before = len(self._tail.read_new())
         self.total = self._num_before + num_pending
         self._started_at = time.monotonic()
-        self._tokens = self._steps = 0
-        self._seconds = 0.0
+        self._num_finished = self._tokens = 0
+        self._tpf = self._tps = 0.0  # sums over requests
         self.records: list[Record] = []
         self._view = _view(self._num_before, self.total) if num_pending else None
         self._show()
@@ -47,9 +47,10 @@ class Progress:
         self.records += added
         for record in added:
             if "error" not in record:
+                self._num_finished += 1
                 self._tokens += record["effective_tokens"]
-                self._steps += record["steps"]
-                self._seconds += record["seconds"]
+                self._tpf += record["tpf_effective"]
+                self._tps += record["tps_effective"] or 0.0
         self._show()
 
     def recount(self) -> None:
@@ -70,9 +71,12 @@ class Progress:
                 self._view.close()
 
     def _speed(self) -> str:
-        if not (self._steps and self._seconds):
+        """The summary's numbers, of what this start has finished so far."""
+        count, seconds = self._num_finished, time.monotonic() - self._started_at
+        if not count or not seconds:
             return ""
-        return f", TPF {self._tokens / self._steps:.2f}, TPS {self._tokens / self._seconds:.1f} a request"
+        a_request, together = self._tps / count, self._tokens / seconds
+        return f", TPF {self._tpf / count:.2f}, {a_request:.1f} tokens/s a request, {together:.1f} together"
 
     def _left(self) -> str:
         left = self.total - self.done

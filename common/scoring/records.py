@@ -14,7 +14,8 @@ DEFINITIONS = {
     "canvas": "every generated position counts, those after the end of the text too (the published way of counting)",
     "effective": "tokens up to and including the first EOS or stop string count",
     "tpf": "tokens per forward pass: tokens / steps, as the mean of the requests' ratios and as all tokens / all steps",
-    "tps": "tokens per second of one request, from its admission to its end; mean, max and mean of the 10 best",
+    "tps": "tokens per second of one request, from its admission to its end, also where others are decoded with it; "
+    "mean, max and mean of the 10 best",
     "without_first_step": "the first step's time is left out but its tokens are counted (the paper's way); requests of "
     "one step are left out",
     "latency_s": "seconds of a request from its admission to its end",

@@ -23,7 +23,9 @@ from common.batch import metrics_path, print_summary, progress, require_some_fin
 from common.batch.output import start_output
 from common.batch.progress import Progress
 from common.config import DeviceProfile, RunConfig
+from common.decoding import Completion
 from common.errors import ConfigError
+from common.scoring import request_record, summarize, summarize_start
 from common.tables import markdown
 
 SCRIPTED = Path(__file__).parents[2] / "scripted.py"
@@ -38,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def finished(id: int) -> dict[str, Any]:
-    return {"id": id, "effective_tokens": 30, "steps": 10, "seconds": 2.0}
+    return {"id": id, "effective_tokens": 30, "tpf_effective": 3.0, "tps_effective": 15.0}
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -59,13 +61,33 @@ def test_a_log_has_a_line_at_the_start_one_every_ten_seconds_and_one_at_the_end(
         output.append(finished(number))
         shown.update()
     assert lines_of(caplog)[1:] == [
-        f"{name}: 11 of 101 requests, TPF 3.00, TPS 15.0 a request, ETA 0:01:30",
-        f"{name}: 21 of 101 requests, TPF 3.00, TPS 15.0 a request, ETA 0:01:20",
+        f"{name}: 11 of 101 requests, TPF 3.00, 15.0 tokens/s a request, 30.0 together, ETA 0:01:30",
+        f"{name}: 21 of 101 requests, TPF 3.00, 15.0 tokens/s a request, 30.0 together, ETA 0:01:20",
     ]
     shown.close()
     shown.close()
-    assert lines_of(caplog)[3:] == [f"{name}: 22 of 101 requests, TPF 3.00, TPS 15.0 a request, ETA 0:01:19"]
+    last = f"{name}: 22 of 101 requests, TPF 3.00, 15.0 tokens/s a request, 30.0 together, ETA 0:01:19"
+    assert lines_of(caplog)[3:] == [last]
     assert (shown.done, shown.total) == (22, 101)
+
+
+def test_progress_and_summary_have_one_definition_of_speed(
+    tmp_path: Path, clock: list[float], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Means of the requests' ratios, not ratios of sums, which would be 4.00 and 1.5."""
+    caplog.set_level(logging.INFO)
+    output = start_output(tmp_path / "o.jsonl", {}, overwrite=False, retry_errors=False)
+    shown = Progress(output.path, 2)
+    for number, (steps, seconds) in enumerate([(10, 30.0), (5, 10.0)]):
+        ids = (7,) * 30
+        completion = Completion(str(number), 4, ids, ids, 30, steps, 0, "eos", 1.0, seconds)
+        output.append(request_record(number, "", completion))
+    clock[0] += 40
+    shown.update()
+    assert lines_of(caplog)[-1].endswith(", TPF 4.50, 2.0 tokens/s a request, 1.5 together")
+    print_summary("title", {**summarize(shown.records), "this_start": summarize_start(shown.records, 40.0)})
+    said = capsys.readouterr().out
+    assert "TPF 4.50 effective" in said and "\n2.0 tokens/s a request, 1.5 together (this start: 2 requests" in said
 
 
 def test_a_record_that_another_writer_doubles_is_no_progress(tmp_path: Path, clock: list[float]) -> None:
@@ -96,8 +118,10 @@ def test_where_there_is_no_terminal_progress_is_plain_lines(tmp_path: Path) -> N
     result = subprocess.run(start_run(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=300)
     first, *others, last = result.stderr.splitlines()
     assert first == "lopa: o.jsonl: 0 of 3 requests"
-    assert last == "lopa: o.jsonl: 3 of 3 requests, TPF 2.00, TPS 80.0 a request"
+    speed = "80.0 tokens/s a request"
+    assert re.fullmatch(rf"lopa: o.jsonl: 3 of 3 requests, TPF 2.00, {speed}, [\d.]+ together", last)
     assert all(" of 3 requests" in line for line in others), "what takes long has more of them"
+    assert "\nTPF 2.00 effective" in result.stdout and f"\n{speed}, " in result.stdout, "the summary says the same"
 
 
 def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
@@ -116,7 +140,7 @@ def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
         shown += part
     assert process.wait(240) == 0
     os.close(main)
-    assert b"3/3" in shown and b"TPF 2.00, TPS 80.0 a request" in shown
+    assert b"3/3" in shown and b"TPF 2.00, 80.0 tokens/s a request, " in shown
     assert b"3 of 3 requests" not in shown
 
 
