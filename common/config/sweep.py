@@ -20,12 +20,12 @@ from common.config.decode import DecodeConfig
 from common.config.explain import problem
 from common.config.files import load_profile_and_run, load_yaml
 from common.config.frozen import Settings
-from common.config.names import did_you_mean, find_config
+from common.config.names import find_config
 from common.config.overrides import Override, as_overrides
 from common.config.profile import DeviceProfile
 from common.config.run import OutputConfig, RunConfig
 from common.config.strategies import merged, merged_decode
-from common.errors import ConfigError
+from common.errors import ConfigError, did_you_mean
 
 OWN = "-"  # in the place of a profile or a run: the one that the sweep names
 _OF_A_POINT: Any = {"decode", "input", "output"}  # what points of one launch may differ in
@@ -61,7 +61,8 @@ class SweepConfig(Settings):
     folder: str | None = Field(
         default=None,
         min_length=1,
-        description="The folder of the results; `null` is the run's `output.path` without its ending.",
+        description="The folder of the results; `null` is that of `--set output.path`, without its ending, else one "
+        "called after run and sweep, such as `outputs/demo/lookahead_curve`.",
     )
     set: dict[str, Any] = Field(
         default_factory=dict, description="Settings of profile and run for all rows, as `--set` writes them."
@@ -172,7 +173,10 @@ class _Loader:
 
     def folder(self, points: list[SweepPoint]) -> Path:
         """Settle where the results of all points go; the points know their files from here on."""
-        folders = {str(_folder_of(point.run, point.run_path)): None for point in points}
+        given = [*self._sweep.set, *(override.text for override in self._overrides)]
+        is_given = self._sweep.folder is not None or any(one.startswith("output") for one in given)
+        part = "" if is_given else self._path.stem
+        folders = {str(_folder_of(point.run, point.run_path) / part): None for point in points}
         if len(folders) > 1:
             raise ConfigError(
                 f"{self._path}: its runs write to {' and '.join(folders)}: set folder, one for all results"

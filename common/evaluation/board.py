@@ -11,10 +11,12 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from common.batch import sweep_table, write_whole
 from common.config import Sweep, SweepPoint, slug
+from common.errors import ConfigError
 from common.scoring import DEFINITIONS, area_under_accuracy, flat_numbers
 from common.tables import markdown
 
@@ -44,7 +46,11 @@ class Board:
         return [known[name] for name in self._sweep.names if name in known]
 
     def begin(self, points: Sequence[SweepPoint]) -> None:
-        """Note that these points are to be run, and drop what is known of a point under other settings."""
+        """Note that these points are to be run, and drop what is known of a point under other settings.
+
+        Raises ConfigError where the folder holds another sweep.
+        """
+        self._require_own_folder()
         earlier = {row["name"]: row for row in self.rows()}
         for point in points:
             row, own = earlier.get(point.name), _own(point)
@@ -97,17 +103,31 @@ class Board:
     def row(self, name: str) -> Row:
         return next(row for row in self.rows() if row["name"] == name)
 
+    def _require_own_folder(self) -> None:
+        other, own = Path(str(self._content().get("sweep", ""))), self._sweep.path
+        if other.stem and other.stem != own.stem:
+            raise ConfigError(
+                f"{self.path.parent}: holds results of the sweep {other.stem}: choose another folder for {own.stem}, "
+                "by --set output.path=outputs/NAME.jsonl, or by folder in the sweep"
+            )
+
     def _change(self, name: str, **values: Any) -> None:
         self._write([row | values if row["name"] == name else row for row in self.rows()])
 
     def _read(self) -> list[Row]:
-        if not self.path.is_file():
-            return []
         try:
-            rows = json.loads(self.path.read_text(encoding="utf-8"))["rows"]
+            rows = self._content()["rows"]
             return [row for row in rows if {"name", "status", "failures", "decode", "metrics", "seconds"} <= row.keys()]
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except (LookupError, TypeError, AttributeError):
             return []  # not ours: what it would say is made anew
+
+    def _content(self) -> Row:
+        """What the file says; nothing where it is not there, or is no JSON object."""
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
 
     def _write(self, rows: Sequence[Row]) -> None:
         done = [row["metrics"] for row in rows if row["metrics"] is not None]

@@ -287,5 +287,22 @@ def test_a_damaged_board_is_made_anew(tmp_path: Path, content: str) -> None:
 def test_runs_that_write_to_several_folders_need_one_of_the_sweep(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text("profile: cpu\nrows: [{name: a, run: demo}, {name: b, run: demo_code}]\n")
-    with pytest.raises(ConfigError, match="its runs write to outputs/demo and outputs/demo_code: set folder"):
+    with pytest.raises(ConfigError, match="its runs write to outputs/demo/s and outputs/demo_code/s: set folder"):
         plan_sweep([str(path)])
+
+
+def test_two_sweeps_over_one_run_keep_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a folder of its own; one that was told to share another's is refused before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "first.yaml").write_text(THREE)
+    (tmp_path / "second.yaml").write_text(THREE.replace("num_lookahead: 1", "num_lookahead: 5"))
+    first, second = (plan_sweep(["cpu", "demo", f"{name}.yaml"]).sweep for name in ("first", "second"))
+    assert (first.folder, second.folder) == (Path("outputs/demo/first"), Path("outputs/demo/second"))
+    told = [["cpu", "demo", f"{name}.yaml", "--set", "output.path=mine.jsonl"] for name in ("first", "second")]
+    first, second = (plan_sweep(arguments).sweep for arguments in told)
+    assert first.folder == second.folder == Path("mine")
+    Board(first).begin(first.points)
+    before = (tmp_path / "mine/sweep.json").read_bytes()
+    with pytest.raises(ConfigError, match="mine: holds results of the sweep first: choose another folder for second"):
+        Board(second).begin(second.points)
+    assert (tmp_path / "mine/sweep.json").read_bytes() == before
