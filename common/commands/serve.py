@@ -59,11 +59,10 @@ def serve(
     from common.serving import serve as serve_run
 
     settings = [*(set or []), *_overrides(host, port, api_key_file)]
-    device_profile, run_config = load_to_run(profile, model, settings, "scripts/serve.sh", takes_many=True)
-    save_run_file(save_run, run_config)
-
     for handler in logging.getLogger().handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s lopa: %(message)s"))
+    device_profile, run_config = load_to_run(profile, model, settings, "scripts/serve.sh", takes_many=True)
+    save_run_file(save_run, run_config)
 
     def build() -> Any:
         # Here: probes are answered while torch is being loaded.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,12 +13,9 @@ from common.serving.engine.loop import RequestLoop
 from common.serving.engine.passes import CountedEngine
 from common.serving.link import LinkClosed
 from common.serving.messages import Ready
-from common.tables import counted
 
 if TYPE_CHECKING:
     from common.generate import Generator
-
-logger = logging.getLogger(__name__)
 
 
 def serve(profile: DeviceProfile, run: RunConfig, build: Callable[[], Generator]) -> None:
@@ -67,7 +63,5 @@ def _serve(front_end: FrontEnd, generator: Generator) -> None:
     drain_on_signals(front_end.drain)
     with generator.decoding() as core:
         front_end.link.send([Ready(decode, capacity.num_slots, capacity.max_model_len, vocab_size)])
-        at_once = counted(capacity.num_slots, "request")
-        logger.info("ready: %s at once, %d positions each", at_once, capacity.max_model_len)
         RequestLoop(core, engine, front_end.link).run()
     generator.close()

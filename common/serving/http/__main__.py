@@ -50,7 +50,7 @@ class FrontEnd:
     """One server over one engine."""
 
     def __init__(self, begin: Begin, link: socket.socket, listening: socket.socket) -> None:
-        self._serve = begin.run.serve
+        self._serve, self._url = begin.run.serve, _url(begin)
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -112,7 +112,10 @@ class FrontEnd:
                 logger.error("the tokenizer cannot be loaded: %s", error)
                 self._ended.set()
                 return
-            self._engine.state = "ready" if self._engine.state == "loading" else self._engine.state
+            if self._engine.state == "loading":
+                self._engine.state = "ready"
+                at_once = counted(ready.num_slots, "request")
+                logger.info("ready on %s: %s at once, %d positions each", self._url, at_once, ready.max_model_len)
 
         self._loading = asyncio.ensure_future(load())
 
@@ -139,8 +142,13 @@ class FrontEnd:
 
 async def _main(listening: socket.socket, link: socket.socket) -> None:
     begin = await asyncio.to_thread(_first_message, link)
-    logger.info("listening on http://%s:%d", begin.run.serve.host, begin.port)
+    logger.info("listening on %s; loading the model, and answering 503 until it is ready", _url(begin))
     await FrontEnd(begin, link, listening).run()
+
+
+def _url(begin: Begin) -> str:
+    host = begin.run.serve.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{begin.port}"
 
 
 def _first_message(link: socket.socket) -> Begin:

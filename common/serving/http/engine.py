@@ -19,6 +19,10 @@ from common.serving.messages import Abort, Accepted, Add, Counts, Ended, Failed,
 
 logger = logging.getLogger(__name__)
 _GONE = "the engine has ended; start the server again"
+_NOT_READY = {
+    "loading": "the model is being loaded; send it again once GET /ready answers 200",
+    "draining": "the server is being shut down, and takes no more requests",
+}
 
 
 class Answer:
@@ -153,8 +157,7 @@ class EngineClient:
         """Raise ApiError saying why no request can be taken."""
         self.require_alive()
         if self.state != "ready":
-            reason = {"loading": "the model is being loaded", "draining": "the server is being shut down"}
-            raise ApiError(503, reason[self.state])
+            raise ApiError(503, _NOT_READY[self.state])
 
     def abort(self, answers: Sequence[Answer]) -> None:
         """Abort those of these answers that have not ended."""

@@ -68,7 +68,7 @@ class Service:
     def _loaded(self) -> tuple[Prompts, OrderBook]:
         if self._made is None:
             self.engine.require_ready()
-            raise ApiError(503, "the tokenizer is being loaded")
+            raise ApiError(503, "the tokenizer is being loaded; send it again once GET /ready answers 200")
         return self._made
 
     @property

@@ -73,7 +73,7 @@ def test_a_signal_during_the_start_is_one_sentence(moment: str, number: signal.S
     while not all(map(is_gone, children)):
         assert time.monotonic() < until_gone, "a child is left"
         time.sleep(0.05)
-    said = [line for line in log.read_text().splitlines() if not re.search("listening on|ready:", line)]
+    said = [line for line in log.read_text().splitlines() if not re.search("listening on|ready on", line)]
     assert said in ([], [f"lopa: stopped by {number.name}"])
 
 
