@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 
 _BEGIN, _END = 1000, 500  # characters of a message that names something endless: the fix stands at its end
@@ -60,6 +61,12 @@ def why_no_file(path: Path) -> str:
         return "a folder" if path.is_dir() else "no regular file" if path.exists() else NO_SUCH_FILE
     except (OSError, ValueError):  # a name that no file can have
         return NO_SUCH_FILE
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """A question to put in front of the list of what is known; empty where nothing is alike."""
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -99,8 +99,9 @@ def _have_own_prompts(lines: Sequence[Mapping[str, Any]], config: InputConfig, n
     assert config.prompt_template is not None, "the caller has asked"
     has_own = all("prompt" in fields or "messages" in fields for fields in lines)
     is_unused = has_own and not any(fits(config.prompt_template, fields) for fields in lines)
-    if is_unused:
-        logger.warning("input.prompt_template fits no line of %s: their own prompt or messages are taken", name)
+    if is_unused and any("prompt" in fields for fields in lines):
+        template = repr(config.prompt_template)
+        logger.info("%s: prompts are taken as they stand; the run's own are written as %s", name, template)
     return is_unused
 
 
@@ -109,7 +110,7 @@ def require_shareable(config: InputConfig, num_processes: int) -> None:
     if num_processes > 1 and is_read_once(config.path):
         raise ConfigError(
             f"{shown(config.path)} can be read only once, and {num_processes} are to read it: write it to a "
-            "file first, and set input.path to that"
+            "file first, and name that"
         )
 
 

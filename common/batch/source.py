@@ -23,7 +23,7 @@ from common.batch.files import STANDARD_INPUT, naming
 from common.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-_FIX = "set input.path to a JSONL file with one request a line"
+_FIX = "give a JSONL file with one request a line, after MODEL or as input.path"
 _GZIP = b"\x1f\x8b"
 # What a file begins with, what it then is, and what unpacks it.
 _PACKED = (
@@ -77,7 +77,7 @@ def _read_whole(path: str) -> bytes:
     if path != STANDARD_INPUT:
         return Path(path).read_bytes()
     if sys.stdin is None:
-        raise ConfigError("standard input is closed; send requests to it, or name a file in input.path")
+        raise ConfigError("standard input is closed; send requests to it, or name a file in its place")
     if sys.stdin.isatty():
         logger.info("reading requests from the terminal, one JSON object a line; end them with Ctrl-D")
     return sys.stdin.buffer.read()
@@ -96,7 +96,7 @@ def _require_json_lines(path: str, head: bytes) -> None:
     encoding = json.detect_encoding(head[:4]).upper()
     first_line, line_end, _ = head.lstrip().partition(b"\n")
     if packing is not None:
-        reason = f"packed with {packing[0]}; pipe it in: {packing[1]} FILE | lopa run ... with input.path '-'"
+        reason = f"packed with {packing[0]}; pipe it in: {packing[1]} FILE | lopa run MODEL -"
     elif head.startswith(_GZIP):
         reason = "packed with gzip twice; unpack it once"
     elif not encoding.startswith("UTF-8"):

@@ -42,12 +42,13 @@ def require_fit(template: str, lines: Sequence[Mapping[str, Any]], path: str) ->
     absent = [f"{{{name}}}" for name in names if not any(name in fields for fields in lines)]
     if absent:
         raise ConfigError(
-            f"input.prompt_template names {', '.join(absent)}, which no line of {path} has (they have {there}): "
-            "correct the name, or put spaces inside of braces that are meant as text"
+            f"{path}: no line has {', '.join(absent)}, which input.prompt_template names, and not all have prompt or "
+            f"messages (they have {there}): rename a field, or name theirs, as in "
+            "--set input.prompt_template='{text}'; braces that are meant as text need spaces inside"
         )
     if not any(fits(template, fields) for fields in lines):
         raise ConfigError(
-            f"input.prompt_template {template!r} fits no line of {path}: name fields of its lines in braces "
+            f"{path}: input.prompt_template {template!r} fits no line: name fields of its lines in braces "
             f"(they have {there}), or remove it"
         )
 

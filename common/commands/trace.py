@@ -18,6 +18,7 @@ from common.commands.arguments.options import (
     load_to_run,
 )
 from common.commands.filling import numbers
+from common.config import find_config
 from common.errors import ConfigError
 from common.tables import counted
 
@@ -25,7 +26,9 @@ _OptionalPath = Optional[Path]  # noqa: UP045  typer reads this at run time, on 
 
 
 def trace(
-    model_or_prompt: Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_HELP} demo if not given.")],
+    model_or_prompt: Annotated[
+        OptionalText, typer.Argument(metavar="MODEL", help=f"{MODEL_HELP} demo if not given.")
+    ] = None,
     prompt: Annotated[OptionalText, typer.Argument(metavar="PROMPT", help="The text to answer.")] = None,
     html: Annotated[_OptionalPath, typer.Option("--html", help="Write a page that replays the passes.")] = None,
     json_file: Annotated[_OptionalPath, typer.Option("--json", help="Write the passes as JSON.")] = None,
@@ -37,7 +40,7 @@ def trace(
     The page is one file without anything external: it plays, steps back and forth, and can be sent to others.
     """
     files = _output_files({"--html": html, "--json": json_file})
-    model, asked = ("demo", model_or_prompt) if prompt is None else (model_or_prompt, prompt)
+    model, asked = _model_and_prompt(model_or_prompt, prompt)
     device_profile, run_config = load_to_run(profile, model, set)
     from common.evaluation import record_trace
 
@@ -49,6 +52,24 @@ def trace(
     _print_summary(recorded)
     for path in files.values():
         typer.echo(f"written: {path}", err=True)
+
+
+def _model_and_prompt(first: str | None, second: str | None) -> tuple[str, str]:
+    """Raises ConfigError where nothing is to be answered."""
+    if first is not None and second is not None:
+        return first, second
+    if first is None or _is_model(first):
+        given = "" if first is None else f" {first}"
+        raise ConfigError(f"trace{given}: give the text to answer: lopa trace{given} 'What is 2 + 3?' --html out.html")
+    return "demo", first
+
+
+def _is_model(name: str) -> bool:
+    try:
+        find_config("runs", name)
+    except ConfigError:
+        return False
+    return True
 
 
 def _output_files(files: Mapping[str, Path | None]) -> dict[str, Path]:

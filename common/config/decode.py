@@ -11,6 +11,7 @@ from common.config.consistent import MIN_TEMPERATURE, contradictions
 from common.config.frozen import Policy, Settings
 from common.config.old_spellings import why_old
 from common.config.strategies import D2F, STRATEGIES, AnyStrategy, Strategy, as_section, merged_decode
+from common.errors import did_you_mean
 
 WindowAttention = Literal["full", "block_causal"]
 
@@ -193,8 +194,9 @@ class DecodeConfig(Settings):
         section = as_section(value)
         if not isinstance(section, Mapping):
             raise ValueError(f"set it to {_names()}, or to an object with this name and keys of its own")
-        if section.get("name", "d2f") not in tuple(STRATEGIES):
-            raise ValueError(f"set it to {_names()}")
+        name = section.get("name", "d2f")
+        if name not in tuple(STRATEGIES):
+            raise ValueError(f"{did_you_mean(str(name), tuple(STRATEGIES))}set it to {_names()}")
         return value if isinstance(value, Strategy) else {"name": "d2f", **section}
 
     @field_validator("num_lookahead", mode="before")

@@ -13,6 +13,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from common.config.strategies import STRATEGIES, Strategy, keys_of_strategy, why_no_key
+from common.errors import did_you_mean
 
 REFUSED_KEYS = {
     "branching_factor": "published scripts use it for both k and k+1; set decode.num_lookahead to k, the number of "
@@ -83,6 +84,8 @@ def remedy(error: Mapping[str, Any], location: Sequence[int | str], kind: type[B
         return REFUSED_KEYS.get(str(location[-1])) or f"unknown key; {_suggest(location, kind)}"
     fix = _FIXES.get(error["type"])
     message = fix.format(**error.get("ctx", {})) if fix else error["msg"].removeprefix("Value error, ")
+    if error["type"] == "literal_error":
+        message = did_you_mean(str(error["input"]), re.findall("'([^']+)'", error["ctx"]["expected"])) + message
     is_whole = isinstance(error["input"], (dict, bytes, BaseModel))  # bytes: the file itself
     return message if is_whole else f"{message} (given {given_value(error['input'])})"
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from common.errors import ConfigError, why_no_file
+from common.errors import ConfigError, did_you_mean, why_no_file
 
 # The folder beside `common`: in a checkout, and in an installed package.
 _ROOT = Path(__file__).resolve().parents[2]
@@ -55,12 +54,6 @@ def find_config(kind: Literal["profiles", "runs", "sweeps", "presets"], name: st
             f"{name}: {why_no_file(Path(name))}, and not one of the {kind} in {folder} ({hint}{', '.join(known)})"
         )
     return found
-
-
-def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """A question to put in front of the list of what is known; empty where nothing is alike."""
-    close = get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]}? " if close else ""
 
 
 def shipped_names(kind: Literal["profiles", "runs", "sweeps", "presets"]) -> list[str]:

@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from math import isfinite
 from typing import Any
 
-from common.errors import first_line
+from common.errors import did_you_mean, first_line
 from common.policies import branch_scores, fill_rules, lookahead_rules, spawn_rules
 from common.policies.checked import checked
 from common.policies.rule import Number, Rule, Rules
@@ -93,7 +93,8 @@ def parsed(setting: str) -> tuple[str, dict[str, float]]:
 def _named(kind: str, setting: str) -> tuple[str, dict[str, float] | None]:
     call = _CALL.fullmatch(setting)
     if call is None or call[1] not in names(kind):
-        raise ValueError(f"set it to one of {', '.join(names(kind))}")
+        hint = did_you_mean(setting.partition("(")[0], names(kind))
+        raise ValueError(f"{hint}set it to one of {', '.join(names(kind))}")
     return call[1], _numbers(call[2] or "")
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from common.config import DeviceProfile, Frozen, load_yaml
-from common.errors import ConfigError, why_no_file
+from common.errors import ConfigError, did_you_mean, why_no_file
 
 Quality = Literal["measured", "derived", "secondary", "unverified", "assumed"]
 Dtype = Literal["bfloat16", "int8", "float8"]
@@ -103,7 +103,10 @@ def load_hardware(name: str) -> Hardware:
     """A file, or the name of one in configs/hardware. Raises ConfigError."""
     path = next((path for path in (Path(name), _FOLDER / f"{name}.yaml") if path.is_file()), None)
     if path is None:
-        raise ConfigError(f"{name}: {why_no_file(Path(name))}, and not one of configs/hardware ({', '.join(_known())})")
+        hint = did_you_mean(name, _known())
+        raise ConfigError(
+            f"{name}: {why_no_file(Path(name))}, and not one of configs/hardware ({hint}{', '.join(_known())})"
+        )
     return load_yaml(path, Hardware)
 
 

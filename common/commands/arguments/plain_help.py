@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from common.errors import ConfigError
+from common.errors import ConfigError, did_you_mean
 
 
 class PlainCommand(TyperCommand):
@@ -49,5 +49,6 @@ def help(
         return
     found = parent.command.get_command(parent, command)
     if found is None:
-        raise ConfigError(f"help {command}: there is no such command; `lopa help` lists them")
+        hint = did_you_mean(command, parent.command.list_commands(parent))
+        raise ConfigError(f"help {command}: there is no such command; {hint}`lopa help` lists them")
     found.main(["--help"], prog_name=f"lopa {command}")

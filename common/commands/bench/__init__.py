@@ -5,6 +5,8 @@ from __future__ import annotations
 import typer
 
 from common.commands.bench import host, kernels, load, steps
+from common.config import find_config
+from common.errors import ConfigError, did_you_mean
 
 MEASURES = {"steps": steps, "host": host, "load": load, "kernels": kernels}
 _USAGE = """usage: lopa bench [steps] MODEL ...
@@ -24,5 +26,17 @@ def bench(context: typer.Context) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         typer.echo(_USAGE, err=not arguments)
         raise typer.Exit(0 if arguments else 2)
-    what, *others = arguments if arguments[0] in MEASURES else ["steps", *arguments]
+    what, *others = arguments if arguments[0] in MEASURES else ["steps", *_model_first(arguments)]
     MEASURES[what].measure(others)
+
+
+def _model_first(arguments: list[str]) -> list[str]:
+    """The arguments, of which the first names no measure. Raises ConfigError where it names no model either, but looks
+    like a measure."""
+    hint = did_you_mean(arguments[0], list(MEASURES))
+    if hint:
+        try:
+            find_config("runs", arguments[0])
+        except ConfigError:
+            raise ConfigError(f"bench {arguments[0]}: no such measure, and no model; {hint}".rstrip()) from None
+    return arguments

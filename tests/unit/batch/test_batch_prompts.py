@@ -65,7 +65,10 @@ def test_numbers_are_written_and_lists_become_lines(tmp_path: Path) -> None:
 def test_a_name_that_no_line_has_is_refused_with_those_that_there_are(
     tmp_path: Path, template: str, names: str
 ) -> None:
-    expected = rf"prompt_template names {names}, which no line of .*in.jsonl has \(they have \{{question\}}, \{{id\}}\)"
+    expected = (
+        rf"in.jsonl: no line has {names}, which input.prompt_template names, .*\(they have \{{question\}}, \{{id\}}\): "
+        r".* as in --set input.prompt_template='\{text\}'"
+    )
     with pytest.raises(ConfigError, match=expected):
         prompts(tmp_path, template, {"question": "hi"}, {"id": 2, "question": "ho"})
 
@@ -73,7 +76,9 @@ def test_a_name_that_no_line_has_is_refused_with_those_that_there_are(
 @pytest.mark.parametrize("template", ["no field", "{", "{}", "{question} {other}"])
 def test_a_template_that_fits_no_line_is_refused(tmp_path: Path, template: str) -> None:
     lines = ({"question": "hi"}, {"prompt": "ho", "other": None})
-    with pytest.raises(ConfigError, match=r"fits no line of .*in.jsonl: name fields of its lines in braces"):
+    with pytest.raises(
+        ConfigError, match=r"in.jsonl: input.prompt_template .* fits no line: name fields of its lines in braces"
+    ):
         prompts(tmp_path, template, *lines)
 
 

@@ -212,10 +212,11 @@ def test_a_saved_run_means_what_was_given(tmp_path: Path) -> None:
 
 def test_a_file_of_requests_is_decoded_beside_the_runs_own(tmp_path: Path) -> None:
     write_run(tmp_path, "model: m\ninput: {path: none.jsonl, prompt_template: 'Q: {question}'}\noutput: {path: o}\n")
-    (tmp_path / "mine.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}]}\n')
+    chat = '{"messages": [{"role": "user", "content": "hello"}]}\n'
+    (tmp_path / "mine.jsonl").write_text(chat + '{"prompt": "hi"}\n')
     result = lopa(tmp_path, "run", "run.yaml", "mine.jsonl", "-p", "cpu")
     assert result.returncode == 0, result.stderr
-    assert "input.prompt_template fits no line of mine.jsonl: their own prompt or messages are taken" in result.stderr
+    assert "mine.jsonl: prompts are taken as they stand; the run's own are written as 'Q: {question}'" in result.stderr
     assert "<HELLO>" in (tmp_path / "outputs" / "run_mine.jsonl").read_text()
 
 
@@ -223,7 +224,57 @@ def test_a_template_that_lines_need_is_still_asked_for(tmp_path: Path) -> None:
     write_run(tmp_path, "model: m\ninput: {path: in.jsonl, prompt_template: '{text}'}\noutput: {path: o}\n")
     (tmp_path / "in.jsonl").write_text('{"question": "hello"}\n')
     result = lopa(tmp_path, "run", "run.yaml", "-p", "cpu")
-    assert result.returncode == 2 and "input.prompt_template names {text}" in result.stderr
+    assert result.returncode == 2
+    assert "in.jsonl: no line has {text}, which input.prompt_template names, and not all have prompt" in result.stderr
+
+
+def test_a_file_that_is_not_there_is_told_as_the_argument_it_is(tmp_path: Path) -> None:
+    result = lopa(tmp_path, "run", "demo", "none.jsonl", "-p", "cpu")
+    fix = "give a JSONL file with one request a line, after MODEL or as input.path"
+    assert (result.returncode, result.stderr) == (2, f"lopa: none.jsonl: no such input file; {fix}\n")
+
+
+# Names that are nearly right
+
+
+def test_a_trace_without_a_prompt_is_told_how_to_give_one() -> None:
+    for command in ("trace", "trace demo"):
+        error = CliRunner().invoke(app, [*command.split(), "--html", "x.html"]).exception
+        assert str(error) == f"{command}: give the text to answer: lopa {command} 'What is 2 + 3?' --html out.html"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["run", "demo", "hi", "--set", "decode.fill_rule=thresold"], "did you mean threshold? set it to one of"),
+        (["run", "demo", "hi", "--set", "decode.spawn_rule=confidnt(blocks=1)"], "did you mean confident? set it to"),
+        (["run", "demo", "hi", "--set", "decode.strategy=multiblock"], "did you mean multi_block? set it to d2f,"),
+        (["run", "demo", "hi", "--dtype", "bfloat"], "did you mean bfloat16? set it to"),
+        (["run", "demo", "hi", "--preset", "llda"], "did you mean llada?"),
+        (["help", "runn"], "did you mean run?"),
+        (["bench", "stepps", "demo"], "did you mean steps?"),
+        (["estimate", "demo", "--hardware", "h20"], "did you mean h200?"),
+    ],
+)
+def test_a_name_that_is_nearly_one_is_told_which(arguments: list[str], hint: str) -> None:
+    error = CliRunner().invoke(app, arguments).exception
+    assert isinstance(error, ConfigError) and hint in str(error)
+
+
+def test_a_model_is_named_alike_in_every_command(tmp_path: Path) -> None:
+    """A run's name stands for its model where a folder is wanted, too."""
+    wrong = CliRunner().invoke(app, ["quantize", "demo", "--out", str(tmp_path / "out"), "--scheme", "nope"]).exception
+    assert isinstance(wrong, ConfigError) and "scheme 'nope' is not known" in str(wrong)
+    assert "40 linears" in CliRunner().invoke(app, ["doctor", "-p", "cpu", "--model", "demo"]).stdout
+
+
+def test_a_quantized_folder_runs_without_a_setting_unless_the_profile_says_otherwise(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    (folder / "quant_model_description.json").write_text("{}")
+    assert load_both(None, str(folder), [])[0].quantization == "w8a8"
+    assert load_both("cuda", str(folder), [])[0].quantization == "w8a8"
+    assert load_both(None, str(folder), ["quantization=null"])[0].quantization is None
+    assert load_both(None, str(folder), ["load_format=dummy"])[0].quantization is None
 
 
 def test_a_model_without_anything_to_answer_is_told_so(tmp_path: Path) -> None:

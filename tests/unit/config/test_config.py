@@ -121,7 +121,7 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
         ("model: m\ndecode: {skip_threshold: 2}", "FILE: decode.skip_threshold: set it to 1.0 or less (given 2)"),
         (
             "model: m\ndecode: {strategy: d3f}",
-            "FILE: decode.strategy: set it to d2f, multi_block, fast_dllm, vanilla, block_diffusion or fast_dllm_v2",
+            "FILE: decode.strategy: did you mean d2f? set it to d2f, multi_block, fast_dllm, vanilla,",
         ),
         ("model: m\ndecode: {stop: END}", "FILE: decode.stop: write it as a list (given 'END')"),
         ("model: m\ndecode: [1]", "FILE: decode: write it as a section of settings"),
