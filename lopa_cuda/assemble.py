@@ -19,7 +19,6 @@ from graphs.runner import Capture
 from lopa_cuda.engine import CudaEngine
 from lopa_cuda.floors import median_seconds
 from lopa_cuda.machine import MACHINE
-from lopa_cuda.mesh_choice import choose_mesh
 from lopa_cuda.ops import CudaOps, TorchOps
 from lopa_cuda.parallel import build_collectives
 from lopa_cuda.steps import PAGE_SIZE, CacheSizes, PagedKVCache
@@ -91,10 +90,10 @@ def with_chosen_mesh(
     """Decide `mesh: auto` for the processes that were started, by the first rank's floors."""
     if profile.mesh != "auto" or num_started() == 1:
         return profile
-    dtype = getattr(torch, profile.dtype)
-    floors = share_from_first(measure_floors(device, dtype, median_seconds))
-    bytes_per_weight = 1 if profile.quantization else dtype.itemsize
-    mesh = choose_mesh(num_started(), config, run.decode, bytes_per_weight, floors)
+    from common.bench import fastest_mesh  # it knows more than other starts need
+
+    floors = share_from_first(measure_floors(device, getattr(torch, profile.dtype), median_seconds))
+    mesh = fastest_mesh(profile, run, config, num_started(), floors)
     return profile.model_copy(update={"mesh": mesh})
 
 

@@ -15,14 +15,6 @@ class Exchange(Frozen):
     tokens_of_more: int
 
 
-class MeshCosts(Frozen):
-    sum_latency_s: float
-    sum_bytes_per_s: float
-    gather_s: float
-    layer_overhead_s: float
-    efficiency: float
-
-
 class Attention(Frozen):
     few_programs: tuple[tuple[int, int, int], ...]
     split_programs: int
@@ -38,7 +30,6 @@ class Machine(Frozen):
     least_saved_tokens: int
     all_reduce: AllReduce
     exchange: Exchange
-    mesh: MeshCosts
     attention: Attention
 
 

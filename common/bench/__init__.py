@@ -2,7 +2,7 @@
 and the time of a step predicted without the hardware (`estimate`).
 """
 
-from common.bench.estimate import Options, estimate_tables, tell_schemes
+from common.bench.estimate import Options, estimate_tables, fastest_mesh, tell_schemes
 from common.bench.host import HostOptions, HostSizes, measure_host
 from common.bench.load import LoadOptions
 from common.bench.marking import measure_marking
@@ -21,6 +21,7 @@ __all__ = [
     "beside",
     "compare",
     "estimate_tables",
+    "fastest_mesh",
     "measure_host",
     "measure_marking",
     "measure_requests",

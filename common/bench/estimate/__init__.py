@@ -6,6 +6,7 @@ The model that is recorded is the one that runs (common.model.decoder); the hard
 which every figure says where it comes from.
 """
 
+from common.bench.estimate.mesh import fastest_mesh
 from common.bench.estimate.scenario import Options
 from common.bench.estimate.schemes import tell_schemes
 from common.bench.estimate.tables import estimate_tables
@@ -13,5 +14,6 @@ from common.bench.estimate.tables import estimate_tables
 __all__ = [
     "Options",
     "estimate_tables",
+    "fastest_mesh",
     "tell_schemes",
 ]

@@ -438,7 +438,7 @@ def test_windows_are_those_of_the_strategy(decode: dict[str, object], window: in
         ({"mesh": MeshConfig(tensor_parallel_size=3)}, "tensor_parallel_size 3 does not divide"),
         ({"device": "cpu", "graph": GraphConfig()}, "describes device cpu: name one with --hardware"),
         ({"dtype": "float32"}, "float32 is not described"),
-        ({"mesh": MeshConfig(branch_parallel_size=16)}, "links of up to 8 devices are described"),
+        ({"mesh": MeshConfig(branch_parallel_size=8192)}, "links of up to 4096 devices are described"),
     ],
 )
 def test_what_cannot_be_estimated_is_one_sentence(changed: dict[str, object], sentence: str) -> None:
