@@ -1,7 +1,8 @@
 """One slice of the node's cores a process, and in it one core for the thread that polls the device.
 
-Threads inherit the cores of the thread that starts them. So a process leaves its first core before libraries start
-theirs, and its main thread takes that core when all are there.
+Threads and processes inherit the cores of the thread that starts them. So a process leaves its first core before
+libraries start their threads, and its main thread goes there when all are there. It may go elsewhere, and so may what
+it starts later: bound to the one core, a library's late thread would share it with the thread that never sleeps.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def leave_first_core() -> int | None:
 
 
 def poll_on(core: int | None) -> None:
-    """Bind the calling thread alone."""
+    """Move the calling thread to that core, and let it and what it starts use those that it had as well."""
     if core is not None:
+        others = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {core})
+        os.sched_setaffinity(0, {core, *others})
