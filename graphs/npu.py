@@ -1,11 +1,11 @@
 """Capture on Ascend. As on CUDA all graphs of a process share one memory pool; but attention takes its lengths as host
 lists, which a capture freezes, so they are updated.
 
-A replay waits, at each attention, for an event, and resets it. Where the lengths have changed, which is when a block
-opens or commits, the replay is launched first and the tasks are written after it, one layer after another, an event
-each: the device computes the first layer while the host writes the next layers' lengths. Where they have not, the
-events are recorded first. Since the host waits for a step's predictions before it prepares the next, no update meets
-an earlier replay that still runs.
+A replay waits, at each attention, for an event, and resets it. The replay is launched first. Where the lengths have
+changed, which is when a block opens or commits, the tasks are written after it, one layer after another, an event each:
+the device computes the first layer while the host writes the next layers' lengths. Where they have not, the events
+alone are recorded. Since the host waits for a step's predictions before it prepares the next, nothing of this meets an
+earlier replay that still runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NpuCapture:
     """graphs.runner.Capture by torch.npu.NPUGraph.
 
     lengths: the attention's host lists of the coming capture or replay, by the operator's own names. updates: whether
-    changed ones are written after the replay's launch (`behind`) or before it.
+    changed ones are written, and events recorded, after the replay's launch (`behind`) or before it.
     """
 
     def __init__(self, updates: Literal["behind", "before"] = "behind") -> None:
@@ -68,27 +68,27 @@ class NpuReplay:
         self._lengths: dict[str, list[int]] = {}
 
     def __call__(self) -> None:
-        attention = self._graph.graph_dispatch_mode
-        has_changed = bool(attention.graph_dispatch_records) and self._capture.lengths != self._lengths
-        if has_changed and self._capture.updates == "behind":
+        if self._capture.updates == "before":
+            self._release()
             self._graph.replay()
-            self._update()
-            return
-        if has_changed:
-            self._update()
         else:
-            for record in attention.graph_dispatch_records:
-                record.event.record(attention.update_stream)
-        self._graph.replay()
+            self._graph.replay()
+            self._release()
 
     def forget_lengths(self) -> None:
         """Have the next replay write them anew."""
         self._lengths = {}
 
-    def _update(self) -> None:
-        self._graph.update(cpu_update_input=[self._capture.lengths])
-        self._lengths = self._capture.lengths
-        self.num_updates += 1
+    def _release(self) -> None:
+        """Let the replay pass its attentions, with the lengths that they are to have."""
+        attention = self._graph.graph_dispatch_mode
+        if self._capture.lengths == self._lengths:
+            for record in attention.graph_dispatch_records:
+                record.event.record(attention.update_stream)
+        elif attention.graph_dispatch_records:
+            self._graph.update(cpu_update_input=[self._capture.lengths])
+            self._lengths = self._capture.lengths
+            self.num_updates += 1
 
 
 class AsItIs:
