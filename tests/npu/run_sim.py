@@ -20,7 +20,7 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parents[1]
 sys.path.insert(0, str(TESTS))
 
-from sim.runtime import build_stubs, release_here, why_not  # noqa: E402
+from sim.runtime import build_stubs, releases_here, why_not  # noqa: E402
 
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 
@@ -28,7 +28,7 @@ CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 def main() -> None:
     if sys.argv[1:2] == ["--torch"] and len(sys.argv) > 2:
         raise SystemExit(_run_with_torch(sys.argv[2], sys.argv[3:]))
-    release = release_here()
+    release = next(iter(releases_here()), None)
     site = ROOT / "build" / f"npu-site-{sys.implementation.cache_tag}-{release}"
     sys.path.insert(0, str(site))
     requirements = () if release is None else (f"torch-npu=={release}", "protobuf")  # torchair wants the second
@@ -56,12 +56,15 @@ def _run_with_torch(release: str, arguments: list[str]) -> int:
     if not environment.exists():
         steps = [
             [sys.executable, "-m", "venv", str(environment)],
-            [*install, f"torch=={release}", "--index-url", CPU_BUILDS],
+            [*install, f"torch=={release}+cpu", "--extra-index-url", CPU_BUILDS],
             [*install, "-e", f"{ROOT}[test]"],
         ]
         if any(subprocess.run(step).returncode for step in steps):
             shutil.rmtree(environment, ignore_errors=True)
-            print(f"the simulated NPU cannot run: no CPU build of torch {release} at {CPU_BUILDS}", file=sys.stderr)
+            print(
+                f"the simulated NPU cannot run: neither {CPU_BUILDS} nor pip's own index has torch {release}+cpu",
+                file=sys.stderr,
+            )
             return 2
     return subprocess.run([python, __file__, *arguments]).returncode
 

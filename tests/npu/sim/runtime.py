@@ -14,23 +14,23 @@ from types import ModuleType
 
 from sim import stubs
 
-# Of torch-npu, by that of torch: the wheels whose operators the twins describe.
-RELEASES = {"2.10.0": "2.10.0.post4", "2.13.0": "2.13.0"}
+# Of torch-npu, by that of torch: the wheels whose operators the twins describe, the one to install first.
+RELEASES = {"2.10.0": ("2.10.0.post4", "2.10.0.post6", "2.10.0.post7"), "2.13.0": ("2.13.0",)}
 NUM_DEVICES = 16  # one Atlas A3 node
 _BUILDS = Path(__file__).parents[3] / "build" / "npu-stubs"
 
 
 def why_not() -> str | None:
     """Why the simulated NPU is not available; None if it is."""
-    wanted = release_here()
-    if wanted is None:
+    wanted = releases_here()
+    if not wanted:
         return f"torch is {version('torch')}, the simulated NPU describes {' and '.join(RELEASES)}"
     try:
         found = version("torch-npu")
     except PackageNotFoundError:
         return "torch-npu is not installed (tests/npu/run_sim.py installs it)"
-    if found != wanted:
-        return f"torch-npu is {found}, the simulated NPU describes {wanted}"
+    if found not in wanted:
+        return f"torch-npu is {found}, the simulated NPU describes {', '.join(wanted)}"
     if _is_cuda_build():
         return f"torch {version('torch')} is a CUDA build, in which torch-npu ends the process: install the CPU build"
     if "torch_npu" not in sys.modules and _has_cann():
@@ -41,9 +41,9 @@ def why_not() -> str | None:
     return None
 
 
-def release_here() -> str | None:
-    """Of the torch-npu that belongs to this environment's torch; None if that is not described."""
-    return RELEASES.get(version("torch").split("+")[0])
+def releases_here() -> tuple[str, ...]:
+    """Of the torch-npu that belongs to this environment's torch; none if that is not described."""
+    return RELEASES.get(version("torch").split("+")[0], ())
 
 
 def build_stubs() -> Path:
