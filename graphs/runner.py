@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 KeyT = TypeVar("KeyT", bound=Hashable)
 BuffersT = TypeVar("BuffersT")
 Replay = Callable[[], None]
+Agree = Callable[[bool], bool]
 
 
 class Capture(Protocol):
@@ -49,7 +50,8 @@ class GraphRunner(Generic[KeyT, BuffersT]):
 
     allocate: buffers of a key, filled with something that `forward` can run on. forward: the work; it must not allocate
     what it leaves for others, read back to the host, or depend on anything but its buffers. most: keys that are
-    captured; None: any number.
+    captured; None: any number. agree: whether all have captured what this process has, asked after each capture of
+    processes whose graphs hold collectives with each other: they may only replay the same capture.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class GraphRunner(Generic[KeyT, BuffersT]):
         forward: Callable[[KeyT, BuffersT], None],
         capture: Capture | None = None,
         most: int | None = None,
+        agree: Agree = bool,
     ) -> None:
         self.name = name
         self.num_captured = 0
@@ -70,6 +73,7 @@ class GraphRunner(Generic[KeyT, BuffersT]):
         self._forward = forward
         self._capture = capture
         self._most = most
+        self._agree = agree
         self._is_refused = False
         self._entries: dict[KeyT, Entry[BuffersT]] = {}
 
@@ -108,27 +112,31 @@ class GraphRunner(Generic[KeyT, BuffersT]):
             self._forward(key, buffers)
 
         work()  # compiles and tunes kernels, which must not happen inside a capture
-        entry = Entry(buffers, work if self._is_refused else self._replay(key, capture, work))
-        if self._is_refused:
-            return entry
+        replay = None if self._is_refused else self._replay(key, capture, work)
+        if replay is None:
+            return Entry(buffers, work)
         seconds, num_bytes = time.perf_counter() - started, capture.allocated_bytes() - held
         self.num_captured += 1
         self.capture_seconds += seconds
         self.capture_bytes += num_bytes
         logger.info("captured %s %s: %.2f s, %.1f MiB", self.name, key, seconds, num_bytes / 2**20)
-        return entry
+        return Entry(buffers, replay)
 
-    def _replay(self, key: KeyT, capture: Capture, work: Replay) -> Replay:
-        """The captured work, or the work as it is from the first refusal on."""
+    def _replay(self, key: KeyT, capture: Capture, work: Replay) -> Replay | None:
+        """The captured work; None from the first refusal on, here or where the peers capture."""
+        replay, reason = None, "another rank's device refused"
         try:
-            return capture(work)
+            replay = capture(work)
         except CaptureRefused as refusal:
-            self._is_refused = True
-            logger.warning(
-                "%s %s cannot be captured (%s): it runs as it is, and so does what is new from here on",
-                self.name, key, refusal,
-            )  # fmt: skip
-            return work
+            reason = str(refusal)
+        if self._agree(replay is not None):
+            return replay
+        self._is_refused = True
+        logger.warning(
+            "%s %s cannot be captured (%s): it runs as it is, and so does what is new from here on",
+            self.name, key, reason,
+        )  # fmt: skip
+        return None
 
 
 def graph_uses(*runners: GraphRunner[Any, Any]) -> tuple[int, int]:

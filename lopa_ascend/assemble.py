@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from dataclasses import replace
 
 import torch
 
@@ -23,6 +25,7 @@ from common.processes import (
     resolve_mesh,
 )
 from common.runtime import Collectives, PagePool, allocating_kv, linear_schemes, pages_within
+from graphs.hccl import most_aiv_tokens
 from lopa_ascend.engine import AscendEngine, Graphs
 from lopa_ascend.kv import (
     PAGE_SIZE,
@@ -49,8 +52,9 @@ from lopa_ascend.ops import (
 from lopa_ascend.selftest import Sizes, attention_form, require_correct, settle
 from lopa_ascend.shapes import Shapes
 from lopa_ascend.stages import AscendStages, RotaryTable
-from lopa_ascend.steps import Patience, folder_of
-from lopa_ascend.warmup import warm_up
+from lopa_ascend.steps import Patience, agreements, folder_of
+from lopa_ascend.variables import told_sums
+from lopa_ascend.warmup import usual_shapes, warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +73,13 @@ def assemble(
     device, ops = _device_and_ops(profile, config)
     start_s = profile.npu.start_timeout_s if device.type == "npu" else None
     mesh = init_mesh(profile, platform_of(profile).group_backends(), start_s)
-    if device.type == "npu":
-        ops = _proven(ops, profile, run, config, device, mesh)
-    graphs = graphs or _graphs(profile, config, ops)
     dtype, collectives = getattr(torch, profile.dtype), Collectives(mesh)
+    shapes = _shapes(profile, config, mesh)
+    if device.type == "npu":
+        ops = _proven(ops, profile, run, config, device, mesh, shapes)
+        if mesh.is_leader and mesh.tp_size > 1:
+            logger.info("%s", told_sums(mesh.tp_size, config.hidden_size, dtype.itemsize, os.environ))
+    graphs = graphs or _graphs(profile, config, ops, shapes)
     num_heads = config.num_heads // mesh.tp_size
     max_model_len = min(profile.max_model_len, config.max_position_embeddings)
     stages = AscendStages(ops, collectives, num_heads, attention_scale(config), profile.npu.weight_prefetch_mb * 2**20)
@@ -95,8 +102,9 @@ def assemble(
     )
     details = {"quantization": profile.quantization, "graph": profile.graph.mode if graphs else "eager"}
     patience = Patience(profile.collective_timeout_s, profile.npu.start_timeout_s)
+    agree = agreements(mesh, profile.npu.start_timeout_s) if graphs else (bool, bool)
     engine = AscendEngine(
-        model, rotary, cache, book, capacity, collectives, device, patience, ops, details, graphs
+        model, rotary, cache, book, capacity, collectives, device, patience, ops, details, graphs, agree
     )  # fmt: skip
     if graphs is not None:
         warm_up(engine, graphs.shapes, config, run.decode)
@@ -106,8 +114,9 @@ def assemble(
 
 
 def _proven(
-    ops: Ops, profile: DeviceProfile, run: RunConfig, config: ModelConfig, device: torch.device, mesh: Mesh
-) -> Ops:
+    ops: Ops, profile: DeviceProfile, run: RunConfig, config: ModelConfig, device: torch.device, mesh: Mesh,
+    shapes: Shapes,
+) -> Ops:  # fmt: skip
     """The operations in the forms that are right on this device. Raises MissingCapability where one that is called is
     wrong."""
     check_tensor_parallel(config, mesh.tp_size)
@@ -119,6 +128,8 @@ def _proven(
     if mesh.is_leader:
         logger.info("%s", tell_schemes(profile, run, config, schemes))
     sizes = Sizes.of(config, mesh.tp_size)
+    warm = [num_tokens for num_tokens, _ in usual_shapes(shapes, run.decode, mesh.bp_size)]
+    sizes = replace(sizes, step_tokens=max(warm, default=sizes.step_tokens))
     ops = settle(ops, sizes, device, mesh, profile)
     has_shared_experts = config.moe is not None and config.moe.num_shared_experts > 0
     called = {*schemes.values(), *(["FLOAT"] if has_shared_experts else [])}
@@ -126,13 +137,18 @@ def _proven(
     return ops
 
 
-def _graphs(profile: DeviceProfile, config: ModelConfig, ops: Ops) -> Graphs | None:
+def _shapes(profile: DeviceProfile, config: ModelConfig, mesh: Mesh) -> Shapes:
+    itemsize = getattr(torch, profile.dtype).itemsize
+    most = most_aiv_tokens(mesh.tp_size, config.hidden_size, itemsize, os.environ) if mesh.tp_size > 1 else 0
+    return Shapes.of(profile.graph.token_buckets, profile.npu.row_buckets, profile.npu.max_graphs, most)
+
+
+def _graphs(profile: DeviceProfile, config: ModelConfig, ops: Ops, shapes: Shapes) -> Graphs | None:
     mode = profile.graph.mode
     if mode == "eager":
         return None
     from graphs.npu import AsItIs, NpuCapture, NpugraphEx, Torchair
 
-    shapes = Shapes.of(profile.graph.token_buckets, profile.npu.row_buckets, profile.npu.max_graphs)
     if mode == "npugraph":
         return Graphs(shapes, NpuCapture(profile.npu.length_updates))
     folder = folder_of(profile, config, ops)

@@ -24,7 +24,7 @@ from common.decoding import Capacity, Int, Sampling, StepPlan, rows_by_rank
 from common.errors import ConfigError
 from common.model import Decoder
 from common.runtime import Collectives, DeviceEngine, ReadsKey
-from graphs.runner import Entry, GraphRunner
+from graphs.runner import Agree, Entry, GraphRunner
 from lopa_ascend.floors import LengthsCapture, UpdatedReplay, length_updates_ms, measure_npu_floors, median_seconds
 from lopa_ascend.kv import PageBook, PagedKVCache, pages_for
 from lopa_ascend.ops import Ops, VirtualRows
@@ -76,13 +76,13 @@ class AscendEngine(DeviceEngine):
     def __init__(
         self, model: Decoder, rotary: RotaryTable, cache: PagedKVCache, book: PageBook, capacity: Capacity,
         collectives: Collectives, device: torch.device, patience: Patience, ops: Ops, details: dict[str, Any],
-        graphs: Graphs | None = None,
+        graphs: Graphs | None = None, agree: tuple[Agree, Agree] = (bool, bool),
     ) -> None:  # fmt: skip
         capture, most = None, (None, None)
         if graphs:
             capture, most = graphs.capture, (graphs.shapes.most_layers, graphs.shapes.most_heads)
         super().__init__(
-            model, cache, book, capacity, collectives, device, capture, patience.wait, details, most
+            model, cache, book, capacity, collectives, device, capture, patience.wait, details, most, agree
         )  # fmt: skip
         self._ops = ops
         self._layers = Layers(model, rotary, cache)

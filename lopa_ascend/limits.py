@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from common.checkpoint import ModelConfig, MoEConfig
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.errors import ConfigError, MissingCapability
@@ -9,6 +11,7 @@ from common.processes import resolve_mesh
 from lopa_ascend.kv import why_not_decoded
 from lopa_ascend.load import HEAD_SIZE
 from lopa_ascend.ops import require_triton
+from lopa_ascend.variables import check_variables
 
 GRAPH_MODES = ("npugraph_ex", "npugraph", "torchair", "eager")
 
@@ -35,6 +38,7 @@ def check(profile: DeviceProfile, run: RunConfig) -> None:
         raise MissingCapability(
             f"engine lopa_ascend has no graph.mode {profile.graph.mode}: set graph.mode to {' or '.join(GRAPH_MODES)}"
         )
+    check_variables(profile, os.environ)
 
 
 def _check_kernels(profile: DeviceProfile) -> None:

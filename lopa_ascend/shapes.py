@@ -17,6 +17,7 @@ KNEE_TOKENS = 235.0
 MAX_CAPTURED_TOKENS = 1024
 _TOLERANCE = 0.1
 _MULTIPLE = 16
+_EDGE_MULTIPLE = 8
 _ROWS = (4, 8, 16, 32, 64, 128)
 _HEAD_TOLERANCE = 0.25
 
@@ -36,14 +37,18 @@ class Shapes:
     most_heads: int
 
     @classmethod
-    def of(cls, token_buckets: Sequence[int], row_buckets: Sequence[int], max_graphs: int) -> Shapes:
-        """Shapes of a profile. max_graphs: three or more."""
-        tokens, heads = tuple(sorted(token_buckets)), tuple(sorted(token_buckets))
+    def of(
+        cls, token_buckets: Sequence[int], row_buckets: Sequence[int], max_graphs: int, most_aiv_tokens: int = 0
+    ) -> Shapes:
+        """Shapes of a profile. max_graphs: three or more. most_aiv_tokens: as graphs.hccl has it; the size just below
+        it is captured too, so that no step is padded beyond it that could stay within."""
+        fixed = tuple(sorted(token_buckets))
+        edge = most_aiv_tokens // _EDGE_MULTIPLE * _EDGE_MULTIPLE
+        edges = {edge} if 0 < edge < MAX_CAPTURED_TOKENS else set()
         rows = tuple(sorted(row_buckets)) or _ROWS
         most_heads = max_graphs // 3
-        return cls(
-            tokens or _sizes(_TOLERANCE), rows, heads or _sizes(_HEAD_TOLERANCE), max_graphs - most_heads, most_heads
-        )
+        tokens, heads = tuple(sorted({*_sizes(_TOLERANCE), *edges})), _sizes(_HEAD_TOLERANCE)
+        return cls(fixed or tokens, rows, fixed or heads, max_graphs - most_heads, most_heads)
 
     @property
     def most_tokens(self) -> int:

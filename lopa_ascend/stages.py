@@ -7,7 +7,7 @@ away.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -76,6 +76,9 @@ class AscendStages:
         if not (_is_dynamic(gate_up) and _is_dynamic(down)):
             return self._prefetching(down, down(self._ops.swiglu(gate_up(x))))
         values, scale_T = x if isinstance(x, QuantizedActivation) else self._ops.dynamic_quant(x)
+        if gate_up.weight.dim() == 3:  # as prepare_linears lays it out for one operator
+            gated = self._ops.quant_matmul_swiglu_quant(values, gate_up.weight, gate_up.weight_scale, scale_T)
+            return self._prefetching(down, down(QuantizedActivation(*gated)))
         gate_up_TI = self._ops.quant_matmul_int32(values, gate_up.weight, gate_up.weight_scale)
         gated = self._ops.dequant_swiglu_quant(gate_up_TI, gate_up.weight_scale[None], scale_T)
         return self._prefetching(down, down(QuantizedActivation(*gated)))
@@ -208,19 +211,29 @@ def _in_8_bits(weight_EOK: Tensor, scale_of: Callable[[Tensor], Tensor]) -> tupl
 
 
 def prepare_linears(model: nn.Module, ops: Ops) -> int:
-    """Lay quantized weights out as the operators want them, [K, N] in FRACTAL_NZ, the last thing done to them;
-    return their number.
+    """Lay quantized weights out as the operators want them, [K, N] in FRACTAL_NZ, the last thing done to them; return
+    their number. What `ops.fuses_gate_up` takes is [1, K, N].
 
     Static input scales become their reciprocals, by which the operator multiplies.
     """
-    count = 0
+    count, in_groups = 0, set(_fused_gate_ups(model)) if ops.fuses_gate_up else set()
     for linear in model.modules():
         if isinstance(linear, QuantizedLinear):
-            linear.weight = ops.to_nz(linear.weight.t().contiguous())
+            weight_KN = linear.weight.t().contiguous()
+            linear.weight = ops.to_nz(weight_KN[None] if linear in in_groups else weight_KN)
             if linear.input_scale is not None:
                 linear.input_scale = linear.input_scale.reciprocal()
             count += 1
     return count
+
+
+def _fused_gate_ups(model: nn.Module) -> Iterator[nn.Module]:
+    """The linears of gate and up that one operator may compute together with what comes before down."""
+    for module in model.modules():
+        for prefix in ("", "shared_"):
+            gate_up, down = (getattr(module, f"{prefix}{name}", None) for name in ("gate_up_proj", "down_proj"))
+            if _is_dynamic(gate_up) and _is_dynamic(down):
+                yield gate_up
 
 
 class ColumnsLast(nn.Module):

@@ -107,7 +107,7 @@ class NpuConfig(Settings):
     length_updates: Literal["behind", "before"] = Field(
         default="behind",
         description="`npugraph` and `npugraph_ex`: new attention lengths are written while the replay runs (`behind`), "
-        "or `before` it.",
+        "or `before` it, which virtual NPUs need.",
     )
     cache_dir: str | None = Field(
         default=None,
@@ -153,7 +153,7 @@ class DeviceProfile(Settings):
         default="auto",
         description="Operators of the layers: plain PyTorch (`torch`), fused kernels (`triton`: those of `lopa_cuda`; "
         "on device npu one of Triton-Ascend for rotation and KV write), those of `lopa_ascend` (`npu`), or the fastest "
-        "that device and dtype allow (`auto`).",
+        "that device and dtype allow (`auto`; on npu Triton-Ascend's where a start finds it right and faster).",
     )
     batch_invariant: bool = Field(
         default=False,

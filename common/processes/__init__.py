@@ -4,7 +4,7 @@ several, and how each of them ends.
 
 from common.processes.cores import leave_first_core, poll_on
 from common.processes.environment import apply_environment
-from common.processes.mesh import Mesh, check_started, close_mesh, init_mesh, resolve_mesh
+from common.processes.mesh import Mesh, check_started, close_mesh, host_group, init_mesh, resolve_mesh
 from common.processes.nodes import Nodes, injected, processes_here, torchrun_options
 from common.processes.ranks import global_rank, local_rank, num_started, num_started_here
 from common.processes.stop import (
@@ -30,6 +30,7 @@ __all__ = [
     "drain_on_signals",
     "end_undisturbed",
     "global_rank",
+    "host_group",
     "init_mesh",
     "injected",
     "leave_first_core",

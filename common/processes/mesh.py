@@ -115,18 +115,24 @@ def init_mesh(profile: DeviceProfile, backends: GroupBackends, timeout_s: float 
 
 
 def _relay(sizes: MeshConfig, timeout: timedelta) -> Relay | None:
-    """Make the relay of this rank's replica. Every rank makes the groups of all replicas, in one order."""
-    import torch.distributed as dist
-
+    """Make the relay of this rank's replica."""
     num_ranks = sizes.branch_parallel_size * sizes.tensor_parallel_size
     if num_ranks == 1:
         return None
+    return ReplicaRelay(host_group(num_ranks, timeout), global_rank(), is_first=global_rank() % num_ranks == 0)
+
+
+def host_group(num_ranks: int, timeout: timedelta) -> ProcessGroup:
+    """Return a group over the hosts' network of this rank and its neighbours: `num_ranks` adjacent ones. Every rank
+    makes the groups of all, in one order."""
+    import torch.distributed as dist
+
     groups = [
         dist.new_group(list(range(first, first + num_ranks)), timeout=timeout, backend="gloo")
-        for first in range(0, sizes.num_processes, num_ranks)
+        for first in range(0, num_started(), num_ranks)
     ]
-    replica, rank_in_replica = divmod(global_rank(), num_ranks)
-    return ReplicaRelay(groups[replica], global_rank(), is_first=rank_in_replica == 0)
+    mine: ProcessGroup = groups[global_rank() // num_ranks]
+    return mine
 
 
 def _place(device_mesh: Any, sizes: MeshConfig, relay: Relay | None) -> Mesh:

@@ -35,7 +35,7 @@ from common.runtime.paging import PagePool
 from common.runtime.reads import ReadBuffers, ReadsKey
 from common.runtime.times import PassTimes, Stopwatch
 from common.runtime.waiting import DeviceEvent, explained
-from graphs.runner import Capture, Entry, GraphRunner, capture_costs, graph_uses
+from graphs.runner import Agree, Capture, Entry, GraphRunner, capture_costs, graph_uses
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class DeviceEngine(ABC):
 
     capture: None runs every pass at its own size. wait: returns once the device has come past an event, or raises
     EngineError. details: more for `describe`. most: how many shapes of layers and of heads are captured; None: any
-    number.
+    number. agree: as GraphRunner's, of the layers and of the head.
 
     layers, head: the two halves. runners: all that is captured. key: the shape of the layers that were launched last.
     """
@@ -91,6 +91,7 @@ class DeviceEngine(ABC):
         self, model: Decoder, cache: KVMemory, kv: Commits, capacity: Capacity, collectives: Collectives,
         device: torch.device, capture: Capture | None, wait: Callable[[DeviceEvent | None], None],
         details: dict[str, Any], most: tuple[int | None, int | None] = (None, None),
+        agree: tuple[Agree, Agree] = (bool, bool),
     ) -> None:  # fmt: skip
         self.model, self.cache, self.kv = model, cache, kv
         self.capacity, self.mesh, self.device = capacity, collectives.mesh, device
@@ -101,13 +102,13 @@ class DeviceEngine(ABC):
         self._wait = wait
         self._collectives = collectives
         self._bp_size, self._bp_rank = self.mesh.bp_size, self.mesh.bp_rank
-        self._capture = capture
+        self._capture, self._agree_on_head = capture, agree[1]
         self._details = details
         self._under_way: PredictionOrder | None = None
         self._predicted_PM3 = np.zeros((0, 0, 3), dtype=np.float32)  # the last launch's, on the host
         self._has_failed = False
-        self.layers = GraphRunner("layers", self._step_buffers, self._run_layers, capture, most[0])
-        self.head = GraphRunner("head", self._read_buffers, self._run_head, capture, most[1])
+        self.layers = GraphRunner("layers", self._step_buffers, self._run_layers, capture, most[0], agree[0])
+        self.head = GraphRunner("head", self._read_buffers, self._run_head, capture, most[1], agree[1])
         self.runners: list[GraphRunner[Any, Any]] = [self.layers, self.head]
 
     def forward(self, plan: StepPlan) -> Predictions:
@@ -279,7 +280,10 @@ class DeviceEngine(ABC):
             for _ in range(_GATHERS):
                 self._collectives.bp_stack(predicted_M3)
 
-        gathers = GraphRunner("gather", lambda key: torch.zeros((key, 3), device=self.device), gather, self._capture)
+        gathers = GraphRunner(
+            "gather", lambda key: torch.zeros((key, 3), device=self.device), gather, self._capture,
+            agree=self._agree_on_head,
+        )  # fmt: skip
         return self.clock(gathers.entry(num_reads).run, self.device) / _GATHERS * 1e3
 
     def length_updates_ms(self) -> dict[str, float]:

@@ -25,9 +25,11 @@ from lopa_ascend.ops.results import (
 from lopa_ascend.ops.rows import QueryGroups, VirtualRows, group_queries
 from lopa_ascend.ops.rules import OpRuleError
 from lopa_ascend.ops.side_stream import lower_prefetch
+from lopa_ascend.ops.twins.activations import WIDEST_GATE_UP
 
 __all__ = [
     "USUAL_ATTENTION",
+    "WIDEST_GATE_UP",
     "AttentionForm",
     "AttentionVersion",
     "Dispatched",

@@ -35,17 +35,20 @@ class Ops(ExpertOps):
     """`kernels` has torch_npu's functions under torch_npu's names.
 
     writes_kv_by_atb: with the operator of older releases, which needs the ATB library of CANN's nnal package.
-    fuses_kv_write: split, rotation and KV write are one Triton-Ascend kernel (`fused_kv`).
+    fuses_kv_write: split, rotation and KV write are one Triton-Ascend kernel (`fused_kv`). fuses_gate_up: so are the
+    int8 product of gate and up and what follows it before down's; their weight is laid out for it.
     """
 
     def __init__(
         self, kernels: Any, attention: AttentionForm = USUAL_ATTENTION, *, writes_kv_by_atb: bool = False,
-        fuses_kv_write: bool = False,
+        fuses_kv_write: bool = False, fuses_gate_up: bool = False,
     ) -> None:  # fmt: skip
         self._kernels = kernels
         self.attention = attention
         self.writes_kv_by_atb = writes_kv_by_atb
         self.fuses_kv_write = fuses_kv_write
+        self.fuses_gate_up = fuses_gate_up
+        self._group_lists: dict[tuple[torch.device, int], Tensor] = {}
 
     def with_attention(self, attention: AttentionForm) -> Ops:
         return self._with(attention=attention)
@@ -55,6 +58,9 @@ class Ops(ExpertOps):
 
     def with_fused_kv_write(self) -> Ops:
         return self._with(fuses_kv_write=True)
+
+    def with_fused_gate_up(self) -> Ops:
+        return self._with(fuses_gate_up=True)
 
     def _with(self, **changed: Any) -> Ops:
         other = copy(self)
@@ -127,6 +133,24 @@ class Ops(ExpertOps):
             quant_mode=1,
         )
         return Quantized(values, scale)
+
+    def quant_matmul_swiglu_quant(
+        self, x: Tensor, weight_1KN: Tensor, weight_scale_N: Tensor, scale_T: Tensor
+    ) -> Quantized:
+        """`quant_matmul_int32` and `dequant_swiglu_quant` as one operator, whose accumulators stay on the chip.
+        weight_1KN: gate and up as one group of experts, in FRACTAL_NZ; N is at most 10240."""
+        # Every default is the one that is wanted: int8 per token out, and groups by cumulative counts.
+        values, scale = self._kernels.npu_grouped_matmul_swiglu_quant_v2(
+            x, [weight_1KN], [weight_scale_N[None]], scale_T, self._one_group(x)
+        )
+        return Quantized(values, scale)
+
+    def _one_group(self, x: Tensor) -> Tensor:
+        """The group list of one group: made once a size, since a capture would fill it anew in every replay."""
+        key = (x.device, len(x))
+        if key not in self._group_lists:
+            self._group_lists[key] = torch.tensor([len(x)], dtype=torch.int64, device=x.device)
+        return self._group_lists[key]
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up of [T, gate | up]."""
@@ -216,7 +240,8 @@ class Ops(ExpertOps):
         return {"actual_seq_lengths": rows.query_ends, "actual_seq_lengths_kv": rows.kv_lengths}
 
     def to_nz(self, weight_KN: Tensor) -> Tensor:
-        """The weight in the cube unit's layout. The last thing done to it: never view, slice or write the result."""
+        """The weight, or those of groups [E, K, N], in the cube unit's layout. The last thing done to it: never view,
+        slice or write the result."""
         return self._kernels.npu_format_cast(weight_KN, FRACTAL_NZ)
 
     def prefetch(self, weight: Tensor, after: Tensor, num_bytes: int) -> None:

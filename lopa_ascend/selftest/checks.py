@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from common.errors import EngineError
 from common.runtime import wait_until_done
 from lopa_ascend.kv import PAGE_SIZE
 from lopa_ascend.load import HEAD_SIZE
-from lopa_ascend.ops import Ops, VirtualRows, reference_ops
+from lopa_ascend.ops import Ops, Quantized, VirtualRows, reference_ops
 from lopa_ascend.selftest.grades import Grade, Verdict, compare
 
 EPSILON = 1e-6
@@ -29,7 +30,8 @@ class Hang(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of one tensor-parallel rank. num_experts: those of the rank, in mixtures as `moe` describes them."""
+    """Sizes of one tensor-parallel rank. num_experts: those of the rank, in mixtures as `moe` describes them.
+    step_tokens: of the largest step that is captured ahead, which the collectives are tried at."""
 
     width: int
     num_heads: int
@@ -38,6 +40,7 @@ class Sizes:
     has_head_norms: bool = False
     moe: MoEConfig | None = None
     num_experts: int = 0
+    step_tokens: int = NUM_TOKENS
 
     @classmethod
     def of(cls, config: ModelConfig, tp_size: int) -> Sizes:
@@ -158,6 +161,21 @@ def _dequant_swiglu_quant(bench: Bench) -> Verdict:
     return compare(*bench.both(lambda ops, *given: ops.dequant_swiglu_quant(*given), *inputs))
 
 
+def fused_gate_up(bench: Bench) -> Verdict:
+    """Gate and up as one operator against the two that it stands for."""
+    return compare(*bench.both(gate_up_fused, *gate_up_inputs(bench)))
+
+
+def gate_up_inputs(bench: Bench, num_tokens: int = NUM_TOKENS) -> list[Tensor]:
+    width, inner = bench.sizes.width, bench.sizes.inner
+    x, weight = bench.int8(num_tokens, width), bench.int8(width, 2 * inner)
+    return [x, weight, bench.uniform(2 * inner) * 1e-2, bench.uniform(num_tokens)]
+
+
+def gate_up_fused(ops: Ops, x: Tensor, weight: Tensor, *scales: Tensor) -> Quantized:
+    return ops.quant_matmul_swiglu_quant(x, ops.to_nz(weight[None].contiguous()), *scales)
+
+
 def _swiglu(bench: Bench) -> Verdict:
     gate_up = bench.normal(NUM_TOKENS, 2 * bench.sizes.inner)
     return compare(*bench.both(lambda ops, x: ops.swiglu(x), gate_up))
@@ -189,16 +207,21 @@ def write_kv(bench: Bench) -> Verdict:
 
 def fused_kv_write(bench: Bench) -> Verdict:
     """The kernel of `kernels: triton` against what it stands for: the query, and both caches whole."""
-    sizes = bench.sizes
-    qkv = bench.normal(NUM_TOKENS, (sizes.num_heads + 2 * sizes.num_kv_heads) * HEAD_SIZE)
-    angle = torch.rand(NUM_TOKENS, 1, HEAD_SIZE // 2).repeat(1, 1, 2)
-    caches = [torch.zeros(4, PAGE_SIZE, sizes.num_kv_heads, HEAD_SIZE).bfloat16() for _ in "kv"]
-    slot = (torch.arange(NUM_TOKENS) * 37 % (4 * PAGE_SIZE)).int()
+    return compare(*bench.both(partial(rotate_and_write, bench.sizes.num_heads), *kv_write_inputs(bench)))
 
-    def write(ops: Ops, qkv: Tensor, cos: Tensor, sin: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return ops.rotate_and_write(qkv, cos, sin, sizes.num_heads, *given), given[0], given[1]
 
-    return compare(*bench.both(write, qkv, angle.cos().bfloat16(), angle.sin().bfloat16(), *caches, slot))
+def kv_write_inputs(bench: Bench, num_tokens: int = NUM_TOKENS) -> list[Tensor]:
+    sizes, num_pages = bench.sizes, 4 + num_tokens // PAGE_SIZE
+    qkv = bench.normal(num_tokens, (sizes.num_heads + 2 * sizes.num_kv_heads) * HEAD_SIZE)
+    angle = torch.rand(num_tokens, 1, HEAD_SIZE // 2).repeat(1, 1, 2)
+    caches = [torch.zeros(num_pages, PAGE_SIZE, sizes.num_kv_heads, HEAD_SIZE).bfloat16() for _ in "kv"]
+    slot = (torch.arange(num_tokens) * 37 % (num_pages * PAGE_SIZE)).int()  # 37 has no factor of 128
+    return [qkv, angle.cos().bfloat16(), angle.sin().bfloat16(), *caches, slot]
+
+
+def rotate_and_write(num_heads: int, ops: Ops, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    qkv, cos, sin, keys, values, slot = given
+    return ops.rotate_and_write(qkv, cos, sin, num_heads, keys, values, slot), keys, values
 
 
 # Virtual rows as a step has them: (queries, visible positions, pages). They share pages in a cache smaller than the sum

@@ -1,4 +1,4 @@
-"""Chooses how attention and the write of KV are called, of several ways that may be wrong or slow on a device."""
+"""Chooses how operations are called, of several ways that may be wrong or slow on a device."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import logging
 from typing import cast
 
 import torch
-import torch.distributed as dist
 
 from common.config import DeviceProfile
-from common.errors import ConfigError, EngineError, MissingCapability
+from common.errors import ConfigError, MissingCapability
 from common.processes import Mesh
 from lopa_ascend.floors import median_seconds
 from lopa_ascend.ops import USUAL_ATTENTION, AttentionForm, AttentionVersion, Ops
 from lopa_ascend.selftest.checks import Bench, Hang, Sizes, attend, attention, attention_inputs, write_kv
+from lopa_ascend.selftest.fuse import with_faster_fusions
 from lopa_ascend.selftest.grades import Grade, Verdict
+from lopa_ascend.selftest.ranks import NEVER, most_of_all
+from lopa_ascend.variables import COMPILING
 
 logger = logging.getLogger(__name__)
-
-NEVER = float("inf")
-_COMPILED = ("npugraph_ex", "torchair")
 
 
 def attention_form(profile: DeviceProfile, num_kv_heads: int) -> AttentionForm:
@@ -47,16 +46,18 @@ def settle(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mesh, profile: De
     form.
 
     KV is written by the older operator where the newer one is wrong or absent; with `attention: auto` the fastest right
-    form is taken.
+    form is taken; operators that stand for several are taken where they are right and faster (`fuse`).
     """
     if profile.npu.selftest != "off":
         ops = _with_right_kv_write(ops, sizes, device, mesh)
-    if ops.writes_kv_by_atb and profile.graph.mode in _COMPILED:
+    if ops.writes_kv_by_atb and profile.graph.mode in COMPILING:
         raise MissingCapability(
             f"KV is written by _npu_reshape_and_cache here, which graph.mode {profile.graph.mode} cannot keep in "
             "place: set graph.mode to npugraph"
         )
-    return _with_fastest_attention(ops, sizes, device, mesh) if profile.npu.attention == "auto" else ops
+    if profile.npu.attention == "auto":
+        ops = _with_fastest_attention(ops, sizes, device, mesh)
+    return ops if profile.npu.selftest == "off" else with_faster_fusions(ops, sizes, device, mesh, profile)
 
 
 def timed_attention(ops: Ops, form: AttentionForm, sizes: Sizes, device: torch.device) -> tuple[Verdict, float]:
@@ -79,7 +80,7 @@ def _with_right_kv_write(ops: Ops, sizes: Sizes, device: torch.device, mesh: Mes
     older = ops.with_kv_writes_by_atb()
     is_newer_wrong = not _writes_right(ops, sizes, device)
     takes_older = is_newer_wrong and _writes_right(older, sizes, device)
-    if not _most([float(takes_older)], mesh)[0]:
+    if not most_of_all([float(takes_older)], mesh)[0]:
         return ops
     logger.warning("npu_scatter_pa_kv_cache does not write KV right here: _npu_reshape_and_cache is called instead")
     return older
@@ -100,21 +101,9 @@ def _with_fastest_attention(ops: Ops, sizes: Sizes, device: torch.device, mesh: 
         verdict, taken = timed_attention(ops, form, sizes, device)
         told.append(f"{form} {'wrong' if taken == NEVER else 'right'} ({verdict.detail})")
         seconds.append(taken)
-    seconds = _most(seconds, mesh)
+    seconds = most_of_all(seconds, mesh)
     if min(seconds) == NEVER:
         raise MissingCapability(f"rank {mesh.rank}: attention is wrong in every form here: {'; '.join(told)}")
     chosen = forms[seconds.index(min(seconds))]
     logger.info("attention: %s; taken is %s", "; ".join(told), chosen)
     return ops.with_attention(chosen)
-
-
-def _most(values: list[float], mesh: Mesh) -> list[float]:
-    """The largest of all ranks' values, so that all take the same. Over the host's network. Raises EngineError."""
-    if mesh.world_size == 1:
-        return values
-    found = torch.tensor(values, dtype=torch.float64)
-    try:
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    except RuntimeError as error:
-        raise EngineError(f"rank {mesh.rank}: the other ranks did not answer in the self-test") from error
-    return [float(value) for value in found]

@@ -25,12 +25,13 @@ from common.runtime import linear_schemes, scheme_at_load
 from lopa_ascend.ops import AttentionForm, Ops, load_torch_npu, npu_ops, require_devices
 from lopa_ascend.ops.versions import cann_version
 from lopa_ascend.selftest.called import called_operations
-from lopa_ascend.selftest.checks import CHECKS, Bench, Hang, Sizes, fused_kv_write
+from lopa_ascend.selftest.checks import CHECKS, Bench, Hang, Sizes, fused_gate_up, fused_kv_write
 from lopa_ascend.selftest.choose import attention_form, forms_of, settle, timed_attention
 from lopa_ascend.selftest.families import family_checks
 from lopa_ascend.selftest.grades import Grade, Verdict
 from lopa_ascend.selftest.heads import HEAD_CHECKS, SAMPLING
-from lopa_ascend.selftest.in_graphs import CAPTURING, GRAPH_CHECKS, all_reduce, replayed_with_collectives
+from lopa_ascend.selftest.in_graphs import GRAPH_CHECKS, all_reduce, replayed_with_collectives
+from lopa_ascend.variables import CAPTURING
 
 _FORMS = "attention "  # each of its forms, whichever is called
 
@@ -132,6 +133,8 @@ def _checks(bench: Bench, mesh: Mesh, mode: str, *, in_8_bits: bool) -> Iterator
         yield name, partial(check, bench)
     if bench.ops.fuses_kv_write:
         yield "rotate_and_write", partial(fused_kv_write, bench)
+    if bench.ops.fuses_gate_up:
+        yield "quant_matmul_swiglu_quant", partial(fused_gate_up, bench)
     for name, check in HEAD_CHECKS.items():
         yield name, partial(check, bench)
     for name, check in family_checks(bench, in_8_bits=in_8_bits):

@@ -11,9 +11,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.processes import Mesh
+from graphs.hccl import EXPANSION
+from graphs.runner import Agree, Capture, CaptureRefused, Replay
+from lopa_ascend.load import HEAD_SIZE
 from lopa_ascend.ops import Ops, VirtualRows, lower_attention
 from lopa_ascend.selftest.checks import LATER, NUM_TOKENS, ROWS, SCALE, Bench, attention_inputs, virtual_rows
 from lopa_ascend.selftest.grades import Grade, Verdict, compare
+from lopa_ascend.selftest.hccl_log import LOG_LEVEL, algorithm_of_sums
+from lopa_ascend.selftest.ranks import most_of_all
 
 
 def replayed_attention(bench: Bench) -> Verdict:
@@ -23,27 +28,33 @@ def replayed_attention(bench: Bench) -> Verdict:
 
 
 def replayed_with_collectives(bench: Bench, mesh: Mesh) -> Verdict:
-    """The same followed by the collectives of a step in one graph: the sum over tp, then what bp gathers.
+    """The same followed by the collectives of a step in one graph: the sum over tp, of the size that it has in the
+    largest step, then what bp gathers.
 
     Every rank attends to the same, so the sum is tp times it and each gathered part equals it.
     """
 
+    num_copies = max(1, bench.sizes.step_tokens * bench.sizes.width // (NUM_TOKENS * bench.sizes.num_heads * HEAD_SIZE))
+
     def collect(attended: Tensor) -> Tensor:
         if mesh.tp_group is not None:
-            dist.all_reduce(attended, group=mesh.tp_group)
-            attended = attended / mesh.tp_size
+            summed = attended.repeat(num_copies, 1, 1)  # as much as the largest step sums
+            dist.all_reduce(summed, group=mesh.tp_group)
+            copies = (summed / mesh.tp_size).view(num_copies, *attended.shape)
+            attended = copies[0] + (copies - copies[0]).abs().amax(0)  # wrong where one copy is
         if mesh.bp_group is not None:
             gathered = attended.new_empty(mesh.bp_size * len(attended), *attended.shape[1:])
             dist.all_gather_into_tensor(gathered, attended, group=mesh.bp_group)
             attended = gathered[-len(attended) :]
         return attended
 
-    verdict = _replayed(bench, collect)
-    expansion = os.environ.get("HCCL_OP_EXPANSION_MODE", "unset")
-    return Verdict(verdict.grade, f"{verdict.detail} (HCCL_OP_EXPANSION_MODE {expansion})")
+    verdict = _replayed(bench, collect, lambda is_captured: most_of_all([float(not is_captured)], mesh) == [0.0])
+    expansion = os.environ.get(EXPANSION, "unset")
+    return Verdict(verdict.grade, f"{verdict.detail} ({EXPANSION} {expansion})")
 
 
-def _replayed(bench: Bench, then: Callable[[Tensor], Tensor]) -> Verdict:
+def _replayed(bench: Bench, then: Callable[[Tensor], Tensor], agree: Agree = bool) -> Verdict:
+    """agree: of all ranks whose graphs hold collectives with each other. Raises CaptureRefused."""
     from graphs.npu import NpuCapture
 
     inputs, capture = attention_inputs(bench), NpuCapture()
@@ -57,7 +68,7 @@ def _replayed(bench: Bench, then: Callable[[Tensor], Tensor]) -> Verdict:
     work()  # groups meet here, which no capture may wait for
     bench.finish()
     capture.lengths = bench.ops.attention_lengths(rows)
-    replay, verdict = capture(work), Verdict(Grade.SAME, "equal")
+    replay, verdict = _captured(capture, work, agree), Verdict(Grade.SAME, "equal")
     for updates, lengths in (("before", later), ("before", later), ("behind", rows)):
         capture.updates, capture.lengths = updates, bench.ops.attention_lengths(lengths)
         on_host = virtual_rows(LATER if lengths is later else ROWS, torch.device("cpu"))
@@ -67,6 +78,17 @@ def _replayed(bench: Bench, then: Callable[[Tensor], Tensor]) -> Verdict:
         bench.finish()
         verdict = max(verdict, compare([result.cpu()], [wanted], is_attention=True))
     return verdict
+
+
+def _captured(capture: Capture, work: Replay, agree: Agree) -> Replay:
+    try:
+        replay = capture(work)
+    except CaptureRefused:
+        agree(False)
+        raise
+    if not agree(True):
+        raise CaptureRefused("another rank's device refused to capture it")
+    return replay
 
 
 class _Attention(nn.Module):
@@ -95,13 +117,25 @@ def lowered_attention(bench: Bench) -> Verdict:
 
 
 def all_reduce(bench: Bench, group: dist.ProcessGroup, size: int) -> Verdict:
-    x = torch.full((NUM_TOKENS, bench.sizes.width), float(dist.get_rank(group) + 1)).bfloat16().to(bench.device)
-    dist.all_reduce(x, group=group)
+    """A sum as large as the largest step's: of whole numbers, which are exact in any order, then of others, whose order
+    may differ between runs and should not between ranks."""
+    shape = bench.sizes.step_tokens, bench.sizes.width
+    rank, drawn = dist.get_rank(group), bench.normal(*shape)
+    whole = torch.full(shape, float(rank + 1)).bfloat16().to(bench.device)
+    summed = (drawn * (rank + 1) / 3).to(bench.device)
+    for x in (whole, summed):
+        dist.all_reduce(x, group=group)
+    everyones = summed.new_empty(size * shape[0], shape[1])
+    dist.all_gather_into_tensor(everyones, summed, group=group)
     bench.finish()
-    wanted, found = size * (size + 1) / 2, x.cpu()
-    if bool((found == wanted).all()):
-        return Verdict(Grade.SAME, "equal")
-    return Verdict(Grade.WRONG, f"the sum over {size} ranks is {float(found.flatten()[0])}, not {wanted}")
+    told = f"{shape[0]} tokens by {algorithm_of_sums() or f'an algorithm that {LOG_LEVEL} would log'}"
+    wanted, found = size * (size + 1) / 2, whole.cpu()
+    if not bool((found == wanted).all()):
+        return Verdict(Grade.WRONG, f"the sum over {size} ranks is {float(found.flatten()[0])}, not {wanted}; {told}")
+    of_ranks = everyones.cpu().view(size, *shape)
+    if not bool((of_ranks == of_ranks[0]).all()):
+        return Verdict(Grade.ROUNDS_DIFFERENTLY, f"ranks round the same sum differently; {told}")
+    return Verdict(Grade.SAME, f"equal on all ranks; {told}")
 
 
 # Checks that a graph.mode adds.
@@ -110,4 +144,3 @@ GRAPH_CHECKS: dict[str, tuple[str, Callable[[Bench], Verdict]]] = {
     "npugraph_ex": ("a replay of paged_attention", replayed_attention),
     "torchair": ("paged_attention in a GE graph", lowered_attention),
 }
-CAPTURING = ("npugraph", "npugraph_ex")

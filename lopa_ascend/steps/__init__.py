@@ -1,5 +1,6 @@
 """One step's memory: this rank's rows laid out flat and padded to a captured shape, and the halves that run on it."""
 
+from lopa_ascend.steps.agreement import agreements
 from lopa_ascend.steps.graph_cache import folder_of
 from lopa_ascend.steps.layout import FlatStep, filler, lay_out, most_reads, pad, read_entries
 from lopa_ascend.steps.patience import Patience
@@ -13,6 +14,7 @@ __all__ = [
     "ReadBuffers",
     "Sizes",
     "StepBuffers",
+    "agreements",
     "filler",
     "folder_of",
     "lay_out",

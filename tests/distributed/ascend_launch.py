@@ -25,6 +25,7 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(PATHS),
     "OMP_NUM_THREADS": "1",
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    "HCCL_DETERMINISTIC": "true",  # simulated devices then round sums as gloo does
 }
 Mesh = tuple[int, int, int]
 Decoded = dict[str, dict[str, list[int]]]  # setting -> request -> steps, tokens

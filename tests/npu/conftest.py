@@ -22,11 +22,13 @@ def torch_npu() -> Any:
 
 
 @pytest.fixture
-def npu(torch_npu: Any) -> Iterator[Any]:
+def npu(torch_npu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A simulated device, current in this thread."""
     import torch
     from sim.device import SimulatedNpu
 
+    # Which of two forms is faster here says nothing: none is.
+    monkeypatch.setattr("lopa_ascend.selftest.fuse.median_seconds", lambda *_: 1.0)
     gc.collect()  # graphs of earlier tests: a capture does not outlive another graph's end
     torch.npu.set_device(0)
     with SimulatedNpu(record=True) as device:

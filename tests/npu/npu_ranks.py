@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 import torch
 import torch.distributed as dist
 from branches import CASES, HEAD_SIZE, lay_out
 from layer import TINY, Inputs, Sizes, Weights, draw_inputs, draw_weights, run_layer
+from sim.calls import SimulationError
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from common.config import DeviceProfile, NpuConfig
 from common.processes import Mesh
+from graphs.npu import NpuCapture
+from graphs.runner import Agree, CaptureRefused, GraphRunner, Replay
 from lopa_ascend.ops import AttentionForm, npu_ops
 from lopa_ascend.selftest import Sizes as SelftestSizes
 from lopa_ascend.selftest import choose
 from lopa_ascend.selftest.checks import Bench
-from lopa_ascend.selftest.in_graphs import replayed_with_collectives
+from lopa_ascend.selftest.in_graphs import all_reduce, replayed_with_collectives
+from lopa_ascend.steps import agreements
 
 CASE = "shift rows of several branches"
 
@@ -69,6 +75,59 @@ def captured_collective() -> None:
     assert y.tolist() == [5.0] * 4
 
 
+def collectives_that_do_not_pair() -> list[str]:
+    """What is raised where rank 0 replays what rank 1 calls, and where the two replay different captures."""
+    x, graphs = torch.ones(4, device="npu"), []
+    for _ in range(2):
+        dist.all_reduce(x)
+        graphs.append(torch.npu.NPUGraph())
+        with torch.npu.graph(graphs[-1]):
+            dist.all_reduce(x)
+    calls = [(graphs[0].replay, lambda: dist.all_reduce(x)), (graphs[0].replay, graphs[1].replay)]
+    told = [_error_of(by_rank[dist.get_rank()]) for by_rank in calls]
+    assert x.tolist() == [4.0] * 4  # captures ran nothing, and neither did what did not pair
+    return told
+
+
+def _error_of(call: Callable[[], object]) -> str:
+    with pytest.raises(SimulationError) as found:
+        call()
+    return str(found.value)
+
+
+def one_rank_refuses() -> list[object]:
+    """Sums of three captured sizes where rank 1's device has room for one graph, then how many each rank captured, and
+    what becomes of it where ranks do not agree."""
+    mesh = Mesh(tp_size=2, tp_rank=dist.get_rank(), rank=dist.get_rank())
+    found = _sums_of_runner(agreements(mesh, 60.0)[0])
+    return [found, _error_of(lambda: _sums_of_runner(bool))]
+
+
+def _sums_of_runner(agree: Agree) -> list[float]:
+    captures = NpuCapture()
+
+    class Capture:
+        def __call__(self, work: Replay) -> Replay:
+            if dist.get_rank() == 1 and runner.num_captured:
+                raise CaptureRefused("207008")
+            return captures(work)
+
+        def allocated_bytes(self) -> int:
+            return 0
+
+    def double(size: int, x: Tensor) -> None:
+        dist.all_reduce(x)
+
+    runner = GraphRunner("r", lambda size: torch.zeros(size, device="npu"), double, Capture(), agree=agree)
+    sums = []
+    for size in (4, 5, 4, 6, 5):
+        entry = runner.entry(size)
+        entry.buffers.fill_(dist.get_rank() + size)
+        entry.run()
+        sums.append(entry.buffers[0].item())
+    return [*sums, runner.num_captured]
+
+
 def tensor_parallel_layer() -> float:
     """How far the layer over all ranks is from the unsharded one."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -117,6 +176,15 @@ def replay_with_collectives() -> tuple[list[object], int]:
     grade, detail = replayed_with_collectives(bench, mesh)
     spoiled, _ = replayed_with_collectives(bench, replace(mesh, tp_size=1))
     return [int(grade), detail], int(spoiled)
+
+
+def sums_over_ranks() -> list[object]:
+    """Grade and detail of the self-test's sum over four ranks, at the size of a step of 200 tokens."""
+    sizes = SelftestSizes(width=256, num_heads=2, num_kv_heads=1, inner=128, step_tokens=200)
+    group = dist.group.WORLD
+    assert group is not None
+    grade, detail = all_reduce(Bench(npu_ops(), sizes, torch.device("npu", dist.get_rank())), group, 4)
+    return [int(grade), detail]
 
 
 def settled_form() -> AttentionForm:

@@ -13,8 +13,8 @@ from test_npu_selftest import SMALL, profile, with_wrong
 
 from common.errors import ConfigError, MissingCapability
 from common.processes import Mesh
-from lopa_ascend.ops import AttentionForm, Ops, npu_ops, reference_ops
-from lopa_ascend.selftest import Sizes, attention_form, choose, examine, settle
+from lopa_ascend.ops import AttentionForm, Ops, fused_kv, npu_ops, reference_ops
+from lopa_ascend.selftest import Sizes, attention_form, choose, examine, fuse, settle
 from lopa_ascend.selftest.choose import forms_of
 
 V1, V2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
@@ -112,6 +112,78 @@ def test_the_older_operator_is_not_compiled(mode: str) -> None:
     with pytest.raises(MissingCapability, match=f"graph.mode {mode} cannot keep in place: set graph.mode to npugraph"):
         settled(_older_release(), graph={"mode": mode})
     assert settled(_older_release(), graph={"mode": "eager"}).writes_kv_by_atb
+
+
+class Stopwatch:
+    """Seconds of the fused form and of the forms apart, in turns; notes how often each was captured."""
+
+    def __init__(self, fused: float, apart: float) -> None:
+        self._seconds = [fused, apart]
+
+    def __call__(self, work: Callable[[], Any], device: torch.device) -> float:
+        work()
+        self._seconds.append(self._seconds.pop(0))
+        return self._seconds[-1]
+
+
+@pytest.mark.parametrize(("fused", "is_taken"), [(1.0, True), (2.0, False), (3.0, False)])
+@pytest.mark.parametrize("has_triton", [True, False])
+def test_an_operator_that_stands_for_several_is_taken_where_it_is_faster(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fused: float, is_taken: bool, has_triton: bool
+) -> None:
+    monkeypatch.setattr(fuse, "median_seconds", Stopwatch(fused, 2.0))
+    monkeypatch.setattr(fuse, "find_spec", lambda name: object() if has_triton else None)
+    monkeypatch.setattr(fused_kv, "rotate_and_write", _kernel_s_twin)
+    with caplog.at_level(logging.INFO):
+        ops = settled(reference_ops(), quantization="w8a8")
+    assert (ops.fuses_gate_up, ops.fuses_kv_write) == (is_taken, is_taken and has_triton)
+    word = "taken" if is_taken else "left"
+    assert f"gate and up in one operator: right (equal), {fused * 100:.3f} ms instead of 200.000 at 48" in caplog.text
+    assert caplog.text.count(f" tokens, {word}") == 1 + has_triton
+
+
+def _kernel_s_twin(qkv: Any, cos: Any, sin: Any, keys: Any, values: Any, slot: Any, num_heads: int) -> Any:
+    return reference_ops().rotate_and_write(qkv.clone(), cos, sin, num_heads, keys, values, slot)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings"),
+    [
+        (SMALL, {"quantization": "w8a8", "graph": {"mode": "npugraph_ex"}}),
+        (SMALL, {"quantization": "w8a8", "npu": {"selftest": "off"}}),
+        (SMALL, {}),
+        (Sizes(width=256, num_heads=2, num_kv_heads=1, inner=5121), {"quantization": "w8a8"}),
+    ],
+    ids=["compiled", "no self-test", "bf16", "too wide"],
+)
+def test_gate_and_up_stay_apart_where_one_operator_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, sizes: Sizes, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(fuse, "median_seconds", Stopwatch(1.0, 2.0))
+    assert not settled(reference_ops(), sizes, **settings).fuses_gate_up
+
+
+def test_one_operator_that_is_wrong_or_absent_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fuse, "median_seconds", Stopwatch(1.0, 2.0))
+    name = "npu_grouped_matmul_swiglu_quant_v2"
+    absent = reference_ops()
+    delattr(absent._kernels, name)
+    with caplog.at_level(logging.INFO):
+        for ops in (with_wrong(name, lambda result: (result[0].flip(1), result[1])), absent):
+            assert not settled(ops, quantization="w8a8").fuses_gate_up
+    assert caplog.text.count("gate and up in one operator: not taken, wrong on some rank (here: ") == 2
+
+
+@pytest.mark.sim
+def test_both_forms_of_gate_and_up_are_timed_in_a_graph(npu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuse, "median_seconds", Stopwatch(1.0, 2.0))
+    ops = settled(npu_ops(), SMALL, torch.device("npu", 0), quantization="w8a8", graph={"mode": "npugraph"})
+    assert ops.fuses_gate_up
+    # Once beside its twin, then ten times before the capture and ten times in its replay.
+    assert npu.counts["npu::npu_grouped_matmul_swiglu_quant_v2"] == 21
+    assert npu.counts["npu::npu_dequant_swiglu_quant"] == 20
 
 
 @pytest.mark.sim

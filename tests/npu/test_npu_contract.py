@@ -33,6 +33,7 @@ PER_LAYER = {
     "npu::npu_quant_matmul": 4,
     "npu::npu_scatter_pa_kv_cache": 1,
 }
+OTHERS = ("npu::npu_quantize", "npu::npu_swiglu", "npu::npu_grouped_matmul_swiglu_quant_v2")
 ATTENTION = {1: "npu::npu_fused_infer_attention_score", 2: "npu::npu_fused_infer_attention_score_v2"}
 FORMS = [AttentionForm(version, dims) for version in (1, 2) for dims in (3, 4)]
 
@@ -80,7 +81,7 @@ def test_the_first_step_of_a_long_prompt(npu: Any, weights: Any) -> None:
     step(npu, weights, [Branch(0, [1000, 32])])
 
 
-@pytest.mark.parametrize("op", [*PER_LAYER, *ATTENTION.values(), "npu::npu_quantize", "npu::npu_swiglu"])
+@pytest.mark.parametrize("op", [*PER_LAYER, *ATTENTION.values(), *OTHERS])
 def test_torch_npu_has_a_meta_kernel_to_compare_with(torch_npu: Any, op: str) -> None:
     assert contract.has_meta_kernel(op)
 
@@ -110,5 +111,10 @@ def test_the_operators_of_the_other_paths(npu: Any) -> None:
     assert ops.dynamic_quant(x, gamma).scale_T.shape == (64,)
     one = torch.ones(1).npu()
     assert ops.static_quant(x, one, 0 * one).dtype == torch.int8
+    gate_up = ops.to_nz(torch.zeros(1, 3584, 9472, dtype=torch.int8).npu())
+    scale_N, scale_T = torch.ones(9472).npu(), torch.ones(64).npu()
+    values, scale = ops.quant_matmul_swiglu_quant(x.to(torch.int8), gate_up, scale_N, scale_T)
+    assert (values.shape, values.dtype, scale.shape) == ((64, 4736), torch.int8, (64,))
     names = {"npu_add_rms_norm", "npu_dynamic_quant", "npu_quantize", "npu_rms_norm", "npu_swiglu"}
+    names |= {"npu_format_cast", "npu_grouped_matmul_swiglu_quant_v2"}
     assert {signature.op for signature in npu.signatures} == {f"npu::{name}" for name in names}

@@ -20,13 +20,13 @@ from common.config.profile import NpuConfig
 from common.decoding import Completion, GenerationRequest, Sampling, Scheduler, decode_requests
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
-from lopa_ascend.ops import AttentionForm, reference_ops
+from lopa_ascend.ops import AttentionForm, Ops, reference_ops
 from lopa_ascend.ops.twins import quant
 from lopa_ascend.shapes import Shapes
 from lopa_ascend.steps import folder_of
 from quant.linear import QuantizedLinear
 from tests.conftest import GOLDEN
-from tests.distributed.ascend_launch import decoded, write_model
+from tests.distributed.ascend_launch import ENVIRONMENT, decoded, write_model
 
 pytestmark = pytest.mark.sim
 MODEL = GOLDEN / "model_b"
@@ -193,6 +193,18 @@ def test_the_fused_kv_write_is_one_kernel_instead_of_five(npu: Any, monkeypatch:
     assert num_passes >= engine.num_steps and rest == 0  # one pass more for each shape that is captured meanwhile
     assert npu.counts["npu::npu_apply_rotary_pos_emb"] == npu.counts["npu::npu_scatter_pa_kv_cache"] == 0
     assert npu.counts["aten::clone"] == 0
+
+
+@pytest.mark.parametrize("mode", ["eager", "npugraph"])
+def test_gate_and_up_in_one_operator_give_the_same_tokens(npu: Any, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = causal()
+    wanted = decode_all(engine_on("npu", decode, "w8a8", shapes=FEW), decode)
+    monkeypatch.setattr(assembling, "settle", lambda ops, *_: ops.with_fused_gate_up())
+    engine = engine_on("npu", decode, "w8a8", mode, shapes=FEW)
+    npu.counts.clear()
+    assert decode_all(engine, decode) == wanted
+    assert npu.counts["npu::npu_dequant_swiglu_quant"] == 0
+    assert npu.counts["npu::npu_grouped_matmul_swiglu_quant_v2"] == npu.counts["npu::npu_quant_matmul"] / 3
 
 
 @pytest.mark.usefixtures("npu")
@@ -438,6 +450,52 @@ def check_budget(layer: list[Any], engine: AscendEngine, quantization: str | Non
     assert activations <= ACTIVATION_BYTES_A_TOKEN[quantization]
 
 
+FORMS = {
+    "gate and up": (Ops.with_fused_gate_up, ["npu_quant_matmul", "npu_dequant_swiglu_quant"], 75_776),
+    "rotation and KV write": (Ops.with_fused_kv_write, ["npu_apply_rotary_pos_emb", "npu_scatter_pa_kv_cache"], 7_168),
+}
+
+
+@pytest.mark.usefixtures("without_products")
+@pytest.mark.parametrize("form", FORMS)
+def test_an_operator_that_stands_for_several_saves_launches_and_bytes(
+    npu: Any, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captured, at Dream-7B's TP4 shapes: one operator of a layer less, and the int32 of gate and up; four of rotation
+    and KV write less, and the copies of query, key and value."""
+    fused, replaced, saved_bytes = FORMS[form]
+    (tmp_path / "config.json").write_text(json.dumps({**DREAM_7B_TP4, "num_hidden_layers": 2}))
+    layers = []
+    for settle in (lambda ops, *_: ops, lambda ops, *_: fused(ops)):
+        monkeypatch.setattr(assembling, "settle", settle)
+        layers.append(layer_traffic(npu, tmp_path))
+    apart, together = (Counter(call.op for call in layer) for layer in layers)
+    num_copies = 3 if form != "gate and up" else 0
+    assert all(together[f"npu::{op}"] == apart[f"npu::{op}"] - 1 for op in replaced)
+    assert apart["aten::clone"] - together["aten::clone"] == num_copies
+    assert apart.total() - together.total() == len(replaced) + num_copies - 1
+    bytes_apart, bytes_together = (sum(call.total for call in layer) for layer in layers)
+    a_token = (bytes_apart - bytes_together) / 80
+    print(f"{form}: {apart.total()} -> {together.total()} kernels a layer, {a_token / 1e3:.1f} KB a token less")
+    assert abs(a_token - saved_bytes) < 0.02 * saved_bytes
+
+
+def layer_traffic(npu: Any, model: Path) -> list[Any]:
+    """What one layer of a step of 80 tokens launches and moves, from one attention to the next."""
+    profile = DeviceProfile.model_validate(
+        {
+            "name": "test", "engine": "lopa_ascend", "device": "npu", "quantization": "w8a8", "max_model_len": 256,
+            "graph": {"mode": "npugraph", "token_buckets": [80]}, "npu": {"row_buckets": [4], "selftest": "off"},
+        }
+    )  # fmt: skip
+    engine = assemble(profile, RunConfig(model=str(model), load_format="dummy", decode=causal()))
+    entry = engine.layers.entry(engine.captured_key(80, 4))
+    npu.traffic.clear()
+    entry.run()
+    first, second = (place for place, call in enumerate(npu.traffic) if call.kv)
+    return npu.traffic[first:second]
+
+
 def weight_bytes(quantization: str | None) -> int:
     return sum(k * n for k, n in WEIGHTS) * (1 if quantization else 2)
 
@@ -467,6 +525,19 @@ def test_graphs_hold_the_collectives_of_both_axes(tmp_path: Path, mode: str) -> 
     shape = {"graph": {"mode": mode, "token_buckets": [176]}, "npu": {"row_buckets": [16]}}
     graphs = decoded(model, tmp_path / "graphs", mesh, settings, device="npu", dtype="bfloat16", **shape)
     assert graphs == decoded(model, tmp_path / "ref", mesh, settings, dtype="bfloat16")
+
+
+@pytest.mark.usefixtures("torch_npu")
+def test_ranks_that_round_sums_differently_decode_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TP2, captured, with HCCL_DETERMINISTIC false: `decoded` compares what the ranks say, who would part, and meet in
+    collectives that do not pair, if one chose by sums of its own."""
+    monkeypatch.setitem(ENVIRONMENT, "HCCL_DETERMINISTIC", "false")
+    shape = {"graph": {"mode": "npugraph", "token_buckets": [176]}, "npu": {"row_buckets": [16]}}
+    model, settings = write_model(tmp_path), ["k=3 fresh"]
+    tokens = decoded(model, tmp_path / "out", (1, 1, 2), settings, device="npu", dtype="bfloat16", **shape)
+    assert len(tokens["k=3 fresh"]) == 3
 
 
 @pytest.mark.slow

@@ -61,6 +61,12 @@ def dequant_of_groups(**change: Any) -> None:
     dequant_swiglu_quant(**{**call, "group_index": torch.tensor([3, 1]), **change})
 
 
+def gate_up_in_one(**change: Any) -> None:
+    call = {"x": zeros(4, 32, dtype=I8), "weight": [zeros(1, 32, 64, dtype=I8)], "x_scale": zeros(4, dtype=F32)}
+    call |= {"weight_scale": [zeros(1, 64, dtype=F32)], "group_list": torch.tensor([4])}
+    twins.npu_grouped_matmul_swiglu_quant_v2(**{**call, **change})
+
+
 def rotary(**change: Any) -> None:
     call = {"query": zeros(4, 7, 128), "key": zeros(4, 1, 128), "cos": zeros(4, 1, 128), "sin": zeros(4, 1, 128)}
     twins.npu_apply_rotary_pos_emb(**{**call, "layout": "TND", **change})
@@ -141,6 +147,7 @@ CALLS: list[Callable[..., None]] = [
     quant_matmul,
     dequant_swiglu_quant,
     dequant_of_groups,
+    gate_up_in_one,
     rotary,
     scatter,
     attention,
@@ -195,6 +202,14 @@ REJECTED: list[tuple[Callable[..., None], dict[str, Any], str]] = [
     (dequant_swiglu_quant, {"activation_scale": zeros(3, dtype=F32)}, "activation_scale is float32"),
     (dequant_swiglu_quant, {"quant_scale": zeros(32, dtype=F32)}, "quant_scale has"),
     (dequant_swiglu_quant, {"quant_mode": 2}, "quant_mode"),
+    (gate_up_in_one, {"weight": [zeros(1, 32, 64, dtype=I8)] * 2}, "one weight and one scale"),
+    (gate_up_in_one, {"x": zeros(4, 32)}, "are int8"),
+    (gate_up_in_one, {"weight": [zeros(32, 64, dtype=I8)]}, "weight \\[E, K, N\\]"),
+    (gate_up_in_one, {"weight": [zeros(1, 32, 10242, dtype=I8)]}, "at most 10240"),
+    (gate_up_in_one, {"weight_scale": [zeros(64, dtype=F32)]}, "\\[1, 64\\]"),
+    (gate_up_in_one, {"x_scale": zeros(4, 1, dtype=F32)}, "x_scale is float32"),
+    (gate_up_in_one, {"group_list": torch.tensor([3])}, "cumulative counts of 4 rows"),
+    (gate_up_in_one, {"group_list": torch.tensor([4], dtype=I32)}, "group_list is int64"),
     (dequant_of_groups, {"group_index": torch.tensor([3, 1], dtype=I32)}, "int64 counts"),
     (dequant_of_groups, {"group_index": torch.tensor([3, 2])}, "sum up to the 4 rows"),
     (dequant_of_groups, {"group_index": torch.tensor([3, 1, 0])}, "\\[3, 128\\]"),
@@ -254,7 +269,7 @@ REJECTED: list[tuple[Callable[..., None], dict[str, Any], str]] = [
     (attention, {"block_table": torch.full((2, 2), 4, dtype=I32)}, "page ids"),
     (attention, {"block_table": torch.full((2, 2), -1, dtype=I32)}, "page ids"),
     (attention_v1, {"query": zeros(65537, 7, 128), "actual_seq_lengths": [32, 65537]}, "T is at most 65536"),
-    (format_cast, {"input": zeros(4, 4, 4, dtype=I8)}, "2-D"),
+    (format_cast, {"input": zeros(4, 4, 4, 4, dtype=I8)}, "\\[E, K, N\\] of experts"),
     (format_cast, {"input": zeros(32, 16, dtype=F32)}, "int8 and halves"),
     (format_cast, {"input": zeros(32, 16, dtype=I8).T}, "contiguous before"),
     (gating, {"x": zeros(4, 64, dtype=I32)}, "float16, bfloat16 or float32"),
@@ -323,6 +338,7 @@ UNMODELLED: list[tuple[Callable[..., None], dict[str, Any], str]] = [
     (add_rms_norm_dynamic_quant, {"beta": zeros(32)}, "beta"),
     (quant_matmul, {"output_dtype": None}, "None means int8"),
     (quant_matmul, {"output_dtype": torch.float16}, "output_dtype"),
+    (gate_up_in_one, {"weight": [zeros(2, 32, 64, dtype=I8)]}, "several_groups"),
     (dequant_swiglu_quant, {"quant_mode": 0}, "static_quant_mode"),
     (dequant_swiglu_quant, {"x": zeros(4, 64)}, "x="),
     (rotary, {"layout": "BSND"}, "layout"),

@@ -344,3 +344,13 @@ def test_attention_and_collectives_are_replayed_in_one_graph(monkeypatch: pytest
     for right, spoiled in run_ranks("npu_ranks:replay_with_collectives", world_size=4):
         assert right == [Grade.SAME, "equal (HCCL_OP_EXPANSION_MODE AI_CPU)"]
         assert spoiled == Grade.WRONG
+
+
+@pytest.mark.sim
+@pytest.mark.usefixtures("torch_npu")
+@pytest.mark.parametrize("is_in_order", [True, False])
+def test_sums_of_a_step_s_size_are_told_where_ranks_round_them_differently(is_in_order: bool) -> None:
+    grade, told = (Grade.SAME, "equal on all ranks") if is_in_order else (Grade.ROUNDS_DIFFERENTLY, "ranks round the")
+    for found, detail in run_ranks("npu_ranks:sums_over_ranks", world_size=4, is_in_order=is_in_order):
+        assert found == grade and detail.startswith(told)
+        assert detail.endswith("; 200 tokens by an algorithm that ASCEND_MODULE_LOG_LEVEL=HCCL=1 would log")

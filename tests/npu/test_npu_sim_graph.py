@@ -157,3 +157,21 @@ def test_lengths_are_written_behind_the_launch_or_before_it(npu: Any, updates: L
             replay()  # the same lengths: nothing is written, the events are recorded on the same side of the launch
             assert seen == [("attentions", int(is_behind)), ("attentions", 2 * is_behind)]
             assert npu.graphs.waiting is None and torch.equal(total, attention(lengths) * 2 + attention(lengths))
+
+
+def test_a_replay_that_waits_for_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ASCEND_LAUNCH_BLOCKING would do with lengths written after a launch; lopa_ascend.variables refuses it."""
+    attention, capturing = Attention("v1"), NpuCapture("behind")
+    total = torch.zeros(8, 7, 128, device="npu").bfloat16()
+    capturing.lengths = attention.ops.attention_lengths(attention.rows(LENGTHS))
+    replay = capturing(lambda: total.copy_(attention(LENGTHS)))
+    monkeypatch.setenv("ASCEND_LAUNCH_BLOCKING", "1")
+    with pytest.raises(RuntimeError, match="ASCEND_LAUNCH_BLOCKING: replay\\(\\) waits for the device"):
+        replay()
+
+
+def test_an_event_that_nothing_has_waited_for_is_not_recorded_again() -> None:
+    event = torch.npu.ExternalEvent()
+    event.record(torch.npu.current_stream())
+    with pytest.raises(RuntimeError, match="recorded again before a replay has waited for it"):
+        event.record(torch.npu.current_stream())

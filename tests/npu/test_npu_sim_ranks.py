@@ -13,6 +13,20 @@ def test_on_two_ranks(target: str) -> None:
     run_ranks(f"npu_ranks:{target}", world_size=2)
 
 
+def test_a_captured_collective_pairs_with_the_same_capture_only() -> None:
+    for told in run_ranks("npu_ranks:collectives_that_do_not_pair", world_size=2):
+        assert told[0].startswith("collectives that do not pair, a device would hang: rank 0: c10d::allreduce_, coll")
+        assert told[0].endswith("captured after 1 eager ones; rank 1: c10d::allreduce_, eager")
+        assert "after 1 eager ones; rank 1" in told[1] and told[1].endswith("captured after 2 eager ones")
+
+
+def test_a_shape_that_one_rank_cannot_capture_is_captured_nowhere() -> None:
+    """A graph that both have is replayed on; where ranks do not ask each other, collectives do not pair."""
+    for agreed, alone in run_ranks("npu_ranks:one_rank_refuses", world_size=2):
+        assert agreed == [9.0, 11.0, 9.0, 13.0, 11.0, 1]
+        assert alone.startswith("collectives that do not pair, a device would hang: rank 0:")
+
+
 @pytest.mark.slow
 def test_every_axis_of_the_mesh_has_its_groups() -> None:
     sums = run_ranks("npu_ranks:groups_per_axis", world_size=8)

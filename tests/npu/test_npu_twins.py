@@ -118,6 +118,14 @@ def test_dequant_swiglu_quant_gates_with_the_first_half(draw: torch.Generator, i
     assert_close(got.scale_T, wanted_scale, 1e-4)
 
 
+def test_gate_and_up_in_one_operator_are_the_two_that_it_stands_for(draw: torch.Generator) -> None:
+    x, weight = int8(draw, 16, 192), int8(draw, 192, 512)
+    scales = torch.rand(512, generator=draw) * 1e-4, torch.rand(16, generator=draw) + 0.5
+    got = OPS.quant_matmul_swiglu_quant(x, weight[None], *scales)
+    wanted = OPS.dequant_swiglu_quant(OPS.quant_matmul_int32(x, weight, scales[0]), scales[0][None], scales[1])
+    assert torch.equal(got.values, wanted.values) and torch.equal(got.scale_T, wanted.scale_T)
+
+
 @pytest.mark.parametrize("num_tokens", [1, 24])
 def test_split_and_rotate(draw: torch.Generator, num_tokens: int) -> None:
     angle = torch.arange(num_tokens)[:, None] * 1e6 ** (-torch.arange(0, 128, 2).double() / 128)

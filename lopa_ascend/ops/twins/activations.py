@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
 from lopa_ascend.ops.rules import refuse, require
+from lopa_ascend.ops.twins import quant
 from lopa_ascend.ops.twins.quant import quantize_rows
 
 _WIDEST_GROUPED = 10496
+WIDEST_GATE_UP = 10240
 
 
 def npu_swiglu(input: Tensor, dim: int = -1) -> Tensor:
@@ -58,6 +62,31 @@ def npu_dequant_swiglu_quant(
         require(tuple(quant_scale.shape) == half, op, f"quant_scale has shape {list(half)}", quant_scale)
         gated = gated * quant_scale.float()
     return quantize_rows(gated)
+
+
+def npu_grouped_matmul_swiglu_quant_v2(
+    x: Tensor, weight: Sequence[Tensor], weight_scale: Sequence[Tensor], x_scale: Tensor, group_list: Tensor
+) -> tuple[Tensor, Tensor]:
+    """x int8 [T, K] @ weight int8 [1, K, 2H] -> int8 [T, H] of silu(left) * right, scale [T]. Of one group only:
+    group_list holds T."""
+    op = "npu_grouped_matmul_swiglu_quant_v2"
+    require(len(weight) == len(weight_scale) == 1, op, "there is one weight and one scale", (weight, weight_scale))
+    one_EKN, scale_EN = weight[0], weight_scale[0]
+    require(x.dtype == one_EKN.dtype == torch.int8, op, "x and weight are int8", (x, one_EKN))
+    fits = x.dim() == 2 and one_EKN.dim() == 3 and x.shape[1] == one_EKN.shape[1]
+    require(fits, op, "x is [M, K] and weight [E, K, N]", (x, one_EKN))
+    num_groups, _, width = one_EKN.shape
+    refuse(op, several_groups=one_EKN if num_groups > 1 else None)
+    require(width % 2 == 0 and width <= WIDEST_GATE_UP, op, f"N is even and at most {WIDEST_GATE_UP}", width)
+    fits = scale_EN.dtype == torch.float32 and tuple(scale_EN.shape) == (num_groups, width)
+    require(fits, op, f"weight_scale is float32 with shape [{num_groups}, {width}]", scale_EN)
+    fits = x_scale.dtype == torch.float32 and tuple(x_scale.shape) == (len(x),)
+    require(fits, op, f"x_scale is float32 with shape [{len(x)}]", x_scale)
+    fits = group_list.dtype == torch.int64 and group_list.tolist() == [len(x)]
+    require(fits, op, f"group_list is int64, the cumulative counts of {len(x)} rows", group_list)
+    gate_up = quant.int8_matmul(x, one_EKN[0]).float().mul_(scale_EN).mul_(x_scale[:, None])
+    left, right = gate_up.chunk(2, 1)
+    return quantize_rows(silu(left).mul_(right))
 
 
 def _check_groups(op: str, group_index: Tensor, num_tokens: int, half: int, hardware_types: bool) -> None:

@@ -14,7 +14,7 @@ def npu_format_cast(input: Tensor, acl_format: int) -> Tensor:
     """A copy: the values stay, only the device's memory layout changes, so the result may not be sliced or written."""
     op = "npu_format_cast"
     refuse(op, acl_format=acl_format if acl_format != FRACTAL_NZ else None)
-    require(input.dim() == 2, op, "a weight is 2-D [K, N]", input)
+    require(input.dim() in (2, 3), op, "a weight is [K, N], or [E, K, N] of experts", input)
     require(input.dtype in (torch.int8, torch.bfloat16, torch.float16), op, "FRACTAL_NZ is for int8 and halves", input)
     require(input.is_contiguous(), op, "the weight is made contiguous before it is cast", input)
     return input.clone()

@@ -30,6 +30,7 @@ class Call:
         leaves, self._structure = tree_flatten((args, kwargs))
         self.leaves: list[Any] = leaves
         self.npu = [leaf for leaf in leaves if is_npu(leaf)]
+        self.captured_as: str | None = None  # of a collective in a graph
 
     @property
     def changes_nothing(self) -> bool:

@@ -98,6 +98,8 @@ class SimulatedNpu(TorchDispatchMode):
         return result
 
     def _carry_out(self, call: Call) -> Any:
+        if collectives.is_collective(call):
+            collectives.pair(call)
         if call.func.namespace == "c10d":
             return collectives.run(call)
         if call.name == "aten::_to_copy":

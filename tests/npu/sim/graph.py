@@ -1,12 +1,13 @@
 """NPU graphs without a device: capture records, replay runs the record again, task updates exchange recorded arguments.
 
-As on a device, capture leaves memory as it was, results exist after the first replay only, and host values (length
-lists, shapes) are frozen. A replay that meets an ExternalEvent nobody recorded waits for it; issuing other work
-meanwhile raises, where a device would hang.
+As on a device, capture leaves memory as it was and runs no collective, results exist after the first replay only, and
+host values (length lists, shapes) are frozen. A replay that meets an ExternalEvent nobody recorded waits for it;
+issuing other work meanwhile raises, where a device would hang.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -68,6 +69,7 @@ class Capture:
     def __init__(self) -> None:
         self.tape: Tape = []
         self.group: Tape | None = None
+        self._num_collectives = 0
 
     def run(self, call: Call) -> Any:
         if not call.npu and call.target is None:
@@ -86,8 +88,11 @@ class Capture:
             if call.is_allocation:
                 _poison(host_view(result))
             return result
-        if call.func.namespace == "c10d":
-            return collectives.run(call, on_copies=True)
+        if collectives.is_collective(call):
+            self._num_collectives += 1
+            if call.func.namespace == "c10d":
+                return collectives.capture(call, self._num_collectives)
+            collectives.mark(call, self._num_collectives)
         return _outputs_without_contents(call)
 
 
@@ -246,6 +251,8 @@ def _patch_graph(kind: Any) -> None:
         if tape is None:
             raise SimulationError("replay of a graph that was not captured")
         replay(tape)
+        if os.environ.get("ASCEND_LAUNCH_BLOCKING") == "1" and _state().waiting is not None:
+            raise SimulationError("ASCEND_LAUNCH_BLOCKING: replay() waits for the device, which waits for an event")
 
     kind.capture_begin, kind.capture_end, kind.replay = capture_begin, capture_end, run
 
@@ -270,6 +277,8 @@ def _patch_events(kind: Any) -> None:
 
     def record(self: Any, *args: Any, **kwargs: Any) -> None:
         native_record(self, *args, **kwargs)
+        if _is_recorded.get(self):
+            raise SimulationError("an ExternalEvent is recorded again before a replay has waited for it: it is lost")
         _is_recorded[self] = True
         waiting = _state().waiting
         if waiting is not None and waiting[0] is self:

@@ -16,10 +16,14 @@ _MAY_READ = {
     "aten::lift_fresh",
     "npu::get_npu_format",
     "npu::npu_format_cast",
+    "npu::npu_grouped_matmul_swiglu_quant_v2",
     "npu::npu_prefetch",
     "npu::npu_quant_matmul",
     "aten::_to_copy",
 }
+
+
+_WANTS_NZ = "npu::npu_grouped_matmul_swiglu_quant_v2"
 
 
 class NzStorages:
@@ -38,6 +42,8 @@ class NzStorages:
         return reference is not None
 
     def check(self, call: Call) -> None:
+        if call.name == _WANTS_NZ and not any(tensor in self for tensor in call.npu):
+            raise OpRuleError(call.name, "the weight is in FRACTAL_NZ", call.npu[1])
         if not self._references or call.name in _MAY_READ:
             return
         for tensor in call.npu:

@@ -20,10 +20,11 @@ from typing import Any
 from tests.ports import free_port
 
 
-def run_ranks(target: str, world_size: int, timeout_s: float = 120.0) -> list[Any]:
+def run_ranks(target: str, world_size: int, timeout_s: float = 120.0, is_in_order: bool = True) -> list[Any]:
     """Call `module:function` on every rank; its JSON-able results by rank. A RuntimeError carries a failure's output.
 
     Inside, the rank's device is current, a SimulatedNpu is active and the default group is "cpu:gloo,npu:hccl".
+    is_in_order: HCCL_DETERMINISTIC.
     """
     tests = Path(__file__).parents[1]
     with tempfile.TemporaryDirectory() as results:
@@ -33,6 +34,7 @@ def run_ranks(target: str, world_size: int, timeout_s: float = 120.0) -> list[An
             "MASTER_PORT": str(free_port()),
             "PYTHONPATH": path,
             "OMP_NUM_THREADS": "1",
+            "HCCL_DETERMINISTIC": str(is_in_order).lower(),
         }
         environment = {**os.environ, **address, "WORLD_SIZE": str(world_size), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
         command = [sys.executable, "-W", "ignore", "-m", "sim.ranks", target, results]

@@ -11,6 +11,7 @@ from sim.calls import Call, npu_tensors
 
 _ATTENTION = "npu::npu_fused_infer_attention_score"
 _WRITE_KV = "npu::npu_scatter_pa_kv_cache"
+_ROTATE_AND_WRITE = "lopa::rotate_and_write"
 _PICK_ROWS = ("aten::embedding", "aten::index_select", "aten::gather")
 
 
@@ -39,6 +40,9 @@ def of(call: Call, result: Any) -> Traffic:
         return Traffic(call.name, _bytes(others) + visible, written, visible)
     if call.name.startswith(_WRITE_KV):
         return Traffic(call.name, _bytes([*given[:2], given[4]]), _bytes(given[:2]))
+    if call.name == _ROTATE_AND_WRITE:
+        qkv, cos, sin, _, _, slot = given
+        return Traffic(call.name, _bytes([qkv, cos, sin, slot]), _bytes([qkv]))
     if call.name.startswith(_PICK_ROWS):
         return Traffic(call.name, written + _bytes(given[1:]), written)
     return Traffic(call.name, _bytes(given), written)

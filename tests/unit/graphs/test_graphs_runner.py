@@ -106,3 +106,21 @@ def test_room_is_a_matter_of_keys_and_not_of_what_a_device_refused() -> None:
         assert runner.has_room(3)
         runner.entry(3)
         assert runner.has_room(3) and runner.has(3) and not runner.has_room(4)
+
+
+def test_what_the_peers_could_not_capture_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """The graph that this process made of it is dropped, and nobody is asked again."""
+    capture, asked = Recorder(), []
+
+    def agree(is_captured: bool) -> bool:
+        asked.append(is_captured)
+        return len(asked) == 1
+
+    runner = GraphRunner("r", lambda key: [0] * key, lambda *_: None, capture, agree=agree)
+    with caplog.at_level(logging.WARNING):
+        for key in (2, 3, 4, 2):
+            runner.entry(key)
+    assert asked == [True, True] and runner.num_captured == 1 and capture.num_captured == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "r 3 cannot be captured (another rank's device refused): it runs as it is, and so does what is new from here on"
+    ]
