@@ -16,6 +16,7 @@ import numpy as np
 
 from common.config import DecodeConfig
 from common.decoding import GenerationRequest, ModelFacts, Predictions, Scheduler, StepPlan
+from common.tables import counted
 
 PROMPT_LENGTH, MAX_NEW_TOKENS = 100, 512
 # One block after another, as these models are published.
@@ -78,9 +79,9 @@ def measure_host(options: HostOptions) -> str:
     """Return the times, a line each."""
     steps = host_steps(options)
     width = statistics.mean(step.width for step in steps)
+    requests = counted(options.num_requests, "request")
     lines = [
-        f"{options.family}, k={options.num_lookahead}, {options.num_requests} request(s), mean window {width:.0f}, "
-        f"{len(steps)} steps",
+        f"{options.family}, k={options.num_lookahead}, {requests}, mean window {width:.0f}, {len(steps)} steps",
         f"scheduler: {spread([step.scheduler_s for step in steps], 'us')} a step",
     ]
     if options.engine:

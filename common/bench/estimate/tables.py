@@ -11,7 +11,7 @@ from common.bench.estimate.setup import Setup
 from common.checkpoint import load_model_config
 from common.config import DeviceProfile, RunConfig
 from common.runtime import check_strategy
-from common.tables import markdown
+from common.tables import counted, markdown
 from graphs.hccl import DETERMINISTIC, sums_in_one_order
 
 _GOES_TO = {
@@ -62,9 +62,10 @@ def _total(step: StepCost, hardware: Hardware, num_replicas: int) -> str:
 def _conditions(setup: Setup, hardware: Hardware) -> str:
     attention = "block-causal" if setup.is_block_causal else "full"
     launched = "captured" if setup.is_captured else "launched one by one"
+    requests = counted(setup.num_requests, "request")
     return (
-        f"One step on {hardware.name}: bp {setup.bp} x tp {setup.tp}, {setup.num_rows} rows of {setup.num_requests} "
-        f"request(s), {setup.rows} on each device, window {setup.window} after {setup.prefix} cached positions, "
+        f"One step on {hardware.name}: bp {setup.bp} x tp {setup.tp}, {setup.num_rows} rows of {requests}, "
+        f"{setup.rows} on each device, window {setup.window} after {setup.prefix} cached positions, "
         f"{attention} attention, {setup.num_reads} positions through the head; linears in {setup.linear_dtype}, "
         f"{setup.launches.name}, {launched}.{_told_all_reduces(setup)}"
     )

@@ -16,6 +16,7 @@ from common.serving.http.errors import ApiError
 from common.serving.http.orders import Order
 from common.serving.link import LENGTH_BYTES, framed
 from common.serving.messages import Abort, Accepted, Add, Counts, Ended, Failed, Over, Passed, Ready, Rejected, Tokens
+from common.tables import counted
 
 logger = logging.getLogger(__name__)
 _GONE = "the engine has ended; start the server again"
@@ -206,7 +207,7 @@ class EngineClient:
         if self.state == "dead":
             return
         if self._answers:
-            logger.error("%d requests end with an error: %s", len(self._answers), sentence)
+            logger.error("ending %s with an error: %s", counted(len(self._answers), "request"), sentence)
         self.state = "dead"
         self.fail_all(sentence)
 

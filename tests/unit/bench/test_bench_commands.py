@@ -60,7 +60,7 @@ def test_what_a_load_cannot_be_measured_with_is_said(arguments: tuple[str, ...],
 def test_the_hosts_part_is_measured_for_each_engine(engine: str | None) -> None:
     options = HostOptions(num_lookahead=3, num_requests=2, num_steps=3, engine=engine, num_ranks=2)
     lines = measure_host(options).splitlines()
-    assert lines[0].startswith("dream, k=3, 2 request(s), mean window ") and lines[1].startswith("scheduler: median ")
+    assert lines[0].startswith("dream, k=3, 2 requests, mean window ") and lines[1].startswith("scheduler: median ")
     assert [line.split(":")[0] for line in lines[2:]] == ([f"{engine} before the launch"] if engine else [])
 
 
@@ -68,7 +68,7 @@ def test_the_hosts_part_is_measured_for_each_engine(engine: str | None) -> None:
 def test_the_scheduler_is_measured_for_each_family(family: str) -> None:
     parsed = host.parse(["--family", family, "--requests", "1", "--steps", "2", "--num-lookahead", "3"])
     lines = measure_host(HostOptions(3, num_steps=parsed.steps, family=parsed.family)).splitlines()
-    assert lines[0].startswith(f"{family}, k=3, 1 request(s)") and len(lines) == 2
+    assert lines[0].startswith(f"{family}, k=3, 1 request, ") and len(lines) == 2
 
 
 def test_marking_is_measured_beside_a_bare_interpreter() -> None:

@@ -18,6 +18,7 @@ from common.serving.http.fields import Sampling
 from common.serving.http.metrics import Metrics
 from common.serving.http.orders import Order, Orders
 from common.serving.messages import Ended, Passed
+from common.tables import counted
 
 if TYPE_CHECKING:
     from common.serving.http.prompts import Prompts
@@ -133,9 +134,9 @@ class Call:
         decode_s = None if first_at is None else time.monotonic() - first_at
         self.metrics.ended(answer.order, ended, _REASONS[ended.finish_reason], seconds, decode_s)
         logger.info(
-            "%s: %d prompt tokens, %d tokens, %d passes, %.0f ms, %s",
-            answer.id, answer.order.num_prompt_tokens, ended.num_tokens, ended.num_forwards, 1000 * seconds,
-            ended.finish_reason,
+            "%s: %s, %s in %s, %.0f ms, %s",
+            answer.id, counted(answer.order.num_prompt_tokens, "prompt token"), counted(ended.num_tokens, "token"),
+            counted(ended.num_forwards, "pass", "es"), 1000 * seconds, ended.finish_reason,
         )  # fmt: skip
 
 
