@@ -50,7 +50,8 @@ def run(
     """Answer one prompt, or decode a JSONL file of requests; start it again to resume.
 
     A file's lines have `prompt`, `messages` or `question`. Answers go to --output, one line a request, and metrics
-    beside it. For a profile of several processes use scripts/run_batch.sh, which starts them.
+    beside it. A profile of several processes, such as cuda_bp2 for two GPUs, is started by scripts/run_batch.sh PROFILE
+    MODEL; DRY_RUN=true before it prints how.
     """
     if prompt is not None and not _is_file(prompt):
         _require_no_file_options(set or [])
