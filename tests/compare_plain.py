@@ -169,6 +169,8 @@ class Case:
             "factor",
             "agreed",
             "agreed(share=0.5)",
+            "frechet",
+            "frechet(delta=0.02)",
         ]
         rules += ["threshold"] * 3
         rule = "entropy" if strategy == "multi_block" else rng.choice(rules)
@@ -181,7 +183,8 @@ class Case:
             "bottom_share": rng.choice([1.0, 0.5, 0.1]) if score == "mean" else 1.0,
             "creation_weight": rng.choice([0, 0.5]),
             "spawn_rule": rng.choice(["confident", "confident", "uncertain", "random", "mixed", "near", "spread",
-                                      "mixed(share=0.9)", "near(probability=0.2)"]),
+                                      "mixed(share=0.9)", "near(probability=0.2)", "near(entropy=0.5)",
+                                      "confident(entropy=2)", "random(entropy=0)"]),
             "lookahead_rule": rng.choice(["all", "all", "stalled(plenty=2)", "stalled(plenty=1, share=0.3)"]),
             "spawn_blocks": rng.choice(["all", "first"]), "shift_row": rng.choice(["stale", "fresh"]),
             "cache": rng.choice(["prefix", "dual", "none"]), "stop_at_eos": rng.random() < 0.5,

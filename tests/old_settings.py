@@ -21,7 +21,7 @@ _NUMBERS = {
         "f": ("factor", 1.0),
     },
     "branch_score": {"bottom_share": ("bottom_share", 1.0), "created": ("creation_weight", 0.0)},
-    "spawn_rule": {"blocks": ("spawn_blocks", "all")},
+    "spawn_rule": {"blocks": ("spawn_blocks", "all"), "entropy": ("spawn_entropy", 1e6)},
 }  # fmt: skip
 _NPU = ("row_buckets", "max_graphs", "length_updates", "cache_dir")  # that were of `graph`
 
@@ -38,6 +38,7 @@ def flat(decode: DecodeConfig) -> dict[str, Any]:
             found[old] = numbers.pop(number, value)
         others = ", ".join(f"{name}={value:g}" for name, value in numbers.items())
         found[setting] = f"{rule}({others})" if others else rule
+    del found["spawn_entropy"]  # never had an old name
     found["spawn_blocks"] = "all" if found["spawn_blocks"] == "all" else "first"
     found["denoising_steps"] = None if found["denoising_steps"] is None else int(found["denoising_steps"])
     return found
@@ -54,6 +55,7 @@ class Flat(SimpleNamespace):
 
     def __init__(self, decode: DecodeConfig) -> None:
         own = {"strategy": _Name(decode.strategy.name), "stop": decode.stop, "stop_token_ids": decode.stop_token_ids}
+        own["spawn_entropy"] = parsed(decode.spawn_rule)[1].get("entropy", float("inf"))
         super().__init__(**{**flat(decode), **own})
 
 

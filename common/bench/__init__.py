@@ -4,7 +4,7 @@ and the time of a step predicted without the hardware (`estimate`).
 
 from common.bench.estimate import Options, estimate_tables, fastest_mesh, tell_schemes
 from common.bench.host import HostOptions, HostSizes, measure_host
-from common.bench.load import LoadOptions
+from common.bench.load import LoadOptions, Setting
 from common.bench.marking import measure_marking
 from common.bench.report import beside, compare
 from common.bench.requests import measure_requests
@@ -18,6 +18,7 @@ __all__ = [
     "HostSizes",
     "LoadOptions",
     "Options",
+    "Setting",
     "beside",
     "compare",
     "estimate_tables",

@@ -15,7 +15,7 @@ from functools import partial
 from statistics import fmean, median, quantiles
 from typing import Protocol, cast
 
-from common.bench.load import LEAST_REQUESTS, LoadOptions, LoadResult, for_loads, prompts_of, tell, waits_for
+from common.bench.load import LEAST_REQUESTS, LoadOptions, LoadResult, Setting, for_loads, prompts_of, tell, waits_for
 from common.checkpoint import ModelConfig, load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import (
@@ -109,13 +109,13 @@ class PassNote:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One line of the result. lookahead: k, or `auto`. Tokens are counted up to the end of each text.
+    """One line of the result. Tokens are counted up to the end of each text.
 
     step_ms: medians; floor_ms: the larger of reading the weights and multiplying a pass's own tokens, the mean.
     """
 
     at_once: int
-    lookahead: str
+    setting: str
     tokens_per_s: float
     tokens_per_s_of_request: float
     tokens_per_pass: float
@@ -145,34 +145,31 @@ class Throughput:
         self._floors = floors
         self._finish = finish
 
-    def measure(
-        self, decode: DecodeConfig, costs: PassCosts | None, at_once: int, prompts: Sequence[tuple[int, ...]]
-    ) -> Load:
-        """costs: for `auto`, up to the settings' own number of lookaheads."""
+    def measure(self, setting: Setting, costs: PassCosts, at_once: int, prompts: Sequence[tuple[int, ...]]) -> Load:
+        """costs: by which the load decides how many lookaheads a step tries, where the setting says so."""
         answered = AnsweredEngine(self._engine, self._answering, self._finish)
-        model = self._answering_model
+        model, decode = self._answering_model, setting.decode
         scheduler = Scheduler(
             decode, mask_token_id=model.mask_of(decode.mask_token_id), eos_token_id=model.eos_token_id,
-            num_slots=at_once, clock=answered.clock, costs=costs, facts=facts_of(model),
+            num_slots=at_once, clock=answered.clock, costs=costs if setting.budgets else None, facts=facts_of(model),
         )  # fmt: skip
         requests = [GenerationRequest(str(index), prompt) for index, prompt in enumerate(prompts)]
         began = answered.clock()
         results = list(decode_requests(requests, scheduler, cast(Engine, answered)))
         took = answered.clock() - began
         completions = [result for result in results if isinstance(result, Completion)]
-        return self._summary(completions, answered.passes, took, at_once, decode, costs is not None)
+        return self._summary(completions, answered.passes, took, at_once, setting.name)
 
     def _summary(
-        self, completions: list[Completion], passes: list[PassNote], took: float, at_once: int, decode: DecodeConfig,
-        is_auto: bool,
-    ) -> Load:  # fmt: skip
+        self, completions: list[Completion], passes: list[PassNote], took: float, at_once: int, setting: str
+    ) -> Load:
         full = [index for index, note in enumerate(passes[:-1]) if note.num_requests == at_once] or [0]
         steps = [(passes[index + 1].began - passes[index].began) * 1e3 for index in full]
         floor = partial(step_floors_ms, self._timed_model, self._floors, tp_size=self._engine.mesh.tp_size)
         num_ranks = self._engine.mesh.bp_size
         return Load(
             at_once=at_once,
-            lookahead="auto" if is_auto else str(decode.num_lookahead),
+            setting=setting,
             tokens_per_s=sum(done.num_effective_tokens for done in completions) / took,
             tokens_per_s_of_request=fmean(done.num_effective_tokens / done.total_s for done in completions),
             tokens_per_pass=fmean(done.tokens_per_forward for done in completions),
@@ -202,13 +199,10 @@ def measure_throughput(profile: DeviceProfile, run: RunConfig, answers: RunConfi
         costs = engine.measure_passes(answers.decode)
         prompts = prompts_of(answers, answering.tokenizer, max(LEAST_REQUESTS, 4 * options.most))
         loads = []
-        for at_once, lookahead in itertools.product(options.at_once, options.lookahead):
-            decode = answers.decode
-            if lookahead != "auto":
-                decode = decode.model_copy(update={"num_lookahead": int(lookahead)})
+        for at_once, setting in itertools.product(options.at_once, options.settings_over(answers.decode)):
             shown = prompts[: max(LEAST_REQUESTS, 4 * at_once)]
             for _ in range(2):  # the first time, what has not been captured is
-                load = throughput.measure(decode, costs if lookahead == "auto" else None, at_once, shown)
+                load = throughput.measure(setting, costs, at_once, shown)
             loads.append(load)
             tell(_table([load]).splitlines()[-1])
         content = {"conditions": timed.describe(), "floors": floors, "costs": costs, "loads": list(map(asdict, loads))}
@@ -217,11 +211,11 @@ def measure_throughput(profile: DeviceProfile, run: RunConfig, answers: RunConfi
 
 def _table(loads: Sequence[Load]) -> str:
     headings = [
-        "at once", "k", "tokens/s", "of a request", "a pass and request", "rows a request", "tokens of a pass",
+        "at once", "setting", "tokens/s", "of a request", "a pass and request", "rows a request", "tokens of a pass",
         "padding", "step ms", "99 %", "floor ms",
     ]  # fmt: skip
     rows = [
-        [str(load.at_once), load.lookahead, f"{load.tokens_per_s:,.0f}", f"{load.tokens_per_s_of_request:,.0f}",
+        [str(load.at_once), load.setting, f"{load.tokens_per_s:,.0f}", f"{load.tokens_per_s_of_request:,.0f}",
          f"{load.tokens_per_pass:.2f}", f"{load.rows_per_request:.2f}", f"{load.tokens_of_pass:,.0f}",
          f"{load.padding:.1%}", f"{load.step_ms:.2f}", f"{load.step_p99_ms:.2f}", f"{load.floor_ms:.2f}"]
         for load in loads

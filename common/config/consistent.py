@@ -13,13 +13,15 @@ from common.policies import parsed
 MIN_TEMPERATURE = 1e-3
 
 # Rules of published code that fills one block at a time.
-_ONE_BLOCK_RULES = ("static", "dynamic", "sequential", "entropy_bounded", "factor")
+_ONE_BLOCK_RULES = ("static", "dynamic", "sequential", "entropy_bounded", "factor", "frechet")
 
 
 def contradictions(decode: Any) -> Iterator[str]:
     """decode: a DecodeConfig, whose fields are checked one by one already."""
     yield from _of_strategy(decode, decode.strategy)
     yield from _of_fill_rule(decode, *parsed(decode.fill_rule))
+    if "entropy" in parsed(decode.spawn_rule)[1] and decode.sampling_strategy != "neg_entropy":
+        yield f"spawn_rule: its entropy needs sampling_strategy neg_entropy, not {decode.sampling_strategy}"
     if decode.mask_token_id is not None and decode.mask_token_id == decode.eos_token_id:
         yield f"mask_token_id and eos_token_id are both {decode.mask_token_id}: change one of them"
     if decode.temperature == 0 and (decode.top_p < 1 or decode.top_k is not None):

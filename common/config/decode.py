@@ -71,7 +71,8 @@ class DecodeConfig(Settings):
         "`steps` fill the block, the most confident (`static`), the first (`sequential`), or all above "
         "`skip_threshold` if those are more (`dynamic`); those of the lowest entropies whose sum stays below `bound` "
         "(`entropy_bounded`); the n most probable, n the most for which (n + 1)(1 - p) stays below `f` for all of them "
-        "(`factor`); all whose entropy lies below `below` (`entropy`); or all above `skip_threshold` for which a "
+        "(`factor`); the most probable while the Frechet bound of all of them being right stays above `delta` "
+        "(`frechet`); all whose entropy lies below `below` (`entropy`); or all above `skip_threshold` for which a "
         "`share` of the branches predict the same token (`agreed`); at least one in any case.",
     )
     sampling_strategy: Annotated[str, Policy("token_confidences")] = Field(
@@ -90,7 +91,8 @@ class DecodeConfig(Settings):
         default="confident",
         description="Which masks the lookaheads fill: the most confident, or as controls the most uncertain or random "
         "ones. `blocks` is the number of open blocks that they may go into, from the first one with masks on; "
-        "`confident(blocks=1)` suits `window_attention: block_causal`.",
+        "`confident(blocks=1)` suits `window_attention: block_causal`. `entropy` keeps them where the entropies of the "
+        "masks to the left sum to at most so many nats, which shortens the window.",
     )
     lookahead_rule: Annotated[str, Policy("lookahead_rules")] = Field(
         default="all",

@@ -16,7 +16,7 @@ from common.policies.rule import MOST, Number, Rule, Rules, descending, most_con
 FILL_RULES = Rules("fill")
 # Steps in which a whole block is filled, so many positions a step.
 STEPS = Number(0, 1, MOST, is_whole=True, shown="one a position")
-THRESHOLD, STATIC, DYNAMIC, SEQUENTIAL, ENTROPY, ENTROPY_BOUNDED, FACTOR, AGREED = range(8)
+THRESHOLD, STATIC, DYNAMIC, SEQUENTIAL, ENTROPY, ENTROPY_BOUNDED, FACTOR, AGREED, FRECHET = range(9)
 
 
 class Masks(NamedTuple):
@@ -95,6 +95,22 @@ def factor(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
         is_chosen_M[order_M[rank]] = True
 
 
+@FILL_RULES.add("frechet", FRECHET, delta=Number(0.25, 0, 1))
+def frechet(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
+    """Choose the most probable masks as long as the Frechet bound of all of them being right, less the last one's
+    doubt, stays above `delta` (Fast-dLLM++, arXiv 2606.02955)."""
+    order_M, doubts, count = masks.order_M, np.float64(0), 0
+    descending(masks.probability_M, order_M)
+    for rank in range(len(is_chosen_M)):
+        doubt = np.float64(1) - masks.probability_M[order_M[rank]]
+        doubts += doubt
+        if 1 - doubts - doubt <= settings.fill_delta:
+            break
+        count += 1
+    for rank in range(max(1, count)):
+        is_chosen_M[order_M[rank]] = True
+
+
 @FILL_RULES.add("agreed", AGREED, share=1.0)
 def agreed(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
     """Choose all above `skip_threshold` that enough branches agree on, or else the most confident one. share: of the
@@ -144,6 +160,8 @@ def choose(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
         entropy_bounded(masks, settings, is_chosen_M)
     elif rule == FACTOR:
         factor(masks, settings, is_chosen_M)
+    elif rule == FRECHET:
+        frechet(masks, settings, is_chosen_M)
     else:
         agreed(masks, settings, is_chosen_M)
 

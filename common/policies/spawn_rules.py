@@ -13,8 +13,11 @@ from common.compiled import compiled
 from common.policies.inputs import Score, Spawning
 from common.policies.rule import MOST, Number, Rule, Rules, descending, settings_with
 
-# blocks: how many active blocks that hold masks lookaheads may go into, the first ones; 0: all of them.
-SPAWN_RULES = Rules("spawn", blocks=Number(0, 1, MOST, is_whole=True, shown="all"))
+# blocks: how many active blocks that hold masks lookaheads may go into, the first ones; 0: all of them. entropy: in
+# nats, as `num_guarded` takes it.
+SPAWN_RULES = Rules(
+    "spawn", blocks=Number(0, 1, MOST, is_whole=True, shown="all"), entropy=Number(MOST, 0, MOST, shown="no bound")
+)
 CONFIDENT, UNCERTAIN, NEAR, MIXED, SPREAD, RANDOM = range(6)
 DRAWN = (MIXED, RANDOM)  # rules that look at random numbers
 
@@ -26,6 +29,19 @@ class Open(NamedTuple):
     confidence_C: Any
     draw_C: Any
     order_C: Any
+
+
+@compiled
+def num_guarded(confidence_M: Any, bound: float) -> int:
+    """Return how many of the masks, the first ones, may be tried: those for which the entropies of the masks to the
+    left sum to at most `bound` nats. RPD (Reliable Parallel Decoding in Masked Diffusion Language Models, 2026) guards
+    fills so. confidence_M: negative entropies, from left to right."""
+    total = np.float64(0)
+    for place in range(len(confidence_M)):
+        if total > bound:
+            return place
+        total -= confidence_M[place]
+    return len(confidence_M)
 
 
 @SPAWN_RULES.add("confident", CONFIDENT)

@@ -182,6 +182,8 @@ def spawn(step: RequestStep, aligned: Aligned, winner: int, fillable: list[Block
     # What lies between the first and the last of these blocks is full.
     candidate_C = decoding.is_masked_S[start : masked[-1].end].nonzero()[0]
     values_3W = aligned.of_branch(winner, start - step.window.start)
+    entropy_to_the_left_C = np.concatenate(([0], -values_3W[2][candidate_C].astype(np.float64).cumsum()))[:-1]
+    candidate_C = candidate_C[entropy_to_the_left_C <= decode.spawn_entropy]
     spawning = Spawning(values_3W, candidate_C, start, decode, draws_of(decoding, stream=1))
     rank_C = decoding.asked(policy("spawn_rules", decode.spawn_rule), spawning)
     if rank_C is None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import typer
 
-from common.commands.arguments.found import load_both
+from common.commands.arguments.found import load_both, profile_here
 from common.commands.arguments.options import WholeNumber, add_model_and_settings, make_ready
+from common.config import Sweep, find_config, load_sweep
 from common.errors import ConfigError
 
 _AT_ONCE = WholeNumber(10**4)
@@ -28,12 +29,16 @@ def measure(arguments: list[str]) -> None:
     profile, run = load_both(known.profile, known.model, known.set)
     answers = load_both(known.profile, known.answers, known.set)[1] if known.answers else run
     make_ready(profile)
-    from common.bench import LoadOptions, measure_requests, measure_serving, measure_throughput
+    from common.bench import LoadOptions, Setting, measure_requests, measure_serving, measure_throughput
 
     chosen = {"lookahead": ("0", "3", "7")} if known.http else {}
     if known.lookahead:
         chosen = {"lookahead": tuple(known.lookahead)}
-    options = LoadOptions(tuple(known.at_once), num_prompts=known.limit or 300, port=known.port, **chosen)
+    points = [] if known.sweep is None else _sweep(known).points
+    settings = tuple(Setting(each.name, each.run.decode, each.run.branch_budget == "auto") for each in points)
+    options = LoadOptions(
+        tuple(known.at_once), settings=settings, num_prompts=known.limit or 300, port=known.port, **chosen
+    )
     if known.answers is None:
         result = measure_requests(profile, run, options)
     else:
@@ -41,6 +46,12 @@ def measure(arguments: list[str]) -> None:
     typer.echo(result.table)
     if known.output is not None:
         known.output.write_text(json.dumps(result.content, indent=2) + "\n", encoding="utf-8")
+
+
+def _sweep(known: argparse.Namespace) -> Sweep:
+    return load_sweep(
+        find_config("sweeps", known.sweep), known.profile, known.answers, known.set or (), (), profile_here()
+    )
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -56,6 +67,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--lookahead", type=_lookahead, nargs="+", metavar="K",
         help="numbers of lookaheads, and without --http `auto`: 0 3 7 auto if not given",
     )  # fmt: skip
+    parser.add_argument("--sweep", metavar="SWEEP", help="settings of a sweep's rows, in the place of --lookahead")
     parser.add_argument(
         "--limit", type=_AT_ONCE, metavar="N", help="prompts that MODEL answers itself: 300 if not given"
     )
@@ -72,11 +84,13 @@ def _check(known: argparse.Namespace) -> None:
     """Before anything is loaded. Raises ConfigError."""
     from common.batch import real_file, require_file
 
-    if known.answers is None and (known.http or known.lookahead):
-        option = "--http" if known.http else "--lookahead"
+    if known.answers is None and (known.http or known.lookahead or known.sweep):
+        option = "--http" if known.http else "--lookahead" if known.lookahead else "--sweep"
         raise ConfigError(f"bench load: {option} is for a model whose answers another one gives: add --answers RUN")
     if known.answers is not None and known.limit:
         raise ConfigError("bench load: with --answers the load says how many prompts there are: leave out --limit")
+    if known.sweep and (known.http or known.lookahead):
+        raise ConfigError("bench load: --sweep names all settings: leave out --http and --lookahead")
     if known.http and "auto" in (known.lookahead or ()):
         raise ConfigError(
             "bench load: --lookahead auto is not measured with --http: give numbers, and --set branch_budget=auto for "

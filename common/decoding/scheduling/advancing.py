@@ -282,7 +282,8 @@ def gather_open(tables: Tables, slot: int, num_spans: int) -> int:
     """Write the masks that lookaheads may fill; returns how many. What lies between spans is full."""
     if not num_spans or not tables.settings[slot].num_lookahead:
         return 0
-    return _gather(tables, slot, tables.spans[0].start, tables.spans[num_spans - 1].end)
+    num_open = _gather(tables, slot, tables.spans[0].start, tables.spans[num_spans - 1].end)
+    return spawn_rules.num_guarded(tables.confidence_M[:num_open], tables.settings[slot].spawn_entropy)
 
 
 @compiled

@@ -16,6 +16,7 @@ from common.decoding.scheduling.state import Branch
 from common.errors import ConfigError
 from common.policies import Draws, Filling, Scoring, Spawning, Stepped, policy, shipped
 from common.policies.checked import checked
+from common.policies.spawn_rules import num_guarded
 
 DRAWS = Draws(7, 3, 0)
 ANCHOR = Branch()
@@ -97,6 +98,19 @@ def spawned(name: str, probability: list[float], **settings: Any) -> list[int]:
 )
 def test_spawn_rules(name: str, tried: list[int]) -> None:
     assert spawned(name, [0.4, 0.7, 0.1, 0.9]) == tried
+
+
+@pytest.mark.parametrize(("bound", "count"), [(0, 1), (0.29, 1), (0.31, 2), (1.1, 2), (1.3, 3), (9, 4)])
+def test_lookaheads_go_where_the_masks_to_the_left_are_settled_enough(bound: float, count: int) -> None:
+    assert num_guarded(np.array([-0.3, -0.9, -0.2, -0.1], np.float32), bound) == count
+
+
+def test_frechet_fills_while_all_are_likely_right_together() -> None:
+    # Sorted 0.95, 0.9, 0.8, 0.5: bounds 0.90, 0.75, 0.45, -0.35.
+    values_3BM = np.array([[[1, 2, 3, 4]], [[0.8, 0.95, 0.5, 0.9]], [[0, 0, 0, 0]]], np.float32)
+    for delta, filled in ((0.25, [0, 1, 3]), (0.5, [1, 3]), (0.89, [1]), (0.99, [1])):
+        is_chosen_M = policy("fill_rules", f"frechet(delta={delta})")(Filling(values_3BM, 0, 1, decode()))
+        assert is_chosen_M.nonzero()[0].tolist() == filled
 
 
 def test_mixed_takes_its_share_of_the_most_confident_and_draws_the_rest() -> None:
