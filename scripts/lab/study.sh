@@ -89,5 +89,12 @@ if [ -z "$reduced" ]; then
   halves demo_code study_policies "head -n 150" $code_file 150
   halves demo study_confirmed "tail -n +351" $math_file 350
   halves demo_code study_confirmed "tail -n +151" $code_file 150
+  # What each costs in seconds, beside passes of a 7B model's shapes.
+  sweep demo wall_clock "$all_math" "$at_once"
+  sweep demo_code wall_clock "$code" "$at_once"
+  [ -s "$out/loads.json" ] || part common.commands bench load dream_7b_dummy --profile "$profile" --answers demo \
+    --sweep wall_clock --output "$out/loads.json"
+  part scripts.lab.study.clock "$out"/demo/wall_clock "$out"/demo_code/wall_clock "$out/loads.json" \
+    --to "$out/wall_clock.json"
 fi
 part scripts.lab.study.page "$out"
