@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import ConfigError, EngineError, MissingCapability, first_line, is_out_of_memory
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 # By name, since engines stand on this package. Of two platforms for one device the first is what `engine: auto` means.
 _PROVIDERS = ("lopa_cuda.platforms", "lopa_ascend.platforms")
+_MOST_KERNELS = 100  # in a profile's table
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,19 @@ class Platform:
         model: the folder whose linears decide what is called.
         """
         raise ConfigError("--selftest is for profiles of device npu: add --profile ascend_910c_tp4_bp4")
+
+    @contextmanager
+    def profiled(self, folder: Path) -> Iterator[None]:
+        """Write what host and device do inside the block into an existing folder: `trace.json`, for Perfetto, and
+        `kernels.txt`, the operations by their time. Raises MissingCapability where there is no profiler."""
+        from torch.profiler import profile
+
+        with profile() as profiler:
+            yield
+        profiler.export_chrome_trace(str(folder / "trace.json"))
+        by = "self_cpu_time_total" if self.device == "cpu" else "self_device_time_total"
+        table = profiler.key_averages().table(sort_by=by, row_limit=_MOST_KERNELS, max_name_column_width=80)
+        (folder / "kernels.txt").write_text(table, encoding="utf-8")
 
     def tune(self, profile: DeviceProfile, run: RunConfig, options: TuneOptions) -> Iterator[str]:
         """Tiles of the run's model, measured on this device; a line for every finding. Raises ConfigError where the

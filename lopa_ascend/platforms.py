@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,23 @@ class Npu(ReferenceCpu):
         from lopa_ascend.selftest import examine_alone
 
         return [_told(finding) for finding in examine_alone(profile, model)]
+
+    @contextmanager
+    def profiled(self, folder: Path) -> Iterator[None]:
+        """Write torch-npu's own files: `*_ascend_pt/ASCEND_PROFILER_OUTPUT` with trace_view.json, kernel_details.csv
+        (a line a kernel) and op_statistic.csv."""
+        from torch_npu import profiler
+
+        # Level 1 has kernels of collectives, and how busy each unit of a core was.
+        level = profiler._ExperimentalConfig(profiler_level=profiler.ProfilerLevel.Level1)
+        activities = [profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.NPU]
+        ready = profiler.tensorboard_trace_handler(str(folder))
+        with profiler.profile(activities=activities, on_trace_ready=ready, experimental_config=level):
+            yield
+        if not list(folder.glob("*_ascend_pt/ASCEND_PROFILER_OUTPUT/kernel_details.csv")):
+            raise MissingCapability(
+                f"{folder}: torch-npu's profiler has left no table of kernels there: it needs CANN's msprof on PATH"
+            )
 
     def _why_no_devices(self, profile: DeviceProfile, num_here: int) -> str | None:
         """The sentence that a run of this profile would end with; None: it would find its devices."""

@@ -9,7 +9,9 @@ scripted (common.bench.timed): with random weights nothing would be accepted.
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Protocol, cast
 
@@ -18,17 +20,19 @@ from common.bench.timed import NotesBusyTime, ScriptedEngine, TimedDecoding, req
 from common.checkpoint import ModelConfig, load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import Engine, StepPlan
-from common.platforms import build_engine
+from common.platforms import Platform, build_engine, platform_of
 from common.runtime import check_decode, facts_of, step_floors_ms, synthetic_plan
 
 SCRIPTED_TOKENS = (3, 6, 9)  # accepted a step in the decoding sections
+TRACED_STEPS = 10
 SEVERAL_ROWS = ((2, 64), (4, 32), (4, 64), (8, 64), (8, 128))
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
     """cases: (rows on each rank, window). mixes: windows whose step times are averaged, by name. read_share: share of
-    a window's positions that go through the head. num_cached: prompt before the window."""
+    a window's positions that go through the head. num_cached: prompt before the window. trace: an existing folder for
+    the profiler's trace of some steps of the first case."""
 
     cases: tuple[tuple[int, int], ...] = (*((1, window) for window in range(32, 257, 32)), *SEVERAL_ROWS)
     mixes: tuple[tuple[int, tuple[int, ...]], ...] = ((163, (96, 128, 160, 192, 240)), (194, (128, 160, 192, 224, 264)))
@@ -37,6 +41,7 @@ class BenchOptions:
     read_share: float = 0.6
     num_requests: int = 4
     output: str | None = None
+    trace: str | None = None
 
 
 class Measurable(Engine, NotesBusyTime, Protocol):
@@ -79,6 +84,8 @@ def run_bench(profile: DeviceProfile, run: RunConfig, options: BenchOptions) -> 
         result["conditions"] |= {**engine.describe(), "profile": profile.name, "model": run.model}
         if engine.mesh.rank == 0:
             publish(result, options.output)
+        if options.trace is not None:
+            bench.trace(platform_of(profile), Path(options.trace))
     finally:
         engine.close()
     return result
@@ -95,7 +102,9 @@ class _Bench:
     def run(self) -> dict[str, Any]:
         options = self.options
         return {
-            "conditions": {key: value for key, value in asdict(options).items() if key not in ("cases", "mixes")},
+            "conditions": {
+                key: value for key, value in asdict(options).items() if key not in ("cases", "mixes", "trace")
+            },
             "floors": self.floors,
             "shapes": [self.shape(rows, width) for rows, width in options.cases],
             "mixes": [self.mix(mean, widths) for mean, widths in options.mixes],
@@ -105,11 +114,7 @@ class _Bench:
 
     def shape(self, rows: int, width: int) -> dict[str, Any]:
         """Medians of one shape: the device's time by part, the call of `forward` without noting it, and the floors."""
-        plan = synthetic_plan(
-            self.config, num_rows=rows * self.engine.mesh.bp_size, width=width, num_cached=self.options.num_cached,
-            read_share=self.options.read_share,
-            block_size=self.decode.block_size if self.decode.window_attention == "block_causal" else None,
-        )  # fmt: skip
+        plan = self._plan(rows, width)
         calls, parts = [], []
         for is_noted in (True, False):
             self.engine.keep_times(is_noted)
@@ -139,6 +144,21 @@ class _Bench:
             "experts_hit": hit,
             "ratio": device_ms / max(floors.values()),
         }
+
+    def trace(self, platform: Platform, folder: Path) -> None:
+        """Trace some steps of the first case, which is captured and warm. Of several ranks the first one's."""
+        plan = self._plan(*self.options.cases[0])
+        self.engine.keep_times(False)
+        with platform.profiled(folder) if self.engine.mesh.rank == 0 else nullcontext():
+            for _ in range(TRACED_STEPS):
+                self.engine.forward(plan)
+
+    def _plan(self, rows: int, width: int) -> StepPlan:
+        return synthetic_plan(
+            self.config, num_rows=rows * self.engine.mesh.bp_size, width=width, num_cached=self.options.num_cached,
+            read_share=self.options.read_share,
+            block_size=self.decode.block_size if self.decode.window_attention == "block_causal" else None,
+        )  # fmt: skip
 
     def mix(self, mean: int, widths: tuple[int, ...]) -> dict[str, Any]:
         """The mean step over windows of several widths, with the rows that this run's branches put on a rank."""

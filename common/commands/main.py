@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Annotated
 
@@ -126,7 +127,7 @@ def main() -> None:
     except (ConfigError, QuantizationError, EngineError, OSError) as error:
         end_undisturbed()  # before the sentence is written
         if os.environ.get("LOPA_TRACEBACK"):
-            raise
+            traceback.print_exc()
         sys.exit(fail(one_line(" ".join(str(error).split()))))
     finally:
         end_undisturbed()

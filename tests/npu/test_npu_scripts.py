@@ -82,40 +82,81 @@ def test_the_first_run_ends_with_the_reason_where_there_is_no_device(tmp_path: P
         assert "out/doctor.txt" in archive.getnames()
 
 
-# A Python that is no Python: of the steps one fails, and one leaves a process of another session behind and never ends.
+# A Python that is no Python: of the steps one fails, one leaves a process of another session behind and never ends, and
+# some write what CANN and torchrun would.
 PRETENDER = """#!/usr/bin/env bash
+mkdir -p "$ASCEND_PROCESS_LOG_PATH/debug/plog" && cd "$ASCEND_PROCESS_LOG_PATH/debug/plog"
 case "$*" in
-*--selftest*) echo "swiglu is wrong"; exit 2 ;;
-*demo_npugraph.jsonl*--set*) setsid sleep 1234 & echo "under way"; sleep 1000 ;;
+*--selftest*) echo "swiglu is wrong"; echo "[ERROR] aicore exception" >plog-1.log; exit 2 ;;
+*graph.mode=npugraph*demo_npugraph.jsonl*)
+  export TORCHELASTIC_RUN_ID=1 LOCAL_RANK=3
+  setsid PYTHON -c "$STUCK" &
+  echo "under way"; sleep 1000 ;;
+*first_910c*requests*) echo "[INFO] HCCL(1):[SelectAlgfor91093] algName is [AIV]" | tee plog-1.log ;;
 *) echo "$@" ;;
 esac
 """
+STUCK = "import time\ndef a_replay_that_never_ends():\n    time.sleep(1234)\na_replay_that_never_ends()"
+
+
+def pretend(folder: Path, text: str) -> dict[str, str]:
+    pretender = folder / "python"
+    pretender.write_text(text.replace("PYTHON", sys.executable))
+    pretender.chmod(0o755)
+    return {"PYTHON": str(pretender), "STUCK": STUCK}
+
+
+def summary_of(out: Path) -> dict[str, str]:
+    return dict(line.split(maxsplit=1) for line in (out / "summary.txt").read_text().splitlines())
 
 
 @pytest.mark.slow
-def test_the_first_run_notes_what_fails_and_goes_on(tmp_path: Path) -> None:
-    pretender, out = tmp_path / "python", tmp_path / "out"
-    pretender.write_text(PRETENDER.replace("*demo_npugraph.jsonl*--set*", "*graph.mode=npugraph*demo_npugraph.jsonl*"))
-    pretender.chmod(0o755)
-    done = start("scripts/first_910c_run.sh", str(out), PYTHON=str(pretender), LIMIT="10", VARIANTS="prefetch ai_cpu")
+@pytest.mark.parametrize("spy", [False, True], ids=["faulthandler", "py-spy"])
+def test_the_first_run_notes_what_fails_and_goes_on(tmp_path: Path, spy: bool) -> None:
+    out = tmp_path / "out"
+    environment = pretend(tmp_path, PRETENDER) | {"LIMIT": "12", "VARIANTS": "prefetch ai_cpu", "PATH": "/usr/bin:/bin"}
+    if spy:
+        (tmp_path / "py-spy").write_text('#!/bin/sh\necho "$1 $2: in a_replay_that_never_ends, by py-spy"\n')
+        (tmp_path / "py-spy").chmod(0o755)
+    done = start("scripts/first_910c_run.sh", str(out), **environment)
     assert done.returncode == 1
-    noted = dict(line.split(maxsplit=1) for line in (out / "summary.txt").read_text().splitlines())
+    noted = summary_of(out)
     failed = {name: said.split(",")[0] for name, said in noted.items() if said != "ok"}
-    assert failed == {"selftest": "exit code 2", "demo_npugraph": "no end within 10 s"}
-    assert list(noted)[-1] == "bench_ai_cpu" and len(noted) == 15
+    assert failed == {"selftest": "exit code 2", "demo_npugraph": "no end within 12 s"}
+    assert list(noted)[-1] == "bench_ai_cpu" and len(noted) == 17
     with tarfile.open(f"{out}.tar.gz") as archive:
-        assert {"out/demo_npugraph.txt", "out/bench_ai_cpu.txt"} <= set(archive.getnames())
-    assert "under way" in (out / "demo_npugraph.txt").read_text()
-    left = subprocess.run(["pgrep", "-f", "sleep 1234"], capture_output=True, text=True).stdout
+        packed = set(archive.getnames())
+    assert {"out/demo_npugraph.txt", "out/bench_ai_cpu.txt", "out/summary.txt"} <= packed
+    assert "out/plog/selftest/debug/plog/plog-1.log" in packed
+    stuck = (out / "demo_npugraph.txt").read_text()
+    assert "under way" in stuck and "-- stack of process" in stuck
+    said = stuck.partition("-- stack of process")[2]
+    assert "in a_replay_that_never_ends" in said and ("by py-spy" in said) == spy and said.count("-- stack of") == 0
+    assert "\nLOCAL_RANK=3\n" in (out / "demo_npugraph.ranks.txt").read_text()
+    assert "algName is [AIV]" in (out / "algorithms.hccl.txt").read_text()
+    assert {"lscpu", "numactl -H", "hccn_tool -i 0 -link -g", "npu-smi info -t topo"} <= {
+        line.removeprefix("-- ") for line in (out / "machine.txt").read_text().splitlines()
+    }
+    left = subprocess.run(["pgrep", "-f", "sleep.1234"], capture_output=True, text=True).stdout
     assert left == ""
 
 
 @pytest.mark.slow
+def test_the_whole_first_run_has_a_limit(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    environment = pretend(tmp_path, '#!/usr/bin/env bash\ncase "$*" in *--selftest*) sleep 1000 ;; esac\n')
+    done = start("scripts/first_910c_run.sh", str(out), TOTAL="5", VARIANTS="prefetch", **environment)
+    assert done.returncode == 1
+    noted = summary_of(out)
+    assert noted["selftest"].startswith("no end within the run's 5 s")
+    assert noted["bench_prefetch"] == "not started: the whole run may take 5 s"
+
+
+@pytest.mark.slow
 def test_an_interrupted_first_run_is_packed(tmp_path: Path) -> None:
-    pretender, out = tmp_path / "python", tmp_path / "out"
-    pretender.write_text('#!/usr/bin/env bash\ncase "$*" in *--selftest*) sleep 1000 ;; esac\n')
-    pretender.chmod(0o755)
-    environment = {**os.environ, "PYTHON": str(pretender)}
+    out = tmp_path / "out"
+    pretender = pretend(tmp_path, '#!/usr/bin/env bash\ncase "$*" in *--selftest*) sleep 1000 ;; esac\n')
+    environment = {**os.environ, **pretender}
     running = subprocess.Popen(["scripts/first_910c_run.sh", str(out)], env=environment, cwd=ROOT)
     while not (out / "selftest.txt").exists():
         time.sleep(0.1)
@@ -144,7 +185,7 @@ def rehearse(torch_npu: Any, tmp_path: Path, **environment: str) -> tuple[Path, 
     rehearsal |= environment
     done = start("scripts/first_910c_run.sh", str(out), timeout_s=6000, **rehearsal, **machine(torch_npu))
     print(done.stdout, done.stderr)
-    summary = dict(line.split(maxsplit=1) for line in (out / "summary.txt").read_text().splitlines())
+    summary = summary_of(out)
     with tarfile.open(f"{out}.tar.gz") as archive:
         assert {f"out/{name}.txt" for name in summary} <= set(archive.getnames())
     return out, summary, done.stdout

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from common.errors import MissingCapability
+from common.platforms import platform_of_device
 from lopa_ascend.ops import OpRuleError, npu_ops
 
 pytestmark = [pytest.mark.sim, pytest.mark.usefixtures("npu")]
@@ -89,3 +92,13 @@ def _factors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(1)
     x, weight = (torch.randint(-128, 128, shape, generator=draw, dtype=torch.int8) for shape in ((4, 16), (16, 8)))
     return x.npu(), weight.npu(), torch.ones(8).npu()
+
+
+def test_torch_npus_profiler_takes_its_settings_and_is_told_where_cann_has_none(tmp_path: Path) -> None:
+    """Of the real torch_npu; what it needs of CANN is not simulated."""
+    no_table = pytest.raises(MissingCapability, match=r"has left no table of kernels there: it needs CANN's msprof")
+    with no_table, platform_of_device("npu").profiled(tmp_path):
+        torch.ones(2, device="npu").add(1)
+    (left,) = tmp_path.glob("*_ascend_pt")
+    settings = (left / "profiler_info.json").read_text()
+    assert '"Level1"' in settings

@@ -42,6 +42,8 @@ def measure(arguments: list[str]) -> None:
     _check(known, most)
     if known.output is not None and global_rank() == 0:
         check_output(Path(known.output))
+    if known.profile_trace is not None:
+        make_folder(Path(known.profile_trace))
     given = {
         "cases": known.shapes and tuple(known.shapes), "num_steps": known.steps, "num_cached": known.cached,
         "num_requests": known.requests,
@@ -49,7 +51,7 @@ def measure(arguments: list[str]) -> None:
     chosen = {name: value for name, value in given.items() if value is not None}
     if known.no_mixes:
         chosen["mixes"] = ()
-    run_bench(profile, run, BenchOptions(**chosen, output=known.output))
+    run_bench(profile, run, BenchOptions(**chosen, output=known.output, trace=known.profile_trace))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -68,11 +70,24 @@ def check_output(path: Path) -> None:
     require_file("--output", beside(path))
 
 
+def make_folder(path: Path) -> None:
+    """Before anything is measured, on every rank. Raises ConfigError where there can be none."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--profile-trace {path}: no folder can be made there ({error.strerror}); name another"
+        ) from None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lopa bench steps", description=measure.__doc__)
     add_model_and_settings(parser, nargs="?")
     parser.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"))
     parser.add_argument("--output", help="JSON file; a table is written beside it, and `lopa report` draws it")
+    parser.add_argument(
+        "--profile-trace", metavar="FOLDER", help="also trace ten steps of the first shape: by Perfetto, and by kernel"
+    )
     parser.add_argument("--shapes", nargs="+", type=_shape, metavar="ROWSxWINDOW", help="single steps to time")
     parser.add_argument("--no-mixes", action="store_true", help="leave out the steps over windows of several widths")
     parser.add_argument("--steps", type=_COUNT, help="timed steps of each shape")

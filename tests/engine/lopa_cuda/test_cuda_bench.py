@@ -25,13 +25,19 @@ def run_of(model: str) -> RunConfig:
 
 def test_a_run_measures_every_section_and_writes_its_files(cpu: DeviceProfile, tmp_path: Path) -> None:
     output = tmp_path / "out" / "bench.json"
-    options = BenchOptions(**{**vars_of(OPTIONS), "output": str(output)})
+    options = BenchOptions(**{**vars_of(OPTIONS), "output": str(output), "trace": str(tmp_path)})
     result = run_bench(cpu, run_of("model_b"), options)
     assert [(shape["rows"], shape["width"]) for shape in result["shapes"]] == [(1, 8), (2, 16)]
     assert all(shape["device_ms"] > 0 and shape["weight_floor_ms"] > 0 for shape in result["shapes"])
     assert json.loads(output.read_text())["floors"] == result["floors"]
     assert "accepted a step" in output.with_suffix(".md").read_text()
     assert "1.00x" in compare(output, output)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    num_passes = 10
+    num_layers = load_model_config(GOLDEN / "model_b").num_layers
+    attentions = [event for event in events if event.get("name") == "aten::scaled_dot_product_attention"]
+    assert len(attentions) == num_passes * num_layers
+    assert "aten::mm" in (tmp_path / "kernels.txt").read_text()
 
 
 def test_scripted_steps_accept_the_number_asked_for(cpu: DeviceProfile) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.commands.bench.steps import check_output
+from common.commands.bench.steps import check_output, make_folder
 from common.errors import ConfigError
 
 
@@ -30,3 +30,11 @@ def test_a_folder_that_is_not_there_yet_is_made_later(tmp_path: Path) -> None:
     check_output(tmp_path / "new" / "x.json")
     check_output(tmp_path / "x")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_needs_a_folder(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--profile-trace .*file: no folder can be made there \(File exists\)"):
+        make_folder(tmp_path / "file")
