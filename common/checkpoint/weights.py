@@ -30,6 +30,7 @@ from common.errors import ConfigError
 logger = logging.getLogger(__name__)
 _FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _MOST_NAMED = 20
+_RECOMPUTED = ".rotary_emb.inv_freq"  # older checkpoints store it
 _PACKED = ("qweight", "weight_packed", "weight_q", "weight_int8", "SCB", "absmax", "B")  # instead of a weight
 
 
@@ -49,10 +50,12 @@ def load_weights(
 ) -> dict[str, torch.Tensor]:
     """This rank's parameters by our names (see `rules_of`); dummy weights read no file of `folder`.
 
-    source: where tensors come from instead. without: parameters, by our names, that come from elsewhere.
+    source: a quantized folder's tensors, each of which has to be used; None: the folder's own. without: parameters, by
+    our names, that come from elsewhere.
     Raises ConfigError naming file, tensor and fix, EngineError where they do not fit into memory.
     """
     check_tensor_parallel(config, tp_size)
+    is_quantized = source is not None
     if source is None and load_format == "dummy":
         source = DummySource(config, dtype, seed, device)
     elif source is None:
@@ -61,8 +64,11 @@ def load_weights(
     rules = [rule for rule in rules_of(config, source.names()) if rule.name not in without]
     shapes = checkpoint_shapes(config, source.names())
     _check_expert_bias(source, config)
-    if tp_rank == 0:
-        _warn_of_unused(source, shapes)
+    unused = sorted(set(source.names()) - shapes.keys())
+    if is_quantized:
+        _refuse_unused(source, unused)
+    elif tp_rank == 0:
+        _warn_of_unused(unused)
     shares = _Shares(source, config, shapes, tp_rank, tp_size, dtype)
     shares.check(rules, device)
     if tp_rank == 0:
@@ -189,8 +195,18 @@ def _warn_of_own_head(source: TensorSource, config: ModelConfig) -> None:
         )
 
 
-def _warn_of_unused(source: TensorSource, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    unused = sorted(set(source.names()) - shapes.keys())
+def _refuse_unused(source: TensorSource, unused: Sequence[str]) -> None:
+    """Quantized weights may be right only together with a tensor that a tool has added, such as an online rotation."""
+    found = [name for name in unused if not name.endswith(_RECOMPUTED)]
+    if found:
+        raise ConfigError(
+            f"{source.where(found[0])}: {plain(found[0])}: this model does not read it, and the quantized weights may "
+            "need it, such as an online rotation; quantize again without this feature, or without this tensor if it "
+            "was unused in the float model"
+        )
+
+
+def _warn_of_unused(unused: Sequence[str]) -> None:
     if unused:
         named = [plain(name) for name in unused[:_MOST_NAMED]] + ["..."] * (len(unused) > _MOST_NAMED)
         logger.warning("%d tensors of the checkpoint are not used: %s", len(unused), ", ".join(named))

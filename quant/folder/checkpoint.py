@@ -168,8 +168,18 @@ class _Part:
         return tensor
 
     def channels(self, suffix: str, dtypes: Sequence[torch.dtype]) -> Tensor:
+        self._check_not_grouped(suffix)
         self.check_shape(suffix, ((self.num_out,), (self.num_out, 1)))
         return self.read(suffix, dtypes).flatten()
+
+    def _check_not_grouped(self, suffix: str) -> None:
+        key = f"{self.module}.{suffix}"
+        shape = self.opened.tensors.shape(key)
+        if len(shape) == 2 and shape[0] == self.num_out and shape[1] > 1:
+            raise QuantizationError(
+                f"{self.opened.tensors.where(key)}: {key}: shape {shown(list(shape))}, a scale for each of {shape[1]} "
+                "groups of inputs; only one for each output is supported: quantize again per channel (group_size 0)"
+            )
 
     def scales(self, suffix: str) -> Tensor:
         return self._positive(suffix, self.channels(suffix, FLOATS).float())

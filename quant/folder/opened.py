@@ -88,7 +88,9 @@ def open_folder(folder: str | Path) -> QuantizedFolder:
     opened = QuantizedFolder(TensorFolder(folder), read_description(folder), read_geometry(folder))
     _check_same_names(opened)
     for name, scheme in opened.description.scheme_of.items():
-        if scheme != FLOAT and not _NORM_COPY.fullmatch(name):
+        if scheme == FLOAT:
+            _check_float_name(opened, name)
+        elif not _NORM_COPY.fullmatch(name):
             _check_quantized_name(opened, name, scheme)
     for linear in opened.quantized_linears():
         _check_complete(opened, linear)
@@ -115,6 +117,12 @@ def _check_quantized_name(opened: QuantizedFolder, name: str, scheme: str) -> No
     module, _, suffix = name.rpartition(".")
     path, linear = opened.description.path, linear_of(module)
     if linear is None:
+        smoothed = module.removesuffix(".linear")
+        if smoothed != module and linear_of(smoothed) is not None:
+            raise QuantizationError(
+                f"{path}: {name!r}: its input is scaled by '{smoothed}.div.mul_scale' at run time (non-fusion "
+                "smoothing), which is not supported; quantize again with smoothing that is fused into the weights"
+            )
         raise QuantizationError(f"{path}: {name!r} is {scheme}; only the linears of decoder layers may be: exclude it")
     if linear.layer >= opened.geometry.num_layers:
         raise QuantizationError(
@@ -128,6 +136,18 @@ def _check_quantized_name(opened: QuantizedFolder, name: str, scheme: str) -> No
     if of_weight != scheme:
         raise QuantizationError(
             f"{path}: {name!r} is {scheme}, but its weight is {of_weight}; quantize the model again"
+        )
+
+
+def _check_float_name(opened: QuantizedFolder, name: str) -> None:
+    """Refuse what stands beside a quantized weight and is no part of it: computing without it would give other answers.
+    What stands elsewhere is for the loader to know."""
+    module, _, suffix = name.rpartition(".")
+    scheme = opened.description.scheme_of.get(f"{module}.weight", FLOAT)
+    if scheme != FLOAT and suffix not in (*REQUIRED[scheme], *_OPTIONAL, *_UNUSED.get(scheme, ())):
+        raise QuantizationError(
+            f"{opened.tensors.where(name)}: {name}: nothing reads it, and the quantized weight beside it may need it, "
+            "such as an online rotation; quantize without this feature"
         )
 
 
