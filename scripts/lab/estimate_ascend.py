@@ -51,7 +51,7 @@ def _setup(run: str, *settings: str, **options: Any) -> Setup:
 def _as_first_written(setup: Setup) -> Setup:
     """The step before this table had a reason: gate and up to int32, five kernels before attention, events before the
     replay."""
-    launches = replace(setup.launches, rotary_kernels=4, kv_write_kernels=1, quantized_swiglu_columns=0)
+    launches = setup.launches.rotating(in_one_kernel=False).activating(in_one_kernel=False)
     return replace(setup, launches=launches, length_events="before")
 
 
@@ -123,7 +123,8 @@ def _paper(figures: Sequence[Hardware]) -> Table:
     k3 = ("decode.num_lookahead=3", "decode.block_size=32", "decode.max_new_tokens=512")
     setup = _summing(_setup("dream_7b_dummy", *k3, tokens_per_step=_PAPER["MBPP"][1]), "false")
     launches = setup.launches
-    plain = replace(launches, fuses_norm_quant=False, quantized_swiglu_columns=0, rotary_kernels=4, kv_write_kernels=1)
+    apart = launches.rotating(in_one_kernel=False).activating(in_one_kernel=False)
+    plain = replace(apart, fuses_norm_quant=False)
     before = replace(setup, length_updates="before", length_events="before")
     narrow = replace(setup, window=64)
     variants = [

@@ -14,6 +14,7 @@ from graphs.hccl import DETERMINISTIC, sums_in_one_order
 
 _LINEAR_DTYPE = {"w8a8": "int8", "fp8": "float8"}
 _UPDATES_LENGTHS = ("npugraph", "npugraph_ex")
+_COMPILED = ("npugraph_ex", "torchair")
 _MOST_POSITIONS = 10**13  # of a step; operators of more cannot even be written down
 _BLOCKS_OPEN = 3  # of a d2f window; more where lookahead fills well, fewer at the end
 
@@ -31,7 +32,7 @@ class Options:
 
 def setup_of(profile: DeviceProfile, run: RunConfig, model: ModelConfig, options: Options) -> Setup:
     """Return the step of profile and run. Raises ConfigError where only a start on the hardware decides what it is."""
-    mesh, decode, launches = _mesh(profile), run.decode, LAUNCHES[_engine(profile)]
+    mesh, decode, launches = _mesh(profile), run.decode, _launches(profile, model)
     check_tensor_parallel(model, mesh.tensor_parallel_size)
     window, prefix = _window_and_prefix(decode, options)
     order = profile.npu.length_updates if profile.graph.mode in _UPDATES_LENGTHS else None
@@ -104,17 +105,15 @@ def _changed_launches(setup: Setup) -> Iterator[tuple[str, Launches]]:
     yield "q, k, v not merged", replace(launches, merges_qkv=not launches.merges_qkv)
     if setup.is_quantized:
         yield "norm and quantization not fused", replace(launches, fuses_norm_quant=not launches.fuses_norm_quant)
-    if launches.rotary_kernels + launches.kv_write_kernels > 1:
-        fused = replace(launches, rotary_kernels=1, kv_write_kernels=0)
-        yield "split, rotation and KV write in one kernel", fused
-    grouped = replace(launches, quantized_swiglu_columns=GROUPED_SWIGLU_COLUMNS)
+    if launches.chooses_fusions:
+        is_one = launches.kv_write_kernels == 0
+        name = f"split, rotation and KV write in {'five kernels' if is_one else 'one kernel'}"
+        yield name, launches.rotating(in_one_kernel=not is_one)
     columns = 2 * setup.model.intermediate_size // setup.tp
-    if replace(setup, launches=grouped).fuses_swiglu(columns) and not launches.fuses_swiglu:
-        apart = replace(launches, quantized_swiglu_columns=0)
-        if launches.quantized_swiglu_columns:
-            yield "gate and up, SwiGLU and quantization in two kernels", apart
-        else:
-            yield "gate and up, SwiGLU and quantization in one kernel", grouped
+    if launches.chooses_fusions and setup.linear_dtype == "int8" and columns <= GROUPED_SWIGLU_COLUMNS:
+        is_one = setup.fuses_swiglu(columns)
+        name = f"gate and up, SwiGLU and quantization in {'two kernels' if is_one else 'one kernel'}"
+        yield name, launches.activating(in_one_kernel=not is_one)
     if launches.statistics_bytes > 2:
         yield "head statistics in one pass", replace(launches, statistics_kernels=3, statistics_bytes=2)
 
@@ -134,6 +133,16 @@ def _mesh(profile: DeviceProfile) -> MeshConfig:
             "--set 'mesh={branch_parallel_size: 4, tensor_parallel_size: 1}'"
         )
     return profile.mesh
+
+
+def _launches(profile: DeviceProfile, model: ModelConfig) -> Launches:
+    """What the engine takes if a start finds it faster. It gives a graph compiler no fused operators, and rotates heads
+    that are normed in kernels of their own."""
+    launches, is_compiled = LAUNCHES[_engine(profile)], profile.graph.mode in _COMPILED
+    if not launches.chooses_fusions:
+        return launches
+    rotates_apart = is_compiled or profile.kernels == "npu" or model.qk_norm
+    return launches.activating(in_one_kernel=not is_compiled).rotating(in_one_kernel=not rotates_apart)
 
 
 def _engine(profile: DeviceProfile) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from common.checkpoint import ModelConfig
@@ -21,7 +21,8 @@ class Launches:
     units and merges the parts. finishes_reads_only: the last layer takes after its attention the tokens that are read,
     not all. commit_copies: a committed block is copied to the end of the cache. statistics_bytes: moved for
     each logit to reduce it to token, probability and confidence. quantized_swiglu_columns: as fuses_swiglu, of int8
-    products alone whose gate and up have at most so many columns on a rank.
+    products alone whose gate and up have at most so many columns on a rank. chooses_fusions: a start takes kernels that
+    stand for several where they are faster.
     """
 
     name: str
@@ -39,16 +40,28 @@ class Launches:
     statistics_kernels: int = 3
     statistics_bytes: int = 2
     is_block_causal_only: bool = False
+    chooses_fusions: bool = False
+
+    def rotating(self, *, in_one_kernel: bool) -> Launches:
+        """The same with split, rotation and KV write in one kernel or, on Ascend, in five."""
+        rotary_kernels, kv_write_kernels = (1, 0) if in_one_kernel else (4, 1)
+        return replace(self, rotary_kernels=rotary_kernels, kv_write_kernels=kv_write_kernels)
+
+    def activating(self, *, in_one_kernel: bool) -> Launches:
+        """The same with Ascend's int8 product of gate and up activating and quantizing where it fits, or not."""
+        return replace(self, quantized_swiglu_columns=GROUPED_SWIGLU_COLUMNS if in_one_kernel else 0)
 
 
-# As the engines are: lopa_cuda.ops.fused; lopa_ascend.stages over lopa_ascend.ops.facade, where query, key and value
-# are copied out of qkv before they are rotated, and the head's statistics are common.model.sampling's plain operators.
+# As the engines are: lopa_cuda.ops.fused; lopa_ascend.stages over lopa_ascend.ops.facade with what a start takes if it
+# finds it right and faster (lopa_ascend.selftest.fuse), and the head's statistics as common.model.sampling's plain
+# operators. Apart, query, key and value are copied out of qkv before they are rotated.
 LAUNCHES = {
     "lopa_cuda": Launches("fused CUDA kernels"),
     "lopa_ascend": Launches(
-        "torch_npu operators", fuses_attention_quant=False, fuses_swiglu=False, gate_up_bytes=4, rotary_kernels=4,
-        kv_write_kernels=1, splits_keys=False, finishes_reads_only=False, commit_copies=False, statistics_kernels=23,
-        statistics_bytes=46, is_block_causal_only=True,
+        "torch_npu operators", fuses_attention_quant=False, fuses_swiglu=False,
+        quantized_swiglu_columns=GROUPED_SWIGLU_COLUMNS, gate_up_bytes=4, splits_keys=False,
+        finishes_reads_only=False, commit_copies=False, statistics_kernels=23, statistics_bytes=46,
+        is_block_causal_only=True, chooses_fusions=True,
     ),
 }  # fmt: skip
 

@@ -15,12 +15,12 @@ from common.tables import counted, markdown
 from graphs.hccl import DETERMINISTIC, sums_in_one_order
 
 _GOES_TO = {
-    "memory": "reading and writing memory",
-    "matrix": "products and attention",
-    "launch": "kernels' own time, whatever they do",
-    "latency": "collectives' own time, whatever they carry",
-    "link": "bytes between devices",
-    "host": "the host, while devices wait",
+    "memory": "memory: reading and writing it",
+    "matrix": "matrix: arithmetic of products and attention",
+    "launch": "launch: starting and ending kernels",
+    "latency": "latency: starting and ending collectives",
+    "link": "link: bytes between devices",
+    "host": "host: its work while devices wait",
 }
 
 
@@ -42,7 +42,7 @@ def report(setup: Setup, hardware: Hardware, num_replicas: int = 1) -> str:
         hardware.remark,
         _conditions(setup, hardware),
         "What the time goes to:\n\n" + _bounds(step),
-        "Where it goes; limit: what takes most of a part:\n\n" + _parts(step),
+        "Where it goes, by part; limit: what takes most of it:\n\n" + _parts(step),
         "What one change would do, each alone:\n\n" + _changes(step, hardware),
         _meshes(step, hardware, num_replicas),
         _trust(setup, hardware),
@@ -61,13 +61,16 @@ def _total(step: StepCost, hardware: Hardware, num_replicas: int) -> str:
 
 def _conditions(setup: Setup, hardware: Hardware) -> str:
     attention = "block-causal" if setup.is_block_causal else "full"
+    chosen = ", fused ones if the start finds them faster" if setup.launches.chooses_fusions else ""
     launched = "captured" if setup.is_captured else "launched one by one"
-    requests = counted(setup.num_requests, "request")
+    groups, devices = counted(setup.bp, "group"), counted(setup.tp, "device")
     return (
-        f"One step on {hardware.name}: bp {setup.bp} x tp {setup.tp}, {setup.num_rows} rows of {requests}, "
-        f"{setup.rows} on each device, window {setup.window} after {setup.prefix} cached positions, "
-        f"{attention} attention, {setup.num_reads} positions through the head; linears in {setup.linear_dtype}, "
-        f"{setup.launches.name}, {launched}.{_told_all_reduces(setup)}"
+        f"One step on {setup.bp * setup.tp} x {hardware.name}: rows are shared by {groups} (bp), each layer by "
+        f"{devices} (tp). {counted(setup.num_rows, 'row')} of {counted(setup.num_requests, 'request')}, {setup.rows} "
+        f"on each device, window {setup.window} after {setup.prefix} cached positions, {attention} attention, "
+        f"{setup.num_reads} positions through the head; linears in {setup.linear_dtype}, "
+        f"{setup.launches.name}{chosen}, {launched}."
+        f"{_told_all_reduces(setup)}"
     )
 
 
