@@ -17,7 +17,7 @@ from torch.nn import functional
 from common.model import Activation, Decoder, Linear, MoE, QKNorm, RMSNorm, Routing, rotary_table
 from common.runtime import Collectives
 from lopa_ascend.kv import PagedKVCache
-from lopa_ascend.ops import HeadNorms, Ops, VirtualRows, of_own_experts
+from lopa_ascend.ops import WIDEST_GATE_UP, HeadNorms, Ops, VirtualRows, of_own_experts
 from quant.linear import QuantizedLinear, QuantKernels
 from quant.w8a8 import QuantizedActivation, channel_scale, quantize_weight, round_up_to_bfloat16
 
@@ -232,7 +232,7 @@ def _fused_gate_ups(model: nn.Module) -> Iterator[nn.Module]:
     for module in model.modules():
         for prefix in ("", "shared_"):
             gate_up, down = (getattr(module, f"{prefix}{name}", None) for name in ("gate_up_proj", "down_proj"))
-            if _is_dynamic(gate_up) and _is_dynamic(down):
+            if _is_dynamic(gate_up) and _is_dynamic(down) and len(gate_up.weight) <= WIDEST_GATE_UP:
                 yield gate_up
 
 
