@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten
 from graphs.hccl import sums_in_one_order
 from sim.calls import Call, SimulationError, host_view, is_npu, rebuild
 
-_TIMEOUT = timedelta(seconds=60)
+_TIMEOUT = timedelta(minutes=5)
 _NAME_BYTES = 128
 _twins: dict[str, dist.ProcessGroup] = {}
 # Collectives of a group that have run outside of graphs: since all ranks take part, it tells one capture from another.
