@@ -9,6 +9,7 @@ install_shown() { # a line a package, as pip comes to it
 version='import sys; print(sys.version_info[:2])'
 if ! .venv/bin/python -m pip --version >/dev/null 2>&1 ||
   { [ -n "${PYTHON:-}" ] && [ "$("$PYTHON" -c "$version")" != "$(.venv/bin/python -c "$version")" ]; }; then
+  echo "making .venv" >&2
   "${PYTHON:-python3}" -m venv --clear .venv
 fi
 wanted=$(cat pyproject.toml; echo "$extras"; pwd)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from common.errors import ConfigError, did_you_mean, why_no_file
 
+Kind = Literal["profiles", "runs", "sweeps", "presets"]
+_KINDS: tuple[Kind, ...] = get_args(Kind)
 # The folder beside `common`: in a checkout, and in an installed package.
 _ROOT = Path(__file__).resolve().parents[2]
 _CONFIGS = _ROOT / "configs"
@@ -37,7 +39,7 @@ _DOWNLOADS = {
 }
 
 
-def find_config(kind: Literal["profiles", "runs", "sweeps", "presets"], name: str | Path) -> Path:
+def find_config(kind: Kind, name: str | Path) -> Path:
     """A path as it is; the bare name of a file in configs/`kind` as its path; among runs a model's folder as it is.
 
     Raises ConfigError naming those there.
@@ -49,14 +51,19 @@ def find_config(kind: Literal["profiles", "runs", "sweeps", "presets"], name: st
         found = _model_folder(str(name))
     if found is None:
         known = shipped_names(kind)
-        hint = did_you_mean(Path(name).stem, known)
+        hint = _of_another_kind(str(name)) or did_you_mean(Path(name).stem, known)
         raise ConfigError(
             f"{name}: {why_no_file(Path(name))}, and not one of the {kind} in {folder} ({hint}{', '.join(known)})"
         )
     return found
 
 
-def shipped_names(kind: Literal["profiles", "runs", "sweeps", "presets"]) -> list[str]:
+def _of_another_kind(name: str) -> str:
+    """What a name is that stands in another one's place; empty where it is nothing."""
+    return next((f"it is one of the {kind}; " for kind in _KINDS if name in shipped_names(kind)), "")
+
+
+def shipped_names(kind: Kind) -> list[str]:
     """The names in configs/`kind`, sorted."""
     return sorted(path.stem for path in (_CONFIGS / kind).glob("*.yaml"))
 

@@ -92,6 +92,13 @@ def test_other_names_have_their_did_you_mean_too(kind: str, name: str) -> None:
         find_config(kind, name)  # type: ignore[arg-type]
 
 
+def test_a_name_in_anothers_place_is_told_what_it_is() -> None:
+    with pytest.raises(
+        ConfigError, match=r"cpu: no such file, and not one of the runs in .* \(it is one of the profiles"
+    ):
+        find_config("runs", "cpu")
+
+
 def test_shipped_paths_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = load_run("demo")
