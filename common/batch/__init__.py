@@ -2,13 +2,14 @@
 
 from common.batch.files import input_and_output, metrics_path, real_file, require_file, write_whole
 from common.batch.inputs import InputLine, read_lines, require_shareable
-from common.batch.lines import prompt_or_reason
+from common.batch.lines import LineRequests, prompt_or_reason
 from common.batch.output import read_records
 from common.batch.report import accuracy, meanings, number, print_summary, print_table, sweep_table
 from common.batch.run import check_input, require_some_finished, run_batch
 
 __all__ = [
     "InputLine",
+    "LineRequests",
     "accuracy",
     "check_input",
     "input_and_output",

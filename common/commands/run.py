@@ -11,10 +11,12 @@ from typing import Annotated
 
 import typer
 
+from common.commands.arguments.found import load_both
 from common.commands.arguments.options import (
     AllowCodeOption,
     GeneratorOnDemand,
     ModelArgument,
+    OptionalCount,
     OptionalText,
     OverwriteOption,
     ProfileOption,
@@ -45,6 +47,13 @@ def run(
     allow_code_execution: AllowCodeOption = False,
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Try failed requests once more.")] = False,
     details: Annotated[bool, typer.Option("--details", help="Print every number, with what it means.")] = False,
+    ray: Annotated[
+        OptionalText,
+        typer.Option("--ray", metavar="ADDRESS", help="Decode a file on a Ray cluster; local: one on this machine."),
+    ] = None,
+    replicas: Annotated[
+        OptionalCount, typer.Option("--replicas", metavar="N", min=1, help="Actors of --ray, each with its devices.")
+    ] = None,
     save_run: SaveRunOption = None,
 ) -> None:
     """Answer one prompt, or decode a JSONL file of requests; start it again to resume.
@@ -53,29 +62,42 @@ def run(
     beside it. A profile of several processes, such as cuda_bp2 for two GPUs, is started by scripts/run_batch.sh PROFILE
     MODEL; DRY_RUN=true before it prints how.
     """
+    if replicas is not None and ray is None:
+        raise ConfigError("--replicas: they are actors on a Ray cluster; give its address, or local, with --ray")
     if prompt is not None and not _is_file(prompt):
-        _require_no_file_options(set or [])
+        _require_no_file_options(set or [], ray)
         device_profile, run_config = load_to_run(profile, model, set)
         save_run_file(save_run, run_config)
         _answer(prompt, device_profile, run_config)
         return
-    overrides = [*(set or []), *_files(model, prompt, set or [])]
-    device_profile, run_config = load_to_run(
-        profile, model, allowing(overrides, allow_code_execution), "scripts/run_batch.sh", takes_many=prompt is not None
-    )
+    overrides = allowing([*(set or []), *_files(model, prompt, set or [])], allow_code_execution)
+    takes_many = prompt is not None
+    if ray is None:
+        script = "scripts/run_batch.sh"
+        device_profile, run_config = load_to_run(profile, model, overrides, script, takes_many=takes_many)
+    else:  # the devices are those of other processes
+        device_profile, run_config = load_both(profile, model, overrides, takes_many=takes_many)
     save_run_file(save_run, run_config)
     from common.batch import metrics_path, print_summary, require_some_finished, run_batch
 
-    with GeneratorOnDemand(device_profile, run_config) as build:
-        metrics = run_batch(device_profile, run_config, build, overwrite=overwrite, retry_errors=retry_errors)
+    options = {"overwrite": overwrite, "retry_errors": retry_errors}
+    if ray is None:
+        with GeneratorOnDemand(device_profile, run_config) as build:
+            metrics = run_batch(device_profile, run_config, build, **options)
+    else:
+        from common.cluster import run_on_ray
+
+        metrics = run_on_ray(device_profile, run_config, ray, replicas, **options)
     if metrics is not None and run_config.output is not None:
         title = f"results in {run_config.output.path}, metrics in {metrics_path(run_config.output)}"
         print_summary(title, metrics, details=details)
         require_some_finished(run_config, metrics)
 
 
-def _require_no_file_options(given: Sequence[str]) -> None:
+def _require_no_file_options(given: Sequence[str], ray: str | None) -> None:
     """ConfigError for what would have no effect on one prompt."""
+    if ray is not None:
+        raise ConfigError("--ray: one prompt is answered here; give a JSONL file of requests, or leave it out")
     for key, flag in (("output.path", "--output"), ("input.limit", "--limit")):
         if any(one.startswith(f"{key}=") for one in given):
             raise ConfigError(

@@ -6,6 +6,22 @@ messages once a step, so that no client, however slow, keeps a step waiting.
 
 from common.serving.engine.start import serve
 from common.serving.events import DenoiseEvents, shown_settings
+from common.serving.hosted import HostedServer, answer_requests
+from common.serving.link import LENGTH_BYTES, Link, LinkClosed, framed
+from common.serving.messages import Ready
 from common.serving.page import colours, trace_page
 
-__all__ = ["DenoiseEvents", "colours", "serve", "shown_settings", "trace_page"]
+__all__ = [
+    "LENGTH_BYTES",
+    "DenoiseEvents",
+    "HostedServer",
+    "Link",
+    "LinkClosed",
+    "Ready",
+    "answer_requests",
+    "colours",
+    "framed",
+    "serve",
+    "shown_settings",
+    "trace_page",
+]

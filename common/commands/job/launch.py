@@ -30,6 +30,7 @@ class Job:
     several are started.
 
     needs_input: whether the command decodes the run's input. dropped: variables of a pod, not of these processes.
+    is_on_ray: whether the devices are those of processes that Ray starts, maybe elsewhere.
     """
 
     environment: dict[str, str]
@@ -38,6 +39,7 @@ class Job:
     torchrun: list[str] = field(default_factory=list)
     nodes: Nodes = field(default_factory=Nodes)
     dropped: tuple[str, ...] = ()
+    is_on_ray: bool = False
 
     @property
     def command(self) -> list[str]:

@@ -2,6 +2,7 @@
 profile asks for.
 
     python -m common.commands.job run PROFILE RUN [--set key=value ...] [options of `lopa run`]
+    python -m common.commands.job run PROFILE RUN --ray ADDRESS [--replicas N]  one process here, the others are Ray's
     python -m common.commands.job evaluate [PROFILE RUN] SWEEP [options]        see `sweep`
 
 One process is started directly; several go through torchrun, on this node or on NNODES of them. What is printed under
@@ -49,6 +50,8 @@ def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[
         check_options(known.command, [*files, *others, *settings])
     command = ["bench", "steps"] if known.command == "bench" else [known.command]
     worker = ["-m", "common.commands", *command, *files, *others, *settings]
+    if known.command == "run" and any(one.partition("=")[0] == "--ray" for one in others):
+        return Job({}, worker, needs_input=True, is_on_ray=True), profile, run
     return job_of(worker, profile, environment, needs_input=known.command == "run"), profile, run
 
 
@@ -80,7 +83,8 @@ def _check_and_start(arguments: Sequence[str]) -> int:
             return 0
         if _HELP & set(arguments):
             os.execv(sys.executable, [sys.executable, *job.worker])
-        check_before_start(profile, run, job.nodes, needs_input=job.needs_input)
+        if not job.is_on_ray:
+            check_before_start(profile, run, job.nodes, needs_input=job.needs_input)
     except (ConfigError, MissingCapability, OSError) as error:
         print(f"lopa: {one_line(str(error))}", file=sys.stderr)
         return 2
