@@ -123,10 +123,12 @@ def _join(address: str) -> None:
     import ray
     from ray.data import DataContext
 
+    for name in ("ray", "ray.data"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     local = {"object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False} if address == LOCAL else {}
     with _own_signals():
         try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **local)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"--ray {address}: no cluster can be joined there ({first_line(error)}); start one with "

@@ -114,7 +114,7 @@ def test_a_stream_comes_through_the_proxy_part_by_part(app: App, wanted: str) ->
     assert events[-1] == "[DONE]"
     parts = [json.loads(event)["choices"][0]["text"] for event in events[:-1]]
     assert "".join(parts) == wanted == app.text(12)
-    assert len([part for part in parts if part]) > 2
+    assert len([part for part in parts if part]) > 1
     assert stream.arrived[-1] - stream.arrived[0] > 0.01  # not all at once, as a proxy that gathers would send them
 
 
