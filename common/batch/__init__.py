@@ -1,7 +1,7 @@
 """A batch run: a JSONL file of requests in, a JSONL file of results out, resumable at any moment."""
 
 from common.batch.files import input_and_output, metrics_path, real_file, require_file, write_whole
-from common.batch.inputs import InputLine, read_lines, require_shareable
+from common.batch.inputs import InputLine, parse_line, read_lines, require_shareable
 from common.batch.lines import LineRequests, prompt_or_reason
 from common.batch.output import read_records
 from common.batch.report import accuracy, meanings, number, print_summary, print_table, sweep_table
@@ -16,6 +16,7 @@ __all__ = [
     "meanings",
     "metrics_path",
     "number",
+    "parse_line",
     "print_summary",
     "print_table",
     "prompt_or_reason",

@@ -122,7 +122,7 @@ def _lines(stream: BinaryIO, config: InputConfig, name: str, digest: _Digest) ->
         if not raw.strip() or num_found == config.limit:
             continue  # lines beyond the limit are only digested
         if is_whole:
-            line = _parse(number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, config)
+            line = parse_line(number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, config)
             if _is_asked(line, config):
                 num_found += 1
                 yield line
@@ -159,7 +159,8 @@ def _is_asked(line: InputLine, config: InputConfig) -> bool:
     return task is None or not line.fields or task.benchmark.is_test(line.fields)
 
 
-def _parse(number: int, raw: bytes, config: InputConfig) -> InputLine:
+def parse_line(number: int, raw: bytes, config: InputConfig) -> InputLine:
+    """Return the request that a line is; where it is none, with the reason."""
     # Not the bare number: another line's own id may well be that number.
     unknown_id = f"line-{number}"
     try:

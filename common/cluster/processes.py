@@ -98,8 +98,8 @@ def environment_of(profile: DeviceProfile, own: os._Environ[str] | dict[str, str
 
     Ray names a thread count, where the profile's is meant, and devices in any order, where CANN wants them ascending.
     """
-    root = str(Path(common.__path__[0]).parent)
-    found = {**own, "PYTHONPATH": os.pathsep.join(filter(None, (root, own.get("PYTHONPATH"))))}
+    root, others = str(Path(common.__path__[0]).parent), own.get("PYTHONPATH", "").split(os.pathsep)
+    found = {**own, "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, (root, *others))))}
     found.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     if "OMP_NUM_THREADS" in profile.environment:
         found["OMP_NUM_THREADS"] = profile.environment["OMP_NUM_THREADS"]

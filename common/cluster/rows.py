@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from common.batch import InputLine, LineRequests
+from common.batch import InputLine, LineRequests, parse_line
 from common.cluster.replica import LastingReplica
 from common.config import DeviceProfile, InputConfig, RunConfig
 from common.decoding import GenerationRequest, Rejection
@@ -42,21 +42,24 @@ class DecodeRows:
         from common.checkpoint import load_model_config, load_tokenizer
         from common.requests import PromptMaker, RequestMaker
         from common.runtime import check_decode
+        from common.scoring import task_of
 
         self._replica = LastingReplica(profile, run)
-        source = run.input or InputConfig(path="-")
+        self._source = source = run.input or InputConfig(path="-")
         model_config = load_model_config(run.model)
-        self._decode = run.decode
+        task = None if run.decode.stop else task_of(source)
+        self._decode = run.decode if task is None else run.decode.model_copy(update={"stop": task.stop})
         self._tokenizer = load_tokenizer(run.tokenizer_folder, model_config.mask_of(run.decode.mask_token_id))
         ready = self._replica.ready
         prompts = PromptMaker(
             self._tokenizer, add_bos=source.add_bos_token, max_tokens=ready.max_model_len, vocab_size=ready.vocab_size
         )
         maker = RequestMaker(
-            run.decode,
+            self._decode,
             prompts,
             max_model_len=ready.max_model_len,
             check=lambda decode: check_decode(decode, profile, model_config),
+            names_base=task is not None,
         )
         self._requests = LineRequests(source, maker)
 
@@ -75,7 +78,7 @@ class DecodeRows:
         from common.scoring import request_record
         from common.text import answer_text
 
-        line = line_of(number, row)
+        line = line_of(number, row, self._source)
         made = self._requests.request_or_reason(line)
         if not isinstance(made, GenerationRequest):
             return {"id": line.id, "error": made}
@@ -87,13 +90,12 @@ class DecodeRows:
         )
 
 
-def line_of(number: int, row: Mapping[str, Any]) -> InputLine:
+def line_of(number: int, row: Mapping[str, Any], source: InputConfig) -> InputLine:
     """Return the line of an input that says what the row says. number: its place in the batch, from 1."""
     fields = {name: plain for name, value in row.items() if (plain := _plain(value)) is not None}
-    id = fields.get("id")
-    if isinstance(id, bool) or not isinstance(id, (str, int)):
+    if "id" not in fields:
         return InputLine("", number, error="the row has no id: give each one its own, a text or a whole number")
-    return InputLine(id, number, fields)
+    return parse_line(number, json.dumps(fields).encode(), source)
 
 
 def _plain(value: Any) -> Any:

@@ -16,10 +16,11 @@ from common.cluster.options import one_replica, with_whole_paths
 from common.cluster.processes import environment_of
 from common.cluster.rows import line_of
 from common.cluster.serve import AppArguments, _arguments
-from common.config import DeviceProfile, RunConfig, load_profile, load_run
+from common.config import DeviceProfile, InputConfig, RunConfig, load_profile, load_run
 from common.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
+SOURCE = InputConfig(path="-")
 
 
 def profile_of(device: str, **changes: Any) -> DeviceProfile:
@@ -61,12 +62,19 @@ def test_folders_that_are_here_are_named_whole(tmp_path: Path, monkeypatch: pyte
 
 def test_a_row_of_columns_is_a_line() -> None:
     row = {"id": np.int64(7), "messages": np.array([{"role": "user", "content": "Hi", "name": None}]), "prompt": None}
-    assert line_of(1, row) == InputLine(7, 1, {"id": 7, "messages": [{"role": "user", "content": "Hi"}]})
+    assert line_of(1, row, SOURCE) == InputLine(7, 1, {"id": 7, "messages": [{"role": "user", "content": "Hi"}]})
 
 
-@pytest.mark.parametrize("row", [{"prompt": "Hi"}, {"id": None, "prompt": "Hi"}, {"id": np.True_}, {"id": 0.5}])
+@pytest.mark.parametrize("row", [{"prompt": "Hi"}, {"id": None, "prompt": "Hi"}])
 def test_a_row_without_an_id_says_so(row: dict[str, Any]) -> None:
-    assert "the row has no id" in (line_of(3, row).error or "")
+    assert "the row has no id" in (line_of(3, row, SOURCE).error or "")
+
+
+def test_what_a_line_may_not_be_a_row_may_not_be() -> None:
+    assert (
+        line_of(3, {"id": np.float64(0.5), "prompt": "Hi"}, SOURCE).error == "line 3: id must be a string or an integer"
+    )
+    assert "give exactly one of prompt, messages, question" in (line_of(3, {"id": 1}, SOURCE).error or "")
 
 
 def test_the_shipped_serve_config_builds() -> None:
