@@ -34,6 +34,7 @@ from common.serving.http.responses.generate import GenerateCall
 from common.serving.http.responses.openai import OpenAiCall
 from common.serving.http.responses.sse import event_stream
 from common.serving.http.service import Service
+from common.serving.page import colours
 from common.version import LOPA_VERSION
 
 
@@ -67,6 +68,14 @@ def _linked(operation: str, field: str, source: str, description: str = "") -> d
 _STREAMED = _linked("abort_request", "request_id", "id", "One JSON, or events with stream true")
 _STREAMED[200]["content"] = {"text/event-stream": {}}
 _TAKES_BODY = _refusals(400, 401, 403, 404, 408, 413, 503)
+_ROUTES = """<!doctype html>
+<html lang="en"><meta name="viewport" content="width=device-width"><title>LoPA: routes</title>
+<style>{colours}
+body {{ margin: 2rem; background: var(--paper); color: var(--ink); font: 15px/1.6 system-ui, sans-serif }}
+a {{ color: var(--accent) }}</style>
+<main><h1>Routes</h1><ul>{routes}</ul>
+<p><a href="openapi.json">openapi.json</a> describes their fields, docs/serving.md explains them.</p></main></html>
+"""
 
 
 def build_app(service: Service, keys: tuple[bytes, ...], hosts: frozenset[str] | None = None) -> FastAPI:
@@ -110,9 +119,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
     async def docs() -> Response:
         routes = [f"{method.upper()} {path}" for path, methods in app.openapi()["paths"].items() for method in methods]
         listed = "".join(f"<li><code>{route}</code></li>" for route in routes)
-        described = '<a href="openapi.json">openapi.json</a> describes their fields, docs/serving.md explains them.'
-        head = "<!doctype html><title>lopa: routes</title><h1>Routes</h1>"
-        return HTMLResponse(f"{head}<ul>{listed}</ul><p>{described}</p>")
+        return HTMLResponse(_ROUTES.format(colours=colours(), routes=listed))
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", responses=_refusals(403, 503))
