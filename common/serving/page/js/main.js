@@ -40,11 +40,13 @@ function colourBy(value) {
 
 // What was decoded before stays until the first pass of the new answer comes. An empty box takes the example's prompt.
 async function send() {
+  if (request) return;
+  explain(null);
+  byId("settings").open ||= !byId("ask").checkValidity(); // a browser says nothing of a field that cannot be seen
+  if (!byId("ask").reportValidity()) return;
   const prompt = (byId("prompt").value ||= byId("prompt").placeholder);
-  if (!byId("ask").reportValidity() || request) return;
   const settings = chosenSettings(), replay = new Replay(settings);
   request = new AbortController();
-  explain(null);
   setBusy(true);
   try {
     const body = bodyOf(prompt, byId("kind").value === "chat", settings);
@@ -119,7 +121,7 @@ function startLive({ model, settings, example }) {
     const known = FIELDS.filter(([name]) => isNumber(served[name])).map(([name, title]) => `${title} ${served[name]}`);
     byId("about").textContent = `Serves ${model}: ${known.join(", ")}`;
     const all = Object.entries(settings).filter(([, value]) => value !== null);
-    byId("served").textContent += ` They are: ${all.map(([name, value]) => `${name} ${value}`).join(", ")}.`;
+    byId("served").textContent += `: ${all.map(([name, value]) => `${name} ${value}`).join(", ")}`;
   }
   load(example);
   byId("empty").hidden = false;

@@ -41,7 +41,7 @@ function showBranches(replay, pass, canvas) {
       ? "Bars: from the worst score of the pass to the best, which wins."
       : replay.passes.every((event) => event.branch_scores.length === 1)
         ? "One branch in every pass: no lookahead is tried (k is 0)."
-        : "One branch: the pass before has spawned no lookahead."
+        : "The anchor alone: no lookahead was spawned before."
     : "Before the first pass there is none.";
 }
 

@@ -116,6 +116,18 @@ def test_what_goes_wrong_is_said(page: Page, server: ReplayServer, prompt: str, 
         assert page.text("place") == "Pass 2 of 2"
 
 
+def test_a_number_that_a_field_does_not_take_is_shown_and_not_sent(page: Page, server: ReplayServer) -> None:
+    page.open(server.url)
+    page.write("refuse 503")
+    page.problem()
+    page.element("settings").click()
+    page.driver.find_element("name", "skip_threshold").send_keys("2")
+    page.element("settings").find_element("tag name", "summary").click()
+    page.element("send").click()
+    assert page.ask("document.activeElement.name") == "skip_threshold" and len(server.bodies) == 1
+    assert not page.element("problem").is_displayed(), "it was of another request"
+
+
 def test_a_server_that_is_gone_is_said(page: Page, trace: dict[str, Any]) -> None:
     with serving(trace) as server:
         page.open(server.url)
