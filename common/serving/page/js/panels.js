@@ -68,48 +68,48 @@ function branchRow({ name, tokens, score, isWinner }, branches, canvas) {
   return row;
 }
 
-function legendCell(className, text, style = {}) {
-  const cell = make("i", `cell ${className}`);
-  cell.append(make("span", "token", text));
-  for (const [name, value] of Object.entries(style)) cell.style.setProperty(name, value);
-  return cell;
-}
-
-function legendItem(mark, text) {
-  const item = make("span");
-  item.append(mark, text);
-  return item;
-}
-
 // What colours, marks and signs mean, as far as they occur.
 function showLegend(replay, canvas) {
   if (!replay) return;
-  const isByConfidence = byId("stage").classList.contains("by-confidence"), last = replay.length;
-  const texts = canvas.cells.map(({ token }) => token.textContent).join("");
-  const ramp = make("span", "ramp");
-  for (let place = 0; place < 8; place++) ramp.append(legendCell("filled", "", { "--t": place / 7, "--c": place / 7 }));
-  const scale = make("span");
-  scale.append(...(isByConfidence ? ["unsure", ramp, "sure"] : ["first pass", ramp, "last"]));
-  const sure = legendCell("filled", "", { "--t": 0.3, "--c": 0.8 }), bar = make("i", "sure");
-  bar.style.width = "70%";
-  sure.append(bar);
+  const { length, answerLength } = replay, texts = canvas.cells.map(({ token }) => token.textContent).join("");
+  const isCut = answerLength !== null && answerLength < replay.passes[length - 1].canvas_length;
+  const hasTried = replay.passes.some((event) => event.lookahead.length), hasWon = replay.numWins(length) > 0;
+  const marks = [
+    ["cell mask", "·", "mask", true],
+    ["cell filled fresh", "", "filled in this pass", true],
+    ["cell filled won", "", "brought by the winning lookahead", hasWon],
+    ["cell filled edited", "", "replaced; its line says what it was", replay.numEdited(length) > 0],
+    ["cell mask tried", "B1", "what the next pass's branches try", hasTried],
+    ["cell filled", "", "bar: confidence; number: pass", true],
+    ["cell filled dropped", "x", "after the answer's end", isCut],
+    ["swatch lookahead", "", "in the player: a pass won by a lookahead", hasWon],
+    ["swatch", "", "in the player: a pass won by the anchor; height: tokens filled", true],
+  ];
+  const signs = Object.entries(SIGNS).filter(([sign]) => texts.includes(sign));
   byId("legend").replaceChildren(
-    scale,
-    legendItem(legendCell("mask", "·"), "mask"),
-    legendItem(legendCell("filled fresh", "", { "--t": 0.3, "--c": 0.8 }), "filled in this pass"),
-    legendItem(legendCell("filled won", "", { "--t": 0.3, "--c": 0.8 }), "brought by the winning lookahead"),
-    ...(replay.numEdited(last)
-      ? [legendItem(legendCell("filled edited", "", { "--t": 0.3, "--c": 0.8 }), "replaced; its line says what it was")]
-      : []),
-    legendItem(legendCell("mask tried", "B1"), "what the next pass's branches try"),
-    legendItem(sure, "bar: confidence; number: pass"),
-    ...(replay.answerLength !== null && replay.answerLength < replay.passes[last - 1].canvas_length
-      ? [legendItem(legendCell("filled dropped", "x"), "after the answer's end")]
-      : []),
-    ...Object.entries(SIGNS).filter(([sign]) => texts.includes(sign)).map(([sign, text]) => make("span", "", `${sign} ${text}`)),
-    legendItem(make("i", "swatch lookahead"), "in the player: a pass won by a lookahead; height: tokens filled"),
-    legendItem(make("i", "swatch"), "by the anchor"),
+    scale(),
+    ...marks.filter(([, , , occurs]) => occurs).map(([name, text, meaning]) => legendItem(name, text, meaning)),
+    ...signs.map(([sign, meaning]) => make("span", "", `${sign} ${meaning}`)),
   );
+}
+
+function legendItem(className, text, meaning) {
+  const item = make("span"), mark = make("i", className);
+  mark.append(make("span", "token", text), make("i", className === "cell filled" ? "sure" : ""));
+  item.append(mark, meaning);
+  return item;
+}
+
+function scale() {
+  const item = make("span"), ramp = make("span", "ramp");
+  for (let place = 0; place < 8; place++) {
+    const cell = make("i", "cell filled");
+    for (const name of ["--t", "--c"]) cell.style.setProperty(name, place / 7);
+    ramp.append(cell);
+  }
+  const isByConfidence = byId("stage").classList.contains("by-confidence");
+  item.append(...(isByConfidence ? ["unsure", ramp, "sure"] : ["first pass", ramp, "last"]));
+  return item;
 }
 
 function showPairs(pairs) {
