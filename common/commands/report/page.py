@@ -104,12 +104,14 @@ def _counts(metrics: object) -> tuple[int, int]:
 
 
 def _figure(section: Section) -> str:
+    title = _text(section.title)
     legend = "".join(f'<li><i class="{style}"></i>{_text(name)}</li>' for style, name in section.legend)
     caption = "".join(f"<p>{_text(line)}</p>" for line in (section.meaning, *section.conditions))
-    shown = f'{section.picture}<ul class="legend">{legend}</ul><figcaption>{caption}</figcaption>'
-    if section.table is not None:
-        shown += f"<details><summary>Table</summary>{_table(section.title, section.table)}</details>"
-    return f"<figure><h2>{_text(section.title)}</h2>{shown}</figure>"
+    table = "" if section.table is None else f"<summary>Table: {title}</summary>{_table(section.title, section.table)}"
+    return (
+        f'<figure><h2>{title}</h2>{section.picture}<ul class="legend">{legend}</ul><figcaption>{caption}</figcaption>'
+        f"{table and f'<details>{table}</details>'}</figure>"
+    )
 
 
 def _table(title: str, table: Table) -> str:
