@@ -76,7 +76,7 @@ def main(num_pairs: int) -> None:
         wait_until(lambda: is_ready(direct))
         rows = []
         for what, method, path in (
-            ("`GET /v1/models`, no engine", "GET", "/v1/models"),
+            ("GET /v1/models, no engine", "GET", "/v1/models"),
             ("a completion of 16 tokens", "POST", "/v1/completions"),
         ):
             of_direct, of_proxy = in_turns((direct, proxy), method, path, num_pairs)
