@@ -23,12 +23,14 @@ _STOP_LIMIT_S = 1.0  # for answers that are being marked when a run is stopped; 
 def records(
     generator: Generator,
     lines: Sequence[InputLine],
+    turns: Iterator[int],
     source: InputConfig,
     stops: Sequence[str],
     max_model_len: int,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the output lines of these requests, as they end and are marked.
+    """Yield the output lines of the requests that this replica takes, as they end and are marked.
 
+    lines: those of all replicas. turns: places among them, each asked for when there is room for it.
     stops: where answers end, unless a line has its own; none are those of the input's benchmark, if it is one.
     """
     task = None if stops else task_of(source)
@@ -46,7 +48,7 @@ def records(
     decode_of: dict[str, DecodeConfig] = {}  # of requests with settings that are not the run's
     marking = MarkingPool(source)
     try:
-        for result in generator.generate(_requests(lines, maker, refused, decode_of)):
+        for result in generator.generate(_requests((lines[place] for place in turns), maker, refused, decode_of)):
             line, own_decode = line_of[result.id], decode_of.pop(result.id, generator.run.decode)
             if isinstance(result, Rejection):
                 yield {"id": line.id, "error": result.reason}

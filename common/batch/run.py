@@ -1,7 +1,8 @@
 """A batch run: a JSONL file of requests in, a JSONL file of results out, resumable at any moment.
 
 Every rank runs this. Rank 0 opens the output, decides what is left to do and tells the others before anybody writes;
-each data-parallel replica takes its share of that list, and the one leader of a replica appends results as they end.
+data-parallel replicas take the next of that list whenever they have room, and the one leader of a replica appends
+results as they end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from common.batch.records import records
 from common.batch.source import is_read_once, shown
 from common.config import DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError
-from common.processes import Stopped, global_rank, num_started, share_from_first, wait_for_all
+from common.processes import Stopped, global_rank, num_started, share_from_first, take_turns, wait_for_all
 from common.scoring import DEFINITIONS, fingerprint, require_markable, summarize, summarize_start
 
 if TYPE_CHECKING:
@@ -120,11 +121,14 @@ def _decode(
     output: OutputFile | None,
 ) -> dict[str, Any] | None:
     assert run.input is not None and run.output is not None, "input_and_output has checked it"
-    mine = pending[generator.replica :: generator.num_replicas]
+    turns = take_turns(len(pending))
     progress = Progress(Path(run.output.path), len(pending)) if global_rank() == 0 else None
     started = time.perf_counter()
     try:
-        for record in records(generator, mine, run.input, run.decode.stop, profile.max_model_len):
+        mine = (
+            turns if generator.is_leader else iter(())
+        )  # the others of a replica hear of its requests from its leader
+        for record in records(generator, pending, mine, run.input, run.decode.stop, profile.max_model_len):
             if output is not None:
                 output.append(record)
             if progress is not None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from typing import Annotated, Any
 
 import typer
 
+from common.commands.arguments.found import load_both
 from common.commands.arguments.options import (
     ModelArgument,
     OptionalText,
     ProfileOption,
     SaveRunOption,
     SetOption,
-    load_to_run,
+    make_ready,
     save_run_file,
 )
 from common.errors import ConfigError
@@ -54,15 +56,19 @@ def serve(
     """Answer requests over HTTP, as OpenAI's API does, until SIGTERM or Ctrl-C.
 
     The settings are what a request has that says nothing else. Of a run file input and output are not used. A
-    profile of several processes, such as cuda_bp2 for two GPUs, is started by scripts/serve.sh PROFILE MODEL;
-    DRY_RUN=true before it prints how.
+    profile whose replicas have several processes, such as cuda_bp2 for two GPUs, is started by scripts/serve.sh
+    PROFILE MODEL; DRY_RUN=true before it prints how.
     """
+    from common.serving import REPLICA, starts_replicas
     from common.serving import serve as serve_run
 
     settings = [*(set or []), *_overrides(host, port, api_key_file)]
+    replica = os.environ.get(REPLICA)
+    who = "lopa" if replica is None else f"lopa: replica {replica}"
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s lopa: %(message)s"))
-    device_profile, run_config = load_to_run(profile, model, settings, "scripts/serve.sh", takes_many=True)
+        handler.setFormatter(logging.Formatter(f"%(asctime)s {who}: %(message)s"))
+    device_profile, run_config = load_both(profile, model, settings, takes_many=True)
+    make_ready(device_profile, "scripts/serve.sh", starts_others=starts_replicas(device_profile, run_config))
     save_run_file(save_run, run_config)
 
     def build() -> Any:

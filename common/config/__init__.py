@@ -7,7 +7,7 @@ after this room sees a dict or fills in a default.
 from common.config.consistent import MIN_TEMPERATURE
 from common.config.decode import MOST_STOP_TOKENS, NUM_CANDIDATES, DecodeConfig, is_greedy
 from common.config.explain import explain, given_value, keys_of, problem, remedy
-from common.config.files import load_profile, load_profile_and_run, load_run, load_yaml
+from common.config.files import as_yaml, load_profile, load_profile_and_run, load_run, load_yaml
 from common.config.frozen import Frozen, Settings
 from common.config.names import fewshot_file, find_config, machine_file, shipped_names, tiles_folder
 from common.config.old_spellings import recorded, renewed
@@ -55,6 +55,7 @@ __all__ = [
     "SweepLaunch",
     "SweepPoint",
     "Vanilla",
+    "as_yaml",
     "explain",
     "fewshot_file",
     "find_config",

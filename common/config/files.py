@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from pydantic import ValidationError
 
 from common.config.decode import DecodeConfig
@@ -53,6 +54,17 @@ def load_run(name: str | Path, overrides: Sequence[str | Override] = ()) -> RunC
     run = _checked(tree, Origins(path, as_overrides(overrides)), RunConfig)
     source = run.input and run.input.model_copy(update={"path": or_shipped(run.input.path)})
     return run.model_copy(update={"model": or_shipped(run.model), "input": source})
+
+
+def as_yaml(settings: DeviceProfile | RunConfig) -> str:
+    """Return the file that says all of these settings, those of a preset too."""
+    content = settings.model_dump(mode="json", exclude_defaults=True, exclude={"preset"})
+    if isinstance(settings, RunConfig):
+        # What was said though it is usual: of another strategy, or of a server, something else may be.
+        said = settings.model_dump(mode="json", exclude_unset=True, include={"decode", "max_num_requests"})
+        decode = said.pop("decode", {}) | content.get("decode", {})
+        content |= said | ({"decode": decode} if decode else {})
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def load_yaml(path: str | Path, kind: type[ConfigT], overrides: Sequence[str | Override] = ()) -> ConfigT:

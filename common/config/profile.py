@@ -16,7 +16,9 @@ class MeshConfig(Settings):
     """Sizes of the device mesh (dp, bp, tp); their product is the number of processes."""
 
     data_parallel_size: int = Field(
-        default=1, ge=1, description="Copies of the engine, each of which decodes its own share of the requests (dp)."
+        default=1,
+        ge=1,
+        description="Copies of the engine, replicas, which take the next request when they have room (dp).",
     )
     branch_parallel_size: int = Field(
         default=1, ge=1, description="Processes over which the branches of a step are dealt (bp)."

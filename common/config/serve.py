@@ -16,6 +16,12 @@ class ServeConfig(Settings):
 
     host: str = Field(default="127.0.0.1", min_length=1, description="The address to listen on; `0.0.0.0` is all.")
     port: int = Field(default=8000, ge=0, le=65535, description="The port to listen on; 0 takes a free one.")
+    num_front_ends: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes that speak HTTP; more than one where one cannot keep up with several replicas.",
+    )
     served_model_names: tuple[str, ...] = Field(
         default=(), description="What clients call the model, the first in answers; none is the model folder's name."
     )

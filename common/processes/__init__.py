@@ -2,7 +2,7 @@
 several, and how each of them ends.
 """
 
-from common.processes.cores import leave_first_core, poll_on
+from common.processes.cores import cores_of, leave_first_core, poll_on
 from common.processes.environment import apply_environment
 from common.processes.mesh import Mesh, check_started, close_mesh, host_group, init_mesh, resolve_mesh
 from common.processes.nodes import Nodes, injected, processes_here, torchrun_options
@@ -15,8 +15,8 @@ from common.processes.stop import (
     end_undisturbed,
     stop_on_signals,
 )
-from common.processes.store import meet, share_from_first, shared_count, wait_for_all
-from common.processes.supervise import supervise, write_error_file
+from common.processes.store import meet, share_from_first, shared_count, take_turns, wait_for_all
+from common.processes.supervise import read_error_file, supervise, write_error_file
 
 __all__ = [
     "Mesh",
@@ -25,6 +25,7 @@ __all__ = [
     "apply_environment",
     "check_started",
     "close_mesh",
+    "cores_of",
     "die_with_launcher",
     "die_with_parent",
     "drain_on_signals",
@@ -40,11 +41,13 @@ __all__ = [
     "num_started_here",
     "poll_on",
     "processes_here",
+    "read_error_file",
     "resolve_mesh",
     "share_from_first",
     "shared_count",
     "stop_on_signals",
     "supervise",
+    "take_turns",
     "torchrun_options",
     "wait_for_all",
     "write_error_file",

@@ -22,6 +22,12 @@ def slice_of(cores: Sequence[int], rank: int, count: int) -> list[int]:
     return sorted(cores)[rank * each : (rank + 1) * each]
 
 
+def cores_of(place: int, count: int) -> list[int]:
+    """Return the part of this process's cores that one of `count` processes gets; none where a part would be empty or
+    the system cannot bind."""
+    return slice_of(sorted(os.sched_getaffinity(0)), place, count) if hasattr(os, "sched_getaffinity") else []
+
+
 def leave_first_core() -> int | None:
     """Bind this process to its slice but for the first core, which is returned; None, and nothing bound, where a slice
     has no two cores or the system cannot bind."""

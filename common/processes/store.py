@@ -7,16 +7,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import count
+from itertools import count as numbers
+from itertools import takewhile
 from typing import Any
 
 from common.errors import LOST_PEER, EngineError
 from common.processes.ranks import global_rank, num_started
 
 _POLL_S = 0.2
-_next = count()
+_next = numbers()
 
 
 def share_from_first(value: Any) -> Any:
@@ -64,6 +65,15 @@ def meet(timeout_s: float) -> None:
 def shared_count(name: str, add: int = 0) -> int:
     """Return what all processes have added under this name, with what this one adds now."""
     return int(_store().add(f"lopa/count/{name}", add)) if num_started() > 1 else 0
+
+
+def take_turns(count: int) -> Iterator[int]:
+    """Return the places 0 to count - 1 in ascending order, each of them given to one of all that ask; every rank makes
+    the call, and one of each replica asks. A place is taken when it is asked for."""
+    if num_started() == 1:
+        return iter(range(count))
+    name = _next_key("turn")
+    return takewhile(lambda place: place < count, iter(lambda: shared_count(name, 1) - 1, None))
 
 
 def _next_key(kind: str) -> str:

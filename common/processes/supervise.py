@@ -110,3 +110,12 @@ def write_error_file(sentence: str) -> None:
         now = time.time()
         message = {"message": sentence, "extraInfo": {"timestamp": str(int(now)), "time": now}}
         Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")
+
+
+def read_error_file(path: Path) -> str | None:
+    """Return the last words that `write_error_file`, or torchrun, has left there; None: there are none."""
+    try:
+        message = json.loads(path.read_text(encoding="utf-8"))["message"]
+        return str(message["message"] if isinstance(message, dict) else message)
+    except (OSError, ValueError, LookupError):
+        return None

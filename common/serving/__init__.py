@@ -1,9 +1,11 @@
 """An OpenAI-compatible server: `lopa serve`.
 
 The process of rank 0 drives the engine and starts another one, the front end, which speaks HTTP. The two exchange small
-messages once a step, so that no client, however slow, keeps a step waiting.
+messages once a step, so that no client, however slow, keeps a step waiting. With several replicas a third kind starts
+both (`engine.replicas`).
 """
 
+from common.serving.engine.replicas import REPLICA, starts_replicas
 from common.serving.engine.start import serve
 from common.serving.events import DenoiseEvents, shown_settings
 from common.serving.hosted import HostedServer, answer_requests
@@ -13,6 +15,7 @@ from common.serving.page import colours, trace_page
 
 __all__ = [
     "LENGTH_BYTES",
+    "REPLICA",
     "DenoiseEvents",
     "HostedServer",
     "Link",
@@ -23,5 +26,6 @@ __all__ = [
     "framed",
     "serve",
     "shown_settings",
+    "starts_replicas",
     "trace_page",
 ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from common.config import RunConfig
 from common.errors import ConfigError
 from common.serving.engine.front import check_serving
+from common.serving.engine.links import Links
 from common.serving.engine.loop import RequestLoop
 from common.serving.engine.passes import CountedEngine
 from common.serving.events import shown_settings
@@ -38,7 +39,7 @@ def answer_requests(generator: Generator, link: Link) -> None:
         link.send([Ready(generator.run.decode, capacity.num_slots, capacity.max_model_len, vocab_size)])
         at_once = counted(capacity.num_slots, "request")
         logger.info("ready: %s at once, %d positions each", at_once, capacity.max_model_len)
-        RequestLoop(core, engine, link).run()
+        RequestLoop(core, engine, Links([link])).run()
     generator.close()
 
 
@@ -53,15 +54,14 @@ class HostedServer:
         keys = check_serving(run.serve)
         # Here: the engine's process imports this module too.
         from common.serving.http.app import build_app
-        from common.serving.http.engine import EngineClient
+        from common.serving.http.engines.client import EngineClient
         from common.serving.http.service import Service
 
         self._on_end = on_end
         self._is_over = False
         self._loaded: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._engine = EngineClient(
-            own, run.serve.max_queued_requests, self._load, self._end, run.serve.engine_silence_s
-        )
+        self._own = own
+        self._engine = EngineClient(run.serve.max_queued_requests, self._load, run.serve.engine_silence_s)
         names = run.serve.served_model_names or (Path(run.model).resolve().name,)
         page = live_page(None, {}) if keys else live_page(names[0], shown_settings(run.decode))
         self._service = Service(run, names, self._engine, page)
@@ -70,7 +70,7 @@ class HostedServer:
     async def start(self) -> bool:
         """Wait for the engine to be ready; False where it has ended instead. Raises ConfigError for a tokenizer that
         cannot be loaded."""
-        self._talking = asyncio.ensure_future(self._engine.run())
+        self._talking = asyncio.ensure_future(self._talk())
         return await self._loaded
 
     def require_alive(self) -> None:
@@ -82,14 +82,20 @@ class HostedServer:
         self._is_over = True
         self._engine.end()
 
-    def _load(self, ready: Ready) -> None:
+    async def _talk(self) -> None:
+        try:
+            await self._engine.follow(*await asyncio.open_connection(sock=self._own))
+        finally:
+            self._end()
+
+    def _load(self, replica: int, ready: Ready) -> None:
         async def load() -> None:
             try:
                 await asyncio.to_thread(self._service.load, ready)
             except ConfigError as error:
                 self._loaded.set_exception(error)
                 return
-            self._engine.state = "ready"
+            self._engine.is_loaded = True
             self._loaded.set_result(True)
 
         self._loading = asyncio.ensure_future(load())

@@ -52,12 +52,17 @@ class Link:
         """Whether the other side reads much more slowly than it is written to, or has stopped."""
         return len(self._unsent) > _BEHIND_BYTES
 
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     def receive(self, wait_s: float = 0.0) -> list[Any]:
         """Return what has come, after waiting for something up to so long. Raises LinkClosed."""
         if wait_s:
-            unsent = [self._socket] if self._unsent else []
-            select.select([self._socket], unsent, [], wait_s)
-            self.send([])
+            wait_for_any([self], wait_s)
         try:
             part = self._socket.recv(_READ_BYTES)
         except BlockingIOError:
@@ -87,3 +92,10 @@ class Link:
             messages += pickle.loads(bytes(self._unread[LENGTH_BYTES:end]))
             del self._unread[:end]
         return messages
+
+
+def wait_for_any(links: Sequence[Link], wait_s: float) -> None:
+    """Wait up to so long for something to read from one of them, or room for what is unsent. Raises LinkClosed."""
+    select.select(links, [link for link in links if link.has_unsent], [], wait_s)
+    for link in links:
+        link.send([])

@@ -8,6 +8,10 @@ from typing import NamedTuple
 from common.config import DecodeConfig, RunConfig
 from common.decoding import GenerationRequest, StepRecord
 
+TAKEN_ID = (
+    "request_id: a call of this id is still being answered; give each call an id of its own, here or in the header "
+    "X-Request-Id"
+)
 TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 WINDOW_BUCKETS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
@@ -23,6 +27,14 @@ class Abort(NamedTuple):
     id: str
 
 
+class AbortCall(NamedTuple):
+    """Abort all requests of a call, whichever front end took it; None: of all calls. number: of the question, which
+    `Aborted` answers."""
+
+    number: int
+    call_id: str | None
+
+
 class Over(NamedTuple):
     """Nothing more will come: the engine's process may end."""
 
@@ -34,6 +46,14 @@ class Begin(NamedTuple):
     model_names: tuple[str, ...]
     port: int
     keys: tuple[bytes, ...]
+    num_replicas: int = 1
+
+
+class Hello(NamedTuple):
+    """The first message of a replica that comes to a front end by itself; and to who starts replicas, that it takes
+    requests."""
+
+    replica: int
 
 
 class Ready(NamedTuple):
@@ -43,6 +63,13 @@ class Ready(NamedTuple):
     num_slots: int
     max_model_len: int
     vocab_size: int
+
+
+class Aborted(NamedTuple):
+    """So many requests of a call are being aborted."""
+
+    number: int
+    num_requests: int
 
 
 class Accepted(NamedTuple):
@@ -120,5 +147,7 @@ class Counts:
     windows_sum: int = 0
 
 
-FromFront = Add | Abort | Over
-FromEngine = Ready | Accepted | Rejected | Tokens | Passed | Ended | Failed | Counts
+def call_names(request_id: str) -> tuple[str, str]:
+    """Return what the call of this request can be aborted by: its answer's id, and that without the route's prefix."""
+    own = request_id.rpartition("-")[0]
+    return own, own.partition("-")[2]

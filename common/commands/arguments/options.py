@@ -11,10 +11,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import typer
-import yaml
 
 from common.commands.arguments.found import load_both
-from common.config import DecodeConfig, DeviceProfile, RunConfig, shipped_names
+from common.config import DecodeConfig, DeviceProfile, RunConfig, as_yaml, shipped_names
 from common.errors import ConfigError, placed
 from common.platforms import platform_of
 from common.processes import apply_environment, check_started, global_rank, num_started_here, resolve_mesh
@@ -98,13 +97,8 @@ def save_run_file(path: Path | None, run: RunConfig) -> None:
         return
     if path.exists():
         raise ConfigError(f"--save-run {path}: it is there already; choose another name")
-    settings = run.model_dump(mode="json", exclude_defaults=True, exclude={"preset"})
-    # What was said of `decode` though it is usual: of another strategy something else may be.
-    decode = run.decode.model_dump(mode="json", exclude_unset=True) | settings.get("decode", {})
-    settings |= {"decode": decode} if decode else {}
-    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     started_by = f"# Start it by `lopa run {path}`, `lopa serve {path}` or `lopa chat {path}`.\n"
-    write_whole(path, (started_by + text).encode())
+    write_whole(path, (started_by + as_yaml(run)).encode())
 
 
 def load_to_run(
@@ -121,10 +115,10 @@ def load_to_run(
     return device_profile, run_config
 
 
-def make_ready(device_profile: DeviceProfile, start_many: str | None = None) -> None:
+def make_ready(device_profile: DeviceProfile, start_many: str | None = None, *, starts_others: bool = False) -> None:
     """This process made ready to run the profile's engine. Raises ConfigError or MissingCapability.
 
-    start_many: as for `load_to_run`.
+    start_many: as for `load_to_run`. starts_others: this process starts those that run it.
     """
     # run_batch.sh has exported them already; torch, which reads some of them when it loads, is not loaded yet.
     apply_environment(device_profile.environment)
@@ -132,7 +126,8 @@ def make_ready(device_profile: DeviceProfile, start_many: str | None = None) -> 
     if platform.needs_devices_at_start:
         here = num_started_here() or resolve_mesh(device_profile).num_processes
         platform.require_devices(device_profile, here)
-    check_started(device_profile, _ONE_PROCESS if start_many is None else f"start it with {start_many}, {_READS}")
+    if not starts_others:
+        check_started(device_profile, _ONE_PROCESS if start_many is None else f"start it with {start_many}, {_READS}")
 
 
 class GeneratorOnDemand:

@@ -52,14 +52,25 @@ class Job:
         return "\n".join([*unset, *exports, shlex.join(self.command)])
 
 
-def job_of(worker: list[str], profile: DeviceProfile, environment: Mapping[str, str], *, needs_input: bool) -> Job:
-    """This node's share of a command that runs under the profile. Raises ConfigError."""
+def job_of(
+    worker: list[str], profile: DeviceProfile, environment: Mapping[str, str], *, needs_input: bool,
+    starts_others: bool = False,
+) -> Job:  # fmt: skip
+    """This node's share of a command that runs under the profile. Raises ConfigError.
+
+    starts_others: the command is one process that starts those of the profile.
+    """
     nodes = Nodes.from_environment(environment)
     num_here = processes_here(profile, nodes)
     variables = {"OMP_NUM_THREADS": str(max(1, _num_cpus() // num_here)), **profile.environment}
     added = {name: value for name, value in variables.items() if name not in environment}
+    if starts_others and nodes.count > 1:
+        raise ConfigError(
+            "a server's replicas are on one node: unset NNODES, start a server on each node, and put a router in front "
+            "(configs/cluster/nginx.conf)"
+        )
     dropped = tuple(injected(environment))
-    if num_here * nodes.count == 1:
+    if starts_others or num_here * nodes.count == 1:
         return Job(added, worker, needs_input, dropped=dropped)
     return Job(added, worker, needs_input, torchrun_options(nodes, num_here), nodes, dropped)
 

@@ -27,7 +27,8 @@ from common.commands.job.launch import Job, check_before_start, check_options, i
 from common.commands.main import open_standard_streams
 from common.config import DeviceProfile, RunConfig, find_config
 from common.errors import ConfigError, MissingCapability, one_line
-from common.processes import Stopped
+from common.processes import Stopped, write_error_file
+from common.serving import starts_replicas
 
 _HELP = {"-h", "--help"}
 
@@ -52,7 +53,9 @@ def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[
     worker = ["-m", "common.commands", *command, *files, *others, *settings]
     if known.command == "run" and any(one.partition("=")[0] == "--ray" for one in others):
         return Job({}, worker, needs_input=True, is_on_ray=True), profile, run
-    return job_of(worker, profile, environment, needs_input=known.command == "run"), profile, run
+    starts_others = known.command == "serve" and starts_replicas(profile, run)
+    job = job_of(worker, profile, environment, needs_input=known.command == "run", starts_others=starts_others)
+    return job, profile, run
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -86,6 +89,8 @@ def _check_and_start(arguments: Sequence[str]) -> int:
         if not job.is_on_ray:
             check_before_start(profile, run, job.nodes, needs_input=job.needs_input)
     except (ConfigError, MissingCapability, OSError) as error:
-        print(f"lopa: {one_line(str(error))}", file=sys.stderr)
+        sentence = one_line(str(error))
+        write_error_file(sentence)  # for who started this launcher
+        print(f"lopa: {sentence}", file=sys.stderr)
         return 2
     return start_here(job)

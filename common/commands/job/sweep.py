@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import logging
 import os
 import signal
@@ -31,7 +30,7 @@ from common.commands.arguments.options import allowing
 from common.commands.job.launch import Job, check_before_start, check_options, is_dry_run, job_of, start_here
 from common.config import OWN, Sweep, SweepLaunch, SweepPoint, find_config, load_sweep, slug
 from common.errors import ConfigError, one_line, placed
-from common.processes import die_with_parent, processes_here
+from common.processes import die_with_parent, processes_here, read_error_file
 
 logger = logging.getLogger(__name__)
 _ONE_LAUNCH = "LOPA_ONE_LAUNCH"  # set for the process that stands for one launch of a sweep
@@ -240,7 +239,7 @@ class Starter:
             environment = {**os.environ, _ONE_LAUNCH: "1", "TORCHELASTIC_ERROR_FILE": str(said)}
             # A session of its own: a Ctrl-C of the terminal comes once, from here.
             process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
-            return Outcome(_wait(process), _sentence(said))
+            return Outcome(_wait(process), read_error_file(said))
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
@@ -252,11 +251,3 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _sentence(path: Path) -> str | None:
-    try:
-        message = json.loads(path.read_text(encoding="utf-8"))["message"]
-        return str(message["message"] if isinstance(message, dict) else message)
-    except (OSError, ValueError, LookupError):
-        return None

@@ -1,4 +1,4 @@
-"""The front end as seen from the engine's process: its socket, its start, its end."""
+"""A front end as seen from the process that starts it: its socket, its start, its end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ from common.serving.link import Link, LinkClosed
 from common.serving.messages import Begin, Failed
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
-_LAST_WORDS_S = 5.0
+LAST_WORDS_S = 5.0
 
 
 class FrontEnd(NamedTuple):
@@ -33,7 +34,7 @@ class FrontEnd(NamedTuple):
 
     def fail(self, sentence: str) -> None:
         """Give its clients the sentence, then let it end."""
-        self.link.send_last([Failed(sentence)], _LAST_WORDS_S)
+        self.link.send_last([Failed(sentence)], LAST_WORDS_S)
         self.wait()
 
     def why_gone(self) -> str:
@@ -46,7 +47,7 @@ class FrontEnd(NamedTuple):
 
     def wait(self) -> None:
         try:
-            self.process.wait(_LAST_WORDS_S)
+            self.process.wait(LAST_WORDS_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
 
@@ -60,28 +61,30 @@ def check_serving(serve: ServeConfig) -> tuple[bytes, ...]:
     return read_keys(serve.api_key_file)
 
 
-def start_front_end(run: RunConfig, keys: tuple[bytes, ...]) -> FrontEnd:
-    """Listen, and start the process that answers. Raises ConfigError where the address cannot be had."""
-    listening = _listen(run.serve)
+def start_front_end(
+    run: RunConfig, keys: tuple[bytes, ...], listening: socket.socket, meeting: socket.socket | None = None,
+    num_replicas: int = 1, environment: Mapping[str, str] | None = None,
+) -> FrontEnd:  # fmt: skip
+    """Start a process that answers. meeting: where replicas come to, which the front end then speaks with instead."""
     own, other = socket.socketpair()
-    fds = listening.fileno(), other.fileno()
+    fds = [one.fileno() for one in (listening, other, meeting) if one is not None]
     process = subprocess.Popen(
         [sys.executable, "-m", "common.serving.http", *map(str, fds)],
         pass_fds=fds,
-        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        env={**os.environ, **(environment or {}), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         start_new_session=True,  # signals of the terminal are this process's, which passes them on
     )
     port = int(listening.getsockname()[1])
-    listening.close()
     other.close()
     link = Link(own)
     names = run.serve.served_model_names or (Path(run.model).resolve().name,)
     with suppress(LinkClosed):  # noticed once it is needed
-        link.send([Begin(run, names, port, keys)])
+        link.send([Begin(run, names, port, keys, num_replicas)])
     return FrontEnd(process, link)
 
 
-def _listen(serve: ServeConfig) -> socket.socket:
+def listen(serve: ServeConfig) -> socket.socket:
+    """Return the socket that clients come to. Raises ConfigError where the address cannot be had."""
     family = socket.AF_INET6 if ":" in serve.host else socket.AF_INET
     try:
         return socket.create_server((serve.host, serve.port), family=family, backlog=2048)

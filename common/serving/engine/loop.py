@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.decoding import EngineCore, Rejection, RequestOutput, Room, StepRecord
+from common.serving.engine.links import Links
 from common.serving.engine.passes import CountedEngine
-from common.serving.link import Link
 from common.serving.messages import Abort, Accepted, Add, Ended, Over, Passed, Rejected, Tokens
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class RequestLoop:
 
     core: EngineCore
     engine: CountedEngine
-    link: Link
+    link: Links
     is_over: bool = False
     _served: dict[str, _Served] = field(default_factory=dict)
     _watched: set[str] = field(default_factory=set)

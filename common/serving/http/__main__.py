@@ -1,7 +1,8 @@
-"""The front end's process: `python -m common.serving.http LISTENING_FD LINK_FD`, started by the engine's.
+"""A front end's process: `python -m common.serving.http LISTENING_FD LINK_FD [REPLICAS_FD]`.
 
-It ends when its engine does, and otherwise when it was told to (SIGTERM) and every client has its answer. Signals of
-the terminal do not reach it.
+The link leads to the process that starts it: the engine's, or that of several replicas, which come to the socket
+REPLICAS_FD by themselves. It ends when that process does, and otherwise when it was told to (SIGTERM) and every client
+has its answer. Signals of the terminal do not reach it.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import socket
 import sys
 from contextlib import nullcontext, suppress
 from importlib import import_module
+from typing import Any
 
 import uvicorn
 
 from common.serving.events import shown_settings
 from common.serving.http.app import build_app
 from common.serving.http.connections import KEEP_ALIVE_S, connection_class, make_room, tell_of_loop, tell_seldom
-from common.serving.http.engine import EngineClient
+from common.serving.http.engines.client import EngineClient
 from common.serving.http.gate import hosts_of
 from common.serving.http.service import Service
-from common.serving.link import LENGTH_BYTES
-from common.serving.messages import Begin, Ready
+from common.serving.link import LENGTH_BYTES, framed
+from common.serving.messages import Begin, Hello, Ready
 from common.serving.page import live_page
 from common.tables import counted
 
@@ -47,15 +49,21 @@ class _Server(uvicorn.Server):
 
 
 class FrontEnd:
-    """One server over one engine."""
+    """A server over one engine or several.
 
-    def __init__(self, begin: Begin, link: socket.socket, listening: socket.socket) -> None:
+    meeting: where replicas come to; None: the engine is at the other end of the link.
+    """
+
+    def __init__(
+        self, begin: Begin, link: socket.socket, listening: socket.socket, meeting: socket.socket | None
+    ) -> None:
+        self._link, self._meeting = link, meeting
         self._serve, self._url = begin.run.serve, _url(begin)
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
         self._engine = EngineClient(
-            link, self._serve.max_queued_requests, self._load, self._ended.set, self._serve.engine_silence_s
+            self._serve.max_queued_requests, self._hear_ready, self._serve.engine_silence_s, begin.num_replicas
         )
         is_open = not begin.keys
         served = (begin.model_names[0], shown_settings(begin.run.decode)) if is_open else (None, {})
@@ -84,7 +92,7 @@ class FrontEnd:
         loop.set_exception_handler(tell_of_loop)
         serving = asyncio.ensure_future(self._server.serve(sockets=[self._listening]))
         watching = asyncio.ensure_future(self._watch())
-        talking = asyncio.ensure_future(self._engine.run())
+        talking = asyncio.ensure_future(self._talk())
         importing = asyncio.ensure_future(asyncio.to_thread(import_module, "common.checkpoint"))
         await asyncio.wait({serving, asyncio.ensure_future(self._ended.wait())}, return_when=asyncio.FIRST_COMPLETED)
         if self._draining is None and not serving.done():
@@ -94,12 +102,39 @@ class FrontEnd:
         for task in (talking, importing, watching):
             task.cancel()
 
+    async def _talk(self) -> None:
+        """Speak with the engines until the process that started this one is gone."""
+        reader, self._starter = await asyncio.open_connection(sock=self._link)
+        try:
+            if self._meeting is None:
+                await self._engine.follow(reader, self._starter)
+            else:
+                await asyncio.start_unix_server(self._meet, sock=self._meeting)
+                failed = await _next_message(reader)
+                self._engine.lose_all(failed.sentence)
+        except (asyncio.IncompleteReadError, OSError):
+            self._engine.lose_all("the server has ended")
+        finally:
+            self._ended.set()
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Speak with a replica that has just started."""
+        hello = await _next_message(reader)
+        assert isinstance(hello, Hello), "it comes first"
+        await self._engine.follow(reader, writer, hello.replica)
+
     async def _watch(self) -> None:
         """Look after the connections, while more of them wait in the kernel than are accepted at once."""
         while not self._server.started:
             await asyncio.sleep(_POLL_S)
         self._listening.listen(_BACKLOG)
         await self._room.watch()
+
+    def _hear_ready(self, replica: int, ready: Ready) -> None:
+        if self._loading is None:
+            self._load(ready)
+        if self._meeting is not None:
+            self._starter.write(framed([Hello(replica)]))
 
     def _load(self, ready: Ready) -> None:
         """Take requests, once the tokenizer is there too."""
@@ -112,8 +147,8 @@ class FrontEnd:
                 logger.error("the tokenizer cannot be loaded: %s", error)
                 self._ended.set()
                 return
-            if self._engine.state == "loading":
-                self._engine.state = "ready"
+            self._engine.is_loaded = True
+            if self._engine.state == "ready":
                 at_once = counted(ready.num_slots, "request")
                 logger.info("ready on %s: %s at once, %d positions each", self._url, at_once, ready.max_model_len)
 
@@ -140,10 +175,17 @@ class FrontEnd:
         self._engine.end()
 
 
-async def _main(listening: socket.socket, link: socket.socket) -> None:
+async def _main(listening: socket.socket, link: socket.socket, meeting: socket.socket | None = None) -> None:
     begin = await asyncio.to_thread(_first_message, link)
     logger.info("listening on %s; loading the model, and answering 503 until it is ready", _url(begin))
-    await FrontEnd(begin, link, listening).run()
+    await FrontEnd(begin, link, listening, meeting).run()
+
+
+async def _next_message(reader: asyncio.StreamReader) -> Any:
+    """Return a message that comes alone. Raises IncompleteReadError at the end."""
+    length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
+    (message,) = pickle.loads(await reader.readexactly(length))
+    return message
 
 
 def _url(begin: Begin) -> str:
@@ -170,9 +212,8 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s lopa: %(message)s", level=logging.WARNING)
     logging.getLogger("common").setLevel(logging.INFO)
     tell_seldom()
-    listening, link = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
     with suppress(KeyboardInterrupt):
-        asyncio.run(_main(listening, link))
+        asyncio.run(_main(*(socket.socket(fileno=int(number)) for number in sys.argv[1:])))
 
 
 main()

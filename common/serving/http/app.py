@@ -131,7 +131,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/ready", responses=_refusals(403, 503))
     async def ready() -> Response:
         engine.require_ready()
-        return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "ready", "replicas": [replica.state for replica in engine.replicas]})
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=_refusals(403))
     async def metrics() -> Response:
@@ -221,4 +221,4 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
             raise ApiError(400, "request_id: name a request, or send abort_all true", "request_id")
         if call_id is not None and fields.abort_all:
             raise ApiError(400, "abort_all: a request is named too; send one of the two", "abort_all")
-        return {"aborted": service.engine.abort_call(call_id)}
+        return {"aborted": await service.engine.abort_call(call_id)}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from common.config import RunConfig
 from common.requests import PromptMaker, RequestMaker
-from common.serving.http.engine import Answer, EngineClient
+from common.serving.http.engines.client import EngineClient, QueueFull
+from common.serving.http.engines.replica import Answer
 from common.serving.http.errors import ApiError
 from common.serving.http.fields import CompletionFields, GenerateFields, Sampling
 from common.serving.http.metrics import Metrics
@@ -131,7 +132,11 @@ class Service:
         proxy cuts it, and a refusal is its last event.
         """
         orders = self.book.orders(prefix, fields, prompts, header_id)
-        answers = self.engine.submit(orders.orders, is_watched=stream_mode == "denoise" and fields.stream)
+        try:
+            answers = self.engine.submit(orders.orders, is_watched=stream_mode == "denoise" and fields.stream)
+        except QueueFull:
+            self.metrics.rejected()
+            raise
         try:
             wait_s = self.run.serve.keep_alive_s if fields.stream else None
             with suppress(asyncio.TimeoutError):

@@ -15,9 +15,10 @@ from test_request_loop import DECODE, Chance, scheduler
 
 from common.decoding import EngineCore, GenerationRequest, decode_requests
 from common.processes import Mesh
+from common.serving.engine.links import Links
 from common.serving.engine.loop import RequestLoop
 from common.serving.engine.passes import CountedEngine
-from common.serving.http.engine import EngineClient
+from common.serving.http.engines.client import EngineClient
 from common.serving.http.orders import Order
 from common.serving.link import Link
 from common.serving.messages import Passed, Ready
@@ -33,6 +34,7 @@ class Ranks:
 
     def __init__(self, num_ranks: int) -> None:
         here, self.front = socket.socketpair()
+        self.link = Link(here)
         told = Told(num_ranks)
         self.cores = []
         for rank in range(num_ranks):
@@ -40,7 +42,7 @@ class Ranks:
             if num_ranks > 1:
                 engine.mesh = Mesh(rank=rank, bp_rank=rank, bp_size=num_ranks, relay=told.of(rank))
             self.cores.append(EngineCore(scheduler(3, LONG), engine if rank else CountedEngine(engine)))
-        self.loop = RequestLoop(self.cores[0], self.cores[0].engine, Link(here))  # type: ignore[arg-type]
+        self.loop = RequestLoop(self.cores[0], self.cores[0].engine, Links([self.link]))  # type: ignore[arg-type]
         self.threads = [threading.Thread(target=self.loop.run, daemon=True)]
         self.threads += [threading.Thread(target=self._follow, args=(core,), daemon=True) for core in self.cores[1:]]
 
@@ -79,7 +81,7 @@ class Clients:
             if self.rng.random() < 0.5:  # late: of a call that has ended
                 self.counts["aborts"] += 1
                 self.counts["late"] += 1
-                assert self.client.abort_call(f"t-{number}") == 0
+                assert await self.client.abort_call(f"t-{number}") == 0
             answers = self.client.submit(orders, is_watched=self.rng.random() < 0.2)
             await self._follow(number, answers, max_tokens)
 
@@ -87,7 +89,7 @@ class Clients:
         what = self.rng.choice(["read", "abort", "leave", "abort at once"])
         num_parts = self.rng.choice([0, 1, 5])
         if what == "abort at once":
-            self._abort(number)
+            await self._abort(number)
         for answer in answers:
             await answer.accepted()
             token_ids: tuple[int, ...] = ()
@@ -97,20 +99,20 @@ class Clients:
                 token_ids += part.token_ids
                 num_parts -= 1
                 if num_parts == 0 and what == "abort":
-                    self._abort(number)
+                    await self._abort(number)
                     num_parts = -1
                 elif num_parts == 0 and what == "leave":
                     left = [one for one in answers if not one.is_over]
                     self.client.abort(left)
                     self.counts["aborts"] += len(left)
                     self.counts["left"] += len(left)
-                    while any(one.id in self.client._answers for one in left):
+                    while any(one.id in self.client.replicas[0].answers for one in left):
                         await asyncio.sleep(0.001)
                     return
             self._check(number, token_ids, part.finish_reason, max_tokens, is_aborted="abort" in what)
 
-    def _abort(self, number: int) -> None:
-        count = self.client.abort_call(f"t-{number}")
+    async def _abort(self, number: int) -> None:
+        count = await self.client.abort_call(f"t-{number}")
         self.counts["aborts"] += count
         self.counts["aborted by id"] += count
 
@@ -136,17 +138,18 @@ def storm(num_ranks: int, num_aborts: int) -> Counter[str]:
 
     async def run() -> Counter[str]:
         ready = Ready(LONG, 3, 64, 100)
-        client = EngineClient(ranks.front, 64, lambda _: None, lambda: None)
-        reading = asyncio.ensure_future(client.run())
-        while client._writer is None:
+        client = EngineClient(64, lambda *_: None)
+        reading = asyncio.ensure_future(client.follow(*await asyncio.open_connection(sock=ranks.front)))
+        ranks.link.send([ready])
+        while client.ready is None:
             await asyncio.sleep(0.001)
-        client.ready, client.state = ready, "ready"
+        client.is_loaded = True
         clients = Clients(client, num_aborts, seed=num_ranks)
         await asyncio.gather(*(clients.run(number) for number in range(NUM_CLIENTS)))
         assert client.num_open == 0
         client.end()
         await asyncio.to_thread(ranks.check_empty)
-        ranks.loop.link._socket.close()
+        ranks.link._socket.close()
         await reading
         return clients.counts
 

@@ -36,7 +36,7 @@ def sent(one: Order, stream_mode: str) -> list[int]:
         answer = cast("Any", SimpleNamespace(order=one, id="a", added_at=0.0, parts=parts))
         return [len(piece.token_ids) async for piece in call.pieces(answer)]
 
-    nobody = SimpleNamespace(first_token=lambda _: None, tokens=lambda _: None, ended=lambda *_: None)
+    nobody = SimpleNamespace(first_token=lambda *_: None, tokens=lambda *_: None, ended=lambda *_: None)
     tokenizer = SimpleNamespace(writing=Writing(), decode=lambda ids, skip_special_tokens: "x" * len(ids))
     prompts = SimpleNamespace(answer_text=partial(AnswerText, tokenizer))
     fields = SimpleNamespace(include_stop_str_in_output=False)

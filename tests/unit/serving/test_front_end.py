@@ -15,12 +15,12 @@ from common.config import DecodeConfig, ServeConfig
 from common.decoding import GenerationRequest
 from common.errors import ConfigError
 from common.serving.engine import front
-from common.serving.http.engine import EngineClient
+from common.serving.http.engines.client import EngineClient, QueueFull
 from common.serving.http.errors import ApiError
 from common.serving.http.orders import Order
 from common.serving.http.responses.sse import DONE, event, event_stream
 from common.serving.link import Link
-from common.serving.messages import Abort, Accepted, Add, Counts, Ended, Failed, Ready, Rejected, Tokens
+from common.serving.messages import Aborted, Accepted, Add, Counts, Ended, Failed, Ready, Rejected, Tokens
 
 READY = Ready(DecodeConfig(), num_slots=2, max_model_len=64, vocab_size=10)
 
@@ -34,12 +34,12 @@ def with_engine(talk: Any, max_queued: int = 1) -> None:
 
     async def run() -> None:
         here, there = socket.socketpair()
-        client, engine = EngineClient(here, max_queued, lambda _: None, lambda: None), Link(there)
-        reading = asyncio.ensure_future(client.run())
+        client, engine = EngineClient(max_queued, lambda *_: None), Link(there)
+        reading = asyncio.ensure_future(client.follow(*await asyncio.open_connection(sock=here)))
         engine.send([READY])
         while client.ready is None:
             await asyncio.sleep(0)
-        client.state = "ready"
+        client.is_loaded = True
         await talk(client, engine)
         there.close()
         await reading
@@ -63,9 +63,9 @@ def test_a_request_is_told_of_up_to_its_end() -> None:
 def test_more_than_slots_and_queue_hold_is_told_to_come_again() -> None:
     async def talk(client: EngineClient, engine: Link) -> None:
         client.submit([order("a"), order("b"), order("c")])
-        with pytest.raises(ApiError, match="queue is full") as refused:
+        with pytest.raises(QueueFull, match="queue is full") as refused:
             client.submit([order("d")])
-        assert refused.value.status == 503 and "Retry-After" in refused.value.headers and client.num_rejected == 1
+        assert refused.value.status == 503 and "Retry-After" in refused.value.headers
 
     with_engine(talk)
 
@@ -94,14 +94,14 @@ def test_a_name_is_one_open_calls(name: str, route: str) -> None:
     with_engine(talk, max_queued=5)
 
 
-def test_an_abort_ends_one_call() -> None:
+def test_an_abort_is_answered_with_what_the_engine_counts() -> None:
     async def talk(client: EngineClient, engine: Link) -> None:
-        for name in ("a", "b", "a-0", "gen-b"):
-            client.submit([order(name, 0), order(name, 1)])
-        assert engine.receive(wait_s=60)
-        assert client.abort_call("a") == 2 and client.abort_call("cmpl-b") == 2 and client.abort_call("c") == 0
-        aborted = [message.id for message in engine.receive(wait_s=60) if isinstance(message, Abort)]
-        assert aborted == ["cmpl-a-0", "cmpl-a-1", "cmpl-b-0", "cmpl-b-1"]
+        asking = [asyncio.ensure_future(client.abort_call(name)) for name in ("a", None)]
+        await asyncio.sleep(0)
+        asked = engine.receive(wait_s=60)
+        assert [message.call_id for message in asked] == ["a", None]
+        engine.send([Aborted(message.number, count) for message, count in zip(asked, (2, 5), strict=True)])
+        assert await asyncio.gather(*asking) == [2, 5]
 
     with_engine(talk, max_queued=8)
 
@@ -145,13 +145,14 @@ def test_an_engine_that_says_nothing_is_not_healthy_until_it_speaks() -> None:
             ) as refused:
                 require()
             assert refused.value.status == 503
-        client.state = "loading"
+        (replica,) = client.replicas
+        replica.state = "loading"
         client.require_alive()
-        client.state = "ready"
+        replica.state = "ready"
         client._most_silent_s = 30.0
-        heard_before = client._heard_at
+        heard_before = replica._heard_at
         engine.send([Counts()])
-        while client._heard_at == heard_before:
+        while replica._heard_at == heard_before:
             await asyncio.sleep(0.01)
         client.require_ready()
 

@@ -28,6 +28,7 @@ from common.decoding import (
 from common.decoding.scheduling.scheduler import noise_key
 from common.processes import Mesh
 from common.serving import link
+from common.serving.engine.links import Links
 from common.serving.engine.loop import RequestLoop
 from common.serving.engine.passes import CountedEngine
 from common.serving.link import Link
@@ -79,8 +80,8 @@ class Fixture:
         self.engine = Chance(num_slots)
         counted = CountedEngine(self.engine)
         self.core = EngineCore(scheduler(num_slots, decode or DECODE, facts), counted)
-        self.front = Link(there)
-        self.loop = RequestLoop(self.core, counted, Link(here))
+        self.front, self.link = Link(there), Link(here)
+        self.loop = RequestLoop(self.core, counted, Links([self.link]))
         self.told: list[Any] = []
         self.num_more = 0  # requests that `then` adds
 
@@ -172,7 +173,7 @@ def test_what_cannot_be_decoded_is_rejected_and_nothing_ends() -> None:
     strange = GenerationRequest("strange", (5, 1000))
     told = fixture.run(Add(request("a")), Add(request("a")), Add(request("b", hot)), Add(strange))
     reasons = [message.reason for message in fixture.of(Rejected)]
-    assert "is being decoded already" in reasons[0] and "window_attention" in reasons[1] and "1000" in reasons[2]
+    assert "is still being answered" in reasons[0] and "window_attention" in reasons[1] and "1000" in reasons[2]
     assert tokens_of(told, "a") == wanted(request("a"))["a"]
 
 
@@ -258,7 +259,7 @@ def test_a_front_end_that_lags_loses_its_streams_of_passes_and_nothing_else(monk
     monkeypatch.setattr(link, "_BEHIND_BYTES", 500)
     long = DECODE.model_copy(update={"max_new_tokens": 48, "skip_threshold": 1.0})
     fixture = Fixture(3, long)
-    for end in (fixture.loop.link, fixture.front):
+    for end in (fixture.link, fixture.front):
         end._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     names = ["watched", "too", "plain", "waits"]
     whole = {
@@ -271,8 +272,8 @@ def test_a_front_end_that_lags_loses_its_streams_of_passes_and_nothing_else(monk
         while not fixture.engine.num_forwards or fixture.core.has_work:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert len(fixture.loop.link._unsent) < 200_000, "what waits is bounded by what is open"
-        while fixture.loop.link._unsent:
+        assert len(fixture.link._unsent) < 200_000, "what waits is bounded by what is open"
+        while fixture.link._unsent:
             read = fixture.front.receive(wait_s=5)
             fixture.told += read
             fixture.num_more -= sum(isinstance(message, (Ended, Rejected)) for message in read)

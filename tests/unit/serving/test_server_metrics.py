@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from pathlib import Path
 
 from common.config import DecodeConfig
 from common.decoding import GenerationRequest
-from common.serving.http.engine import EngineClient
+from common.serving.http.engines.client import EngineClient
+from common.serving.http.engines.replica import Answer
 from common.serving.http.metrics import Metrics
 from common.serving.http.orders import Order
 from common.serving.messages import Ended
@@ -20,11 +20,13 @@ _NAME = re.compile(r"\b((?:vllm:|lopa_)\w+)")
 
 def exported() -> dict[str, float]:
     """Series by name and labels, of a server that has answered one request."""
-    engine = EngineClient(socket.socket(), 0, lambda _: None, lambda: None)
-    metrics = Metrics("m", engine)
-    order = Order(0, 0, GenerationRequest("a", (1, 2, 3), max_tokens=8), DecodeConfig())
-    metrics.tokens(5)
-    metrics.ended(order, Ended("a", (), "eos", 5, 2, 1, 1, (2, 3)), "stop", 0.5, 0.1)
+    metrics = Metrics("m", EngineClient(0, lambda *_: None, num_replicas=2))
+    answer = Answer(Order(0, 0, GenerationRequest("a", (1, 2, 3), max_tokens=8), DecodeConfig()))
+    metrics.tokens(answer, 5)
+    metrics.first_token(answer, 0.1)
+    metrics.given_up([answer])
+    metrics.rejected()
+    metrics.ended(answer, Ended("a", (), "eos", 5, 2, 1, 1, (2, 3)), "stop", 0.5, 0.1)
     metrics.http("/x", 200)
     lines = [line for line in metrics.text().decode().splitlines() if not line.startswith("#")]
     return {series: float(value) for series, value in (line.rsplit(" ", 1) for line in lines)}

@@ -22,8 +22,8 @@ def test_an_answer_is_counted_when_it_ends_and_not_behind_those_before_it() -> N
     async def whole() -> list[Finished]:
         second_is_counted = asyncio.Event()
 
-        def ended(order: Order, *rest: Any) -> None:
-            counted.append(order.index)
+        def ended(answer: Any, *rest: Any) -> None:
+            counted.append(answer.order.index)
             second_is_counted.set()
 
         async def slow() -> AsyncIterator[Any]:
@@ -40,7 +40,7 @@ def test_an_answer_is_counted_when_it_ends_and_not_behind_those_before_it() -> N
             SimpleNamespace(order=order, id=order.request.id, added_at=0.0, parts=parts)
             for order, parts in zip(orders, (slow, fast), strict=True)
         ]
-        metrics = SimpleNamespace(first_token=lambda _: None, tokens=lambda _: None, ended=ended)
+        metrics = SimpleNamespace(first_token=lambda *_: None, tokens=lambda *_: None, ended=ended)
         text_of = SimpleNamespace(writing=Writing(), decode=lambda ids, skip_special_tokens: "".join(map(str, ids)))
         prompts = SimpleNamespace(answer_text=partial(AnswerText, text_of))
         fields = SimpleNamespace(include_stop_str_in_output=False)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fastapi import Request
 
-from common.serving.http.engine import Answer, EngineClient
+from common.serving.http.engines.client import EngineClient
+from common.serving.http.engines.replica import Answer
 from common.serving.http.errors import ApiError
 from common.serving.http.fields import Sampling
 from common.serving.http.metrics import Metrics
@@ -87,8 +88,8 @@ class Call:
                 continue
             if part.token_ids and first_at is None:
                 first_at = time.monotonic()
-                self.metrics.first_token(first_at - answer.added_at)
-            self.metrics.tokens(len(part.token_ids))
+                self.metrics.first_token(answer, first_at - answer.added_at)
+            self.metrics.tokens(answer, len(part.token_ids))
             pending += part.token_ids
             if isinstance(part, Ended):
                 last = text.end(pending)
@@ -126,13 +127,13 @@ class Call:
             left = [answer for answer in self.answers if not answer.is_over]
             if left:
                 logger.info("%s: given up by its client", ", ".join(answer.id for answer in left[:3]))
-                self.metrics.given_up(len(left))
+                self.metrics.given_up(left)
                 self.engine.abort(left)
 
     def _log(self, answer: Answer, ended: Ended, first_at: float | None) -> None:
         seconds = time.monotonic() - answer.added_at
         decode_s = None if first_at is None else time.monotonic() - first_at
-        self.metrics.ended(answer.order, ended, _REASONS[ended.finish_reason], seconds, decode_s)
+        self.metrics.ended(answer, ended, _REASONS[ended.finish_reason], seconds, decode_s)
         logger.info(
             "%s: %s, %s in %s, %.0f ms, %s",
             answer.id, counted(answer.order.num_prompt_tokens, "prompt token"), counted(ended.num_tokens, "token"),

@@ -1,0 +1,1 @@
+"""The engines as the front end sees them."""

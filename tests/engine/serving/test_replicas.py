@@ -1,0 +1,173 @@
+"""`lopa serve` with several replicas: one goes on where another is killed, and clients do not see how many they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from common.config import find_config, load_profile, load_run
+from common.generate import build_generator
+from tests.engine.serving.served import QUESTION, ROOT, WAIT_S, Served
+
+TWO = ("--set", "mesh.data_parallel_size=2")
+LENGTH = 192
+
+
+def pid_of(served: Served, replica: int) -> int:
+    """The process of a replica, or its launcher."""
+    children = Path(f"/proc/{served.process.pid}/task/{served.process.pid}/children").read_text().split()
+    told = {int(child): Path(f"/proc/{child}/environ").read_bytes().split(b"\0") for child in children}
+    return next(child for child, variables in told.items() if b"LOPA_REPLICA=%d" % replica in variables)
+
+
+class Stream(threading.Thread):
+    """A client that streams an answer, and what it got."""
+
+    def __init__(self, served: Served, number: int) -> None:
+        super().__init__(daemon=True)
+        self.prompt = QUESTION.format(number) + "\n"
+        self.text, self.error, self.has_begun = "", "", False
+        self.ended_at = 0.0
+        self._port = served.port
+        self.start()
+
+    def run(self) -> None:
+        body = {"prompt": self.prompt, "max_tokens": LENGTH, "ignore_eos": True, "stream": True}
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=WAIT_S)
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        for line in connection.getresponse():
+            if line.startswith(b"data: {"):
+                event = json.loads(line[6:])
+                self.error = event.get("error", {}).get("message", "")
+                self.text += "".join(choice["text"] for choice in event.get("choices", ()))
+                self.has_begun = self.has_begun or bool(self.text)
+        self.ended_at = time.monotonic()
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, str]:
+    """The texts of one process."""
+    run = load_run(find_config("runs", "demo"), [f"model={ROOT / 'models' / 'demo'}"])
+    prompts = [QUESTION.format(number) + "\n" for number in range(10, 26)]
+    with build_generator(load_profile(find_config("profiles", "cpu")), run) as generator:
+        texts = generator.complete(*prompts, max_tokens=LENGTH, ignore_eos=True)
+    return dict(zip(prompts, texts, strict=True))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Two replicas with room for two requests each, behind two front ends."""
+    settings = (*TWO, "--set", "max_num_requests=2", "--set", "serve.num_front_ends=2")
+    with Served(tmp_path_factory.mktemp("served") / "log", *settings) as server:
+        wait_for_all(server)
+        yield server
+
+
+def wait_for_all(served: Served) -> None:
+    served.wait_for(lambda: json.loads(served.get("/ready")[1]).get("replicas") == ["ready", "ready"], "whole")
+
+
+def by_replica(served: Served, name: str) -> list[float]:
+    return [float(value) for value in re.findall(rf'^{name}{{engine="\d".*}} (.+)$', served.get("/metrics")[1], re.M)]
+
+
+@pytest.mark.slow
+def test_a_load_is_spread_and_answered_as_by_one_process(served: Served, whole: dict[str, str]) -> None:
+    streams = [Stream(served, number) for number in range(10, 26)]
+    for stream in streams:
+        stream.join(WAIT_S)
+    assert {stream.prompt: stream.text for stream in streams} == whole
+    ended = by_replica(served, "vllm:e2e_request_latency_seconds_count")
+    assert sum(ended) == 16 and min(ended) >= 6, ended
+    for _ in range(8):  # whichever front end is asked
+        assert by_replica(served, "vllm:e2e_request_latency_seconds_count") == ended
+    served.wait_for(lambda: by_replica(served, "lopa_requests_open") == [0, 0], "empty")
+
+
+@pytest.mark.slow
+def test_a_call_is_aborted_from_any_front_end(served: Served) -> None:
+    body = {"prompt": QUESTION.format(7), "max_tokens": 400, "ignore_eos": True, "temperature": 1.0, "n": 4}
+    for attempt in range(6):
+        with ThreadPoolExecutor() as pool:
+            call = pool.submit(served.post, "/v1/completions", {**body, "request_id": f"c{attempt}"})
+            served.wait_for(lambda: sum(by_replica(served, "lopa_requests_open")) == 4, "taken")
+            assert served.post("/abort_request", {"request_id": f"c{attempt}"}) == (200, {"aborted": 4})
+            status, answer = call.result()
+            assert status == 200 and {choice["finish_reason"] for choice in answer["choices"]} == {"abort"}
+
+
+@pytest.mark.slow
+def test_a_killed_replica_costs_what_it_had_begun_and_comes_again(served: Served, whole: dict[str, str]) -> None:
+    streams = [Stream(served, number) for number in range(10, 26)]
+    served.wait_for(lambda: sum(stream.has_begun for stream in streams) >= 4, "under way")
+    os.kill(pid_of(served, 1), signal.SIGKILL)
+    killed_at = time.monotonic()
+    for stream in streams:
+        stream.join(WAIT_S)
+    lost = [stream for stream in streams if stream.error]
+    assert 1 <= len(lost) <= 2, [stream.error for stream in streams]
+    assert all(stream.error == "replica 1 has ended" and stream.ended_at - killed_at < 5 for stream in lost)
+    for stream in streams:
+        assert stream.error or stream.text == whole[stream.prompt]
+    assert by_replica(served, "lopa_engine_ends_total") == [0, 1]
+    wait_for_all(served)
+    again = [Stream(served, number) for number in range(10, 14)]
+    for stream in again:
+        stream.join(WAIT_S)
+    assert all(stream.text == whole[stream.prompt] for stream in again)
+    assert "replica 1 was killed by SIGKILL; it is started again in 1 s" in served.text
+
+
+@pytest.mark.slow
+def test_a_drain_lets_all_replicas_finish(tmp_path: Path, whole: dict[str, str]) -> None:
+    with Served(tmp_path / "log", *TWO, "--set", "max_num_requests=2", "--set", "serve.drain_timeout_s=200") as server:
+        wait_for_all(server)
+        streams = [Stream(server, number) for number in range(10, 16)]
+        server.wait_for(lambda: sum(stream.has_begun for stream in streams) >= 2, "under way")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(WAIT_S) == 0
+        for stream in streams:
+            stream.join(WAIT_S)
+            assert stream.text == whole[stream.prompt]
+
+
+@pytest.mark.slow
+def test_a_replica_of_several_ranks_ends_alone(tmp_path: Path, whole: dict[str, str]) -> None:
+    with Served(tmp_path / "log", *TWO, profile="cpu_bp2", launcher="common.commands.job") as server:
+        wait_for_all(server)
+        streams = [Stream(server, number) for number in range(10, 18)]
+        server.wait_for(lambda: all(stream.has_begun for stream in streams), "under way")
+        launcher = pid_of(server, 1)
+        ranks = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+        os.kill(int(sorted(ranks, key=int)[1]), signal.SIGKILL)
+        killed_at = time.monotonic()
+        for stream in streams:
+            stream.join(WAIT_S)
+        lost = [stream for stream in streams if stream.error]
+        assert len(lost) == 4 and all(stream.ended_at - killed_at < 5 for stream in lost), server.text
+        assert all(stream.error or stream.text == whole[stream.prompt] for stream in streams)
+        wait_for_all(server)
+
+
+@pytest.mark.slow
+def test_what_fails_at_the_first_start_ends_the_server() -> None:
+    command = [sys.executable, "-m", "common.commands", "serve", "demo", "--profile", "cpu", "--port", "0", *TWO]
+    found = subprocess.run(
+        [*command, "--set", "model=absent"], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S
+    )
+    last = found.stderr.splitlines()[-1]
+    assert found.returncode == 2 and "Traceback" not in found.stderr
+    assert re.fullmatch(r"lopa: replica [01] ended with exit code 2: absent: no such folder.*", last), found.stderr
