@@ -29,6 +29,7 @@ from common.serving.messages import (
     Rejected,
     call_names,
 )
+from common.tables import counted
 
 logger = logging.getLogger(__name__)
 _GONE = "the engine has ended; start the server again"
@@ -233,7 +234,10 @@ class EngineClient:
         ended = [answer for answer in left if answer not in moved]
         if left:
             logger.error(
-                "%s: %d requests end with an error, %d go to another replica", sentence, len(ended), len(moved)
+                "ending %s with an error, sending %d to another replica: %s",
+                counted(len(ended), "request"),
+                len(moved),
+                sentence,
             )
         for answer in ended:
             answer.put(Failed(sentence))
