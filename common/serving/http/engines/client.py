@@ -233,12 +233,8 @@ class EngineClient:
         moved = [answer for answer in left if len(self.replicas) > 1 and not answer.has_begun and not answer.has_moved]
         ended = [answer for answer in left if answer not in moved]
         if left:
-            logger.error(
-                "ending %s with an error, sending %d to another replica: %s",
-                counted(len(ended), "request"),
-                len(moved),
-                sentence,
-            )
+            others = f", sending {len(moved)} to another replica" if moved else ""
+            logger.error("ending %s with an error%s: %s", counted(len(ended), "request"), others, sentence)
         for answer in ended:
             answer.put(Failed(sentence))
         for answer in moved:
