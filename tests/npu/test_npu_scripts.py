@@ -229,7 +229,7 @@ def test_a_first_run_with_faults(torch_npu: Any, tmp_path: Path) -> None:
         **faults,
     )
     failed = {name: said.split(",")[0][:9] for name, said in summary.items() if said != "ok"}
-    # The profiler of the trace needs CANN's msprof, which is not simulated.
+    # The trace has no end of its own here: CANN's msprof is not simulated.
     ends = {"selftest": "exit code", "demo_bf16": "exit code", "trace": "exit code", "bench_prefetch": "no end wi"}
     assert failed == ends
     said = {name: (out / f"{name}.txt").read_text() for name in summary}
@@ -238,7 +238,6 @@ def test_a_first_run_with_faults(torch_npu: Any, tmp_path: Path) -> None:
     assert "the device has not answered for 60 s" in said["demo_bf16"]
     assert "Traceback" in said["demo_bf16"].partition("lopa: rank 0, step 0: the device")[0]
     assert "cannot be captured" in said["trace"]
-    assert "profiler has left no table of kernels" in said["trace"]
     stacks = said["bench_prefetch"].split("-- stack of process")[1:]
     assert sum("_launch_that_does_not_return" in stack for stack in stacks) == 4
     ranks = (out / "bench_prefetch.ranks.txt").read_text()
