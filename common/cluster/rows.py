@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import pickle
 from collections.abc import Mapping
 from typing import Any
@@ -104,6 +105,8 @@ def _plain(value: Any) -> Any:
         value = value.tolist()
     elif isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, float) and math.isnan(value):
+        return None  # as a missing text comes out of a column of texts
     if isinstance(value, list):
         return [_plain(one) for one in value]
     if isinstance(value, dict):

@@ -65,7 +65,7 @@ def test_a_row_of_columns_is_a_line() -> None:
     assert line_of(1, row, SOURCE) == InputLine(7, 1, {"id": 7, "messages": [{"role": "user", "content": "Hi"}]})
 
 
-@pytest.mark.parametrize("row", [{"prompt": "Hi"}, {"id": None, "prompt": "Hi"}])
+@pytest.mark.parametrize("row", [{"prompt": "Hi"}, {"id": None, "prompt": "Hi"}, {"id": np.nan}])
 def test_a_row_without_an_id_says_so(row: dict[str, Any]) -> None:
     assert "the row has no id" in (line_of(3, row, SOURCE).error or "")
 
