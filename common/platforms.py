@@ -67,6 +67,10 @@ class Platform:
         """Devices of this kind that this node can see; a CPU counts as one."""
         return 1
 
+    def memory_bytes(self) -> int | None:
+        """The memory of one device; None: not known before it is opened."""
+        return None
+
     def require_devices(self, profile: DeviceProfile, num_here: int) -> None:
         """Raises ConfigError or MissingCapability unless this node can run that many processes of the profile."""
 

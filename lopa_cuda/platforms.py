@@ -31,6 +31,11 @@ class Cuda(Cpu):
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         return torch.accelerator.device_count() if accelerator is not None and accelerator.type == "cuda" else 0
 
+    def memory_bytes(self) -> int | None:
+        # By the driver's tool: asking torch would open the device in a process that only starts others.
+        sizes = [line.partition(" MiB")[0] for line in _nvidia_smi("memory.total")]
+        return min((int(size) * 2**20 for size in sizes if size.isdecimal()), default=None)
+
     def require_devices(self, profile: DeviceProfile, num_here: int) -> None:
         visible = self.num_visible_devices()
         if num_here > visible:
@@ -63,12 +68,12 @@ class Cuda(Cpu):
             yield Finding("triton", "installed" if is_here else "not installed: pip install -e '.[cuda]'", is_here)
 
 
-def _nvidia_smi() -> list[str]:
-    """One line for each GPU: name, memory, driver; or why there is none."""
+def _nvidia_smi(fields: str = "index,name,memory.total,driver_version") -> list[str]:
+    """One line with these for each GPU; or why there is none."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return ["no nvidia-smi"]
-    query = [command, "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader"]
+    query = [command, f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         result = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,7 +1,7 @@
 """What a run is known by: everything that its records depend on, and whether two runs are one.
 
-Mesh and batch size are not in it: they change the speed, not the tokens. Paths are compared by where they lead, and
-the model and the LoRA by what their folders hold.
+Mesh and batch size are not in it: they change the speed, not the tokens. Paths are compared by where they lead,
+repositories of a hub by their names whatever cache they lie in, and the model and the LoRA by what their folders hold.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from common.batch.model_files import digests, last_change
 from common.batch.sidecar import recorded_identity
 from common.config import DecodeConfig, DeviceProfile, InputConfig, RunConfig, recorded
 from common.errors import ConfigError
+from common.hub import name_of
 from common.scoring import task_of
 
 logger = logging.getLogger(__name__)
@@ -82,9 +83,10 @@ def check_identity(path: Path, identity: Mapping[str, Any]) -> None:
 
 def _folder(key: str, path: str | None, *, with_weights: bool) -> dict[str, Any]:
     folder = None if path is None else Path(path)
+    of_hub = None if path is None else name_of(path)
     return {
-        key: path,
-        _PLACE.format(key): None if path is None else os.path.realpath(path),
+        key: path if of_hub is None else of_hub.without_revision,
+        _PLACE.format(key): str(of_hub) if of_hub is not None else None if path is None else os.path.realpath(path),
         _FILES.format(key): None if folder is None else digests(folder, with_weights=with_weights),
         _CHANGED.format(key): None if folder is None else last_change(folder, with_weights=with_weights),
     }

@@ -6,12 +6,12 @@ Refused are files that are larger, or nested deeper, than any that a model needs
 from __future__ import annotations
 
 import json
-import re
 import reprlib
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, why_no_file
+from common.hub import scheme_hint
 
 MOST_TEXT_BYTES = 16 * 2**20
 MOST_VOCABULARY_BYTES = 64 * 2**20  # the largest published tokenizer.json have half of it
@@ -19,9 +19,7 @@ _MOST_VALUES = 4_000_000  # the largest published tokenizer.json hold some 2 mil
 _DEEPEST = 100
 _MOST_DIGITS = 4000  # Python itself refuses some more, late versions of it
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
 _SHIPPED = "models"  # of a checkout
-_OWN = ("configs", "docs", "results", "scripts", "tests")  # of a checkout too, and no owners on the hub
 _DOWNLOADS = "checkpoints"  # where the shipped runs look for what the hub has under another name
 _LONGEST_NAME = 200
 _FOUND = reprlib.Repr()
@@ -29,8 +27,7 @@ _FOUND.maxstring = _FOUND.maxother = 80
 
 
 def existing_folder(folder: str | Path, setting: str = "model") -> Path:
-    """The folder as a path. ConfigError where there is none, with the command that downloads what may be a name of the
-    hub.
+    """The folder as a path. ConfigError where there is none, with the scheme of what may be a name of a hub.
 
     setting: of the run file, which names the folder.
     """
@@ -102,19 +99,13 @@ def plain(name: str) -> str:
 
 
 def _how_to_get(name: str, setting: str) -> str:
-    """Say how to get a folder. What may be a path is never taken for a name of the hub: somebody else could own it."""
+    """Say how to get a folder."""
     path = Path(name)
     if path.parts[:1] == (_DOWNLOADS,):
         return f"the first lines of the run file say which checkpoint to download to it; or set `{setting}` to another"
     if path.parts[:1] == (_SHIPPED,):
         return f"the demo models come with a checkout: start in its folder, or set `{setting}` to where it has them"
-    if not _HUB_NAME.fullmatch(name) or path.parent.exists() or path.parts[0] in _OWN:
-        return f"download the checkpoint and set `{setting}` to its folder"
-    target = name.replace("/", "_")
-    return (
-        f"if it is a name of the hub, download it with `hf download {name} --local-dir {target}` and set `{setting}` "
-        f"to {target}"
-    )
+    return scheme_hint(name) or f"download the checkpoint and set `{setting}` to its folder"
 
 
 def _integer(digits: str) -> int:

@@ -26,7 +26,7 @@ from common.commands.arguments.options import (
     load_to_run,
     save_run_file,
 )
-from common.config import DeviceProfile, RunConfig, find_config
+from common.config import DeviceProfile, RunConfig, find_config, short_name
 from common.errors import ConfigError
 
 STANDARD_INPUT = "-"
@@ -129,5 +129,5 @@ def _files(model: str, file: str | None, given: Sequence[str]) -> list[str]:
             raise ConfigError(f"run {model}: give what is to be answered after it: a text, or a JSONL file of requests")
         return []
     stem = "stdin" if file == STANDARD_INPUT else Path(file.removesuffix(".gz")).stem
-    output = f"output.path=outputs/{Path(model).stem}_{stem}.jsonl"
+    output = f"output.path=outputs/{short_name(model)}_{stem}.jsonl"
     return [f"input.path={file}", *([] if keys & {"output", "output.path"} else [output])]

@@ -9,7 +9,15 @@ from common.config.decode import MOST_STOP_TOKENS, NUM_CANDIDATES, DecodeConfig,
 from common.config.explain import explain, given_value, keys_of, problem, remedy
 from common.config.files import as_yaml, load_profile, load_profile_and_run, load_run, load_yaml
 from common.config.frozen import Frozen, Settings
-from common.config.names import fewshot_file, find_config, machine_file, shipped_names, tiles_folder
+from common.config.names import (
+    fewshot_file,
+    find_config,
+    folder_of,
+    machine_file,
+    shipped_names,
+    short_name,
+    tiles_folder,
+)
 from common.config.old_spellings import recorded, renewed
 from common.config.profile import DeviceProfile, GraphConfig, MeshConfig, NpuConfig
 from common.config.run import BenchmarkName, InputConfig, OutputConfig, RunConfig
@@ -59,6 +67,7 @@ __all__ = [
     "explain",
     "fewshot_file",
     "find_config",
+    "folder_of",
     "given_value",
     "is_greedy",
     "keys_of",
@@ -74,6 +83,7 @@ __all__ = [
     "remedy",
     "renewed",
     "shipped_names",
+    "short_name",
     "slug",
     "tiles_folder",
 ]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from common.config.decode import DecodeConfig
 from common.config.explain import REFUSED_KEYS, error_to_begin_with, keys_of, problem
 from common.config.frozen import Frozen
-from common.config.names import find_config, or_shipped, settings_of
+from common.config.names import find_config, folder_of, or_shipped, settings_of
 from common.config.old_spellings import is_old_of_profile, why_old
 from common.config.overrides import Origins, Override, apply_override, as_overrides
 from common.config.profile import DeviceProfile
@@ -20,14 +20,16 @@ from common.config.run import RunConfig
 from common.config.strategies import merged_decode
 from common.config.yaml_file import read_yaml
 from common.errors import ConfigError
+from common.hub import is_hub_name
 
 ConfigT = TypeVar("ConfigT", bound=Frozen)
 
 
 def load_profile_and_run(
-    profile: str | Path, run: str | Path, overrides: Sequence[str | Override] = ()
+    profile: str | Path, run: str | Path, overrides: Sequence[str | Override] = (), *, with_weights: bool = True
 ) -> tuple[DeviceProfile, RunConfig]:
-    """Load both files of a run. An override goes to the file that its first key belongs to. Raises ConfigError."""
+    """Load both files of a run, as `load_run` does. An override goes to the file that its first key belongs to. Raises
+    ConfigError."""
     given = as_overrides(overrides)
     of_profile = [
         override
@@ -35,7 +37,7 @@ def load_profile_and_run(
         if override.keys[0] in DeviceProfile.model_fields or is_old_of_profile(override.keys[0])
     ]
     of_run = [override for override in given if override not in of_profile]
-    return load_profile(profile, of_profile), load_run(run, of_run)
+    return load_profile(profile, of_profile), load_run(run, of_run, with_weights=with_weights)
 
 
 def load_profile(name: str | Path, overrides: Sequence[str | Override] = ()) -> DeviceProfile:
@@ -43,17 +45,26 @@ def load_profile(name: str | Path, overrides: Sequence[str | Override] = ()) -> 
     return load_yaml(find_config("profiles", name), DeviceProfile, overrides)
 
 
-def load_run(name: str | Path, overrides: Sequence[str | Override] = ()) -> RunConfig:
-    """Read a run file, or take a model's folder as a run by its family's preset, and apply `key=value` overrides
-    (dotted keys, YAML values). Relative paths that are not here are those of files that come with the package.
+def load_run(name: str | Path, overrides: Sequence[str | Override] = (), *, with_weights: bool = True) -> RunConfig:
+    """Read a run file, or take a model as a run by its family's preset, and apply `key=value` overrides (dotted keys,
+    YAML values). Relative paths that are not here are those of files that come with the package; repositories of a hub
+    become folders of its cache.
 
-    name: a YAML file, a name from configs/runs, or a model's folder. Raises ConfigError.
+    name: a YAML file, a name from configs/runs, a model's folder, or a hub's name. with_weights: fetch a repository's
+    weights too. Raises ConfigError.
     """
     path = find_config("runs", name)
     tree = settings_of(path) if path.is_dir() else read_yaml(path)
+    if is_hub_name(str(name)):
+        tree["model"] = str(name)
     run = _checked(tree, Origins(path, as_overrides(overrides)), RunConfig)
     source = run.input and run.input.model_copy(update={"path": or_shipped(run.input.path)})
-    return run.model_copy(update={"model": or_shipped(run.model), "input": source})
+    folders: dict[str, Any] = {
+        "model": folder_of(run.model, with_weights=with_weights and run.load_format == "auto"),
+        "tokenizer": run.tokenizer and folder_of(run.tokenizer, with_weights=False),
+        "lora_path": run.lora_path and folder_of(run.lora_path, with_weights=with_weights),
+    }
+    return run.model_copy(update={**folders, "input": source})
 
 
 def as_yaml(settings: DeviceProfile | RunConfig) -> str:

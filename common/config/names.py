@@ -1,4 +1,5 @@
-"""What a name on the command line means: a file, one that comes with the package, or the folder of a model."""
+"""What a name on the command line means: a file, one that comes with the package, a model's folder, or a hub's
+repository."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from common.errors import ConfigError, did_you_mean, why_no_file
+from common.hub import HubName, fetch, is_hub_name, scheme_hint
 
 Kind = Literal["profiles", "runs", "sweeps", "presets"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -32,18 +34,16 @@ _PRESET_OF = {
 _FEW_POSITIONS = 2048
 _BLOCK_SIZE_KEYS = ("block_size", "bd_size")
 _SHIPPED = ("configs", "models")
-# What downloads a checkpoint of a hub, until names of hubs are read here.
-_DOWNLOADS = {
-    "hf://": "hf download {name} --local-dir {folder}",
-    "modelscope://": "modelscope download --model {name} --local_dir {folder}",
-}
 
 
 def find_config(kind: Kind, name: str | Path) -> Path:
-    """A path as it is; the bare name of a file in configs/`kind` as its path; among runs a model's folder as it is.
+    """A path as it is; the bare name of a file in configs/`kind` as its path; among runs a model's folder as it is, and
+    a hub's name as the folder of its settings.
 
     Raises ConfigError naming those there.
     """
+    if kind == "runs" and is_hub_name(str(name)):
+        return fetch(str(name), with_weights=False)
     folder = _CONFIGS / kind
     candidates = (Path(name), folder / name, folder / f"{name}.yaml")
     found = next((path for path in candidates if _is_file(path)), None)
@@ -52,8 +52,10 @@ def find_config(kind: Kind, name: str | Path) -> Path:
     if found is None:
         known = shipped_names(kind)
         hint = _of_another_kind(str(name)) or did_you_mean(Path(name).stem, known)
+        of_hub = scheme_hint(str(name)) if kind == "runs" else None
         raise ConfigError(
             f"{name}: {why_no_file(Path(name))}, and not one of the {kind} in {folder} ({hint}{', '.join(known)})"
+            f"{'' if of_hub is None else f'; {of_hub}'}"
         )
     return found
 
@@ -75,6 +77,19 @@ def or_shipped(path: str) -> str:
     return str(shipped) if is_shipped and _exists(shipped) and not _exists(Path(path)) else path
 
 
+def folder_of(name: str, *, with_weights: bool = True) -> str:
+    """The folder of a model, a tokenizer or a LoRA: a repository of a hub fetched, a path as `or_shipped` takes it.
+
+    Raises ConfigError.
+    """
+    return str(fetch(name, with_weights=with_weights)) if is_hub_name(name) else or_shipped(name)
+
+
+def short_name(model: str) -> str:
+    """What files made for MODEL are called after: a file or a folder without its ending, a repository without owner."""
+    return HubName.parse(model).repository.rpartition("/")[2] if is_hub_name(model) else Path(model).stem
+
+
 def fewshot_file(name: str) -> Path:
     """A file of configs/fewshot: solved rows of a benchmark."""
     return _CONFIGS / "fewshot" / name
@@ -91,15 +106,7 @@ def machine_file(name: str) -> Path:
 
 
 def _model_folder(name: str) -> Path | None:
-    """The folder of a model, if it is one. Raises ConfigError for a name of a hub, and for another folder."""
-    for scheme, command in _DOWNLOADS.items():
-        if name.startswith(scheme):
-            name = name.removeprefix(scheme).strip("/")
-            folder = name.rpartition("/")[2] or "model"
-            todo = command.format(name=name, folder=folder)
-            raise ConfigError(
-                f"{scheme}{name}: models are read from folders: `{todo}`, then give {folder} in its place"
-            )
+    """The folder of a model, if it is one. Raises ConfigError for another folder."""
     path = Path(or_shipped(name))
     if not _exists(path) or not path.is_dir():
         return None

@@ -96,14 +96,19 @@ class OutputConfig(Settings):
 class RunConfig(Settings):
     """What is decoded; `configs/runs/*.yaml`. Relative paths are relative to the working directory."""
 
-    model: str = Field(min_length=1, description="Folder of the checkpoint.")
+    model: str = Field(
+        min_length=1,
+        description="Folder of the checkpoint, or `hf://OWNER/NAME[@REVISION]`, `modelscope://OWNER/NAME`.",
+    )
     lora_path: str | None = Field(
-        default=None, min_length=1, description="PEFT LoRA folder that is merged into the weights at load."
+        default=None,
+        min_length=1,
+        description="PEFT LoRA, a folder or a hub's name, that is merged into the weights at load.",
     )
     tokenizer: str | None = Field(
         default=None,
         min_length=1,
-        description="Folder of the tokenizer, where it is not the model's: `null` is `model`.",
+        description="Folder or hub's name of the tokenizer, where it is not the model's: `null` is `model`.",
     )
     load_format: Literal["auto", "dummy"] = Field(
         default="auto",

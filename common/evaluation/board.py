@@ -17,6 +17,7 @@ from typing import Any, Literal
 from common.batch import sweep_table, write_whole
 from common.config import Sweep, SweepPoint, slug
 from common.errors import ConfigError
+from common.hub import known_as
 from common.scoring import DEFINITIONS, area_under_accuracy, flat_numbers
 from common.tables import markdown
 
@@ -145,7 +146,7 @@ def _own(point: SweepPoint) -> Row:
         "name": point.name,
         "profile": point.profile.name,
         "run": str(point.run_path),
-        "model": point.run.model,
+        "model": known_as(point.run.model),
         "load_format": point.run.load_format,
         "decode": point.run.decode.model_dump(mode="json"),
     }

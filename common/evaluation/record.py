@@ -11,6 +11,7 @@ from common.batch import InputLine, prompt_or_reason
 from common.config import InputConfig
 from common.decoding import Completion, GenerationRequest, Rejection, StepRecord
 from common.errors import ConfigError, placed
+from common.hub import known_as
 from common.requests import Wishes
 from common.serving import DenoiseEvents, shown_settings
 from common.text import answer_text
@@ -82,7 +83,7 @@ def _trace(
     events[-1]["finished"] = completion.finish_reason
     text = answer_text(tokenizer, completion.token_ids, decode)
     return {
-        "model": generator.run.model,
+        "model": known_as(generator.run.model),
         "profile": generator.profile.name,
         "prompt": prompt,
         "settings": shown_settings(decode),

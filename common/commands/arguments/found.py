@@ -8,11 +8,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from common.config import DeviceProfile, RunConfig, find_config, load_profile, load_profile_and_run
-from common.platforms import platform_of_device
+from common.errors import ConfigError
+from common.hub import known_as, name_of, weight_bytes
+from common.platforms import platform_of, platform_of_device
+from common.processes import resolve_mesh
 from common.tables import counted
 from quant.layout import is_quantized_folder
 
@@ -39,20 +42,26 @@ def load_profile_or_found(profile: str | None, overrides: Sequence[str] = ()) ->
 
 
 def load_both(
-    profile: str | None, model: str, overrides: Sequence[str] | None, *, takes_many: bool = False
-) -> tuple[DeviceProfile, RunConfig]:
+    profile: str | None, model: str, overrides: Sequence[str] | None, *, takes_many: bool = False,
+    with_weights: bool = True,
+) -> tuple[DeviceProfile, RunConfig]:  # fmt: skip
     """What runs the model, and what is decoded. What was found out is logged in a line. Raises ConfigError.
 
     model: as `find_config` takes runs. takes_many: decode several requests at once where nothing says how many.
+    with_weights: fetch those of a hub's repository, if memory has room for them.
     """
-    path, name, given = find_config("runs", model), profile or profile_here(), list(overrides or [])
-    device_profile, run = load_profile_and_run(name, path, given)
-    is_open = profile is None or path.is_dir()
+    name, given = profile or profile_here(), list(overrides or [])
+    load = partial(load_profile_and_run, name, model)
+    device_profile, run = load(given, with_weights=False)
+    is_open = profile is None or find_config("runs", model).is_dir()
     found = _for_quantized(device_profile, run)
     found += _for_block_causal(device_profile, run) if is_open else []
     found += _for_this_cpu(device_profile, run) if profile is None else []
     if found:
-        device_profile, run = load_profile_and_run(name, path, [*found, *given])
+        device_profile, run = load([*found, *given], with_weights=False)
+    if with_weights and any(name_of(folder) for folder in (run.model, run.lora_path or "")):
+        _require_memory(device_profile, run)
+        device_profile, run = load([*found, *given])
     if takes_many and "max_num_requests" not in run.model_fields_set and not run.decode.strategy.reuses_prefix:
         run = run.model_copy(update={"max_num_requests": _AT_ONCE[device_profile.device]})
     if is_open:
@@ -76,7 +85,7 @@ def _for_block_causal(profile: DeviceProfile, run: RunConfig) -> list[str]:
 
 def _for_this_cpu(profile: DeviceProfile, run: RunConfig) -> list[str]:
     """Overrides for weights that are large for a CPU: all of its cores, and half the bytes where memory needs that."""
-    num_bytes = _weights(Path(run.model))
+    num_bytes = weight_bytes(run.model)
     if profile.device != "cpu" or num_bytes < _SMALL:
         return []
     threads = f"environment.OMP_NUM_THREADS={len(os.sched_getaffinity(0))}"
@@ -84,17 +93,26 @@ def _for_this_cpu(profile: DeviceProfile, run: RunConfig) -> list[str]:
     return [threads, "dtype=bfloat16"] if is_tight else [threads]
 
 
+def _require_memory(profile: DeviceProfile, run: RunConfig) -> None:
+    """Raise ConfigError where a repository's weights are more than the device has memory for, before they are
+    fetched. Files have two bytes a weight."""
+    memory = memory_bytes() if profile.device == "cpu" else platform_of(profile).memory_bytes()
+    if memory is None or run.load_format == "dummy":
+        return
+    bytes_each = 1 if profile.quantization is not None else 4 if profile.dtype == "float32" else 2
+    ranks = resolve_mesh(profile).tensor_parallel_size
+    needed = weight_bytes(run.model) / 2 * bytes_each / ranks
+    if needed > memory:
+        raise ConfigError(
+            f"{known_as(run.model)}: its weights take {needed / 2**30:.1f} GiB in {profile.dtype} on each "
+            f"of {counted(ranks, 'rank')}, and {profile.device} has {memory / 2**30:.1f} GiB: take a profile with a "
+            "larger tensor_parallel_size, or a smaller dtype"
+        )
+
+
 def memory_bytes() -> int:
     """This machine's main memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _weights(folder: Path) -> int:
-    """Bytes of a model's weights; 0 where there are none to see."""
-    try:
-        return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    except (OSError, ValueError):
-        return 0
 
 
 def _sentence(model: str, profile: DeviceProfile, run: RunConfig) -> str:

@@ -15,6 +15,7 @@ import typer
 from common.commands.arguments.found import load_both
 from common.config import DecodeConfig, DeviceProfile, RunConfig, as_yaml, shipped_names
 from common.errors import ConfigError, placed
+from common.hub import known_as
 from common.platforms import platform_of
 from common.processes import apply_environment, check_started, global_rank, num_started_here, resolve_mesh
 from common.user_files import write_whole
@@ -29,7 +30,10 @@ ProfileOption = Annotated[
         help="What runs the model: a YAML file, or a name from configs/profiles; that of this machine if not given.",
     ),
 ]  # fmt: skip
-MODEL_HELP = "A model's folder, or demo, the shipped one; or a run: a YAML file, or a name from configs/runs."
+MODEL_HELP = (
+    "A model's folder, hf://OWNER/NAME, or demo, the shipped one; or a run: a YAML file, or a name from configs/runs."
+)
+HUB_KEYS = ("model", "tokenizer", "lora_path")  # of a run, that a hub's name may stand for
 ModelArgument = Annotated[
     str,
     typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=lambda incomplete: _completed("runs", incomplete)),
@@ -97,8 +101,10 @@ def save_run_file(path: Path | None, run: RunConfig) -> None:
         return
     if path.exists():
         raise ConfigError(f"--save-run {path}: it is there already; choose another name")
+    # Of a repository the name, at this very commit.
+    named = {key: known_as(folder) for key in HUB_KEYS if (folder := getattr(run, key)) is not None}
     started_by = f"# Start it by `lopa run {path}`, `lopa serve {path}` or `lopa chat {path}`.\n"
-    write_whole(path, (started_by + as_yaml(run)).encode())
+    write_whole(path, (started_by + as_yaml(run.model_copy(update=named))).encode())
 
 
 def load_to_run(

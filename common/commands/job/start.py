@@ -13,6 +13,7 @@ as one sentence, with the message of the rank that failed first, instead of its 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -21,12 +22,13 @@ from types import FrameType
 from typing import NoReturn
 
 from common.commands.arguments.found import load_both
-from common.commands.arguments.options import allowing
+from common.commands.arguments.options import HUB_KEYS, allowing
 from common.commands.job import sweep
 from common.commands.job.launch import Job, check_before_start, check_options, is_dry_run, job_of, start_here
 from common.commands.main import open_standard_streams
 from common.config import DeviceProfile, RunConfig, find_config
 from common.errors import ConfigError, MissingCapability, one_line
+from common.hub import name_of
 from common.processes import Stopped, write_error_file
 from common.serving import starts_replicas
 
@@ -44,8 +46,10 @@ def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[
     known, others = parser.parse_known_args(arguments)
     known.set = allowing(known.set, known.allow_code_execution)
     profile_path, run_path = find_config("profiles", known.profile), find_config("runs", known.run)
-    profile, run = load_both(str(profile_path), str(run_path), known.set)
-    settings = [item for override in known.set for item in ("--set", override)]
+    is_told = is_dry_run(environment) or bool(_HELP & set(others))
+    profile, run = load_both(str(profile_path), known.run, known.set, with_weights=not is_told)
+    overrides = [*known.set, *_fetched(run)]
+    settings = [item for override in overrides for item in ("--set", override)]
     files = ["--profile", str(profile_path), str(run_path)]
     if not _HELP & set(others):
         check_options(known.command, [*files, *others, *settings])
@@ -56,6 +60,12 @@ def plan_job(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[
     starts_others = known.command == "serve" and starts_replicas(profile, run)
     job = job_of(worker, profile, environment, needs_input=known.command == "run", starts_others=starts_others)
     return job, profile, run
+
+
+def _fetched(run: RunConfig) -> list[str]:
+    """Overrides by which the processes take what was fetched here, and ask no hub once more."""
+    given = {key: getattr(run, key) for key in HUB_KEYS}
+    return [f"{key}={json.dumps(folder)}" for key, folder in given.items() if folder is not None and name_of(folder)]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ import typer
 
 from common.commands.arguments.found import load_both, load_profile_or_found
 from common.commands.arguments.options import ModelArgument, OptionalText, ProfileOption, SetOption
-from common.config import load_run
+from common.config import folder_of, load_run
 
 
 def quantize(
@@ -18,7 +18,7 @@ def quantize(
     calibration: Annotated[
         OptionalText, typer.Option(metavar="FILE.jsonl", help="Prompts for the float model: for w8a8 and --smooth.")
     ] = None,
-    lora: Annotated[OptionalText, typer.Option(metavar="DIR", help="A LoRA folder, merged first.")] = None,
+    lora: Annotated[OptionalText, typer.Option(metavar="DIR", help="A LoRA, merged first.")] = None,
     smooth: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(min=0, max=1, metavar="ALPHA", help="SmoothQuant's migration strength, 0 to 1; 0.5 is usual."),
@@ -45,7 +45,7 @@ def quantize(
         device_profile, run_config = load_both(profile, report, set)
     named = load_run(model)
     request = QuantizeRequest(
-        named.model, out, device_profile, scheme, calibration, lora or named.lora_path, smooth, tuple(exclude or ()),
+        named.model, out, device_profile, scheme, calibration, folder_of(lora) if lora else named.lora_path, smooth, tuple(exclude or ()),
         run_config,
     )  # fmt: skip
     typer.echo(quantize_model(request))

@@ -46,6 +46,6 @@ def estimate(
         typer.echo(
             "lopa: for one H200, since this machine has no accelerator; --profile and --hardware name others", err=True
         )
-    device_profile, run_config = load_both(profile, model, set)
+    device_profile, run_config = load_both(profile, model, set, with_weights=False)
     options = Options(rows=rows, window=window, prefix=prefix, tokens_per_step=tpf)
     typer.echo(estimate_tables(device_profile, run_config, options, hardware))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from common.config import RunConfig, ServeConfig
 from common.errors import ConfigError
+from common.hub import name_of
 from common.serving.keys import read_keys
 from common.serving.link import Link, LinkClosed
 from common.serving.messages import Begin, Failed
@@ -77,7 +78,9 @@ def start_front_end(
     port = int(listening.getsockname()[1])
     other.close()
     link = Link(own)
-    names = run.serve.served_model_names or (Path(run.model).resolve().name,)
+    of_hub = name_of(run.model)
+    own_name = Path(run.model).resolve().name if of_hub is None else of_hub.repository
+    names = run.serve.served_model_names or (own_name,)
     with suppress(LinkClosed):  # noticed once it is needed
         link.send([Begin(run, names, port, keys, num_replicas)])
     return FrontEnd(process, link)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from common.config import RunConfig
+from common.hub import known_as
 from common.requests import PromptMaker, RequestMaker
 from common.serving.http.engines.client import EngineClient, QueueFull
 from common.serving.http.engines.replica import Answer
@@ -83,7 +84,7 @@ class Service:
             "object": "model",
             "created": self._started_at,
             "owned_by": "lopa",
-            "root": self.run.model,
+            "root": known_as(self.run.model),
             "parent": None,
             "max_model_len": self.max_model_len,
             "permission": [],

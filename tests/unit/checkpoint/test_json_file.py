@@ -60,10 +60,9 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
         read_text(tmp_path)
 
 
-def test_a_name_of_the_hub_comes_with_its_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_of_a_hub_comes_with_its_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    command = r"`hf download Dream-org/Dream-v0-Instruct-7B --local-dir Dream-org_Dream-v0-Instruct-7B`"
-    with pytest.raises(ConfigError, match=f"{command} and set `model` to Dream-org_Dream-v0-Instruct-7B"):
+    with pytest.raises(ConfigError, match="for a repository of a hub write hf://Dream-org/Dream-v0-Instruct-7B, or"):
         existing_folder("Dream-org/Dream-v0-Instruct-7B")
 
 
@@ -79,7 +78,7 @@ def test_what_may_be_a_folder_is_never_called_a_name_of_the_hub(
     for name in names:
         with pytest.raises(ConfigError, match=r"no such folder; download the checkpoint and set `model`") as caught:
             existing_folder(name)
-        assert "hf download" not in str(caught.value)
+        assert "hf://" not in str(caught.value)
         assert name.startswith("/") or f"(looked for in {tmp_path})" in str(caught.value)
     for is_there in (False, True):
         if is_there:
@@ -88,7 +87,7 @@ def test_what_may_be_a_folder_is_never_called_a_name_of_the_hub(
             with pytest.raises(ConfigError, match=r"no such folder|the demo models come with a checkout") as caught:
                 existing_folder(name if is_there is False else "models/dmeo")
             assert "come with a checkout: start in its folder" in str(caught.value)
-            assert "hf download" not in str(caught.value)
+            assert "hf://" not in str(caught.value)
 
 
 @pytest.mark.parametrize("run", sorted(RUNS.glob("*.yaml")), ids=lambda path: path.stem)

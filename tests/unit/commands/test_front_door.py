@@ -74,8 +74,7 @@ def test_a_model_folder_wins_over_nothing_and_a_run_file_over_it() -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("hf://Dream-org/Dream-v0", "`hf download Dream-org/Dream-v0 --local-dir Dream-v0`, then give Dream-v0"),
-        ("modelscope://a/b", "`modelscope download --model a/b --local_dir b`, then give b in its place"),
+        ("Dream-org/Dream-v0", "for a repository of a hub write hf://Dream-org/Dream-v0, or modelscope://"),
         ("deomo", r"not one of the runs in .*did you mean demo\? demo, demo_block"),
         (".", "a folder without a config.json, so not of a model"),
     ],
