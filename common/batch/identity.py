@@ -88,7 +88,7 @@ def _folder(key: str, path: str | None, *, with_weights: bool) -> dict[str, Any]
         key: path if of_hub is None else of_hub.without_revision,
         _PLACE.format(key): str(of_hub) if of_hub is not None else None if path is None else os.path.realpath(path),
         _FILES.format(key): None if folder is None else digests(folder, with_weights=with_weights),
-        _CHANGED.format(key): None if folder is None else last_change(folder, with_weights=with_weights),
+        _CHANGED.format(key): None if folder is None or of_hub else last_change(folder, with_weights=with_weights),
     }
 
 

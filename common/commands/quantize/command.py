@@ -45,8 +45,8 @@ def quantize(
         device_profile, run_config = load_both(profile, report, set)
     named = load_run(model)
     request = QuantizeRequest(
-        named.model, out, device_profile, scheme, calibration, folder_of(lora) if lora else named.lora_path, smooth, tuple(exclude or ()),
-        run_config,
+        named.model, out, device_profile, scheme, calibration, folder_of(lora) if lora else named.lora_path, smooth,
+        tuple(exclude or ()), run_config,
     )  # fmt: skip
     typer.echo(quantize_model(request))
     typer.echo(f"written: {out}; start it as any model: lopa run {out} PROMPT")
