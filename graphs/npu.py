@@ -16,8 +16,10 @@ from importlib import import_module
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from graphs.runner import CaptureRefused, Replay
 
@@ -36,26 +38,42 @@ class NpuCapture:
 
     def __init__(self, updates: Literal["behind", "before"] = "behind") -> None:
         self._npu: Any = import_module("torch_npu").npu
-        self._pool = self._npu.graph_pool_handle()
+        self._pool: Any = None
+        self._replays: WeakSet[NpuReplay] = WeakSet()
         self.lengths: dict[str, list[int]] = {}
         self.updates = updates
 
     def __call__(self, work: Replay) -> Replay:
         self._npu.synchronize()
+        if not self._replays:  # a pool ends with its last graph
+            self._pool = self._npu.graph_pool_handle()
         graph = self._npu.NPUGraph()
         # thread_local: HCCL's watchdog thread may query its events meanwhile, which a global capture forbids.
+        capturing = self._npu.graph(
+            graph, pool=self._pool, auto_dispatch_capture=True, capture_error_mode="thread_local"
+        )
         try:
-            with self._npu.graph(graph, pool=self._pool, auto_dispatch_capture=True, capture_error_mode="thread_local"):
+            with capturing:
                 work()
         except RuntimeError as error:
+            _leave(capturing, graph)
             said = f"{error} {error.__context__ or ''}".lower()
             if any(sign.lower() in said for sign in _NO_STREAMS):
                 raise CaptureRefused(str(error).strip().splitlines()[0]) from error
             raise
-        return NpuReplay(graph, self)
+        replay = NpuReplay(graph, self)
+        self._replays.add(replay)
+        return replay
 
     def allocated_bytes(self) -> int:
         return int(self._npu.memory_reserved())
+
+
+def _leave(capturing: Any, graph: Any) -> None:
+    """Leave the dispatch mode and the stream of a capture whose end raised, which torch_npu leaves entered."""
+    if graph.graph_dispatch_mode in _get_current_dispatch_mode_stack():
+        graph.graph_dispatch_mode.__exit__(None, None, None)
+        capturing.stream_ctx.__exit__(None, None, None)
 
 
 class NpuReplay:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from graphs.npu import NpuCapture
+from graphs.runner import CaptureRefused
 from lopa_ascend.ops import AttentionForm, AttentionVersion, VirtualRows, npu_ops
 
 pytestmark = [pytest.mark.sim, pytest.mark.usefixtures("npu")]
@@ -175,3 +176,28 @@ def test_an_event_that_nothing_has_waited_for_is_not_recorded_again() -> None:
     event.record(torch.npu.current_stream())
     with pytest.raises(RuntimeError, match="recorded again before a replay has waited for it"):
         event.record(torch.npu.current_stream())
+
+
+def test_a_capture_after_a_refused_first_one_has_a_pool_and_nothing_of_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pool ends with its only graph, and torch_npu leaves a capture whose end raises half entered."""
+    capture, x, stream = NpuCapture(), torch.ones(4, device="npu"), torch.npu.current_stream()
+    total = torch.zeros(4, device="npu")
+    ends = torch.npu.NPUGraph.capture_end
+
+    def refuses(graph: Any) -> None:
+        ends(graph)
+        raise RuntimeError("error code 207008")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.npu.NPUGraph, "capture_end", refuses)
+        with pytest.raises(CaptureRefused, match="207008"):
+            capture(lambda: total.copy_(x * 2))
+    assert torch.npu.current_stream() == stream
+    assert (x + 1).tolist() == [2.0] * 4, "operators run, and are not recorded"
+    for _ in range(2):  # the second time after the only graph has been dropped
+        replay = capture(lambda: total.copy_(x * 2))
+        replay()
+        assert total.tolist() == [2.0] * 4
+        del replay
