@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import pickle
 import signal
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 LOCAL = "local"
 _OBJECT_STORE_BYTES = 2**28  # for requests and results, a few KB each
+_KNOCK_S = 10.0
 _AT_A_TIME = 20_000  # requests of a dataset, which is made whole before the first is decoded
 
 
@@ -128,8 +130,9 @@ def _join(address: str) -> None:
     local = {"object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False} if address == LOCAL else {}
     with _own_signals():
         try:
+            _knock(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"--ray {address}: no cluster can be joined there ({first_line(error)}); start one with "
                 "`ray start --head`, or give local"
@@ -137,6 +140,13 @@ def _join(address: str) -> None:
     context = DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody listens at HOST:PORT: Ray would try again for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
 
 
 @contextmanager
