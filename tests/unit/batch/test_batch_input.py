@@ -230,6 +230,7 @@ def test_several_processes_cannot_share_what_is_read_once(
         for rank in ("0", "1"):
             monkeypatch.setenv("WORLD_SIZE", "2")
             monkeypatch.setenv("RANK", rank)
+            monkeypatch.setenv("LOCAL_RANK", rank)
             with pytest.raises(ConfigError, match="can be read only once"):
                 run_batch(cpu, from_path(run, path), fail_to_build)
         monkeypatch.undo()

@@ -349,7 +349,7 @@ def test_commands_with_lists_take_it_too(words: list[str], capsys: pytest.Captur
 def test_an_estimate_without_a_device_is_of_one_that_is_described() -> None:
     done = CliRunner().invoke(app, ["estimate", "demo"])
     assert done.exit_code == 0, done.exception
-    assert "One step on H200" in done.output and "since this machine has no accelerator" in done.output
+    assert "One step on 1 x H200" in done.output and "since this machine has no accelerator" in done.output
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "scripts").glob("*.sh")))
