@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -84,8 +83,7 @@ def _one_process_at_a_time() -> Iterator[None]:
         with suppress(OSError):  # a folder that cannot be written: each compiles for itself
             if folder and not has_all.exists():
                 lock = stack.enter_context(Path(folder, "lock").open("w"))
-                if sys.stderr.isatty():  # somebody waits
-                    logger.info("first start of this version: compiling the scheduler's loops takes a minute or two")
+                logger.info("first start of this version: compiling the scheduler's loops takes a minute or two")
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield
         with suppress(OSError):
