@@ -132,10 +132,11 @@ def main() -> None:
     }  # fmt: skip
     best = {
         **head,
-        "conditions": "Dream-7B's shapes in bf16 with random weights: its passes are timed, models/demo answers. Chosen "
-        "on one half of the demo's 1,000 problems: the fastest setting at most 1 point less accurate than the most "
-        "accurate one without lookahead. Ratios of tokens/s: over the fastest as accurate setting without lookahead, "
-        "over LoPA's faster k. Accuracy: on the other half, against the most accurate, 95 % of paired resamples",
+        "conditions": "Dream-7B's shapes in bf16 with random weights: its passes are timed, models/demo answers. "
+        "Chosen on one half of the demo's 1,000 problems: the fastest setting at most 1 point less accurate than the "
+        "most accurate one without lookahead. Ratios of tokens/s: over the fastest as accurate setting without "
+        "lookahead, over LoPA's faster k. Accuracy: on the other half, against the most accurate, 95 % of paired "
+        "resamples",
         "columns": [["at once", ""], ["chosen", ""], ["tokens/s", ",.0f"], ["over as accurate k = 0", ".2f"],
                     ["over LoPA", ".2f"], ["accuracy, points", ""]],
         "rows": chosen(math, code, loads),
