@@ -63,8 +63,9 @@ class FrontEnd:
         self._draining: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
         self._engine = EngineClient(
-            self._serve.max_queued_requests, self._hear_ready, self._serve.engine_silence_s, begin.num_replicas
-        )
+            self._serve.max_queued_requests, self._hear_ready, self._serve.engine_silence_s, begin.num_replicas,
+            self._serve.num_front_ends,
+        )  # fmt: skip
         is_open = not begin.keys
         served = (begin.model_names[0], shown_settings(begin.run.decode)) if is_open else (None, {})
         self._service = Service(begin.run, begin.model_names, self._engine, live_page(*served))

@@ -247,7 +247,7 @@ def test_a_run_switched_to_full_attention_later_is_refused_too() -> None:
 
 def test_a_quantized_folder_needs_its_quantization_and_takes_no_adapter(folders: dict[str, Path]) -> None:
     model = folders["w8a8_dynamic"]
-    with pytest.raises(ConfigError, match="set it to w8a8"):
+    with pytest.raises(ConfigError, match="add --set quantization=w8a8"):
         build_engine(profile(), run_of(causal(), model=model))
     run = run_of(causal(), model=model).model_copy(update={"lora_path": "adapter"})
     with pytest.raises(ConfigError, match="merge adapter first"):

@@ -62,9 +62,9 @@ def test_a_head_in_eight_bits_predicts_nearly_what_a_float_one_does(folder: Path
 
 
 def test_a_quantized_folder_under_another_quantization_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="set it to w8a8"):
+    with pytest.raises(ConfigError, match="add --set quantization=w8a8"):
         predict(folder, "fp8")
-    with pytest.raises(ConfigError, match="set it to w8a8"):
+    with pytest.raises(ConfigError, match="add --set quantization=w8a8"):
         predict(folder, None)
 
 

@@ -184,7 +184,7 @@ def test_its_log_has_a_line_a_request(served: Served, client: OpenAI) -> None:
     client.completions.create(
         model="demo", prompt="a", max_tokens=4, extra_body={"request_id": "seen", "ignore_eos": True}
     )
-    served.wait_for(lambda: "lopa: cmpl-seen-0: 1 prompt tokens, 4 tokens" in served.text, "told of")
+    served.wait_for(lambda: "lopa: cmpl-seen-0: 1 prompt token, 4 tokens" in served.text, "told of")
     assert "Traceback" not in served.text
 
 

@@ -257,7 +257,7 @@ def test_an_input_that_cannot_be_opened_is_named(tmp_path: Path, monkeypatch: py
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(ConfigError, match=r"in\.jsonl: Permission denied; set input\.path"):
+    with pytest.raises(ConfigError, match=r"in\.jsonl: Permission denied; give a JSONL file"):
         read_lines(InputConfig(path=str(path)))
 
 

@@ -192,6 +192,7 @@ def test_a_launchers_variable_that_is_no_number_is_one_sentence(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path)
+    monkeypatch.setenv("LOCAL_RANK", "0")  # else it is of an operator's pod, and read by nobody
     monkeypatch.setenv(name, "two")
     result = lopa(tmp_path, "run", "-p", "cpu", "run.yaml")
     assert result.returncode == 2, result.stderr

@@ -20,7 +20,7 @@ from common.serving.http.errors import ApiError
 from common.serving.http.orders import Order
 from common.serving.http.responses.sse import DONE, event, event_stream
 from common.serving.link import Link
-from common.serving.messages import Aborted, Accepted, Add, Counts, Ended, Failed, Ready, Rejected, Tokens
+from common.serving.messages import Abort, Aborted, Accepted, Add, Counts, Ended, Failed, Ready, Rejected, Tokens
 
 READY = Ready(DecodeConfig(), num_slots=2, max_model_len=64, vocab_size=10)
 
@@ -29,12 +29,12 @@ def order(name: str, index: int = 0, route: str = "cmpl") -> Order:
     return Order(index, 0, GenerationRequest(f"{route}-{name}-{index}", (1, 2)), DecodeConfig())
 
 
-def with_engine(talk: Any, max_queued: int = 1) -> None:
+def with_engine(talk: Any, max_queued: int = 1, num_front_ends: int = 1) -> None:
     """Run `talk(client, engine)`, where engine is the other end of a client that is ready."""
 
     async def run() -> None:
         here, there = socket.socketpair()
-        client, engine = EngineClient(max_queued, lambda *_: None), Link(there)
+        client, engine = EngineClient(max_queued, lambda *_: None, num_front_ends=num_front_ends), Link(there)
         reading = asyncio.ensure_future(client.follow(*await asyncio.open_connection(sock=here)))
         engine.send([READY])
         while client.ready is None:
@@ -94,7 +94,17 @@ def test_a_name_is_one_open_calls(name: str, route: str) -> None:
     with_engine(talk, max_queued=5)
 
 
-def test_an_abort_is_answered_with_what_the_engine_counts() -> None:
+def test_an_abort_by_the_only_front_end_does_not_wait_for_the_engine() -> None:
+    async def talk(client: EngineClient, engine: Link) -> None:
+        client.submit([order("a"), order("a", 1), order("b")])
+        assert [await client.abort_call(name) for name in ("a", "c", None)] == [2, 0, 3]
+        aborted = [message.id for message in engine.receive(wait_s=60) if isinstance(message, Abort)]
+        assert aborted[:2] == ["cmpl-a-0", "cmpl-a-1"]
+
+    with_engine(talk, max_queued=8)
+
+
+def test_an_abort_beside_other_front_ends_is_answered_with_what_the_engine_counts() -> None:
     async def talk(client: EngineClient, engine: Link) -> None:
         asking = [asyncio.ensure_future(client.abort_call(name)) for name in ("a", None)]
         await asyncio.sleep(0)
@@ -103,7 +113,7 @@ def test_an_abort_is_answered_with_what_the_engine_counts() -> None:
         engine.send([Aborted(message.number, count) for message, count in zip(asked, (2, 5), strict=True)])
         assert await asyncio.gather(*asking) == [2, 5]
 
-    with_engine(talk, max_queued=8)
+    with_engine(talk, max_queued=8, num_front_ends=2)
 
 
 @pytest.mark.parametrize(

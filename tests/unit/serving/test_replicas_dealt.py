@@ -37,7 +37,7 @@ def with_replicas(count: int, talk: Talk, max_queued: int = 8) -> None:
     """Run `talk(client, engines)`, where all of the replicas are ready."""
 
     async def run() -> None:
-        client = EngineClient(max_queued, lambda *_: None, num_replicas=count)
+        client = EngineClient(max_queued, lambda *_: None, num_replicas=count, num_front_ends=2)
         engines, reading = [], []
         for number in range(count):
             here, there = socket.socketpair()

@@ -58,6 +58,7 @@ class EngineClient:
         on_ready: Callable[[int, Ready], None],
         most_silent_s: float = math.inf,
         num_replicas: int = 1,
+        num_front_ends: int = 1,
     ) -> None:
         self.replicas = [Replica(number) for number in range(num_replicas)]
         self.ready: Ready | None = None
@@ -66,6 +67,7 @@ class EngineClient:
         self._max_queued = max_queued
         self._on_ready = on_ready
         self._most_silent_s = most_silent_s
+        self._num_front_ends = num_front_ends
         self._next = 0  # of replicas that have as few requests, the first from here on
         self._aborts: dict[int, asyncio.Queue[int]] = {}
         self._num_aborts = 0
@@ -145,7 +147,11 @@ class EngineClient:
 
     async def abort_call(self, call_id: str | None) -> int:
         """Abort all requests of a call by its answer's id, with its prefix or without; None: of all calls. Return how
-        many: those of other front ends too. An engine answers between two passes."""
+        many: those of other front ends too, of which engines tell between two passes."""
+        if self._num_front_ends == 1:
+            found = [one for one in self._open_answers() if call_id is None or call_id in call_names(one.id)]
+            self.abort(found)
+            return len(found)
         asked = self._usable()
         self._num_aborts += 1
         number = self._num_aborts
