@@ -33,8 +33,7 @@ from common.processes import (
     Stopped,
     die_with_launcher,
     end_undisturbed,
-    global_rank,
-    num_started,
+    shown_rank,
     stop_on_signals,
     write_error_file,
 )
@@ -90,7 +89,8 @@ def _options(
 def fail(sentence: str) -> int:
     """Say why this process ends, as one line, also to the launcher if there is one; the exit code."""
     write_error_file(sentence)
-    where = f"rank {global_rank()}: " if num_started() > 1 else ""
+    rank = shown_rank()
+    where = "" if rank is None else f"rank {rank}: "
     print(f"lopa: {where}{sentence}", file=sys.stderr, flush=True)
     return 2
 
@@ -114,14 +114,15 @@ def main() -> None:
     stop_on_signals()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a text or a name that the terminal cannot show is no reason to end
         sys.stdout.reconfigure(errors="backslashreplace")
-    level = logging.WARNING if global_rank() else logging.INFO
+    is_first = shown_rank() in (None, "0")
+    level = logging.INFO if is_first else logging.WARNING
     logging.basicConfig(format="lopa: %(message)s", level=logging.WARNING)
     for package in ("common", "graphs", "quant", "lopa_cuda", "lopa_ascend"):
         logging.getLogger(package).setLevel(level)
     try:
         app()
     except Stopped as stopped:  # which has silenced further signals
-        if not stopped.is_reported and global_rank() == 0:
+        if not stopped.is_reported and is_first:
             print(f"lopa: {stopped}", file=sys.stderr, flush=True)
         sys.exit(stopped.exit_code)
     except (ConfigError, QuantizationError, EngineError, OSError) as error:

@@ -6,7 +6,7 @@ from common.processes.cores import cores_of, leave_first_core, poll_on
 from common.processes.environment import apply_environment
 from common.processes.mesh import Mesh, check_started, close_mesh, host_group, init_mesh, resolve_mesh
 from common.processes.nodes import Nodes, injected, processes_here, torchrun_options
-from common.processes.ranks import global_rank, local_rank, num_started, num_started_here
+from common.processes.ranks import global_rank, local_rank, num_started, num_started_here, shown_rank
 from common.processes.stop import (
     Stopped,
     die_with_launcher,
@@ -45,6 +45,7 @@ __all__ = [
     "resolve_mesh",
     "share_from_first",
     "shared_count",
+    "shown_rank",
     "stop_on_signals",
     "supervise",
     "take_turns",

@@ -21,6 +21,12 @@ def global_rank() -> int:
     return _number("RANK", 0)
 
 
+def shown_rank() -> str | None:
+    """The rank for messages, as the launcher gives it and whatever that is; None for the only process."""
+    is_alone = not is_launched() or os.environ.get("WORLD_SIZE", "1") == "1"
+    return None if is_alone else os.environ.get("RANK", "0")
+
+
 def local_rank() -> int:
     return _number("LOCAL_RANK", 0)
 
