@@ -4,6 +4,7 @@ from common.batch.files import input_and_output, metrics_path, real_file, requir
 from common.batch.inputs import InputLine, parse_line, read_lines, require_shareable
 from common.batch.lines import LineRequests, prompt_or_reason
 from common.batch.output import read_records
+from common.batch.records import answered, refused, unreadable
 from common.batch.report import accuracy, meanings, number, print_summary, print_table, sweep_table
 from common.batch.run import check_input, require_some_finished, run_batch
 
@@ -11,6 +12,7 @@ __all__ = [
     "InputLine",
     "LineRequests",
     "accuracy",
+    "answered",
     "check_input",
     "input_and_output",
     "meanings",
@@ -23,10 +25,12 @@ __all__ = [
     "read_lines",
     "read_records",
     "real_file",
+    "refused",
     "require_file",
     "require_shareable",
     "require_some_finished",
     "run_batch",
     "sweep_table",
+    "unreadable",
     "write_whole",
 ]

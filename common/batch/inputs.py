@@ -24,6 +24,7 @@ from common.text import why_no_conversation, why_no_variables
 
 logger = logging.getLogger(__name__)
 _CONTENTS = ("prompt", "messages", "question")
+_OPENAI_KEYS = ("custom_id", "url", "body")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,10 @@ class InputLine:
     @property
     def key(self) -> str:
         return str(self.id)
+
+    @property
+    def is_openai(self) -> bool:
+        return is_openai(self.fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +99,15 @@ def read_input(config: InputConfig, num_bytes: int | None = None) -> Input:
     return Input(lines, digest.num_bytes, digest.hexdigest())
 
 
+def is_openai(fields: Mapping[str, Any]) -> bool:
+    """Whether a line is one of OpenAI's batch files."""
+    return all(key in fields for key in _OPENAI_KEYS)
+
+
 def _have_own_prompts(lines: Sequence[Mapping[str, Any]], config: InputConfig, name: str) -> bool:
     """Whether all lines say what they ask without the template, and it fits none of them."""
     assert config.prompt_template is not None, "the caller has asked"
-    has_own = all("prompt" in fields or "messages" in fields for fields in lines)
+    has_own = all("prompt" in fields or "messages" in fields or is_openai(fields) for fields in lines)
     is_unused = has_own and not any(fits(config.prompt_template, fields) for fields in lines)
     if is_unused and any("prompt" in fields for fields in lines):
         template = repr(config.prompt_template)
@@ -169,11 +179,12 @@ def parse_line(number: int, raw: bytes, config: InputConfig) -> InputLine:
         return InputLine(unknown_id, number, error=f"line {number} is not valid JSON: {error}")
     if not isinstance(fields, dict):
         return InputLine(unknown_id, number, error=f"line {number} is not a JSON object with a prompt")
-    names = ("id",) if config.benchmark is None else ("id", "task_id")
+    names = ("custom_id",) if is_openai(fields) else ("id",) if config.benchmark is None else ("id", "task_id")
     id = next((fields[name] for name in names if fields.get(name) is not None), number)
     if isinstance(id, bool) or not isinstance(id, (str, int)):
-        return InputLine(unknown_id, number, fields, error=f"line {number}: id must be a string or an integer")
-    problem = None if config.benchmark is not None else _problem(fields, config.prompt_template)
+        return InputLine(unknown_id, number, fields, error=f"line {number}: {names[0]} must be a string or an integer")
+    is_checked_elsewhere = config.benchmark is not None or is_openai(fields)
+    problem = None if is_checked_elsewhere else _problem(fields, config.prompt_template)
     return InputLine(id, number, fields, error=None if problem is None else f"line {number}: {problem}")
 
 

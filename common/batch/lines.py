@@ -31,6 +31,8 @@ class LineRequests:
         `prompt_or_reason`."""
         if line.error is not None:
             return line.error
+        if line.is_openai:
+            return f"line {line.number}: it is of an OpenAI batch file, which `lopa run` answers, without --ray"
         field = self._source.settings_field
         try:
             wishes = Wishes() if field is None else self._wishes(line, field)

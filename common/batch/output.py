@@ -19,6 +19,7 @@ from typing import Any
 from common import user_files
 from common.batch.files import naming, real_file, sidecar_path
 from common.batch.identity import FIX, check_identity
+from common.batch.records import as_record
 from common.batch.sidecar import adopt_sidecar, lock_alone, lock_shared, write_identity, writing_alone
 from common.errors import ConfigError
 
@@ -197,7 +198,7 @@ def _to_line(record: Mapping[str, Any]) -> bytes:
 
 def _to_record(line: bytes, where: str) -> Record:
     try:
-        record: Record = json.loads(line)
+        record: Record = as_record(json.loads(line))
         record["id"]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ConfigError(f"{where} is not a result of a batch run: {FIX}") from None
@@ -228,6 +229,7 @@ def _repair(path: Path, retry_errors: bool) -> None:
     if not retry_errors:
         return
     known: set[str] = set()
-    finished = (record for record in every_record(path) if "error" not in record)
-    kept = [_to_line(record) for record in finished if _is_first(record, known)]
+    with path.open("rb") as stream:
+        found = [(line, _to_record(line, f"{path}: a line")) for line in stream]
+    kept = [line for line, record in found if "error" not in record and _is_first(record, known)]
     user_files.write_whole(path, b"".join(kept))

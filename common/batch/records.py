@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from common.batch.inputs import InputLine
@@ -17,6 +18,7 @@ from common.text import answer_text
 if TYPE_CHECKING:
     from common.generate import Generator
 
+_COUNTS = "lopa"  # what a line of OpenAI's has beside its keys: the counts of a record
 _STOP_LIMIT_S = 1.0  # for answers that are being marked when a run is stopped; those that take longer are decoded again
 
 
@@ -85,3 +87,40 @@ def _requests(
 def _drain(refused: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     while refused:
         yield refused.pop(0)
+
+
+def answered(custom_id: str | int, body: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
+    """The output line of a request that was answered. body: as HTTP's."""
+    return {**_line(custom_id, 200, body), _COUNTS: counts}
+
+
+def refused(custom_id: str | int, status: int, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The output line of a request that was refused. status, body: as HTTP's."""
+    return _line(custom_id, status, body)
+
+
+def unreadable(custom_id: str | int, sentence: str) -> dict[str, Any]:
+    """The output line of an input line that holds no request."""
+    error = {"code": "invalid_line", "message": sentence}
+    return {"id": _name("batch_req", custom_id), "custom_id": custom_id, "response": None, "error": error}
+
+
+def as_record(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of an output in the terms of our records; one of our own as it is."""
+    if "custom_id" not in line:
+        return dict(line)
+    id, response, error = line["custom_id"], line["response"], line["error"]
+    if error is not None:
+        return {"id": id, "error": error["message"]}
+    if response["status_code"] != 200:
+        return {"id": id, "error": response["body"]["error"]["message"]}
+    return {"id": id, **line[_COUNTS]}
+
+
+def _line(custom_id: str | int, status: int, body: Mapping[str, Any]) -> dict[str, Any]:
+    response = {"status_code": status, "request_id": _name("req", custom_id), "body": body}
+    return {"id": _name("batch_req", custom_id), "custom_id": custom_id, "response": response, "error": None}
+
+
+def _name(kind: str, custom_id: str | int) -> str:
+    return f"{kind}_{hashlib.sha256(str(custom_id).encode(errors='backslashreplace')).hexdigest()[:24]}"

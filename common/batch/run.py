@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from common.generate import Generator
 
 logger = logging.getLogger(__name__)
+Answering = Callable[
+    ["Generator", Sequence[InputLine], Iterator[int], InputConfig, Sequence[str], int], Iterator[dict[str, Any]]
+]  # as `records`
 _MANY = 100  # requests, of which a user may not know
 
 
@@ -42,10 +45,12 @@ def run_batch(
     *,
     overwrite: bool = False,
     retry_errors: bool = False,
+    openai: Answering = records,
 ) -> dict[str, Any] | None:
     """Decode what is not in the output yet; on rank 0 the metrics of the whole output, also written beside it.
 
     `build` loads the model; it is called once the files are known to be in order, and not at all if nothing is left.
+    openai: what answers the lines of a file that has lines of OpenAI's batch files.
     Raises ConfigError for files that do not fit the run, Stopped on SIGINT and SIGTERM; finished requests are kept.
     """
     source, target = input_and_output(run)
@@ -78,7 +83,8 @@ def run_batch(
             lines = read_lines(source)  # it grew between this rank's look at it and the first one's
         if output is None and generator.is_leader:
             output = join_output(path)
-        return _decode(profile, run, generator, [lines[index] for index in pending], output)
+        answering = openai if any(line.is_openai for line in lines) else records
+        return _decode(profile, run, generator, [lines[index] for index in pending], output, answering)
     finally:
         if output is not None:
             output.close()
@@ -119,6 +125,7 @@ def _decode(
     generator: Generator,
     pending: Sequence[InputLine],
     output: OutputFile | None,
+    answering: Answering,
 ) -> dict[str, Any] | None:
     assert run.input is not None and run.output is not None, "input_and_output has checked it"
     turns = take_turns(len(pending))
@@ -128,7 +135,7 @@ def _decode(
         mine = (
             turns if generator.is_leader else iter(())
         )  # the others of a replica hear of its requests from its leader
-        for record in records(generator, pending, mine, run.input, run.decode.stop, profile.max_model_len):
+        for record in answering(generator, pending, mine, run.input, run.decode.stop, profile.max_model_len):
             if output is not None:
                 output.append(record)
             if progress is not None:

@@ -33,7 +33,7 @@ _AT_A_TIME = 20_000  # requests of a dataset, which is made whole before the fir
 
 
 def run_on_ray(
-    profile: DeviceProfile, run: RunConfig, address: str, replicas: int | None, **options: bool
+    profile: DeviceProfile, run: RunConfig, address: str, replicas: int | None, **options: Any
 ) -> dict[str, Any] | None:
     """Decode what is not in the output yet, as `run_batch` does, by so many replicas; None: the profile's dp.
 

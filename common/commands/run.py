@@ -58,9 +58,9 @@ def run(
 ) -> None:
     """Answer one prompt, or decode a JSONL file of requests; start it again to resume.
 
-    A file's lines have `prompt`, `messages` or `question`. Answers go to --output, one line a request, and metrics
-    beside it. A profile of several processes, such as cuda_bp2 for two GPUs, is started by scripts/run_batch.sh PROFILE
-    MODEL; DRY_RUN=true before it prints how.
+    A file's lines have `prompt`, `messages` or `question`, or are of an OpenAI batch file. Answers go to --output, one
+    line a request, and metrics beside it. A profile of several processes, such as cuda_bp2 for two GPUs, is started by
+    scripts/run_batch.sh PROFILE MODEL; DRY_RUN=true before it prints how.
     """
     if replicas is not None and ray is None:
         raise ConfigError("--replicas: they are actors on a Ray cluster; give its address, or local, with --ray")
@@ -79,11 +79,12 @@ def run(
         device_profile, run_config = load_both(profile, model, overrides, takes_many=takes_many)
     save_run_file(save_run, run_config)
     from common.batch import metrics_path, print_summary, require_some_finished, run_batch
+    from common.serving import openai_records
 
     options = {"overwrite": overwrite, "retry_errors": retry_errors}
     if ray is None:
         with GeneratorOnDemand(device_profile, run_config) as build:
-            metrics = run_batch(device_profile, run_config, build, **options)
+            metrics = run_batch(device_profile, run_config, build, openai=openai_records, **options)
     else:
         from common.cluster import run_on_ray
 

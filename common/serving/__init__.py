@@ -5,6 +5,7 @@ messages once a step, so that no client, however slow, keeps a step waiting. Wit
 both (`engine.replicas`).
 """
 
+from common.serving.batch_file import openai_records
 from common.serving.engine.replicas import REPLICA, starts_replicas
 from common.serving.engine.start import serve
 from common.serving.events import DenoiseEvents, shown_settings
@@ -24,6 +25,7 @@ __all__ = [
     "answer_requests",
     "colours",
     "framed",
+    "openai_records",
     "serve",
     "shown_settings",
     "starts_replicas",

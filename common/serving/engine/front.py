@@ -10,15 +10,14 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 from typing import NamedTuple
 
 from common.config import RunConfig, ServeConfig
 from common.errors import ConfigError
-from common.hub import name_of
 from common.serving.keys import read_keys
 from common.serving.link import Link, LinkClosed
 from common.serving.messages import Begin, Failed
+from common.serving.served import model_names
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 LAST_WORDS_S = 5.0
@@ -78,11 +77,8 @@ def start_front_end(
     port = int(listening.getsockname()[1])
     other.close()
     link = Link(own)
-    of_hub = name_of(run.model)
-    own_name = Path(run.model).resolve().name if of_hub is None else of_hub.repository
-    names = run.serve.served_model_names or (own_name,)
     with suppress(LinkClosed):  # noticed once it is needed
-        link.send([Begin(run, names, port, keys, num_replicas)])
+        link.send([Begin(run, model_names(run), port, keys, num_replicas)])
     return FrontEnd(process, link)
 
 

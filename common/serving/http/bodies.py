@@ -17,12 +17,12 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.types import Receive
 
 from common.errors import first_line
 from common.serving.http.errors import ApiError
-from common.serving.http.explain import explained
+from common.serving.http.explain import checked
 
 # Counted in the bytes, where those of texts count too: so many commas no text has that fits a model.
 _MOST_SIGNS = {b",": 2**18, b"[": 2**17, b"{": 2**17, b":": 2**17}
@@ -166,7 +166,5 @@ def _parsed(data: bytearray, kind: type[BaseModel]) -> BaseModel:
         if "integer string conversion" in str(error):
             raise ApiError(400, "the body holds a number of more than 4,300 digits: write a shorter one") from None
         raise ApiError(400, f"the body is not valid JSON ({first_line(error)}); correct it") from None
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        raise explained(error.errors(include_url=False)) from None
+    fields: BaseModel = checked(given, kind)
+    return fields

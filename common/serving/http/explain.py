@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from common.config import given_value
-from common.requests import first_error, path_of, refusal
+from common.errors import EngineError, first_line
+from common.requests import RequestError, first_error, path_of, refusal
 from common.serving.http.errors import ApiError
 from common.serving.http.fields import Sampling
 
 _SOME_IDS = "send whole numbers from 0 on, as this model's tokenizer makes them"
+
+
+def checked(given: Any, kind: type[BaseModel]) -> Any:
+    """Return what a body says, as this kind of fields. Raises ApiError."""
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise explained(error.errors(include_url=False)) from None
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Make ApiErrors of what the one door for requests says."""
+    try:
+        yield
+    except RequestError as error:
+        raise ApiError(400, str(error), error.field) from None
+    except EngineError as error:
+        raise ApiError(503, first_line(error)) from None
 
 
 def explained(errors: Sequence[Mapping[str, Any]]) -> ApiError:

@@ -181,6 +181,12 @@ class CompletionFields(Sampling):
     prompt: StrictStr | TokenIds | Annotated[list[StrictStr], FIRST_ERROR] | Annotated[list[TokenIds], FIRST_ERROR]
     echo: StrictBool = False
 
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, of which one may stand without a list around it."""
+        given: Any = self.prompt
+        return [given] if isinstance(given, str) or not given or isinstance(given[0], int) else list(given)
+
 
 def _checked(why_not: Callable[[object], str | None]) -> AfterValidator:
     """Check as every door does, in a sentence that names the place."""

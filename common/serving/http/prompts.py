@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from common.checkpoint import Tokenizer
 from common.config import DecodeConfig
-from common.errors import EngineError, first_line
-from common.requests import LONG, PromptMaker, RequestError
+from common.requests import LONG, PromptMaker
 from common.serving.http.errors import ApiError
+from common.serving.http.explain import refusing
 from common.serving.http.orders import Order
 from common.text import AnswerText
 
@@ -33,19 +32,19 @@ class Prompts:
 
     async def of_text(self, text: str, *, add_special_tokens: bool = True, field: str = "prompt") -> tuple[int, ...]:
         make = partial(self.maker.of_text, text, with_bos=add_special_tokens, field=field)
-        with _refusing():
+        with refusing():
             if len(text) <= LONG:
                 return make()
             self.maker.check_length(text, field)  # those that are too long wait for nobody
             return await asyncio.get_running_loop().run_in_executor(self._texts, partial(make, beside_others=True))
 
     def of_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        with _refusing():
+        with refusing():
             return self.maker.of_ids(token_ids)
 
     async def of_chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> tuple[int, ...]:
         """Token ids up to where the answer begins."""
-        with _refusing():
+        with refusing():
             loop = asyncio.get_running_loop()
             text = await loop.run_in_executor(self._chats, self.maker.chat_text, messages, variables)
         return await self.of_text(text, add_special_tokens=False, field="messages")
@@ -69,13 +68,3 @@ class Prompts:
     def strings(self, token_ids: Sequence[int]) -> list[str]:
         """Return each token's own text."""
         return [self.decode([token], skip_special_tokens=False) for token in token_ids]
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    try:
-        yield
-    except RequestError as error:
-        raise ApiError(400, str(error), error.field) from None
-    except EngineError as error:
-        raise ApiError(503, first_line(error)) from None

@@ -20,6 +20,7 @@ from common.serving.http.metrics import Metrics
 from common.serving.http.orders import OrderBook
 from common.serving.http.responses.calls import Call
 from common.serving.messages import Ready
+from common.serving.served import check_model
 
 if TYPE_CHECKING:
     from common.serving.http.prompts import Prompts
@@ -95,9 +96,7 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError for a model that is not this one."""
-        if name is not None and name not in self.model_names:
-            served = ", ".join(self.model_names)
-            raise ApiError(404, f"the model {name!r:.200} is not served here, this is {served}", "model")
+        check_model(name, self.model_names)
 
     def check(self, fields: Sampling, num_prompts: int = 1) -> None:
         """Check everything that needs no prompt, before one is tokenised. Raises ApiError."""
@@ -106,14 +105,11 @@ class Service:
         self.book.check(fields, num_prompts)
 
     async def prompts_of(self, fields: CompletionFields) -> list[tuple[int, ...]]:
-        """Return the prompts of a completion, which has one of four kinds. Raises ApiError."""
-        given = fields.prompt
-        if isinstance(given, str) or not given or isinstance(given[0], int):
-            given = [given]  # type: ignore[assignment]
-        self.check(fields, len(given))
+        """Return the prompts of a completion. Raises ApiError."""
+        self.check(fields, len(fields.prompts))
         prompts = []
-        for one in given:
-            prompts.append(await self._prompt(one, fields))  # type: ignore[arg-type]
+        for one in fields.prompts:
+            prompts.append(await self._prompt(one, fields))
             await asyncio.sleep(0)  # each takes milliseconds
         return prompts
 

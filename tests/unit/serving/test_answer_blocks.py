@@ -14,7 +14,7 @@ from common.config import DecodeConfig
 from common.decoding import GenerationRequest
 from common.serving.http.orders import Order, Orders
 from common.serving.http.responses.calls import Call
-from common.serving.http.responses.openai import pass_counts
+from common.serving.http.responses.whole import pass_counts
 from common.serving.messages import Ended, Tokens
 from common.text import AnswerText, Writing
 

@@ -11,7 +11,8 @@ from typing import Any, cast
 from common.config import DecodeConfig
 from common.decoding import GenerationRequest
 from common.serving.http.orders import Order, Orders
-from common.serving.http.responses.calls import Call, Finished
+from common.serving.http.responses.calls import Call
+from common.serving.http.responses.whole import Finished
 from common.serving.messages import Ended, Tokens
 from common.text import AnswerText, Writing
 

@@ -18,6 +18,7 @@ from common.serving.http.errors import ApiError
 from common.serving.http.fields import Sampling
 from common.serving.http.metrics import Metrics
 from common.serving.http.orders import Order, Orders
+from common.serving.http.responses.whole import Finished, finish_reason
 from common.serving.messages import Ended, Passed
 from common.tables import counted
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
-_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "max_steps": "length", "abort": "abort"}
 
 
 class Piece(NamedTuple):
@@ -40,27 +40,11 @@ class Piece(NamedTuple):
     stop_reason: str | int | None = None
 
 
-class Finished(NamedTuple):
-    text: str
-    token_ids: tuple[int, ...]
-    ended: Ended
-    stop_reason: str | int | None
-
-    @property
-    def finish_reason(self) -> str:
-        return finish_reason(self.ended)
-
-
 def _joined(pieces: Sequence[Piece]) -> Finished:
     ended, stop_reason = pieces[-1].ended, pieces[-1].stop_reason
     assert ended is not None, "the last piece has it"
     token_ids = tuple(token for piece in pieces for token in piece.token_ids)
     return Finished("".join(piece.text for piece in pieces), token_ids, ended, stop_reason)
-
-
-def finish_reason(ended: Ended) -> str:
-    """Return the finish reason in OpenAI's words."""
-    return _REASONS[ended.finish_reason]
 
 
 @dataclass(slots=True)
@@ -133,7 +117,7 @@ class Call:
     def _log(self, answer: Answer, ended: Ended, first_at: float | None) -> None:
         seconds = time.monotonic() - answer.added_at
         decode_s = None if first_at is None else time.monotonic() - first_at
-        self.metrics.ended(answer, ended, _REASONS[ended.finish_reason], seconds, decode_s)
+        self.metrics.ended(answer, ended, finish_reason(ended), seconds, decode_s)
         logger.info(
             "%s: %s, %s in %s, %.0f ms, %s",
             answer.id, counted(answer.order.num_prompt_tokens, "prompt token"), counted(ended.num_tokens, "token"),

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from common.serving.events import DenoiseEvents
-from common.serving.http.responses.calls import Call, Finished, finish_reason
-from common.serving.http.responses.openai import pass_counts, usage
+from common.serving.http.responses.calls import Call
 from common.serving.http.responses.sse import DONE, event
+from common.serving.http.responses.whole import Finished, finish_reason, pass_counts, usage
 
 
 @dataclass(slots=True)

@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from common.serving.http.fields import StreamOptions
-from common.serving.http.orders import Order
-from common.serving.http.responses.calls import Call, Finished, Piece, finish_reason, merged
+from common.serving.http.responses.calls import Call, Piece, merged
 from common.serving.http.responses.sse import DONE, event
-from common.serving.messages import Ended
-
-
-def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_tokens,
-        "total_tokens": num_prompt_tokens + num_tokens,
-    }
-
-
-def pass_counts(ended: Sequence[Ended], orders: Sequence[Order]) -> dict[str, Any]:
-    """Return what `diffusion.stats` asks for, of all answers of a call. orders: theirs, in any order."""
-    room_of = {order.request.id: order.room for order in orders}
-    blocks = [room_of[one.id].num_blocks(room_of[one.id].prompt_length + one.num_tokens) for one in ended]
-    num_forwards = sum(one.num_forwards for one in ended)
-    num_tokens = sum(one.num_tokens for one in ended)
-    return {
-        "forwards": num_forwards,
-        "tokens_per_forward": num_tokens / max(1, num_forwards),
-        "lookahead_wins": sum(one.num_lookahead_wins for one in ended),
-        "forced_fills": sum(one.num_forced_fills for one in ended),
-        "blocks": sum(blocks),
-    }
+from common.serving.http.responses.whole import finish_reason, head, pass_counts, usage, whole_body, with_ids
 
 
 @dataclass(slots=True)
@@ -52,15 +28,10 @@ class OpenAiCall:
         call = self.call
         with call.answering():
             finished = await call.whole()
-        num_tokens = sum(one.ended.num_tokens for one in finished)
-        body = {
-            **self._head("chat.completion" if self.is_chat else "text_completion"),
-            "choices": [self._choice(index, one) for index, one in enumerate(finished)],
-            "usage": usage(call.orders.num_prompt_tokens, num_tokens),
-        }
-        if call.fields.diffusion.stats:
-            body["diffusion"] = pass_counts([one.ended for one in finished], call.orders.orders)
-        return body
+        return whole_body(
+            call.orders, call.fields, finished, model=self.model, created=self.created, is_chat=self.is_chat,
+            echoes=self.echoes,
+        )  # fmt: skip
 
     async def events(self) -> AsyncIterator[str]:
         """Yield the stream's events, [DONE] last. Raises ApiError where it cannot be finished."""
@@ -93,8 +64,7 @@ class OpenAiCall:
         return "chat.completion.chunk" if self.is_chat else "text_completion"
 
     def _head(self, kind: str) -> dict[str, Any]:
-        head = {"id": self.call.orders.id, "object": kind, "created": self.created, "model": self.model}
-        return {**head, "system_fingerprint": None}
+        return head(kind, self.call.orders.id, self.model, self.created)
 
     def _chunk(self, choices: list[dict[str, Any]], options: StreamOptions, num_tokens: int) -> str:
         body: dict[str, Any] = {**self._head(self._chunk_kind), "choices": choices}
@@ -130,11 +100,5 @@ class OpenAiCall:
     def _delta(self, index: int, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
-    def _choice(self, index: int, one: Finished) -> dict[str, Any]:
-        rest = {"logprobs": None, "finish_reason": one.finish_reason, "stop_reason": one.stop_reason}
-        text = (self.echoes[index] if self.echoes else "") + one.text
-        own = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
-        return self._with_ids({"index": index, **own, **rest}, one.token_ids)
-
     def _with_ids(self, choice: dict[str, Any], token_ids: tuple[int, ...]) -> dict[str, Any]:
-        return {**choice, "token_ids": list(token_ids)} if self.call.fields.return_token_ids else choice
+        return with_ids(choice, token_ids, self.call.fields)

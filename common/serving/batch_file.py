@@ -1,0 +1,204 @@
+"""OpenAI's batch files: each line is a request to this server's routes, checked, decoded and answered as over HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from common.batch import InputLine, answered, refused, unreadable
+from common.config import InputConfig
+from common.decoding import Completion, GenerationRequest, Rejection
+from common.errors import one_line
+from common.requests import PromptMaker, RequestMaker
+from common.scoring import request_record
+from common.serving.http.errors import ApiError
+from common.serving.http.explain import checked, refusing
+from common.serving.http.fields import ChatFields, CompletionFields, Sampling
+from common.serving.http.orders import Order, OrderBook, Orders
+from common.serving.http.responses.whole import Finished, whole_body
+from common.serving.messages import Ended
+from common.serving.served import check_model, model_names
+from common.text import AnswerText
+
+if TYPE_CHECKING:
+    from common.generate import Generator
+
+
+class _Route(NamedTuple):
+    """fields: of its bodies. prefix: of its answers' ids."""
+
+    fields: type[Sampling]
+    prefix: str
+
+
+_ROUTES = {
+    "/v1/chat/completions": _Route(ChatFields, "chatcmpl-"),
+    "/v1/completions": _Route(CompletionFields, "cmpl-"),
+}
+
+
+@dataclass(slots=True)
+class _Call:
+    """A line under way. results: of its answers, by index, those that have ended."""
+
+    line: InputLine
+    fields: Sampling
+    orders: Orders
+    results: dict[int, Completion | Rejection] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.results) == len(self.orders.orders)
+
+
+def openai_records(
+    generator: Generator, lines: Sequence[InputLine], turns: Iterator[int], source: InputConfig, stops: Sequence[str],
+    max_model_len: int,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Yield OpenAI's output line for each line that this replica takes, as they end. A line that is refused costs the
+    others nothing.
+
+    lines, turns: as for `common.batch`'s own records. stops: those of the run, beside which requests have their own.
+    """
+    door = _Door(generator, source, max_model_len)
+    refusals: list[dict[str, Any]] = []
+    waiting: dict[str, tuple[_Call, Order]] = {}
+    for result in generator.generate(_requests((lines[place] for place in turns), door, refusals, waiting)):
+        if result.id in waiting:  # else it is of the leader, who has asked for it
+            call, order = waiting.pop(result.id)
+            call.results[order.index] = result
+            if call.is_whole:
+                yield door.answer(call)
+        yield from _drain(refusals)
+    yield from _drain(refusals)
+
+
+def _requests(
+    lines: Iterable[InputLine],
+    door: _Door,
+    refusals: list[dict[str, Any]],
+    waiting: dict[str, tuple[_Call, Order]],
+) -> Iterator[GenerationRequest]:
+    for line in lines:
+        if line.error is not None or not line.is_openai:
+            refusals.append(unreadable(line.id, line.error or f"line {line.number}: write custom_id, url and body"))
+            continue
+        try:
+            call = door.call(line)
+        except ApiError as error:
+            refusals.append(refused(line.id, error.status, error.body))
+            continue
+        waiting.update((order.request.id, (call, order)) for order in call.orders.orders)
+        yield from (order.request for order in call.orders.orders)
+
+
+def _drain(refusals: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    while refusals:
+        yield refusals.pop(0)
+
+
+class _Door:
+    """What a server's routes do with a body, without a server."""
+
+    def __init__(self, generator: Generator, source: InputConfig, max_model_len: int) -> None:
+        self._generator = generator
+        self._names = model_names(generator.run)
+        self._prompts = PromptMaker(
+            generator.tokenizer, add_bos=source.add_bos_token, max_tokens=max_model_len, vocab_size=generator.vocab_size
+        )
+        maker = RequestMaker(generator.run.decode, self._prompts, max_model_len=max_model_len, check=generator.check)
+        self._book = OrderBook(generator.run, maker, generator.run.max_num_requests)
+
+    def call(self, line: InputLine) -> _Call:
+        """Make the line's requests. Raises ApiError."""
+        route = _route_of(line.fields)
+        fields = checked(line.fields["body"], route.fields)
+        check_model(fields.model, self._names)
+        if fields.stream:
+            raise ApiError(400, "stream: a line has the whole answer: remove it", "stream")
+        # Keyed by the line's id, so that a run that is resumed draws the same tokens.
+        fields = fields.model_copy(update={"request_id": None})
+        self._book.check(fields, len(fields.prompts) if isinstance(fields, CompletionFields) else 1)
+        return _Call(line, fields, self._book.orders(route.prefix, fields, self._prompts_of(fields), line.key))
+
+    def answer(self, call: _Call) -> dict[str, Any]:
+        """Return the output line of a call that has ended."""
+        results = [call.results[order.index] for order in call.orders.orders]
+        failed = next((result for result in results if isinstance(result, Rejection)), None)
+        if failed is not None:
+            status = 500 if failed.finish_reason == "error" else 400
+            return refused(call.line.id, status, ApiError(status, failed.reason).body)
+        completions = [result for result in results if isinstance(result, Completion)]
+        finished = [
+            self._finished(order, call.fields, completion)
+            for order, completion in zip(call.orders.orders, completions, strict=True)
+        ]
+        has_echo = isinstance(call.fields, CompletionFields) and call.fields.echo
+        body = whole_body(
+            call.orders, call.fields, finished, model=call.fields.model or self._names[0], created=int(time.time()),
+            is_chat=isinstance(call.fields, ChatFields),
+            echoes=[self._echo(order) for order in call.orders.orders] if has_echo else (),
+        )  # fmt: skip
+        return answered(call.line.id, body, _counts(completions))
+
+    def _prompts_of(self, fields: Sampling) -> list[tuple[int, ...]]:
+        with refusing():
+            if isinstance(fields, ChatFields):
+                return [self._prompts.of_chat(fields.messages, fields.chat_template_kwargs)]
+            assert isinstance(fields, CompletionFields), "of the two routes"
+            return [
+                self._prompts.of_text(one, with_bos=fields.add_special_tokens)
+                if isinstance(one, str)
+                else self._prompts.of_ids(one)
+                for one in fields.prompts
+            ]
+
+    def _finished(self, order: Order, fields: Sampling, completion: Completion) -> Finished:
+        text = AnswerText(self._generator.tokenizer, order.decode, includes_stop=fields.include_stop_str_in_output)
+        written = text.end(completion.token_ids)
+        ended = Ended(
+            completion.id,
+            completion.token_ids,
+            completion.finish_reason if text.stopped_by is None else "stop",
+            num_tokens=len(completion.token_ids),
+            num_forwards=completion.num_forwards,
+            num_lookahead_wins=completion.num_lookahead_wins,
+            num_forced_fills=completion.num_forced_fills,
+        )
+        return Finished(written, completion.token_ids, ended, text.stopped_by)
+
+    def _echo(self, order: Order) -> str:
+        return self._generator.tokenizer.decode(order.request.prompt, order.decode.skip_special_tokens)
+
+
+def _route_of(fields: Mapping[str, Any]) -> _Route:
+    url, method = fields["url"], fields.get("method", "POST")
+    if method != "POST":
+        raise ApiError(405, one_line(f"method: {method!r:.100}, and routes take POST: write that"), "method")
+    route = _ROUTES.get(url) if isinstance(url, str) else None
+    if route is None:
+        raise ApiError(
+            404, one_line(f"url: {url!r:.100} is not answered from a file: write {' or '.join(_ROUTES)}"), "url"
+        )
+    return route
+
+
+def _counts(completions: Sequence[Completion]) -> dict[str, Any]:
+    """Return the counts of a record, of all answers of a call together."""
+    first = completions[0]
+    together = replace(
+        first,
+        token_ids=tuple(token for one in completions for token in one.token_ids),
+        num_canvas_tokens=sum(one.num_canvas_tokens for one in completions),
+        num_forwards=sum(one.num_forwards for one in completions),
+        num_lookahead_wins=sum(one.num_lookahead_wins for one in completions),
+        num_rows=sum(one.num_rows for one in completions),
+        winner_per_step=tuple(winner for one in completions for winner in one.winner_per_step),
+        window_per_step=tuple(window for one in completions for window in one.window_per_step),
+        first_step_s=max(one.first_step_s for one in completions),
+        total_s=max(one.total_s for one in completions),
+    )
+    record = request_record("", "", together)
+    return {name: value for name, value in record.items() if name not in ("id", "text")}

@@ -1,0 +1,87 @@
+"""Whole answers in the words of OpenAI's API, for a call over HTTP and for a line of a batch file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from common.serving.http.fields import Sampling
+from common.serving.http.orders import Order, Orders
+from common.serving.messages import Ended
+
+_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "max_steps": "length", "abort": "abort"}
+
+
+class Finished(NamedTuple):
+    text: str
+    token_ids: tuple[int, ...]
+    ended: Ended
+    stop_reason: str | int | None
+
+    @property
+    def finish_reason(self) -> str:
+        return finish_reason(self.ended)
+
+
+def finish_reason(ended: Ended) -> str:
+    """Return the finish reason in OpenAI's words."""
+    return _REASONS[ended.finish_reason]
+
+
+def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_tokens,
+        "total_tokens": num_prompt_tokens + num_tokens,
+    }
+
+
+def pass_counts(ended: Sequence[Ended], orders: Sequence[Order]) -> dict[str, Any]:
+    """Return what `diffusion.stats` asks for, of all answers of a call. orders: theirs, in any order."""
+    room_of = {order.request.id: order.room for order in orders}
+    blocks = [room_of[one.id].num_blocks(room_of[one.id].prompt_length + one.num_tokens) for one in ended]
+    num_forwards = sum(one.num_forwards for one in ended)
+    num_tokens = sum(one.num_tokens for one in ended)
+    return {
+        "forwards": num_forwards,
+        "tokens_per_forward": num_tokens / max(1, num_forwards),
+        "lookahead_wins": sum(one.num_lookahead_wins for one in ended),
+        "forced_fills": sum(one.num_forced_fills for one in ended),
+        "blocks": sum(blocks),
+    }
+
+
+def head(kind: str, id: str, model: str, created: int) -> dict[str, Any]:
+    """Return what every body and chunk begins with."""
+    return {"id": id, "object": kind, "created": created, "model": model, "system_fingerprint": None}
+
+
+def whole_body(
+    orders: Orders, fields: Sampling, finished: Sequence[Finished], *, model: str, created: int, is_chat: bool,
+    echoes: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Return the body of a completion or a chat. echoes: a text in front of each answer, by index; empty: none."""
+    kind = "chat.completion" if is_chat else "text_completion"
+    body = {
+        **head(kind, orders.id, model, created),
+        "choices": [
+            _choice(index, one, fields, echoes[index] if echoes else "", is_chat=is_chat)
+            for index, one in enumerate(finished)
+        ],
+        "usage": usage(orders.num_prompt_tokens, sum(one.ended.num_tokens for one in finished)),
+    }
+    if fields.diffusion.stats:
+        body["diffusion"] = pass_counts([one.ended for one in finished], orders.orders)
+    return body
+
+
+def with_ids(choice: dict[str, Any], token_ids: tuple[int, ...], fields: Sampling) -> dict[str, Any]:
+    """Return a choice with its token ids, where they are asked for."""
+    return {**choice, "token_ids": list(token_ids)} if fields.return_token_ids else choice
+
+
+def _choice(index: int, one: Finished, fields: Sampling, echo: str, *, is_chat: bool) -> dict[str, Any]:
+    rest = {"logprobs": None, "finish_reason": one.finish_reason, "stop_reason": one.stop_reason}
+    text = echo + one.text
+    own = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+    return with_ids({"index": index, **own, **rest}, one.token_ids, fields)
