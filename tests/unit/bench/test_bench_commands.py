@@ -96,5 +96,5 @@ def test_a_load_is_measured_with_another_models_answers(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, demo(*options))
     assert done.exit_code == 0, done.exception
     result = json.loads(out.read_text())
-    assert [(load["at_once"], load["lookahead"]) for load in result["loads"]] == [(2, "auto")]
+    assert [(load["at_once"], load["setting"]) for load in result["loads"]] == [(2, "auto")]
     assert all(load["tokens_per_s"] > 0 for load in result["loads"]) and result["floors"]["bytes_per_s"] > 0

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,13 @@ def test_a_killed_download_keeps_whole_files(
     process = start()
     blobs = Path(constants.HF_HUB_CACHE) / "models--demo-org--demo" / "blobs"
     size = (repository / "model-1.safetensors").stat().st_size
-    while not any(path.suffix != ".incomplete" and path.stat().st_size == size for path in blobs.glob("*")):
+
+    def is_whole(path: Path) -> bool:
+        with suppress(FileNotFoundError):  # one that has just been renamed
+            return path.suffix != ".incomplete" and path.stat().st_size == size
+        return False
+
+    while not any(map(is_whole, blobs.glob("*"))):
         assert process.poll() is None, process.communicate()
     process.send_signal(signal.SIGKILL)
     process.wait()
