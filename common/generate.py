@@ -84,6 +84,12 @@ class Generator:
         with self._one_at_a_time:
             yield EngineCore(self._scheduler(), self.engine)
 
+    def follow(self) -> None:
+        """Run the steps of a rank that is not the first of its replica, until the first says that it is over."""
+        with self.decoding() as core:
+            while core.has_work:
+                core.step()
+
     def complete(self, *prompts: Prompt, seed: int | None = None, **wishes: Any) -> list[str]:
         """The texts for some prompts, in their order, each without the stop string that ended it.
 

@@ -118,6 +118,12 @@ class Decoded:
         self.records.append((len(self.plans), plain_record(record)))
 
 
+FILL_RULES = (
+    "static", "dynamic", "sequential", "entropy", "entropy_bounded", "factor", "agreed", "agreed(share=0.5)", "frechet",
+    "frechet(delta=0.02)", "threshold", "threshold", "threshold",
+)  # fmt: skip
+
+
 class Case:
     """A random set of requests, and the settings that they share a pass by."""
 
@@ -160,20 +166,7 @@ class Case:
             "mean", "mean", "sliding_window", "random", "anchor", "lookahead", "num_sure", "num_sure(soon=0.25)",
             "expected(soon=0.5)", "expected(trust=2)", "hedged(risk=1)", "hedged(soon=0.5)",
         ])  # fmt: skip
-        rules = [
-            "static",
-            "dynamic",
-            "sequential",
-            "entropy",
-            "entropy_bounded",
-            "factor",
-            "agreed",
-            "agreed(share=0.5)",
-            "frechet",
-            "frechet(delta=0.02)",
-        ]
-        rules += ["threshold"] * 3
-        rule = "entropy" if strategy == "multi_block" else rng.choice(rules)
+        rule = "entropy" if strategy == "multi_block" else rng.choice(FILL_RULES)
         found: dict[str, Any] = {
             "strategy": strategy, "num_lookahead": rng.randint(0, 9), "block_size": size,
             "max_new_tokens": size * rng.randint(1, 6) + rng.choice([0, 0, size - 1]),

@@ -230,6 +230,6 @@ def _repair(path: Path, retry_errors: bool) -> None:
         return
     known: set[str] = set()
     with path.open("rb") as stream:
-        found = [(line, _to_record(line, f"{path}: a line")) for line in stream]
-    kept = [line for line, record in found if "error" not in record and _is_first(record, known)]
+        records = ((line, _to_record(line, f"{path}: a line")) for line in stream)
+        kept = [line for line, record in records if "error" not in record and _is_first(record, known)]
     user_files.write_whole(path, b"".join(kept))

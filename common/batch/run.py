@@ -132,9 +132,8 @@ def _decode(
     progress = Progress(Path(run.output.path), len(pending)) if global_rank() == 0 else None
     started = time.perf_counter()
     try:
-        mine = (
-            turns if generator.is_leader else iter(())
-        )  # the others of a replica hear of its requests from its leader
+        # The others of a replica hear of its requests from its leader.
+        mine = turns if generator.is_leader else iter(())
         for record in answering(generator, pending, mine, run.input, run.decode.stop, profile.max_model_len):
             if output is not None:
                 output.append(record)

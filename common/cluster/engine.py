@@ -25,7 +25,7 @@ from common.processes import (
     torchrun_options,
     write_error_file,
 )
-from common.serving import Link, LinkClosed, Ready, answer_requests
+from common.serving import Link, LinkClosed, Links, Ready, answer_requests
 from quant.errors import QuantizationError
 
 if TYPE_CHECKING:
@@ -70,21 +70,17 @@ def run_rank(order: Order, folder: Path) -> None:
 
     generator = build_generator(order.profile, order.run)
     if link is None:
-        with generator.decoding() as core:
-            while core.has_work:
-                core.step()
+        generator.follow()
         generator.close()
     elif order.is_server:
-        answer_requests(generator, link)
+        answer_requests(generator, Links([link]))
     else:
         decode_arriving(generator, link)
 
 
 def decode_arriving(generator: Generator, link: Link) -> NoReturn:
     """Decode what comes over the link, and send back each result as it ends. Raises LinkClosed at the end."""
-    capacity = generator.engine.capacity
-    vocab_size = generator.vocab_size or generator.model_config.vocab_size
-    link.send([Ready(generator.run.decode, capacity.num_slots, capacity.max_model_len, vocab_size)])
+    link.send([Ready.of(generator)])
     has_peers = generator.engine.mesh.relay is not None
     with generator.decoding() as core:
         while True:

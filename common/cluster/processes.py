@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import select
@@ -19,6 +18,7 @@ import common
 from common.config import DeviceProfile, RunConfig
 from common.errors import EngineError
 from common.platforms import platform_of
+from common.processes import read_error_file
 
 ORDER, SOCKET = "order", "socket"  # files of the folder that both sides know
 _ERROR = "error.json"
@@ -63,10 +63,8 @@ class EngineProcesses:
     def why_ended(self) -> str:
         """Return the last words of processes that have ended, or are about to."""
         self._has_ended.wait(_END_S)
-        try:
-            return str(json.loads(self._error.read_text(encoding="utf-8"))["message"]["message"])
-        except (OSError, ValueError, LookupError, TypeError):
-            pass
+        if (said := read_error_file(self._error)) is not None:
+            return said
         code = None if self._process is None else self._process.poll()
         if code is None:
             return "the engine has closed its socket and goes on: end its process"

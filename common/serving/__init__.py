@@ -6,10 +6,11 @@ both (`engine.replicas`).
 """
 
 from common.serving.batch_file import openai_records
+from common.serving.engine.links import Links
 from common.serving.engine.replicas import REPLICA, starts_replicas
-from common.serving.engine.start import serve
+from common.serving.engine.start import answer_requests, serve
 from common.serving.events import DenoiseEvents, shown_settings
-from common.serving.hosted import HostedServer, answer_requests
+from common.serving.hosted import HostedServer
 from common.serving.link import LENGTH_BYTES, Link, LinkClosed, framed
 from common.serving.messages import Ready
 from common.serving.page import colours, trace_page
@@ -21,6 +22,7 @@ __all__ = [
     "HostedServer",
     "Link",
     "LinkClosed",
+    "Links",
     "Ready",
     "answer_requests",
     "colours",

@@ -1,46 +1,20 @@
 """The server for a host that brings HTTP of its own, such as Ray Serve: the routes as an ASGI application over an
-engine at the other end of a socket, and what that engine's process runs."""
+engine at the other end of a socket."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common.config import RunConfig
 from common.errors import ConfigError
 from common.serving.engine.front import check_serving
-from common.serving.engine.links import Links
-from common.serving.engine.loop import RequestLoop
-from common.serving.engine.passes import CountedEngine
 from common.serving.events import shown_settings
-from common.serving.link import Link
 from common.serving.messages import Ready
 from common.serving.page import live_page
-from common.tables import counted
-
-if TYPE_CHECKING:
-    from common.generate import Generator
-
-logger = logging.getLogger(__name__)
-
-
-def answer_requests(generator: Generator, link: Link) -> None:
-    """Decode what the front end at the other end asks for, until it says that it is over. Raises EngineError where the
-    engine is gone, LinkClosed where the front end is."""
-    engine = CountedEngine(generator.engine)
-    generator.engine = engine
-    capacity = engine.capacity
-    vocab_size = capacity.vocab_size or generator.model_config.vocab_size
-    with generator.decoding() as core:
-        link.send([Ready(generator.run.decode, capacity.num_slots, capacity.max_model_len, vocab_size)])
-        at_once = counted(capacity.num_slots, "request")
-        logger.info("ready: %s at once, %d positions each", at_once, capacity.max_model_len)
-        RequestLoop(core, engine, Links([link])).run()
-    generator.close()
+from common.serving.served import model_names
 
 
 class HostedServer:
@@ -62,7 +36,7 @@ class HostedServer:
         self._loaded: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._own = own
         self._engine = EngineClient(run.serve.max_queued_requests, self._load, run.serve.engine_silence_s)
-        names = run.serve.served_model_names or (Path(run.model).resolve().name,)
+        names = model_names(run)
         page = live_page(None, {}) if keys else live_page(names[0], shown_settings(run.decode))
         self._service = Service(run, names, self._engine, page)
         self.app: Any = build_app(self._service, keys)

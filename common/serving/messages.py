@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.config import DecodeConfig, RunConfig
 from common.decoding import GenerationRequest, StepRecord
+
+if TYPE_CHECKING:
+    from common.generate import Generator
 
 TAKEN_ID = (
     "request_id: a call of this id is still being answered; give each call an id of its own, here or in the header "
@@ -63,6 +66,12 @@ class Ready(NamedTuple):
     num_slots: int
     max_model_len: int
     vocab_size: int
+
+    @classmethod
+    def of(cls, generator: Generator) -> Ready:
+        capacity = generator.engine.capacity
+        vocab_size = capacity.vocab_size or generator.model_config.vocab_size
+        return cls(generator.run.decode, capacity.num_slots, capacity.max_model_len, vocab_size)
 
 
 class Aborted(NamedTuple):

@@ -95,7 +95,7 @@ def _factors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def test_torch_npus_profiler_takes_its_settings_and_is_told_where_cann_has_none(tmp_path: Path) -> None:
-    """Of the real torch_npu; what it needs of CANN is not simulated."""
+    """The real torch_npu's; what it needs of CANN is not simulated."""
     no_table = pytest.raises(MissingCapability, match=r"has left no table of kernels there: it needs CANN's msprof")
     with no_table, platform_of_device("npu").profiled(tmp_path):
         torch.ones(2, device="npu").add(1)

@@ -50,7 +50,8 @@ class Hardware(Frozen):
     attention_matrix_share: Figure
     num_units: Figure  # multiprocessors or cube cores: work in fewer pieces leaves some idle
     l2_mb: Figure
-    # Of a kernel in a captured graph, beside its roofline: gap, start and end. Products and attention; all others.
+    # A kernel's fixed cost in a captured graph, beside its roofline: gap, start and end. Products and attention; all
+    # others.
     matrix_kernel_us: Figure
     vector_kernel_us: Figure
     eager_kernel_us: Figure
@@ -60,7 +61,8 @@ class Hardware(Frozen):
     broadcast_us: Figure
     links: tuple[Link, ...] = Field(min_length=1)
     host_us: Figure  # a step's time outside the device that nothing hides
-    # Of the host, for the attention of one layer of a replay: to write its lengths; to say that they are as they were.
+    # The host's time for the attention of one layer of a replay: to write its lengths; to say that they are as they
+    # were.
     length_update_us: Figure | None = None
     length_event_us: Figure | None = None
 

@@ -101,7 +101,7 @@ def save_run_file(path: Path | None, run: RunConfig) -> None:
         return
     if path.exists():
         raise ConfigError(f"--save-run {path}: it is there already; choose another name")
-    # Of a repository the name, at this very commit.
+    # A repository by its name, at this very commit.
     named = {key: known_as(folder) for key in HUB_KEYS if (folder := getattr(run, key)) is not None}
     started_by = f"# Start it by `lopa run {path}`, `lopa serve {path}` or `lopa chat {path}`.\n"
     write_whole(path, (started_by + as_yaml(run.model_copy(update=named))).encode())

@@ -34,9 +34,7 @@ def serve(profile: DeviceProfile, run: RunConfig, build: Callable[[], Generator]
     if global_rank() != 0:
         generator = build()
         drain_on_signals(lambda: None)  # rank 0 says when it is over
-        with generator.decoding() as core:
-            while core.has_work:
-                core.step()
+        generator.follow()
         generator.close()
         return
     if FRONT_ENDS in os.environ:
@@ -46,7 +44,7 @@ def serve(profile: DeviceProfile, run: RunConfig, build: Callable[[], Generator]
     with listen(run.serve) as listening:
         front_end = start_front_end(run, keys, listening)
     try:
-        _serve(Links([front_end.link]), build(), front_end.drain)
+        answer_requests(build(), Links([front_end.link]), front_end.drain)
     except LinkClosed:
         raise EngineError(front_end.why_gone()) from None
     except Exception as error:
@@ -63,7 +61,7 @@ def _serve_elsewhere(build: Callable[[], Generator]) -> None:
     """Answer what front ends send that another process has started. A signal ends this replica at once."""
     links = join_front_ends()
     try:
-        _serve(links, build(), None)
+        answer_requests(build(), links)
     except LinkClosed:
         raise EngineError("the front end has ended") from None
     except Exception as error:
@@ -75,16 +73,17 @@ def _sentence(error: Exception) -> str:
     return " ".join(str(error).split()) or repr(error)
 
 
-def _serve(links: Links, generator: Generator, drain: Callable[[], None] | None) -> None:
+def answer_requests(generator: Generator, links: Links, drain: Callable[[], None] | None = None) -> None:
+    """Decode what front ends ask for until they say that it is over, on rank 0; then close the engine.
+
+    drain: on a signal, which ends nothing by itself from here on: the front end lets its clients finish. Raises
+    EngineError where the engine is gone, LinkClosed where a front end is.
+    """
     engine = CountedEngine(generator.engine)
     generator.engine = engine
-    capacity = engine.capacity
-    decode = generator.run.decode
-    vocab_size = capacity.vocab_size or generator.model_config.vocab_size
-    # From here on a signal ends nothing by itself: the front end lets its clients finish, then says that it is over.
     if drain is not None:
         drain_on_signals(drain)
     with generator.decoding() as core:
-        links.send([Ready(decode, capacity.num_slots, capacity.max_model_len, vocab_size)])
+        links.send([Ready.of(generator)])
         RequestLoop(core, engine, links).run()
     generator.close()

@@ -14,6 +14,7 @@ from common.cluster import build_app
 from common.config import load_profile, load_run
 from common.generate import build_generator
 from tests.engine.cluster.rayed import WAIT_S, a_cluster, kill_one, needs_ray, wait_for
+from tests.engine.serving.served import send
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, needs_ray]
@@ -34,13 +35,7 @@ class App:
         serve.run(build_app({**wanted, **args}), name="lopa", route_prefix="/")
 
     def asked(self, body: dict[str, Any]) -> tuple[int, Any]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
-        try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
+        return send(self.port, "POST", "/v1/completions", json.dumps(body).encode(), wait_s=WAIT_S)
 
     def text(self, apples: int) -> str:
         status, body = self.asked({"prompt": QUESTION.format(apples), "max_tokens": 96})

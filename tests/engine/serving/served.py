@@ -20,6 +20,19 @@ QUESTION = "Tom has {} apples and buys 5 more. How many apples does he have now?
 WAIT_S = 240.0  # on a busy machine
 
 
+def send(
+    port: int, method: str, path: str, body: bytes | None = None, *, wait_s: float = WAIT_S, **headers: str
+) -> tuple[int, str]:
+    """Status and text of one request to a port of this machine."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=wait_s)
+    try:
+        connection.request(method, path, body, {"Content-Type": "application/json", **headers})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
 class Served:
     """`lopa serve` of the demo model on a free port, as a context. arguments: of the command, behind profile and run.
 
@@ -93,13 +106,7 @@ class Served:
         return status, json.loads(text)
 
     def send(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, str]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
-        try:
-            connection.request(method, path, body, {"Content-Type": "application/json", **headers})
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
+        return send(self.port, method, path, body, **headers)
 
     def metrics(self) -> dict[str, float]:
         """By name and labels, as they are written but for the model's and the engine's."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.engine.serving.served import QUESTION, ROOT, WAIT_S, Served
+from tests.engine.serving.served import QUESTION, ROOT, WAIT_S, Served, send
 from tests.ports import free_port
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
@@ -29,13 +29,7 @@ class Routed(NamedTuple):
 
     def post(self, number: int, **fields: object) -> tuple[int, str]:
         body = {"prompt": QUESTION.format(number) + "\n", "max_tokens": 64, **fields}
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
-        try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
+        return send(self.port, "POST", "/v1/completions", json.dumps(body).encode())
 
 
 @pytest.fixture

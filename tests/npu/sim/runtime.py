@@ -14,7 +14,7 @@ from types import ModuleType
 
 from sim import stubs
 
-# Of torch-npu, by that of torch: the wheels whose operators the twins describe, the one to install first.
+# Releases of torch-npu by that of torch: the wheels whose operators the twins describe, the one to install first.
 RELEASES = {"2.10.0": ("2.10.0.post4", "2.10.0.post6", "2.10.0.post7"), "2.13.0": ("2.13.0",)}
 NUM_DEVICES = 16  # one Atlas A3 node
 _BUILDS = Path(__file__).parents[3] / "build" / "npu-stubs"
@@ -42,7 +42,7 @@ def why_not() -> str | None:
 
 
 def releases_here() -> tuple[str, ...]:
-    """Of the torch-npu that belongs to this environment's torch; none if that is not described."""
+    """Releases of the torch-npu that belongs to this environment's torch; none if that is not described."""
     return RELEASES.get(version("torch").split("+")[0], ())
 
 
