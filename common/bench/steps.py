@@ -23,7 +23,6 @@ from common.decoding import Engine, StepPlan
 from common.platforms import Platform, build_engine, platform_of
 from common.runtime import check_decode, facts_of, step_floors_ms, synthetic_plan
 
-SCRIPTED_TOKENS = (3, 6, 9)  # accepted a step in the decoding sections
 TRACED_STEPS = 10
 SEVERAL_ROWS = ((2, 64), (4, 32), (4, 64), (8, 64), (8, 128))
 
@@ -31,8 +30,8 @@ SEVERAL_ROWS = ((2, 64), (4, 32), (4, 64), (8, 64), (8, 128))
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
     """cases: (rows on each rank, window). mixes: windows whose step times are averaged, by name. read_share: share of
-    a window's positions that go through the head. num_cached: prompt before the window. trace: an existing folder for
-    the profiler's trace of some steps of the first case."""
+    a window's positions that go through the head. num_cached: prompt before the window. accepted: tokens a step of each
+    section of decoding steps. trace: an existing folder for the profiler's trace of some steps of the first case."""
 
     cases: tuple[tuple[int, int], ...] = (*((1, window) for window in range(32, 257, 32)), *SEVERAL_ROWS)
     mixes: tuple[tuple[int, tuple[int, ...]], ...] = ((163, (96, 128, 160, 192, 240)), (194, (128, 160, 192, 224, 264)))
@@ -40,6 +39,7 @@ class BenchOptions:
     num_steps: int = 60
     read_share: float = 0.6
     num_requests: int = 4
+    accepted: tuple[int, ...] = (3, 6, 9)
     output: str | None = None
     trace: str | None = None
 
@@ -108,7 +108,7 @@ class _Bench:
             "floors": self.floors,
             "shapes": [self.shape(rows, width) for rows, width in options.cases],
             "mixes": [self.mix(mean, widths) for mean, widths in options.mixes],
-            "steps": [self.steps(count) for count in SCRIPTED_TOKENS],
+            "steps": [self.steps(count) for count in options.accepted],
             "memory": self.engine.memory(),
         }
 

@@ -46,7 +46,7 @@ def measure(arguments: list[str]) -> None:
         make_folder(Path(known.profile_trace))
     given = {
         "cases": known.shapes and tuple(known.shapes), "num_steps": known.steps, "num_cached": known.cached,
-        "num_requests": known.requests,
+        "num_requests": known.requests, "accepted": known.accepted and tuple(known.accepted),
     }  # fmt: skip
     chosen = {name: value for name, value in given.items() if value is not None}
     if known.no_mixes:
@@ -93,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=_COUNT, help="timed steps of each shape")
     parser.add_argument("--cached", type=_COUNT, help="prompt length")
     parser.add_argument("--requests", type=_COUNT, help="requests of each section of decoding steps")
+    parser.add_argument(
+        "--accepted", nargs="+", type=_COUNT, metavar="N", help="tokens a step of each section of decoding steps: 3 6 9"
+    )
     return parser
 
 
