@@ -51,6 +51,12 @@ def serve(
             "--api-key-file", help="A file with one API key a line; so has LOPA_API_KEYS.", callback=_not_empty
         ),
     ] = None,
+    otlp_traces_endpoint: Annotated[
+        OptionalText,
+        typer.Option(
+            "--otlp-traces-endpoint", metavar="URL", help="Where a collector takes traces.", callback=_not_empty
+        ),
+    ] = None,
     save_run: SaveRunOption = None,
 ) -> None:
     """Answer requests over HTTP, as OpenAI's API does, until SIGTERM or Ctrl-C.
@@ -62,7 +68,7 @@ def serve(
     from common.serving import REPLICA, starts_replicas
     from common.serving import serve as serve_run
 
-    settings = [*(set or []), *_overrides(host, port, api_key_file)]
+    settings = [*(set or []), *_overrides(host, port, api_key_file, otlp_traces_endpoint)]
     replica = os.environ.get(REPLICA)
     who = "lopa" if replica is None else f"lopa: replica {replica}"
     for handler in logging.getLogger().handlers:
@@ -80,7 +86,8 @@ def serve(
     serve_run(device_profile, run_config, build)
 
 
-def _overrides(host: str | None, port: str | None, api_key_file: str | None) -> list[str]:
+def _overrides(host: str | None, port: str | None, api_key_file: str | None, traces: str | None) -> list[str]:
     """Texts in quotes: a file may be called null."""
-    given = {"host": host, "port": None if port is None else int(port), "api_key_file": api_key_file}
+    number = None if port is None else int(port)
+    given = {"host": host, "port": number, "api_key_file": api_key_file, "otlp_traces_endpoint": traces}
     return [f"serve.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,12 +66,28 @@ class ServeConfig(Settings):
         default=15.0, ge=0.1, le=3600, description="Seconds of silence after which a stream sends a comment line."
     )
 
+    otlp_traces_endpoint: str | None = Field(
+        default=None,
+        description="Where an OpenTelemetry collector takes traces, as OTLP over HTTP: the whole address, such as "
+        "`http://localhost:4318/v1/traces`.",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _has_today_s_keys(cls, value: Any) -> Any:
         problem = why_old_of_serve(value) if isinstance(value, Mapping) else None
         if problem is not None:
             raise ValueError(problem)
+        return value
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _is_a_whole_address(cls, value: str | None) -> str | None:
+        if value is not None and re.fullmatch(r"https?://[^/\s]+/\S+", value) is None:
+            raise ValueError(
+                "give the whole address at which the collector takes OTLP over HTTP, such as "
+                "http://localhost:4318/v1/traces"
+            )
         return value
 
     @field_validator("served_model_names")

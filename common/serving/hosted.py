@@ -55,6 +55,7 @@ class HostedServer:
         """Tell the engine that nothing more will come."""
         self._is_over = True
         self._engine.end()
+        self._service.close()
 
     async def _talk(self) -> None:
         try:

@@ -20,6 +20,7 @@ from common.serving.messages import Begin, Failed
 from common.serving.served import model_names
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+NEEDED_BY_TRACES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 LAST_WORDS_S = 5.0
 
 
@@ -58,7 +59,20 @@ def check_serving(serve: ServeConfig) -> tuple[bytes, ...]:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(f"lopa serve needs {', '.join(missing)}: pip install -e '.[server]'")
+    if serve.otlp_traces_endpoint is not None and not all(map(is_installed, NEEDED_BY_TRACES)):
+        raise ConfigError(
+            "serve.otlp_traces_endpoint needs opentelemetry-sdk and its exporter: pip install -e '.[otel]', or leave "
+            "it out"
+        )
     return read_keys(serve.api_key_file)
+
+
+def is_installed(name: str) -> bool:
+    """Whether a module can be imported, without importing it."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of a package around it
+        return False
 
 
 def start_front_end(

@@ -100,6 +100,7 @@ class FrontEnd:
             await asyncio.sleep(_LINGER_S)
         self._server.should_exit = True
         await serving
+        await asyncio.to_thread(self._service.close)
         for task in (talking, importing, watching):
             task.cancel()
 

@@ -185,7 +185,10 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
     ) -> Call:
         header_id = request.headers.get("x-request-id", "")
         own_id = header_id if re.fullmatch(REQUEST_ID, header_id) else None
-        return await unless_gone(request, service.submit(prefix, fields, prompts, own_id, mode))
+        call = await unless_gone(request, service.submit(prefix, fields, prompts, own_id, mode))
+        if service.tracer is not None:
+            call.spans = service.tracer.of_call(call.orders.id, request.headers)
+        return call
 
     async def answer(request: Request, made: OpenAiCall | GenerateCall) -> Response:
         if made.call.fields.stream:

@@ -24,6 +24,7 @@ from common.serving.served import check_model
 
 if TYPE_CHECKING:
     from common.serving.http.prompts import Prompts
+    from common.serving.http.traces import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,11 @@ class Service:
         self.metrics = Metrics(model_names[0], engine)
         self._started_at = int(time.time())
         self._made: tuple[Prompts, OrderBook] | None = None
+        self.tracer: Tracer | None = None
+        if run.serve.otlp_traces_endpoint is not None:
+            from common.serving.http.traces import Tracer  # of the extra `otel`
+
+            self.tracer = Tracer(run.serve.otlp_traces_endpoint, model_names[0])
 
     def load(self, ready: Ready) -> None:
         """Read the tokenizer, in a thread, since it takes a while. Raises ConfigError."""
@@ -67,6 +73,11 @@ class Service:
     def book(self) -> OrderBook:
         """What makes orders. Raises ApiError while the model is being loaded."""
         return self._loaded()[1]
+
+    def close(self) -> None:
+        """Send the traces that wait to be sent."""
+        if self.tracer is not None:
+            self.tracer.close()
 
     def _loaded(self) -> tuple[Prompts, OrderBook]:
         if self._made is None:

@@ -24,6 +24,7 @@ from common.tables import counted
 
 if TYPE_CHECKING:
     from common.serving.http.prompts import Prompts
+    from common.serving.http.traces import Spans
 
 logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -49,7 +50,7 @@ def _joined(pieces: Sequence[Piece]) -> Finished:
 
 @dataclass(slots=True)
 class Call:
-    """The answers that one HTTP request waits for."""
+    """The answers that one HTTP request waits for. spans: what traces them, where that is wanted."""
 
     engine: EngineClient
     orders: Orders
@@ -58,6 +59,7 @@ class Call:
     prompts: Prompts
     metrics: Metrics
     stream_mode: str
+    spans: Spans | None = None
 
     async def pieces(self, answer: Answer) -> AsyncIterator[Piece]:
         """Yield the answer in pieces. Raises ApiError where the engine fails."""
@@ -113,11 +115,15 @@ class Call:
                 logger.info("%s: given up by its client", ", ".join(answer.id for answer in left[:3]))
                 self.metrics.given_up(left)
                 self.engine.abort(left)
+            if self.spans is not None:
+                self.spans.close(self.answers)
 
     def _log(self, answer: Answer, ended: Ended, first_at: float | None) -> None:
         seconds = time.monotonic() - answer.added_at
         decode_s = None if first_at is None else time.monotonic() - first_at
         self.metrics.ended(answer, ended, finish_reason(ended), seconds, decode_s)
+        if self.spans is not None:
+            self.spans.ended(answer, ended, finish_reason(ended), first_at)
         logger.info(
             "%s: %s, %s in %s, %.0f ms, %s",
             answer.id, counted(answer.order.num_prompt_tokens, "prompt token"), counted(ended.num_tokens, "token"),
