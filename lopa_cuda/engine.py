@@ -39,6 +39,7 @@ from lopa_cuda.steps import (
     StagedSlice,
     StepBuffers,
     deal,
+    in_whole_blocks,
 )
 
 
@@ -60,7 +61,11 @@ class CudaEngine(DeviceEngine):
         super().__init__(model, cache, committer, capacity, collectives, device, capture, wait, details)
         self.runners.append(committer.runner)
         captured_tokens = cache.captured_staging.shape[2]
-        self.shapes = Shapes(self.mesh, buckets, ops.tiling, captured_tokens, captures=capture is not None)
+        self._routing_block = config.routing_block or 1
+        self.shapes = Shapes(
+            self.mesh, buckets, ops.tiling, captured_tokens, captures=capture is not None,
+            routing_block=self._routing_block,
+        )  # fmt: skip
         self._config = config
         self._ops = ops
         self._handover = Handover(ops.copy_rows, buckets.tokens[-1])
@@ -111,7 +116,8 @@ class CudaEngine(DeviceEngine):
         return layers
 
     def _launch_head(self, plan: StepPlan) -> tuple[Sequence[Int], npt.NDArray[np.float32]]:
-        tokens_of = [share.of_entries(plan.is_read_T).nonzero()[0] for share in self._shares]
+        is_read_T = in_whole_blocks(plan.is_read_T, self._routing_block)  # which the last layer routes together
+        tokens_of = [share.of_entries(is_read_T).nonzero()[0] for share in self._shares]
         entries_of = [share.in_plan(tokens) for share, tokens in zip(self._shares, tokens_of, strict=True)]
         key = self.shapes.reads_key(max(map(len, tokens_of)), plan.sampling, is_captured=self.key.is_captured)
         head = self.head.entry(key, is_captured=key.is_captured)

@@ -30,14 +30,19 @@ from lopa_cuda.steps import (
 
 class Shapes:
     """buckets bounds what is captured. tiling: how attention sees rows whose lengths are on the device; None: operators
-    take lengths from the host. staged: tokens of the staging memory of captured passes."""
+    take lengths from the host. staged: tokens of the staging memory of captured passes. routing_block: tokens that stay
+    together in slices; 1: none need."""
 
-    def __init__(self, mesh: Mesh, buckets: Buckets, tiling: Tiling | None, staged: int, *, captures: bool) -> None:
+    def __init__(
+        self, mesh: Mesh, buckets: Buckets, tiling: Tiling | None, staged: int, *, captures: bool,
+        routing_block: int = 1,
+    ) -> None:  # fmt: skip
         self.buckets = buckets
         self._mesh = mesh
         self._tiling = tiling
         self._staged = staged
         self._captures = captures
+        self._routing_block = routing_block
         self._tiled_key = lru_cache(maxsize=256)(self._find_tiled_key)  # rows are of the same length for several steps
 
     @property
@@ -52,7 +57,8 @@ class Shapes:
         rank's rows: a first run holds collectives, so all ranks must capture at the same steps."""
         if not self.captures_ahead:
             return []
-        return slice_sizes(self.buckets.of_prompts, self._mesh.bp_size, self._staged)
+        sizes = slice_sizes(self.buckets.of_prompts, self._mesh.bp_size, self._staged)
+        return [size for size in sizes if size % self._routing_block == 0]
 
     def arranged(self, plan: StepPlan, row_of: Int) -> tuple[list[Share], LayersKey]:
         """Decide what each rank computes, and in which shape."""
@@ -85,7 +91,7 @@ class Shapes:
             key, shares = self.captured_key(size, is_cut=True), cut(plan, num_ranks, size)
             if self._num_tiles([share.num_entries_R for share in shares], size) <= key.num_tiles:
                 return shares, key
-        length = self._aligned(length)
+        length = round_up(self._aligned(length), self._routing_block)
         shares = cut(plan, num_ranks, length)
         runs = runs_of(shares[self._mesh.bp_rank], length) if self._tiling is None else ()
         num_tiles = self._num_tiles([share.num_entries_R for share in shares], length)

@@ -22,6 +22,10 @@ class MoEConfig:
     num_groups, top_groups: experts are chosen inside the best `top_groups` of `num_groups` consecutive groups; 1 and 1:
     among all. normalise: the chosen scores are divided by their sum; then multiplied by `scaling`. first_dense: so many
     first layers have a dense MLP. has_expert_bias: a bias is added to the scores for choosing, not for weighing.
+
+    capacity, block_size: experts that a block of so many tokens admits, by the largest score that any of its tokens
+    gives them, and among which each of its tokens chooses; blocks are counted from position 0. 0: each token chooses
+    for itself.
     """
 
     num_experts: int
@@ -35,6 +39,8 @@ class MoEConfig:
     scaling: float
     first_dense: int
     has_expert_bias: bool
+    capacity: int = 0
+    block_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ class ModelConfig:
     shift: 1: the logits at p - 1 predict position p; 0: its own do. block_origin: where blocks are counted from.
     block_size: the one that the config names, None where it names none. rotary_size: dimensions of a head that are
     rotated, its first ones. rounds_rotary: cos and sin are rounded to the model's dtype before they are used.
+    edit_ids: tokens that a model predicts to delete the position, and to insert one before it; None where it edits by
+    replacing alone.
     """
 
     family: Family
@@ -73,6 +81,12 @@ class ModelConfig:
     rotary_size: int
     rounds_rotary: bool
     moe: MoEConfig | None
+    edit_ids: tuple[int, int] | None = None
+
+    @property
+    def routing_block(self) -> int:
+        """Tokens that choose their experts together; 0: each for itself."""
+        return self.moe.block_size if self.moe is not None else 0
 
     def mask_of(self, own: int | None) -> int:
         """`own`, the run's `decode.mask_token_id`, or the checkpoint's. ConfigError where neither is known."""

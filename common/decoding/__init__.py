@@ -5,10 +5,11 @@ Plain numpy on the host; no torch, no device. An engine (`engine.py`) takes a `S
 """
 
 from common.decoding.core import EngineCore
-from common.decoding.engine import Capacity, Engine, PassCosts, QueuesForwards, Room, start_forward
+from common.decoding.engine import Capacity, Engine, PassCosts, QueuesForwards, Room, start_forward, why_not_routed
 from common.decoding.loop import decode_requests
 from common.decoding.plan import (
     NUM_UPLOADED_FIELDS,
+    Bool,
     CommitSpan,
     Int,
     Predictions,
@@ -37,6 +38,7 @@ from common.decoding.wrapped import WrappedEngine
 __all__ = [
     "DREAM",
     "NUM_UPLOADED_FIELDS",
+    "Bool",
     "Branch",
     "Candidate",
     "Capacity",
@@ -71,4 +73,5 @@ __all__ = [
     "rows_by_rank",
     "start_forward",
     "start_warming",
+    "why_not_routed",
 ]

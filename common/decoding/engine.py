@@ -53,12 +53,15 @@ class Capacity:
     vocab_size: token ids that the model's embedding has; None: not known.
     keeps_slots: a slot's KV stays until another request's is written over it, so that the next may use it again
         (reuse_prefix).
+    routing_block: positions that the model routes together, counted from 0, so that rows are made of whole ones; 0: it
+        routes each for itself.
     """
 
     num_slots: int
     max_model_len: int
     vocab_size: int | None = field(default=None, kw_only=True)
     keeps_slots: bool = field(default=False, kw_only=True)
+    routing_block: int = field(default=0, kw_only=True)
 
     def can_hold(self, rooms: Sequence[Room]) -> bool:
         """Return whether such requests can be decoded at once. Every rank of a replica gets the same answer.
@@ -69,7 +72,17 @@ class Capacity:
 
     def why_refused(self, decode: DecodeConfig) -> str | None:
         """Return why a request cannot be decoded by these settings, in one sentence; None if it can."""
+        return why_not_routed(decode, self.routing_block)
+
+
+def why_not_routed(decode: DecodeConfig, routing_block: int) -> str | None:
+    """Return why rows of these settings would not be made of whole routing blocks; None if they are."""
+    if not routing_block or (decode.strategy.is_from_zero and decode.block_size % routing_block == 0):
         return None
+    return (
+        f"the model chooses experts for blocks of {routing_block} positions together, and block_size "
+        f"{decode.block_size} would cut them: set it to a multiple"
+    )
 
 
 class PassCosts(NamedTuple):

@@ -1,7 +1,7 @@
 """The model: decoder layers over injected operators, the plain version of each operator, and what is made of logits."""
 
 from common.model.decoder import Decoder, build_decoder
-from common.model.moe import Routing, mixture, route
+from common.model.moe import Routing, choose_experts, mixture, route
 from common.model.noise import (
     NUM_SAMPLING_FIELDS,
     UNIFORM_SCALE,
@@ -52,6 +52,7 @@ __all__ = [
     "attention",
     "build_decoder",
     "changed_logits",
+    "choose_experts",
     "column_keys",
     "cut_edge",
     "merge_sampled",

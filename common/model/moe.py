@@ -28,11 +28,19 @@ class Routing(NamedTuple):
 def route(x_TD: Tensor, moe: MoE) -> Routing:
     """Choose experts by scores in float32; those with equal scores come in the order of their ids. All shapes follow
     from T alone."""
-    config = moe.config
-    logits_TE = functional.linear(x_TD.float(), moe.router)
+    return choose_experts(functional.linear(x_TD.float(), moe.router), moe.expert_bias, moe.config)
+
+
+def choose_experts(logits_TE: Tensor, bias_E: Tensor | None, config: MoEConfig) -> Routing:
+    """Choose experts as `route` does, by float32 logits.
+
+    With `config.capacity` tokens 0, block_size, ... begin a block; only padding may make the last one shorter.
+    """
     scores_TE = logits_TE.sigmoid() if config.scoring == "sigmoid" else logits_TE.softmax(dim=-1)
-    choice_TE = scores_TE if moe.expert_bias is None else scores_TE + moe.expert_bias
-    if config.top_groups < config.num_groups:
+    choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
+    if config.capacity:
+        choice_TE = _among_admitted(choice_TE, config)
+    elif config.top_groups < config.num_groups:
         choice_TE = _in_best_groups(choice_TE, config)
     expert_TC = _best(choice_TE, config.experts_per_token)
     weight_TC = scores_TE.gather(1, expert_TC)
@@ -63,6 +71,20 @@ def _in_best_groups(choice_TE: Tensor, config: MoEConfig) -> Tensor:
     best_TG = _best(choice_TGE.topk(2, dim=-1).values.sum(dim=-1), config.top_groups)
     is_out_TG = torch.ones(choice_TGE.shape[:2], dtype=torch.bool, device=choice_TE.device).scatter_(1, best_TG, False)
     return choice_TGE.masked_fill(is_out_TG[:, :, None], -torch.inf).flatten(1)
+
+
+def _among_admitted(choice_TE: Tensor, config: MoEConfig) -> Tensor:
+    """Set scores of experts that a token's block does not admit to -inf; a block's score of an expert is the largest of
+    its tokens'."""
+    num_tokens, num_experts = choice_TE.shape
+    num_missing = -num_tokens % config.block_size
+    blocks_NBE = functional.pad(choice_TE, (0, 0, 0, num_missing), value=-torch.inf).view(
+        -1, config.block_size, num_experts
+    )
+    admitted_NA = _best(blocks_NBE.amax(dim=1), config.capacity)
+    is_out_NE = torch.ones((len(admitted_NA), num_experts), dtype=torch.bool, device=choice_TE.device)
+    is_out_NE = is_out_NE.scatter_(1, admitted_NA, False)
+    return blocks_NBE.masked_fill(is_out_NE[:, None], -torch.inf).flatten(0, 1)[:num_tokens]
 
 
 def _best(scores_TN: Tensor, count: int) -> Tensor:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from common.checkpoint import ModelConfig, load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Sampling
+from common.decoding import Sampling, why_not_routed
 from common.errors import ConfigError
 from common.processes import resolve_mesh
 
@@ -85,6 +85,8 @@ def check_strategy(decode: DecodeConfig, model: ModelConfig) -> None:
             f"decode.strategy {decode.strategy.name}: this model ({model.family}) predicts a position from {side}: "
             f"set it to {fitting}"
         )
+    if (reason := why_not_routed(decode, model.routing_block)) is not None:
+        raise ConfigError(f"decode.block_size: {reason}")
     if is_from_zero and model.block_size not in (None, decode.block_size):
         logger.warning(
             "decode.block_size is %d, the model was trained with blocks of %d: set it to %d",

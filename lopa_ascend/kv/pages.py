@@ -37,7 +37,7 @@ class BranchCapacity(PagedCapacity):
     num_branch_ranks: int = 1
 
     def why_refused(self, decode: DecodeConfig) -> str | None:
-        return why_not_decoded(decode)
+        return PagedCapacity.why_refused(self, decode) or why_not_decoded(decode)
 
     def num_reserved(self, rooms: Sequence[Room]) -> int:
         needed = sum(most_pages(room, self.num_branch_ranks) for room in rooms)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from common.checkpoint import MoEConfig
-from common.model import Routing
+from common.model import Routing, choose_experts
 
 _TINY = 1e-20  # keeps a sum of scores from being zero
 
@@ -32,7 +32,13 @@ class ExpertOps:
     _kernels: Any
 
     def route(self, logits_TE: Tensor, bias_E: Tensor | None, config: MoEConfig) -> Routing:
-        """Choose a token's experts (int32) and their weights. Logits and bias are float32, and so are the weights."""
+        """Choose a token's experts (int32) and their weights. Logits and bias are float32, and so are the weights.
+
+        By blocks in torch's own operators: no gating operator takes the tokens of a block together.
+        """
+        if config.capacity:
+            expert_TC, weight_TC = choose_experts(logits_TE, bias_E, config)
+            return Routing(expert_TC.int(), weight_TC)
         if config.scoring == "sigmoid":
             weight_TC, expert_TC, _ = self._kernels.npu_moe_gating_top_k(
                 logits_TE,

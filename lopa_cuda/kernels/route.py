@@ -1,6 +1,7 @@
 """The router of a mixture of experts, from its logits on, and which tokens each expert gets.
 
-`route` follows common.model.moe.route, one program a token. `deal` sorts the (token, choice) pairs by expert without
+`route` follows common.model.moe.choose_experts, one program a token; with a capacity the program looks at the logits of
+all tokens of its block first. `deal` sorts the (token, choice) pairs by expert without
 asking the host: the program of an expert counts the pairs of the experts before it, which is where its own begin, and
 writes its own there. Shapes follow from T alone, so both are captured.
 
@@ -22,6 +23,7 @@ from lopa_cuda.kernels.launch import overlap, release_successor, start_after_pre
 
 NOBODY = tl.constexpr(2**30)  # no expert's id
 DEAL_BLOCK = 1024
+ROWS = 8  # tokens of a block that are looked at at once
 
 
 class Deal(NamedTuple):
@@ -56,8 +58,38 @@ def _best_groups(choice, group, num_groups, TOP_GROUPS: tl.constexpr, LENGTH: tl
 
 
 @triton.jit
+def _admitted(
+    logits_ptr, bias, token, num_tokens, num_experts,
+    CAPACITY: tl.constexpr, ROUTING_BLOCK: tl.constexpr, ROWS: tl.constexpr, LENGTH: tl.constexpr,
+):  # fmt: skip
+    """[LENGTH] true for the CAPACITY experts with the largest scores in the token's block, of equal ones the lower ids.
+    bias: [1, LENGTH]."""
+    column = tl.arange(0, LENGTH)
+    first = token // ROUTING_BLOCK * ROUTING_BLOCK
+    end = tl.minimum(first + ROUTING_BLOCK, num_tokens)
+    score = tl.full([LENGTH], float("-inf"), tl.float32)
+    for start in range(0, ROUTING_BLOCK, ROWS):
+        row = first + start + tl.arange(0, ROWS)
+        is_here = (row < end)[:, None] & (column < num_experts)[None, :]
+        at = logits_ptr + row[:, None] * num_experts + column[None, :]
+        choice = 1.0 / (1.0 + tl.exp(-tl.load(at, mask=is_here, other=0.0))) + bias
+        score = tl.maximum(score, tl.max(tl.where(is_here, choice, float("-inf")), axis=0))
+    # The smallest score that is admitted, bit by bit, as an integer in the order of floats.
+    bits = score.to(tl.int32, bitcast=True)
+    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    least = tl.where(tl.sum((key >= 0).to(tl.int32), axis=0) >= CAPACITY, 0, -2147483648).to(tl.int32)
+    for bit in tl.static_range(31):
+        tried = least + (1 << (30 - bit))
+        least = tl.where(tl.sum((key >= tried).to(tl.int32), axis=0) >= CAPACITY, tried, least)
+    num_tied = CAPACITY - tl.sum((key > least).to(tl.int32), axis=0)
+    is_tied = key == least
+    return (key > least) | (is_tied & (tl.cumsum(is_tied.to(tl.int32), axis=0) <= num_tied))
+
+
+@triton.jit
 def _route_kernel(
-    logits_ptr, bias_ptr, expert_ptr, weight_ptr, num_groups, group_size, scaling,
+    logits_ptr, bias_ptr, expert_ptr, weight_ptr, num_tokens, num_groups, group_size, scaling,
+    CAPACITY: tl.constexpr, ROUTING_BLOCK: tl.constexpr, ROWS: tl.constexpr,
     CHOSEN: tl.constexpr, CHOSEN_BLOCK: tl.constexpr, TOP_GROUPS: tl.constexpr, IS_GROUPED: tl.constexpr,
     IS_SIGMOID: tl.constexpr, IS_NORMALISED: tl.constexpr, GROUPS: tl.constexpr, LENGTH: tl.constexpr,
     PDL: tl.constexpr,
@@ -74,10 +106,13 @@ def _route_kernel(
     else:
         scores = tl.exp(logits - tl.max(tl.max(logits, axis=1), axis=0))
         scores = scores / tl.sum(tl.sum(scores, axis=1), axis=0)
-    choice = scores
+    bias = tl.zeros([GROUPS, LENGTH], tl.float32)
     if bias_ptr is not None:
-        choice += tl.load(bias_ptr + expert, mask=mask, other=0.0)
-    choice = tl.where(mask, choice, float("-inf"))
+        bias = tl.load(bias_ptr + expert, mask=mask, other=0.0)
+    choice = tl.where(mask, scores + bias, float("-inf"))
+    if CAPACITY:
+        is_admitted = _admitted(logits_ptr, bias, token, num_tokens, group_size, CAPACITY, ROUTING_BLOCK, ROWS, LENGTH)
+        choice = tl.where(is_admitted[None, :], choice, float("-inf"))
     if IS_GROUPED:
         choice = tl.where(_best_groups(choice, group, num_groups, TOP_GROUPS, LENGTH), choice, float("-inf"))
     slot = tl.arange(0, CHOSEN_BLOCK)
@@ -127,16 +162,19 @@ def route(logits_TE: Tensor, expert_bias_E: Tensor | None, config: MoEConfig) ->
     ids."""
     num_tokens, chosen = len(logits_TE), config.experts_per_token
     assert logits_TE.dtype == torch.float32 and logits_TE.is_contiguous()
+    is_by_block = config.capacity > 0
+    assert not is_by_block or (config.num_groups == 1 and config.scoring == "sigmoid"), "blocks are of no groups"
     expert_TC = torch.empty((num_tokens, chosen), dtype=torch.int32, device=logits_TE.device)
     weight_TC = torch.empty((num_tokens, chosen), dtype=torch.float32, device=logits_TE.device)
     group_size = config.num_experts // config.num_groups
     _route_kernel[(num_tokens,)](
-        logits_TE, expert_bias_E, expert_TC, weight_TC,
+        logits_TE, expert_bias_E, expert_TC, weight_TC, num_tokens=num_tokens,
+        CAPACITY=config.capacity, ROUTING_BLOCK=config.block_size, ROWS=ROWS,
         num_groups=config.num_groups, group_size=group_size, scaling=config.scaling,
         CHOSEN=chosen, CHOSEN_BLOCK=triton.next_power_of_2(chosen), TOP_GROUPS=config.top_groups,
         IS_GROUPED=config.top_groups < config.num_groups, IS_SIGMOID=config.scoring == "sigmoid",
         IS_NORMALISED=config.normalise, GROUPS=triton.next_power_of_2(config.num_groups),
-        LENGTH=triton.next_power_of_2(group_size), num_warps=1, **overlap(),
+        LENGTH=triton.next_power_of_2(group_size), num_warps=4 if is_by_block else 1, **overlap(),
     )  # fmt: skip
     return Routing(expert_TC, weight_TC)
 

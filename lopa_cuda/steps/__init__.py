@@ -5,7 +5,7 @@ from lopa_cuda.steps.handover import Handover
 from lopa_cuda.steps.kv_cache import PAGE_SIZE, CacheSizes, PagedKVCache
 from lopa_cuda.steps.share import Share, deal
 from lopa_cuda.steps.slices import StagedSlice, cut, slice_length, slice_sizes, slices_pay
-from lopa_cuda.steps.step import DeviceStep, LayersKey, ReadBuffers, Run, StepBuffers, runs_of
+from lopa_cuda.steps.step import DeviceStep, LayersKey, ReadBuffers, Run, StepBuffers, in_whole_blocks, runs_of
 from lopa_cuda.steps.tiles import RECORD, Tiling, write_tiles
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Tiling",
     "cut",
     "deal",
+    "in_whole_blocks",
     "runs_of",
     "slice_length",
     "slice_sizes",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from common import runtime
-from common.decoding import Int, StepPlan
+from common.decoding import Bool, Int, StepPlan
 from common.runtime import ReadsKey, Upload
 from lopa_cuda.steps.share import Share
 from lopa_cuda.steps.slices import StagedSlice
@@ -134,6 +134,17 @@ class ReadBuffers(runtime.ReadBuffers):
             self._changes.send()
         if self.sampling_rows is not None:
             self._sampling.send()
+
+
+def in_whole_blocks(is_read_T: Bool, routing_block: int) -> Bool:
+    """Mark all of a block of which something is read: with experts chosen by blocks, what the last layer computes of a
+    token depends on the others. Rows are made of whole blocks, but for those of made-up plans."""
+    if routing_block == 1:
+        return is_read_T
+    num_tokens = len(is_read_T)
+    blocks_NB = np.pad(is_read_T, (0, -num_tokens % routing_block)).reshape(-1, routing_block)
+    found_T: Bool = blocks_NB.any(axis=1).repeat(routing_block)[:num_tokens]
+    return found_T
 
 
 def runs_of(share: Share, num_tokens: int) -> tuple[Run, ...]:

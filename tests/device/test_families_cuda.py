@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from common.checkpoint import MoEConfig, load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.config.profile import GraphConfig
 from common.decoding import Predictions
-from common.model import MoE, QKNorm, mixture, rms_norm, rotary_table, rotate
+from common.model import MoE, QKNorm, choose_experts, mixture, rms_norm, rotary_table, rotate
 from common.model import route as plain_route
 from common.runtime import synthetic_plan
 from graphs.cuda import CudaCapture
@@ -69,6 +70,26 @@ def test_experts_mix_as_the_plain_version(num_tokens: int, tp_size: int) -> None
     mixed = kernels.mix_experts(x, routing, moe, shared)
     moe.shared_gate_up_proj = moe.shared_down_proj = None
     assert relative_error(mixed, mixture(x, moe).float() + shared.float()) < 2e-2
+
+
+def random_logits(num_tokens: int, num_experts: int) -> Tensor:
+    """Scores far enough apart for any sigmoid, but for the first two experts', which tie."""
+    draws = [torch.randperm(num_experts, device="cuda") for _ in range(num_tokens)]
+    logits = (torch.stack(draws) / num_experts * 8 - 4).float()
+    logits[:, 1] = logits[:, 0]
+    return logits
+
+
+@pytest.mark.parametrize("num_tokens", [1, 32, 64, 70, 2048])
+@pytest.mark.parametrize(("capacity", "block_size"), [(48, 32), (9, 16), (256, 32)])
+def test_blocks_admit_the_experts_that_the_plain_version_does(num_tokens: int, capacity: int, block_size: int) -> None:
+    config, _ = mini()
+    config = replace(config, num_groups=1, top_groups=1, capacity=capacity, block_size=block_size)
+    logits, bias = random_logits(num_tokens, config.num_experts), torch.randn(config.num_experts, device="cuda") * 1e-3
+    bias[1] = bias[0]
+    expected, found = choose_experts(logits, bias, config), kernels.route(logits, bias, config)
+    assert torch.equal(found.expert_TC.long(), expected.expert_TC)
+    torch.testing.assert_close(found.weight_TC, expected.weight_TC, rtol=1e-5, atol=1e-7)
 
 
 def test_a_captured_mixture_follows_its_input() -> None:

@@ -53,6 +53,7 @@ CASES = {
     "sdar": Case("golden_families/sdar/model_a", {**BLOCKS, "strategy": "block_diffusion"}),
     "sdar pieces": Case("golden_families/sdar/model_a", {**BLOCKS, "strategy": "block_diffusion"}, most=64),
     "llada2 experts": Case("golden_families/llada2/model_a", {**BLOCKS, "strategy": "block_diffusion"}),
+    "llada2_2 experts by block": Case("golden_families/llada2_2/model_b", {**BLOCKS, "strategy": "block_diffusion"}),
     "fast_dllm_v2 pieces": Case(
         "golden_families/fastdllm_v2/model_a",
         {**BLOCKS, "strategy": {"name": "fast_dllm_v2", "sub_block_size": 8, "cache": "dual"}},

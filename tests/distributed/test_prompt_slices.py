@@ -65,9 +65,10 @@ def assert_cut_and_the_same(mesh: Mesh, meshes: tuple[Mesh, ...], names: tuple[s
 
 
 def assert_cut(passes: list[tuple[int, int, bool]], num_ranks: int, *, has_neighbours: bool) -> None:
-    """The first pass holds nothing but prompts; without neighbours all do."""
+    """The first pass holds nothing but prompts; without neighbours all do. Blocks that are routed together are cut
+    nowhere."""
     for num_entries, num_tokens, is_cut in passes[:1] if has_neighbours else passes:
-        assert is_cut and num_tokens == -(-num_entries // num_ranks)
+        assert is_cut and 0 <= num_tokens - -(-num_entries // num_ranks) < 16
 
 
 def test_two_ranks_share_prompts() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from common.checkpoint.families.decoder import read_decoder
 from common.checkpoint.families.dense import QWEN
 from common.checkpoint.families.fields import FIX, MOST_LAYERS, Fields
@@ -9,6 +11,7 @@ from common.checkpoint.model_config import ModelConfig, MoEConfig
 
 _MOST_EXPERTS = 2**14
 _LARGEST_SCALING = 1e3
+_LARGEST_ROUTING_BLOCK = 1024
 
 
 _LLADA2 = {
@@ -24,14 +27,16 @@ _SDAR_MOE = {
 
 
 def read_llada2_moe(fields: Fields) -> ModelConfig:
-    """LLaDA2.0 and 2.1: a sigmoid router over groups, shared experts, half of each head rotated."""
+    """LLaDA2.0 and 2.1: a sigmoid router over groups, shared experts, half of each head rotated. 2.2: with
+    `expert_capacity` tokens choose by blocks, and the keys of groups, which are still there, say nothing."""
     fields = fields.read_by(_LLADA2)
     for key, value in (
         ("score_function", "sigmoid"), ("router_dtype", "fp32"), ("use_qk_norm", True), ("use_rmsnorm", True),
-        ("use_bias", False), ("use_qkv_bias", False), ("norm_head", False), ("expert_capacity", False),
+        ("use_bias", False), ("use_qkv_bias", False), ("norm_head", False),
     ):  # fmt: skip
         fields.only(key, value)
-    num_groups = fields.integer("n_group", at_most=_MOST_EXPERTS)
+    is_by_block = bool(fields.get("expert_capacity"))
+    num_groups = 1 if is_by_block else fields.integer("n_group", at_most=_MOST_EXPERTS)
     experts_per_token = fields.integer("num_experts_per_tok", at_most=_MOST_EXPERTS)
     if experts_per_token > 1:
         fields.only("norm_topk_prob", True)  # the published code looks at their number alone
@@ -41,18 +46,37 @@ def read_llada2_moe(fields: Fields) -> ModelConfig:
         intermediate_size=fields.integer("moe_intermediate_size"),
         num_shared_experts=fields.integer("num_shared_experts", at_least=0, at_most=_MOST_EXPERTS, null=0),
         num_groups=num_groups,
-        top_groups=fields.integer("topk_group", at_most=num_groups),
+        top_groups=1 if is_by_block else fields.integer("topk_group", at_most=num_groups),
         scoring="sigmoid",
         normalise=experts_per_token > 1,
         scaling=fields.number("routed_scaling_factor", at_least=0, at_most=_LARGEST_SCALING),
         first_dense=fields.integer("first_k_dense_replace", at_least=0, at_most=MOST_LAYERS),
         has_expert_bias=fields.flag("moe_router_enable_expert_bias"),
+        capacity=_capacity(fields, experts_per_token) if is_by_block else 0,
+        block_size=fields.integer("block_size", at_most=_LARGEST_ROUTING_BLOCK) if is_by_block else 0,
     )
     _check_enough(fields, moe)
-    return read_decoder(
+    config = read_decoder(
         fields, "llada2_moe", shift=0, block_origin="zero", qk_norm=True, block_size_key="block_size",
         mask_text="<|mask|>", turn_end="<|role_end|>", moe=moe,
     )  # fmt: skip
+    return replace(config, edit_ids=_edit_ids(fields, config))
+
+
+def _capacity(fields: Fields, experts_per_token: int) -> int:
+    most = fields.integer("num_experts", at_most=_MOST_EXPERTS)
+    return fields.integer("expert_capacity", at_least=experts_per_token, at_most=most)
+
+
+def _edit_ids(fields: Fields, config: ModelConfig) -> tuple[int, int] | None:
+    keys = ("delete_token_id", "split_token_id")
+    if all(fields.get(key) is None for key in keys):
+        return None
+    delete, split = (fields.token_id(key, fields.get(key), config.vocab_size) for key in keys)
+    taken = (*config.stop_token_ids, config.mask_token_id)
+    if delete == split or delete in taken or split in taken:
+        raise fields.error(keys[0], f"{delete}, {split}, the mask and the end tokens are not all different; {FIX}")
+    return delete, split
 
 
 def read_sdar_moe(fields: Fields) -> ModelConfig:

@@ -97,6 +97,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fast_dllm_v2": ("fastdllm_v2/model_a", {**FAST, "block_size": 32, "strategy": SUB_BLOCKS, "skip_threshold": 0.5}),
     "llada2": ("llada2/model_a", {**BLOCKS, "block_size": 8, "mask_token_id": 511}),
     "llada2, edited": ("llada2/model_b", {**BLOCKS, "block_size": 16, "strategy": EDITED, "mask_token_id": 511}),
+    "llada2_2": ("llada2_2/model_b", {**BLOCKS, "block_size": 16, "mask_token_id": 511}),
     "d2f of llada": ("llada/model_a", D2F),
 }
 # Their blocks become final in passes of one row, or never.

@@ -32,7 +32,7 @@ DIFFCODER = {
 }  # fmt: skip
 SHIFT_ORIGIN_BLOCK = {
     "llada": (0, "prompt_end", None), "sdar": (0, "zero", 4), "fastdllm_v2": (1, "zero", 32),
-    "llada2": (0, "zero", None),
+    "llada2": (0, "zero", None), "llada2_2": (0, "zero", 32),
 }  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def published(family: str) -> dict[str, Any]:
     if family in ("sdar_moe", "diffcoder"):
         return SDAR_MOE if family == "sdar_moe" else DIFFCODER
     tree: dict[str, Any] = json.loads((FAMILIES / family / "model_a" / "config.json").read_text())
-    return tree
+    return {"eos_token_id": 510, **tree}  # LLaDA2.2's stands in another file
 
 
 def write(folder: Path, family: str, **changes: Any) -> ModelConfig:
@@ -53,9 +53,39 @@ def write(folder: Path, family: str, **changes: Any) -> ModelConfig:
 def test_the_conventions_of_a_family_are_read(family: str) -> None:
     config = load_model_config(FAMILIES / family / "model_a")
     assert (config.shift, config.block_origin, config.block_size) == SHIFT_ORIGIN_BLOCK[family]
-    assert config.qk_norm is (family in ("sdar", "llada2")) and config.attention_bias is (family == "fastdllm_v2")
-    assert config.rotary_size == config.head_size // (2 if family == "llada2" else 1)
-    assert config.rounds_rotary is (family != "llada") and (config.moe is not None) is (family == "llada2")
+    is_llada2 = family.startswith("llada2")
+    assert config.qk_norm is (family == "sdar" or is_llada2) and config.attention_bias is (family == "fastdllm_v2")
+    assert config.rotary_size == config.head_size // (2 if is_llada2 else 1)
+    assert config.rounds_rotary is (family != "llada") and (config.moe is not None) is is_llada2
+
+
+def test_llada2_2_chooses_experts_by_blocks_whatever_its_keys_of_groups_say(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [510, 509]}')
+    config = write(tmp_path, "llada2_2", n_group=7, topk_group=9)
+    assert config.moe is not None and config.routing_block == 32
+    assert (config.moe.capacity, config.moe.num_groups, config.moe.top_groups) == (5, 1, 1)
+    assert (config.stop_token_ids, config.edit_ids) == ((510, 509), (500, 501))
+    by_group = write(tmp_path, "llada2_2", expert_capacity=None, delete_token_id=..., split_token_id=...)
+    assert by_group.moe is not None and (by_group.moe.capacity, by_group.routing_block, by_group.edit_ids) == (
+        0,
+        0,
+        None,
+    )
+    assert by_group.moe.num_groups == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "theta"),
+    [
+        ({"rope_theta": 1e4}, 3e6),  # what stands inside goes first
+        ({"rope_theta": ...}, 3e6),
+        ({"rope_parameters": ...}, 3e6),
+        ({"rope_parameters": None, "rope_theta": 6e5}, 6e5),
+    ],
+)
+def test_the_angles_of_llada2_2_are_read_from_either_key(tmp_path: Path, changes: dict[str, Any], theta: float) -> None:
+    config = write(tmp_path, "llada2_2", **changes)
+    assert (config.rope_theta, config.rotary_size) == (theta, 16)
 
 
 def test_sdar_moe_and_stable_diffcoder_are_read(tmp_path: Path) -> None:
@@ -86,7 +116,19 @@ def test_sdar_moe_and_stable_diffcoder_are_read(tmp_path: Path) -> None:
             "use_sliding_window: True is not implemented, only false",
         ),
         ("llada2", {"score_function": "softmax"}, "score_function: 'softmax' is not implemented"),
-        ("llada2", {"expert_capacity": 16}, "expert_capacity: 16 is not implemented"),
+        ("llada2", {"expert_capacity": 8}, "block_size: missing"),
+        ("llada2_2", {"expert_capacity": 1}, "expert_capacity: expected an integer of at least 2 and at most 16"),
+        ("llada2_2", {"expert_capacity": 17}, "expert_capacity: expected an integer of at least 2 and at most 16"),
+        ("llada2_2", {"block_size": "32"}, "block_size: expected an integer"),
+        ("llada2_2", {"split_token_id": 512}, "split_token_id: 512 is not an id of the 512 vocabulary entries"),
+        ("llada2_2", {"split_token_id": ...}, "split_token_id: None is not an id"),
+        ("llada2_2", {"delete_token_id": 501}, "delete_token_id: 501, 501, the mask and the end tokens are not all"),
+        ("llada2_2", {"delete_token_id": 510}, "delete_token_id: 510, 501, the mask and the end tokens are not all"),
+        (
+            "llada2_2",
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1}},
+            "rope type 'yarn' is not implemented",
+        ),
         ("llada2", {"use_qk_norm": False}, "use_qk_norm: False is not implemented, only true"),
         ("llada2", {"n_group": 3}, "n_group: 8 experts make no 3 groups"),
         ("llada2", {"topk_group": 5}, "topk_group: expected an integer of at least 1 and at most 4"),

@@ -31,6 +31,8 @@ LING = MoEConfig(
 )  # fmt: skip
 QWEN = replace(LING, scoring="softmax", num_experts=16, num_groups=1, top_groups=1, num_shared_experts=0, scaling=1.0,
     has_expert_bias=False, experts_per_token=3, intermediate_size=48)  # fmt: skip
+BY_BLOCK = replace(LING, num_groups=1, top_groups=1, capacity=6, block_size=4)
+WIDE = replace(BY_BLOCK, num_experts=48, capacity=20, block_size=16, experts_per_token=8)
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +68,10 @@ def random_moe(config: MoEConfig, width: int, tp_rank: int = 0, tp_size: int = 1
     return moe
 
 
-@pytest.mark.parametrize("config", [LING, QWEN], ids=["sigmoid in groups", "softmax"])
-def test_routing_is_the_plain_one(config: MoEConfig) -> None:
-    moe, x = random_moe(config, 32), random(9, 32)
+@pytest.mark.parametrize("num_tokens", [9, 16, 37])
+@pytest.mark.parametrize("config", [LING, QWEN, BY_BLOCK, WIDE], ids=["groups", "softmax", "blocks", "more experts"])
+def test_routing_is_the_plain_one(config: MoEConfig, num_tokens: int) -> None:
+    moe, x = random_moe(config, 32), random(num_tokens, 32)
     moe.router.data[1] = moe.router.data[0]  # a tie, which goes to the lower id
     if moe.expert_bias is not None:
         moe.expert_bias.data[1] = moe.expert_bias.data[0]

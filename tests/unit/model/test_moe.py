@@ -96,3 +96,36 @@ def test_ranks_sum_to_the_whole(config: MoEConfig) -> None:
     x_TD = tokens(9)
     shares = [mixture(x_TD, random_moe(config, rank, 4)) for rank in range(4)]
     torch.testing.assert_close(sum(shares), mixture(x_TD, random_moe(config)), rtol=1e-4, atol=1e-3)
+
+
+BY_BLOCK = replace(LING, num_groups=1, top_groups=1, capacity=6, block_size=8)
+
+
+def test_the_tokens_of_a_block_choose_among_the_experts_that_it_admits() -> None:
+    """Scores of a block are the largest of its tokens; the bias decides and does not weigh; a last block is shorter."""
+    moe, x_TD = random_moe(BY_BLOCK), tokens(21)
+    assert moe.expert_bias is not None
+    moe.router.data[3], moe.expert_bias.data[3] = moe.router.data[2], moe.expert_bias.data[2]  # ties: the lower id
+    expert_TC, weight_TC = route(x_TD, moe)
+    scores_TE = functional.linear(x_TD, moe.router).sigmoid()
+    choice_TE = scores_TE + moe.expert_bias
+    unlike = 0
+    for start in range(0, len(x_TD), 8):
+        of_block = choice_TE[start : start + 8].amax(0).tolist()
+        admitted = sorted(range(16), key=lambda expert, scores=of_block: (-scores[expert], expert))[:6]  # type: ignore[misc]
+        for token in range(start, min(start + 8, len(x_TD))):
+            best = sorted(admitted, key=lambda expert, at=token: (-float(choice_TE[at, expert]), expert))[:4]  # type: ignore[misc]
+            assert expert_TC[token].tolist() == best
+            weight = scores_TE[token, best] / scores_TE[token, best].sum() * 2.5
+            torch.testing.assert_close(weight_TC[token], weight)
+            unlike += best != choice_TE[token].sort(descending=True, stable=True).indices[:4].tolist()
+    assert unlike, "blocks decide something here"
+
+
+def test_a_block_chooses_by_its_own_tokens_alone() -> None:
+    moe, x_TD = random_moe(BY_BLOCK), tokens(24)
+    changed_TD = x_TD.clone()
+    changed_TD[8:16] += 1
+    expert_TC, changed_TC = route(x_TD, moe).expert_TC, route(changed_TD, moe).expert_TC
+    assert torch.equal(expert_TC[:8], changed_TC[:8]) and torch.equal(expert_TC[16:], changed_TC[16:])
+    assert not torch.equal(expert_TC[8:16], changed_TC[8:16])
