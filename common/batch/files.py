@@ -15,8 +15,10 @@ from pathlib import Path
 from common import user_files
 from common.config import InputConfig, OutputConfig, RunConfig
 from common.errors import ConfigError
+from common.parquet import require_pyarrow
 
 STANDARD_INPUT = "-"
+_PARQUET = ".parquet"
 
 
 def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
@@ -45,6 +47,27 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
     _require_one_name(target)
     require_own_metrics(metrics, target)
     return run.input, run.output
+
+
+def kept_as_lines(run: RunConfig, *, overwrite: bool) -> tuple[RunConfig, Path | None]:
+    """Return the run with its answers as JSON lines, and the Parquet file that they become; None: none is wanted.
+
+    A Parquet file has no end that could be written on, so NAME.parquet is made of NAME.jsonl once all answers are
+    there. Raises ConfigError where it cannot be written, or is there without the lines that a start would resume.
+    """
+    if run.output is None or not run.output.path.endswith(_PARQUET):
+        return run, None
+    table, lines = Path(run.output.path), run.output.path.removesuffix(_PARQUET) + ".jsonl"
+    require_pyarrow(str(table))
+    require_file("output.path", table)
+    if run.input is not None and _is_same_file(Path(run.input.path), table):
+        raise ConfigError(f"output.path {table} is the input too: choose another file")
+    if table.exists() and not Path(lines).exists() and not overwrite:
+        raise ConfigError(
+            f"{table} exists, and {lines}, from which a start resumes, does not: choose another output.path, or pass "
+            "--overwrite to start anew"
+        )
+    return run.model_copy(update={"output": run.output.model_copy(update={"path": lines})}), table
 
 
 def real_file(path: Path) -> Path:

@@ -22,6 +22,7 @@ from common.batch.identity import FIX, check_identity
 from common.batch.records import as_record
 from common.batch.sidecar import adopt_sidecar, lock_alone, lock_shared, write_identity, writing_alone
 from common.errors import ConfigError
+from common.parquet import as_parquet
 
 logger = logging.getLogger(__name__)
 Record = dict[str, Any]
@@ -174,6 +175,14 @@ def every_record(path: Path) -> Iterator[Record]:
             if not line.endswith(b"\n"):
                 return
             yield _to_record(line, f"{path}: line {number}")
+
+
+def write_table(path: Path, table: Path) -> None:
+    """Write the lines of a finished output as a Parquet file too. Raises ConfigError."""
+    with path.open("rb") as stream:
+        content = as_parquet([json.loads(line) for line in stream])
+    with naming(table):
+        user_files.write_whole(table, content)
 
 
 def cut_half_line(descriptor: int) -> int:

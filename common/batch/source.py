@@ -1,4 +1,4 @@
-"""Where the input's bytes come from: a file, standard input or a pipe, packed with gzip or not.
+"""Where the input's bytes come from: a file, standard input or a pipe, packed with gzip or not, or of a Parquet file.
 
 The first bytes tell what is no JSON Lines file at all, before a model is loaded for nothing.
 """
@@ -21,6 +21,7 @@ from typing import BinaryIO, cast
 
 from common.batch.files import STANDARD_INPUT, naming
 from common.errors import ConfigError
+from common.parquet import MAGIC, read_as_lines
 
 logger = logging.getLogger(__name__)
 _FIX = "give a JSONL file with one request a line, after MODEL or as input.path"
@@ -86,6 +87,8 @@ def _read_whole(path: str) -> bytes:
 def _unpacked(path: str, raw: io.BufferedReader) -> io.BufferedReader:
     if raw.peek(2).startswith(_GZIP):
         return io.BufferedReader(gzip.GzipFile(fileobj=raw))
+    if raw.peek(len(MAGIC)).startswith(MAGIC):
+        return io.BufferedReader(io.BytesIO(read_as_lines(raw, shown(path))))
     if path.endswith(".gz"):
         raise ConfigError(f"{path}: the name says gzip, the content does not; rename it or pack it again")
     return raw

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import pickle
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from common.batch import InputLine, LineRequests, parse_line
 from common.cluster.replica import LastingReplica
 from common.config import DeviceProfile, InputConfig, RunConfig
 from common.decoding import GenerationRequest, Rejection
+from common.parquet import plain
 
 Columns = dict[str, Any]
 
@@ -93,22 +91,7 @@ class DecodeRows:
 
 def line_of(number: int, row: Mapping[str, Any], source: InputConfig) -> InputLine:
     """Return the line of an input that says what the row says. number: its place in the batch, from 1."""
-    fields = {name: plain for name, value in row.items() if (plain := _plain(value)) is not None}
+    fields = plain(dict(row))
     if "id" not in fields:
         return InputLine("", number, error="the row has no id: give each one its own, a text or a whole number")
     return parse_line(number, json.dumps(fields).encode(), source)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of a column as JSON has it. What Arrow adds where rows differ in their fields is left out."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    elif isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and math.isnan(value):
-        return None  # as a missing text comes out of a column of texts
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    if isinstance(value, dict):
-        return {name: plain for name, one in value.items() if (plain := _plain(one)) is not None}
-    return value

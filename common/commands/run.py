@@ -38,7 +38,7 @@ def run(
         OptionalText,
         typer.Argument(
             metavar="PROMPT",
-            help="A text to answer, or a JSONL file of them (- is standard input); else the run's own.",
+            help="A text to answer, or a JSONL or Parquet file of them (- is standard input); else the run's own.",
         ),
     ] = None,
     profile: ProfileOption = None,
@@ -56,11 +56,12 @@ def run(
     ] = None,
     save_run: SaveRunOption = None,
 ) -> None:
-    """Answer one prompt, or decode a JSONL file of requests; start it again to resume.
+    """Answer one prompt, or decode a file of requests; start it again to resume.
 
-    A file's lines have `prompt`, `messages` or `question`, or are of an OpenAI batch file. Answers go to --output, one
-    line a request, and metrics beside it. A profile of several processes, such as cuda_bp2 for two GPUs, is started by
-    scripts/run_batch.sh PROFILE MODEL; DRY_RUN=true before it prints how.
+    A file's lines or rows have `prompt`, `messages` or `question`, or are of an OpenAI batch file. Answers go to
+    --output, one line a request, or a Parquet file once all are there, and metrics beside it. A profile of several
+    processes, such as cuda_bp2 for two GPUs, is started by scripts/run_batch.sh PROFILE MODEL; DRY_RUN=true before it
+    prints how.
     """
     if replicas is not None and ray is None:
         raise ConfigError("--replicas: they are actors on a Ray cluster; give its address, or local, with --ray")
@@ -78,9 +79,17 @@ def run(
     else:  # the devices are those of other processes
         device_profile, run_config = load_both(profile, model, overrides, takes_many=takes_many)
     save_run_file(save_run, run_config)
-    from common.batch import metrics_path, print_summary, require_some_finished, run_batch
+    from common.batch import (
+        kept_as_lines,
+        metrics_path,
+        print_summary,
+        require_some_finished,
+        run_batch,
+        write_table,
+    )
     from common.serving import openai_records
 
+    run_config, table = kept_as_lines(run_config, overwrite=overwrite)
     options = {"overwrite": overwrite, "retry_errors": retry_errors}
     if ray is None:
         with GeneratorOnDemand(device_profile, run_config) as build:
@@ -90,7 +99,9 @@ def run(
 
         metrics = run_on_ray(device_profile, run_config, ray, replicas, **options)
     if metrics is not None and run_config.output is not None:
-        title = f"results in {run_config.output.path}, metrics in {metrics_path(run_config.output)}"
+        if table is not None:
+            write_table(Path(run_config.output.path), table)
+        title = f"results in {table or run_config.output.path}, metrics in {metrics_path(run_config.output)}"
         print_summary(title, metrics, details=details)
         require_some_finished(run_config, metrics)
 
@@ -114,7 +125,7 @@ def _answer(prompt: str, profile: DeviceProfile, run: RunConfig) -> None:
 
 
 def _is_file(prompt: str) -> bool:
-    if prompt == STANDARD_INPUT or prompt.endswith((".jsonl", ".jsonl.gz")):
+    if prompt == STANDARD_INPUT or prompt.endswith((".jsonl", ".jsonl.gz", ".parquet")):
         return True
     try:
         return Path(prompt).is_file()

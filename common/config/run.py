@@ -24,7 +24,7 @@ class InputConfig(Settings):
     `question` becomes the one message of a chat, or plain text where the model has no chat template.
     """
 
-    path: str = Field(min_length=1, description="The JSONL file, plain or gzipped; `-` is standard input.")
+    path: str = Field(min_length=1, description="The JSONL file, plain or gzipped, or Parquet; `-` is standard input.")
     limit: int | None = Field(default=None, ge=1, description="Read the first so many requests only.")
     prompt_template: str | None = Field(
         default=None, description="The prompt of a line, with the line's fields in braces, such as `{question}`."
@@ -86,7 +86,9 @@ class OutputConfig(Settings):
     """Where results go."""
 
     path: str = Field(
-        min_length=1, description="The JSONL file, one line a request; a run that was stopped goes on with it."
+        min_length=1,
+        description="The JSONL file, one line a request; a run that was stopped goes on with it; `NAME.parquet` "
+        "is made of `NAME.jsonl` once every request is done.",
     )
     metrics_path: str | None = Field(
         default=None, description="The file of the run's numbers; `null` is `<stem>.metrics.json` beside the output."
