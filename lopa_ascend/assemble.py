@@ -99,7 +99,7 @@ def assemble(
     rotary = RotaryTable(max_model_len, config.rotary_size, HEAD_SIZE, config.rope_theta, dtype, device)
     capacity = BranchCapacity(
         run.max_num_requests, max_model_len, num_pages, mesh.bp_size, vocab_size=config.vocab_size, page_size=PAGE_SIZE,
-        routing_block=config.routing_block,
+        routing_block=config.routing_block, gives_logprobs=True,
     )  # fmt: skip
     details = {"quantization": profile.quantization, "graph": profile.graph.mode if graphs else "eager"}
     patience = Patience(profile.collective_timeout_s, profile.npu.start_timeout_s)

@@ -160,6 +160,12 @@ class AscendEngine(DeviceEngine):
         buffers.receive(buffers.gathered_PM3)
         return entries_of, buffers.predicted_PM3
 
+    @torch.no_grad()
+    def _logits_of(self, plan: StepPlan, place_M: Int) -> Tensor:
+        hidden_MD = self._head.buffers.hidden_MD
+        hidden_MD = hidden_MD.index_select(0, torch.from_numpy(place_M).to(self.device))
+        return self.model.ops.linear(hidden_MD, self.model.lm_head)
+
     def _prepare_commits(self, plan: StepPlan) -> None:
         self.kv.prepare_commits(plan)
 

@@ -67,7 +67,7 @@ def assemble(
     cache = _build_cache(sizes, num_pages, run.decode, device, peers)
     capacity = PagedCapacity(
         run.max_num_requests, max_model_len, num_pages, page_size=PAGE_SIZE, vocab_size=config.vocab_size,
-        keeps_slots=cache.keeps_slots, routing_block=config.routing_block,
+        keeps_slots=cache.keeps_slots, routing_block=config.routing_block, gives_logprobs=True,
     )  # fmt: skip
     model.ops = ops = _ops(profile, config, cache, collectives)
     ops.adopt(model)

@@ -71,6 +71,7 @@ class CudaEngine(DeviceEngine):
         self._handover = Handover(ops.copy_rows, buckets.tokens[-1])
         self._row_of: Int = np.zeros((1, 0), dtype=np.int64)  # rows of the last launch, and their shares
         self._shares: list[Share] = []
+        self._tokens_read: Int = np.zeros(0, dtype=np.int64)  # of this rank's share
 
     def measure_passes(self, decode: DecodeConfig) -> PassCosts:
         """Collective over all ranks."""
@@ -121,9 +122,23 @@ class CudaEngine(DeviceEngine):
         entries_of = [share.in_plan(tokens) for share, tokens in zip(self._shares, tokens_of, strict=True)]
         key = self.shapes.reads_key(max(map(len, tokens_of)), plan.sampling, is_captured=self.key.is_captured)
         head = self.head.entry(key, is_captured=key.is_captured)
-        head.buffers.fill(plan, tokens_of[self._bp_rank], entries_of[self._bp_rank])
+        self._tokens_read = tokens_of[self._bp_rank]
+        head.buffers.fill(plan, self._tokens_read, entries_of[self._bp_rank])
         head.run()
         return entries_of, head.buffers.predicted_PM3
+
+    @torch.inference_mode()
+    def _logits_of(self, plan: StepPlan, place_M: Int) -> Tensor:
+        share, is_wanted_T = self._shares[self._bp_rank], np.zeros(plan.num_tokens, dtype=np.bool_)
+        wanted_M = self._tokens_read[place_M] if len(self._tokens_read) else place_M
+        is_wanted_T[share.in_plan(wanted_M)] = True
+        token_M = share.of_entries(in_whole_blocks(is_wanted_T, self._routing_block)).nonzero()[0]
+        key = self.shapes.reads_key(len(token_M), plan.sampling, is_captured=False)
+        reads = ReadBuffers(key, self.device, self._bp_size)
+        reads.fill(plan, token_M, share.in_plan(token_M))
+        reads.send()
+        place_M = token_M.searchsorted(wanted_M)
+        return self._logits(plan.sampling, reads).index_select(0, torch.from_numpy(place_M).to(self.device))
 
     def _prepare_commits(self, plan: StepPlan) -> None:
         self.cache.prepare_commits(plan)
@@ -168,12 +183,18 @@ class CudaEngine(DeviceEngine):
 
     def _predict_specially(self, sampling: Sampling, reads: ReadBuffers) -> Tensor:
         """The same by plain operators; see common.model.special."""
-        head, vocab_start, stack = self.model.lm_head, self.model.vocab_start, self._collectives.tp_stack
-        guide_NV = None
-        if sampling.cfg_scale:
-            guide_NV = self._ops.logits(self._hidden(reads.guide_M, is_captured=False), head)
-        logits_NV = self._ops.logits(self._hidden(reads.index_M, is_captured=False), head)
-        logits_NV = changed_logits(logits_NV, guide_NV, reads.lowered_M, vocab_start, sampling)
+        vocab_start, stack = self.model.vocab_start, self._collectives.tp_stack
+        logits_NV = self._logits(sampling, reads)
         if reads.sampling_rows is None:
             return merge_statistics(stack(special_statistics(logits_NV, vocab_start, sampling)), sampling.strategy)
         return sampled_statistics(logits_NV, vocab_start, sampling, reads.sampling_rows, stack)
+
+    def _logits(self, sampling: Sampling, reads: ReadBuffers) -> Tensor:
+        """This shard's logits [M, V], changed as a special pass asks."""
+        head, guide_NV = self.model.lm_head, None
+        if sampling.cfg_scale:
+            guide_NV = self._ops.logits(self._hidden(reads.guide_M, is_captured=False), head)
+        logits_NV = self._ops.logits(self._hidden(reads.index_M, is_captured=False), head)
+        if not sampling.is_special:
+            return logits_NV
+        return changed_logits(logits_NV, guide_NV, reads.lowered_M, self.model.vocab_start, sampling)

@@ -5,13 +5,23 @@ Plain numpy on the host; no torch, no device. An engine (`engine.py`) takes a `S
 """
 
 from common.decoding.core import EngineCore
-from common.decoding.engine import Capacity, Engine, PassCosts, QueuesForwards, Room, start_forward, why_not_routed
+from common.decoding.engine import (
+    Capacity,
+    Engine,
+    GivesLogprobs,
+    PassCosts,
+    QueuesForwards,
+    Room,
+    start_forward,
+    why_not_routed,
+)
 from common.decoding.loop import decode_requests
 from common.decoding.plan import (
     NUM_UPLOADED_FIELDS,
     Bool,
     CommitSpan,
     Int,
+    Logprobs,
     Predictions,
     RowField,
     Sampling,
@@ -21,7 +31,7 @@ from common.decoding.plan import (
 )
 from common.decoding.ranks import PredictionOrder, assign_rows, rows_by_rank
 from common.decoding.relay import Command, Relay
-from common.decoding.request import Completion, GenerationRequest, Rejection, RequestOutput
+from common.decoding.request import Completion, GenerationRequest, Rejection, RequestOutput, TokenLogprob
 from common.decoding.scheduling import (
     DREAM,
     Branch,
@@ -49,7 +59,9 @@ __all__ = [
     "EngineCore",
     "FindStop",
     "GenerationRequest",
+    "GivesLogprobs",
     "Int",
+    "Logprobs",
     "ModelFacts",
     "PassCosts",
     "PredictionOrder",
@@ -65,6 +77,7 @@ __all__ = [
     "Scheduler",
     "StepPlan",
     "StepRecord",
+    "TokenLogprob",
     "WrappedEngine",
     "assign_rows",
     "decode_requests",

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
+from typing import cast
 
 from common.decoding.admission import why_impossible
-from common.decoding.engine import Engine, start_forward
+from common.decoding.engine import Engine, GivesLogprobs, start_forward
 from common.decoding.model_check import ModelCheck
 from common.decoding.plan import Predictions, StepPlan
 from common.decoding.relay import Command, digest_of
@@ -140,7 +142,9 @@ class EngineCore:
         winners = scheduler.select_winners(self._check.contained(receive(), plan, self._num_steps))
         self.engine.commit(plan, winners)
         self._num_steps += 1
-        return self._check.settled(scheduler.advance(winners))
+        # Only requests that ask have it called.
+        tell = partial(cast(GivesLogprobs, self.engine).logprobs, plan) if self.engine.capacity.gives_logprobs else None
+        return self._check.settled(scheduler.advance(winners, tell))
 
     def _progress(self) -> list[RequestOutput]:
         """Return tokens that can no longer change and have not been returned, of requests that go on."""
@@ -151,8 +155,9 @@ class EngineCore:
                 token_ids = token_ids[: most - num_given]
                 self.abort(request_id)  # it has all that it may have
             if token_ids:
-                self._num_given[request_id] = num_given + len(token_ids)
-                outputs.append(RequestOutput(request_id, token_ids))
+                num_told = self._num_given[request_id] = num_given + len(token_ids)
+                logprobs = self.scheduler.logprobs(request_id, num_given, num_told)
+                outputs.append(RequestOutput(request_id, token_ids, logprobs=logprobs))
         return outputs
 
     def _ended(self, result: Completion | Rejection) -> RequestOutput:
@@ -160,7 +165,8 @@ class EngineCore:
         if most is not None and isinstance(result, Completion) and (num_given == most or len(result.token_ids) > most):
             result = result.cut(most)
         self._queue.open_ids.discard(result.id)
-        return RequestOutput(result.id, result.token_ids[num_given:], result)
+        logprobs = result.logprobs[num_given:] if isinstance(result, Completion) else ()
+        return RequestOutput(result.id, result.token_ids[num_given:], result, logprobs)
 
     def _abort(self, request_ids: tuple[str, ...]) -> list[Completion | Rejection]:
         ended = []

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from common.config import DecodeConfig
-from common.decoding.plan import Int, Predictions, Score, StepPlan
+from common.decoding.plan import Int, Logprobs, Predictions, Score, StepPlan
 from common.decoding.relay import Relay
 
 
@@ -55,6 +55,7 @@ class Capacity:
         (reuse_prefix).
     routing_block: positions that the model routes together, counted from 0, so that rows are made of whole ones; 0: it
         routes each for itself.
+    gives_logprobs: the engine is a `GivesLogprobs`.
     """
 
     num_slots: int
@@ -62,6 +63,7 @@ class Capacity:
     vocab_size: int | None = field(default=None, kw_only=True)
     keeps_slots: bool = field(default=False, kw_only=True)
     routing_block: int = field(default=0, kw_only=True)
+    gives_logprobs: bool = field(default=False, kw_only=True)
 
     def can_hold(self, rooms: Sequence[Room]) -> bool:
         """Return whether such requests can be decoded at once. Every rank of a replica gets the same answer.
@@ -173,6 +175,17 @@ class QueuesForwards(Protocol):
 
     def receive(self) -> Predictions:
         """Wait for the pass launched last and return its predictions."""
+
+
+class GivesLogprobs(Protocol):
+    """An engine that tells of the pass received last more than its predictions, until the next is launched."""
+
+    def logprobs(self, plan: StepPlan, entry_F: Int, token_F: Int, num_top: int) -> Logprobs:
+        """Return the log probability of a token at each of these entries, all of them read, and those of the `num_top`
+        most probable tokens there.
+
+        plan: of that pass. Every rank of a replica calls it with the same arguments. Raises EngineError as `forward`.
+        """
 
 
 def start_forward(engine: Engine, plan: StepPlan) -> Callable[[], Predictions]:

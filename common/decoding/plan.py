@@ -247,3 +247,15 @@ class Predictions(NamedTuple):
     @property
     def confidence_T(self) -> Float:
         return part(self.values_3T, 2)
+
+
+class Logprobs(NamedTuple):
+    """Log probabilities in a pass: of a token at each of F entries, and the C most probable tokens there, best first.
+
+    Of the pass's logits as they are, at any temperature; the mask token has a part only where it is counted
+    (`mask_probability`).
+    """
+
+    logprob_F: Float
+    top_token_FC: Int
+    top_logprob_FC: Float

@@ -6,11 +6,23 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from common.config import DecodeConfig
 
 FinishReason = Literal["eos", "stop", "length", "max_steps", "abort"]
+
+
+class TokenLogprob(NamedTuple):
+    """The log probability of a token in the pass that predicted it, and those of the most probable ones (token, log
+    probability), best first. Temperature, top_p and top_k have no part in it."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+    def cut(self, num_top: int) -> TokenLogprob:
+        """Return the same with so many alternatives at the most."""
+        return self if len(self.top) <= num_top else TokenLogprob(self.logprob, self.top[:num_top])
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +30,8 @@ class GenerationRequest:
     """A prompt to decode. `id` is unique in a run and, together with the seed, keys the request's random numbers.
 
     decode, seed: the request's own; None: the run's. noise_name: keys the random numbers in the id's place. max_tokens:
-    the answer is cut there, whatever its canvas holds.
+    the answer is cut there, whatever its canvas holds. num_logprobs: each token's log probability is wanted, and those
+    of so many alternatives; None: none is.
     """
 
     id: str
@@ -27,6 +40,7 @@ class GenerationRequest:
     seed: int | None = None
     noise_name: str | None = None
     max_tokens: int | None = None
+    num_logprobs: int | None = None
 
 
 class RequestQueue:
@@ -136,6 +150,9 @@ class Completion:
     num_rows: branches computed, of all steps together.
     num_forced_fills: tokens that passed no threshold, each the most confident of a block that had to fill one.
     first_step_s, total_s: seconds from admission to the end of the first step, and to the end.
+    step_map: of each of token_ids, the pass whose prediction it is, counted from 1. The tokens of a lookahead that won
+    were predicted by the pass before, and seen by the one that it won in.
+    logprobs: of each of token_ids, where they were asked for.
     """
 
     id: str
@@ -153,6 +170,8 @@ class Completion:
     window_per_step: tuple[int, ...] = field(default=())
     num_forced_fills: int = 0
     num_rows: int = 0
+    step_map: tuple[int, ...] = field(default=(), compare=False)
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @classmethod
     def of_nothing(cls, request: GenerationRequest, reason: FinishReason) -> Completion:
@@ -161,7 +180,13 @@ class Completion:
 
     def cut(self, max_tokens: int) -> Completion:
         """Return the completion cut to so many tokens, with finish reason `length`."""
-        return replace(self, token_ids=self.token_ids[:max_tokens], finish_reason="length")
+        return replace(
+            self,
+            token_ids=self.token_ids[:max_tokens],
+            step_map=self.step_map[:max_tokens],
+            logprobs=self.logprobs[:max_tokens],
+            finish_reason="length",
+        )
 
     @property
     def num_effective_tokens(self) -> int:
@@ -200,9 +225,10 @@ class RequestOutput:
     """What a step brought to a request.
 
     token_ids: tokens of the answer that became final in this step; those of all steps together are the answer.
-    result: how the request has ended; None while it goes on.
+    result: how the request has ended; None while it goes on. logprobs: of these tokens, where they were asked for.
     """
 
     id: str
     token_ids: tuple[int, ...]
     result: Completion | Rejection | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()

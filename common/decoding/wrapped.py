@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from common.config import DecodeConfig
-from common.decoding.engine import Engine, PassCosts, start_forward
-from common.decoding.plan import Int, Predictions, StepPlan
+from common.decoding.engine import Engine, GivesLogprobs, PassCosts, start_forward
+from common.decoding.plan import Int, Logprobs, Predictions, StepPlan
 
 
 class WrappedEngine:
@@ -40,6 +40,9 @@ class WrappedEngine:
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
         self.engine.commit(plan, winner_row_of_request)
+
+    def logprobs(self, plan: StepPlan, entry_F: Int, token_F: Int, num_top: int) -> Logprobs:
+        return cast(GivesLogprobs, self.engine).logprobs(plan, entry_F, token_F, num_top)
 
     def measure_passes(self, decode: DecodeConfig) -> PassCosts | None:
         return self.engine.measure_passes(decode)

@@ -25,12 +25,13 @@ import numpy.typing as npt
 import torch
 
 from common.config import DecodeConfig
-from common.decoding import Capacity, Int, PassCosts, PredictionOrder, Predictions, StepPlan
+from common.decoding import Capacity, Int, Logprobs, PassCosts, PredictionOrder, Predictions, StepPlan
 from common.errors import EngineError
 from common.model import Decoder
 from common.processes import close_mesh
 from common.runtime.collectives import Collectives
 from common.runtime.floors import Clock, measure_floors
+from common.runtime.logprobs import Shares, told_logprobs
 from common.runtime.paging import PagePool
 from common.runtime.reads import ReadBuffers, ReadsKey
 from common.runtime.times import PassTimes, Stopwatch
@@ -105,6 +106,7 @@ class DeviceEngine(ABC):
         self._capture, self._agree_on_head = capture, agree[1]
         self._details = details
         self._under_way: PredictionOrder | None = None
+        self._entries_of: Sequence[Int] = ()  # what each branch rank read in the last launch
         self._predicted_PM3 = np.zeros((0, 0, 3), dtype=np.float32)  # the last launch's, on the host
         self._has_failed = False
         self.layers = GraphRunner("layers", self._step_buffers, self._run_layers, capture, most[0], agree[0])
@@ -142,6 +144,25 @@ class DeviceEngine(ABC):
         except RuntimeError as error:
             raise self._failed(error) from error
 
+    @torch.no_grad()
+    def logprobs(self, plan: StepPlan, entry_F: Int, token_F: Int, num_top: int) -> Logprobs:
+        """As `common.decoding.GivesLogprobs`."""
+        assert self._under_way is None, "logprobs follow receive"
+        try:
+            shares = Shares(plan.num_tokens, self._entries_of, entry_F, self._bp_rank)
+            logits_MV = self._logits_of(plan, shares.place_M)
+            return told_logprobs(
+                shares, logits_MV, token_F, num_top, self.model.vocab_start, plan.sampling, self._collectives,
+                self._finished, self._wait,
+            )  # fmt: skip
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+    def _finished(self) -> DeviceEvent | None:
+        if self._done is not None:
+            self._done.record()
+        return self._done
+
     def run(self, plan: StepPlan) -> Predictions:
         """A pass before the first step: no step is counted, and the device's errors come as they are."""
         return self._receive(self._launch(plan))
@@ -157,11 +178,10 @@ class DeviceEngine(ABC):
         if is_captured:
             self._busy.start()  # the device begins once it has the whole graph
         self._times.mark(1)
-        entries_of, self._predicted_PM3 = self._launch_head(plan)
+        self._entries_of, self._predicted_PM3 = self._launch_head(plan)
         self._times.mark(2)
-        if self._done is not None:
-            self._done.record()
-        order = PredictionOrder(plan.num_tokens, entries_of, self._predicted_PM3.shape[1])
+        self._finished()
+        order = PredictionOrder(plan.num_tokens, self._entries_of, self._predicted_PM3.shape[1])
         self._prepare_commits(plan)
         return order
 
@@ -201,6 +221,12 @@ class DeviceEngine(ABC):
 
     @abstractmethod
     def _run_head(self, key: ReadsKey, buffers: Any) -> None: ...
+
+    @abstractmethod
+    def _logits_of(self, plan: StepPlan, place_M: Int) -> torch.Tensor:
+        """Logits [M, V] of this rank's shard of the vocabulary, as the pass of this
+        plan has predicted from. place_M: among the entries that this rank reads; of a rank that reads none the first
+        state that there is."""
 
     @abstractmethod
     def _prepare_commits(self, plan: StepPlan) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ranks import fork_ranks
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
 from common.platforms import build_engine
 from common.runtime import facts_of
+from tests.distributed.ranks import fork_ranks
 
 MODELS = Path(__file__).parents[1] / "golden_families"
 MASK = 511

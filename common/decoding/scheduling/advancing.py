@@ -9,6 +9,8 @@ Shapes: N requests in a step's order, T entries of all rows, M masks of a block,
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from common.compiled import compiled
@@ -62,7 +64,22 @@ def advance(
 @compiled
 def align_winner(tables: Tables, slot: int, values_3T: Float, fields_8R: Int, winner: int) -> int:
     """Write what the winner predicts for each position of its window; returns how many positions that has."""
-    return align_row(tables, request_of(tables, slot), values_3T, fields_8R, winner, tables.winner_3W)
+    request = request_of(tables, slot)
+    request.state.winner_first, request.state.winner_keys = fields_8R[0, winner], fields_8R[2, winner]
+    return align_row(tables, request, values_3T, fields_8R, winner, tables.winner_3W)
+
+
+@compiled
+def origin_of(tables: Tables, state: Any, position: int) -> tuple[int, int]:
+    """Return pass and entry that the winner's prediction for this position comes from, as `scoring.align_row` lays them
+    out."""
+    for place in range(state.num_shift_entries - 1, -1, -1):
+        if tables.shift_positions_B[state.slot, place] == position:
+            return state.num_forwards + 1, state.winner_first + state.winner_keys + place
+    column = position - state.window_start - state.shift
+    if column < 0:
+        return state.carry_step, state.carry_entry
+    return state.num_forwards + 1, state.winner_first + column
 
 
 @compiled
@@ -77,6 +94,7 @@ def adopt(tables: Tables, slot: int, winner: int) -> int:
     for place in range(own.num_fills):
         fill = tables.fills_KF[slot, branch, place]
         write_token(tables, request, fill.position, fill.token)
+        request.origin_P[fill.position].step, request.origin_P[fill.position].entry = fill.step, fill.entry
         block = state.num_blocks - 1
         while block_B[block].start > fill.position:
             block -= 1
@@ -92,7 +110,10 @@ def adopt(tables: Tables, slot: int, winner: int) -> int:
 
 @compiled
 def write_token(tables: Tables, request: Request, position: int, token: int) -> None:
+    """Write what the winner predicts at this position."""
     request.token_P[position], request.is_masked_P[position] = token, False
+    origin = request.origin_P[position]
+    origin.step, origin.entry = origin_of(tables, request.state, position)
     request.state.has_eos = request.state.has_eos or is_end(tables, request.state, token)
 
 
@@ -227,7 +248,7 @@ def write_edits(tables: Tables, slot: int, num_edits: int) -> None:
         return
     request = request_of(tables, slot)
     for place in range(num_edits):
-        request.token_P[tables.edits[place].position] = tables.edits[place].token
+        write_token(tables, request, tables.edits[place].position, tables.edits[place].token)
     request.state.has_eos = False
     for position in range(request.state.prompt_length, last_block(request).end):
         if not request.is_masked_P[position] and is_end(tables, request.state, request.token_P[position]):
@@ -244,6 +265,7 @@ def move_on(tables: Tables, slot: int, num_keys: int, has_changed: bool) -> int:
         column = state.next_start - state.window_start
         state.carry_token, state.carry_probability = tables.winner_3W[0, column], tables.winner_3W[1, column]
         state.carry_confidence = tables.winner_3W[2, column]
+        state.carry_step, state.carry_entry = origin_of(tables, state, state.next_start)
     if state.predicts_next:
         open_block(request)
         block = last_block(request)
@@ -317,6 +339,7 @@ def spawn(tables: Tables, slot: int, num_open: int, most: int) -> None:
         own.num_fills, own.origin, own.confidence = 1, settings.spawn_rule, tables.confidence_M[place]
         position = tables.position_M[place]
         fill.position, fill.token = position, int(tables.winner_3W[0, position - state.window_start])
+        fill.step, fill.entry = origin_of(tables, state, position)
     state.num_lookaheads = num_made
 
 

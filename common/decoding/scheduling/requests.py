@@ -8,11 +8,12 @@ import numpy as np
 
 from common.decoding.engine import Room
 from common.decoding.plan import CommitSpan, Float, Int, Predictions, Sampling, Score, StepPlan
-from common.decoding.request import Completion, FinishReason
+from common.decoding.request import Completion, FinishReason, TokenLogprob
 from common.decoding.scheduling import by_request
 from common.decoding.scheduling.advancing import IS_DONE, IS_OUT_OF_STEPS, advance
 from common.decoding.scheduling.changes import with_changes
 from common.decoding.scheduling.ending import find_end
+from common.decoding.scheduling.logprobs import Book, Tell, note
 from common.decoding.scheduling.planning import (
     begin_request,
     ends_of_answer,
@@ -22,7 +23,7 @@ from common.decoding.scheduling.planning import (
 )
 from common.decoding.scheduling.scoring import best_rows, select
 from common.decoding.scheduling.state import DecodingRequest, Observer
-from common.decoding.scheduling.tables import NOWHERE, Sizes, TableStore, positions_of
+from common.decoding.scheduling.tables import NOWHERE, ORIGIN, Sizes, TableStore, positions_of
 from common.policies import Draws
 
 _SPENT: dict[int, FinishReason | None] = {IS_DONE: "length", IS_OUT_OF_STEPS: "max_steps"}
@@ -45,6 +46,7 @@ class Requests:
         self._score_R = np.zeros(0)
         self._new: list[DecodingRequest] = []  # before their first step
         self._views: dict[int, by_request.StepView] = {}  # by place in the step
+        self._books: dict[str, Book] = {}  # by id, of requests that ask for log probabilities
 
     @property
     def active(self) -> list[DecodingRequest]:
@@ -79,6 +81,11 @@ class Requests:
         token_P, is_masked_P = positions_of(tables, slot)
         token_P[:length], token_P[length:] = decoding.request.prompt, self._mask_token_id
         is_masked_P[:length], is_masked_P[length:] = False, True
+        first = int(state["first_position"])
+        tables.origin_P[first : first + num_positions] = np.zeros((), ORIGIN)
+        request = decoding.request
+        if request.num_logprobs is not None:
+            self._books[request.id] = Book(slot, request.num_logprobs, {})
         begin_request(tables, slot, decoding.num_reused)
         self._decoding[slot] = decoding
         self._new.append(decoding)
@@ -162,8 +169,9 @@ class Requests:
         """Return C(B) of the rows of the step planned last, once winners are selected."""
         return self._score_R
 
-    def advance(self, winner_N: Int, now: float) -> list[tuple[DecodingRequest, Completion]]:
-        """Bring all requests to their next step. Returns those that have ended."""
+    def advance(self, winner_N: Int, now: float, tell: Tell | None = None) -> list[tuple[DecodingRequest, Completion]]:
+        """Bring all requests to their next step. Returns those that have ended. tell: of requests that ask for log
+        probabilities."""
         order_N, views = self._order_N, self._views
         ended_N, places_N = np.empty(len(order_N), np.int64), self._places_N
         if views:
@@ -172,6 +180,9 @@ class Requests:
         for place, view in views.items():
             ended_N[place] = self._advance_by_hand(view, int(winner_N[place]))
             num_ended += 1
+        if self._books:
+            assert tell is not None, "requests that ask are admitted where the engine tells"
+            note([*self._books.values()], self._store.loops, tell)
         for decoding in self._new:
             decoding.first_step_s = now - decoding.admitted_at
         self._new.clear()
@@ -197,6 +208,15 @@ class Requests:
         for slot, begin, count in zip(slot_X.tolist(), begin_X.tolist(), count_X.tolist(), strict=True):
             found.append((self._decoding[slot].request.id, tuple(tables.token_P[begin : begin + count].tolist())))
         return found
+
+    def logprobs(self, request_id: str, begin: int, end: int) -> tuple[TokenLogprob, ...]:
+        """Return the log probabilities of tokens [begin, end) of an answer; () where none are asked for."""
+        book = self._books.get(request_id)
+        if book is None:
+            return ()
+        tables = self._store.loops
+        prompt_length = int(tables.states[book.slot]["prompt_length"])
+        return book.of(tables, prompt_length + begin, prompt_length + end)
 
     def _advance_by_hand(self, view: by_request.StepView, winner: int) -> int:
         first = int(self._store.loops.states[view.decoding.slot]["first_row"])
@@ -246,6 +266,8 @@ class Requests:
         num_kept, reason = find_end(decoding, token_C, is_masked_C, num_final, spent, reason)
         if reason is None:
             return None
+        first = int(state["first_position"]) + decoding.prompt_length
+        step_map = tables.origin_P[first : first + num_kept]["step"].tolist()
         first = int(state["first_step"])
         steps = tables.step_B[first : first + int(state["num_forwards"])]
         return Completion(
@@ -264,6 +286,8 @@ class Requests:
             window_per_step=tuple(steps["window"].tolist()),
             num_forced_fills=int(state["num_forced"]),
             num_rows=int(steps["rows"].sum()),
+            step_map=tuple(step_map),
+            logprobs=self.logprobs(decoding.request.id, 0, num_kept),
         )
 
     def _remove(self, decoding: DecodingRequest) -> None:
@@ -271,6 +295,7 @@ class Requests:
         if decoding in self._new:
             self._new.remove(decoding)
         self._store.drop(decoding.slot)
+        self._books.pop(decoding.request.id, None)
         self._count(decoding, -1)
 
     def _count(self, decoding: DecodingRequest, change: int) -> None:

@@ -16,8 +16,9 @@ import numpy as np
 from common.config import DecodeConfig
 from common.decoding.engine import PassCosts, Room
 from common.decoding.plan import Int, Predictions, Sampling, StepPlan
-from common.decoding.request import Completion, GenerationRequest, Rejection
+from common.decoding.request import Completion, GenerationRequest, Rejection, TokenLogprob
 from common.decoding.scheduling.budget import BranchBudget
+from common.decoding.scheduling.logprobs import Tell
 from common.decoding.scheduling.requests import Requests
 from common.decoding.scheduling.rules import DREAM, ModelFacts, Rules, StopFinder, no_stop_strings
 from common.decoding.scheduling.state import DecodingRequest, Observer, StepRecord
@@ -169,16 +170,21 @@ class Scheduler:
                 self._budget.learn(self._plan, predictions, self._requests.scores())
         return winners
 
-    def advance(self, winner_row_of_request: Int) -> list[Completion | Rejection]:
+    def advance(self, winner_row_of_request: Int, tell: Tell | None = None) -> list[Completion | Rejection]:
         """Turn every winner into the next anchor with its lookaheads. Returns the requests that have ended, and frees
-        their slots."""
-        ended = [self._freed(*ended) for ended in self._requests.advance(winner_row_of_request, self._clock())]
+        their slots. tell: gives the log probabilities of requests that ask for them."""
+        ended = [self._freed(*ended) for ended in self._requests.advance(winner_row_of_request, self._clock(), tell)]
         failed = [self.drop(request_id) for request_id in [*self._failures]]
         return [*ended, *(result for result in failed if result is not None)]
 
     def newly_final(self) -> list[tuple[str, tuple[int, ...]]]:
         """Return, by id of requests that go on, tokens that can no longer change and that no earlier call returned."""
         return self._requests.newly_final()
+
+    def logprobs(self, request_id: str, begin: int, end: int) -> tuple[TokenLogprob, ...]:
+        """Return the log probabilities of tokens [begin, end) of an answer that goes on; () where none are asked
+        for."""
+        return self._requests.logprobs(request_id, begin, end)
 
     def _rules_of(self, request: GenerationRequest) -> Rules:
         decode = self.decode_of(request)

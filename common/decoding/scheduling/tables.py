@@ -35,7 +35,13 @@ SPAN = np.dtype(  # positions that a step may fill: a block, a part of one, or (
     ],
     align=True,
 )  # fmt: skip
-FILL = np.dtype([("position", np.int32), ("token", np.int32)], align=True)
+ORIGIN = np.dtype(  # of a token: the pass that predicted it, counted from 1 (0: none did), and the entry in that pass
+    [("step", np.int32), ("entry", np.int32)], align=True
+)
+FILL = np.dtype(
+    [("position", np.int32), ("token", np.int32), ("step", np.int32), ("entry", np.int32)],  # the latter its origin
+    align=True,
+)
 BRANCH = np.dtype(
     [
         # A lookahead is the anchor and these fills, the anchor, after the lookaheads, has none.
@@ -71,6 +77,7 @@ STATE = np.dtype(
         ("has_block_cache", np.bool_),  # fast_dllm_v2, dual: keys of the block's other parts are there
         # What is predicted for the first position after the cache, kept from the step that committed the one before.
         ("carry_token", np.float32), ("carry_probability", np.float32), ("carry_confidence", np.float32),
+        ("carry_step", np.int32), ("carry_entry", np.int32),  # its origin
         # The step under way: positions [window_start, window_end) beside cached keys up to window_cached.
         ("window_start", np.int32), ("window_end", np.int32), ("window_cached", np.int32),
         ("commit_length", np.int32),  # the first so many become final
@@ -78,6 +85,7 @@ STATE = np.dtype(
         ("predicts_next", np.bool_),  # the position after the window too, which begins the next block
         ("is_tentative", np.bool_),  # what is committed differs by branch, and is written over later
         ("widest_end", np.int32),  # of a row that opens a block
+        ("winner_first", np.int32), ("winner_keys", np.int32),  # the winner's entries
         ("num_shift_entries", np.int32), ("first_row", np.int32), ("num_rows", np.int32), ("num_entries", np.int32),
     ],
     align=True,
@@ -87,8 +95,9 @@ STATE = np.dtype(
 class Tables(NamedTuple):
     """What the loops are given. Rows are slots, unless the first index is said to be into `Rooms` or scratch.
 
-    token_P, is_masked_P, draw_P (Rooms): the prompt, the anchor's tokens and masks, by position; random numbers of
-        rules that draw. block_B, step_B (Rooms): blocks, and what each step did.
+    token_P, is_masked_P, origin_P, draw_P (Rooms): the prompt, the anchor's tokens, masks, and where tokens come from,
+        by position; random numbers of rules that draw. A token that moves takes its origin along, and with it what is
+        kept by origin. block_B, step_B (Rooms): blocks, and what each step did.
     ends_E: end tokens. shift_positions_B: positions that a shift entry predicts.
     spans, edits, winner_3W ... (scratch): of the request that is looked at. winner_3W, aligned_3W: what the winner, and
         another row, predict for each position of the window.
@@ -103,6 +112,7 @@ class Tables(NamedTuple):
     shift_positions_B: Int
     token_P: Int
     is_masked_P: Bool
+    origin_P: Records
     draw_P: Score
     block_B: Records
     step_B: Records
@@ -130,6 +140,7 @@ class Request(NamedTuple):
     settings: Any
     token_P: Any
     is_masked_P: Any
+    origin_P: Any
     block_B: Any
 
 
@@ -143,6 +154,7 @@ def request_of(tables: Tables, slot: int) -> Request:
         tables.settings[slot],
         tables.token_P[first:end],
         tables.is_masked_P[first:end],
+        tables.origin_P[first:end],
         tables.block_B[state.first_block : state.first_block + state.room_blocks],
     )
 
@@ -278,7 +290,12 @@ class TableStore:
 
     def __init__(self, num_slots: int) -> None:
         self.positions = Rooms(
-            {"token_P": np.dtype(np.int64), "is_masked_P": np.dtype(np.bool_), "draw_P": np.dtype(np.float64)},
+            {
+                "token_P": np.dtype(np.int64),
+                "is_masked_P": np.dtype(np.bool_),
+                "origin_P": ORIGIN,
+                "draw_P": np.dtype(np.float64),
+            },
             num_slots,
         )
         self.blocks = Rooms({"block_B": BLOCK}, num_slots)

@@ -1,0 +1,45 @@
+"""Log probabilities of tokens: those of the pass that predicted each, whatever the strategy, and no text changes."""
+
+from __future__ import annotations
+
+from math import exp
+
+import pytest
+
+from common.config import DeviceProfile
+from tests.telling import FAMILIES, Decoded, Recomputing, probability_and_pass
+
+SLOW = pytest.mark.slow
+SOME = [(3, 0.8), *(pytest.param(k, t, marks=SLOW) for k in (0, 3, 7) for t in (0.0, 0.8) if (k, t) != (3, 0.8))]
+
+
+@pytest.mark.parametrize(("k", "temperature"), SOME)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_is_that_of_the_pass_that_predicted_the_token(
+    cpu: DeviceProfile, name: str, k: int, temperature: float
+) -> None:
+    plain = Decoded(cpu, name, k, temperature, num_logprobs=None)
+    asked = Decoded(cpu, name, k, temperature, engine=Recomputing(plain.engine))
+    watched = Decoded(cpu, name, k, temperature, is_watched=True, engine=plain.engine)
+    assert asked.tokens == plain.tokens == watched.tokens, "no token depends on who asks"
+    assert asked.engine.num_asked > 0 and asked.engine.furthest < 1e-4
+    for id, done in asked.completions.items():
+        assert len(done.logprobs) == len(done.step_map) == len(done.token_ids)
+        assert plain.completions[id].logprobs == () and plain.completions[id].step_map == done.step_map
+        by_hand = watched.completions[id]
+        assert [one.logprob for one in by_hand.logprobs] == pytest.approx([one.logprob for one in done.logprobs])
+        recorded = probability_and_pass(done, watched.records[id])
+        assert len(recorded) >= 0.9 * len(done.token_ids)
+        for place, (probability, step, is_of_pass) in recorded.items():
+            if place < len(done.token_ids):
+                assert exp(done.logprobs[place].logprob) == pytest.approx(probability, rel=1e-4, abs=1e-6)
+                assert done.step_map[place] == step if is_of_pass else done.step_map[place] <= step
+        assert all(len(one.top) == 2 and one.top[0][1] >= one.top[1][1] for one in done.logprobs)
+        if not temperature:
+            assert [one.top[0][0] for one in done.logprobs] == list(done.token_ids)
+
+
+def test_who_does_not_ask_has_no_head_twice(cpu: DeviceProfile) -> None:
+    engine = Recomputing(Decoded(cpu, "sdar fused", 0, 0.0, num_logprobs=None).engine)
+    Decoded(cpu, "sdar fused", 3, 0.8, num_logprobs=None, engine=engine)
+    assert engine.num_asked == 0
