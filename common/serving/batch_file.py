@@ -17,6 +17,7 @@ from common.serving.http.errors import ApiError
 from common.serving.http.explain import checked, refusing
 from common.serving.http.fields import ChatFields, CompletionFields, Sampling
 from common.serving.http.orders import Order, OrderBook, Orders
+from common.serving.http.responses.logprobs import ToldText
 from common.serving.http.responses.whole import Finished, whole_body
 from common.serving.messages import Ended
 from common.serving.served import check_model, model_names
@@ -137,8 +138,8 @@ class _Door:
         ]
         has_echo = isinstance(call.fields, CompletionFields) and call.fields.echo
         body = whole_body(
-            call.orders, call.fields, finished, model=call.fields.model or self._names[0], created=int(time.time()),
-            is_chat=isinstance(call.fields, ChatFields),
+            call.orders, call.fields, finished, self._strings, model=call.fields.model or self._names[0],
+            created=int(time.time()), is_chat=isinstance(call.fields, ChatFields),
             echoes=[self._echo(order) for order in call.orders.orders] if has_echo else (),
         )  # fmt: skip
         return answered(call.line.id, body, _counts(completions))
@@ -156,8 +157,9 @@ class _Door:
             ]
 
     def _finished(self, order: Order, fields: Sampling, completion: Completion) -> Finished:
-        text = AnswerText(self._generator.tokenizer, order.decode, includes_stop=fields.include_stop_str_in_output)
-        written = text.end(completion.token_ids)
+        tokenizer, includes_stop = self._generator.tokenizer, fields.include_stop_str_in_output
+        text = ToldText(AnswerText(tokenizer, order.decode, includes_stop=includes_stop))
+        written, told = text.end(completion.token_ids, completion.logprobs)
         ended = Ended(
             completion.id,
             completion.token_ids,
@@ -167,7 +169,10 @@ class _Door:
             num_lookahead_wins=completion.num_lookahead_wins,
             num_forced_fills=completion.num_forced_fills,
         )
-        return Finished(written, completion.token_ids, ended, text.stopped_by)
+        return Finished(written, completion.token_ids, ended, text.stopped_by, told)
+
+    def _strings(self, token_ids: Sequence[int]) -> list[str]:
+        return [self._generator.tokenizer.decode([token], False) for token in token_ids]
 
     def _echo(self, order: Order) -> str:
         return self._generator.tokenizer.decode(order.request.prompt, order.decode.skip_special_tokens)

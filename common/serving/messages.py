@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.config import DecodeConfig, RunConfig
-from common.decoding import GenerationRequest, StepRecord
+from common.decoding import GenerationRequest, StepRecord, TokenLogprob
 
 if TYPE_CHECKING:
     from common.generate import Generator
@@ -94,10 +94,11 @@ class Rejected(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What became final in a pass."""
+    """What became final in a pass. logprobs: of each token, where they were asked for."""
 
     id: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Passed(NamedTuple):
@@ -107,7 +108,8 @@ class Passed(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """token_ids: those that no `Tokens` has told of. The counts are of the whole request, as in `Completion`.
+    """token_ids, logprobs: those that no `Tokens` has told of. The counts and step_map are of the whole request, as in
+    `Completion`.
 
     queue_s, prefill_s, total_s: seconds of waiting, from then to the end of the first pass, and from then to the end.
     """
@@ -123,6 +125,8 @@ class Ended(NamedTuple):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     total_s: float = 0.0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    step_map: tuple[int, ...] = ()
 
 
 class Failed(NamedTuple):

@@ -1,10 +1,11 @@
 """What tokens read as, and what a conversation is: one meaning for batch runs, the server, lm-eval and Python."""
 
 from common.text.answers import AnswerText, answer_of, answer_text, before_stop, stop_finder
-from common.text.growing import Writing, writing_of
+from common.text.growing import BROKEN, Writing, writing_of
 from common.text.messages import MOST_MESSAGES, conversation, why_no_conversation, why_no_variables
 
 __all__ = [
+    "BROKEN",
     "MOST_MESSAGES",
     "AnswerText",
     "Writing",

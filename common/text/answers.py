@@ -71,6 +71,11 @@ class AnswerText:
         self._spelled = _spelled(tokenizer, decode.stop, self._mark_of)
         self._held = ""  # sure, and may begin a stop string; with marks
 
+    @property
+    def num_held(self) -> int:
+        """Characters that are sure and wait, since a stop string may begin with them."""
+        return len(_shown(self._held))
+
     def add(self, ids: Sequence[int]) -> str:
         """Return the text that these tokens make sure, often less than theirs. After the stop nothing counts."""
         if self.stopped_by is not None:

@@ -45,7 +45,7 @@ class RequestLoop:
     is_over: bool = False
     _served: dict[str, _Served] = field(default_factory=dict)
     _watched: set[str] = field(default_factory=set)
-    _untold: dict[str, tuple[int, ...]] = field(default_factory=dict)  # final tokens
+    _untold: dict[str, Tokens] = field(default_factory=dict)
     _answers: list[Any] = field(default_factory=list)
     _counted_at: float = 0.0
     _was_idle: bool = False
@@ -111,20 +111,23 @@ class RequestLoop:
             self.core.abort(request_id)
 
     def _flush(self) -> None:
-        self._answers += [Tokens(*item) for item in self._untold.items()]
+        self._answers += self._untold.values()
         self._untold.clear()
 
     def _tell(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             served = self._served[output.id]
             served.num_final += len(output.token_ids)
-            token_ids = self._untold.pop(output.id, ()) + output.token_ids
+            untold = self._untold.pop(output.id, None)
+            told = Tokens(output.id, output.token_ids, output.logprobs)
+            if untold is not None:
+                told = Tokens(output.id, untold.token_ids + told.token_ids, untold.logprobs + told.logprobs)
             if output.result is not None:
-                self._tell_end(output, served, token_ids)
-            elif token_ids and not served.is_lost:
-                self._untold[output.id] = token_ids
+                self._tell_end(output, served, told)
+            elif told.token_ids and not served.is_lost:
+                self._untold[output.id] = told
 
-    def _tell_end(self, output: RequestOutput, served: _Served, token_ids: tuple[int, ...]) -> None:
+    def _tell_end(self, output: RequestOutput, served: _Served, last: Tokens) -> None:
         del self._served[output.id]
         self._unwatch(output.id)
         result = output.result
@@ -141,7 +144,7 @@ class RequestLoop:
         self._answers.append(
             Ended(
                 id=output.id,
-                token_ids=token_ids,
+                token_ids=last.token_ids,
                 finish_reason=result.finish_reason,
                 num_tokens=served.num_final,
                 num_forwards=result.num_forwards,
@@ -151,6 +154,8 @@ class RequestLoop:
                 queue_s=max(0.0, time.perf_counter() - served.added_at - result.total_s),
                 prefill_s=result.first_step_s,
                 total_s=result.total_s,
+                logprobs=last.logprobs,
+                step_map=result.step_map,
             )
         )
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
@@ -35,13 +36,22 @@ def _is_request_id(value: str) -> str:
     return value
 
 
+def _none_for_false(value: Any) -> Any:
+    return None if value is False else value
+
+
 RequestId = Annotated[StrictStr, AfterValidator(_is_request_id)]
+_NumTop = Annotated[int, Field(strict=True, ge=0, le=20)]  # alternatives beside a token's own log probability
 _MOST_KEYS = 256  # of one object
 _MOST_LOGGED = 200  # unknown names
 _logged: set[str] = set()
 
 _IN_ANY_ORDER = "positions are filled in any order, so no text before a token could be counted"
-_NO_LIKELIHOOD = "a diffusion model gives no left-to-right likelihood of a token"
+_BY_ROUTE = (
+    "/v1/completions takes the number as logprobs, chats take logprobs and top_logprobs, /generate return_logprob and "
+    "top_logprobs_num: ask by these, and"
+)
+NO_PROMPT_LOGPROBS = "a prompt's tokens are given, not predicted, so no pass says how probable they are:"
 _LOGITS = "a request cannot change logits, which stay on the device"
 _NO_GRAMMAR = "answers are not held to a format: describe it in the prompt, check the answer, and"
 _NO_TOOLS = (
@@ -58,9 +68,10 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "min_p": ((0,), "tokens are drawn by top_p and top_k only: set these, and"),
     "min_tokens": ((0,), "an end token may be filled before those in front of it; set ignore_eos and max_tokens, and"),
     "best_of": ((1,), "answers are not ranked, for want of a likelihood: set n, and"),
-    "logprobs": ((False,), f"{_NO_LIKELIHOOD}:"),
-    "top_logprobs": ((0,), f"{_NO_LIKELIHOOD}:"),
-    "prompt_logprobs": ((False,), f"{_NO_LIKELIHOOD}:"),
+    "logprobs": ((False,), _BY_ROUTE),
+    "top_logprobs": ((0,), _BY_ROUTE),
+    "prompt_logprobs": ((False,), NO_PROMPT_LOGPROBS),
+    "logprob_start_len": ((-1,), NO_PROMPT_LOGPROBS),
     "logit_bias": (({},), f"{_LOGITS}:"),
     "bad_words": (([],), f"{_LOGITS}:"),
     "allowed_token_ids": (([],), f"{_LOGITS}:"),
@@ -171,6 +182,11 @@ class Sampling(AnswerFields, Fields):
         return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
 
     @property
+    def num_logprobs(self) -> int | None:
+        """As in GenerationRequest; the routes name it differently."""
+        return None
+
+    @property
     def wishes(self) -> Wishes:
         """What the answer is to be, in the terms of every door."""
         wishes = Wishes.of(self, self.diffusion, self.seed)
@@ -180,6 +196,17 @@ class Sampling(AnswerFields, Fields):
 class CompletionFields(Sampling):
     prompt: StrictStr | TokenIds | Annotated[list[StrictStr], FIRST_ERROR] | Annotated[list[TokenIds], FIRST_ERROR]
     echo: StrictBool = False
+    logprobs: Annotated[_NumTop | None, BeforeValidator(_none_for_false)] = None
+
+    @model_validator(mode="after")
+    def _echoes_no_logprobs(self) -> CompletionFields:
+        if self.echo and self.logprobs is not None:
+            raise ValueError(f"logprobs: with echo they are refused, as {NO_PROMPT_LOGPROBS} remove one of the two")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -226,14 +253,62 @@ class _OnePrompt(BaseModel):
 class ChatFields(Sampling):
     messages: Messages
     chat_template_kwargs: Variables = {}
+    logprobs: StrictBool = False
+    top_logprobs: _NumTop = 0
+
+    @model_validator(mode="after")
+    def _asks_for_logprobs_first(self) -> ChatFields:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs: only with logprobs true; set that too")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
 
 
 class GenerateFields(_OnePrompt, Sampling):
-    """prompt: one. stream_mode: also `denoise`, an event a pass."""
+    """prompt: one. stream_mode: also `denoise`, an event a pass.
+
+    input_ids, sampling_params, return_logprob, top_logprobs_num: SGLang's names, for rollouts. The first stands for
+    prompt, the second holds fields of this body, of which max_new_tokens stands for max_tokens.
+    """
 
     prompt: StrictStr | TokenIds | None = None
     n: Literal[1] = 1
     stream_mode: Literal["prefix", "block", "denoise"] | None = None
+    input_ids: TokenIds | None = None
+    sampling_params: dict[str, Any] | None = None
+    return_logprob: StrictBool = False
+    top_logprobs_num: _NumTop = 0
+    return_step_map: StrictBool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_other_names(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        given = {key: item for key, item in value.items() if item is not None}
+        own = given.get("sampling_params", {})
+        if isinstance(own, dict):
+            _add(given, {("max_tokens" if key == "max_new_tokens" else key): item for key, item in own.items()})
+        _add(given, {"prompt": given["input_ids"]} if "input_ids" in given else {})
+        return given
+
+    @model_validator(mode="after")
+    def _asks_for_logprobs_first(self) -> GenerateFields:
+        if self.top_logprobs_num and not self.return_logprob:
+            raise ValueError("top_logprobs_num: only with return_logprob true; set that too")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs_num if self.return_logprob else None
+
+    @property
+    def is_rollout(self) -> bool:
+        """Whether the client speaks as SGLang's do."""
+        return self.return_logprob or self.input_ids is not None or self.sampling_params is not None
 
 
 class TokenizeFields(_OnePrompt, Fields):
@@ -252,6 +327,14 @@ class AbortFields(Fields):
     request_id: Name | None = None
     rid: Name | None = None
     abort_all: StrictBool = False
+
+
+def _add(given: dict[str, Any], more: dict[str, Any]) -> None:
+    """Add fields that another name stands for. Raises ValueError for one that is there."""
+    for name, value in more.items():
+        if name in given:
+            raise ValueError(f"{name}: it is given twice, once by another name; send one of the two")
+        given[name] = value
 
 
 def _shown(value: Any) -> str:

@@ -82,7 +82,7 @@ class OrderBook:
             for copy in range(fields.n):
                 index = place * fields.n + copy
                 seed = (self._run.seed if fields.seed is None else fields.seed) + copy
-                request = replace(first, id=f"{call_id}-{index}", seed=seed)
+                request = replace(first, id=f"{call_id}-{index}", seed=seed, num_logprobs=fields.num_logprobs)
                 orders.append(Order(index, place, request, decode))
         return Orders(call_id, tuple(orders))
 

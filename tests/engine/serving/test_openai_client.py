@@ -88,6 +88,82 @@ def test_a_stop_string_is_cut_off_in_streams_too(client: OpenAI, mode: str) -> N
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "stop"
 
 
+def test_log_probabilities_of_a_completion_are_the_same_in_pieces(client: OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "prompt": QUESTION.format(12) + "\n",
+        "max_tokens": 64,
+    }
+    plain = client.completions.create(**asked).choices[0]
+    whole = client.completions.create(**asked, logprobs=3).choices[0]
+    pieces = [chunk.choices[0] for chunk in client.completions.create(**asked, logprobs=3, stream=True)]
+    assert whole.text == plain.text == "".join(piece.text for piece in pieces) and plain.logprobs is None
+    found = whole.logprobs
+    assert found is not None and found.tokens and found.token_logprobs and found.text_offset and found.top_logprobs
+    assert "".join(found.tokens).startswith(whole.text), "the end's token is there too"
+    for text, offset in zip(found.tokens, found.text_offset, strict=True):
+        assert whole.text[offset:].startswith(text) or offset + len(text) > len(whole.text)
+    for own, top, text in zip(found.token_logprobs, found.top_logprobs, found.tokens, strict=True):
+        assert len(top) == 3 and own == max(top.values()) == top[text] <= 0, "the most probable one is drawn"
+    told = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+    assert len(told) > 1
+    for name in ("tokens", "text_offset"):
+        assert [item for one in told for item in getattr(one, name)] == getattr(found, name)
+    streamed = [item for one in told for item in one.token_logprobs or []]
+    assert streamed == pytest.approx(found.token_logprobs, abs=1e-4)
+    given = ""
+    for piece in pieces:
+        given += piece.text
+        for offset in (piece.logprobs.text_offset or []) if piece.logprobs and piece.finish_reason is None else []:
+            assert offset < len(given), "a token came in front of its text"
+
+
+def test_log_probabilities_of_a_chat_are_the_same_in_pieces(client: OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "demo", "messages": [{"role": "user", "content": QUESTION.format(12)}], "max_completion_tokens": 64,
+        "temperature": 0.7, "seed": 5,
+    }  # fmt: skip
+    plain = client.chat.completions.create(**asked).choices[0]
+    whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2).choices[0]
+    chunks = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2, stream=True)
+    pieces = [chunk.choices[0] for chunk in chunks]
+    assert whole.message.content == plain.message.content == "".join(piece.delta.content or "" for piece in pieces)
+    assert whole.logprobs is not None and whole.logprobs.content and plain.logprobs is None
+    told = [one for piece in pieces if piece.logprobs for one in piece.logprobs.content or []]
+    assert [one.token for one in told] == [one.token for one in whole.logprobs.content]
+    for one, again in zip(told, whole.logprobs.content, strict=True):
+        assert one.bytes == again.bytes == list(one.token.encode()) and len(one.top_logprobs) == 2
+        assert one.logprob == pytest.approx(again.logprob, abs=1e-4)
+        assert all(one.logprob <= best.logprob + 1e-4 for best in one.top_logprobs[:1])
+
+
+def test_a_rollout_has_ids_log_probabilities_and_passes(client: OpenAI, served: Served) -> None:
+    ids = load_tokenizer(ROOT / "models" / "demo").encode(QUESTION.format(12) + "\n")
+    sampling = {"max_new_tokens": 48, "temperature": 0.7, "ignore_eos": True, "top_k": -1}
+    fields = {"input_ids": ids, "sampling_params": sampling, "seed": 3, "return_logprob": True, "return_step_map": True}
+
+    def ask(**more: Any) -> str:
+        body = json.dumps({**fields, "top_logprobs_num": 1, **more}).encode()
+        status, text = served.send("POST", "/generate", body, Authorization="Bearer first")
+        assert status == 200, text
+        return text
+
+    whole, events = json.loads(ask()), events_of(ask(stream=True))
+    counts = whole["meta_info"]
+    assert len(whole["output_ids"]) == len(whole["step_map"]) == counts["completion_tokens"] == 48
+    assert counts["prompt_tokens"] == len(ids) and counts["finish_reason"] == {"type": "length"}
+    triples = counts["output_token_logprobs"]
+    assert [token for _, token, _ in triples] == whole["output_ids"] and all(own <= 0 for own, _, _ in triples)
+    assert all(
+        best[0][0] >= own - 1e-4 for best, (own, _, _) in zip(counts["output_top_logprobs"], triples, strict=True)
+    )
+    assert min(whole["step_map"]) == 1 and max(whole["step_map"]) <= whole["diffusion"]["forwards"]
+    *pieces, last, _ = events
+    told = [triple for event in pieces for triple in event["output_token_logprobs"]]
+    assert [token for _, token, _ in told] == whole["output_ids"][: len(told)] and len(pieces) > 1
+    assert last["step_map"] == whole["step_map"] and last["output_ids"] == whole["output_ids"]
+
+
 def test_errors_come_by_class(client: OpenAI, served: Served) -> None:
     with pytest.raises(openai.NotFoundError, match="not served here"):
         client.completions.create(model="other", prompt="a")
@@ -96,7 +172,7 @@ def test_errors_come_by_class(client: OpenAI, served: Served) -> None:
     with pytest.raises(openai.BadRequestError, match="context of 512") as refused:
         client.completions.create(model="demo", prompt="a " * 30, max_tokens=500)
     assert refused.value.param == "max_tokens"
-    for name, value in (("presence_penalty", 0.5), ("logprobs", 1), ("suffix", "x"), ("logit_bias", {"1": 5})):
+    for name, value in (("presence_penalty", 0.5), ("best_of", 2), ("suffix", "x"), ("logit_bias", {"1": 5})):
         with pytest.raises(openai.BadRequestError) as refused:
             client.completions.create(model="demo", prompt="a", **{name: value})
         assert refused.value.param == name

@@ -266,7 +266,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "presence_penalty": (0.5, "any order"), "frequency_penalty": (1, "any order"),
     "repetition_penalty": (2, "any order"), "length_penalty": (2, "beam"), "use_beam_search": (True, "beam"),
     "min_p": (0.1, "top_p and top_k"), "min_tokens": (5, "set ignore_eos"), "best_of": (3, "set n"),
-    "logprobs": (3, "likelihood"), "top_logprobs": (3, "likelihood"), "prompt_logprobs": (1, "likelihood"),
+    "top_logprobs": (3, "as logprobs"), "prompt_logprobs": (1, "given, not predicted"),
     "logit_bias": ({"5": 1}, "logits"), "bad_words": (["a"], "logits"), "allowed_token_ids": ([1], "logits"),
     "suffix": ("a", "into the prompt"), "response_format": ({"type": "json_object"}, "not held to a format"),
     "guided_json": ({}, "not held to a format"), "guided_whitespace_pattern": ("a", "not held to a format"),

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fastapi import Request
 
+from common.decoding import TokenLogprob
 from common.serving.http.engines.client import EngineClient
 from common.serving.http.engines.replica import Answer
 from common.serving.http.errors import ApiError
 from common.serving.http.fields import Sampling
 from common.serving.http.metrics import Metrics
 from common.serving.http.orders import Order, Orders
+from common.serving.http.responses.logprobs import Told, ToldText
 from common.serving.http.responses.whole import Finished, finish_reason
 from common.serving.messages import Ended, Passed
 from common.tables import counted
@@ -32,20 +34,23 @@ ResultT = TypeVar("ResultT")
 
 class Piece(NamedTuple):
     """What a pass, or several, added to an answer. passed: of a watched request. ended, stop_reason: in the last piece,
-    the latter the stop string or the stop token that ended it."""
+    the latter the stop string or the stop token that ended it. told: of the tokens that the text holds, which may be
+    others than token_ids; empty where no log probabilities are asked for."""
 
     text: str
     token_ids: tuple[int, ...]
     passed: Passed | None = None
     ended: Ended | None = None
     stop_reason: str | int | None = None
+    told: tuple[Told, ...] = ()
 
 
 def _joined(pieces: Sequence[Piece]) -> Finished:
     ended, stop_reason = pieces[-1].ended, pieces[-1].stop_reason
     assert ended is not None, "the last piece has it"
     token_ids = tuple(token for piece in pieces for token in piece.token_ids)
-    return Finished("".join(piece.text for piece in pieces), token_ids, ended, stop_reason)
+    told = tuple(one for piece in pieces for one in piece.told)
+    return Finished("".join(piece.text for piece in pieces), token_ids, ended, stop_reason, told)
 
 
 @dataclass(slots=True)
@@ -64,8 +69,10 @@ class Call:
     async def pieces(self, answer: Answer) -> AsyncIterator[Piece]:
         """Yield the answer in pieces. Raises ApiError where the engine fails."""
         order = answer.order
-        text = self.prompts.answer_text(order.decode, includes_stop=self.fields.include_stop_str_in_output)
+        includes_stop = self.fields.include_stop_str_in_output
+        text = ToldText(self.prompts.answer_text(order.decode, includes_stop=includes_stop))
         pending: tuple[int, ...] = ()  # final, but of a block that is not
+        logprobs: tuple[TokenLogprob, ...] = ()  # theirs
         num_given = 0
         first_at: float | None = None
         async for part in answer.parts():
@@ -76,19 +83,21 @@ class Call:
                 first_at = time.monotonic()
                 self.metrics.first_token(answer, first_at - answer.added_at)
             self.metrics.tokens(answer, len(part.token_ids))
-            pending += part.token_ids
+            pending, logprobs = pending + part.token_ids, logprobs + part.logprobs
             if isinstance(part, Ended):
-                last = text.end(pending)
+                last, told = text.end(pending, logprobs)
                 if text.stopped_by is not None:  # where the answer is cut at max_tokens, only its text tells
                     part = part._replace(finish_reason="stop")
                 self._log(answer, part, first_at)
-                yield Piece(last, pending, ended=part, stop_reason=text.stopped_by)
+                yield Piece(last, pending, ended=part, stop_reason=text.stopped_by, told=told)
                 return
             whole = self._num_whole(order, num_given + len(pending)) - num_given
             ready, pending = pending[:whole], pending[whole:]
             num_given += whole
             if ready:
-                yield Piece(text.add(ready), ready)
+                new, told = text.add(ready, logprobs[:whole])
+                logprobs = logprobs[whole:]
+                yield Piece(new, ready, told=told)
 
     def _num_whole(self, order: Order, num_final: int) -> int:
         """Return how many tokens can be sent once so many are final."""

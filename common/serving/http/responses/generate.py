@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from common.serving.events import DenoiseEvents
+from common.serving.http.fields import GenerateFields
 from common.serving.http.responses.calls import Call
+from common.serving.http.responses.logprobs import Told, of_rollout
 from common.serving.http.responses.sse import DONE, event
 from common.serving.http.responses.whole import Finished, finish_reason, pass_counts, usage
 
@@ -31,10 +33,11 @@ class GenerateCall:
         drawn = DenoiseEvents(answer.order.num_prompt_tokens, answer.order.decode, text_of)
         is_drawn, text = call.stream_mode == "denoise", ""
         token_ids: tuple[int, ...] = ()
+        told: tuple[Told, ...] = ()
         held: dict[str, Any] | None = None  # the last event says why the request ended, which is known after it
         with call.answering():
             async for piece in call.pieces(answer):
-                text, token_ids = text + piece.text, token_ids + piece.token_ids
+                text, token_ids, told = text + piece.text, token_ids + piece.token_ids, told + piece.told
                 if piece.passed is not None:
                     if held is not None:
                         yield event(held)
@@ -42,23 +45,44 @@ class GenerateCall:
                 elif piece.ended is not None:
                     if held is not None:
                         yield event({**held, "finished": finish_reason(piece.ended)})
-                    yield event(self._last(Finished(text, token_ids, piece.ended, piece.stop_reason)))
+                    yield event(self._last(Finished(text, token_ids, piece.ended, piece.stop_reason, told)))
                 elif is_drawn:
                     if held is not None:
                         yield event(held)
                     held = None
                 else:
-                    yield event({"id": call.orders.id, "text": piece.text, "token_ids": list(piece.token_ids)})
+                    new = {"id": call.orders.id, "text": piece.text, "token_ids": list(piece.token_ids)}
+                    yield event({**new, **self._logprobs(piece.told)})
         yield DONE
 
     def _last(self, one: Finished) -> dict[str, Any]:
-        order = self.call.answers[0].order
-        return {
+        order, fields = self.call.answers[0].order, self.call.fields
+        assert isinstance(fields, GenerateFields), "its route takes no others"
+        counts = usage(order.num_prompt_tokens, one.ended.num_tokens)
+        body = {
             "id": self.call.orders.id,
             "text": one.text,
             "token_ids": list(one.token_ids),
             "finish_reason": one.finish_reason,
             "stop_reason": one.stop_reason,
-            "usage": usage(order.num_prompt_tokens, one.ended.num_tokens),
+            "usage": counts,
             "diffusion": pass_counts([one.ended], [order]),
         }
+        if fields.return_step_map:
+            body["step_map"] = list(one.ended.step_map)
+        if fields.is_rollout:
+            body["output_ids"] = list(one.token_ids)
+            body["meta_info"] = {
+                "id": self.call.orders.id,
+                "finish_reason": {"type": one.finish_reason},
+                "prompt_tokens": counts["prompt_tokens"],
+                "completion_tokens": counts["completion_tokens"],
+                **self._logprobs(one.told),
+            }
+        return body
+
+    def _logprobs(self, told: Sequence[Told]) -> dict[str, Any]:
+        """Return what is told of tokens, where it is asked for."""
+        if self.call.fields.num_logprobs is None:
+            return {}
+        return of_rollout(told, self.call.prompts.strings)

@@ -10,7 +10,15 @@ from typing import Any
 from common.serving.http.fields import StreamOptions
 from common.serving.http.responses.calls import Call, Piece, merged
 from common.serving.http.responses.sse import DONE, event
-from common.serving.http.responses.whole import finish_reason, head, pass_counts, usage, whole_body, with_ids
+from common.serving.http.responses.whole import (
+    finish_reason,
+    head,
+    pass_counts,
+    shown_logprobs,
+    usage,
+    whole_body,
+    with_ids,
+)
 
 
 @dataclass(slots=True)
@@ -29,8 +37,8 @@ class OpenAiCall:
         with call.answering():
             finished = await call.whole()
         return whole_body(
-            call.orders, call.fields, finished, model=self.model, created=self.created, is_chat=self.is_chat,
-            echoes=self.echoes,
+            call.orders, call.fields, finished, call.prompts.strings, model=self.model, created=self.created,
+            is_chat=self.is_chat, echoes=self.echoes,
         )  # fmt: skip
 
     async def events(self) -> AsyncIterator[str]:
@@ -44,7 +52,7 @@ class OpenAiCall:
             else:
                 for index, text in enumerate(self.echoes):
                     if text:
-                        yield self._chunk([self._text_part(index, text, None, ())], options, 0)
+                        yield self._chunk([self._text_part(index, Piece(text, ()), None)], options, 0)
             async for index, piece in merged([call.pieces(answer) for answer in call.answers]):
                 num_tokens += len(piece.token_ids)
                 if piece.ended is not None:
@@ -78,24 +86,29 @@ class OpenAiCall:
         reason = None if piece.ended is None else finish_reason(piece.ended)
         if not self.is_chat:
             is_silent = not (piece.text or piece.token_ids or reason)
-            return [] if is_silent else [self._text_part(index, piece.text, reason, piece.token_ids, piece.stop_reason)]
+            return [] if is_silent else [self._text_part(index, piece, reason)]
         parts = []
-        if piece.text or piece.token_ids:
-            parts.append(self._with_ids(self._delta(index, {"content": piece.text}, None), piece.token_ids))
+        if piece.text or piece.token_ids or piece.told:
+            said = {**self._delta(index, {"content": piece.text}, None), "logprobs": self._logprobs(piece)}
+            parts.append(self._with_ids(said, piece.token_ids))
         if reason is not None:
             parts.append({**self._delta(index, {}, reason), "stop_reason": piece.stop_reason})
         return parts
 
-    def _text_part(
-        self,
-        index: int,
-        text: str,
-        reason: str | None,
-        token_ids: tuple[int, ...],
-        stop_reason: str | int | None = None,
-    ) -> dict[str, Any]:
-        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": reason, "stop_reason": stop_reason}
-        return self._with_ids(choice, token_ids)
+    def _text_part(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "text": piece.text,
+            "logprobs": self._logprobs(piece),
+            "finish_reason": reason,
+            "stop_reason": piece.stop_reason,
+        }
+        return self._with_ids(choice, piece.token_ids)
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        if not piece.told:
+            return None
+        return shown_logprobs(piece.told, self.call.fields, self.call.prompts.strings, is_chat=self.is_chat)
 
     def _delta(self, index: int, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from common.serving.http.fields import Sampling
 from common.serving.http.orders import Order, Orders
+from common.serving.http.responses.logprobs import TextOf, Told, of_chat, of_completion
 from common.serving.messages import Ended
 
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length", "max_steps": "length", "abort": "abort"}
@@ -17,6 +18,7 @@ class Finished(NamedTuple):
     token_ids: tuple[int, ...]
     ended: Ended
     stop_reason: str | int | None
+    told: tuple[Told, ...] = ()
 
     @property
     def finish_reason(self) -> str:
@@ -57,15 +59,16 @@ def head(kind: str, id: str, model: str, created: int) -> dict[str, Any]:
 
 
 def whole_body(
-    orders: Orders, fields: Sampling, finished: Sequence[Finished], *, model: str, created: int, is_chat: bool,
-    echoes: Sequence[str] = (),
+    orders: Orders, fields: Sampling, finished: Sequence[Finished], text_of: TextOf, *, model: str, created: int,
+    is_chat: bool, echoes: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the body of a completion or a chat. echoes: a text in front of each answer, by index; empty: none."""
+    """Return the body of a completion or a chat. text_of: each token's own text. echoes: a text in front of each
+    answer, by index; empty: none."""
     kind = "chat.completion" if is_chat else "text_completion"
     body = {
         **head(kind, orders.id, model, created),
         "choices": [
-            _choice(index, one, fields, echoes[index] if echoes else "", is_chat=is_chat)
+            _choice(index, one, fields, echoes[index] if echoes else "", text_of, is_chat=is_chat)
             for index, one in enumerate(finished)
         ],
         "usage": usage(orders.num_prompt_tokens, sum(one.ended.num_tokens for one in finished)),
@@ -80,8 +83,18 @@ def with_ids(choice: dict[str, Any], token_ids: tuple[int, ...], fields: Samplin
     return {**choice, "token_ids": list(token_ids)} if fields.return_token_ids else choice
 
 
-def _choice(index: int, one: Finished, fields: Sampling, echo: str, *, is_chat: bool) -> dict[str, Any]:
-    rest = {"logprobs": None, "finish_reason": one.finish_reason, "stop_reason": one.stop_reason}
+def shown_logprobs(told: Sequence[Told], fields: Sampling, text_of: TextOf, *, is_chat: bool) -> dict[str, Any] | None:
+    """Return a choice's `logprobs`; None where none are asked for."""
+    if fields.num_logprobs is None:
+        return None
+    return of_chat(told, text_of) if is_chat else of_completion(told, text_of)
+
+
+def _choice(
+    index: int, one: Finished, fields: Sampling, echo: str, text_of: TextOf, *, is_chat: bool
+) -> dict[str, Any]:
+    logprobs = shown_logprobs(one.told, fields, text_of, is_chat=is_chat)
+    rest = {"logprobs": logprobs, "finish_reason": one.finish_reason, "stop_reason": one.stop_reason}
     text = echo + one.text
     own = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
     return with_ids({"index": index, **own, **rest}, one.token_ids, fields)
