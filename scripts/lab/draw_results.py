@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +54,11 @@ def draw(results: Path, theme: Theme) -> str:
         lookahead_panel("Code problems: accuracy", read(results / "lookahead_code.json"), "c1"),
         steps_panel("A step of a 7B model on one H200: ms", read(results / "steps_h200.json")),
     ]
+    return side_by_side(panels, theme)
+
+
+def side_by_side(panels: Sequence[Plot], theme: Theme) -> str:
+    """Panels with their titles above them, as an SVG file."""
     width, height = len(panels) * (WIDTH + GAP), HEIGHT + HEAD
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}">']
     parts.append(f"<style>{STYLE.format(**theme._asdict())}</style>")

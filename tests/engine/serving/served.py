@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -36,7 +36,8 @@ def send(
 class Served:
     """`lopa serve` of the demo model on a free port, as a context. arguments: of the command, behind profile and run.
 
-    launcher: the module that starts it, `common.commands.job` for several processes. how: of subprocess.Popen.
+    launcher: the module that starts it, `common.commands.job` for several processes. environment: beside
+    this process's own. how: of subprocess.Popen.
     """
 
     def __init__(
@@ -45,16 +46,18 @@ class Served:
         *arguments: str,
         profile: str = "cpu",
         launcher: str = "common.commands",
+        environment: Mapping[str, str] | None = None,
         **how: Any,
     ) -> None:
         self.log = log
         self._how = how
+        self._environment = environment or {}
         files = ["--profile", profile, "demo"] if launcher == "common.commands" else [profile, "demo"]
         self._command = [sys.executable, "-m", launcher, "serve", *files, "--port", "0", *arguments]
         self.port = 0
 
     def __enter__(self) -> Served:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **self._environment}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 self._command, cwd=ROOT, env=environment, stderr=log, stdout=log, **self._how

@@ -1,7 +1,6 @@
 """Bad weather for a server: clients that go, bodies that are none, signals under load. Tests make a little of it.
 
-python -m tests.engine.serving.storms sigterms 20
-python -m tests.engine.serving.storms soak 600     seconds of mixed load; memory and counts at the end
+python -m tests.engine.serving.storms 20     times SIGTERM under load; hours of mixed load are tests/soak
 """
 
 from __future__ import annotations
@@ -173,56 +172,11 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def soak(server: Served, seconds: float, at_once: int = 12) -> dict[str, Any]:
-    """Mixed load; what clients counted beside what /metrics says, and memory over time."""
-    deadline, lock = time.monotonic() + seconds, threading.Lock()
-    counted: Counter[str] = Counter()
-    memory: list[list[int]] = []
-
-    def client(seed: int) -> None:
-        rng = random.Random(seed)
-        while time.monotonic() < deadline:
-            kind = rng.random()
-            if kind < 0.1:
-                leave_early(server, rng)
-                continue
-            body = malformed(rng) if kind < 0.2 else json.dumps(body_of(rng, stream=False)).encode()
-            status, text = server.send("POST", "/v1/completions", body)
-            with lock:
-                counted[f"status {status}"] += 1
-                if status == 200:
-                    counted["generated"] += json.loads(text)["usage"]["completion_tokens"]
-                    counted["answered"] += 1
-
-    threads = [threading.Thread(target=client, args=(seed,)) for seed in range(at_once)]
-    for thread in threads:
-        thread.start()
-    processes = [server.process.pid, *children_of(server.process.pid)]
-    while time.monotonic() < deadline:
-        time.sleep(min(30.0, seconds / 10))
-        memory.append([resident_kib(pid) // 1024 for pid in processes])
-    for thread in threads:
-        thread.join(60)
-    server.wait_for(server.is_empty, "empty", 30)
-    metrics = server.metrics()
-    reasons = ("stop", "length", "abort")
-    ended = {reason: metrics.get(f'vllm:request_success_total{{finished_reason="{reason}"}}', 0) for reason in reasons}
-    shown = {"generated": metrics["vllm:generation_tokens_total"], "given up": metrics["lopa_requests_given_up_total"]}
-    return {"clients": dict(counted), "metrics": {**shown, **ended}, "MiB by process": memory}
-
-
 def main() -> None:
-    kind, amount = sys.argv[1], float(sys.argv[2])
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        if kind == "sigterms":
-            for seed in range(int(amount)):
-                whole, torn, exit_code, seconds = sigterm_under_load(log, seed)
-                print(f"whole {whole}, torn {torn}, exit code {exit_code}, {seconds:.1f} s", flush=True)
-        else:
-            with Served(log, *FEW_BRANCHES) as server:
-                print(json.dumps(soak(server, amount)), flush=True)
-            assert "Traceback" not in log.read_text()
+        for seed in range(int(sys.argv[1])):
+            whole, torn, exit_code, seconds = sigterm_under_load(Path(folder) / "log", seed)
+            print(f"whole {whole}, torn {torn}, exit code {exit_code}, {seconds:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

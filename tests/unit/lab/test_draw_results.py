@@ -7,7 +7,9 @@ from xml.etree import ElementTree
 
 import draw_answer
 import pytest
-from draw_results import ROOT, THEMES, Theme, draw
+from draw_results import ROOT, THEMES, Theme, draw, read
+
+from scripts.lab import soak_page
 
 
 @pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
@@ -25,6 +27,16 @@ def test_the_moving_picture_is_that_of_the_recorded_answer(theme: Theme) -> None
     answer = json.loads((ROOT / "docs" / "results" / "answer.json").read_text(encoding="utf-8"))
     drawn = draw_answer.draw(answer, theme)
     assert picture.read_text(encoding="utf-8") == drawn, "run python scripts/lab/draw_answer.py"
+    ElementTree.fromstring(drawn)
+
+
+@pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
+def test_the_soaks_picture_is_that_of_its_result_file(theme: Theme) -> None:
+    picture = ROOT / "docs" / "pictures" / f"soak_cpu_{theme.name}.svg"
+    drawn = soak_page.draw(read(ROOT / "docs" / "results" / "soak_cpu.json"), theme)
+    assert picture.read_text(encoding="utf-8") == drawn, (
+        "run python -m scripts.lab.soak_page docs/results/soak_cpu.json"
+    )
     ElementTree.fromstring(drawn)
 
 
