@@ -24,6 +24,7 @@ from common.decoding import (
     Room,
     Scheduler,
     StepPlan,
+    StepRecord,
 )
 from common.errors import EngineError
 from common.generate import Generator, build_generator, decode_requests
@@ -31,6 +32,7 @@ from common.runtime import synthetic_plan
 from common.scoring.own_results import score_math
 from lopa_cuda.assemble import assemble
 from lopa_cuda.engine import CudaEngine
+from tests.telling import probability_and_pass
 
 pytestmark = pytest.mark.cuda
 
@@ -98,6 +100,33 @@ def test_replay_decodes_the_tokens_of_eager_execution(model: Path, settings: dic
             entry.run = lambda runner=runner, key=key, entry=entry: runner._forward(key, entry.buffers)
     assert decode(captured, **settings) == tokens
     assert len(tokens) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("settings", [{"num_lookahead": 3}, {"num_lookahead": 7, "temperature": 0.8}], ids=str)
+def test_log_probabilities_after_a_replay_are_the_logs_of_its_probabilities(
+    model: Path, settings: dict[str, Any]
+) -> None:
+    """They are computed by an eager piece after the graphs, which leaves tokens as they are and replays as fast."""
+    engine = build(model, is_captured=True, num_slots=3, kernels="triton")
+    tokens = decode(engine, **settings)
+    config = DecodeConfig(block_size=16, max_new_tokens=64, stop_at_eos=False, **settings)
+    found: dict[str, list[StepRecord]] = {str(number): [] for number in range(len(PROMPTS))}
+    scheduler = Scheduler(
+        config, mask_token_id=MASK, eos_token_id=EOS, num_slots=3,
+        observer=lambda record: found[record.request_id].append(record),
+    )  # fmt: skip
+    requests = [GenerationRequest(str(n), prompt, num_logprobs=5) for n, prompt in enumerate(PROMPTS)]
+    num_captured = engine.head.num_captured
+    for done in decode_requests(iter(requests), scheduler, engine):
+        assert isinstance(done, Completion) and done.canvas_token_ids == tokens[done.id]
+        recorded = probability_and_pass(done, found[done.id])
+        logprobs = [one.logprob for one in done.logprobs]
+        wanted = [
+            np.log(recorded[place][0]) if place in recorded else logprobs[place] for place in range(len(logprobs))
+        ]
+        np.testing.assert_allclose(logprobs, wanted, atol=0.05)  # bf16 logits
+        assert all(one.top[0][1] >= one.logprob - 1e-6 and len(one.top) == 5 for one in done.logprobs)
+    assert engine.head.num_captured == num_captured, "nothing is captured for those that ask"
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])

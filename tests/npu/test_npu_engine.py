@@ -119,6 +119,27 @@ def test_the_engine_gives_the_tokens_of_the_ref_lane(quantization: str | None, s
     assert found == decode_all(engine_on("cpu", decode, quantization), decode)
 
 
+@pytest.mark.usefixtures("npu")
+@pytest.mark.parametrize("mode", ["eager", "npugraph", pytest.param("npugraph_ex", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_log_probabilities_are_those_of_the_ref_lane(mode: str, temperature: float) -> None:
+    """After replays too: they are no part of a graph."""
+    decode = causal(shift_row="fresh", temperature=temperature)
+    found, wanted = told(engine_on("npu", decode, None, mode), decode), told(engine_on("cpu", decode, None), decode)
+    for id, (tokens, logprobs) in wanted.items():
+        assert found[id][0] == tokens and len(logprobs) == len(tokens)
+        assert found[id][1] == pytest.approx(logprobs, abs=1e-4)
+
+
+def told(engine: AscendEngine, decode: DecodeConfig) -> dict[str, tuple[tuple[int, ...], list[float]]]:
+    config = load_model_config(MODEL)
+    scheduler = Scheduler(decode, mask_token_id=config.mask_token_id, eos_token_id=config.eos_token_id, num_slots=2)
+    requests = [GenerationRequest(str(n), tuple(prompt), num_logprobs=2) for n, prompt in enumerate(PROMPTS)]
+    results = decode_requests(iter(requests), scheduler, engine)
+    completions = [result for result in results if isinstance(result, Completion)]
+    return {done.id: (done.token_ids, [one.logprob for one in done.logprobs]) for done in completions}
+
+
 @pytest.mark.parametrize("mode", ["eager", "npugraph", pytest.param("torchair", marks=pytest.mark.slow)])
 def test_a_head_in_eight_bits_gives_the_tokens_of_the_ref_lane(npu: Any, mode: str) -> None:
     decode = causal(shift_row="fresh")

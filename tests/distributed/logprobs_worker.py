@@ -1,0 +1,66 @@
+"""The ranks of a distributed test: log probabilities of every family's tiny model, as the first rank has them.
+
+tests/distributed/logprobs_worker.py BP TP OUTPUT_FOLDER ENGINE CASE...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.config import DeviceProfile, MeshConfig
+from tests.distributed.ranks import fork_ranks
+from tests.telling import Decoded
+
+SETTINGS = [(7, 0.0), (3, 0.8), (0, 0.0)]  # lookaheads, of which the engine is built for the most, and temperature
+
+
+def profile_of(engine: str, mesh: MeshConfig | None = None) -> DeviceProfile:
+    settings = {"name": "distributed", "engine": engine, "device": "cpu", "dtype": "float32", "max_model_len": 256}
+    return DeviceProfile.model_validate({**settings, "mesh": mesh or MeshConfig()})
+
+
+def told(decoded: Decoded) -> dict[str, Any]:
+    return {
+        id: {
+            "tokens": [done.num_forwards, *done.token_ids],
+            "steps": list(done.step_map),
+            "logprobs": [one.logprob for one in done.logprobs],
+            "best": [[token for token, _ in one.top] for one in done.logprobs],
+        }
+        for id, done in decoded.completions.items()
+    }
+
+
+def told_of(profile: DeviceProfile, name: str) -> tuple[list[dict[str, Any]], Any]:
+    """What each setting gives, and the engine."""
+    engine: Any = None
+    found = []
+    for k, temperature in SETTINGS:
+        decoded = Decoded(profile, name, k, temperature, engine=engine)
+        engine = decoded.engine
+        found.append(told(decoded))
+    return found, engine
+
+
+def run_rank(mesh: MeshConfig, engine_name: str, name: str, output: Path) -> None:
+    torch.set_num_threads(1)
+    found, engine = told_of(profile_of(engine_name, mesh), name)
+    if engine.mesh.is_leader:
+        output.write_text(json.dumps(found))
+    engine.close()
+
+
+def main() -> None:
+    bp, tp, output, engine, *names = sys.argv[1:]
+    mesh = MeshConfig(branch_parallel_size=int(bp), tensor_parallel_size=int(tp))
+    for name in names:
+        fork_ranks(run_rank, mesh.num_processes, mesh, engine, name, Path(output) / f"{name}.json")
+
+
+if __name__ == "__main__":
+    main()
