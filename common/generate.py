@@ -14,11 +14,14 @@ from common.decoding import (
     Engine,
     EngineCore,
     GenerationRequest,
+    Likelihood,
     PassCosts,
     Rejection,
     Scheduler,
+    TextScorer,
     decode_requests,
     start_warming,
+    why_not_routed,
 )
 from common.errors import ConfigError, EngineError
 from common.platforms import build_engine
@@ -83,6 +86,25 @@ class Generator:
         """
         with self._one_at_a_time:
             yield EngineCore(self._scheduler(), self.engine)
+
+    @cached_property
+    def scorer(self) -> TextScorer:
+        """The estimator of likelihoods. Raises ConfigError for a model whose likelihoods are not estimated."""
+        decode, capacity = self.run.decode, self.engine.capacity
+        reason = why_not_routed(decode, capacity.routing_block)
+        if reason is not None:
+            raise ConfigError(reason)
+        model, run = self.model_config, self.run
+        return TextScorer(
+            self.engine, decode, mask_token_id=model.mask_of(decode.mask_token_id), shift=model.shift,
+            num_maskings=run.num_maskings, seed=run.seed, most_tokens=run.max_num_batched_tokens,
+        )  # fmt: skip
+
+    def likelihoods(self, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Iterator[Likelihood]:
+        """Yield the estimated likelihood of each text after its prompt, both as token ids. All ranks of a replica make
+        the same call. Raises EngineError as `generate` does."""
+        with self._one_at_a_time:
+            yield from self.scorer.scores(texts)
 
     def follow(self) -> None:
         """Run the steps of a rank that is not the first of its replica, until the first says that it is over."""

@@ -45,6 +45,7 @@ def identity(profile: DeviceProfile, run: RunConfig, found: Input) -> dict[str, 
         "input_sha256": found.sha256,
         "dtype": profile.dtype,
         "quantization": profile.quantization,
+        **({} if run.input.target_field is None else {"num_maskings": run.num_maskings}),
     }
 
 

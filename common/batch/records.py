@@ -7,17 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from common.batch.inputs import InputLine
-from common.batch.lines import LineRequests
+from common.batch.lines import LineRequests, prompt_of
 from common.config import DecodeConfig, InputConfig
-from common.decoding import GenerationRequest, Rejection
+from common.decoding import Completion, GenerationRequest, Rejection
+from common.errors import first_line
 from common.processes import Stopped
-from common.requests import PromptMaker, RequestMaker
+from common.requests import PromptMaker, RequestError, RequestMaker
 from common.scoring import MarkingPool, request_record, task_of
 from common.text import answer_text
 
 if TYPE_CHECKING:
     from common.generate import Generator
 
+Ids = tuple[int, ...]
 _COUNTS = "lopa"  # what a line of OpenAI's has beside its keys: the counts of a record
 _STOP_LIMIT_S = 1.0  # for answers that are being marked when a run is stopped; those that take longer are decoded again
 
@@ -49,6 +51,7 @@ def records(
     refused: list[dict[str, Any]] = []
     decode_of: dict[str, DecodeConfig] = {}  # of requests with settings that are not the run's
     marking = MarkingPool(source)
+    has_step_map = generator.run.output is not None and generator.run.output.step_map
     try:
         for result in generator.generate(_requests((lines[place] for place in turns), maker, refused, decode_of)):
             line, own_decode = line_of[result.id], decode_of.pop(result.id, generator.run.decode)
@@ -56,7 +59,8 @@ def records(
                 yield {"id": line.id, "error": result.reason}
             elif generator.is_leader:
                 text = answer_text(generator.tokenizer, result.token_ids, own_decode)
-                marking.put(request_record(line.id, text, result), line.fields, text)
+                record = request_record(line.id, text, result, has_step_map=has_step_map)
+                marking.put(record, line.fields, text)
             yield from marking.done()
             yield from _drain(refused)
         yield from marking.rest()
@@ -66,6 +70,63 @@ def records(
     finally:
         marking.close()
     yield from _drain(refused)
+
+
+def likelihood_records(
+    generator: Generator,
+    lines: Sequence[InputLine],
+    turns: Iterator[int],
+    source: InputConfig,
+    stops: Sequence[str],
+    max_model_len: int,
+) -> Iterator[dict[str, Any]]:
+    """Yield, in the place of `records`, how likely the model takes each line's own text to be after its prompt.
+
+    The lines are dealt out beforehand, since all ranks of a replica compute each of their passes; turns, stops: not
+    looked at.
+    """
+    prompts = PromptMaker(
+        generator.tokenizer, add_bos=source.add_bos_token, max_tokens=max_model_len, vocab_size=generator.vocab_size
+    )
+    asked: list[tuple[InputLine, Ids, Ids]] = []
+    for line in lines[generator.replica :: generator.num_replicas]:
+        made = _text_of(line, source, prompts)
+        reason = made if isinstance(made, str) else generator.scorer.why_not(*made)
+        if not isinstance(made, str) and reason is None:
+            asked.append((line, *made))
+        elif generator.is_leader:
+            yield {"id": line.id, "error": reason}
+    found = generator.likelihoods((prompt, text) for _, prompt, text in asked)
+    for (line, prompt, text), likelihood in zip(asked, found, strict=True):
+        if generator.is_leader:
+            nothing = Completion(line.key, len(prompt), (), (), 0, likelihood.num_rows, 0, "length", 0.0, 0.0)
+            yield {
+                **request_record(line.id, "", nothing),
+                "finish_reason": "scored",
+                "target_tokens": len(text),
+                "loglikelihood": likelihood.logprob,
+                "standard_error": likelihood.standard_error,
+            }
+
+
+def _text_of(line: InputLine, source: InputConfig, prompts: PromptMaker) -> tuple[Ids, Ids] | str:
+    """Return prompt and text of a line, or why there are none."""
+    field = source.target_field
+    assert field is not None, "the caller has asked"
+    prompt, target = prompt_of(line, source, prompts), line.fields.get(field)
+    if isinstance(prompt, str):
+        return prompt
+    try:
+        is_ids = isinstance(target, list)
+        return prompt, prompts.of(target, field) if is_ids else prompts.of_text(_checked(target, field), with_bos=False)
+    except ValueError as error:
+        return f"line {line.number}: {first_line(error)}"
+
+
+def _checked(target: object, field: str) -> str:
+    if not isinstance(target, str):
+        raise RequestError(field, "write the text whose likelihood is wanted, or its token ids")
+    return target
 
 
 def _requests(

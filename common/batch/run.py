@@ -21,7 +21,7 @@ from common.batch.inputs import InputLine, read_input, read_lines, require_share
 from common.batch.lines import why_unused
 from common.batch.output import OutputFile, Record, every_record, join_output, read_records, start_output
 from common.batch.progress import Progress
-from common.batch.records import records
+from common.batch.records import likelihood_records, records
 from common.batch.source import is_read_once, shown
 from common.config import DeviceProfile, InputConfig, RunConfig
 from common.errors import ConfigError
@@ -84,6 +84,8 @@ def run_batch(
         if output is None and generator.is_leader:
             output = join_output(path)
         answering = openai if any(line.is_openai for line in lines) else records
+        if source.target_field is not None:
+            answering = likelihood_records
         return _decode(profile, run, generator, [lines[index] for index in pending], output, answering)
     finally:
         if output is not None:

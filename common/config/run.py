@@ -64,7 +64,14 @@ class InputConfig(Settings):
         "a `seed` of its own; `null` takes both as data.",
     )
 
-    @field_validator("settings_field")
+    target_field: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The field of a line, such as `target`, with a text whose likelihood after the prompt is "
+        "estimated, in the place of decoding.",
+    )
+
+    @field_validator("settings_field", "target_field")
     @classmethod
     def _is_no_field_of_another_meaning(cls, value: str | None) -> str | None:
         if value in _FIELDS_WITH_A_MEANING:
@@ -79,6 +86,8 @@ class InputConfig(Settings):
             raise ValueError(f"{given[0]} acts on a benchmark's prompts: set benchmark, or remove it")
         if self.benchmark is not None and self.prompt_template is not None:
             raise ValueError("benchmark makes the prompts: remove prompt_template, or benchmark")
+        if self.benchmark is not None and self.target_field is not None:
+            raise ValueError("benchmark marks answers that are decoded: remove target_field, or benchmark")
         return self
 
 
@@ -92,6 +101,11 @@ class OutputConfig(Settings):
     )
     metrics_path: str | None = Field(
         default=None, description="The file of the run's numbers; `null` is `<stem>.metrics.json` beside the output."
+    )
+    step_map: bool = Field(
+        default=False,
+        description="Write the ids of each answer's tokens, and the pass that predicted each, into its record "
+        "(`token_ids`, `step_map`).",
     )
 
 
@@ -136,6 +150,12 @@ class RunConfig(Settings):
         "of their rows is worth, so that fewer are tried as load rises; tokens then depend on load (`lopa_cuda`).",
     )
     seed: int = Field(default=0, ge=0, description="What random tokens and random controls depend on.")
+    num_maskings: int = Field(
+        default=128,
+        ge=1,
+        description="Maskings that the likelihood of a given text, or of each of its blocks, is estimated from "
+        "(`input.target_field`, lm-eval's multiple choice).",
+    )
     input: InputConfig | None = Field(default=None, description="Where requests come from.")
     output: OutputConfig | None = Field(default=None, description="Where results go.")
     serve: ServeConfig = Field(default=ServeConfig(), description="How `lopa serve` takes requests.")

@@ -15,6 +15,7 @@ from common.decoding.engine import (
     start_forward,
     why_not_routed,
 )
+from common.decoding.likelihood import Likelihood, TextScorer
 from common.decoding.loop import decode_requests
 from common.decoding.plan import (
     NUM_UPLOADED_FIELDS,
@@ -61,6 +62,7 @@ __all__ = [
     "GenerationRequest",
     "GivesLogprobs",
     "Int",
+    "Likelihood",
     "Logprobs",
     "ModelFacts",
     "PassCosts",
@@ -77,6 +79,7 @@ __all__ = [
     "Scheduler",
     "StepPlan",
     "StepRecord",
+    "TextScorer",
     "TokenLogprob",
     "WrappedEngine",
     "assign_rows",

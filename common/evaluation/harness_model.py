@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from common.generate import Generator
 
 logger = logging.getLogger(__name__)
-_NO_LIKELIHOOD = (
-    "a diffusion model gives no left-to-right likelihood here: take tasks whose output_type is generate_until, such as "
-    "gsm8k or humaneval"
+_NO_ROLLING = (
+    "the likelihood of whole documents is not estimated: take tasks whose output_type is multiple_choice, "
+    "loglikelihood or generate_until"
 )
 Instance = Any  # a request of lm-eval's, whose `args` are its context and what the task asks of the generation
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")
@@ -72,11 +72,48 @@ class HarnessModel:
         _report(reasons, len(requests))
         return texts
 
-    def loglikelihood(self, requests: Sequence[Instance]) -> NoReturn:
-        raise ConfigError(_NO_LIKELIHOOD)
+    def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Return the estimated log likelihood of each continuation after its context (`common.decoding.TextScorer`).
+
+        Whether it is the most probable one is not computed: always False. A context that is too long loses its
+        beginning, and a warning says how many do. Raises ConfigError for a continuation that does not fit.
+        """
+        scorer, texts, num_cut = self._generator.scorer, [], 0
+        for request in requests:
+            prompt, text = self._split(*request.args)
+            most = max(scorer.longest_prompt(len(text)), 1)
+            num_cut += len(prompt) > most
+            texts.append((prompt[-most:], text))
+            if (reason := scorer.why_not(*texts[-1])) is not None:
+                raise ConfigError(f"the continuation {request.args[1]!r:.100} cannot be scored: {reason}")
+        if num_cut:
+            logger.warning(
+                "%d of %d contexts are too long for the model: their beginnings are cut", num_cut, len(texts)
+            )
+        found = []
+        with tqdm(total=len(texts), disable=disable_tqdm, desc="loglikelihood") as progress:
+            for request, likelihood in zip(requests, self._generator.likelihoods(texts), strict=True):
+                found.append((likelihood.logprob, False))
+                if self.cache_hook is not None:
+                    self.cache_hook.add_partial("loglikelihood", request.args, found[-1])
+                progress.update()
+        return found
 
     def loglikelihood_rolling(self, requests: Sequence[Instance]) -> NoReturn:
-        raise ConfigError(_NO_LIKELIHOOD)
+        raise ConfigError(_NO_ROLLING)
+
+    def _split(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return both as token ids, tokenised together as lm-eval's own models do; spaces that end the context belong
+        to the continuation."""
+        tokenizer, run = self._generator.tokenizer, self._generator.run
+        stem = context.rstrip()
+        continuation, context = context[len(stem) :] + continuation, stem
+        has_bos = run.input is not None and run.input.add_bos_token and not self._has_conversations
+        if not context:
+            ends = [id for id in (tokenizer.bos_id, tokenizer.eos_id) if id is not None]
+            return ends[:1], tokenizer.encode(continuation)
+        prompt = tokenizer.encode(context, add_bos=has_bos)
+        return prompt, tokenizer.encode(context + continuation, add_bos=has_bos)[len(prompt) :]
 
     def apply_chat_template(self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as text; a last message of the assistant's is what the answer begins with."""

@@ -31,8 +31,8 @@ DEFINITIONS = {
 }
 
 
-def request_record(id: str | int, text: str, completion: Completion) -> dict[str, Any]:
-    """The output line of a finished request."""
+def request_record(id: str | int, text: str, completion: Completion, *, has_step_map: bool = False) -> dict[str, Any]:
+    """The output line of a finished request. has_step_map: its tokens too, and the pass that predicted each."""
     canvas, effective, steps = completion.num_canvas_tokens, completion.num_effective_tokens, completion.num_forwards
     wins = Counter(completion.winner_per_step)
     later_s = completion.total_s - completion.first_step_s if steps > 1 else 0.0
@@ -56,6 +56,7 @@ def request_record(id: str | int, text: str, completion: Completion) -> dict[str
         "tps_effective": per_second(effective, completion.total_s),
         "tps_canvas_without_first_step": per_second(canvas, later_s),
         "tps_effective_without_first_step": per_second(effective, later_s),
+        **({"token_ids": list(completion.token_ids), "step_map": list(completion.step_map)} if has_step_map else {}),
     }
 
 

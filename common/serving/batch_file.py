@@ -142,7 +142,9 @@ class _Door:
             created=int(time.time()), is_chat=isinstance(call.fields, ChatFields),
             echoes=[self._echo(order) for order in call.orders.orders] if has_echo else (),
         )  # fmt: skip
-        return answered(call.line.id, body, _counts(completions))
+        output = self._generator.run.output
+        has_map = output is not None and output.step_map
+        return answered(call.line.id, body, _counts(completions, has_step_map=has_map))
 
     def _prompts_of(self, fields: Sampling) -> list[tuple[int, ...]]:
         with refusing():
@@ -190,12 +192,13 @@ def _route_of(fields: Mapping[str, Any]) -> _Route:
     return route
 
 
-def _counts(completions: Sequence[Completion]) -> dict[str, Any]:
+def _counts(completions: Sequence[Completion], *, has_step_map: bool) -> dict[str, Any]:
     """Return the counts of a record, of all answers of a call together."""
     first = completions[0]
     together = replace(
         first,
         token_ids=tuple(token for one in completions for token in one.token_ids),
+        step_map=tuple(step for one in completions for step in one.step_map),
         num_canvas_tokens=sum(one.num_canvas_tokens for one in completions),
         num_forwards=sum(one.num_forwards for one in completions),
         num_lookahead_wins=sum(one.num_lookahead_wins for one in completions),
@@ -205,5 +208,5 @@ def _counts(completions: Sequence[Completion]) -> dict[str, Any]:
         first_step_s=max(one.first_step_s for one in completions),
         total_s=max(one.total_s for one in completions),
     )
-    record = request_record("", "", together)
+    record = request_record("", "", together, has_step_map=has_step_map)
     return {name: value for name, value in record.items() if name not in ("id", "text")}

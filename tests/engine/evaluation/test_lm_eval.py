@@ -48,10 +48,12 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def lm_eval(folder: Path, tasks: str, *options: str) -> subprocess.CompletedProcess[str]:
+def lm_eval(
+    folder: Path, tasks: str, *options: str, args: str = "run=run.yaml,profile=cpu,max_num_requests=2"
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "common.commands", "lm-eval", "run", "--model", "lopa", "--tasks", tasks]
-    command += ["--model_args", "run=run.yaml,profile=cpu,max_num_requests=2"]
-    command += ["--include_path", str(ROOT / "configs/lm_eval"), *options]
+    command += ["--model_args", args]
+    command += options if "--include_path" in options else ["--include_path", str(ROOT / "configs/lm_eval"), *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
     (folder / "run.yaml").write_text(RUN.format(model=ROOT / "models/demo"))
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)
@@ -83,6 +85,36 @@ def test_local_subsets_end_to_end(tmp_path: Path) -> None:
             rule = sample["filter"] if name == "gsm8k" else "pass@1"
             marks = BENCHMARKS[name].mark(sample["doc"], text)  # type: ignore[index]
             assert marks[rule] == bool(sample["exact_match" if name == "gsm8k" else "pass_at_1"])
+
+
+def test_multiple_choice_is_decided_by_the_likelihood_of_each_choice(tmp_path: Path) -> None:
+    question = "Tom has {} apples and buys 5 more. How many apples does he have now?\n"
+    rows = [
+        {
+            "question": question.format(number),
+            "choices": [f"Step 1: at first there are {n} apples" for n in (90, number)],
+        }
+        for number in (12, 23, 31)
+    ]
+    write(tmp_path / "data" / "choices.jsonl", rows)
+    task = {
+        "task": "choices_local", "dataset_path": "json", "output_type": "multiple_choice", "test_split": "test",
+        "dataset_kwargs": {"data_files": {"test": "data/choices.jsonl"}}, "doc_to_text": "{{question}}",
+        "doc_to_choice": "choices", "doc_to_target": 1, "target_delimiter": "",
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+    }  # fmt: skip
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "choices_local.yaml").write_text(json.dumps(task))
+    ended = lm_eval(
+        tmp_path, "choices_local", "--include_path", str(tmp_path / "tasks"), "--output_path", "out", "--log_samples",
+        args="run=run.yaml,profile=cpu,max_num_requests=8,num_maskings=24",
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    (results,) = (tmp_path / "out").rglob("results_*.json")
+    found = json.loads(results.read_text())["results"]["choices_local"]
+    assert found["acc,none"] == 1.0, "the demo model begins so"
+    samples = [json.loads(line) for path in results.parent.glob("samples_*") for line in path.open()]
+    assert len(samples) == 3 and all(float(pair[0][0]) < 0 for sample in samples for pair in sample["resps"])
 
 
 def test_programs_are_run_only_where_lm_eval_is_told_so(tmp_path: Path) -> None:

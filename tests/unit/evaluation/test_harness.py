@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 from scripted import ScriptedGenerator
 
 from common.config import DecodeConfig, DeviceProfile, InputConfig, RunConfig
-from common.decoding import Completion, GenerationRequest, Rejection
+from common.decoding import Completion, GenerationRequest, Likelihood, Rejection
 from common.errors import ConfigError
 from common.evaluation import drive
 from common.evaluation.harness import settings_of
@@ -114,10 +114,38 @@ def test_prompts_that_do_not_fit_have_no_text(model: HarnessModel, caplog: pytes
         model.generate_until(ask("b" * 500), disable_tqdm=True)
 
 
-def test_there_is_no_likelihood(model: HarnessModel) -> None:
-    for method in (model.loglikelihood, model.loglikelihood_rolling):
-        with pytest.raises(ConfigError, match="no left-to-right likelihood here: take tasks whose output_type is"):
-            method([])
+def test_whole_documents_have_no_likelihood(model: HarnessModel) -> None:
+    with pytest.raises(ConfigError, match="is not estimated: take tasks whose output_type is multiple_choice"):
+        model.loglikelihood_rolling([])
+
+
+class Scoring(Backwards):
+    """A likelihood is the number of tokens of the prompt, and of the text as decimals."""
+
+    scored: list[tuple[list[int], list[int]]]
+
+    @property
+    def scorer(self) -> Any:
+        def why_not(prompt: list[int], text: list[int]) -> str | None:
+            return f"{len(text)} tokens are too many" if len(text) > 9 else None
+
+        return SimpleNamespace(longest_prompt=lambda length: 10 - length, why_not=why_not)
+
+    def likelihoods(self, texts: Iterable[tuple[list[int], list[int]]]) -> Iterator[Likelihood]:
+        self.scored = list(texts)
+        return (Likelihood(len(prompt) + len(text) / 100, 0.1, 1) for prompt, text in self.scored)
+
+
+def test_continuations_are_scored_after_their_contexts(cpu: DeviceProfile, caplog: pytest.LogCaptureFixture) -> None:
+    generator = Scoring(cpu, RUN)
+    model = HarnessModel(generator)  # type: ignore[arg-type]
+    asked = [Request(("ab ", "cd")), Request(("a" * 20, "xyz"))]  # type: ignore[arg-type]
+    assert model.loglikelihood(asked, disable_tqdm=True) == [(3.03, False), (7.03, False)]
+    (first, second), _ = generator.scored
+    assert first == [1, ord("a"), ord("b")] and second == [ord(" "), ord("c"), ord("d")], "the space goes along"
+    assert "1 of 2 contexts are too long for the model: their beginnings are cut" in caplog.text
+    with pytest.raises(ConfigError, match="the continuation 'bbbbbbbbbb' cannot be scored: 10 tokens are too many"):
+        model.loglikelihood([Request(("a", "b" * 10))], disable_tqdm=True)  # type: ignore[arg-type]
 
 
 def test_model_args_name_a_run_a_profile_and_settings() -> None:
