@@ -42,13 +42,19 @@ def nothing(stage: Stage) -> None:
 
 
 def replica_killed(stage: Stage) -> None:
-    os.kill(stage.victim(), signal.SIGKILL)
+    _kill(stage, [stage.victim()])
+
+
+def _kill(stage: Stage, pids: Sequence[int]) -> None:
+    """And wait until it is seen: what asks whether the server is whole would be told so a moment longer."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not stage.server.is_whole(), 30)
 
 
 def all_replicas_killed(stage: Stage) -> None:
     stage.victim()
-    for pid in stage.server.replicas():
-        os.kill(pid, signal.SIGKILL)
+    _kill(stage, stage.server.replicas())
 
 
 def replica_stopped(stage: Stage) -> None:
@@ -73,12 +79,13 @@ def _stop(stage: Stage, seconds: float) -> None:
 def disk_full(stage: Stage) -> None:
     """No room for a word of the log, and for none of a replica that is started meanwhile."""
     with stage.disk.full():
-        os.kill(stage.victim(), signal.SIGKILL)
+        _kill(stage, [stage.victim()])
         time.sleep(12)
 
 
 def disk_frozen(stage: Stage) -> None:
-    """A log and temporary files that cannot be written to, as a replica dies."""
+    """A log and temporary files that cannot be written to, as a replica dies; a word of the log waits, and all with
+    it."""
     with stage.disk.frozen(stage.rng.uniform(3, 8)):
         os.kill(stage.victim(), signal.SIGKILL)
 
