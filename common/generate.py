@@ -10,17 +10,26 @@ from typing import Any
 from common.checkpoint import ModelConfig, Tokenizer, load_model_config, load_tokenizer
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import (
+    TAGS,
     Completion,
     Engine,
     EngineCore,
     GenerationRequest,
     Likelihood,
+    Order,
     PassCosts,
+    PutWeights,
+    ReadWeights,
     Rejection,
+    ReleaseMemory,
+    ResumeMemory,
     Scheduler,
+    Tag,
     TextScorer,
+    carry_out,
     decode_requests,
     start_warming,
+    taking_orders,
     why_not_routed,
 )
 from common.errors import ConfigError, EngineError
@@ -74,6 +83,7 @@ class Generator:
         Raises EngineError when it begins while another `generate` of this engine is not over.
         """
         with self._one_at_a_time:
+            self._require_memory()
             yield from decode_requests(iter(requests), self._scheduler(), self.engine)
 
     @contextmanager
@@ -85,6 +95,7 @@ class Generator:
         and calls `core.end()` after it.
         """
         with self._one_at_a_time:
+            self._require_memory()
             yield EngineCore(self._scheduler(), self.engine)
 
     @cached_property
@@ -104,7 +115,13 @@ class Generator:
         """Yield the estimated likelihood of each text after its prompt, both as token ids. All ranks of a replica make
         the same call. Raises EngineError as `generate` does."""
         with self._one_at_a_time:
+            self._require_memory()
             yield from self.scorer.scores(texts)
+
+    def _require_memory(self) -> None:
+        released = getattr(self.engine, "released", ())
+        if released:
+            raise EngineError(f"the memory of {' and '.join(sorted(released))} has been given back: resume it first")
 
     def follow(self) -> None:
         """Run the steps of a rank that is not the first of its replica, until the first says that it is over."""
@@ -160,6 +177,53 @@ class Generator:
             tokenizer = load_tokenizer(run.tokenizer_folder, self.model_config.mask_of(decode.mask_token_id))
         return Generator(self.profile, run, self.engine, tokenizer, self.model_config, self._one_at_a_time)
 
+    @property
+    def weight_version(self) -> str:
+        """What the weights in force are called: by whoever replaced them, else by a number."""
+        return taking_orders(self.engine).weight_version
+
+    def update_weights_from_disk(self, folder: str, weight_version: str | None = None) -> None:
+        """Replace the weights by those of a folder of the same model, all ranks at once. Raises ConfigError, with the
+        old ones in force, for a folder that does not fit; EngineError while something is decoded.
+
+        Shapes and names have to be this model's; any float dtype is cast, and weights are quantized, as at a start.
+        Tokenizer, special tokens and settings stay.
+        """
+        self._order(ReadWeights(folder))
+        self._order(PutWeights(weight_version))
+
+    def update_weights(
+        self, named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], weight_version: str | None = None
+    ) -> None:
+        """Replace the weights by tensors on any device, by the checkpoint's names. Raises as
+        `update_weights_from_disk` does. Every rank is given all of them.
+
+        named_tensors: pairs are copied to the host's memory as they come, since a trainer's buckets may use theirs
+        again; a mapping is read as it stands.
+        """
+        if not isinstance(named_tensors, Mapping):
+            # `clone`: of what is on the host, `cpu` would be the same memory.
+            named_tensors = {name: tensor.detach().cpu().clone() for name, tensor in named_tensors}
+        self._order(ReadWeights(named_tensors))
+        self._order(PutWeights(weight_version))
+
+    def release_memory_occupation(self, tags: Sequence[Tag] = TAGS) -> None:
+        """Give the memory of the weights, of the KV cache or of both back to the machine, with captured graphs. Raises
+        EngineError while something is decoded."""
+        self._order(ReleaseMemory(_tags(tags)))
+
+    def resume_memory_occupation(self, tags: Sequence[Tag] = TAGS) -> None:
+        """Take memory again that was given back, read the weights again from the folder that they came from, and
+        capture graphs once all is there. Raises ConfigError where memory is missing or weights came from memory, which
+        `update_weights` puts back instead."""
+        self._order(ResumeMemory(_tags(tags)))
+
+    def _order(self, order: Order) -> None:
+        with self._one_at_a_time:
+            problem = carry_out(self.engine, order)
+        if problem is not None:
+            raise ConfigError(problem)
+
     def describe(self) -> dict[str, Any]:
         """The environment fingerprint that goes into every result file."""
         return {**self.engine.describe(), "profile": self.profile.name, "seed": self.run.seed}
@@ -186,6 +250,13 @@ class Generator:
             max_num_batched_tokens=self.run.max_num_batched_tokens,
             facts=facts_of(model),
         )
+
+
+def _tags(tags: Sequence[Tag]) -> tuple[Tag, ...]:
+    unknown = [tag for tag in tags if tag not in TAGS]
+    if unknown or isinstance(tags, str):
+        raise ConfigError(f"tags: {tags!r} is not a list of {' and '.join(TAGS)}")
+    return tuple(tags)
 
 
 def build_generator(profile: DeviceProfile, run: RunConfig) -> Generator:

@@ -3,6 +3,8 @@ memory of one may be reused by the next; what must outlive a replay lies in buff
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 import torch
 
 from graphs.runner import Replay
@@ -12,14 +14,17 @@ class CudaCapture:
     """graphs.runner.Capture by torch.cuda.CUDAGraph."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def __call__(self, work: Replay) -> Replay:
         torch.cuda.synchronize()
+        if not self._graphs:  # a pool ends with its last graph
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # thread_local: NCCL's watchdog thread may query its events meanwhile, which a global capture forbids.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             work()
+        self._graphs.add(graph)
         return graph.replay
 
     def allocated_bytes(self) -> int:

@@ -101,8 +101,10 @@ class GraphRunner(Generic[KeyT, BuffersT]):
         return found
 
     def release(self) -> None:
-        """Forget every shape. A communicator cannot be left while a graph holds collectives of it."""
+        """Forget every shape, and free what it holds; it may be captured again. A communicator cannot be left while a
+        graph holds collectives of it."""
         self._entries.clear()
+        self.num_captured, self.capture_seconds, self.capture_bytes = 0, 0.0, 0
 
     def _captured(self, key: KeyT, capture: Capture) -> Entry[BuffersT]:
         started, held = time.perf_counter(), capture.allocated_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -24,7 +25,7 @@ from common.processes import (
     poll_on,
     resolve_mesh,
 )
-from common.runtime import Collectives, PagePool, allocating_kv, linear_schemes, pages_within
+from common.runtime import Collectives, Holdings, PagePool, allocating_kv, linear_schemes, pages_within
 from graphs.hccl import most_aiv_tokens
 from lopa_ascend.engine import AscendEngine, Graphs
 from lopa_ascend.kv import (
@@ -38,7 +39,7 @@ from lopa_ascend.kv import (
     pages_for,
 )
 from lopa_ascend.limits import check, check_model
-from lopa_ascend.load import HEAD_SIZE, attention_scale, load_model
+from lopa_ascend.load import HEAD_SIZE, attention_scale, load_model, loader_of
 from lopa_ascend.ops import (
     Ops,
     VirtualRows,
@@ -83,7 +84,8 @@ def assemble(
     num_heads = config.num_heads // mesh.tp_size
     max_model_len = min(profile.max_model_len, config.max_position_embeddings)
     stages = AscendStages(ops, collectives, num_heads, attention_scale(config), profile.npu.weight_prefetch_mb * 2**20)
-    model = load_model(profile, run, config, stages, ops, mesh, device)
+    loader = loader_of(profile, run, config, stages, ops, mesh, device)
+    model = load_model(loader)
     page_bytes = bytes_per_page(config.num_layers, config.kv_heads_of_rank(mesh.tp_size), HEAD_SIZE, dtype)
     num_pages = num_pages or _num_pages(profile, run, mesh, max_model_len, page_bytes, device)
     meet(profile.npu.start_timeout_s)  # what follows has a collective's deadline, and some may still read weights
@@ -107,11 +109,17 @@ def assemble(
     engine = AscendEngine(
         model, rotary, cache, book, capacity, collectives, device, patience, ops, details, graphs, agree
     )  # fmt: skip
-    if graphs is not None:
-        warm_up(engine, graphs.shapes, config, run.decode)
-        meet(profile.npu.start_timeout_s)
+    warm = partial(_warm, engine, graphs, config, run, profile.npu.start_timeout_s)
+    engine.holdings = Holdings(model, loader, cache.tensors, engine.forget_captures, warm)
+    warm()
     poll_on(core)
     return engine
+
+
+def _warm(engine: AscendEngine, graphs: Graphs | None, config: ModelConfig, run: RunConfig, timeout_s: float) -> None:
+    if graphs is not None:
+        warm_up(engine, graphs.shapes, config, run.decode)
+        meet(timeout_s)
 
 
 def _proven(

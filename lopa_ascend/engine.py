@@ -99,6 +99,13 @@ class AscendEngine(DeviceEngine):
         self._rows_of: Sequence[Int] = ()  # each rank's rows in the last launch
         self._launched: Entry[StepBuffers] | None = None
 
+    def forget_captures(self) -> None:
+        super().forget_captures()
+        self._compiled.clear()
+        self._launched = None
+        if hasattr(self, "_head"):
+            del self._head
+
     def measure_floors(self) -> dict[str, float]:
         return measure_npu_floors(self._ops, self.device, self.cache.dtype)
 

@@ -1,4 +1,4 @@
-"""The model of this engine: what `common.runtime.load` makes, laid out for Ascend's operators.
+"""The model of this engine: what `common.runtime.weights` makes, laid out for Ascend's operators.
 
 Ascend's attention takes heads of 128 values. Its rotation turns whole heads and pairs i with i + 64. So the values of
 every head are laid out anew here, in the weights: rotated pairs lie 64 apart, values that are not rotated lie where the
@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.checkpoint import ModelConfig
 from common.config import DeviceProfile, RunConfig
@@ -32,6 +32,7 @@ from lopa_ascend.stages import (
     put_columns_last,
     quant_kernels,
 )
+from quant.linear import QuantizedLinear
 
 logger = logging.getLogger(__name__)
 
@@ -45,31 +46,42 @@ _HEAD_DIMENSION = {
 _ONE_WHERE_PADDED = ("weight_scale", "deq_scale")
 
 
-def load_model(
+def loader_of(
     profile: DeviceProfile, run: RunConfig, config: ModelConfig, stages: AscendStages, ops: Ops, mesh: Mesh,
     device: torch.device,
-) -> Decoder:  # fmt: skip
-    """Load the model and lay its weights out. Raises ConfigError, or QuantizationError naming file and tensor."""
+) -> ModelLoader:  # fmt: skip
+    """Return what reads weights and lays them out."""
     padded = replace(config, head_size=HEAD_SIZE)
-    model = ModelLoader(
+    return ModelLoader(
         profile, run, config, padded, stages, mesh, device, adapt=partial(lay_out_heads, config=config),
-        quant_kernels=quant_kernels(ops), takes_experts=True,
-    ).load()  # fmt: skip
-    match_padded_norms(model, config)
-    num_quantized = prepare_linears(model, ops)
-    num_mixtures = lay_out_experts(model, in_8_bits=profile.quantization == "w8a8")
-    if profile.graph.mode == "torchair":
-        put_columns_last(model)
-        as_parameters(model)
+        quant_kernels=quant_kernels(ops), lay_out=partial(lay_out, ops=ops, profile=profile), takes_experts=True,
+    )  # fmt: skip
+
+
+def load_model(loader: ModelLoader) -> Decoder:
+    """Load the model and lay its weights out. Raises ConfigError, or QuantizationError naming file and tensor."""
+    model = loader.load()
+    match_padded_norms(model, loader.checkpoint_config)
     link_linears(model)
+    num_quantized = sum(isinstance(module, QuantizedLinear) for module in model.modules())
+    num_mixtures = sum(layer.moe is not None for layer in model.layers)
     if num_quantized:
         logger.info("%d linears in 8-bit integers", num_quantized)
     if num_quantized and num_mixtures:
         logger.info(
             "the experts of %d layers in 8-bit integers; their routers are in float32, their shared experts in %s",
-            num_mixtures, profile.dtype,
+            num_mixtures, loader.profile.dtype,
         )  # fmt: skip
     return model
+
+
+def lay_out(part: nn.Module, ops: Ops, profile: DeviceProfile) -> None:
+    """Lay the weights of a model, or of a part of it, out as the operators read them."""
+    prepare_linears(part, ops)
+    lay_out_experts(part, in_8_bits=profile.quantization == "w8a8")
+    if profile.graph.mode == "torchair":
+        put_columns_last(part)
+        as_parameters(part)
 
 
 def attention_scale(config: ModelConfig) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,15 @@ from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.errors import ConfigError, MissingCapability
 from common.platforms import platform_of
 from common.processes import Mesh, init_mesh, local_rank, num_started, share_from_first
-from common.runtime import Collectives, ModelLoader, PagedCapacity, allocating_kv, measure_floors, pages_within
+from common.runtime import (
+    Collectives,
+    Holdings,
+    ModelLoader,
+    PagedCapacity,
+    allocating_kv,
+    measure_floors,
+    pages_within,
+)
 from graphs.buckets import Buckets
 from graphs.runner import Capture
 from lopa_cuda.engine import CudaEngine
@@ -60,7 +69,8 @@ def assemble(
     is_choosing = chooses_tiles(profile, dtype, config)
     tiles = _install_tiles(profile, run, config, mesh.tp_size, mesh.tp_rank) if is_choosing else []
     no_ops_yet: Any = None  # they need the KV cache, which is sized by the memory that the weights leave
-    model = ModelLoader(profile, run, config, config, no_ops_yet, mesh, device).load()
+    loader = ModelLoader(profile, run, config, config, no_ops_yet, mesh, device)
+    model = loader.load()
     collectives = build_collectives(mesh, device)
     num_pages = collectives.least(num_pages or _num_pages(sizes, device, profile.gpu_memory_utilization))
     peers = _peer_staging(sizes, mesh, device) if capture and _wants_kernels(profile, dtype, config) else None
@@ -80,7 +90,9 @@ def assemble(
     engine = CudaEngine(
         model, config, ops, cache, capacity, collectives, device, buckets, capture, timeout_s, details
     )  # fmt: skip
-    warm_up(engine, config, run.decode)
+    warm = partial(warm_up, engine, config, run.decode)
+    engine.holdings = Holdings(model, loader, cache.tensors, engine.forget_captures, warm)
+    warm()
     return engine
 
 

@@ -5,6 +5,7 @@ file and key. `rules` knows both vocabularies of parameters; tensors are read fr
 """
 
 from common.checkpoint.families import load_model_config
+from common.checkpoint.folder import existing_folder
 from common.checkpoint.lora import LoraSource
 from common.checkpoint.model_config import ModelConfig, MoEConfig
 from common.checkpoint.rules import check_tensor_parallel, fits_tensor_parallel, shard_bounds
@@ -22,6 +23,7 @@ __all__ = [
     "Tokenizer",
     "character_bound",
     "check_tensor_parallel",
+    "existing_folder",
     "fits_tensor_parallel",
     "load_model_config",
     "load_tokenizer",

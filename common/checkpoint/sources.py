@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 from zlib import crc32
@@ -167,6 +167,25 @@ def _check_beginning(path: Path) -> None:
     header_size = int.from_bytes(beginning[:8], "little")
     if header_size > _LONGEST_HEADER:
         raise ConfigError(f"{path}: truncated or corrupt (a header of {header_size} bytes); download the file again")
+
+
+class GivenTensors:
+    """Tensors in memory, by the checkpoint's names."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def read(self, name: str, slices: Slices = ()) -> torch.Tensor:
+        return self._tensors[name].detach()[slices]
+
+    def where(self, name: str) -> str:
+        return "the given tensors"
 
 
 class DummySource:

@@ -24,7 +24,7 @@ from common.checkpoint.rules import (
     rules_of,
 )
 from common.checkpoint.sanity import allocated, check_finite, check_memory, look_finite
-from common.checkpoint.sources import DummySource, SafetensorsFolder, Slices, TensorSource
+from common.checkpoint.sources import DummySource, GivenTensors, SafetensorsFolder, Slices, TensorSource
 from common.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -46,17 +46,20 @@ def load_weights(
     seed: int = 0,
     device: torch.device | str = "cpu",
     source: TensorSource | None = None,
+    tensors: Mapping[str, torch.Tensor] | None = None,
     without: Collection[str] = (),
 ) -> dict[str, torch.Tensor]:
     """This rank's parameters by our names (see `rules_of`); dummy weights read no file of `folder`.
 
-    source: a quantized folder's tensors, each of which has to be used; None: the folder's own. without: parameters, by
-    our names, that come from elsewhere.
+    source: a quantized folder's tensors, each of which has to be used. tensors: by the checkpoint's names, on any
+    device. Without either the folder's own are read. without: parameters, by our names, that come from elsewhere.
     Raises ConfigError naming file, tensor and fix, EngineError where they do not fit into memory.
     """
     check_tensor_parallel(config, tp_size)
     is_quantized = source is not None
-    if source is None and load_format == "dummy":
+    if tensors is not None:
+        source = GivenTensors(tensors)
+    elif source is None and load_format == "dummy":
         source = DummySource(config, dtype, seed, device)
     elif source is None:
         _check_no_adapter(Path(folder), lora_path)

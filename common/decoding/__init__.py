@@ -12,11 +12,26 @@ from common.decoding.engine import (
     PassCosts,
     QueuesForwards,
     Room,
+    TakesOrders,
+    carry_out,
     start_forward,
+    taking_orders,
     why_not_routed,
 )
 from common.decoding.likelihood import Likelihood, TextScorer
 from common.decoding.loop import decode_requests
+from common.decoding.orders import (
+    FIRST_VERSION,
+    TAGS,
+    DropWeights,
+    ForgetKV,
+    Order,
+    PutWeights,
+    ReadWeights,
+    ReleaseMemory,
+    ResumeMemory,
+    Tag,
+)
 from common.decoding.plan import (
     NUM_UPLOADED_FIELDS,
     Bool,
@@ -31,7 +46,7 @@ from common.decoding.plan import (
     entries_from,
 )
 from common.decoding.ranks import PredictionOrder, assign_rows, rows_by_rank
-from common.decoding.relay import Command, Relay
+from common.decoding.relay import Command, Hold, Relay
 from common.decoding.request import Completion, GenerationRequest, Rejection, RequestOutput, TokenLogprob
 from common.decoding.scheduling import (
     DREAM,
@@ -48,7 +63,9 @@ from common.decoding.wrapped import WrappedEngine
 
 __all__ = [
     "DREAM",
+    "FIRST_VERSION",
     "NUM_UPLOADED_FIELDS",
+    "TAGS",
     "Bool",
     "Branch",
     "Candidate",
@@ -56,22 +73,30 @@ __all__ = [
     "Command",
     "CommitSpan",
     "Completion",
+    "DropWeights",
     "Engine",
     "EngineCore",
     "FindStop",
+    "ForgetKV",
     "GenerationRequest",
     "GivesLogprobs",
+    "Hold",
     "Int",
     "Likelihood",
     "Logprobs",
     "ModelFacts",
+    "Order",
     "PassCosts",
     "PredictionOrder",
     "Predictions",
+    "PutWeights",
     "QueuesForwards",
+    "ReadWeights",
     "Rejection",
     "Relay",
+    "ReleaseMemory",
     "RequestOutput",
+    "ResumeMemory",
     "Room",
     "RowField",
     "Sampling",
@@ -79,15 +104,19 @@ __all__ = [
     "Scheduler",
     "StepPlan",
     "StepRecord",
+    "Tag",
+    "TakesOrders",
     "TextScorer",
     "TokenLogprob",
     "WrappedEngine",
     "assign_rows",
+    "carry_out",
     "decode_requests",
     "entries_from",
     "host_seconds",
     "rows_by_rank",
     "start_forward",
     "start_warming",
+    "taking_orders",
     "why_not_routed",
 ]

@@ -8,16 +8,18 @@ plans and the same predictions; who comes and goes is rank 0's to say (`Relay`).
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import cast
 
 from common.decoding.admission import why_impossible
-from common.decoding.engine import Engine, GivesLogprobs, start_forward
+from common.decoding.engine import Engine, GivesLogprobs, carry_out, start_forward
 from common.decoding.model_check import ModelCheck
+from common.decoding.orders import Order
 from common.decoding.plan import Predictions, StepPlan
-from common.decoding.relay import Command, digest_of
+from common.decoding.relay import Command, Hold, digest_of
 from common.decoding.request import Completion, GenerationRequest, Rejection, RequestOutput, RequestQueue
 from common.decoding.scheduling import Scheduler
 from common.errors import EngineError
@@ -49,6 +51,8 @@ class EngineCore:
         self._is_over = False
         self._num_steps = 0
         self._num_ended = 0  # in the last step
+        self._held: Hold = ""
+        self._orders: deque[tuple[Order, Callable[[str | None], None]]] = deque()
 
     def add_request(self, request: GenerationRequest) -> None:
         """Queue the request; later steps return its tokens and its end. Called on rank 0.
@@ -63,6 +67,18 @@ class EngineCore:
         if request_id in self._queue.open_ids:
             self._aborted.append(request_id)
 
+    def hold(self, held: Hold) -> None:
+        """Let no request in from the next step on (`requests`), or start no pass either (`passes`), or go on (an empty
+        text). Called on rank 0."""
+        self._held = held
+
+    def order(self, order: Order, then: Callable[[str | None], None]) -> None:
+        """Have every rank carry out an order at the next step, in which nothing is decoded. Called on rank 0.
+
+        then: called with why it cannot be, in one sentence; None once it has been. KV of earlier requests is forgotten.
+        """
+        self._orders.append((order, then))
+
     def why_impossible(self, request: GenerationRequest) -> str | None:
         """Return why this engine could not decode the request even if it were empty; None if it could."""
         return why_impossible(request, self.scheduler, self.engine.capacity)
@@ -73,12 +89,25 @@ class EngineCore:
         return len(self._queue)
 
     @property
+    def has_pass(self) -> bool:
+        """Whether a pass is under way."""
+        return self._under_way is not None
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether a pass is under way, or a request is amid its answer."""
+        return self.has_pass or bool(self.scheduler.active)
+
+    @property
     def has_work(self) -> bool:
         """Whether a step has something to do: requests wait or are being decoded, or results have not been told."""
         if not self._is_leader:
             return not self._is_over
-        is_decoding = bool(self.scheduler.active) or self._under_way is not None or self._failure is not None
-        return is_decoding or not self._queue.is_over
+        if self._under_way is not None or self._failure is not None or self._orders or self._aborted:
+            return True
+        if self._held == "passes":
+            return False
+        return bool(self.scheduler.active) or not (self._held or self._queue.is_over)
 
     def step(self) -> list[RequestOutput]:
         """Finish the pass under way and start the next. Returns what the finished one brought to each request.
@@ -92,8 +121,11 @@ class EngineCore:
         has_finished = self._under_way is not None
         outputs = [self._ended(result) for result in (*self._finish_pass(), *self._abort(command.aborted))]
         self._num_ended = len(outputs)
-        outputs += [self._ended(rejection) for rejection in self._admit()]
-        failure = self._start_pass()
+        if command.order is not None:
+            self._carry_out(command.order)
+        if not command.held:
+            outputs += [self._ended(rejection) for rejection in self._admit()]
+        failure = None if command.held == "passes" else self._start_pass()
         # While the device computes:
         if has_finished:
             outputs += self._progress()
@@ -115,13 +147,15 @@ class EngineCore:
     def _agree(self) -> Command:
         """Exchange which requests come and go in this step; rank 0 decides."""
         aborted, self._aborted = tuple(self._aborted), []
+        order = self._orders[0][0] if self._orders else None
         if self._relay is None:
-            return Command(aborted=aborted)
+            return Command(aborted=aborted, held=self._held, order=order)
         plan = self._under_way[0] if self._under_way else None
         digest = digest_of(plan)
         command = Command()
         if self._is_leader:
-            command = Command(self._queue.release(self.scheduler.num_slots), aborted, digest)
+            added = self._queue.release(self.scheduler.num_slots)
+            command = Command(added, aborted, digest, held=self._held, order=order)
         command = self._relay.exchange(command, self._num_steps)
         if command.is_over:
             self._is_over = True
@@ -133,6 +167,13 @@ class EngineCore:
         if not self._is_leader:
             self._queue.receive(command.added)
         return command
+
+    def _carry_out(self, order: Order) -> None:
+        assert not self.scheduler.active, "whoever orders waits until nothing is decoded"
+        self.scheduler.forget_prefixes()
+        problem = carry_out(self.engine, order)
+        if self._orders:
+            self._orders.popleft()[1](problem)
 
     def _finish_pass(self) -> list[Completion | Rejection]:
         if self._under_way is None:

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from common.config import DecodeConfig
+from common.decoding.orders import DropWeights, Order, ReadWeights, Tag
 from common.decoding.plan import Int, Logprobs, Predictions, Score, StepPlan
 from common.decoding.relay import Relay
+from common.errors import ConfigError
 
 
 class Room(NamedTuple):
@@ -196,3 +198,39 @@ def start_forward(engine: Engine, plan: StepPlan) -> Callable[[], Predictions]:
     queueing = cast(QueuesForwards, engine)
     queueing.launch(plan)
     return queueing.receive
+
+
+class TakesOrders(Protocol):
+    """An engine whose weights can be replaced, and whose memory can be given back.
+
+    weight_version: of the weights in force. released: what of its memory has been given back.
+    """
+
+    weight_version: str
+    released: frozenset[Tag]
+
+    def obey(self, order: Order) -> None:
+        """Carry an order out while nothing is decoded. Raises ConfigError, with nothing changed, where it cannot be."""
+
+
+def taking_orders(engine: Engine) -> TakesOrders:
+    """Return the engine as one that takes orders. Raises ConfigError if it takes none."""
+    if not hasattr(engine, "obey"):
+        raise ConfigError("this engine keeps its weights and its memory: start it again instead")
+    return cast(TakesOrders, engine)
+
+
+def carry_out(engine: Engine, order: Order) -> str | None:
+    """Carry an order out on this rank, as all ranks of its replica do. Return why one of them cannot, the same on all;
+    None once all have."""
+    problem = None
+    try:
+        taking_orders(engine).obey(order)
+    except ConfigError as error:
+        problem = str(error)
+    relay = engine.mesh.relay
+    problems = [problem] if relay is None else relay.gather(problem)
+    found = next((one for one in problems if one is not None), None)
+    if found is not None and problem is None and isinstance(order, ReadWeights):
+        taking_orders(engine).obey(DropWeights())
+    return found

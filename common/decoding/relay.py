@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import zlib
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
+from common.decoding.orders import Order
 from common.decoding.plan import StepPlan
 from common.decoding.request import GenerationRequest
 
+Hold = Literal["", "requests", "passes"]  # nothing; no request is let in; no pass is started either
+
 
 class Command(NamedTuple):
-    """added: in the order in which they wait. aborted: ids. digest: of the pass under way. is_over: no step follows."""
+    """added: in the order in which they wait. aborted: ids. digest: of the pass under way. is_over: no step follows.
+    held: what does not go on in this step. order: to be carried out in it."""
 
     added: tuple[GenerationRequest, ...] = ()
     aborted: tuple[str, ...] = ()
     digest: int = 0
     is_over: bool = False
+    held: Hold = ""
+    order: Order | None = None
 
 
 class Relay(Protocol):
@@ -26,6 +32,9 @@ class Relay(Protocol):
 
         step: how many passes have been finished. Raises EngineError naming rank and step where a rank is gone.
         """
+
+    def gather(self, said: str | None) -> list[str | None]:
+        """Return what every rank of the replica has to say, by rank. Raises EngineError where one is gone."""
 
 
 def digest_of(plan: StepPlan | None) -> int:

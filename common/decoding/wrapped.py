@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, cast
 
 from common.config import DecodeConfig
-from common.decoding.engine import Engine, GivesLogprobs, PassCosts, start_forward
+from common.decoding.engine import Engine, GivesLogprobs, PassCosts, start_forward, taking_orders
+from common.decoding.orders import FIRST_VERSION, Order, Tag
 from common.decoding.plan import Int, Logprobs, Predictions, StepPlan
 
 
@@ -49,6 +50,17 @@ class WrappedEngine:
 
     def describe(self) -> dict[str, Any]:
         return self.engine.describe()
+
+    @property
+    def weight_version(self) -> str:
+        return getattr(self.engine, "weight_version", FIRST_VERSION)
+
+    @property
+    def released(self) -> frozenset[Tag]:
+        return getattr(self.engine, "released", frozenset())
+
+    def obey(self, order: Order) -> None:
+        taking_orders(self.engine).obey(order)
 
     def close(self) -> None:
         self.engine.close()

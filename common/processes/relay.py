@@ -35,6 +35,16 @@ class ReplicaRelay:
         except RuntimeError as error:
             raise EngineError(f"rank {self._rank}, step {step}: {LOST_PEER} ({first_line(error)})") from error
 
+    def gather(self, said: str | None) -> list[str | None]:
+        import torch.distributed as dist
+
+        found: list[str | None] = [None] * dist.get_world_size(self._group)
+        try:
+            dist.all_gather_object(found, said, group=self._group)
+        except RuntimeError as error:
+            raise EngineError(f"rank {self._rank}: {LOST_PEER} ({first_line(error)})") from error
+        return found
+
     def _exchange(self, command: Command) -> Command:
         import torch
         import torch.distributed as dist

@@ -1,5 +1,5 @@
 """How a step runs on a device, as far as that is the same on all: the engine with its two halves of a pass, pages of KV
-memory, collectives, waiting with a deadline, times, floors; and the model, loaded.
+memory, collectives, waiting with a deadline, times, floors; and the model, loaded, replaced and given back.
 
 Engine packages subclass `engine.DeviceEngine` over their kernels and their KV memory.
 """
@@ -9,13 +9,12 @@ from common.runtime.engine import DeviceEngine
 from common.runtime.facts import facts_of
 from common.runtime.fitting import check_decode, check_settings, check_strategy
 from common.runtime.floors import REPEATS, Clock, matrix_size, measure_floors
-from common.runtime.load import ModelLoader
 from common.runtime.memory import allocating_kv, pages_within
 from common.runtime.paging import NO_SLOT, PagedCapacity, PagePool, PageTable, pages_for, slots_going_on
 from common.runtime.reads import ReadBuffers, ReadsKey
-from common.runtime.schemes import linear_schemes, scheme_at_load
 from common.runtime.upload import Upload
 from common.runtime.waiting import DeviceEvent, explained, wait_until_done
+from common.runtime.weights import Holdings, ModelLoader, linear_schemes, scheme_at_load
 from common.runtime.workload import (
     num_matrix_weights,
     num_weights_read,
@@ -31,6 +30,7 @@ __all__ = [
     "Collectives",
     "DeviceEngine",
     "DeviceEvent",
+    "Holdings",
     "ModelLoader",
     "PagePool",
     "PageTable",

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from common.config import DecodeConfig
-from common.decoding import Capacity, Int, Logprobs, PassCosts, PredictionOrder, Predictions, StepPlan
+from common.decoding import Capacity, Int, Logprobs, Order, PassCosts, PredictionOrder, Predictions, StepPlan, Tag
 from common.errors import EngineError
 from common.model import Decoder
 from common.processes import close_mesh
@@ -36,6 +36,7 @@ from common.runtime.paging import PagePool
 from common.runtime.reads import ReadBuffers, ReadsKey
 from common.runtime.times import PassTimes, Stopwatch
 from common.runtime.waiting import DeviceEvent, explained
+from common.runtime.weights import Holdings
 from graphs.runner import Agree, Capture, Entry, GraphRunner, capture_costs, graph_uses
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,10 @@ class KVMemory(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """What can be given back and taken again."""
+
 
 class Commits(Protocol):
     """Which KV is whose, and how it becomes final."""
@@ -82,11 +87,13 @@ class DeviceEngine(ABC):
     number. agree: as GraphRunner's, of the layers and of the head.
 
     layers, head: the two halves. runners: all that is captured. key: the shape of the layers that were launched last.
+    holdings: set once all is loaded.
     """
 
     name: str  # as profiles have it
     clock: Clock  # for this kind of device
     key: LayersShape
+    holdings: Holdings
 
     def __init__(
         self, model: Decoder, cache: KVMemory, kv: Commits, capacity: Capacity, collectives: Collectives,
@@ -162,6 +169,28 @@ class DeviceEngine(ABC):
         if self._done is not None:
             self._done.record()
         return self._done
+
+    @property
+    def weight_version(self) -> str:
+        return self.holdings.version
+
+    @property
+    def released(self) -> frozenset[Tag]:
+        return self.holdings.released
+
+    def obey(self, order: Order) -> None:
+        """As `common.decoding.TakesOrders.obey`."""
+        if self._under_way is not None:
+            self.receive()  # somebody stopped asking in the middle of a step
+        try:
+            self.holdings.obey(order)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+    def forget_captures(self) -> None:
+        """Free what is captured; it is captured anew where it is wanted."""
+        for runner in self.runners:
+            runner.release()
 
     def run(self, plan: StepPlan) -> Predictions:
         """A pass before the first step: no step is counted, and the device's errors come as they are."""
@@ -270,8 +299,7 @@ class DeviceEngine(ABC):
     def close(self) -> None:
         if self._has_failed:
             return  # a collective may still wait on the device for a peer: only the process's end is sure to end it
-        for runner in self.runners:
-            runner.release()
+        self.forget_captures()
         close_mesh()
 
     @property

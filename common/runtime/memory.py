@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import torch
 
 from common.errors import EngineError, is_out_of_memory
 
@@ -30,3 +34,13 @@ def allocating_kv(num_requests: int, max_model_len: int, num_bytes: int) -> Iter
             f"the KV cache of {num_requests} requests of {max_model_len} positions needs {num_bytes / 2**30:.1f} GiB, "
             "which cannot be allocated: lower max_num_requests or max_model_len"
         ) from error
+
+
+def return_free_memory(device: torch.device) -> None:
+    """Return what this process has freed, and keeps for later, to the machine: others can use it then."""
+    gc.collect()
+    if device.type != "cpu":
+        torch.get_device_module(device).empty_cache()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from common.config import DecodeConfig, RunConfig
-from common.decoding import GenerationRequest, StepRecord, TokenLogprob
+from common.decoding import FIRST_VERSION, GenerationRequest, Order, StepRecord, TokenLogprob
 
 if TYPE_CHECKING:
     from common.generate import Generator
@@ -36,6 +36,35 @@ class AbortCall(NamedTuple):
 
     number: int
     call_id: str | None
+
+
+class Pause(NamedTuple):
+    """Begin no request. mode: those that have begun are aborted, as are those that wait; or end as ever (`wait`); or
+    stand still between two passes (`in_place`)."""
+
+    mode: Literal["abort", "wait", "in_place"] = "abort"
+
+
+class Continue(NamedTuple):
+    """End the pause."""
+
+
+class Ask(NamedTuple):
+    """Have the engine do something beside answers. key: of the call that asks, which `Obeyed` answers. is_aborting: all
+    open requests are aborted, instead of waiting for their ends."""
+
+    key: str
+    what: Order | Pause | Continue
+    is_aborting: bool = False
+
+
+class Obeyed(NamedTuple):
+    """What was asked has been done; problem: why it cannot be, and status of HTTP for that."""
+
+    key: str
+    problem: str | None = None
+    status: int = 400
+    weight_version: str = FIRST_VERSION
 
 
 class Over(NamedTuple):
@@ -111,7 +140,8 @@ class Ended(NamedTuple):
     """token_ids, logprobs: those that no `Tokens` has told of. The counts and step_map are of the whole request, as in
     `Completion`.
 
-    queue_s, prefill_s, total_s: seconds of waiting, from then to the end of the first pass, and from then to the end.
+    weight_version: of the weights that computed it. queue_s, prefill_s, total_s: seconds of waiting, from then to the
+    end of the first pass, and from then to the end.
     """
 
     id: str
@@ -127,6 +157,7 @@ class Ended(NamedTuple):
     total_s: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
     step_map: tuple[int, ...] = ()
+    weight_version: str = FIRST_VERSION
 
 
 class Failed(NamedTuple):
@@ -145,6 +176,7 @@ class Counts:
 
     num_running_now: int = 0
     num_waiting_now: int = 0
+    weight_version: str = FIRST_VERSION
     num_slots: int = 0
     kv_usage: float = 0.0
     forwards: dict[str, int] = field(default_factory=dict)

@@ -39,6 +39,10 @@ class PagedKVCache:
     def dtype(self) -> torch.dtype:
         return self.layers[0][0].dtype
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [tensor for pair in self.layers for tensor in pair]
+
     def copy_pages(self, copies: list[tuple[int, int]]) -> None:
         """Copy pages (from, to) in all layers, by views: index tensors would have to be sent to the device."""
         for source, target in copies:

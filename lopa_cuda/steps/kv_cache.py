@@ -118,6 +118,11 @@ class PagedKVCache:
         return self.committed.dtype
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """What can be given back and taken again: peers write the other staging memory."""
+        return [self.committed] if self.peers else [self.committed, self.captured_staging]
+
+    @property
     def num_bytes(self) -> int:
         num_elements = self.committed.numel() + self.captured_staging.numel()
         return num_elements * self.committed.element_size()

@@ -130,6 +130,10 @@ class Scheduler:
         dropped = self._requests.drop(request_id, self._clock())
         return None if dropped is None else self._freed(*dropped)
 
+    def forget_prefixes(self) -> None:
+        """Have no request use KV again that an earlier one has left."""
+        self._prompt_of_slot = [()] * len(self._prompt_of_slot)
+
     def room_of(self, request: GenerationRequest) -> Room:
         return Room(len(request.prompt), self.decode_of(request))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from common.decoding import EngineCore, Rejection, RequestOutput, Room, StepRecord
+from common.serving.engine.control import Control
 from common.serving.engine.links import Links
 from common.serving.engine.passes import CountedEngine
-from common.serving.messages import Abort, Accepted, Add, Ended, Over, Passed, Rejected, Tokens
+from common.serving.messages import Abort, Accepted, Add, Ask, Ended, Over, Passed, Rejected, Tokens
 
 logger = logging.getLogger(__name__)
 _IDLE_S = 0.2  # the other ranks of a replica hear of rank 0 so often
@@ -36,12 +38,13 @@ class RequestLoop:
     """From the front end into an EngineCore and back. `is_over` once the front end has said so.
 
     A front end that lags costs its clients their streams of passes and the others nothing: what has become final waits
-    here, together, until it reads again.
+    here, together, until it reads again. in_force: as Control's.
     """
 
     core: EngineCore
     engine: CountedEngine
     link: Links
+    in_force: Path | None = None
     is_over: bool = False
     _served: dict[str, _Served] = field(default_factory=dict)
     _watched: set[str] = field(default_factory=set)
@@ -49,6 +52,10 @@ class RequestLoop:
     _answers: list[Any] = field(default_factory=list)
     _counted_at: float = 0.0
     _was_idle: bool = False
+    control: Control = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.control = Control(self.core, self.engine, lambda: tuple(self._served), self.in_force)
 
     def run(self) -> None:
         """Run until the front end says that it is over. Raises EngineError where the engine is gone, LinkClosed where
@@ -61,11 +68,13 @@ class RequestLoop:
                 self._take(message)
             if has_peers or self.core.has_work:
                 self._tell(self.core.step())
+            told = self.control.go_on()
             if self.link.is_behind:
                 self._lose_watched()
             else:
                 self._flush()
-                self._count()
+                self._count(is_due=bool(told))
+            self._answers += told
             self.link.send(self._answers)
             self._answers.clear()
         self.core.end()
@@ -75,6 +84,8 @@ class RequestLoop:
             self._add(message)
         elif isinstance(message, Abort):
             self.core.abort(message.id)
+        elif isinstance(message, Ask):
+            self.control.take(message)
         elif isinstance(message, Over):
             self.is_over = True
 
@@ -156,13 +167,14 @@ class RequestLoop:
                 total_s=result.total_s,
                 logprobs=last.logprobs,
                 step_map=result.step_map,
+                weight_version=self.engine.weight_version,
             )
         )
 
-    def _count(self) -> None:
-        """Tell the counts a few times a second, and once when there is nothing more to do."""
+    def _count(self, *, is_due: bool) -> None:
+        """Tell the counts a few times a second, once when there is nothing more to do, and where it is due."""
         now, is_idle = time.monotonic(), not self.core.has_work
-        if now - self._counted_at < _COUNT_S and (not is_idle or self._was_idle):
+        if not is_due and now - self._counted_at < _COUNT_S and (not is_idle or self._was_idle):
             return
         self._counted_at, self._was_idle = now, is_idle
         self._answers.append(self.engine.now(len(self.core.scheduler.active), self.core.num_waiting))

@@ -63,6 +63,7 @@ class CountedEngine(WrappedEngine):
         self._count_winners()
         counts = self.counts
         counts.num_running_now, counts.num_waiting_now = num_running, num_waiting
+        counts.weight_version = self.weight_version
         counts.windows_histogram = self._windows.tolist()
         pages = self.engine.describe().get("kv_pages")
         counts.kv_usage = pages["in_use"] / pages["total"] if pages else num_running / counts.num_slots

@@ -36,6 +36,7 @@ from common.serving.messages import Hello
 logger = logging.getLogger(__name__)
 FRONT_ENDS = "LOPA_FRONT_ENDS"  # set for a replica: the sockets that front ends listen to
 REPLICA = "LOPA_REPLICA"  # and its number
+_IN_FORCE = "LOPA_WEIGHTS_IN_FORCE"  # and the file that says which weights replaced those of the start
 _POLL_S = 0.1
 _LONGEST_WAIT_S = 60.0  # before the next start of a replica that fails again and again
 _ENDING_S = 10.0
@@ -57,6 +58,12 @@ def join_front_ends() -> Links:
     return Links(links)
 
 
+def in_force() -> Path | None:
+    """Return the file in which replicas note the weights that replaced those of the start; None without replicas."""
+    path = os.environ.get(_IN_FORCE)
+    return None if path is None else Path(path)
+
+
 def serve_replicas(profile: DeviceProfile, run: RunConfig) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError, or EngineError where a front end ends, or a replica does at
     its first start."""
@@ -76,7 +83,8 @@ def serve_replicas(profile: DeviceProfile, run: RunConfig) -> None:
         command, joined = _command(profile, run, folder), os.pathsep.join(map(str, paths))
         replicas = []
         for place in range(number):
-            own = {FRONT_ENDS: joined, REPLICA: str(place), **_share(profile, place, number)}
+            own = {FRONT_ENDS: joined, REPLICA: str(place), _IN_FORCE: str(folder / "weights.json")}
+            own |= _share(profile, place, number)
             replicas.append(Replica(place, command, own, cores_of(place, number), folder / f"error{place}"))
             stack.callback(replicas[-1].kill)
             replicas[-1].start()

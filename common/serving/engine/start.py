@@ -13,7 +13,7 @@ from common.serving.engine.front import LAST_WORDS_S, check_serving, listen, sta
 from common.serving.engine.links import Links
 from common.serving.engine.loop import RequestLoop
 from common.serving.engine.passes import CountedEngine
-from common.serving.engine.replicas import FRONT_ENDS, join_front_ends, serve_replicas, starts_replicas
+from common.serving.engine.replicas import FRONT_ENDS, in_force, join_front_ends, serve_replicas, starts_replicas
 from common.serving.link import LinkClosed
 from common.serving.messages import Failed, Ready
 
@@ -84,6 +84,8 @@ def answer_requests(generator: Generator, links: Links, drain: Callable[[], None
     if drain is not None:
         drain_on_signals(drain)
     with generator.decoding() as core:
+        loop = RequestLoop(core, engine, links, in_force())
+        loop.control.catch_up()
         links.send([Ready.of(generator)])
-        RequestLoop(core, engine, links).run()
+        loop.run()
     generator.close()

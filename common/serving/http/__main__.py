@@ -25,6 +25,7 @@ from common.serving.http.app import build_app
 from common.serving.http.connections import KEEP_ALIVE_S, connection_class, make_room, tell_of_loop, tell_seldom
 from common.serving.http.engines.client import EngineClient
 from common.serving.http.gate import hosts_of
+from common.serving.http.rollouts import add_rollouts
 from common.serving.http.service import Service
 from common.serving.link import LENGTH_BYTES, framed
 from common.serving.messages import Begin, Hello, Ready
@@ -71,8 +72,10 @@ class FrontEnd:
         self._service = Service(begin.run, begin.model_names, self._engine, live_page(*served))
         self._room = make_room(self._serve.max_connections)
         hosts = hosts_of(listening.getsockname()[0], self._serve.host, self._serve.allowed_hosts, begin.keys)
+        app = build_app(self._service, begin.keys, hosts)
+        add_rollouts(app, self._service)
         config = uvicorn.Config(
-            build_app(self._service, begin.keys, hosts),
+            app,
             http=connection_class(self._room),
             ws="none",
             backlog=self._room.num_accepted_at_once,

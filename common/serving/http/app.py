@@ -51,7 +51,8 @@ class ErrorBody(BaseModel):
     error: ErrorFields
 
 
-def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe these refusals of a route."""
     described: dict[int | str, dict[str, Any]] = {
         status: {"model": ErrorBody, "description": HTTPStatus(status).phrase} for status in statuses
     }
@@ -67,7 +68,7 @@ def _linked(operation: str, field: str, source: str, description: str = "") -> d
 
 _STREAMED = _linked("abort_request", "request_id", "id", "One JSON, or events with stream true")
 _STREAMED[200]["content"] = {"text/event-stream": {}}
-_TAKES_BODY = _refusals(400, 401, 403, 404, 408, 413, 503)
+_TAKES_BODY = refusals(400, 401, 403, 404, 408, 413, 503)
 _ROUTES = """<!doctype html>
 <html lang="en"><meta name="viewport" content="width=device-width"><title>LoPA: routes</title>
 <style>{colours}
@@ -111,7 +112,7 @@ def _add_errors(app: FastAPI) -> None:
 def _add_state(app: FastAPI, service: Service) -> None:
     engine = service.engine
 
-    @app.get("/", response_class=HTMLResponse, responses=_refusals(403))
+    @app.get("/", response_class=HTMLResponse, responses=refusals(403))
     async def page() -> Response:
         return HTMLResponse(service.page)
 
@@ -122,30 +123,30 @@ def _add_state(app: FastAPI, service: Service) -> None:
         return HTMLResponse(_ROUTES.format(colours=colours(), routes=listed))
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health", responses=_refusals(403, 503))
+    @app.get("/health", responses=refusals(403, 503))
     async def health() -> Response:
         engine.require_alive()
         return JSONResponse({"status": engine.state})
 
     @app.head("/ready", include_in_schema=False)
-    @app.get("/ready", responses=_refusals(403, 503))
+    @app.get("/ready", responses=refusals(403, 503))
     async def ready() -> Response:
         engine.require_ready()
         return JSONResponse({"status": "ready", "replicas": [replica.state for replica in engine.replicas]})
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses=_refusals(403))
+    @app.get("/metrics", response_class=PlainTextResponse, responses=refusals(403))
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get("/version", responses=_refusals(401, 403))
+    @app.get("/version", responses=refusals(401, 403))
     async def version() -> dict[str, str]:
         return {"version": LOPA_VERSION}
 
-    @app.get("/v1/models", responses=_refusals(401, 403))
+    @app.get("/v1/models", responses=refusals(401, 403))
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [service.model_card(name) for name in service.model_names]}
 
-    @app.get("/v1/models/{name:path}", responses=_refusals(401, 403, 404))
+    @app.get("/v1/models/{name:path}", responses=refusals(401, 403, 404))
     async def model(name: str) -> dict[str, Any]:
         service.check_model(name)
         return service.model_card(name)

@@ -99,6 +99,7 @@ class Service:
             "root": known_as(self.run.model),
             "parent": None,
             "max_model_len": self.max_model_len,
+            "weight_version": self.engine.weight_version,
             "permission": [],
         }
 

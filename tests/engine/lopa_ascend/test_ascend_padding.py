@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common.decoding import ReleaseMemory, ResumeMemory, carry_out
 from common.runtime import PagePool
 from graphs.runner import Replay
 from lopa_ascend.assemble import assemble
@@ -67,6 +68,16 @@ def test_no_more_shapes_are_captured_than_allowed() -> None:
     wanted = assemble(profile(), run_of(decode, 3))
     assert decode_all(engine, decode, PROMPTS[:4]) == decode_all(wanted, decode, PROMPTS[:4])
     assert (engine.layers.num_captured, engine.head.num_captured) == (4, 2)
+
+
+def test_what_was_captured_is_captured_again_once_all_memory_is_there() -> None:
+    engine, decode = static_engine(2), causal()
+    before, num_captured = decode_all(engine, decode, PROMPTS[:2]), engine.layers.num_captured
+    assert carry_out(engine, ReleaseMemory()) is carry_out(engine, ResumeMemory(("weights",))) is None
+    assert engine.layers.num_captured == engine.head.num_captured == 0
+    assert carry_out(engine, ResumeMemory(("kv_cache",))) is None
+    assert 0 < engine.layers.num_captured <= num_captured
+    assert decode_all(engine, decode, PROMPTS[:2]) == before
 
 
 def check_padding(flat: FlatStep, num_tokens: int, num_rows: int) -> None:

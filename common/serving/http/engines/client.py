@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from common.decoding import Order as EngineOrder
 from common.serving.http.engines.replica import Answer, Replica
 from common.serving.http.errors import ApiError
 from common.serving.http.orders import Order
@@ -20,11 +21,15 @@ from common.serving.messages import (
     AbortCall,
     Aborted,
     Add,
+    Ask,
+    Continue,
     Counts,
     Ended,
     Failed,
+    Obeyed,
     Over,
     Passed,
+    Pause,
     Ready,
     Rejected,
     call_names,
@@ -71,6 +76,7 @@ class EngineClient:
         self._next = 0  # of replicas that have as few requests, the first from here on
         self._aborts: dict[int, asyncio.Queue[int]] = {}
         self._num_aborts = 0
+        self._asked: dict[tuple[str, int], asyncio.Future[Obeyed | None]] = {}  # by call and replica
 
     @property
     def state(self) -> str:
@@ -163,6 +169,35 @@ class EngineClient:
         finally:
             del self._aborts[number]
 
+    async def ask(
+        self, what: EngineOrder | Pause | Continue, key: str, *, is_aborting: bool = False,
+        to: Sequence[int] | None = None,
+    ) -> dict[int, Obeyed | None]:  # fmt: skip
+        """Have replicas do something beside answers, all of them unless `to` has their numbers. Return what each says;
+        None of one that has ended. key: of the call, see `Ask`. Raises ApiError where one of all is not ready."""
+        if to is None:
+            self.require_ready()
+            if len(self._usable()) < len(self.replicas):
+                raise ApiError(503, "not all replicas are ready: send it again once GET /ready lists all of them so")
+            to = range(len(self.replicas))
+        asked = {number: asyncio.get_running_loop().create_future() for number in to}
+        self._asked |= {(key, number): future for number, future in asked.items()}
+        try:
+            for number in to:
+                if self.replicas[number].state == "dead":
+                    asked[number].set_result(None)
+                self.replicas[number].send([Ask(key, what, is_aborting)])
+            return {number: await future for number, future in asked.items()}
+        finally:
+            for number in to:
+                del self._asked[key, number]
+
+    @property
+    def weight_version(self) -> str:
+        """Of the weights in force."""
+        replica = next((one for one in self.replicas if one.state == "ready"), self.replicas[0])
+        return replica.counts.weight_version
+
     def drain(self) -> None:
         self._is_draining = True
 
@@ -223,6 +258,8 @@ class EngineClient:
         elif isinstance(message, Aborted):
             if message.number in self._aborts:
                 self._aborts[message.number].put_nowait(message.num_requests)
+        elif isinstance(message, Obeyed):
+            self._note(message.key, replica, message)
         elif not isinstance(message, Failed):
             request_id = message.record.request_id if isinstance(message, Passed) else message.id
             answer = replica.answers.get(request_id)
@@ -248,3 +285,11 @@ class EngineClient:
         self._send_off(moved)
         for counts in self._aborts.values():
             counts.put_nowait(0)
+        for key, _ in [*self._asked]:
+            self._note(key, replica, None)
+
+    def _note(self, key: str, replica: Replica, obeyed: Obeyed | None) -> None:
+        """Note what a replica says to what it was asked, unless another front end has asked."""
+        future = self._asked.get((key, replica.number))
+        if future is not None and not future.done():
+            future.set_result(obeyed)

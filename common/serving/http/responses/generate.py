@@ -65,6 +65,7 @@ class GenerateCall:
             "token_ids": list(one.token_ids),
             "finish_reason": one.finish_reason,
             "stop_reason": one.stop_reason,
+            "weight_version": one.ended.weight_version,
             "usage": counts,
             "diffusion": pass_counts([one.ended], [order]),
         }
@@ -77,6 +78,7 @@ class GenerateCall:
                 "finish_reason": {"type": one.finish_reason},
                 "prompt_tokens": counts["prompt_tokens"],
                 "completion_tokens": counts["completion_tokens"],
+                "weight_version": one.ended.weight_version,
                 **self._logprobs(one.told),
             }
         return body

@@ -1,0 +1,50 @@
+"""Weights are replaced on all ranks or on none, and decode what a fresh start on one rank does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.config import MeshConfig
+from tests.conftest import GOLDEN
+from tests.distributed import weights_worker
+from tests.other_weights import write_other
+
+WORKER = Path(weights_worker.__file__)
+MODEL = GOLDEN / "model_a"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    parent = tmp_path_factory.mktemp("models")
+    return [str(MODEL), *(str(write_other(parent / str(number), number, MODEL)) for number in (10, 20))]
+
+
+@pytest.mark.parametrize(
+    ("engine", "bp", "tp"),
+    [
+        ("lopa_cuda", 1, 2),
+        ("lopa_cuda", 2, 1),
+        pytest.param("lopa_ascend", 1, 2, marks=pytest.mark.slow),
+        pytest.param("lopa_ascend", 2, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_all_ranks_replace_or_none(engine: str, bp: int, tp: int, models: list[str], tmp_path: Path) -> None:
+    fresh = [weights_worker.tokens_of(weights_worker.engine_of(engine, model, MeshConfig())) for model in models]
+    assert fresh[0] != fresh[1] != fresh[2] != fresh[0]
+    command = [sys.executable, str(WORKER), engine, str(bp), str(tp), str(tmp_path), *models]
+    paths = os.pathsep.join([str(WORKER.parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank*.json"))]
+    assert len(ranks) == bp * tp
+    for *replaced, (problem, after), resumed in ranks:
+        assert replaced == fresh
+        assert "none: no such folder" in problem, "what one rank cannot do, none does"
+        assert after == resumed == fresh[-1]

@@ -1,0 +1,75 @@
+"""The ranks of a distributed test: decode, replace the weights, decode again, on the mesh of the command line.
+
+tests/distributed/weights_worker.py ENGINE BP TP OUTPUT_FOLDER MODEL...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
+from common.decoding import (
+    Completion,
+    GenerationRequest,
+    PutWeights,
+    ReadWeights,
+    ReleaseMemory,
+    ResumeMemory,
+    Scheduler,
+    carry_out,
+    decode_requests,
+)
+from common.platforms import build_engine
+from tests.distributed.ranks import fork_ranks
+
+MASK, EOS = 310, 300
+PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(9 + 6 * n)] for n in range(3)]
+DECODE = DecodeConfig(
+    num_lookahead=3, block_size=16, max_new_tokens=48, window_attention="block_causal", shift_row="fresh"
+)
+
+
+def engine_of(name: str, model: str, mesh: MeshConfig) -> Any:
+    profile = DeviceProfile(
+        name="test", engine=name, device="cpu", dtype="float32", max_model_len=256, mesh=mesh  # type: ignore[arg-type]
+    )  # fmt: skip
+    return build_engine(profile, RunConfig(model=model, max_num_requests=2, decode=DECODE))
+
+
+def tokens_of(engine: Any) -> list[list[int]]:
+    scheduler = Scheduler(DECODE, mask_token_id=MASK, eos_token_id=EOS, num_slots=2)
+    requests = (GenerationRequest(str(n), tuple(prompt)) for n, prompt in enumerate(PROMPTS))
+    ended = [done for done in decode_requests(requests, scheduler, engine) if isinstance(done, Completion)]
+    return [list(done.canvas_token_ids) for done in sorted(ended, key=lambda done: done.id)]
+
+
+def run_rank(name: str, mesh: MeshConfig, models: list[str], output: Path) -> None:
+    torch.set_num_threads(1)
+    engine = engine_of(name, models[0], mesh)
+    found: list[Any] = [tokens_of(engine)]
+    for model in models[1:]:
+        for order in (ReadWeights(model), PutWeights()):
+            assert carry_out(engine, order) is None
+        found.append(tokens_of(engine))
+    missing = ReadWeights(models[0] if engine.mesh.rank == 0 else "none")
+    found.append([carry_out(engine, missing), tokens_of(engine)])
+    for order in (ReleaseMemory(), ResumeMemory()):
+        assert carry_out(engine, order) is None
+    found.append(tokens_of(engine))
+    (output / f"rank{engine.mesh.rank}.json").write_text(json.dumps(found))
+    engine.close()
+
+
+def main() -> None:
+    name, bp, tp, output, *models = sys.argv[1:]
+    mesh = MeshConfig(branch_parallel_size=int(bp), tensor_parallel_size=int(tp))
+    fork_ranks(run_rank, mesh.num_processes, name, mesh, models, Path(output))
+
+
+if __name__ == "__main__":
+    main()

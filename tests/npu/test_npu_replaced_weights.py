@@ -1,0 +1,49 @@
+"""Weights on simulated devices: replaced under captured graphs, given back and taken again, they decode what a fresh
+engine does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.decoding import PutWeights, ReadWeights, ReleaseMemory, ResumeMemory, carry_out
+from tests.npu.test_npu_engine import MODEL, causal, decode_all, engine_on, one_thread
+from tests.other_weights import write_other
+
+__all__ = ["one_thread"]
+pytestmark = pytest.mark.sim
+
+
+@pytest.mark.usefixtures("npu")
+@pytest.mark.parametrize(
+    ("mode", "quantization"),
+    [
+        ("npugraph", "w8a8"),
+        ("eager", None),
+        pytest.param("npugraph", None, marks=pytest.mark.slow),
+        pytest.param("torchair", "w8a8", marks=pytest.mark.slow),
+        pytest.param("npugraph_ex", None, marks=pytest.mark.slow),
+    ],
+)
+def test_replaced_weights_decode_what_a_fresh_engine_does(mode: str, quantization: str | None, tmp_path: Path) -> None:
+    decode = causal(shift_row="fresh")
+    other = write_other(tmp_path / "other", 10, MODEL)
+    models = {"": MODEL, "other": other}
+    fresh = {
+        name: decode_all(engine_on("npu", decode, quantization, mode, model, tmp_path / f"cache{name}"), decode)
+        for name, model in models.items()
+    }
+    assert fresh[""] != fresh["other"]
+    engine = engine_on("npu", decode, quantization, mode, cache_dir=tmp_path / "cache")
+    assert decode_all(engine, decode) == fresh[""]
+    num_captured = engine.layers.num_captured
+    for name in ("other", "", "other"):
+        assert carry_out(engine, ReadWeights(str(models[name]))) is carry_out(engine, PutWeights()) is None
+        assert decode_all(engine, decode) == fresh[name]
+    assert engine.layers.num_captured == num_captured, "graphs stay"
+    assert carry_out(engine, ReleaseMemory()) is None
+    held = [*engine.model.parameters(), *engine.model.buffers(), *engine.cache.tensors]
+    assert not any(tensor.untyped_storage().nbytes() for tensor in held) and engine.layers.num_captured == 0
+    assert carry_out(engine, ResumeMemory()) is None
+    assert decode_all(engine, decode) == fresh["other"]
