@@ -113,6 +113,8 @@ def _text_of(line: InputLine, source: InputConfig, prompts: PromptMaker) -> tupl
     """Return prompt and text of a line, or why there are none."""
     field = source.target_field
     assert field is not None, "the caller has asked"
+    if line.is_openai:
+        return f"line {line.number}: it is of an OpenAI batch file, which has no texts to score: remove target_field"
     prompt, target = prompt_of(line, source, prompts), line.fields.get(field)
     if isinstance(prompt, str):
         return prompt

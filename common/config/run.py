@@ -88,6 +88,8 @@ class InputConfig(Settings):
             raise ValueError("benchmark makes the prompts: remove prompt_template, or benchmark")
         if self.benchmark is not None and self.target_field is not None:
             raise ValueError("benchmark marks answers that are decoded: remove target_field, or benchmark")
+        if self.settings_field is not None and self.target_field is not None:
+            raise ValueError("settings_field is of lines that are decoded: remove it, or target_field")
         return self
 
 

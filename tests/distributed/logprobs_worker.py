@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 
-from common.config import DeviceProfile, MeshConfig
+from common.checkpoint import load_model_config
+from common.config import DecodeConfig, DeviceProfile, MeshConfig
+from common.decoding import TextScorer
 from tests.distributed.ranks import fork_ranks
-from tests.telling import Decoded
+from tests.distributed.strategies_worker import MASK, MODELS, PROMPTS, SHARED
+from tests.telling import FAMILIES, Decoded
 
 SETTINGS = [(7, 0.0), (3, 0.8), (0, 0.0)]  # lookaheads, of which the engine is built for the most, and temperature
 
@@ -44,7 +47,19 @@ def told_of(profile: DeviceProfile, name: str) -> tuple[list[dict[str, Any]], An
         decoded = Decoded(profile, name, k, temperature, engine=engine)
         engine = decoded.engine
         found.append(told(decoded))
-    return found, engine
+    return [*found, {"likelihoods": likelihoods(engine, name)}], engine
+
+
+def likelihoods(engine: Any, name: str) -> list[float]:
+    """Of two texts, in few maskings."""
+    model, own = FAMILIES[name]
+    decode = DecodeConfig.model_validate({**SHARED, **own, "num_lookahead": 0})
+    scorer = TextScorer(
+        engine, decode, mask_token_id=MASK, shift=load_model_config(MODELS / model).shift, num_maskings=6, seed=1,
+        most_tokens=200,
+    )  # fmt: skip
+    texts = [(prompt, [(5 * place + n) % 490 for place in range(7)]) for n, prompt in enumerate(PROMPTS)]
+    return [one.logprob for one in scorer.scores(texts)]
 
 
 def run_rank(mesh: MeshConfig, engine_name: str, name: str, output: Path) -> None:

@@ -33,6 +33,7 @@ def test_the_mesh_does_not_change_them(tmp_path: Path, bp: int, tp: int, engine:
     for name in NAMES[engine]:
         found = json.loads((tmp_path / f"{name}.json").read_text())
         alone, _ = told_of(profile_of(engine), name)
+        assert found.pop()["likelihoods"] == pytest.approx(alone.pop()["likelihoods"], abs=1e-3)
         for own_of, wanted_of in zip(found, alone, strict=True):
             for id, wanted in wanted_of.items():
                 own = own_of[id]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from common.batch import run_batch
 from common.config import DecodeConfig, DeviceProfile, InputConfig, OutputConfig, RunConfig
@@ -41,6 +42,7 @@ def test_a_given_text_has_a_likelihood_in_the_place_of_an_answer(
         {"id": "a", "prompt": "question", "target": "an answer"}, {"id": "b", "prompt": [5, 6, 7], "target": [8]},
         {"id": "none", "prompt": "question"}, {"id": "long", "prompt": "q" * 500, "target": "a" * 20},
         {"id": "mask", "prompt": "question", "target": [310]},
+        {"custom_id": "file", "url": "/v1/completions", "body": {"prompt": "a"}},
     ]  # fmt: skip
     field = {"target_field": "target"}
     found, metrics = ran(cpu, model, tmp_path / "all", lines, field, num_maskings=16)
@@ -49,11 +51,18 @@ def test_a_given_text_has_a_likelihood_in_the_place_of_an_answer(
     assert (found["b"]["target_tokens"], found["b"]["steps"], found["b"]["standard_error"]) == (1, 1, 0)
     assert found["none"]["error"].startswith("line 3: target: write the text whose likelihood is wanted")
     assert "come to 520 positions, and 512 fit" in found["long"]["error"] and "mask token" in found["mask"]["error"]
-    assert metrics["requests"]["finished"] == 2 and metrics["requests"]["errors"] == 3
+    assert "has no texts to score" in found["file"]["error"]
+    assert metrics["requests"]["finished"] == 2 and metrics["requests"]["errors"] == 4
     alone, _ = ran(cpu, model, tmp_path / "alone", lines[:1], field, num_maskings=16)
     assert alone["a"]["loglikelihood"] == pytest.approx(found["a"]["loglikelihood"], abs=1e-3)
     with pytest.raises(ConfigError, match="num_maskings"):
         ran(cpu, model, tmp_path / "alone", lines[:1], field, num_maskings=17)
+
+
+@pytest.mark.parametrize("other", [{"benchmark": "gsm8k"}, {"settings_field": "decode"}])
+def test_given_texts_are_not_decoded(other: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match=f"{next(iter(other))} .*: remove (it, or )?target_field"):
+        InputConfig.model_validate({"path": "x", "target_field": "target", **other})
 
 
 def test_a_record_says_which_pass_predicted_each_token(cpu: DeviceProfile, model: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.config import DeviceProfile
+from tests.distributed.logprobs_worker import likelihoods
 from tests.telling import Decoded, Recomputing
 
 
@@ -21,3 +22,10 @@ def test_they_are_those_of_the_cuda_engine(cpu: DeviceProfile, name: str, k: int
     for id, done in found.completions.items():
         own, others = ([one.logprob for one in each.logprobs] for each in (done, wanted.completions[id]))
         assert own == pytest.approx(others, abs=1e-4) and done.step_map == wanted.completions[id].step_map
+
+
+@pytest.mark.parametrize("name", ["llada d2f", "sdar fused"])
+def test_likelihoods_are_those_of_the_cuda_engine(cpu: DeviceProfile, name: str) -> None:
+    ascend = cpu.model_copy(update={"engine": "lopa_ascend"})
+    found, wanted = (Decoded(profile, name, 0, 0.0, num_logprobs=None).engine for profile in (ascend, cpu))
+    assert likelihoods(found, name) == pytest.approx(likelihoods(wanted, name), abs=1e-3)
