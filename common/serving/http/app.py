@@ -134,6 +134,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
         engine.require_ready()
         return JSONResponse({"status": "ready", "replicas": [replica.state for replica in engine.replicas]})
 
+    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", response_class=PlainTextResponse, responses=refusals(403))
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -34,7 +34,7 @@ def send(
 
 
 class Served:
-    """`lopa serve` of the demo model on a free port, as a context. arguments: of the command, behind profile and run.
+    """`lopa serve` of a model on a free port, as a context. arguments: of the command, after profile and run.
 
     launcher: the module that starts it, `common.commands.job` for several processes. environment: beside
     this process's own. how: of subprocess.Popen.
@@ -44,6 +44,7 @@ class Served:
         self,
         log: Path,
         *arguments: str,
+        model: str = "demo",
         profile: str = "cpu",
         launcher: str = "common.commands",
         environment: Mapping[str, str] | None = None,
@@ -52,7 +53,7 @@ class Served:
         self.log = log
         self._how = how
         self._environment = environment or {}
-        files = ["--profile", profile, "demo"] if launcher == "common.commands" else [profile, "demo"]
+        files = ["--profile", profile, model] if launcher == "common.commands" else [profile, model]
         self._command = [sys.executable, "-m", launcher, "serve", *files, "--port", "0", *arguments]
         self.port = 0
 

@@ -252,7 +252,7 @@ def test_a_watched_request_tells_of_every_pass(served: Served) -> None:
 
 def test_only_probes_and_metrics_need_no_key(served: Served) -> None:
     assert {served.get(path)[0] for path in ("/health", "/ready", "/metrics", "/")} == {200}
-    assert {served.send("HEAD", path, b"")[0] for path in ("/health", "/ready")} == {200}
+    assert {served.send("HEAD", path, b"")[0] for path in ("/health", "/ready", "/metrics")} == {200}
     assert {served.get(path)[0] for path in ("/v1/models", "/version", "/openapi.json")} == {401}
 
 
