@@ -44,7 +44,10 @@ class Nodes:
             )
         if not environment.get("MASTER_ADDR"):
             raise ConfigError(f"NNODES is {count} but MASTER_ADDR is not set: set it to the first node's address")
-        return cls(count, rank, environment["MASTER_ADDR"], _integer(environment, "MASTER_PORT", cls().port))
+        port = _integer(environment, "MASTER_PORT", cls().port)
+        if not 0 < port < 2**16:
+            raise ConfigError(f"MASTER_PORT {port}: set it to a port from 1 to 65535, the same one on every node")
+        return cls(count, rank, environment["MASTER_ADDR"], port)
 
 
 def injected(environment: Mapping[str, str]) -> list[str]:
@@ -73,8 +76,13 @@ def _of_pod(environment: Mapping[str, str]) -> dict[str, str]:
         "MASTER_ADDR": ("MASTER_ADDR", "PET_MASTER_ADDR"),
         "MASTER_PORT": ("MASTER_PORT", "PET_MASTER_PORT"),
     }
-    found = {name: next(filter(None, map(environment.get, known)), "") for name, known in sources.items()}
-    return {"NNODES": str(count), **found}
+    found = {"NNODES": str(count)}
+    for name, known in sources.items():
+        given = next((one for one in known if environment.get(one)), None)
+        if given is not None and name != "MASTER_ADDR":
+            _integer(environment, given, 0)  # so that a sentence names the one that is set
+        found[name] = environment.get(given or name, "")
+    return found
 
 
 def _integer(environment: Mapping[str, str], name: str, default: int) -> int:

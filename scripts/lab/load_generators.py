@@ -83,7 +83,8 @@ def main(programs: Sequence[str]) -> None:
     result = {
         "card": f"A CPU of {os.cpu_count()} cores that others use too, load average {os.getloadavg()[0]:.0f}",
         "commit": commit.strip(),
-        "conditions": f"k = 2, {COUNT} streamed chats each of {PROMPT} tokens, {ANSWER} tokens back. Times are medians",
+        "conditions": f"k = 2, {COUNT} streamed chats each of {PROMPT} tokens, {ANSWER} tokens back. Times are "
+        "medians; what others did on the machine makes the differences between rows",
         "command": "python -m scripts.lab.load_generators",
         "columns": _COLUMNS,
         "rows": rows,

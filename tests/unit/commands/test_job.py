@@ -127,6 +127,9 @@ def test_what_is_started_in_a_pod_has_no_variables_of_the_pod() -> None:
         ({"NNODES": "two"}, "NNODES is 'two': set it to a number"),
         ({"NNODES": "2", "MASTER_ADDR": "a"}, "NNODES is 2 but NODE_RANK is not set"),
         ({"NNODES": "2", "NODE_RANK": "0"}, "NNODES is 2 but MASTER_ADDR is not set"),
+        ({"WORLD_SIZE": "2", "RANK": "x", "MASTER_ADDR": "a"}, "^RANK is 'x': set it to a number"),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_PORT": "x"}, "PET_MASTER_PORT is 'x': set it to a"),
+        ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT 0: set it to a port"),
         ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "NODE_RANK 2 of 2 nodes"),
         (
             {"NNODES": "3", "NODE_RANK": "0", "MASTER_ADDR": "a"},
