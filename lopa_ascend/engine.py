@@ -43,7 +43,7 @@ from lopa_ascend.steps import (
     pad,
     read_entries,
 )
-from lopa_ascend.steps.halves import Head, Layers, SampledHead
+from lopa_ascend.steps.halves import BestHead, Head, Layers, SampledHead
 
 Compile = Callable[[nn.Module, str], Callable[..., Tensor]]
 
@@ -229,9 +229,9 @@ class AscendEngine(DeviceEngine):
 
     def _head_of(self, key: ReadsKey) -> Callable[..., Tensor]:
         if key not in self._compiled:
-            kind = SampledHead if key.sampling.is_sampled else Head
+            kind = BestHead if key.sampling.num_best else SampledHead if key.sampling.is_sampled else Head
             head = kind(self.model, self._collectives, key.sampling)
             name = f"m{key.num_reads}_{key.sampling.strategy}_mask{key.sampling.mask_token_id}"
-            is_compiled = self._graphs is not None and key.is_captured and not key.sampling.is_sampled
+            is_compiled = self._graphs is not None and key.is_captured and kind is Head
             self._compiled[key] = self._graphs.compile_head(head, name) if self._graphs and is_compiled else head
         return self._compiled[key]

@@ -77,7 +77,7 @@ def _check_decode(decode: DecodeConfig) -> None:
     if (reason := why_not_decoded(decode)) is not None:
         raise ConfigError(reason)
     special = {
-        "mask_probability": decode.mask_probability == "counted",
+        "mask_probability": decode.mask_probability == "counted" and not decode.strategy.num_best,
         "penalty_lambda": decode.strategy.penalty > 0,
     }
     for name in (name for name, is_set in special.items() if is_set):

@@ -20,7 +20,15 @@ from torch import Tensor
 from common.checkpoint import ModelConfig
 from common.config import DecodeConfig
 from common.decoding import Capacity, Int, PassCosts, Sampling, StepPlan, assign_rows
-from common.model import Activation, Decoder, changed_logits, merge_statistics, sampled_statistics, special_statistics
+from common.model import (
+    Activation,
+    Decoder,
+    best_statistics,
+    changed_logits,
+    merge_statistics,
+    sampled_statistics,
+    special_statistics,
+)
 from common.runtime import Collectives, DeviceEngine, ReadsKey, wait_until_done
 from graphs.buckets import Buckets
 from graphs.runner import Capture, Entry
@@ -172,6 +180,8 @@ class CudaEngine(DeviceEngine):
         if key.sampling.is_special:
             return self._predict_specially(key.sampling, reads)
         hidden = self._hidden(reads.index_M, is_captured=key.is_captured)
+        if key.sampling.num_best:
+            return best_statistics(ops.logits(hidden, head), vocab_start, key.sampling, stack)
         if reads.sampling_rows is None:
             statistics_M6 = ops.statistics(hidden, head, vocab_start, key.sampling)
             return ops.merge(stack(statistics_M6), key.sampling.strategy)

@@ -29,7 +29,7 @@ def contradictions(decode: Any) -> Iterator[str]:
             "top_p and top_k only act with temperature > 0: set temperature, to at least "
             f"{MIN_TEMPERATURE}, or remove them"
         )
-    if decode.mask_probability == "counted" and decode.temperature > 0:
+    if decode.mask_probability == "counted" and decode.temperature > 0 and decode.strategy.name != "levenshtein":
         yield "mask_probability counted is for temperature 0: remove it"
 
 
@@ -46,11 +46,33 @@ def _of_strategy(decode: Any, strategy: Any) -> Iterator[str]:
         yield f"strategy {name} attends to its whole canvas: set window_attention to full"
     if name == "fast_dllm_v2":
         yield from _of_sub_blocks(decode, strategy)
+    if name == "levenshtein":
+        yield from _of_revision(decode, strategy)
     if name == "block_diffusion" and decode.block_add_threshold < 1:
         if strategy.commit == "separate" or strategy.cache == "none":
             yield "block_add_threshold below 1 needs commit fused and cache prefix: change these, or set it to 1"
         if strategy.edit_threshold is not None:
             yield "edit_threshold: a block is edited before the next one opens; set block_add_threshold to 1"
+
+
+def _of_revision(decode: Any, strategy: Any) -> Iterator[str]:
+    if decode.temperature > 0:
+        yield "strategy levenshtein takes the most probable tokens: set temperature to 0"
+    if decode.block_add_threshold < 1:
+        yield "block_add_threshold: levenshtein revises a block before the next one opens; set it to 1"
+    if decode.fill_rule != "threshold":
+        yield f"fill_rule {decode.fill_rule}: levenshtein fills by steps and skip_threshold of its own; set it to threshold"
+    if (decode.mask_probability == "counted") != strategy.counts_mask:
+        yield (
+            f"mask_probability {decode.mask_probability}: variant {strategy.variant} of levenshtein has its own: remove "
+            "mask_probability"
+        )
+    defaults = type(strategy).model_fields
+    unused = [key for key in ("steps", "max_block_steps") if getattr(strategy, key) != defaults[key].default]
+    if strategy.variant == "sglang" and unused:
+        yield f"{unused[0]}: variant sglang of levenshtein has none: remove it"
+    if decode.mask_token_id is not None and decode.mask_token_id in (strategy.delete_token_id, strategy.split_token_id):
+        yield f"mask_token_id {decode.mask_token_id} is one of levenshtein's edit tokens too: change one of them"
 
 
 def _of_sub_blocks(decode: Any, strategy: Any) -> Iterator[str]:

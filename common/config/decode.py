@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from common.config.consistent import MIN_TEMPERATURE, contradictions
 from common.config.frozen import Policy, Settings
 from common.config.old_spellings import why_old
-from common.config.strategies import D2F, STRATEGIES, AnyStrategy, Strategy, as_section, merged_decode
+from common.config.strategies import D2F, STRATEGIES, AnyStrategy, Levenshtein, Strategy, as_section, merged_decode
 from common.errors import did_you_mean
 
 WindowAttention = Literal["full", "block_causal"]
@@ -29,8 +29,8 @@ class DecodeConfig(Settings):
         description="The rule under the lookahead branches: its name, or an object with the name and keys of its own "
         "(below), such as `{name: block_diffusion, commit: separate}`. `d2f` pipelines blocks, `multi_block` (d3LLM) "
         "does over a whole canvas, `fast_dllm` fills one block after another, `vanilla` fills the whole canvas and "
-        "caches nothing, `block_diffusion` (SDAR, TraDo, LLaDA2) and `fast_dllm_v2` are those of models whose blocks "
-        "are counted from position 0.",
+        "caches nothing, `block_diffusion` (SDAR, TraDo, LLaDA2), `levenshtein` (LLaDA2.2) and `fast_dllm_v2` are "
+        "those of models whose blocks are counted from position 0.",
     )
     num_lookahead: int = Field(
         default=3,
@@ -254,6 +254,8 @@ class DecodeConfig(Settings):
 
     def _take_defaults_of_blocks_from_zero(self) -> None:
         own = {"block_add_threshold": 1.0, "window_attention": "block_causal"}
+        if isinstance(self.strategy, Levenshtein) and self.strategy.counts_mask:
+            own["mask_probability"] = "counted"
         self.__dict__.update({name: value for name, value in own.items() if name not in self.model_fields_set})
 
 

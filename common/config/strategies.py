@@ -25,6 +25,7 @@ class Strategy(Settings):
     name: str
 
     is_from_zero: ClassVar[bool] = False  # blocks are counted from position 0, and attention is block-causal
+    num_best: ClassVar[int] = 0  # of the most probable tokens of a position, that the rule looks at beside the best one
 
     @property
     def cached(self) -> str:
@@ -175,6 +176,77 @@ class BlockDiffusion(Strategy):
         return self
 
 
+class Levenshtein(Strategy):
+    """LLaDA2.2: block diffusion whose tokens are also replaced, deleted and inserted, until a block rests."""
+
+    name: Literal["levenshtein"] = "levenshtein"
+    is_from_zero: ClassVar[bool] = True
+    num_best: ClassVar[int] = 8  # besides the mask and both edit tokens a few are left to choose among
+
+    variant: Literal["checkpoint", "fluxserve", "sglang"] = Field(
+        default="checkpoint",
+        description="Whose published rule it is: they differ in the quota of masks, the budget, in what happens to a "
+        "block that repeats, and in passes that only write KV (docs/families.md).",
+    )
+    edit_threshold: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Replace, delete or insert before a filled token once another one is more probable than this.",
+    )
+    steps: int = Field(
+        default=32,
+        ge=1,
+        le=MOST_BLOCK_STEPS,
+        description="A block's first masks are filled over so many passes at the most; after them every mask is filled "
+        "in every pass (not of `sglang`, which fills one mask a pass at least).",
+    )
+    max_post_edit_steps: int = Field(
+        default=16,
+        ge=0,
+        le=MOST_BLOCK_STEPS,
+        description="Passes without a mask of the first ones, the last of which fills all masks and neither deletes nor "
+        "inserts; 0: the pass that fills the last of the first masks.",
+    )
+    max_block_steps: int = Field(
+        default=1000,
+        ge=2,
+        le=MOST_BLOCK_STEPS,
+        description="The most passes that a block is revised in (`sglang` has its own: block_size + "
+        "max_post_edit_steps + 1).",
+    )
+    delete_token_id: int | None = Field(
+        default=None, ge=0, description="The token that deletes its position; `null` is the checkpoint's own."
+    )
+    split_token_id: int | None = Field(
+        default=None, ge=0, description="The token that inserts a mask before a position; `null` as above."
+    )
+
+    @property
+    def counts_mask(self) -> bool:
+        """Whether the mask token may be predicted, and has a part in the probabilities."""
+        return self.variant != "fluxserve"
+
+    @property
+    def commit(self) -> str:
+        """As of `block_diffusion`: whether a pass of its own writes the KV of the prompt, and of a block whose last pass
+        has changed it."""
+        return "fused" if self.variant == "checkpoint" else "separate"
+
+    @property
+    def most_block_steps(self) -> int | None:
+        """Passes of a block, one that writes its KV alone included; None: they follow from its size."""
+        return None if self.variant == "sglang" else self.max_block_steps + 1
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Levenshtein:
+        if (self.delete_token_id is None) != (self.split_token_id is None):
+            raise ValueError("delete_token_id and split_token_id are set together: set both, or neither")
+        if self.delete_token_id is not None and self.delete_token_id == self.split_token_id:
+            raise ValueError(f"delete_token_id and split_token_id are both {self.delete_token_id}: change one of them")
+        return self
+
+
 class FastDllmV2(Strategy):
     """Fast-dLLM v2: blocks counted from position 0, over a model that predicts a position from the one before it; the
     pass that makes a block's KV final gives the next one's first token."""
@@ -200,9 +272,9 @@ class FastDllmV2(Strategy):
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "d2f": D2F, "multi_block": MultiBlock, "fast_dllm": FastDllm, "vanilla": Vanilla,
-    "block_diffusion": BlockDiffusion, "fast_dllm_v2": FastDllmV2,
+    "block_diffusion": BlockDiffusion, "fast_dllm_v2": FastDllmV2, "levenshtein": Levenshtein,
 }  # fmt: skip
-TAKE_ANY_LENGTH = ("vanilla", "block_diffusion", "fast_dllm_v2")  # whose canvas need not be of whole blocks
+TAKE_ANY_LENGTH = ("vanilla", "block_diffusion", "fast_dllm_v2", "levenshtein")  # whose canvas need not be of whole blocks
 
 
 def _name_of(strategy: Any) -> Any:
@@ -215,7 +287,8 @@ AnyStrategy = Annotated[
     | Annotated[FastDllm, Tag("fast_dllm")]
     | Annotated[Vanilla, Tag("vanilla")]
     | Annotated[BlockDiffusion, Tag("block_diffusion")]
-    | Annotated[FastDllmV2, Tag("fast_dllm_v2")],
+    | Annotated[FastDllmV2, Tag("fast_dllm_v2")]
+    | Annotated[Levenshtein, Tag("levenshtein")],
     Discriminator(_name_of),
 ]
 

@@ -66,6 +66,7 @@ class Sampling(NamedTuple):
     is_sampled: some row has a temperature above 0. is_cut: and top_p below 1, or a top_k. cfg_scale, penalty_lambda: as
     in DecodeConfig. counts_mask: the mask token has a part in the probabilities of the others. tempers_confidence:
     probabilities and confidences of rows that are drawn are those of the distribution that they are drawn from.
+    num_best: so many of the most probable tokens are wanted too, the mask token among them where it counts.
     """
 
     strategy: str
@@ -76,10 +77,18 @@ class Sampling(NamedTuple):
     penalty_lambda: float = 0.0
     counts_mask: bool = False
     tempers_confidence: bool = False
+    num_best: int = 0
+
+    @property
+    def num_values(self) -> int:
+        """Numbers that a pass predicts for each position (Predictions.values_3T)."""
+        return 3 + 2 * self.num_best
 
     @property
     def is_special(self) -> bool:
         """Whether the pass needs plain operators on its logits, since the kernels cannot do it."""
+        if self.num_best:  # plain operators, but nothing is changed
+            return False
         return bool(self.cfg_scale or self.penalty_lambda or self.counts_mask) or self.strategy not in _IN_KERNELS
 
     @classmethod
@@ -92,6 +101,7 @@ class Sampling(NamedTuple):
             decode.sampling_strategy, own, is_sampled, is_cut, decode.strategy.guidance, decode.strategy.penalty,
             counts_mask=decode.mask_probability == "counted",
             tempers_confidence=decode.temperature_acts_on == "draw_and_confidence",
+            num_best=decode.strategy.num_best,
         )  # fmt: skip
 
     def of_rows(self, sampling_3R: Float | None) -> Sampling:
@@ -227,7 +237,8 @@ class Predictions(NamedTuple):
 
     values_3T: predicted id (arg max, or the sample at temperature > 0), never the mask id; its probability (the
     maximum at temperature 0); the confidence under `sampling_strategy`. `temperature_acts_on` says of which
-    distribution. float32, which holds ids below 2^24 exactly.
+    distribution. float32, which holds ids below 2^24 exactly. Where sampling.num_best: after these as many token ids, the
+    most probable first, and as many probabilities (of what there is none of: -1 and 0).
     """
 
     values_3T: Float

@@ -12,7 +12,10 @@ import numpy as np
 
 from common.decoding.plan import Float, Int, Predictions, StepPlan
 
-_COLUMNS_31 = np.arange(3)[:, None]
+
+@cache
+def _columns(num_values: int) -> Int:
+    return _shared(np.arange(num_values)[:, None])
 
 
 def rows_by_rank(plan: StepPlan, num_ranks: int) -> Sequence[Int]:
@@ -79,16 +82,16 @@ class PredictionOrder:
     """Puts the predictions of all branch-parallel ranks into the plan's order.
 
     num_tokens: of the plan. entries_of: the plan's entries that each rank has read, in its order. num_reads:
-    predictions of a rank, padding included.
+    predictions of a rank, padding included. num_values: numbers of each.
     """
 
-    def __init__(self, num_tokens: int, entries_of: Sequence[Int], num_reads: int) -> None:
+    def __init__(self, num_tokens: int, entries_of: Sequence[Int], num_reads: int, num_values: int = 3) -> None:
         source_T = np.zeros(num_tokens, dtype=np.int64)  # whatever stands first, where nothing is read
         # An entry read on several ranks counts once, from the first: of equal targets the last one written stays.
         for rank in reversed(range(len(entries_of))):
             entry_M = entries_of[rank]
             source_T[entry_M] = np.arange(rank * num_reads, rank * num_reads + len(entry_M))
-        self._source_3T = 3 * source_T + _COLUMNS_31
+        self._source_3T = num_values * source_T + _columns(num_values)
 
     def predictions(self, predicted_PM3: Float) -> Predictions:
         """Return the predictions in the plan's order. predicted_PM3: token, probability, confidence of each rank's

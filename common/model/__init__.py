@@ -31,7 +31,7 @@ from common.model.sampling import (
     sampled_statistics,
     shard_statistics,
 )
-from common.model.special import changed_logits, special_statistics
+from common.model.special import best_statistics, changed_logits, special_statistics
 
 __all__ = [
     "NUM_SAMPLING_FIELDS",
@@ -50,6 +50,7 @@ __all__ = [
     "SamplingRows",
     "add_rms_norm",
     "attention",
+    "best_statistics",
     "build_decoder",
     "changed_logits",
     "choose_experts",

@@ -14,6 +14,7 @@ SETTINGS = np.dtype(
         ("strategy", np.int32), ("num_lookahead", np.int32), ("block_size", np.int32), ("max_new_tokens", np.int32),
         ("sub_block_size", np.int32), ("cache", np.int32), ("cache_delay", np.int32),
         ("min_block_steps", np.int32), ("max_block_steps", np.int32), ("max_post_edit_steps", np.int32),
+        ("variant", np.int32), ("steps", np.int32),  # levenshtein
         ("edits", np.bool_), ("commits_apart", np.bool_), ("ends_at_block", np.bool_), ("stop_at_eos", np.bool_),
         ("is_causal", np.bool_), ("is_fresh", np.bool_), ("edit_threshold", np.float64),
         ("block_add_threshold", np.float64), ("decoded_token_threshold", np.float64), ("skip_threshold", np.float64),
@@ -29,13 +30,15 @@ SETTINGS = np.dtype(
     align=True,
 )  # fmt: skip
 
-STRATEGIES = ("d2f", "multi_block", "fast_dllm", "vanilla", "block_diffusion", "fast_dllm_v2")
-D2F, MULTI_BLOCK, FAST_DLLM, VANILLA, BLOCK_DIFFUSION, FAST_DLLM_V2 = range(len(STRATEGIES))
+STRATEGIES = ("d2f", "multi_block", "fast_dllm", "vanilla", "block_diffusion", "fast_dllm_v2", "levenshtein")
+D2F, MULTI_BLOCK, FAST_DLLM, VANILLA, BLOCK_DIFFUSION, FAST_DLLM_V2, LEVENSHTEIN = range(len(STRATEGIES))
 CACHES = ("prefix", "dual", "none")
 PREFIX, DUAL, NONE = range(len(CACHES))
+VARIANTS = ("checkpoint", "fluxserve", "sglang")  # of levenshtein
+CHECKPOINT, FLUXSERVE, SGLANG = range(len(VARIANTS))
 
 # Fields that hold the code of what is named, or what follows from several settings.
-_CODED = {"strategy", "cache", "branch_score", "spawn_rule", "fill_rule", "lookahead_rule"}
+_CODED = {"strategy", "cache", "variant", "branch_score", "spawn_rule", "fill_rule", "lookahead_rule"}
 
 _NAMES = [name for name in SETTINGS.names or () if name not in _CODED]
 
@@ -51,6 +54,7 @@ def settings_of(decode: Any) -> Records:
     for name in _NAMES:
         own[name] = getattr(decode, name, None) or getattr(strategy, name, None) or 0
     own["strategy"], own["cache"] = STRATEGIES.index(strategy.name), CACHES.index(strategy.cached)
+    own["variant"] = VARIANTS.index(getattr(strategy, "variant", VARIANTS[0]))
     own["sub_block_size"] = own["sub_block_size"] or decode.block_size
     own["edits"] = getattr(strategy, "edit_threshold", None) is not None
     own["commits_apart"] = getattr(strategy, "commit", "fused") == "separate"

@@ -9,7 +9,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from common.decoding import Sampling
-from common.model import Decoder, SamplingRows, merge_statistics, sampled_statistics, shard_statistics
+from common.model import (
+    Decoder,
+    SamplingRows,
+    best_statistics,
+    merge_statistics,
+    sampled_statistics,
+    shard_statistics,
+)
 from common.runtime import Collectives
 from lopa_ascend.kv import PagedKVCache
 from lopa_ascend.ops import VirtualRows
@@ -61,3 +68,13 @@ class SampledHead(Head):
         stack = self.collectives.tp_stack
         predicted_M3 = sampled_statistics(logits_MV, self.vocab_start, self.sampling, rows, stack)
         return self.collectives.bp_stack(predicted_M3)
+
+
+class BestHead(Head):
+    """The same where a rule looks at the best of several tokens."""
+
+    def forward(self, hidden_MD: Tensor) -> Tensor:
+        """What `best_statistics` gives, of all branch ranks, float32 [bp, M, 3 + 2 C]."""
+        logits_MV = self.ops.linear(hidden_MD, self.lm_head)
+        best_MX = best_statistics(logits_MV, self.vocab_start, self.sampling, self.collectives.tp_stack)
+        return self.collectives.bp_stack(best_MX)

@@ -99,7 +99,7 @@ class ReadBuffers(runtime.ReadBuffers):
         self, key: ReadsKey, device: torch.device, num_ranks: int, width: int, dtype: torch.dtype
     ) -> None:  # fmt: skip
         self.hidden_MD = torch.zeros((key.num_reads, width), dtype=dtype, device=device)
-        self.gathered_PM3 = torch.zeros((num_ranks, key.num_reads, 3), device=device)
+        self.gathered_PM3 = torch.zeros((num_ranks, key.num_reads, key.sampling.num_values), device=device)
         super().__init__(key, device, num_ranks)
         if self.sampling_rows is not None:
             self._sampling.host[:] = 1  # a capture draws by these

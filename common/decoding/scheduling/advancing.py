@@ -16,13 +16,14 @@ import numpy as np
 from common.compiled import compiled
 from common.decoding.plan import Float, Int
 from common.decoding.scheduling.planning import answer_end, carries
+from common.decoding.scheduling.revising import revise, without_edits
 from common.decoding.scheduling.scoring import align_row
 from common.decoding.scheduling.strategies import fillable, final_end, is_done, open_block, settle
 from common.decoding.scheduling.strategies.blocks import filled_share, last_block
 from common.decoding.scheduling.tables import ACTIVE, NOWHERE, Parts, Request, Tables, is_end, request_of
 from common.policies import lookahead_rules, spawn_rules
 from common.policies.fill_rules import AGREED, Masks, choose, is_sure
-from common.policies.settings import MULTI_BLOCK
+from common.policies.settings import LEVENSHTEIN, MULTI_BLOCK
 
 GOES_ON, IS_DONE, IS_OUT_OF_STEPS, MAY_HAVE_STOPPED = range(4)
 
@@ -39,16 +40,20 @@ def advance(
         num_keys = align_winner(tables, slot, values_3T, fields_8R, winner)
         num_adopted = adopt(tables, slot, winner)
         num_spans = find_spans(tables, slot)
-        num_edits = find_edits(tables, slot, num_spans)
-        num_filled = 0
-        may_wait = False
-        for place in range(num_spans):
-            num_masks = gather(tables, slot, place)
-            if num_masks:
-                choose_masks(tables, slot, place, num_masks, values_3T, fields_8R)
-                num_filled += write_chosen(tables, slot, place, num_masks, may_wait)
-                may_wait = may_wait or fills_alone(tables, slot, place)
-        write_edits(tables, slot, num_edits)
+        num_filled, num_edits = 0, 0
+        if tables.settings[slot].strategy == LEVENSHTEIN:
+            if num_spans:
+                num_filled = revise(tables, slot, values_3T, fields_8R, winner)
+        else:
+            num_edits = find_edits(tables, slot, num_spans)
+            may_wait = False
+            for place in range(num_spans):
+                num_masks = gather(tables, slot, place)
+                if num_masks:
+                    choose_masks(tables, slot, place, num_masks, values_3T, fields_8R)
+                    num_filled += write_chosen(tables, slot, place, num_masks, may_wait)
+                    may_wait = may_wait or fills_alone(tables, slot, place)
+            write_edits(tables, slot, num_edits)
         num_seeded = move_on(tables, slot, num_keys, num_filled + num_edits > 0)
         num_spans = spans_to_try(tables, slot, num_spans)
         num_open = gather_open(tables, slot, num_spans)
@@ -280,7 +285,9 @@ def move_on(tables: Tables, slot: int, num_keys: int, has_changed: bool) -> int:
 def spans_to_try(tables: Tables, slot: int, num_spans: int) -> int:
     """Leave the spans that lookaheads may go into; returns how many."""
     request, count = request_of(tables, slot), 0
-    if request.settings.max_block_steps:  # masks may be left where the next step fills none
+    if request.settings.strategy == LEVENSHTEIN:  # what moved was predicted elsewhere
+        num_spans = 0 if request.state.has_moved else fillable(request, tables.spans)
+    elif request.settings.max_block_steps:  # masks may be left where the next step fills none
         num_spans = fillable(request, tables.spans) if request.state.is_refreshed else 0
     for place in range(num_spans):
         if tables.spans[place].num_masked:
@@ -305,6 +312,8 @@ def gather_open(tables: Tables, slot: int, num_spans: int) -> int:
     if not num_spans or not tables.settings[slot].num_lookahead:
         return 0
     num_open = _gather(tables, slot, tables.spans[0].start, tables.spans[num_spans - 1].end)
+    if tables.settings[slot].strategy == LEVENSHTEIN:
+        num_open = without_edits(tables, slot, num_open)
     return spawn_rules.num_guarded(tables.confidence_M[:num_open], tables.settings[slot].spawn_entropy)
 
 

@@ -6,15 +6,15 @@ between: about 0.4 ms a request and step, where the loops alone take 0.02 to 0.0
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from common.decoding.plan import Float, Int, Predictions, Score
 from common.decoding.scheduling import advancing
 from common.decoding.scheduling.scoring import align
-from common.decoding.scheduling.state import Branch, Candidate, DecodingRequest, StepRecord
-from common.decoding.scheduling.tables import Tables, positions_of
+from common.decoding.scheduling.state import Branch, Candidate, DecodingRequest, Revision, StepRecord
+from common.decoding.scheduling.tables import NOWHERE, Tables, positions_of
 from common.policies import Draws, Filling, Scoring, Spawning, Stepped, policy
 from common.policies.rule import PLUG_IN
 
@@ -79,10 +79,53 @@ def advance(view: StepView, winner: int) -> tuple[int, StepRecord]:
     commit_length, is_tentative = int(state["commit_length"]), bool(state["is_tentative"])
     num_adopted = advancing.adopt(tables, slot, winner)
     num_spans = advancing.find_spans(tables, slot)
+    change = (_revise if view.decoding.rules.edit_ids is not None else _fill)(view, branch, winner, num_spans)
+    filled, candidates, edited, num_filled = change.filled, change.candidates, change.edited, change.num_filled
+    num_seeded = advancing.move_on(tables, slot, num_keys, num_filled + len(edited) > 0)
+    if num_seeded:
+        start = int(state["next_start"])
+        filled[start] = int(positions_of(tables, slot)[0][start])
+    num_spans = advancing.spans_to_try(tables, slot, num_spans)
+    num_open = advancing.gather_open(tables, slot, num_spans)
+    most = _num_to_try(view, num_spans, num_filled)
+    _rank(view, branch, num_open)
+    advancing.spawn(tables, slot, num_open, most)
+    advancing.finish(tables, slot, winner, num_adopted + num_filled + num_seeded, num_keys)
+    record = StepRecord(
+        request_id=view.decoding.request.id,
+        start=view.start,
+        commit_length=commit_length,
+        window_lengths=window_lengths,
+        branch_scores=[],
+        winner_is_anchor=branch == num_rows - 1,
+        filled=filled,
+        filled_confidence=[candidates[position].confidence for position in filled],
+        lookahead=branches_of(view.decoding, tables)[:-1],
+        candidates=candidates,
+        num_sure=_num_sure(view),
+        edited=edited,
+        is_tentative=is_tentative,
+        revision=change.revision,
+    )
+    return int(advancing.end_of(tables, slot)), record
+
+
+class _Change(NamedTuple):
+    """What a step did to the anchor; names are StepRecord's. num_filled: masks that have become text."""
+
+    filled: dict[int, int]
+    candidates: dict[int, Candidate]
+    edited: dict[int, int]
+    num_filled: int
+    revision: Revision | None = None
+
+
+def _fill(view: StepView, branch: int, winner: int, num_spans: int) -> _Change:
+    slot, tables = view.decoding.slot, view.tables
     num_edits = advancing.find_edits(tables, slot, num_spans)
     edited = {int(edit["position"]): int(edit["token"]) for edit in tables.edits[:num_edits]}
     candidates = _candidates(view, branch, num_spans)
-    filled: list[int] = []
+    filled: dict[int, int] = {}
     may_wait = False
     for place in range(num_spans):
         num_masks = advancing.gather(tables, slot, place)
@@ -91,35 +134,49 @@ def advance(view: StepView, winner: int) -> tuple[int, StepRecord]:
             _choose(view, place, position_M, winner)
             advancing.write_chosen(tables, slot, place, num_masks, may_wait)
             may_wait = may_wait or advancing.fills_alone(tables, slot, place)
-            _, is_masked_P = positions_of(tables, slot)
-            filled += [position for position in position_M.tolist() if not is_masked_P[position]]
+            token_P, is_masked_P = positions_of(tables, slot)
+            filled |= {at: int(token_P[at]) for at in position_M.tolist() if not is_masked_P[at]}
     advancing.write_edits(tables, slot, num_edits)
-    num_filled = len(filled)
-    num_seeded = advancing.move_on(tables, slot, num_keys, num_filled + num_edits > 0)
-    filled += [int(state["next_start"])] * num_seeded
-    num_spans = advancing.spans_to_try(tables, slot, num_spans)
-    num_open = advancing.gather_open(tables, slot, num_spans)
-    most = _num_to_try(view, num_spans, num_filled)
-    _rank(view, branch, num_open)
-    advancing.spawn(tables, slot, num_open, most)
-    advancing.finish(tables, slot, winner, num_adopted + num_filled + num_seeded, num_keys)
+    return _Change(filled, candidates, edited, len(filled))
+
+
+def _revise(view: StepView, branch: int, winner: int, num_spans: int) -> _Change:
+    if not num_spans:
+        return _Change({}, {}, {}, 0)
+    slot, tables = view.decoding.slot, view.tables
+    state, start = tables.states[slot], int(tables.spans[0]["start"])
+    end, begin = int(tables.spans[0]["end"]), max(start, view.decoding.prompt_length)
+    num_filled = advancing.revise(tables, slot, view.values_3T, view.fields_8R, winner)
+    drafts = {begin + column: draft for column, draft in enumerate(tables.drafts[: end - begin])}
     token_P, _ = positions_of(tables, slot)
-    record = StepRecord(
-        request_id=view.decoding.request.id,
-        start=view.start,
-        commit_length=commit_length,
-        window_lengths=window_lengths,
-        branch_scores=[],
-        winner_is_anchor=branch == num_rows - 1,
-        filled={position: int(token_P[position]) for position in filled},
-        filled_confidence=[candidates[position].confidence for position in filled],
-        lookahead=branches_of(view.decoding, tables)[:-1],
-        candidates=candidates,
-        num_sure=_num_sure(view),
-        edited=edited,
-        is_tentative=is_tentative,
+    is_first_P = tables.is_first_P[int(state["first_position"]) :]
+    written = {at: int(draft["written"]) for at, draft in drafts.items() if draft["writes"]}
+    delete, split = int(state["delete_token"]), int(state["split_token"])
+    revision = Revision(
+        quota=None if state["quota"] == NOWHERE else int(state["quota"]),
+        is_final=bool(state["is_final"]),
+        num_post=int(state["num_post"]),
+        runners_up=tuple(at for at, draft in drafts.items() if draft["is_runner_up"]),
+        replaced={at: token for at, token in written.items() if token != drafts[at]["token"]},
+        escaped=tuple(at for at, draft in drafts.items() if draft["has_escaped"]),
+        deleted=tuple(at for at, token in written.items() if token == delete),
+        inserted=tuple(at for at, token in written.items() if token == split),
+        after=tuple(token_P[start:end].tolist()),
+        first=tuple(at for at in drafts if is_first_P[at]),
     )
-    return int(advancing.end_of(tables, slot)), record
+    return _Change(
+        filled={at: token for at, token in written.items() if drafts[at]["is_masked"]},
+        candidates={at: _drafted(draft) for at, draft in drafts.items()},
+        edited={at: token for at, token in written.items() if not drafts[at]["is_masked"]},
+        num_filled=int(num_filled),
+        revision=revision,
+    )
+
+
+def _drafted(draft: Any) -> Candidate:
+    probability = float(draft["confidence"])
+    current = None if draft["is_masked"] else int(draft["input"])
+    return Candidate(int(draft["token"]), probability, probability, current)
 
 
 def _choose(view: StepView, place: int, position_M: Int, winner: int) -> None:

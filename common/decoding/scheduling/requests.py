@@ -64,12 +64,17 @@ class Requests:
         num_shifts = num_blocks if decode.shift_row == "fresh" else 1
         ends = sorted(rules.end_token_ids)
         sizes = Sizes(num_positions, num_blocks, max(decode.num_lookahead, 1), max(len(ends), 1), num_shifts)
-        self._store.admit(slot, sizes, num_steps)
+        if rules.edit_ids is not None:
+            sizes = sizes._replace(num_columns=rules.block_size)
+        self._store.admit(slot, sizes, num_steps, rules.num_remembered)
         tables = self._store.loops
         tables.settings[slot] = rules.record[0]
         tables.ends_E[slot, : len(ends)] = ends
         state = tables.states[slot]
         is_from_zero = decode.strategy.is_from_zero
+        state["mask_token"] = self._mask_token_id
+        if rules.edit_ids is not None:
+            state["delete_token"], state["split_token"] = rules.edit_ids
         for name, value in {
             "slot": slot, "noise_key": decoding.noise_key, "prompt_length": length, "num_positions": num_positions,
             "shift": rules.shift, "origin": 0 if is_from_zero else length, "max_blocks": rules.max_blocks,
@@ -127,6 +132,8 @@ class Requests:
 
     def _written_step(self, sampling: Sampling) -> StepPlan:
         order_N = self._order_N
+        if sampling.num_best:
+            sampling = self._with_enough(sampling)
         num_rows, num_entries = self._room
         entries_3T, is_read_T = np.empty((3, num_entries), np.int32), np.empty(num_entries, np.bool_)
         rows_8R, request_R = np.empty((8, num_rows), np.int64), np.empty(num_rows, np.int64)
@@ -147,6 +154,15 @@ class Requests:
             entries_3T[:, :num_entries], is_read_T[:num_entries], rows_8R[:, :num_rows], request_R, commits,
             sampling.of_rows(sampling_3R), is_local, sampling_3R,
         )  # fmt: skip
+
+    def _with_enough(self, sampling: Sampling) -> Sampling:
+        """Ask for more of the most probable tokens where a block repeats: those that were tried are left out."""
+        states = self._store.loops.states[self._order_N]
+        if not states["repeats"].any():
+            return sampling
+        blocks, last_N = self._store.loops.block_B, states["first_block"] + states["num_blocks"] - 1
+        num_tried = int(blocks["num_steps"][last_N[states["repeats"]]].max())
+        return sampling._replace(num_best=max(sampling.num_best, -(-(num_tried + 4) // 16) * 16))
 
     def select_winners(self, predictions: Predictions) -> Int:
         """Return the winning row of each request in the step planned last."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from common.compiled import Records
-from common.config import BlockDiffusion, DecodeConfig, FastDllm
+from common.config import BlockDiffusion, DecodeConfig, FastDllm, Levenshtein
 from common.policies import rule_of
 from common.policies.branch_scores import RANDOM
 from common.policies.rule import PLUG_IN, enter
@@ -46,11 +46,12 @@ class ModelFacts(NamedTuple):
     """What the scheduler needs to know of a model; names as in `common.checkpoint.ModelConfig`.
 
     shift: 1: a position's token is predicted by the entry before it; 0: by its own. more_end_token_ids: end a text too,
-    unless a request's settings name an end token.
+    unless a request's settings name an end token. edit_ids: tokens that delete, and that insert.
     """
 
     shift: int = 1
     more_end_token_ids: tuple[int, ...] = ()
+    edit_ids: tuple[int, int] | None = None
 
 
 DREAM = ModelFacts()
@@ -71,6 +72,7 @@ class Rules:
 
     chunk: positions of a prompt that one pass takes, whole blocks: a longer prompt takes several passes. None: any
     number, where a prompt's positions see each other, so that it cannot be cut.
+    edit_ids: tokens that delete and that insert, where the strategy revises blocks.
     """
 
     decode: DecodeConfig
@@ -80,6 +82,7 @@ class Rules:
     shift: int = 1
     end_token_ids: frozenset[int] = frozenset()
     chunk: int | None = None
+    edit_ids: tuple[int, int] | None = None
 
     @classmethod
     def of(
@@ -99,7 +102,7 @@ class Rules:
         chunk = None
         if max_num_batched_tokens is not None and decode.strategy.is_from_zero and decode.strategy.cached != "none":
             chunk = max(1, max_num_batched_tokens // decode.block_size) * decode.block_size
-        return cls(decode, own, stop, sampling, facts.shift, ends, chunk)
+        return cls(decode, own, stop, sampling, facts.shift, ends, chunk, _edit_ids(decode, facts))
 
     def num_first(self, prompt_length: int) -> int:
         """Return the prompt tokens of a request's first pass."""
@@ -153,11 +156,44 @@ class Rules:
             edits = strategy.max_post_edit_steps + 2
         if strategy.is_from_zero:
             most += (decode.max_new_tokens // decode.block_size + 2) * (decode.block_size + edits)
+        if isinstance(strategy, Levenshtein):
+            num_blocks = decode.max_new_tokens // decode.block_size + 2
+            usual = 4 * (decode.block_size + strategy.steps + strategy.max_post_edit_steps)
+            return num_blocks * min(self.most_block_steps, usual) + self.most_block_steps
         if isinstance(strategy, FastDllm):
             most += self.max_blocks * strategy.min_block_steps
         return most
 
     @property
+    def most_block_steps(self) -> int:
+        """Passes that revise a block, one more included that writes its KV."""
+        decode, strategy = self.decode, self.decode.strategy
+        if not isinstance(strategy, Levenshtein):
+            return 0
+        return strategy.most_block_steps or decode.block_size + strategy.max_post_edit_steps + 2
+
+    @property
+    def num_remembered(self) -> int:
+        """Numbers that revising a block has to remember."""
+        is_by_position = self.most_block_steps and self.decode.strategy.most_block_steps is None
+        return self.most_block_steps * (self.decode.block_size if is_by_position else 1)
+
+    @property
     def max_steps(self) -> int:
         """Steps after which the request ends in any case."""
         return self.most_steps if self.decode.max_steps is None else min(self.decode.max_steps, self.most_steps)
+
+
+def _edit_ids(decode: DecodeConfig, facts: ModelFacts) -> tuple[int, int] | None:
+    """Return the settings' own, or the model's. Raises ValueError where a strategy needs them and there are none."""
+    strategy = decode.strategy
+    if not isinstance(strategy, Levenshtein):
+        return None
+    if strategy.delete_token_id is not None and strategy.split_token_id is not None:
+        return strategy.delete_token_id, strategy.split_token_id
+    if facts.edit_ids is None:
+        raise ValueError(
+            "strategy levenshtein needs tokens that delete and insert, and the checkpoint's config.json names none: set "
+            "strategy to block_diffusion, or delete_token_id and split_token_id in it"
+        )
+    return facts.edit_ids

@@ -77,6 +77,28 @@ class Candidate(NamedTuple):
     current: int | None = None
 
 
+class Revision(NamedTuple):
+    """What a step did to a block that is revised (`revising`), positions as the pass saw them.
+
+    quota: masks to fill at least; None: all. is_final: it was the last that might change the block. num_post: passes
+    without a mask of the first ones. runners_up: positions whose candidate is not the most probable token. replaced:
+    what was written there instead of the candidate. escaped: positions of these where the block would have repeated.
+    deleted, inserted: where a token was deleted, or a mask inserted before it. after: the block's tokens after the step.
+    first: positions of `after` whose token was a mask when the block was opened, or stands for such.
+    """
+
+    quota: int | None
+    is_final: bool
+    num_post: int
+    runners_up: tuple[int, ...]
+    replaced: dict[int, int]
+    escaped: tuple[int, ...]
+    deleted: tuple[int, ...]
+    inserted: tuple[int, ...]
+    after: tuple[int, ...]
+    first: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """A request's step, for traces: branches in row order, lookaheads first and the anchor last.
@@ -99,3 +121,4 @@ class StepRecord:
     num_sure: list[int] = field(default_factory=list, compare=False, repr=False)
     edited: dict[int, int] = field(default_factory=dict)  # position -> new token
     is_tentative: bool = False  # what was committed is written over later
+    revision: Revision | None = None

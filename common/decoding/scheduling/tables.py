@@ -54,9 +54,25 @@ BRANCH = np.dtype(
     align=True,
 )  # fmt: skip
 STEP = np.dtype([("tokens", np.int32), ("rows", np.int32), ("winner", np.int32), ("window", np.int32)], align=True)
+DRAFT = np.dtype(  # a position of a block that is revised, in the order of `revising`
+    [
+        ("input", np.int32),  # what stood there when the pass began
+        ("entry", np.int32),  # of the winner's row, that predicts it
+        ("input_step", np.int32), ("input_entry", np.int32),  # its origin
+        ("token", np.int32), ("confidence", np.float32),  # what is predicted
+        ("written", np.int32),  # what is written, if `writes`
+        ("scanned", np.int32),  # what stands there after the scan, and its origin
+        ("scanned_step", np.int32), ("scanned_entry", np.int32),
+        ("is_masked", np.bool_), ("is_first", np.bool_), ("is_runner_up", np.bool_), ("writes", np.bool_),
+        ("has_escaped", np.bool_), ("scanned_is_first", np.bool_),
+    ],
+    align=True,
+)  # fmt: skip
+GOES_ON, RESTS, IS_SPENT = range(3)
+# What becomes of such a block: RESTS: its tokens are final. IS_SPENT: they are too, and a pass of its own writes its KV.
 NOWHERE = -1
 _LEAST_PLACES = 1024  # of Rooms
-_FIRSTS = ("first_position", "first_block", "first_step")
+_FIRSTS = ("first_position", "first_block", "first_step", "first_memory")
 
 STATE = np.dtype(
     [
@@ -70,11 +86,17 @@ STATE = np.dtype(
         ("canvas_block", np.int32),  # positions of a block, of `vanilla` the whole canvas
         ("most_steps", np.int32), ("num_ends", np.int32), ("keeps_carry", np.bool_), ("has_stops", np.bool_),
         ("first_position", np.int64), ("first_block", np.int64), ("first_step", np.int64),  # its stretches in Rooms
+        ("first_memory", np.int64),
+        ("mask_token", np.int32), ("delete_token", np.int32), ("split_token", np.int32),  # of revisions
         # What the steps so far have come to.
         ("num_blocks", np.int32), ("num_lookaheads", np.int32), ("num_forwards", np.int32), ("num_wins", np.int32),
         ("num_forced", np.int32), ("num_given", np.int32), ("has_eos", np.bool_),
         ("is_refreshed", np.bool_),  # fast_dllm: the cache around the current block is up to date
         ("has_block_cache", np.bool_),  # fast_dllm_v2, dual: keys of the block's other parts are there
+        # levenshtein: the block's masks when it was opened, passes without one of these, and of the last pass the least
+        # that it filled, what became of the block, whether it had to, moved tokens, and led back to one seen before.
+        ("first_masks", np.int32), ("num_post", np.int32), ("quota", np.int32), ("outcome", np.int32),
+        ("is_final", np.bool_), ("has_moved", np.bool_), ("repeats", np.bool_),
         # What is predicted for the first position after the cache, kept from the step that committed the one before.
         ("carry_token", np.float32), ("carry_probability", np.float32), ("carry_confidence", np.float32),
         ("carry_step", np.int32), ("carry_entry", np.int32),  # its origin
@@ -97,7 +119,9 @@ class Tables(NamedTuple):
 
     token_P, is_masked_P, origin_P, draw_P (Rooms): the prompt, the anchor's tokens, masks, and where tokens come from,
         by position; random numbers of rules that draw. A token that moves takes its origin along, and with it what is
-        kept by origin. block_B, step_B (Rooms): blocks, and what each step did.
+        kept by origin. is_first_P (Rooms): of a block that is revised, tokens that were masks when it was opened or
+        stand for such. block_B, step_B (Rooms): blocks, and what each step did. seen_S, tried_S (Rooms): digests of
+        blocks that its passes have seen or written, and what was written where, if that matters.
     ends_E: end tokens. shift_positions_B: positions that a shift entry predicts.
     spans, edits, winner_3W ... (scratch): of the request that is looked at. winner_3W, aligned_3W: what the winner, and
         another row, predict for each position of the window.
@@ -113,9 +137,13 @@ class Tables(NamedTuple):
     token_P: Int
     is_masked_P: Bool
     origin_P: Records
+    is_first_P: Bool
     draw_P: Score
     block_B: Records
     step_B: Records
+    seen_S: Int
+    tried_S: Int
+    drafts: Records
     spans: Records
     edits: Records
     winner_3W: Float
@@ -141,6 +169,7 @@ class Request(NamedTuple):
     token_P: Any
     is_masked_P: Any
     origin_P: Any
+    is_first_P: Any
     block_B: Any
 
 
@@ -155,6 +184,7 @@ def request_of(tables: Tables, slot: int) -> Request:
         tables.token_P[first:end],
         tables.is_masked_P[first:end],
         tables.origin_P[first:end],
+        tables.is_first_P[first:end],
         tables.block_B[state.first_block : state.first_block + state.room_blocks],
     )
 
@@ -254,11 +284,12 @@ class Sizes(NamedTuple):
     num_lookaheads: int = 1
     num_ends: int = 1
     num_shifts: int = 1
+    num_columns: int = 1  # of a block that is revised
 
 
 def _shapes(num_slots: int, sizes: Sizes) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Return type and shape of the tables that are not `Rooms`, by name."""
-    num_positions, num_blocks, k, num_ends, num_shifts = sizes
+    num_positions, num_blocks, k, num_ends, num_shifts, num_columns = sizes
     return {
         "states": (STATE, (num_slots,)),
         "settings": (SETTINGS, (num_slots,)),
@@ -268,6 +299,7 @@ def _shapes(num_slots: int, sizes: Sizes) -> dict[str, tuple[Any, tuple[int, ...
         "ends_E": (np.int64, (num_slots, num_ends)),
         "shift_positions_B": (np.int64, (num_slots, num_shifts)),
         "spans": (SPAN, (num_blocks + 1,)),
+        "drafts": (DRAFT, (num_columns,)),
         "edits": (FILL, (num_positions,)),
         "winner_3W": (np.float32, (3, num_positions + 1)),
         "aligned_3W": (np.float32, (3, num_positions + 1)),
@@ -294,40 +326,49 @@ class TableStore:
                 "token_P": np.dtype(np.int64),
                 "is_masked_P": np.dtype(np.bool_),
                 "origin_P": ORIGIN,
+                "is_first_P": np.dtype(np.bool_),
                 "draw_P": np.dtype(np.float64),
             },
             num_slots,
         )
         self.blocks = Rooms({"block_B": BLOCK}, num_slots)
         self.steps = Rooms({"step_B": STEP}, num_slots)
+        self.memories = Rooms({"seen_S": np.dtype(np.int64), "tried_S": np.dtype(np.int64)}, num_slots)
         self._num_slots = num_slots
         self._sizes = Sizes()
         self._tables: dict[str, Any] = {}
         self._grow()
 
-    def admit(self, slot: int, sizes: Sizes, num_steps: int) -> None:
-        """Make room for a request in a slot; its state is zeros but for where its stretches lie."""
+    def admit(self, slot: int, sizes: Sizes, num_steps: int, num_remembered: int = 0) -> None:
+        """Make room for a request in a slot; its state is zeros but for where its stretches lie. num_remembered: what
+        revising a block has to remember."""
         has_moved = self.positions.take(slot, sizes.num_positions)
         has_moved |= self.blocks.take(slot, sizes.num_blocks)
         has_moved |= self.steps.take(slot, num_steps)
+        if num_remembered:
+            has_moved |= self.memories.take(slot, num_remembered)
         largest = Sizes(*map(max, sizes, self._sizes))
         if has_moved or largest != self._sizes:
             self._sizes = largest
             self._grow()
         states = self.loops.states
         states[slot] = np.zeros((), STATE)
-        for name, rooms in zip(_FIRSTS, (self.positions, self.blocks, self.steps), strict=True):
+        for name, rooms in zip(_FIRSTS, self._rooms, strict=True):
             states[name] = rooms.first_N
 
     def _grow(self) -> None:
         """Give the tables places for requests of these sizes; what they hold stays where it is."""
         for name, (dtype, shape) in _shapes(self._num_slots, self._sizes).items():
             self._tables[name] = _grown(self._tables.get(name), dtype, shape)
-        rooms = {**self.positions.arrays, **self.blocks.arrays, **self.steps.arrays}
+        rooms = {name: array for rooms in self._rooms for name, array in rooms.arrays.items()}
         self.loops = Tables(**self._tables, **rooms)
         self.parts: Parts = tuple(self.loops)
 
     def drop(self, slot: int) -> None:
         """Give the slot's room back."""
-        for rooms in (self.positions, self.blocks, self.steps):
+        for rooms in self._rooms:
             rooms.give(slot)
+
+    @property
+    def _rooms(self) -> tuple[Rooms, ...]:
+        return self.positions, self.blocks, self.steps, self.memories

@@ -32,6 +32,8 @@ def settings_of(trace: FamilyTrace) -> DecodeConfig:
             own = _sdar(trace)
         elif "remasking" in given:
             own = _llada(trace)
+        elif "delete_token_id" in given:
+            own = _llada2_2(trace)
         elif "block_length" in given:
             own = _llada2(trace)
         else:
@@ -40,8 +42,9 @@ def settings_of(trace: FamilyTrace) -> DecodeConfig:
             "mask_token_id": given["mask_id"],
             "num_lookahead": 0,
             "sampling_strategy": "default",
-            "mask_probability": "counted",
         }
+        if "delete_token_id" not in given:
+            shared["mask_probability"] = "counted"
         return DecodeConfig.model_validate({**shared, **own})
     except KeyError as error:
         raise ConfigError(f"decode.{error.args[0]}: missing or of a value that is not known here") from None
@@ -122,3 +125,23 @@ def _llada2(trace: FamilyTrace) -> dict[str, Any]:
         if edit in given:
             strategy |= {"edit_threshold": given[edit], "max_post_edit_steps": given[limit]}
     return own | {"strategy": strategy}
+
+
+def _llada2_2(trace: FamilyTrace) -> dict[str, Any]:
+    given = trace.decode
+    strategy = {"name": "levenshtein"} | {key: given[key] for key in ("delete_token_id", "split_token_id")}
+    if "editing_threshold" in given:
+        strategy |= {
+            "variant": "fluxserve", "edit_threshold": given["editing_threshold"], "steps": given["steps"],
+            "max_post_edit_steps": given["max_post_steps"], "max_block_steps": given["max_steps_per_block"],
+        }  # fmt: skip
+    else:
+        budget = given["max_post_edit_steps"]
+        strategy |= {
+            "variant": "sglang", "edit_threshold": given["edit_threshold"], "max_post_edit_steps": budget,
+        }  # fmt: skip
+    return {
+        "strategy": strategy, "block_size": given["block_length"], "skip_threshold": given["threshold"],
+        "max_new_tokens": given["gen_length"], "eos_token_id": given["stop_tokens"][0],
+        "stop_token_ids": given["stop_tokens"][1:],
+    }  # fmt: skip

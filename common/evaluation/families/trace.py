@@ -33,6 +33,16 @@ class FamilyStep(Frozen, extra="ignore"):
     filled: dict[int, int] = Field(default_factory=dict)
     edit_candidates: dict[int, tuple[int, float]] | None = None
     edited: dict[int, int] | None = None
+    final: bool | None = None  # and what follows: of passes that revise a block
+    quota: int | None = None
+    post_steps: int = 0
+    fallback: list[int] = Field(default_factory=list)
+    replaced: dict[int, int] = Field(default_factory=dict)
+    escape: list[int] = Field(default_factory=list)
+    deleted: list[int] = Field(default_factory=list)
+    split: list[int] = Field(default_factory=list)
+    after: list[int] = Field(default_factory=list)
+    original: list[int] = Field(default_factory=list)
 
 
 class FamilyTrace(Frozen, extra="ignore"):
@@ -43,6 +53,8 @@ class FamilyTrace(Frozen, extra="ignore"):
     decode: dict[str, Any]
     prompt: list[int] = Field(min_length=1)
     generated: list[int]
+    answer: list[int] | None = None  # what a request gets
+    finish: str | None = None
     num_forward_steps: int
     steps: list[FamilyStep]
 

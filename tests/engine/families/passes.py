@@ -17,7 +17,7 @@ FAMILIES = GOLDEN.parent / "golden_families"
 TRACES = [
     "llada/01_plain_static", "llada/03_nocache_threshold", "sdar/01_dynamic_block4", "sdar/02_dynamic_block8",
     "llada2/01_hf20_threshold", "llada2/08_sglang_low_confidence_short", "fastdllm_v2/01_block32_sub8",
-    "fastdllm_v2/03_short_prompt_blockcache",
+    "fastdllm_v2/03_short_prompt_blockcache", "llada2_2/01_sglang_indel", "llada2_2/06_levenshtein",
 ]  # fmt: skip
 EVERYTHING_MAY_BE_PREDICTED = -1  # the published confidences are those of the whole vocabulary, the mask included
 

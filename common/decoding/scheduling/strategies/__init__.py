@@ -13,13 +13,22 @@ from types import ModuleType
 from typing import Any
 
 from common.compiled import kept_by_callers
-from common.decoding.scheduling.strategies import block_diffusion, blocks, d2f, fast_dllm, fast_dllm_v2, multi_block
+from common.decoding.scheduling.strategies import (
+    block_diffusion,
+    blocks,
+    d2f,
+    fast_dllm,
+    fast_dllm_v2,
+    levenshtein,
+    multi_block,
+)
 from common.decoding.scheduling.tables import Request
 from common.policies.settings import STRATEGIES
 
 MODULES: dict[str, tuple[ModuleType, ...]] = {
     "d2f": (d2f,), "multi_block": (multi_block, d2f), "fast_dllm": (fast_dllm,), "vanilla": (fast_dllm,),
     "block_diffusion": (block_diffusion,), "fast_dllm_v2": (fast_dllm_v2,),
+    "levenshtein": (levenshtein, block_diffusion),
 }  # fmt: skip
 
 
