@@ -41,7 +41,11 @@ def warm_up(engine: CudaEngine, config: ModelConfig, decode: DecodeConfig) -> No
             engine.layers.entry(shapes.captured_key(num_tokens, is_cut=True))
         usual = Sampling.of(decode, config.mask_of(decode.mask_token_id))
         # Several requests may each be drawn in another way.
-        heads = {usual} if capacity.num_slots == 1 or usual.num_best else {usual, *(usual._replace(**kind) for kind in _KINDS)}
+        heads = (
+            {usual}
+            if capacity.num_slots == 1 or usual.num_best
+            else {usual, *(usual._replace(**kind) for kind in _KINDS)}
+        )
         for num_reads in reversed(shapes.buckets.reads):
             for sampling in sorted(heads, reverse=True):
                 engine.head.entry(ReadsKey(num_reads, sampling, is_captured=True))

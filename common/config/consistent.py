@@ -61,11 +61,11 @@ def _of_revision(decode: Any, strategy: Any) -> Iterator[str]:
     if decode.block_add_threshold < 1:
         yield "block_add_threshold: levenshtein revises a block before the next one opens; set it to 1"
     if decode.fill_rule != "threshold":
-        yield f"fill_rule {decode.fill_rule}: levenshtein fills by steps and skip_threshold of its own; set it to threshold"
+        yield f"fill_rule {decode.fill_rule}: levenshtein fills by steps and skip_threshold; set it to threshold"
     if (decode.mask_probability == "counted") != strategy.counts_mask:
         yield (
-            f"mask_probability {decode.mask_probability}: variant {strategy.variant} of levenshtein has its own: remove "
-            "mask_probability"
+            f"mask_probability {decode.mask_probability}: variant {strategy.variant} of levenshtein has its own: "
+            "remove it"
         )
     defaults = type(strategy).model_fields
     unused = [key for key in ("steps", "max_block_steps") if getattr(strategy, key) != defaults[key].default]

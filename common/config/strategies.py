@@ -198,15 +198,15 @@ class Levenshtein(Strategy):
         default=32,
         ge=1,
         le=MOST_BLOCK_STEPS,
-        description="A block's first masks are filled over so many passes at the most; after them every mask is filled "
-        "in every pass (not of `sglang`, which fills one mask a pass at least).",
+        description="A block's first masks are filled over so many passes at the most; then each pass fills every "
+        "mask (not of `sglang`, which fills one mask a pass at least).",
     )
     max_post_edit_steps: int = Field(
         default=16,
         ge=0,
         le=MOST_BLOCK_STEPS,
-        description="Passes without a mask of the first ones, the last of which fills all masks and neither deletes nor "
-        "inserts; 0: the pass that fills the last of the first masks.",
+        description="Passes without a mask of the first ones, the last of which fills all masks and neither deletes "
+        "nor inserts; 0: the pass that fills the last of the first masks.",
     )
     max_block_steps: int = Field(
         default=1000,
@@ -229,7 +229,7 @@ class Levenshtein(Strategy):
 
     @property
     def commit(self) -> str:
-        """As of `block_diffusion`: whether a pass of its own writes the KV of the prompt, and of a block whose last pass
+        """As of `block_diffusion`: whether a pass of its own writes KV of the prompt, and of a block whose last pass
         has changed it."""
         return "fused" if self.variant == "checkpoint" else "separate"
 
@@ -274,7 +274,12 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "d2f": D2F, "multi_block": MultiBlock, "fast_dllm": FastDllm, "vanilla": Vanilla,
     "block_diffusion": BlockDiffusion, "fast_dllm_v2": FastDllmV2, "levenshtein": Levenshtein,
 }  # fmt: skip
-TAKE_ANY_LENGTH = ("vanilla", "block_diffusion", "fast_dllm_v2", "levenshtein")  # whose canvas need not be of whole blocks
+TAKE_ANY_LENGTH = (
+    "vanilla",
+    "block_diffusion",
+    "fast_dllm_v2",
+    "levenshtein",
+)  # whose canvas need not be of whole blocks
 
 
 def _name_of(strategy: Any) -> Any:

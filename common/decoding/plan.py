@@ -237,8 +237,8 @@ class Predictions(NamedTuple):
 
     values_3T: predicted id (arg max, or the sample at temperature > 0), never the mask id; its probability (the
     maximum at temperature 0); the confidence under `sampling_strategy`. `temperature_acts_on` says of which
-    distribution. float32, which holds ids below 2^24 exactly. Where sampling.num_best: after these as many token ids, the
-    most probable first, and as many probabilities (of what there is none of: -1 and 0).
+    distribution. float32, which holds ids below 2^24 exactly. Where sampling.num_best: after these as many token ids,
+    the most probable first, and as many probabilities (where there are fewer tokens: -1 and 0).
     """
 
     values_3T: Float

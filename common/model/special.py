@@ -65,7 +65,8 @@ def best_statistics(logits_NV: Tensor, vocab_start: int, sampling: Sampling, gat
         id_NC = functional.pad(id_NC, missing, value=-1)
     own_NX = torch.cat((usual_N6, max_N1, sum_N1, value_NC, id_NC), dim=-1)
     shards_PNX = gather(own_NX)
-    usual_PN6, max_PN1, sum_PN1, value_PNC, id_PNC = shards_PNX.split((NUM_STATISTICS, 1, 1, count, count), dim=-1)
+    sizes = [NUM_STATISTICS, 1, 1, count, count]
+    usual_PN6, max_PN1, sum_PN1, value_PNC, id_PNC = torch.split(shards_PNX, sizes, dim=-1)
     max_N1 = max_PN1.max(dim=0).values
     total_N1 = (sum_PN1 * (max_PN1 - max_N1).exp()).sum(dim=0)
     value_NX, id_NX = value_PNC.transpose(0, 1).flatten(1), id_PNC.transpose(0, 1).flatten(1)

@@ -28,7 +28,9 @@ class ReadBuffers:
     def __init__(self, key: ReadsKey, device: torch.device, num_ranks: int) -> None:
         is_sampled = key.sampling.is_sampled
         self._sampling = Upload((NUM_SAMPLING_FIELDS if is_sampled else 0, key.num_reads), device)
-        self._predicted = torch.zeros((num_ranks, key.num_reads, key.sampling.num_values), pin_memory=device.type != "cpu")
+        self._predicted = torch.zeros(
+            (num_ranks, key.num_reads, key.sampling.num_values), pin_memory=device.type != "cpu"
+        )
         self.predicted_PM3 = self._predicted.numpy()
         self.sampling_rows = SamplingRows.of(self._sampling.device) if is_sampled else None
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from common.decoding.plan import Float, Int, Predictions, Score
 from common.decoding.scheduling import advancing
+from common.decoding.scheduling.revising import revise
 from common.decoding.scheduling.scoring import align
 from common.decoding.scheduling.state import Branch, Candidate, DecodingRequest, Revision, StepRecord
 from common.decoding.scheduling.tables import NOWHERE, Tables, positions_of
@@ -146,7 +147,7 @@ def _revise(view: StepView, branch: int, winner: int, num_spans: int) -> _Change
     slot, tables = view.decoding.slot, view.tables
     state, start = tables.states[slot], int(tables.spans[0]["start"])
     end, begin = int(tables.spans[0]["end"]), max(start, view.decoding.prompt_length)
-    num_filled = advancing.revise(tables, slot, view.values_3T, view.fields_8R, winner)
+    num_filled = revise(tables, slot, view.values_3T, view.fields_8R, winner)
     drafts = {begin + column: draft for column, draft in enumerate(tables.drafts[: end - begin])}
     token_P, _ = positions_of(tables, slot)
     is_first_P = tables.is_first_P[int(state["first_position"]) :]

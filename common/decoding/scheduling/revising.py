@@ -1,12 +1,12 @@
 """Revise a block as LLaDA2.2 does: fill its masks, replace its tokens, delete and insert, all from one pass's logits.
 
-One rule beside filling and editing (`advancing`). After the writes one scan from left to right takes the edit tokens out:
-one that deletes drops its position, one that inserts becomes a mask and the token that stood there. The block keeps its
-length: what is pushed over its end is lost, and masks come in where it has become shorter. Masks that were there when the
-block was opened are *first* ones; the mark moves with its token, and all others are new.
+One rule beside filling and editing (`advancing`). After the writes one scan from left to right takes the edit tokens
+out: one that deletes drops its position, one that inserts becomes a mask and what stood there. The block keeps
+its length: what is pushed over its end is lost, and masks come in where it has become shorter. Masks that were there
+when the block was opened are *first* ones; the mark moves with its token, and all others are new.
 
-Published by FluxServe (`levenshtein.py`), SGLang (`joint_threshold_indel.py`) and the checkpoint's own code; settings name
-whose (`variant`). Columns are positions after the prompt, counted from the block's first such one.
+Published by FluxServe (`levenshtein.py`), SGLang (`joint_threshold_indel.py`) and the checkpoint's own code; `variant`
+names whose. Columns are positions after the prompt, counted from the block's first such one.
 """
 
 from __future__ import annotations
@@ -153,9 +153,9 @@ def _fill_quota(tables: Tables, num_columns: int, quota: int, threshold: float) 
         best = NOWHERE
         for column in range(num_columns):
             draft = tables.drafts[column]
-            if draft.is_masked and not draft.writes:
-                if best == NOWHERE or draft.confidence > tables.drafts[best].confidence:
-                    best = column
+            is_open = draft.is_masked and not draft.writes
+            if is_open and (best == NOWHERE or draft.confidence > tables.drafts[best].confidence):
+                best = column
         if best == NOWHERE:
             return
         tables.drafts[best].writes = True
@@ -182,7 +182,7 @@ def _choose_edits(tables: Tables, request: Request, num_columns: int) -> None:
 
 @compiled
 def _writes(tables: Tables, num_columns: int) -> bool:
-    for column in range(num_columns):
+    for column in range(num_columns):  # noqa: SIM110 - numba takes no generator
         if tables.drafts[column].writes:
             return True
     return False
@@ -272,7 +272,9 @@ def _drawn_change(tables: Tables, request: Request, num_columns: int, trial: int
     if not count:
         return NOWHERE
     key = int(request.state.noise_key) % _MODULUS
-    drawn = ((key * _FIRST_FACTOR + int(request.state.num_forwards)) % _MODULUS * _SECOND_FACTOR + trial) % _MODULUS % count
+    drawn = (
+        ((key * _FIRST_FACTOR + int(request.state.num_forwards)) % _MODULUS * _SECOND_FACTOR + trial) % _MODULUS % count
+    )
     for column in range(num_columns):
         if _changes(tables.drafts[column]):
             if not drawn:
@@ -300,7 +302,7 @@ def _digest(tables: Tables, num_columns: int, which: int) -> int:
 @compiled
 def _is_remembered(tables: Tables, request: Request, digest: int) -> bool:
     first = request.state.first_memory
-    for step in range(last_block(request).num_steps):
+    for step in range(last_block(request).num_steps):  # noqa: SIM110 - numba takes no generator
         if tables.seen_S[first + step] == digest:
             return True
     return False
@@ -402,8 +404,8 @@ def _settle(tables: Tables, request: Request, num_columns: int, had_mask: bool, 
     elif state.is_final and settings.variant == FLUXSERVE:
         state.outcome = IS_SPENT
     elif settings.variant == CHECKPOINT and not block.num_masked:
-        if state.is_final or state.num_post + 1 > settings.max_post_edit_steps:
-            state.outcome = RESTS
+        is_over = state.is_final or state.num_post + 1 > settings.max_post_edit_steps
+        state.outcome = RESTS if is_over else GOES_ON
 
 
 @compiled

@@ -175,7 +175,8 @@ class Rules:
     @property
     def num_remembered(self) -> int:
         """Numbers that revising a block has to remember."""
-        is_by_position = self.most_block_steps and self.decode.strategy.most_block_steps is None
+        strategy = self.decode.strategy
+        is_by_position = isinstance(strategy, Levenshtein) and strategy.most_block_steps is None
         return self.most_block_steps * (self.decode.block_size if is_by_position else 1)
 
     @property
@@ -193,7 +194,7 @@ def _edit_ids(decode: DecodeConfig, facts: ModelFacts) -> tuple[int, int] | None
         return strategy.delete_token_id, strategy.split_token_id
     if facts.edit_ids is None:
         raise ValueError(
-            "strategy levenshtein needs tokens that delete and insert, and the checkpoint's config.json names none: set "
-            "strategy to block_diffusion, or delete_token_id and split_token_id in it"
+            "strategy levenshtein needs tokens that delete and insert, and the checkpoint's config.json names none: "
+            "set strategy to block_diffusion, or its delete_token_id and split_token_id"
         )
     return facts.edit_ids

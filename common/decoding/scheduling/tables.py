@@ -69,7 +69,7 @@ DRAFT = np.dtype(  # a position of a block that is revised, in the order of `rev
     align=True,
 )  # fmt: skip
 GOES_ON, RESTS, IS_SPENT = range(3)
-# What becomes of such a block: RESTS: its tokens are final. IS_SPENT: they are too, and a pass of its own writes its KV.
+# What becomes of such a block. RESTS: its tokens are final. IS_SPENT: also, and a pass of its own writes its KV.
 NOWHERE = -1
 _LEAST_PLACES = 1024  # of Rooms
 _FIRSTS = ("first_position", "first_block", "first_step", "first_memory")
@@ -93,7 +93,7 @@ STATE = np.dtype(
         ("num_forced", np.int32), ("num_given", np.int32), ("has_eos", np.bool_),
         ("is_refreshed", np.bool_),  # fast_dllm: the cache around the current block is up to date
         ("has_block_cache", np.bool_),  # fast_dllm_v2, dual: keys of the block's other parts are there
-        # levenshtein: the block's masks when it was opened, passes without one of these, and of the last pass the least
+        # levenshtein: the block's masks when it was opened, passes without one of these; and of the last pass the least
         # that it filled, what became of the block, whether it had to, moved tokens, and led back to one seen before.
         ("first_masks", np.int32), ("num_post", np.int32), ("quota", np.int32), ("outcome", np.int32),
         ("is_final", np.bool_), ("has_moved", np.bool_), ("repeats", np.bool_),

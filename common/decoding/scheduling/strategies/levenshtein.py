@@ -1,13 +1,13 @@
-"""LLaDA2.2: block diffusion whose active block is revised (`common.decoding.scheduling.revising`) until it rests. Its KV
-is final once a pass has seen its final tokens: the next block's first pass writes it, or as published one of its own after
-a last round."""
+"""LLaDA2.2: block diffusion whose active block is revised (`common.decoding.scheduling.revising`) until it rests. Its
+KV is final once a pass has seen its final tokens: the next block's first pass writes it, or as published one of its own
+after a last round."""
 
 from __future__ import annotations
 
 from common.compiled import compiled
 from common.decoding.scheduling.strategies import block_diffusion
 from common.decoding.scheduling.strategies.blocks import last_block, next_chunk, note_committed
-from common.decoding.scheduling.tables import ACTIVE, IN_CACHE, IS_SPENT, RESTS, TO_CACHE, Request
+from common.decoding.scheduling.tables import ACTIVE, GOES_ON, IN_CACHE, IS_SPENT, TO_CACHE, Request
 
 _begin_block_diffusion = block_diffusion.begin
 
@@ -35,7 +35,7 @@ def settle(request: Request, has_changed: bool) -> bool:
         return False
     note_committed(request)
     last, outcome = last_block(request), request.state.outcome
-    if last.status == ACTIVE and (outcome == RESTS or outcome == IS_SPENT):
+    if last.status == ACTIVE and outcome != GOES_ON:
         last.status, last.num_waits = TO_CACHE, outcome == IS_SPENT
     return False
 
@@ -50,9 +50,10 @@ def is_done(request: Request) -> bool:
 
 @compiled
 def final_end(request: Request) -> int:
-    """The end of the blocks that rest."""
+    """The end of the blocks that rest; where a pass of its own writes KV, an end counts after it, as published."""
     end = 0
     for place in range(request.state.num_blocks):
-        if request.block_B[place].status != ACTIVE:
-            end = request.block_B[place].end
+        block = request.block_B[place]
+        if block.status == IN_CACHE or (block.status == TO_CACHE and not block.num_waits):
+            end = block.end
     return end
