@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from common.checkpoint import ModelConfig
-from common.config import BlockDiffusion, DecodeConfig
+from common.config import BlockDiffusion, DecodeConfig, FastDllmV2
 from common.decoding import Sampling
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.kv import most_rows
@@ -51,6 +51,6 @@ def _most_blocks(decode: DecodeConfig) -> int:
     if not decode.strategy.is_from_zero:
         return decode.max_new_tokens // decode.block_size
     if decode.block_add_threshold == 1:
-        is_fused = isinstance(decode.strategy, BlockDiffusion) and decode.strategy.commit == "fused"
-        return 2 if is_fused else 1  # one full, one of masks
+        is_one = isinstance(decode.strategy, BlockDiffusion) and decode.strategy.commit == "separate"
+        return 1 if is_one or isinstance(decode.strategy, FastDllmV2) else 2  # one full, one of masks
     return -(-decode.max_new_tokens // decode.block_size)

@@ -31,6 +31,8 @@ _PRESET_OF = {
     "LLaDA2MoeModelLM": "llada2",
     "StableDiffcoderForCausalLM": "stable_diffcoder",
 }
+# Of a family whose checkpoints are decoded in several ways: by a key that only some have.
+_PRESET_BY_KEY = {"llada2": {"split_token_id": "llada2_2"}}
 _FEW_POSITIONS = 2048
 _BLOCK_SIZE_KEYS = ("block_size", "bd_size")
 _SHIPPED = ("configs", "models")
@@ -140,7 +142,8 @@ def settings_of(folder: Path) -> dict[str, Any]:
     names = [fields.get("model_type"), *(architectures if isinstance(architectures, list) else [])]
     preset = next((_PRESET_OF[name] for name in names if isinstance(name, str) and name in _PRESET_OF), None)
     if preset is not None:
-        tree["preset"] = preset
+        own = _PRESET_BY_KEY.get(preset, {})
+        tree["preset"] = next((found for key, found in own.items() if fields.get(key) is not None), preset)
         tree["decode"] = dict(_sizes(fields))
     return tree
 

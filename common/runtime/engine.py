@@ -209,14 +209,8 @@ class DeviceEngine(ABC):
         self._times.mark(1)
         self._entries_of, self._predicted_PM3 = self._launch_head(plan)
         self._times.mark(2)
-<<<<<<< HEAD
         self._finished()
-        order = PredictionOrder(plan.num_tokens, self._entries_of, self._predicted_PM3.shape[1])
-=======
-        if self._done is not None:
-            self._done.record()
-        order = PredictionOrder(plan.num_tokens, entries_of, *self._predicted_PM3.shape[1:])
->>>>>>> 072de37 (Revise blocks as LLaDA2.2 does: fill, replace, delete and insert from one pass)
+        order = PredictionOrder(plan.num_tokens, self._entries_of, *self._predicted_PM3.shape[1:])
         self._prepare_commits(plan)
         return order
 

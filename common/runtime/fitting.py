@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from common.checkpoint import ModelConfig, load_model_config
-from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.config import DecodeConfig, DeviceProfile, Levenshtein, RunConfig
 from common.decoding import Sampling, why_not_routed
 from common.errors import ConfigError
 from common.processes import resolve_mesh
@@ -85,6 +85,14 @@ def check_strategy(decode: DecodeConfig, model: ModelConfig) -> None:
             f"decode.strategy {decode.strategy.name}: this model ({model.family}) predicts a position from {side}: "
             f"set it to {fitting}"
         )
+    if isinstance(decode.strategy, Levenshtein):
+        _check_edit_ids(decode.strategy, model)
+    elif model.edit_ids is not None:
+        logger.warning(
+            "decode.strategy %s takes the tokens %d and %d, by which this model deletes and inserts, for text: set it "
+            "to levenshtein",
+            decode.strategy.name, *model.edit_ids,
+        )  # fmt: skip
     if (reason := why_not_routed(decode, model.routing_block)) is not None:
         raise ConfigError(f"decode.block_size: {reason}")
     if is_from_zero and model.block_size not in (None, decode.block_size):
@@ -92,3 +100,18 @@ def check_strategy(decode: DecodeConfig, model: ModelConfig) -> None:
             "decode.block_size is %d, the model was trained with blocks of %d: set it to %d",
             decode.block_size, model.block_size, model.block_size,
         )  # fmt: skip
+
+
+def _check_edit_ids(strategy: Levenshtein, model: ModelConfig) -> None:
+    if strategy.delete_token_id is None or strategy.split_token_id is None:
+        if model.edit_ids is None:
+            raise ConfigError(
+                "decode.strategy levenshtein: the checkpoint's config.json names no tokens that delete and insert "
+                "(delete_token_id, split_token_id): set it to block_diffusion, or set both in it"
+            )
+        return
+    for token_id in (strategy.delete_token_id, strategy.split_token_id):
+        if token_id >= model.vocab_size:
+            raise ConfigError(
+                f"decode.strategy levenshtein: {token_id} is no token: the model's vocabulary has {model.vocab_size}"
+            )

@@ -334,8 +334,8 @@ def _count_text(tables: Tables, request: Request, num_columns: int) -> int:
 
 @compiled
 def _scan(tables: Tables, request: Request, start: int, num_columns: int) -> bool:
-    """Write the tokens, take the edit tokens out, and note where masks are; returns whether the block is another than the
-    pass saw. A token takes its mark and its origin along."""
+    """Write the tokens, take the edit tokens out, note where masks are. A token takes its mark and its origin along.
+    Returns whether the block is another than the pass saw."""
     state, count = request.state, 0
     for column in range(num_columns):
         draft = tables.drafts[column]
@@ -361,8 +361,8 @@ def _scan(tables: Tables, request: Request, start: int, num_columns: int) -> boo
 
 @compiled
 def _put(tables: Tables, state: Any, num_columns: int, place: int, column: int, is_written: bool) -> int:
-    """Write what is written in a column, or stood there, into the scanned block, unless it is past its end; returns where
-    the next token goes."""
+    """Write what is written in a column, or stood there, into the scanned block, unless it is past its end. Returns
+    where the next token goes."""
     if place < num_columns:
         own, draft = tables.drafts[place], tables.drafts[column]
         own.scanned, own.scanned_is_first = draft.input, draft.is_first

@@ -19,6 +19,7 @@ from common.compiled import IS_COMPILED, SLOW, machine_code_folder
 from common.config import DecodeConfig
 from common.decoding.plan import Predictions
 from common.decoding.request import GenerationRequest
+from common.decoding.scheduling.rules import ModelFacts
 from common.decoding.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ def _decoded(decode: DecodeConfig, num_requests: int) -> tuple[Scheduler, list[f
     """Decode so many requests for some steps, or to their end: with predictions below the usual thresholds, so that
     every lookahead is tried. Returns the seconds of each step too."""
     endless = decode.changed({"stop": (), "stop_token_ids": (), "eos_token_id": -1})
-    scheduler = Scheduler(endless, mask_token_id=0, eos_token_id=None, num_slots=num_requests)
+    facts = ModelFacts(shift=int(not decode.strategy.num_best), edit_ids=(2, 3))
+    scheduler = Scheduler(endless, mask_token_id=0, eos_token_id=None, num_slots=num_requests, facts=facts)
     for index in range(num_requests):
         scheduler.admit(GenerationRequest(str(index), (1,) * decode.block_size))
     seconds: list[float] = []
@@ -65,8 +67,9 @@ def _decoded(decode: DecodeConfig, num_requests: int) -> tuple[Scheduler, list[f
         began = time.perf_counter()
         plan = scheduler.plan_step()
         planned = time.perf_counter()
-        ones_T = np.ones(plan.num_tokens, np.float32)
-        predictions = Predictions(np.stack((ones_T, ones_T / 2, ones_T)))
+        values_XT = np.ones((plan.sampling.num_values, plan.num_tokens), np.float32)
+        values_XT[1] = 0.5
+        predictions = Predictions(values_XT)
         answered = time.perf_counter()
         scheduler.advance(scheduler.select_winners(predictions))
         seconds.append(planned - began + time.perf_counter() - answered)

@@ -17,9 +17,15 @@ MODELS = Path(__file__).parents[3] / "configs" / "models"
 BILLIONS = {
     "dream_7b": 7.6, "llada_8b": 8.0, "sdar_4b": 4.4, "sdar_8b": 8.2, "fast_dllm_v2_1_5b": 1.5, "fast_dllm_v2_7b": 7.6,
     "llada2_mini": 16.3, "llada2_flash": 102.9, "stable_diffcoder_8b": 8.3,
-    "sdar_30b_a3b": 30.5,
+    "sdar_30b_a3b": 30.5, "llada2_2_mini": 16.3, "llada2_2_flash": 102.9,
 }  # fmt: skip
-ACTIVE_BILLIONS = {"llada2_mini": 1.4, "llada2_flash": 6.1, "sdar_30b_a3b": 3.3}  # with the embeddings
+ACTIVE_BILLIONS = {
+    "llada2_mini": 1.4,
+    "llada2_flash": 6.1,
+    "sdar_30b_a3b": 3.3,
+    "llada2_2_mini": 1.4,
+    "llada2_2_flash": 6.1,
+}  # with the embeddings
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in MODELS.iterdir()))

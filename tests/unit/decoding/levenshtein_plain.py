@@ -35,6 +35,7 @@ class Block:
     behind: int  # the prompt's end, counted in the block
     tokens: list[int]
     marks: list[bool]
+    steps: list[int]  # the pass that each token comes from, counted from 1
     first: int = 0  # masks at its start
     post: int = 0
     passes: int = 0
@@ -46,24 +47,25 @@ class Block:
 def decode(model: Model, prompt: list[int], most: int, stops: list[int], rule: Rule, draw: Draw) -> dict[str, Any]:
     """Return every pass, and the answer."""
     size, passes = rule.size, []
-    end, made = len(prompt) // size * size, list(prompt)
+    end, made, steps = len(prompt) // size * size, list(prompt), list[int]()
     if end and rule.variant != "checkpoint":
         passes.append({"kind": "prefill"})
     while end < len(prompt) + most:
         tokens = (made[end:] + [rule.mask] * size)[:size]
         behind = max(0, len(prompt) - end)
-        block = Block(
-            end, behind, tokens, [place >= behind and token == rule.mask for place, token in enumerate(tokens)]
-        )
+        marks = [place >= behind and token == rule.mask for place, token in enumerate(tokens)]
+        block = Block(end, behind, tokens, marks, [0] * size)
         block.first = sum(block.marks)
         passes += decode_block(model, block, rule, draw, len(passes))
         made, end = made[:end] + block.tokens, end + size
+        steps += block.steps[behind:]
         if any(token in stops for token in block.tokens[behind:]):
             break
     answer = made[len(prompt) :]
     at = next((place for place, token in enumerate(answer) if token in stops), None)
     answer = (answer if at is None else answer[: at + 1])[:most]
-    return {"passes": passes, "answer": answer, "has_stopped": bool(answer) and answer[-1] in stops}
+    has_stopped = bool(answer) and answer[-1] in stops
+    return {"passes": passes, "answer": answer, "steps": steps[: len(answer)], "has_stopped": has_stopped}
 
 
 def decode_block(model: Model, block: Block, rule: Rule, draw: Draw, before: int) -> list[dict[str, Any]]:
@@ -129,7 +131,7 @@ def sglang_pass(rows: list[list[np.float32]], block: Block, rule: Rule, draw: Dr
     block.seen.add(tuple(before))
     for place, token in written.items():
         block.history.setdefault(place, set()).add(token)
-    write_and_scan(block, written, rule)
+    write_and_scan(block, written, rule, number + 1)
     made = {**said, **ending(block, before, written, candidate, rule), "escape": escape}
     return {**made, "ends": final, "commits": int(final and block.tokens != before)}
 
@@ -160,7 +162,7 @@ def other_pass(rows: list[list[np.float32]], block: Block, rule: Rule, draw: Dra
     else:
         escape = escape_repetition(rows, block, before, written, candidate, confidence, is_fluxserve, draw, number)
     block.seen.add(as_written(before, written))
-    write_and_scan(block, written, rule)
+    write_and_scan(block, written, rule, number + 1)
     block.passes += 1
     has_mask = any(block.tokens[p] == rule.mask for p in range(block.behind, rule.size))
     rests = not masks and block.tokens == before
@@ -197,9 +199,9 @@ def escape_repetition(
     return [block.start + place for place, token in written.items() if token != candidate[place]]
 
 
-def write_and_scan(block: Block, written: dict[int, int], rule: Rule) -> None:
+def write_and_scan(block: Block, written: dict[int, int], rule: Rule, step: int) -> None:
     before = list(block.tokens)
-    tokens, marks = before[: block.behind], block.marks[: block.behind]
+    tokens, marks, steps = before[: block.behind], block.marks[: block.behind], block.steps[: block.behind]
     for place in range(block.behind, rule.size):
         token = written.get(place, before[place])
         if token == rule.delete:
@@ -207,12 +209,16 @@ def write_and_scan(block: Block, written: dict[int, int], rule: Rule) -> None:
         if token == rule.split:
             tokens.append(rule.mask)
             marks.append(False)
+            steps.append(0)
             token = before[place]
+        is_old = place not in written or written[place] == rule.split
         tokens.append(token)
         marks.append(block.marks[place])
+        steps.append(block.steps[place] if is_old else step)
     missing = rule.size - len(tokens)
     block.tokens = (tokens + [rule.mask] * missing)[: rule.size]
     block.marks = (marks + [False] * missing)[: rule.size]
+    block.steps = (steps + [0] * missing)[: rule.size]
 
 
 def said_of(

@@ -19,6 +19,7 @@ from common.policies import Filling, policy, shipped
 from common.policies.settings import STRATEGIES
 
 MASK, EOS, VOCAB = 5, 6, 50
+EDIT_IDS = 1, 2
 
 
 def predictions(plan: StepPlan, rng: np.random.Generator, eos_share: float) -> Predictions:
@@ -26,11 +27,29 @@ def predictions(plan: StepPlan, rng: np.random.Generator, eos_share: float) -> P
     token_T = rng.integers(EOS + 1, VOCAB, plan.num_tokens)
     token_T[rng.random(plan.num_tokens) < eos_share] = EOS
     probability_T = rng.random(plan.num_tokens, dtype=np.float32)
+    best_2CT = np.zeros((0, plan.num_tokens), np.float32)
+    if plan.sampling.num_best:
+        best_2CT = best_tokens(token_T, probability_T, plan.sampling.num_best, rng)
     token_T[~plan.is_read_T], probability_T[~plan.is_read_T] = MASK, np.nan
-    return Predictions.of(token_T, probability_T, probability_T - 1)
+    best_2CT[:, ~plan.is_read_T] = np.nan
+    return Predictions(np.concatenate((Predictions.of(token_T, probability_T, probability_T - 1).values_3T, best_2CT)))
 
 
-DRAWN = ["block_diffusion", "block_diffusion", "fast_dllm_v2", "fast_dllm", "d2f", "multi_block"]
+def best_tokens(token_T: Any, probability_T: Any, count: int, rng: np.random.Generator) -> Any:
+    """The token, or before it one that edits, or the mask; and others after it."""
+    others = [
+        np.concatenate((rng.permutation([*EDIT_IDS, MASK]), rng.permutation(np.arange(EOS + 1, VOCAB))))
+        for _ in token_T
+    ]
+    tokens_CT = np.stack(others)[:, : count - 1].T
+    goes_first_T = rng.random(len(token_T)) < 0.3
+    tokens_CT = np.where(
+        goes_first_T, np.vstack((tokens_CT[:1], token_T, tokens_CT[1:])), np.vstack((token_T, tokens_CT))
+    )
+    return np.concatenate((tokens_CT, probability_T * 0.9 ** np.arange(count)[:, None])).astype(np.float32)
+
+
+DRAWN = ["block_diffusion", "block_diffusion", "fast_dllm_v2", "fast_dllm", "d2f", "multi_block", "levenshtein"]
 
 
 def test_every_strategy_is_drawn() -> None:
@@ -41,7 +60,9 @@ def test_every_strategy_is_drawn() -> None:
 def configs(draw: st.DrawFn) -> tuple[DecodeConfig, ModelFacts]:
     size = draw(st.sampled_from([2, 4, 8]))
     strategy = draw(st.sampled_from(DRAWN))
-    rules = {"d2f": ["threshold", "entropy"], "multi_block": ["entropy"]}.get(strategy, shipped("fill_rules"))
+    rules = {"d2f": ["threshold", "entropy"], "multi_block": ["entropy"], "levenshtein": ["threshold"]}.get(
+        strategy, shipped("fill_rules")
+    )
     rule = draw(st.sampled_from(rules))
     if rule in ("static", "dynamic", "sequential"):
         rule = f"{rule}(steps={draw(st.integers(1, size))})"
@@ -69,8 +90,12 @@ def configs(draw: st.DrawFn) -> tuple[DecodeConfig, ModelFacts]:
         keys |= draw(st.sampled_from([{}, {"min_block_steps": 2}, {"max_block_steps": 2}]))
     if strategy in ("block_diffusion", "fast_dllm_v2"):
         keys["end_at"] = draw(st.sampled_from(["token", "block"]))
+    if strategy == "levenshtein":
+        keys |= {"variant": draw(st.sampled_from(["checkpoint", "fluxserve", "sglang"]))}
+        keys |= {"edit_threshold": draw(st.floats(0.5, 1)), "max_post_edit_steps": draw(st.integers(0, 3))}
     decode = DecodeConfig.model_validate({**own, "strategy": keys})
-    return decode, ModelFacts(shift=1 if strategy == "fast_dllm_v2" else draw(st.sampled_from([0, 1])))
+    shift = {"fast_dllm_v2": 1, "levenshtein": 0}.get(strategy)
+    return decode, ModelFacts(draw(st.sampled_from([0, 1])) if shift is None else shift, edit_ids=EDIT_IDS)
 
 
 class Decoded:

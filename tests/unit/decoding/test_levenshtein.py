@@ -16,7 +16,7 @@ from common.config import DecodeConfig
 from common.decoding import Completion, GenerationRequest, ModelFacts, Predictions, Scheduler, StepPlan, StepRecord
 from common.decoding.scheduling.scheduler import noise_key
 
-MASK, DELETE, SPLIT, EOS, VOCAB = 0, 1, 2, 3, 14
+MASK, DELETE, SPLIT, EOS, VOCAB = 0, 1, 2, 3, 40
 FACTS = ModelFacts(shift=0, edit_ids=(DELETE, SPLIT))
 
 
@@ -167,6 +167,7 @@ def test_every_pass_is_the_plain_rules(case: tuple[DecodeConfig, list[list[int]]
     done = completions["0"]
     assert done.num_forwards == len(records) == len(expected["passes"])
     assert list(done.token_ids) == expected["answer"]
+    assert list(done.step_map) == expected["steps"], "what is kept of a token moves with it"
     assert (done.finish_reason == "eos") is expected["has_stopped"]
     assert list(done.token_ids)[: len(told["0"])] == told["0"]
 
