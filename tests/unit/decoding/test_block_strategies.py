@@ -13,7 +13,16 @@ from pydantic import ValidationError
 
 from common.config import TAKE_ANY_LENGTH, DecodeConfig, FastDllm, MultiBlock
 from common.config import problem as sentence_of
-from common.decoding import Completion, GenerationRequest, ModelFacts, Predictions, Scheduler, StepPlan, StepRecord
+from common.decoding import (
+    Completion,
+    GenerationRequest,
+    ModelFacts,
+    Predictions,
+    Sampling,
+    Scheduler,
+    StepPlan,
+    StepRecord,
+)
 from common.decoding.scheduling.advancing import quota
 from common.policies import Filling, policy, shipped
 from common.policies.settings import STRATEGIES
@@ -29,23 +38,20 @@ def predictions(plan: StepPlan, rng: np.random.Generator, eos_share: float) -> P
     probability_T = rng.random(plan.num_tokens, dtype=np.float32)
     best_2CT = np.zeros((0, plan.num_tokens), np.float32)
     if plan.sampling.num_best:
-        best_2CT = best_tokens(token_T, probability_T, plan.sampling.num_best, rng)
+        best_2CT = best_tokens(token_T, probability_T, plan.sampling, rng)
     token_T[~plan.is_read_T], probability_T[~plan.is_read_T] = MASK, np.nan
     best_2CT[:, ~plan.is_read_T] = np.nan
     return Predictions(np.concatenate((Predictions.of(token_T, probability_T, probability_T - 1).values_3T, best_2CT)))
 
 
-def best_tokens(token_T: Any, probability_T: Any, count: int, rng: np.random.Generator) -> Any:
-    """The token, or before it one that edits, or the mask; and others after it."""
-    others = [
-        np.concatenate((rng.permutation([*EDIT_IDS, MASK]), rng.permutation(np.arange(EOS + 1, VOCAB))))
-        for _ in token_T
-    ]
-    tokens_CT = np.stack(others)[:, : count - 1].T
-    goes_first_T = rng.random(len(token_T)) < 0.3
-    tokens_CT = np.where(
-        goes_first_T, np.vstack((tokens_CT[:1], token_T, tokens_CT[1:])), np.vstack((token_T, tokens_CT))
-    )
+def best_tokens(token_T: Any, probability_T: Any, sampling: Sampling, rng: np.random.Generator) -> Any:
+    """The token, or before it one that edits, or the mask where it counts; and others after it."""
+    count, special = sampling.num_best, [*EDIT_IDS, *[MASK] * sampling.counts_mask]
+    usual = np.arange(EOS + 1, VOCAB)
+    others = np.stack([np.concatenate((rng.permutation(special), rng.permutation(usual))) for _ in token_T])
+    first_1T, more_CT = others[:, :1].T, others[:, 1 : count - 1].T
+    before_CT, after_CT = np.vstack((first_1T, token_T, more_CT)), np.vstack((token_T, first_1T, more_CT))
+    tokens_CT = np.where(rng.random(len(token_T)) < 0.3, before_CT, after_CT)
     return np.concatenate((tokens_CT, probability_T * 0.9 ** np.arange(count)[:, None])).astype(np.float32)
 
 
