@@ -16,10 +16,10 @@ import numpy as np
 from common.compiled import compiled
 from common.decoding.plan import Float, Int
 from common.decoding.scheduling.planning import answer_end, carries
-from common.decoding.scheduling.revising import revise, without_edits
 from common.decoding.scheduling.scoring import align_row
 from common.decoding.scheduling.strategies import fillable, final_end, is_done, open_block, settle
 from common.decoding.scheduling.strategies.blocks import filled_share, last_block
+from common.decoding.scheduling.strategies.revising import revise, without_edits
 from common.decoding.scheduling.tables import ACTIVE, NOWHERE, Parts, Request, Tables, is_end, request_of
 from common.policies import lookahead_rules, spawn_rules
 from common.policies.fill_rules import AGREED, Masks, choose, is_sure

@@ -12,9 +12,9 @@ import numpy as np
 
 from common.decoding.plan import Float, Int, Predictions, Score
 from common.decoding.scheduling import advancing
-from common.decoding.scheduling.revising import revise
 from common.decoding.scheduling.scoring import align
 from common.decoding.scheduling.state import Branch, Candidate, DecodingRequest, Revision, StepRecord
+from common.decoding.scheduling.strategies.revising import revise
 from common.decoding.scheduling.tables import NOWHERE, Tables, positions_of
 from common.policies import Draws, Filling, Scoring, Spawning, Stepped, policy
 from common.policies.rule import PLUG_IN

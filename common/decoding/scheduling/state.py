@@ -78,7 +78,7 @@ class Candidate(NamedTuple):
 
 
 class Revision(NamedTuple):
-    """What a step did to a block that is revised (`revising`), positions as the pass saw them.
+    """What a step did to a block that is revised (`strategies.revising`), positions as the pass saw them.
 
     quota: masks to fill at least; None: all. is_final: it was the last that might change the block. num_post: passes
     without a mask of the first ones. runners_up: positions whose candidate is not the most probable token. replaced:

@@ -54,7 +54,7 @@ BRANCH = np.dtype(
     align=True,
 )  # fmt: skip
 STEP = np.dtype([("tokens", np.int32), ("rows", np.int32), ("winner", np.int32), ("window", np.int32)], align=True)
-DRAFT = np.dtype(  # a position of a block that is revised, in the order of `revising`
+DRAFT = np.dtype(  # a position of a block that is revised, in the order of `strategies.revising`
     [
         ("input", np.int32),  # what stood there when the pass began
         ("entry", np.int32),  # of the winner's row, that predicts it
