@@ -1,6 +1,6 @@
-"""LLaDA2.2: block diffusion whose active block is revised (`revising`, beside this) until it rests. Its KV is final once a
-pass has seen its final tokens: the next block's first pass writes it, or as published one of its own after a last
-round."""
+"""LLaDA2.2: block diffusion whose active block is revised (`revising`, beside this) until it rests. Its KV is final
+once a pass has seen its final tokens: the first pass of the next block writes it, or as published one of its own after
+a last round."""
 
 from __future__ import annotations
 
