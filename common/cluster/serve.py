@@ -119,4 +119,5 @@ def _arguments(args: Mapping[str, Any]) -> AppArguments:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "args"
-        raise ConfigError(f"{where}: {first['msg']}; build_app takes {', '.join(AppArguments.model_fields)}") from None
+        said = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {said}; build_app takes {', '.join(AppArguments.model_fields)}") from None

@@ -91,7 +91,7 @@ def test_the_shipped_serve_config_builds() -> None:
     [
         ({"profile": "cpu"}, "run: Field required; build_app takes profile, run, set, "),
         ({"profile": "cpu", "run": "demo", "replicas": 2}, "replicas: Extra inputs are not permitted"),
-        ({"profile": "cpu", "run": "demo", "min_replicas": "3"}, "min_replicas 3 is more than max_replicas 1"),
+        ({"profile": "cpu", "run": "demo", "min_replicas": "3"}, "^args: min_replicas 3 is more than max_replicas 1"),
     ],
 )
 def test_wrong_arguments_of_an_application_are_a_sentence(args: dict[str, Any], sentence: str) -> None:
