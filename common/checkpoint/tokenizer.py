@@ -19,6 +19,7 @@ import tokenizers
 
 from common.checkpoint.chat import ChatRenderer
 from common.checkpoint.folder import existing_folder
+from common.checkpoint.token_bytes import bytes_of_tokens
 from common.checkpoint.tokenizer_files import (
     build,
     failing,
@@ -78,6 +79,16 @@ class Tokenizer:
         with failing(f"{self._folder}: the tokenizer fails on the answer"):
             text: str = self._decoder.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_bytes(self) -> dict[int, bytes]:
+        """Return the bytes that each token of a text stands for, by id; special and other added tokens have none.
+        Takes about a second. Raises ConfigError for a tokenizer whose tokens do not stand for bytes."""
+        found = bytes_of_tokens(self._decoder)
+        if found is None:
+            raise ConfigError(
+                f"{self._folder}: formats need a tokenizer of bytes (ByteLevel), which this one is not: leave them out"
+            )
+        return found
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
         """Return a conversation as text up to where the assistant's answer begins, by the folder's own chat template.

@@ -35,6 +35,8 @@ from common.decoding.orders import (
 from common.decoding.plan import (
     NUM_UPLOADED_FIELDS,
     Bool,
+    ClassField,
+    ClassStatistics,
     CommitSpan,
     Int,
     Logprobs,
@@ -70,6 +72,8 @@ __all__ = [
     "Branch",
     "Candidate",
     "Capacity",
+    "ClassField",
+    "ClassStatistics",
     "Command",
     "CommitSpan",
     "Completion",

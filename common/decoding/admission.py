@@ -33,7 +33,7 @@ def _why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: 
         )
     if (reason := scheduler.why_apart(decode)) is not None:
         return reason
-    if (reason := capacity.why_refused(decode)) is not None:
+    if (reason := capacity.why_refused(decode) or scheduler.why_not_held(request)) is not None:
         return reason
     if decode.strategy.reuses_prefix and not capacity.keeps_slots:
         return "reuse_prefix: this engine frees a request's KV when it ends; remove it"

@@ -56,7 +56,8 @@ class ModelCheck:
             self._scheduler.fail(decoding, _reason(decoding, failed))
         if len(failed) == len(active):
             self._failed = failed[0].rules.decode
-        return Predictions(np.where(np.isin(request_T, index_F), np.float32(0), predictions.values_3T))
+        values_3T = np.where(np.isin(request_T, index_F), np.float32(0), predictions.values_3T)
+        return predictions._replace(values_3T=values_3T)
 
     def settled(self, results: list[Completion | Rejection]) -> list[Completion | Rejection]:
         """Return the results of a pass without the probe's, and admit a new probe where one is needed."""

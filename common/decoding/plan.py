@@ -10,6 +10,7 @@ Shapes: R rows, T tokens (all entries of all rows).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.config import DecodeConfig
+from common.constraints import Automaton
 
 Int = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -141,6 +143,7 @@ class StepPlan(NamedTuple):
     sampling_3R: what `SamplingField` names, one number a row; None: every row is greedy.
     changes_2T: where sampling.is_special: the entry whose logits guide each entry's (its own: none do), and the token
     whose logit is lowered at each entry (-1: none).
+    automaton_of: by index of a request whose answer is held to a format, what it is held to; None: no request's is.
     """
 
     entries_3T: Int32
@@ -153,6 +156,7 @@ class StepPlan(NamedTuple):
     sampling_3R: Float | None = None
     changes_2T: Int | None = None
     num_guiding_rows: int = 0
+    automaton_of: Mapping[int, Automaton] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -232,6 +236,31 @@ def entries_from(first_R: Int, num_entries_R: Int) -> Int:
     return entry_T
 
 
+class ClassField(IntEnum):
+    """Numbers of a class of tokens at a position, in the order in which `ClassStatistics` holds them."""
+
+    TOKEN = 0  # its most probable one, or a sample of it at temperature > 0
+    LOGIT = 1  # of this token
+    WEIGHT = 2  # the same at temperature 0; else log sum exp of the class's logits over the temperature
+    MASS = 3  # log sum exp of the class's logits
+    MEAN = 4  # of the class's logits, by their probabilities in the class
+
+
+class ClassStatistics(NamedTuple):
+    """What a pass predicts of an automaton's classes: `ClassField` of each, at each of these entries, ascending.
+
+    `temperature_acts_on` says of which logits LOGIT, MASS and MEAN are. A class without a token has -1e30 and less.
+    """
+
+    entry_X: Int
+    values_XC5: Float
+
+    def at(self, entry_N: Int) -> Float:
+        """[N, C, 5] of these entries."""
+        found: Float = self.values_XC5[self.entry_X.searchsorted(entry_N)]
+        return found
+
+
 class Predictions(NamedTuple):
     """Statistics of the next token after each entry that the plan marks as read; other values are undefined.
 
@@ -239,9 +268,11 @@ class Predictions(NamedTuple):
     maximum at temperature 0); the confidence under `sampling_strategy`. `temperature_acts_on` says of which
     distribution. float32, which holds ids below 2^24 exactly. Where sampling.num_best: after these as many token ids,
     the most probable first, and as many probabilities (where there are fewer tokens: -1 and 0).
+    classes: where StepPlan.automaton_of is, by the key of each automaton; None of an engine that gives none.
     """
 
     values_3T: Float
+    classes: Mapping[str, ClassStatistics] | None = None
 
     @classmethod
     def of(cls, token_T: Int, probability_T: Float, confidence_T: Float) -> Predictions:

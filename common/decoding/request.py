@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 from common.config import DecodeConfig
+from common.constraints import Automaton
 
 FinishReason = Literal["eos", "stop", "length", "max_steps", "abort"]
 
@@ -31,7 +32,7 @@ class GenerationRequest:
 
     decode, seed: the request's own; None: the run's. noise_name: keys the random numbers in the id's place. max_tokens:
     the answer is cut there, whatever its canvas holds. num_logprobs: each token's log probability is wanted, and those
-    of so many alternatives; None: none is.
+    of so many alternatives; None: none is. automaton: of the texts that the answer may be; None: any.
     """
 
     id: str
@@ -41,6 +42,7 @@ class GenerationRequest:
     noise_name: str | None = None
     max_tokens: int | None = None
     num_logprobs: int | None = None
+    automaton: Automaton | None = None
 
 
 class RequestQueue:

@@ -8,6 +8,7 @@ from common.model.noise import (
     Int32,
     SamplingRows,
     column_keys,
+    gumbel_noise,
     noise_bits,
     sampling_fields,
 )
@@ -23,6 +24,7 @@ from common.model.ops import (
 )
 from common.model.parameters import Linear, MoE, QKNorm, RMSNorm
 from common.model.sampling import (
+    NEVER,
     NUM_STATISTICS,
     Gather,
     cut_edge,
@@ -34,6 +36,7 @@ from common.model.sampling import (
 from common.model.special import best_statistics, changed_logits, special_statistics
 
 __all__ = [
+    "NEVER",
     "NUM_SAMPLING_FIELDS",
     "NUM_STATISTICS",
     "UNIFORM_SCALE",
@@ -56,6 +59,7 @@ __all__ = [
     "choose_experts",
     "column_keys",
     "cut_edge",
+    "gumbel_noise",
     "merge_sampled",
     "merge_statistics",
     "mixture",

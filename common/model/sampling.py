@@ -25,7 +25,7 @@ from common.policies import Token, policy
 
 Gather = Callable[[Tensor], Tensor]  # stacks the shards' values along a new first dimension
 NUM_STATISTICS = 6
-_NEVER = -1e30
+NEVER = -1e30
 _MAX, _ID, _SECOND, SUM, PRODUCT, _CHOSEN = range(NUM_STATISTICS)
 
 
@@ -59,7 +59,7 @@ def sampled_statistics(
         best_NC = drawn_NV.topk(min(NUM_CANDIDATES, drawn_NV.shape[1]), dim=-1).values
         mass_N1 = (drawn_NV - best_NC[:, :1]).exp_().sum(-1, keepdim=True)
         edge_N1 = cut_edge(best_NC, mass_N1, noise, gather)
-        drawn_NV = drawn_NV.masked_fill(drawn_NV < edge_N1, _NEVER)
+        drawn_NV = drawn_NV.masked_fill(drawn_NV < edge_N1, NEVER)
     noise_NV = gumbel_noise(noise, vocab_start, drawn_NV.shape[1])
     score_N, column_N = torch.addcmul(drawn_NV, noise_NV, noise.noise_N[:, None], value=-1).max(dim=-1)
     logits_NV = drawn_NV if sampling.tempers_confidence else logits_NV
@@ -80,7 +80,7 @@ def _without(logits_NV: Tensor, column: int) -> Tensor:
     """float32 logits with the mask id out of reach, in place unless gradients are wanted."""
     if 0 <= column < logits_NV.shape[1]:
         logits_NV = logits_NV.clone() if logits_NV.requires_grad else logits_NV
-        logits_NV[:, column].fill_(_NEVER)
+        logits_NV[:, column].fill_(NEVER)
     return logits_NV
 
 
@@ -127,7 +127,7 @@ def cut_edge(best_NC: Tensor, mass_N1: Tensor, noise: SamplingRows, gather: Gath
     """
     num_columns = best_NC.shape[1]
     if num_columns < NUM_CANDIDATES:
-        best_NC = torch.nn.functional.pad(best_NC, (0, NUM_CANDIDATES - num_columns), value=_NEVER)
+        best_NC = torch.nn.functional.pad(best_NC, (0, NUM_CANDIDATES - num_columns), value=NEVER)
     shards_PNX = gather(torch.cat((best_NC, mass_N1), dim=-1))
     best_PNC = shards_PNX[..., :-1]
     best_NC = best_PNC.transpose(0, 1).flatten(1).topk(NUM_CANDIDATES, dim=-1).values
@@ -139,4 +139,4 @@ def cut_edge(best_NC: Tensor, mass_N1: Tensor, noise: SamplingRows, gather: Gath
     num_kept_N1 = (before_NC < top_p_N1 * total_N1).float().sum(-1, keepdim=True)
     num_kept_N1 = torch.where(top_k_N1 > 0, torch.minimum(num_kept_N1, top_k_N1), num_kept_N1).long()
     edge_N1 = best_NC.gather(1, (num_kept_N1 - 1).clamp_(min=0))
-    return torch.where((top_p_N1 < 1) | (top_k_N1 > 0), edge_N1, _NEVER)
+    return torch.where((top_p_N1 < 1) | (top_k_N1 > 0), edge_N1, NEVER)

@@ -10,10 +10,11 @@ them and is refused with the same sentence.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from common.config import DecodeConfig
 from common.decoding import GenerationRequest, Room
+from common.requests.formats import Formats
 from common.requests.prompts import PromptMaker
 from common.requests.refusal import RequestError
 from common.requests.wishes import Wishes
@@ -56,8 +57,16 @@ class RequestMaker:
         decode = self.decode(wishes)
         if wishes.max_tokens is not None:
             self._require_room(len(prompt), decode, wishes.max_tokens, wishes.settings.get("block_size", 0))
+        automaton = None
+        if wishes.format is not None:
+            decode, automaton = self.formats.held(wishes, decode)
         own = decode if decode is not self.base or self._names_base else None
-        return GenerationRequest(id, prompt, own, wishes.seed, noise_name, wishes.max_tokens)
+        return GenerationRequest(id, prompt, own, wishes.seed, noise_name, wishes.max_tokens, automaton=automaton)
+
+    @cached_property
+    def formats(self) -> Formats:
+        """What compiles the formats that answers are held to."""
+        return Formats(self.prompts.token_bytes, self.prompts.vocab_size)
 
     def decode(self, wishes: Wishes) -> DecodeConfig:
         """Return the settings that the wishes come to; `base` itself where they ask for nothing. Raises as above."""

@@ -36,7 +36,11 @@ class PromptMaker:
         self._tokenizer = tokenizer
         self._add_bos = add_bos
         self._max_tokens = max_tokens
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
+
+    def token_bytes(self) -> Mapping[int, bytes]:
+        """Return what each token writes, by id. Raises ConfigError where tokens do not stand for bytes."""
+        return self._tokenizer.token_bytes()
 
     @property
     def takes_chats(self) -> bool:
@@ -99,7 +103,7 @@ class PromptMaker:
         smallest, largest, mask_id = min(token_ids), max(token_ids), self._tokenizer.mask_id
         if mask_id in token_ids:
             raise RequestError(field, f"{mask_id} is the mask token; use this model's tokenizer")
-        if smallest < 0 or (self._vocab_size is not None and largest >= self._vocab_size):
+        if smallest < 0 or (self.vocab_size is not None and largest >= self.vocab_size):
             stranger = smallest if smallest < 0 else largest
             raise RequestError(field, f"{stranger} is no token of this model; use this model's tokenizer")
 

@@ -21,6 +21,8 @@ from common.config import (
     is_greedy,
     name_after,
 )
+from common.constraints import Format, of_response_format, of_structured_outputs
+from common.errors import ConfigError
 from common.requests.refusal import RequestError, refusal
 
 FIRST_ERROR = Field(fail_fast=True)  # a list of a million wrong items has one error
@@ -40,7 +42,8 @@ class AnswerFields(BaseModel):
     """Which tokens are drawn, and where the answer ends.
 
     max_tokens: the answer is cut there, and its canvas has as many whole blocks as that takes. stop: beside the run's.
-    top_k: 0 and -1 are none. ignore_eos: no token ends the answer.
+    top_k: 0 and -1 are none. ignore_eos: no token ends the answer. response_format, structured_outputs: what the answer
+    is held to (`common.constraints.formats`).
     """
 
     max_tokens: MaxTokens | None = None
@@ -51,6 +54,8 @@ class AnswerFields(BaseModel):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_TOKENS, fail_fast=True)] = []
     ignore_eos: StrictBool = False
     skip_special_tokens: StrictBool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
 
 class PaceFields(BaseModel):
@@ -74,13 +79,15 @@ class _SeedField(BaseModel):
 class Wishes(NamedTuple):
     """What one request wants in the place of the run's settings; what it does not name is the run's.
 
-    settings: of `decode`; stop strings and stop tokens come beside the run's. seed: None: the run's.
+    settings: of `decode`; stop strings and stop tokens come beside the run's. seed: None: the run's. format: what the
+    answer is held to.
     """
 
     settings: Mapping[str, Any] = MappingProxyType({})
     max_tokens: int | None = None
     ignore_eos: bool = False
     seed: int | None = None
+    format: Format | None = None
 
     @classmethod
     def read(cls, given: Mapping[str, Any], seed: object = None) -> Wishes:
@@ -110,7 +117,7 @@ class Wishes(NamedTuple):
         for name, own in (("stop", stop), ("stop_token_ids", tuple(answer.stop_token_ids))):
             if own:
                 settings[name] = own
-        return cls(settings, answer.max_tokens, answer.ignore_eos, seed)
+        return cls(settings, answer.max_tokens, answer.ignore_eos, seed, _format(answer))
 
     def merged(self, base: DecodeConfig) -> DecodeConfig:
         """Return the run's settings with these in their place. Raises RequestError."""
@@ -155,7 +162,31 @@ class Wishes(NamedTuple):
         return RequestError("max_tokens" if own not in self.settings and self.max_tokens else own, found.reason)
 
 
-_READ_APART = {"max_tokens", "stop", "stop_token_ids", "ignore_eos"}  # by `Wishes.of` and `Wishes.merged`
+def _format(answer: AnswerFields) -> Format | None:
+    """Return what the answer is held to. Raises RequestError."""
+    found = {}
+    for name, read in (("response_format", of_response_format), ("structured_outputs", of_structured_outputs)):
+        given = getattr(answer, name)
+        try:
+            if given is not None and (format := read(given)) is not None:
+                found[name] = format
+        except ConfigError as error:
+            raise RequestError(name, str(error)) from None
+    if len(found) > 1:
+        raise RequestError(
+            "structured_outputs", "response_format says what the answer is held to: remove one of the two"
+        )
+    return next(iter(found.values()), None)
+
+
+_READ_APART = {
+    "max_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "response_format",
+    "structured_outputs",
+}  # by `Wishes.of` and `Wishes.merged`
 _OF_ANSWERS = tuple(name for name in AnswerFields.model_fields if name not in _READ_APART)
 _OF_PACE = tuple(PaceFields.model_fields)
 _DRAWING = {"temperature", "top_p", "top_k"}

@@ -29,6 +29,7 @@ from common.decoding import Capacity, Int, Logprobs, Order, PassCosts, Predictio
 from common.errors import EngineError
 from common.model import Decoder
 from common.processes import close_mesh
+from common.runtime.classes import ClassHead
 from common.runtime.collectives import Collectives
 from common.runtime.floors import Clock, measure_floors
 from common.runtime.logprobs import Shares, told_logprobs
@@ -109,6 +110,7 @@ class DeviceEngine(ABC):
         self._done = None if is_cpu else self._new_event(is_timed=False)
         self._wait = wait
         self._collectives = collectives
+        self._classes = ClassHead(collectives, device, model.vocab_start)
         self._bp_size, self._bp_rank = self.mesh.bp_size, self.mesh.bp_rank
         self._capture, self._agree_on_head = capture, agree[1]
         self._details = details
@@ -208,6 +210,8 @@ class DeviceEngine(ABC):
             self._busy.start()  # the device begins once it has the whole graph
         self._times.mark(1)
         self._entries_of, self._predicted_PM3 = self._launch_head(plan)
+        if plan.automaton_of is not None:
+            self._classes.launch(plan, self._entries_of, partial(self._logits_of, plan))
         self._times.mark(2)
         self._finished()
         order = PredictionOrder(plan.num_tokens, self._entries_of, *self._predicted_PM3.shape[1:])
@@ -217,7 +221,8 @@ class DeviceEngine(ABC):
     def _receive(self, order: PredictionOrder) -> Predictions:
         self._wait(self._done)
         self._busy.stop()
-        return order.predictions(self._predicted_PM3)
+        predictions = order.predictions(self._predicted_PM3)
+        return predictions._replace(classes=self._classes.receive()) if self._classes.is_under_way else predictions
 
     def _failed(self, error: RuntimeError) -> EngineError:
         """The error as users read it; after it the process has to end."""

@@ -13,6 +13,7 @@ from common.decoding.scheduling import by_request
 from common.decoding.scheduling.advancing import IS_DONE, IS_OUT_OF_STEPS, advance
 from common.decoding.scheduling.changes import with_changes
 from common.decoding.scheduling.ending import find_end
+from common.decoding.scheduling.held import Pass, keep_to_format, part_of_pass
 from common.decoding.scheduling.logprobs import Book, Tell, note
 from common.decoding.scheduling.planning import (
     begin_request,
@@ -40,7 +41,7 @@ class Requests:
         self._order_N, self._places_N = np.zeros(0, np.int64), np.zeros(0, np.int64)  # slots of a step; 0, 1, ...
         self._room = 0, 0  # rows and entries that a step is given places for
         self._num_rows = 0  # of the step planned last
-        self._num_sampled = self._num_drawing = self._num_with_plug_ins = 0
+        self._num_sampled = self._num_drawing = self._num_with_plug_ins = self._num_held = 0
         self._rows_8R = np.zeros((8, 0), np.int64)
         self._values_3T = np.zeros((3, 0), np.float32)
         self._score_R = np.zeros(0)
@@ -125,6 +126,9 @@ class Requests:
         step = self._written_step(sampling)
         if self._num_drawing:
             self._draw()
+        if self._num_held:
+            held = {place: one.held.automaton for place, one in enumerate(self.active) if one.held is not None}
+            step = step._replace(automaton_of=held)
         if not sampling.is_special:
             return step
         states = self._store.loops.states[self._order_N]
@@ -169,16 +173,22 @@ class Requests:
         order_N = self._order_N
         self._values_3T, self._score_R = predictions.values_3T, np.empty(self._num_rows)
         winner_N = np.empty(len(order_N), np.int64)
+        held = self._held(predictions) if self._num_held else {}
+        for own, decoding in held.values():
+            keep_to_format(decoding, own)
         select(order_N, self._store.parts, self._values_3T, self._rows_8R, self._score_R, winner_N)
-        if not self._num_with_plug_ins and self.observer is None:
-            self._views = {}
-            return winner_N
-        self._views = self._look(predictions)
-        scoring = [view for view in self._views.values() if view.decoding.rules.has_own_score]
-        for view in scoring:
-            by_request.score(view, self._score_R)
-        if scoring:
-            best_rows(order_N, self._store.loops, self._score_R, winner_N)
+        self._views = {}
+        if self._num_with_plug_ins or self.observer is not None:
+            self._views = self._look(predictions)
+            scoring = [view for view in self._views.values() if view.decoding.rules.has_own_score]
+            for view in scoring:
+                by_request.score(view, self._score_R)
+            if scoring:
+                best_rows(order_N, self._store.loops, self._score_R, winner_N)
+        for place, (own, decoding) in held.items():
+            keep_to_format(decoding, own, int(winner_N[place]))
+        if held and self._views:
+            self._views = self._look(predictions)
         return winner_N
 
     def scores(self) -> Score:
@@ -202,11 +212,15 @@ class Requests:
         for decoding in self._new:
             decoding.first_step_s = now - decoding.admitted_at
         self._new.clear()
-        if not num_ended:
+        complete = self._complete() if self._num_held else ()
+        if not num_ended and not complete:
             return []
         decodings, finished = self.active, []
-        for place in ended_N.nonzero()[0].tolist():
-            completion = self._completion(decodings[place], now, _SPENT.get(int(ended_N[place])))
+        for place in sorted({*ended_N.nonzero()[0].tolist(), *complete}):
+            if place in complete:
+                completion = self._completion(decodings[place], now, None, "eos")
+            else:
+                completion = self._completion(decodings[place], now, _SPENT.get(int(ended_N[place])))
             if completion is not None:
                 finished.append((decodings[place], completion))
         for decoding, _ in finished:
@@ -250,6 +264,24 @@ class Requests:
             if decoding.rules.has_plug_ins or (self.observer is not None and self.observer.wants(decoding))
         }
 
+    def _held(self, predictions: Predictions) -> dict[int, tuple[Pass, DecodingRequest]]:
+        """Return the requests whose answers are held to a format, with their part of the pass, by their place."""
+        found, tables = {}, self._store.loops
+        for place, decoding in enumerate(self._decoding.values()):
+            if decoding.held is not None:
+                own = part_of_pass(decoding, tables, predictions, self._rows_8R)
+                if own is not None:
+                    found[place] = own, decoding
+        return found
+
+    def _complete(self) -> list[int]:
+        """Return the places of answers that are held to a format and stand."""
+        found, tables = [], self._store.loops
+        for place, decoding in enumerate(self._decoding.values()):
+            if decoding.held is not None and decoding.held.is_complete(tables, decoding.slot):
+                found.append(place)
+        return found
+
     def _sampling_of(self, request_R: Int) -> Float | None:
         """Return StepPlan.sampling_3R."""
         if not self._num_sampled:
@@ -277,6 +309,7 @@ class Requests:
         tables, slot = self._store.loops, decoding.slot
         state, (end, final) = tables.states[slot], ends_of_answer(tables, slot)
         token_P, is_masked_P = positions_of(tables, slot)
+        end = end if decoding.held is None else min(end, decoding.held.end)
         token_C, is_masked_C = token_P[decoding.prompt_length : end], is_masked_P[decoding.prompt_length : end]
         num_final = None if final == NOWHERE or reason is not None else max(0, final - decoding.prompt_length)
         num_kept, reason = find_end(decoding, token_C, is_masked_C, num_final, spent, reason)
@@ -322,3 +355,4 @@ class Requests:
         self._num_sampled += change * rules.is_sampled
         self._num_drawing += change * rules.draws
         self._num_with_plug_ins += change * rules.has_plug_ins
+        self._num_held += change * (decoding.held is not None)

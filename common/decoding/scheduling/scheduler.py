@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from common.config import DecodeConfig
+from common.constraints import Automaton
 from common.decoding.engine import PassCosts, Room
 from common.decoding.plan import Int, Predictions, Sampling, StepPlan
 from common.decoding.request import Completion, GenerationRequest, Rejection, TokenLogprob
 from common.decoding.scheduling.budget import BranchBudget
+from common.decoding.scheduling.held import Held
 from common.decoding.scheduling.logprobs import Tell
 from common.decoding.scheduling.requests import Requests
 from common.decoding.scheduling.rules import DREAM, ModelFacts, Rules, StopFinder, no_stop_strings
@@ -26,6 +28,7 @@ from common.decoding.scheduling.state import DecodingRequest, Observer, StepReco
 # Settings of a whole pass, which all its requests share: attention, and how confidences come out of the logits.
 SHARED_SETTINGS = ("window_attention", "sampling_strategy", "mask_token_id", "mask_probability", "temperature_acts_on")
 MOST_RULES = 1000  # of different settings that are kept for requests to come
+_MOST_AUTOMATA = 64  # that are kept likewise
 
 
 class Scheduler:
@@ -70,6 +73,7 @@ class Scheduler:
         self._num_begun = 0  # prompt tokens of requests that begin in the coming step
         self._budget = None if costs is None else BranchBudget(costs, decode.num_lookahead, num_slots)
         self._plan: StepPlan | None = None
+        self._closed_of: dict[tuple[str, tuple[int, ...]], Automaton] = {}  # the one used last comes last
         self._requests = Requests(num_slots, self.sampling.mask_token_id)
         self._requests.observer = None if observer is None else Observer(observer)
 
@@ -119,7 +123,10 @@ class Scheduler:
         self._num_begun += rules.num_first(len(request.prompt)) - num_reused
         if self._budget is not None:
             self._budget.admit(slot, len(request.prompt) - num_reused, rules.decode.skip_threshold)
-        self._requests.add(DecodingRequest(request, rules, slot, key, num_reused, self._clock(), self._failures))
+        decoding = DecodingRequest(request, rules, slot, key, num_reused, self._clock(), self._failures)
+        if request.automaton is not None:
+            decoding.held = Held.of(self._closed(request.automaton, rules), request, rules, key)
+        self._requests.add(decoding)
 
     def fail(self, decoding: DecodingRequest, reason: str) -> None:
         """End the request after the step under way, with `reason` as its result."""
@@ -152,6 +159,20 @@ class Scheduler:
             self._rules_for(decode)
         except ValueError as error:
             return str(error)
+        return None
+
+    def why_not_held(self, request: GenerationRequest) -> str | None:
+        """Return why the request's answer cannot be held to its format; None if it can."""
+        if request.automaton is None:
+            return None
+        rules = self._rules_of(request)
+        if not rules.end_token_ids:
+            return "an answer that is held to a format ends with an end token, and none is known: set eos_token_id"
+        carries = rules.shift and not rules.decode.strategy.is_from_zero and rules.decode.shift_row == "stale"
+        if request.num_logprobs is not None and carries:
+            return (
+                "logprobs: with shift_row stale a token of a format may be of an earlier pass's: leave one of them out"
+            )
         return None
 
     def plan_step(self) -> StepPlan:
@@ -207,6 +228,15 @@ class Scheduler:
 
     def _made_rules(self, decode: DecodeConfig) -> Rules:
         return Rules.of(decode, self._eos_token_id, self._stop_finder, self._facts, self._max_num_batched_tokens)
+
+    def _closed(self, automaton: Automaton, rules: Rules) -> Automaton:
+        """Return the automaton of canvases; one object of equal ones, so that an engine prepares it once."""
+        ends = tuple(sorted(rules.end_token_ids))
+        found = self._closed_of.pop((automaton.key, ends), None) or automaton.closed(ends)
+        self._closed_of[automaton.key, ends] = found
+        if len(self._closed_of) > _MOST_AUTOMATA:
+            del self._closed_of[next(iter(self._closed_of))]
+        return found
 
     def _freed(self, decoding: DecodingRequest, completion: Completion) -> Completion | Rejection:
         self._free_slots.append(decoding.slot)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from common.decoding.request import GenerationRequest
+from common.decoding.scheduling.held import Held
 from common.decoding.scheduling.rules import Rules, StopSearch
 from common.errors import first_line
 
@@ -18,7 +19,8 @@ class DecodingRequest:
     """A request that has a slot.
 
     num_reused: positions of its prompt whose KV is there already. failures: of all requests that the step under way has
-    to end, by id: why. stop_search: of settings with stop strings, once a token is final.
+    to end, by id: why. stop_search: of settings with stop strings, once a token is final. held: of an answer that is
+    held to a format.
     """
 
     request: GenerationRequest
@@ -30,6 +32,7 @@ class DecodingRequest:
     failures: dict[str, str] = field(default_factory=dict)
     first_step_s: float = 0.0
     stop_search: StopSearch | None = None
+    held: Held | None = None
 
     @property
     def prompt_length(self) -> int:

@@ -53,7 +53,7 @@ _BY_ROUTE = (
 )
 NO_PROMPT_LOGPROBS = "a prompt's tokens are given, not predicted, so no pass says how probable they are:"
 _LOGITS = "a request cannot change logits, which stay on the device"
-_NO_GRAMMAR = "answers are not held to a format: describe it in the prompt, check the answer, and"
+_NEW_NAME = "formats are named response_format and structured_outputs: write it there, and"
 _NO_TOOLS = (
     "conversations are rendered without tools, and answers are not read for calls: describe them in a message, and"
 )
@@ -78,9 +78,7 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "logits_processors": (([],), f"{_LOGITS}:"),
     "suffix": (("",), "a text that follows the answer is not given to the model: write it into the prompt, and"),
     "echo": ((False,), _ROUTE),
-    "response_format": (({"type": "text"},), _NO_GRAMMAR),
-    "structured_outputs": (({},), _NO_GRAMMAR),
-    "structural_tag": (("",), _NO_GRAMMAR),
+    "structural_tag": (("",), _NEW_NAME),
     "tools": (([],), _NO_TOOLS),
     "tool_choice": (("none", "auto"), _NO_TOOLS),
     "functions": (([],), _NO_TOOLS),
@@ -125,7 +123,7 @@ class Fields(BaseModel):
     def unsupported(self) -> tuple[str, str] | None:
         """Return a field that asks for what cannot be had here, and a sentence that says why. Logs the unknown ones."""
         for name, value in (self.model_extra or {}).items():
-            neutral, why = _NEUTRAL.get(name, ((), _NO_GRAMMAR if name.startswith("guided_") else ""))
+            neutral, why = _NEUTRAL.get(name, ((), _NEW_NAME if name.startswith("guided_") else ""))
             if why and not any(_is_same(value, one) for one in neutral):
                 return name, f"{name}: {_shown(value)} is refused, as {why} remove {name:.100}"
             if not why and name not in _WITHOUT_EFFECT and name not in _logged and len(_logged) < _MOST_LOGGED:
@@ -175,6 +173,11 @@ class Sampling(AnswerFields, Fields):
         if options.continuous_usage_stats and not options.include_usage:
             raise ValueError("stream_options.continuous_usage_stats: only with include_usage true; set that too")
         return self
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the answer may be held to a format."""
+        return self.response_format is not None or self.structured_outputs is not None
 
     @property
     def length_name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from common.config import DecodeConfig, RunConfig
@@ -65,6 +66,14 @@ class OrderBook:
         if num_stops > _MOST_STOPS:
             raise ApiError(400, f"stop: {num_stops} strings, at most {_MOST_STOPS} can be given", "stop")
         self._check_lookahead(fields.diffusion.num_lookahead or 0)
+
+    def prepare(self, fields: Sampling) -> None:
+        """Compile what the answers are held to, which may take seconds; `orders` takes no time for it afterwards, and
+        refuses what cannot be compiled."""
+        with suppress(RequestError):
+            format = fields.wishes.format
+            if format is not None:
+                self._maker.formats.compiled(format)
 
     def orders(self, prefix: str, fields: Sampling, prompts: Sequence[Sequence[int]], header_id: str | None) -> Orders:
         """Make a call's orders. prefix: of the answer's id. header_id: a request id that the body does not name."""

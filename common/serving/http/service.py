@@ -140,6 +140,8 @@ class Service:
         The engine answers between two passes. Where one takes long a stream begins without that answer, so that no
         proxy cuts it, and a refusal is its last event.
         """
+        if fields.is_held:
+            await asyncio.get_running_loop().run_in_executor(None, self.book.prepare, fields)
         orders = self.book.orders(prefix, fields, prompts, header_id)
         try:
             answers = self.engine.submit(orders.orders, is_watched=stream_mode == "denoise" and fields.stream)

@@ -137,6 +137,14 @@ def test_wishes_mean_the_same_through_every_door(base: DecodeConfig, prompt: Any
 
 
 def test_every_field_of_an_answer_and_its_pace_is_a_wish() -> None:
-    values = {"stop": "x", "stop_token_ids": [3], "ignore_eos": True, "skip_special_tokens": False, "seed": 1}
+    values = {
+        "stop": "x",
+        "stop_token_ids": [3],
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "seed": 1,
+        "response_format": {"type": "json_object"},
+        "structured_outputs": {"choice": ["a"]},
+    }
     for name in (*AnswerFields.model_fields, *PaceFields.model_fields):
         assert Wishes.read({name: values.get(name, 1)}) != Wishes(), name

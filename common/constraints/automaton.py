@@ -1,0 +1,130 @@
+"""Finite automata over tokens: which canvases are texts of a language, and what a canvas in part may still become.
+
+Tokens that lead from every state to the same next state are one class, so that a vocabulary of 150,000 is a few hundred
+columns. Class 0 holds the tokens that lead nowhere.
+
+Shapes: V vocabulary, Q states, C classes, E edges (state, class), W positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Bool = npt.NDArray[np.bool_]
+Lattice = list[Int]
+
+NEVER = -1  # no state; no class
+MASK = -1  # in the place of a token's class: any
+_FAR = 2**30  # tokens to a text's end, where there is none
+
+
+@dataclass(frozen=True, eq=False)
+class Automaton:
+    """A deterministic automaton. class_V: the class of each token. next_QC: the next state, or NEVER. key: equal
+    automata have equal ones.
+
+    end, end_class: the state after an end token, and the end tokens' class; NEVER where only texts are accepted.
+    """
+
+    class_V: Int32
+    next_QC: Int32
+    is_final_Q: Bool
+    start: int
+    key: str
+    end: int = NEVER
+    end_class: int = NEVER
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in self.__dataclass_fields__}  # not what is worked out of them
+
+    @property
+    def num_states(self) -> int:
+        return len(self.next_QC)
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.next_QC.shape[1])
+
+    @cached_property
+    def edges_3E(self) -> Int:
+        """State, class and next state of each edge, in the order of next state, state and class."""
+        source_E, class_E = np.nonzero(self.next_QC >= 0)
+        target_E = self.next_QC[source_E, class_E]
+        order_E = np.lexsort((class_E, source_E, target_E))
+        return np.stack((source_E, class_E, target_E))[:, order_E].astype(np.int64)
+
+    @cached_property
+    def distance_Q(self) -> Int:
+        """Return the fewest tokens from each state to a text's end."""
+        source_E, _, target_E = self.edges_3E
+        distance_Q = np.where(self.is_final_Q, 0, _FAR)
+        while True:
+            nearer_Q = distance_Q.copy()
+            np.minimum.at(nearer_Q, source_E, distance_Q[target_E] + 1)
+            if (nearer_Q >= distance_Q).all():
+                return distance_Q
+            distance_Q = nearer_Q
+
+    @property
+    def shortest(self) -> int:
+        """Tokens of the shortest text."""
+        return int(self.distance_Q[self.start])
+
+    def closed(self, end_ids: Sequence[int]) -> Automaton:
+        """Return the automaton of canvases: a text, and after it end tokens up to the canvas's end."""
+        num_states, num_classes = self.next_QC.shape
+        class_V = self.class_V.copy()
+        class_V[[id for id in end_ids if id < len(class_V)]] = num_classes
+        next_QC = np.full((num_states + 1, num_classes + 1), NEVER, np.int32)
+        next_QC[:-1, :-1] = self.next_QC
+        next_QC[:, np.bincount(class_V, minlength=num_classes + 1) == 0] = NEVER
+        next_QC[np.append(self.is_final_Q, True), num_classes] = num_states
+        key = f"{self.key}/{sorted(end_ids)}"
+        return Automaton(class_V, next_QC, np.append(self.is_final_Q, True), self.start, key, num_states, num_classes)
+
+    def after(self, state: int, class_W: Int) -> int:
+        """Return the state that tokens of these classes lead to, or NEVER."""
+        for token_class in class_W.tolist():
+            if state == NEVER:
+                break
+            state = int(self.next_QC[state, token_class])
+        return state
+
+    def lattice(self, state: int, class_W: Int, is_last_Q: Bool) -> Lattice | None:
+        """Return the edges, by their places in `edges_3E`, that lie on a way from `state` through positions of these
+        classes (MASK: any) to one of the last states, for each position; None if there is no such way.
+
+        Every class of an edge at a position is possible there, and no other one is.
+        """
+        source_E, class_E, target_E = self.edges_3E
+        is_here_Q, found = np.zeros(self.num_states, np.bool_), []
+        is_here_Q[state] = True
+        for token_class in class_W.tolist():
+            is_open_E = is_here_Q[source_E]
+            if token_class != MASK:
+                is_open_E &= class_E == token_class
+            edge_X = is_open_E.nonzero()[0]
+            is_here_Q = np.zeros_like(is_here_Q)
+            is_here_Q[target_E[edge_X]] = True
+            found.append(edge_X)
+        is_here_Q = is_here_Q & is_last_Q
+        if not is_here_Q.any():
+            return None
+        for place in range(len(found) - 1, -1, -1):
+            found[place] = edge_X = found[place][is_here_Q[target_E[found[place]]]]
+            is_here_Q = np.zeros_like(is_here_Q)
+            is_here_Q[source_E[edge_X]] = True
+        return found
+
+    def may_end(self, num_left: int) -> Bool:
+        """[Q]: states from which a canvas of so many masks can be filled."""
+        within_Q: Bool = self.distance_Q <= num_left
+        return within_Q

@@ -1,0 +1,79 @@
+"""What an answer is held to, as OpenAI's and vLLM's APIs name it: `response_format` and `structured_outputs`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from common.errors import ConfigError
+
+_OF_OUTPUTS = ("json", "regex", "choice", "json_object")
+_MOST_CHOICES = 1000
+_MOST_LETTERS = 200_000
+
+
+class Format(NamedTuple):
+    """kind: what `text` is: a JSON Schema, a regular expression, a JSON list of texts; of any object nothing."""
+
+    kind: Literal["json", "regex", "choice", "json_object"]
+    text: str = ""
+
+
+def of_response_format(given: Any) -> Format | None:
+    """Read `response_format`; None: any text. Raises ConfigError."""
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Format("json_object")
+    if kind != "json_schema":
+        raise ConfigError("write type: one of text, json_object, json_schema")
+    named = given.get("json_schema")
+    if not isinstance(named, Mapping) or "schema" not in named:
+        raise ConfigError("json_schema: write an object with a name and a schema")
+    return _of_schema(named["schema"])
+
+
+def of_structured_outputs(given: Any) -> Format | None:
+    """Read `structured_outputs`; None: any text. Raises ConfigError."""
+    if not isinstance(given, Mapping):
+        raise ConfigError("write an object with one of json, regex and choice")
+    asked = {name: value for name, value in given.items() if value not in (None, False)}
+    if not asked:
+        return None
+    unknown = [name for name in asked if name not in _OF_OUTPUTS]
+    if unknown:
+        raise ConfigError(f"{unknown[0]:.60} is not enforced here: write json, regex or choice")
+    if len(asked) > 1:
+        raise ConfigError(f"{' and '.join(asked)} cannot both hold: leave one")
+    ((name, value),) = asked.items()
+    if name == "json_object":
+        return Format("json_object")
+    if name == "json":
+        return _of_schema(_read(value) if isinstance(value, str) else value)
+    if name == "regex":
+        if not isinstance(value, str):
+            raise ConfigError("regex: write a regular expression")
+        return Format("regex", value)
+    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+        raise ConfigError("choice: write a list of texts, none of them empty")
+    if len(value) > _MOST_CHOICES:
+        raise ConfigError(f"choice: {len(value)} texts, at most {_MOST_CHOICES} can be given")
+    return Format("choice", json.dumps(value))
+
+
+def _of_schema(schema: Any) -> Format:
+    if not isinstance(schema, (Mapping, bool)):
+        raise ConfigError("json: write a schema, an object of keywords")
+    text = json.dumps(schema)
+    if len(text) > _MOST_LETTERS:
+        raise ConfigError(f"the schema has {len(text)} letters, at most {_MOST_LETTERS}")
+    return Format("json", text)
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError("json: the text is no JSON; write the schema as an object") from None

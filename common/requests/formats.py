@@ -1,0 +1,66 @@
+"""The door of formats: which settings an answer can be held to one by, and the automaton that does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from common.config import DecodeConfig
+from common.constraints import Automaton, Compiler, Format
+from common.errors import ConfigError
+from common.requests.refusal import RequestError
+from common.requests.wishes import Wishes
+
+_CONFIDENCES = ("default", "neg_entropy")
+
+
+class Formats:
+    """Compiles the formats of requests. token_bytes, vocab_size: as the compiler's."""
+
+    def __init__(self, token_bytes: Callable[[], Mapping[int, bytes]], vocab_size: int | None) -> None:
+        self._compiler = Compiler(token_bytes, vocab_size)
+
+    def compiled(self, format: Format) -> Automaton:
+        """Return the format's automaton, which takes seconds the first time. Raises RequestError."""
+        field = "structured_outputs" if format.kind in ("regex", "choice") else "response_format"
+        try:
+            return self._compiler.automaton(format)
+        except ConfigError as error:
+            raise RequestError(field, str(error)) from None
+
+    def held(self, wishes: Wishes, decode: DecodeConfig) -> tuple[DecodeConfig, Automaton]:
+        """Return the settings that an answer of this format is decoded by, and its automaton. Raises RequestError for
+        what a format does not go together with, and for a canvas that no text of the format fits into."""
+        assert wishes.format is not None, "the caller has looked"
+        _check(wishes, decode)
+        automaton = self.compiled(wishes.format)
+        most = min(decode.max_new_tokens, wishes.max_tokens or decode.max_new_tokens)
+        if automaton.shortest > most:
+            raise RequestError(
+                "max_tokens",
+                f"the shortest answer of this format has {automaton.shortest} tokens, more than {most}: raise it",
+            )
+        # The run's stop strings would cut a text of the format, and what top_p cuts off may be all that is possible.
+        return decode.model_copy(update={"stop": (), "top_p": 1.0, "top_k": None}), automaton
+
+
+def _check(wishes: Wishes, decode: DecodeConfig) -> None:
+    for name in ("stop", "stop_token_ids"):
+        if wishes.settings.get(name):
+            raise RequestError(name, "an answer that is held to a format ends where that does: remove it")
+    if wishes.ignore_eos:
+        raise RequestError("ignore_eos", "an answer that is held to a format ends with an end token: remove it")
+    for name in ("top_p", "top_k"):
+        if decode.temperature > 0 and wishes.settings.get(name) not in (None, 1.0, 0, -1):
+            raise RequestError(name, "an answer that is held to a format is drawn from all that this allows: remove it")
+    strategy, why = decode.strategy, "leave the format out, or"
+    if getattr(strategy, "edit_threshold", None) is not None:
+        raise RequestError(
+            None, f"a format cannot be kept while filled tokens are edited: {why} set edit_threshold null"
+        )
+    if strategy.guidance or strategy.penalty:
+        raise RequestError(None, f"a format is not kept under cfg_scale and penalty_lambda: {why} set these to 0")
+    if decode.mask_probability == "counted":
+        raise RequestError(None, f"a format is not kept with mask_probability counted: {why} set it to excluded")
+    if decode.sampling_strategy not in _CONFIDENCES:
+        named = " and ".join(_CONFIDENCES)
+        raise RequestError(None, f"a format is kept with sampling_strategy {named} only: {why} set one of these")
