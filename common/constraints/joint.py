@@ -20,13 +20,14 @@ def best_path(automaton: Automaton, lattice: Lattice, weight_WC: Score, state: i
     """[W]: the classes of the filling with the highest sum of weights (Viterbi); of equal ones the first in the order
     of edges. Source: DINGO (arXiv 2505.23061), over whole texts.
 
-    is_tail_free: what follows the first end token weighs nothing.
+    is_tail_free: anything may follow the first end token, and weighs as what is best there; else end tokens do.
     """
     source_E, class_E, target_E = automaton.edges_3E
     score_Q, back_WQ = np.full(automaton.num_states, -np.inf), np.zeros((len(lattice), automaton.num_states), np.int64)
     score_Q[state] = 0.0
     for place, edge_X in enumerate(lattice):
-        value_X = score_Q[source_E[edge_X]] + _weights(automaton, edge_X, weight_WC[place], is_tail_free=is_tail_free)
+        own_X = _weights(automaton, edge_X, weight_WC[place], weight_WC[place].max() if is_tail_free else None)
+        value_X = score_Q[source_E[edge_X]] + own_X
         top_X, target_X = _over_groups(np.maximum, value_X, target_E[edge_X])
         hit_X = (value_X == top_X).nonzero()[0][::-1]  # of equal ones the first is written last
         score_Q = np.full_like(score_Q, -np.inf)
@@ -46,15 +47,15 @@ def drawn_path(
     """[W]: the classes of a sample of prod p_i(x_i), given acceptance, exact but for rounding in float64 logarithms.
     Source: backward messages and forward draws, as for a hidden Markov model (arXiv 2607.07026).
 
-    weight_WC: logarithms of the classes' probabilities, up to a constant of the position. is_tail_free: what follows
-    the first end token has probability 1.
+    weight_WC: logarithms of the classes' probabilities. is_tail_free: anything may follow the first end token; else
+    end tokens do.
     """
     source_E, class_E, target_E = automaton.edges_3E
     value_of: list[Score] = []
     rest_Q: Score = np.zeros(automaton.num_states)
     for place in range(len(lattice) - 1, -1, -1):
         edge_X = lattice[place]
-        own_X = _weights(automaton, edge_X, weight_WC[place], is_tail_free=is_tail_free)
+        own_X = _weights(automaton, edge_X, weight_WC[place], 0.0 if is_tail_free else None)
         value_X = own_X + rest_Q[target_E[edge_X]]
         value_of.append(value_X)
         order_X = source_E[edge_X].argsort(kind="stable")
@@ -80,10 +81,11 @@ def possible(automaton: Automaton, lattice: Lattice) -> Bool:
     return is_possible_WC
 
 
-def _weights(automaton: Automaton, edge_X: Int, weight_C: Score, *, is_tail_free: bool) -> Score:
+def _weights(automaton: Automaton, edge_X: Int, weight_C: Score, tail: float | None) -> Score:
+    """Return the edges' weights. tail: that of what follows an end token; None: its own."""
     source_E, class_E, _ = automaton.edges_3E
     weight_X = weight_C[class_E[edge_X]]
-    return np.where(source_E[edge_X] == automaton.end, 0.0, weight_X) if is_tail_free else weight_X
+    return weight_X if tail is None else np.where(source_E[edge_X] == automaton.end, tail, weight_X)
 
 
 def _over_groups(reduce: np.ufunc, value_X: Score, group_X: Int) -> tuple[Score, Int]:

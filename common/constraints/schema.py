@@ -285,7 +285,7 @@ def _literal(value: Any) -> str:
         return rf"\{{{_SPACE}" + f"{_SPACE},{_SPACE}".join(members) + rf"{_SPACE}\}}"
     if isinstance(value, list):
         return rf"\[{_SPACE}" + f"{_SPACE},{_SPACE}".join(map(_literal, value)) + rf"{_SPACE}\]"
-    return re.sub(r"([^\w\s\"':,<>=/!@%`;-])", r"\\\1", json.dumps(value, ensure_ascii=False), flags=re.ASCII)
+    return re.sub(r"([\\.+*?()|\[\]{}^$#&~-])", r"\\\1", json.dumps(value, ensure_ascii=False))
 
 
 def _is_of(value: Any, name: str) -> bool:

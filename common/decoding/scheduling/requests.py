@@ -13,7 +13,7 @@ from common.decoding.scheduling import by_request
 from common.decoding.scheduling.advancing import IS_DONE, IS_OUT_OF_STEPS, advance
 from common.decoding.scheduling.changes import with_changes
 from common.decoding.scheduling.ending import find_end
-from common.decoding.scheduling.held import Pass, keep_to_format, part_of_pass
+from common.decoding.scheduling.held import Pass
 from common.decoding.scheduling.logprobs import Book, Tell, note
 from common.decoding.scheduling.planning import (
     begin_request,
@@ -175,7 +175,7 @@ class Requests:
         winner_N = np.empty(len(order_N), np.int64)
         held = self._held(predictions) if self._num_held else {}
         for own, decoding in held.values():
-            keep_to_format(decoding, own)
+            _keep_to_format(decoding, own)
         select(order_N, self._store.parts, self._values_3T, self._rows_8R, self._score_R, winner_N)
         self._views = {}
         if self._num_with_plug_ins or self.observer is not None:
@@ -186,7 +186,7 @@ class Requests:
             if scoring:
                 best_rows(order_N, self._store.loops, self._score_R, winner_N)
         for place, (own, decoding) in held.items():
-            keep_to_format(decoding, own, int(winner_N[place]))
+            _keep_to_format(decoding, own, int(winner_N[place]))
         if held and self._views:
             self._views = self._look(predictions)
         return winner_N
@@ -266,12 +266,16 @@ class Requests:
 
     def _held(self, predictions: Predictions) -> dict[int, tuple[Pass, DecodingRequest]]:
         """Return the requests whose answers are held to a format, with their part of the pass, by their place."""
-        found, tables = {}, self._store.loops
+        found, given = {}, predictions.classes or {}
         for place, decoding in enumerate(self._decoding.values()):
-            if decoding.held is not None:
-                own = part_of_pass(decoding, tables, predictions, self._rows_8R)
-                if own is not None:
-                    found[place] = own, decoding
+            if decoding.held is None or decoding.request.id in decoding.failures:
+                continue
+            classes = given.get(decoding.held.automaton.key)
+            if classes is None:
+                decoding.failures[decoding.request.id] = "this engine computes nothing of formats: leave the format out"
+            else:
+                own = Pass(self._store.loops, decoding.slot, predictions.values_3T, self._rows_8R, classes)
+                found[place] = own, decoding
         return found
 
     def _complete(self) -> list[int]:
@@ -356,3 +360,12 @@ class Requests:
         self._num_drawing += change * rules.draws
         self._num_with_plug_ins += change * rules.has_plug_ins
         self._num_held += change * (decoding.held is not None)
+
+
+def _keep_to_format(decoding: DecodingRequest, own: Pass, winner: int | None = None) -> None:
+    """Have the request's format write what the rows predict, or the winning row; a request without a way on ends with
+    the step."""
+    held, name = decoding.held, decoding.request.id
+    assert held is not None, "the caller has looked"
+    if name not in decoding.failures and not (held.score_ready(own) if winner is None else held.solve(own, winner)):
+        decoding.failures[name] = "decoding this request failed (nothing that its format allows is left)"

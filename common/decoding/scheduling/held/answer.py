@@ -13,19 +13,16 @@ Shapes: Q states, C classes, W positions of the part that is solved, N positions
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from common.constraints import MASK, NEVER, Automaton, Lattice, best_path, drawn_path, possible
-from common.decoding.plan import Bool, ClassField, ClassStatistics, Float, Int, Predictions, Score
+from common.decoding.plan import Bool, ClassField, ClassStatistics, Float, Int, Score
 from common.decoding.request import GenerationRequest
 from common.decoding.scheduling.rules import Rules
 from common.decoding.scheduling.tables import Tables, positions_of
 from common.policies import Draws
-
-if TYPE_CHECKING:
-    from common.decoding.scheduling.state import DecodingRequest
 
 _STREAM = 2  # of random numbers: others are the scores' and the spawn rules'
 
@@ -56,7 +53,7 @@ class _Part(NamedTuple):
 @dataclass(slots=True)
 class Held:
     """The format of a request's answer. automaton: of canvases (`Automaton.closed`). begin, end: the positions that
-    count. is_tail_free: what follows an end token weighs nothing, as for models that are not trained to fill it.
+    count. is_tail_free: anything may follow an end token, as in models that are not trained to fill it with these.
     takes_entropy: the confidence is the negative entropy, else the probability.
 
     carry_C5: statistics of the first position after the cache, kept from the step that committed the one before.
@@ -214,27 +211,6 @@ class Held:
             start, entry_N = _entries(own, branch)
             entry_1 = entry_N[int(state["next_start"]) - start :][:1]
             self.carry_C5 = own.classes.at(entry_1)[0].copy()
-
-
-def part_of_pass(decoding: DecodingRequest, tables: Tables, predictions: Predictions, fields_8R: Int) -> Pass | None:
-    """Return the part of a request whose answer is held to a format; None if it has failed, or none is given."""
-    assert decoding.held is not None, "the caller has looked"
-    key, name = decoding.held.automaton.key, decoding.request.id
-    classes = predictions.classes
-    if classes is None or key not in classes:
-        decoding.failures.setdefault(name, "this engine computes nothing of formats: leave the format out")
-    elif name not in decoding.failures:
-        return Pass(tables, decoding.slot, predictions.values_3T, fields_8R, classes[key])
-    return None
-
-
-def keep_to_format(decoding: DecodingRequest, own: Pass, winner: int | None = None) -> None:
-    """Have the request's format write what the rows predict, or the winning row; a request without a way on ends with
-    the step."""
-    held, name = decoding.held, decoding.request.id
-    assert held is not None, "the caller has looked"
-    if name not in decoding.failures and not (held.score_ready(own) if winner is None else held.solve(own, winner)):
-        decoding.failures[name] = "decoding this request failed (nothing that its format allows is left)"
 
 
 def _entries(own: Pass, branch: int) -> tuple[int, Int]:

@@ -1,0 +1,118 @@
+"""The statistics of a pass's classes, for requests whose answers are held to a format: plain operators over the logits
+of these requests' rows, in no graph, after the head. Passes without such requests do nothing here.
+
+Cost: another pass of the head over these rows, and about six reads and writes of their logits, 64 positions at a time.
+
+Shapes: N positions, V the shard's vocabulary, C classes, X entries, P branch ranks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.constraints import Automaton
+from common.decoding import ClassField, ClassStatistics, Int, StepPlan
+from common.model import SamplingRows, sampling_fields
+from common.runtime.classes.tiles import Tiles, class_statistics, merge_classes
+from common.runtime.collectives import Collectives
+from common.runtime.logprobs import Shares
+
+_AT_ONCE = 64  # positions
+_MOST_KEPT = 64  # automata whose tiles stay on the device
+
+
+class _Asked(NamedTuple):
+    """An automaton's part of a pass. statistics_PNC5: of each branch rank's share of the entries, on the device; None
+    where nothing is read, as in a pass over a part of a prompt."""
+
+    automaton: Automaton
+    entry_X: Int
+    shares: Shares | None = None
+    statistics_PNC5: Tensor | None = None
+
+
+class ClassHead:
+    """Computes the statistics of a pass: queue them by `launch`, then read them by `receive`."""
+
+    def __init__(self, collectives: Collectives, device: torch.device, vocab_start: int) -> None:
+        self._collectives = collectives
+        self._device = device
+        self._vocab_start = vocab_start
+        self._tiles: OrderedDict[str, Tiles] = OrderedDict()
+        self._asked: list[_Asked] = []
+
+    @property
+    def is_under_way(self) -> bool:
+        return bool(self._asked)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan, entries_of: Sequence[Int], logits_of: Callable[[Int], Tensor]) -> None:
+        """Queue the statistics of what the plan holds to formats.
+
+        entries_of: the plan's entries that each branch rank reads. logits_of: returns this rank's shard of the logits
+        of reads, by their places among its own.
+        """
+        self._asked = []
+        held, request_T = plan.automaton_of or {}, plan.request_R.repeat(plan.num_entries_R)
+        rank = self._collectives.mesh.bp_rank
+        for automaton in {automaton.key: automaton for automaton in held.values()}.values():
+            requests = [request for request, other in held.items() if other.key == automaton.key]
+            entry_X = (np.isin(request_T, requests) & plan.is_read_T).nonzero()[0]
+            if not len(entry_X):
+                self._asked.append(_Asked(automaton, entry_X))
+            else:
+                shares = Shares(plan.num_tokens, entries_of, entry_X, rank)
+                found_NC5 = self._computed(plan, automaton, shares.place_M, entry_X[shares.index_M], logits_of)
+                self._asked.append(_Asked(automaton, entry_X, shares, self._collectives.bp_stack(found_NC5)))
+
+    def receive(self) -> Mapping[str, ClassStatistics]:
+        """Return the statistics of the pass launched last, once the device has come past it."""
+        asked, self._asked = self._asked, []
+        found = {}
+        for automaton, entry_X, shares, statistics_PNC5 in asked:
+            values_XC5 = np.zeros((len(entry_X), automaton.num_classes, len(ClassField)), np.float32)
+            if shares is not None and statistics_PNC5 is not None:
+                values_XC5[:] = shares.in_order(statistics_PNC5.flatten(2).cpu().numpy()).reshape(values_XC5.shape)
+            found[automaton.key] = ClassStatistics(entry_X, values_XC5)
+        return found
+
+    def _computed(
+        self, plan: StepPlan, automaton: Automaton, place_N: Int, entry_N: Int, logits_of: Callable[[Int], Tensor]
+    ) -> Tensor:
+        """[N, C, 5] of this rank's reads, merged over the shards."""
+        found = []
+        for begin in range(0, len(place_N), _AT_ONCE):
+            own = slice(begin, begin + _AT_ONCE)
+            logits_NV = logits_of(place_N[own])
+            tiles = self._tiles_of(automaton, logits_NV.shape[1])
+            rows = self._sampling_rows(plan, entry_N[own])
+            statistics_NC6 = class_statistics(logits_NV, self._vocab_start, tiles, plan.sampling, rows)
+            found.append(merge_classes(self._collectives.tp_stack(statistics_NC6), rows))
+        return torch.cat(found)
+
+    def _tiles_of(self, automaton: Automaton, num_columns: int) -> Tiles:
+        if automaton.key not in self._tiles:
+            class_V = np.zeros(num_columns, np.int64)  # padding has no part in any text
+            own_V = automaton.class_V[self._vocab_start : self._vocab_start + num_columns]
+            class_V[: len(own_V)] = own_V
+            self._tiles[automaton.key] = Tiles.of(class_V, automaton.num_classes, self._device)
+            if len(self._tiles) > _MOST_KEPT:
+                self._tiles.popitem(last=False)
+        self._tiles.move_to_end(automaton.key)
+        return self._tiles[automaton.key]
+
+    def _sampling_rows(self, plan: StepPlan, entry_N: Int) -> SamplingRows | None:
+        if plan.sampling_3R is None:
+            return None
+        row_N = plan.first_R.searchsorted(entry_N, side="right") - 1
+        fields_6N = sampling_fields(
+            plan.sampling_3R[:, row_N], plan.noise_key_R[row_N], plan.step_R[row_N], plan.position_T[entry_N] + 1,
+            len(entry_N),
+        )  # fmt: skip
+        return SamplingRows.of(torch.from_numpy(fields_6N).to(self._device))
