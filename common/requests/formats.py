@@ -57,6 +57,8 @@ def _check(wishes: Wishes, decode: DecodeConfig) -> None:
         raise RequestError(
             None, f"a format cannot be kept while filled tokens are edited: {why} set edit_threshold null"
         )
+    if strategy.num_best:
+        raise RequestError(None, f"a format cannot be kept by {strategy.name}, which moves tokens: leave it out")
     if strategy.guidance or strategy.penalty:
         raise RequestError(None, f"a format is not kept under cfg_scale and penalty_lambda: {why} set these to 0")
     if decode.mask_probability == "counted":

@@ -94,7 +94,7 @@ def decoded(
 def is_held(config: tuple[DecodeConfig, ModelFacts]) -> bool:
     """Whether such answers are held to formats (not while they are edited), and models have this shift."""
     decode, facts = config
-    is_edited = getattr(decode.strategy, "edit_threshold", None) is not None
+    is_edited = getattr(decode.strategy, "edit_threshold", None) is not None or decode.strategy.num_best > 0
     return not is_edited and not (decode.strategy.name == "block_diffusion" and facts.shift)
 
 

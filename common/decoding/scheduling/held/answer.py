@@ -184,7 +184,7 @@ class Held:
         class_N = None if path_W is None else path_W[place_N]
         told_3N = self._told(values_NC5, is_possible_WC[place_N], class_N)
         is_carry_N = entry_N == NEVER
-        own.values_3T[:, entry_N[~is_carry_N]] = told_3N[:, ~is_carry_N]
+        own.values_3T[:3, entry_N[~is_carry_N]] = told_3N[:, ~is_carry_N]
         if is_carry_N.any():
             state = own.state
             state["carry_token"], state["carry_probability"], state["carry_confidence"] = told_3N[:, 0].tolist()
