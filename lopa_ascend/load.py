@@ -54,7 +54,8 @@ def loader_of(
     padded = replace(config, head_size=HEAD_SIZE)
     return ModelLoader(
         profile, run, config, padded, stages, mesh, device, adapt=partial(lay_out_heads, config=config),
-        quant_kernels=quant_kernels(ops), lay_out=partial(lay_out, ops=ops, profile=profile), takes_experts=True,
+        quant_kernels=quant_kernels(ops), lay_out=partial(lay_out, ops=ops, profile=profile), can_write=is_plain,
+        takes_experts=True,
     )  # fmt: skip
 
 
@@ -73,6 +74,11 @@ def load_model(loader: ModelLoader) -> Decoder:
             num_mixtures, loader.profile.dtype,
         )  # fmt: skip
     return model
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a weight lies in the plain layout: those in FRACTAL_NZ, which is for 8 bits here, are never written."""
+    return tensor.dtype != torch.int8
 
 
 def lay_out(part: nn.Module, ops: Ops, profile: DeviceProfile) -> None:

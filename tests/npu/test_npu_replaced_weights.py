@@ -37,11 +37,12 @@ def test_replaced_weights_decode_what_a_fresh_engine_does(mode: str, quantizatio
     assert fresh[""] != fresh["other"]
     engine = engine_on("npu", decode, quantization, mode, cache_dir=tmp_path / "cache")
     assert decode_all(engine, decode) == fresh[""]
-    num_captured = engine.layers.num_captured
     for name in ("other", "", "other"):
+        num_captured = engine.layers.num_captured
         assert carry_out(engine, ReadWeights(str(models[name]))) is carry_out(engine, PutWeights()) is None
+        assert (engine.layers.num_captured > 0) == (mode != "eager"), "captured anew, where weights are in FRACTAL_NZ"
+        assert quantization is not None or engine.layers.num_captured == num_captured, "graphs stay elsewhere"
         assert decode_all(engine, decode) == fresh[name]
-    assert engine.layers.num_captured == num_captured, "graphs stay"
     assert carry_out(engine, ReleaseMemory()) is None
     held = [*engine.model.parameters(), *engine.model.buffers(), *engine.cache.tensors]
     assert not any(tensor.untyped_storage().nbytes() for tensor in held) and engine.layers.num_captured == 0

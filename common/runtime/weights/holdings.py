@@ -4,8 +4,8 @@ Weights are replaced in place: other ones are read into the host's memory by the
 folder that does not fit changes nothing; then they go to the device part by part, are quantized and laid out there as
 at a start, and are copied over the old. Captured graphs hold addresses, which stay.
 
-Memory that is given back is not at these addresses when it is taken again. So captured graphs are given back with it,
-and captured anew once all is there.
+Where a layout may not be written to, other tensors take the places of the old; and memory that is given back is not at
+its addresses when it is taken again. Then captured graphs are given back too, and captured anew once all is there.
 """
 
 from __future__ import annotations
@@ -119,6 +119,9 @@ class Holdings:
         assert self._read is not None, "weights are read first"
         self._take(self._tensors_of("weights"))
         (read, origin), self._read = self._read, None
+        can_write = all(map(self._loader.can_write, self._tensors_of("weights")))
+        if not can_write:
+            self._forget_graphs()
         layers, live_layers = read.layers, self._model.layers
         read.layers = nn.ModuleList()
         for index in range(len(layers)):
@@ -130,13 +133,19 @@ class Holdings:
         del read, layers
         return_free_memory(self._loader.device)
         logger.info("weights of version %s are in force, from %s", self.version, origin.folder or "memory")
+        was_whole = not self.released
         self._go_on({"weights"})
+        if was_whole and not can_write:
+            self._capture()
 
     def _put_part(self, part: nn.Module, live: nn.Module, origin: Origin) -> None:
         part.to(self._loader.device)
         self._loader.complete(part, origin)
         ours = _tensors(live)
         for name, tensor in _tensors(part).items():
+            if not self._loader.can_write(tensor):
+                _set(live, name, tensor)
+                continue
             assert ours[name].shape == tensor.shape, f"{name} is laid out as at the start"
             ours[name].copy_(tensor)
 
@@ -146,6 +155,10 @@ class Holdings:
             self._forget_graphs()
         for tensor in (tensor for tag in tags for tensor in self._tensors_of(tag)):
             self._give_back(tensor)
+        if "weights" in tags:
+            for name, tensor in _tensors(self._model).items():
+                if not self._loader.can_write(tensor):
+                    _set(self._model, name, torch.empty(0, dtype=tensor.dtype, device=tensor.device))
         self.released |= tags
         return_free_memory(self._loader.device)
 
@@ -174,6 +187,8 @@ class Holdings:
 
     def _give_back(self, tensor: Tensor) -> None:
         """Free a tensor's storage, which views and modules keep."""
+        if not self._loader.can_write(tensor):
+            return
         storage = tensor.untyped_storage()
         if not storage.resizable():  # a file's
             tensor.data = tensor.data.clone()
@@ -204,6 +219,14 @@ class Holdings:
             ) from error
         for tensor in taken:
             del self._num_bytes[tensor]
+
+
+def _set(part: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a tensor in the place of a parameter or buffer."""
+    owner, _, leaf = name.rpartition(".")
+    module = part.get_submodule(owner)
+    is_parameter = leaf in dict(module.named_parameters(recurse=False))
+    setattr(module, leaf, nn.Parameter(tensor.data, requires_grad=False) if is_parameter else tensor)
 
 
 def _after(version: str) -> str:

@@ -37,6 +37,10 @@ def as_it_is(part: nn.Module) -> None:
     pass
 
 
+def anywhere(tensor: Tensor) -> bool:
+    return True
+
+
 class Origin(NamedTuple):
     """Where weights come from: a folder, in which a LoRA may be merged, or tensors by the checkpoint's names."""
 
@@ -57,6 +61,7 @@ class ModelLoader:
     config: sizes of the model as it is built, which may pad those of the checkpoint. adapt: changes this rank's
     tensors, by our names, before they go to the device. quant_kernels: what computes quantized linears; None: plain
     operators. lay_out: lays the final weights of a model, or of a part of it, out as the engine's operators read them.
+    can_write: whether a tensor that was laid out may be written to; else it is another one that takes its place.
     takes_experts: the engine quantizes mixtures of experts itself; else they are refused beside quantized linears.
     """
 
@@ -70,6 +75,7 @@ class ModelLoader:
     adapt: Callable[[Tensors], Tensors] = unchanged
     quant_kernels: QuantKernels | None = None
     lay_out: Callable[[nn.Module], None] = as_it_is
+    can_write: Callable[[Tensor], bool] = anywhere
     takes_experts: bool = False
 
     @property

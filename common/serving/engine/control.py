@@ -59,6 +59,8 @@ class Control:
 
     def go_on(self) -> list[Obeyed]:
         """Begin what can begin, between two steps. Return what has been done."""
+        if not (self._waiting or self._told):
+            return []
         self._waiting = [asked for asked in self._waiting if not self._is_begun(asked)]
         self.core.hold(self._hold())
         told, self._told = self._told, []
@@ -78,6 +80,7 @@ class Control:
                 self.core.step()
             if problem := problems.pop():
                 raise EngineError(f"the weights that replaced those of the start cannot be read again: {problem}")
+        self.core.hold("")
 
     def _hold(self) -> Hold:
         if self._paused is not None and self._paused.mode == "in_place":
