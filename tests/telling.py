@@ -25,8 +25,12 @@ from common.platforms import build_engine
 from common.runtime import facts_of
 from tests.distributed.strategies_worker import CASES, MASK, MODELS, PROMPTS, SHARED
 
-FAMILIES = {  # one whose last layer routes blocks of positions together, too
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    # A model that predicts a position from the one before it: by what a commit carries over, or by shift entries.
+    "dream stale": ("../golden/model_a", {"block_size": 8, "skip_threshold": 0.95}),
+    "dream fresh": ("../golden/model_a", {"block_size": 16, "window_attention": "block_causal", "shift_row": "fresh"}),
     **CASES,
+    # One whose last layer routes blocks of positions together.
     "llada2_2": ("llada2_2/model_a", {"strategy": {"name": "block_diffusion", "commit": "separate"}, "block_size": 32}),
 }
 
@@ -75,17 +79,19 @@ class Decoded:
         *, is_watched: bool = False, engine: Any = None,
     ) -> None:  # fmt: skip
         model, own = FAMILIES[name]
+        config = load_model_config(MODELS / model)
         decode = DecodeConfig.model_validate({**SHARED, **own, "num_lookahead": k, "temperature": temperature})
         run = RunConfig(model=str(MODELS / model), decode=decode, max_num_requests=2)
         self.engine = engine or build_engine(profile, run)
         self.records: dict[str, list[StepRecord]] = {"0": [], "1": []}
         scheduler = Scheduler(
-            decode, mask_token_id=MASK, eos_token_id=None, num_slots=2,
-            facts=facts_of(load_model_config(MODELS / model)),
+            decode, mask_token_id=MASK if config.mask_token_id is None else config.mask_token_id, eos_token_id=None,
+            num_slots=2, facts=facts_of(config),
             observer=(lambda record: self.records[record.request_id].append(record)) if is_watched else None,
         )  # fmt: skip
         requests = [
-            GenerationRequest(str(n), tuple(prompt), num_logprobs=num_logprobs) for n, prompt in enumerate(PROMPTS)
+            GenerationRequest(str(n), tuple(token % 300 for token in prompt), num_logprobs=num_logprobs)
+            for n, prompt in enumerate(PROMPTS)
         ]
         results = list(decode_requests(iter(requests), scheduler, self.engine))
         self.completions = {done.id: done for done in results if isinstance(done, Completion)}

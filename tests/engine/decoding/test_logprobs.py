@@ -29,6 +29,11 @@ def test_each_is_that_of_the_pass_that_predicted_the_token(
         by_hand = watched.completions[id]
         assert [one.logprob for one in by_hand.logprobs] == pytest.approx([one.logprob for one in done.logprobs])
         recorded = probability_and_pass(done, watched.records[id])
+        if name == "dream stale":
+            steps = [
+                (done.step_map[place], step) for place, (_, step, is_of_pass) in recorded.items() if not is_of_pass
+            ]
+            assert any(own < step for own, step in steps), "what is carried over a commit is an earlier pass's"
         assert len(recorded) >= 0.9 * len(done.token_ids)
         for place, (probability, step, is_of_pass) in recorded.items():
             if place < len(done.token_ids):

@@ -11,7 +11,7 @@ from tests.telling import Decoded, Recomputing
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("k", [0, 3])
-@pytest.mark.parametrize("name", ["llada d2f", "sdar fused", "llada2 edits"])
+@pytest.mark.parametrize("name", ["dream fresh", "llada d2f", "sdar fused", "llada2 edits"])
 def test_they_are_those_of_the_cuda_engine(cpu: DeviceProfile, name: str, k: int, temperature: float) -> None:
     ascend = cpu.model_copy(update={"engine": "lopa_ascend"})
     silent = Decoded(ascend, name, k, temperature, num_logprobs=None)
