@@ -113,4 +113,5 @@ def _pass(event: Mapping[str, Any]) -> str:
     winner = "the anchor" if event["winner"] == num_lookahead else f"lookahead {event['winner'] + 1} of {num_lookahead}"
     brought = sorted((*event["filled"], *event["edited"]))
     text = "".join(text for _, _, text, _ in brought)
-    return f"pass {event['pass']}: {winner} won, {counted(len(brought), 'token')}: {text!r:.90}"
+    moves = [f", {len(event[what])} {what}" for what in ("deleted", "inserted") if event.get(what)]
+    return f"pass {event['pass']}: {winner} won, {counted(len(brought), 'token')}{''.join(moves)}: {text!r:.90}"

@@ -39,8 +39,16 @@ def num_weights_read(config: ModelConfig, num_tokens: int) -> float:
 
 
 def share_of_experts_hit(moe: MoEConfig, num_tokens: int) -> float:
-    """The part of all experts that at least one token goes to, if each is as likely as any other."""
-    return float(1 - (1 - moe.experts_per_token / moe.num_experts) ** num_tokens)
+    """The part of all experts that at least one token goes to, if each is as likely as any other; those of a block that
+    chooses together are among the experts that it admits."""
+    if not moe.capacity:
+        return float(1 - (1 - moe.experts_per_token / moe.num_experts) ** num_tokens)
+    num_whole, rest = divmod(num_tokens, moe.block_size)
+    missed = 1.0
+    for count, num_blocks in ((moe.block_size, num_whole), (rest, 1)):
+        of_block = moe.capacity / moe.num_experts * (1 - (1 - moe.experts_per_token / moe.capacity) ** count)
+        missed *= (1 - of_block) ** num_blocks
+    return float(1 - missed)
 
 
 def _num_weights(config: ModelConfig, num_experts: float) -> float:

@@ -13,6 +13,9 @@ POST /generate.
      "winner": 1,                    index among the branches; the last branch is the anchor
      "filled": [[18, 734, " cat", -0.01]],     position, token id, text, confidence: masks that became tokens
      "edited": [[17, 52, " dog", -0.02]],      the same of tokens that were replaced (`edit_threshold`)
+     "masked": [20],                 positions that are masks again, of a block that is revised (`levenshtein`); there
+                                     tokens that have moved are `filled` or `edited` where they stand now
+     "deleted": [18], "inserted": [17],   where tokens of it were deleted, or masks inserted before them, as they stood
      "num_won": 0,                   the first so many of `filled` are the winning lookahead's own tokens
      "lookahead": [[[[21, 11, ","]], -0.40]],  of each branch that the next pass tries: its own tokens (position, token
                                      id, text), and the confidence that made it
@@ -32,7 +35,9 @@ from math import isfinite
 from typing import Any
 
 from common.config import DecodeConfig
-from common.decoding import Branch, Room, StepRecord
+from common.decoding import Branch, Revision, Room, StepRecord
+
+Fill = tuple[int, int, float]  # position, token, confidence
 
 _ALWAYS_SHOWN = (
     "strategy", "num_lookahead", "block_size", "max_new_tokens", "block_add_threshold", "decoded_token_threshold",
@@ -63,6 +68,26 @@ class DenoiseEvents:
         self._is_filled: set[int] = set()
         self._final_length = 0
         self._tried: list[Branch] = []
+        self._drawn: dict[int, int] = {}  # of a block that is revised
+
+    def _revised(self, record: StepRecord, made: Revision, won: list[Fill]) -> tuple[list[Fill], list[Fill], list[int]]:
+        """Return what was filled, what was edited and what is masked again, of the block as it was drawn before."""
+        end = record.start + record.window_lengths[-1]
+        tokens = dict(zip(range(end - len(made.after), end), made.after, strict=True))
+        now = {at: token for at, token in tokens.items() if at >= self._prompt_length and at not in made.masks}
+        before = {at: token for at, token in self._drawn.items() if at in tokens}
+        masked = sorted(before.keys() - now.keys())
+        scores = {at: one.confidence for at, one in record.candidates.items()}
+        new = [(at, token, scores[at]) for at, token in now.items() if at not in before]
+        own = [fill for fill in won if now.get(fill[0]) == fill[1]]
+        taken = {at for at, _, _ in own}
+        edited = [(at, token, scores[at]) for at, token in now.items() if before.get(at, token) != token]
+        self._drawn = now
+        self._is_filled -= set(tokens)
+        begin = max(min(tokens) - self._prompt_length, 0)
+        self._final_length = min(self._final_length, begin)
+        self._is_filled |= now.keys()
+        return own + [fill for fill in new if fill[0] not in taken], edited, masked
 
     def of(self, record: StepRecord) -> dict[str, Any]:
         """Return the event of the pass that follows those given before; `finished` is null."""
@@ -71,6 +96,13 @@ class DenoiseEvents:
         filled = [(*fill, won.creation_confidence) for fill in won.fills]
         pairs = zip(record.filled.items(), record.filled_confidence, strict=True)
         filled += [(position, token, confidence) for (position, token), confidence in pairs]
+        edited = [
+            (position, token, record.candidates[position].confidence) for position, token in record.edited.items()
+        ]
+        num_won, masked = len(won.fills), list[int]()
+        if record.revision is not None:
+            filled, edited, masked = self._revised(record, record.revision, filled[:num_won])
+            num_won = sum(fill in won.fills for fill in ((position, token) for position, token, _ in filled[:num_won]))
         self._tried = record.lookahead
         self._num_passes += 1
         # A token may begin the block after the window.
@@ -90,11 +122,9 @@ class DenoiseEvents:
             "branch_scores": [score if isfinite(score) else None for score in record.branch_scores],
             "winner": winner,
             "filled": [[position, token, self._text_of([token]), score] for position, token, score in filled],
-            "edited": [
-                [position, token, self._text_of([token]), record.candidates[position].confidence]
-                for position, token in record.edited.items()
-            ],
-            "num_won": len(won.fills),
+            "edited": [[position, token, self._text_of([token]), score] for position, token, score in edited],
+            **_moved(record, masked),
+            "num_won": num_won,
             "lookahead": [
                 [[[*fill, self._text_of([fill[1]])] for fill in made.fills], made.creation_confidence]
                 for made in record.lookahead
@@ -104,6 +134,13 @@ class DenoiseEvents:
             "final_length": self._final_length,
             "finished": None,
         }
+
+
+def _moved(record: StepRecord, masked: list[int]) -> dict[str, Any]:
+    made = record.revision
+    if made is None:
+        return {}
+    return {"masked": masked, "deleted": list(made.deleted), "inserted": list(made.inserted)}
 
 
 def _winner(record: StepRecord) -> int:

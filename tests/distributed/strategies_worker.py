@@ -32,6 +32,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "llada2/model_a",
         {"strategy": {"name": "block_diffusion", "edit_threshold": 0.6}, "block_size": 16},
     ),
+    "llada2_2 revised": (
+        "llada2_2/model_a",
+        {"strategy": {"name": "levenshtein", "edit_threshold": 0.4, "max_post_edit_steps": 6}, "block_size": 32},
+    ),
+    "llada2_2 as fluxserve": (
+        "llada2_2/model_a",
+        {"strategy": {"name": "levenshtein", "variant": "fluxserve", "max_post_edit_steps": 4}, "block_size": 32},
+    ),
     "fast_dllm_v2 dual": (
         "fastdllm_v2/model_a",
         {"strategy": {"name": "fast_dllm_v2", "sub_block_size": 8, "cache": "dual"}, "block_size": 16},

@@ -1,4 +1,4 @@
-"""The engine decodes as the published code of four families does, pass by pass; `fused` gives the same tokens in fewer
+"""The engine decodes as the published code of these families does, pass by pass; `fused` gives the same tokens in fewer
 passes, and parity notices what differs."""
 
 from __future__ import annotations
@@ -88,6 +88,12 @@ def spoil(tree: dict[str, Any], what: str) -> None:
         tree["generated"][3] += 1
     elif what == "edit":
         next(step for step in tree["steps"] if step.get("edited"))["edited"] = {}
+    elif what in ("deleted", "split", "escape", "original", "after"):
+        next(step for step in tree["steps"] if step.get(what))[what].pop()
+    elif what == "final":
+        next(step for step in tree["steps"] if step.get("final"))["final"] = False
+    elif what == "answer":
+        tree["answer"][-1] += 1
 
 
 @pytest.mark.parametrize(
@@ -96,6 +102,10 @@ def spoil(tree: dict[str, Any], what: str) -> None:
         *(("sdar/08_dynamic_quota2", what) for what in ("window", "candidate", "probability", "fill")),
         *(("sdar/08_dynamic_quota2", what) for what in ("kv", "steps", "missing", "token")),
         ("llada2/06_hf21_editing_budget2", "edit"),
+        *(("llada2_2/11_sglang_indel_loop", what) for what in ("candidate", "probability", "fill", "edit", "steps")),
+        *(("llada2_2/11_sglang_indel_loop", what) for what in ("escape", "original", "after", "final", "answer")),
+        *(("llada2_2/08_levenshtein_routing16", what) for what in ("deleted", "window")),
+        ("llada2_2/01_sglang_indel", "split"),
     ],
 )  # fmt: skip
 def test_a_trace_that_differs_is_noticed(name: str, what: str) -> None:

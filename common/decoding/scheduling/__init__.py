@@ -4,7 +4,7 @@ lookaheads, ends. Pure host code; `scheduler` is where to begin.
 
 from common.decoding.scheduling.rules import DREAM, FindStop, ModelFacts
 from common.decoding.scheduling.scheduler import Scheduler
-from common.decoding.scheduling.state import Branch, Candidate, DecodingRequest, StepRecord
+from common.decoding.scheduling.state import Branch, Candidate, DecodingRequest, Revision, StepRecord
 from common.decoding.scheduling.warm import host_seconds, start_warming
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "DecodingRequest",
     "FindStop",
     "ModelFacts",
+    "Revision",
     "Scheduler",
     "StepRecord",
     "host_seconds",

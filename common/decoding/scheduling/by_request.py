@@ -149,7 +149,7 @@ def _revise(view: StepView, branch: int, winner: int, num_spans: int) -> _Change
     end, begin = int(tables.spans[0]["end"]), max(start, view.decoding.prompt_length)
     num_filled = revise(tables, slot, view.values_3T, view.fields_8R, winner)
     drafts = {begin + column: draft for column, draft in enumerate(tables.drafts[: end - begin])}
-    token_P, _ = positions_of(tables, slot)
+    token_P, is_masked_P = positions_of(tables, slot)
     is_first_P = tables.is_first_P[int(state["first_position"]) :]
     written = {at: int(draft["written"]) for at, draft in drafts.items() if draft["writes"]}
     delete, split = int(state["delete_token"]), int(state["split_token"])
@@ -163,6 +163,7 @@ def _revise(view: StepView, branch: int, winner: int, num_spans: int) -> _Change
         deleted=tuple(at for at, token in written.items() if token == delete),
         inserted=tuple(at for at, token in written.items() if token == split),
         after=tuple(token_P[start:end].tolist()),
+        masks=tuple(at for at in drafts if is_masked_P[at]),
         first=tuple(at for at in drafts if is_first_P[at]),
     )
     return _Change(

@@ -86,8 +86,8 @@ class Revision(NamedTuple):
     quota: masks to fill at least; None: all. is_final: it was the last that might change the block. num_post: passes
     without a mask of the first ones. runners_up: positions whose candidate is not the most probable token. replaced:
     what was written there instead of the candidate. escaped: positions of these where the block would have repeated.
-    deleted, inserted: where a token was deleted, or a mask inserted before it. after: the block after the step. first:
-    positions of `after` whose token was a mask when the block was opened, or stands for such.
+    deleted, inserted: where a token was deleted, or a mask inserted before it. after: the block after the step. masks:
+    its positions without a token. first: those whose token was a mask when the block was opened, or stands for such.
     """
 
     quota: int | None
@@ -99,6 +99,7 @@ class Revision(NamedTuple):
     deleted: tuple[int, ...]
     inserted: tuple[int, ...]
     after: tuple[int, ...]
+    masks: tuple[int, ...]
     first: tuple[int, ...]
 
 

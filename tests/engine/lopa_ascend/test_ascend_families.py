@@ -86,6 +86,7 @@ UNCACHED = {"name": "block_diffusion", "cache": "none"}
 EDITED = {"name": "block_diffusion", "edit_threshold": 0.5}
 SUB_BLOCKS = {"name": "fast_dllm_v2", "sub_block_size": 8}
 BLOCKS: dict[str, Any] = {"strategy": "block_diffusion", "max_new_tokens": 24, "stop_at_eos": False}
+REVISED: dict[str, Any] = {"max_new_tokens": 24, "block_size": 16, "mask_token_id": 511, "skip_threshold": 0.5}
 FAST: dict[str, Any] = {"strategy": "fast_dllm_v2", "max_new_tokens": 40, "mask_token_id": 511, "stop_at_eos": False}
 D2F: dict[str, Any] = {"strategy": "d2f", "window_attention": "block_causal", "block_size": 8, "max_new_tokens": 32}
 # Model, settings: QK norm, partial rotation and mixtures of experts; the prompt's remainder in the first block.
@@ -98,10 +99,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llada2": ("llada2/model_a", {**BLOCKS, "block_size": 8, "mask_token_id": 511}),
     "llada2, edited": ("llada2/model_b", {**BLOCKS, "block_size": 16, "strategy": EDITED, "mask_token_id": 511}),
     "llada2_2": ("llada2_2/model_b", {**BLOCKS, "block_size": 16, "mask_token_id": 511}),
+    "llada2_2, revised": ("llada2_2/model_b", {**REVISED, "strategy": {"name": "levenshtein", "edit_threshold": 0.3}}),
+    "llada2_2, as sglang": ("llada2_2/model_b", {**REVISED, "strategy": {"name": "levenshtein", "variant": "sglang"}}),
     "d2f of llada": ("llada/model_a", D2F),
 }
 # Their blocks become final in passes of one row, or never.
-ONE_ROW_COMMITS = ("sdar, separate commits", "sdar, nothing cached", "fast_dllm_v2", "llada2, edited")
+ONE_ROW_COMMITS = (
+    "sdar, separate commits", "sdar, nothing cached", "fast_dllm_v2", "llada2, edited", "llada2_2, revised",
+    "llada2_2, as sglang",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("num_lookahead", [0, 3])

@@ -44,6 +44,11 @@ def test_few_tokens_read_the_experts_that_they_hit() -> None:
     assert share_of_experts_hit(config.moe, 1) == pytest.approx(8 / 256)
     assert num_weights_read(config, 1) == pytest.approx(num_matrix_weights(config))
     assert num_weights_read(config, 1) < num_weights_read(config, 64) < num_weights_read(config, 4096)
+    by_block = load_model_config(MODELS / "llada2_2_mini").moe
+    assert by_block is not None
+    assert share_of_experts_hit(by_block, 1) == pytest.approx(8 / 256)
+    assert share_of_experts_hit(by_block, 32) < 48 / 256 < share_of_experts_hit(config.moe, 32)
+    assert share_of_experts_hit(by_block, 32) < share_of_experts_hit(by_block, 64) < 2 * 48 / 256
     dense = load_model_config(MODELS / "sdar_8b")
     assert num_weights_read(dense, 1) == num_weights_read(dense, 4096) == num_matrix_weights(dense)
     floors = step_floors_ms(config, {"bytes_per_s": 4e12, "flops_per_s": 8e14}, num_tokens=64, tp_size=2)

@@ -9,7 +9,7 @@ import pytest
 from common.config import DecodeConfig, FastDllmV2
 from common.decoding import ModelFacts
 from common.serving import DenoiseEvents
-from tests.unit.decoding.test_block_strategies import Decoded
+from tests.unit.decoding.test_block_strategies import EDIT_IDS, EOS, Decoded
 from tests.unit.decoding.test_scheduler import run
 
 
@@ -55,6 +55,39 @@ def test_blocks_from_position_0_are_drawn_with_their_edits(strategy: str, seed: 
         assert 8 + event["canvas_length"] > max(drawn, default=0) and event["final_length"] <= event["canvas_length"]
     assert tuple(drawn[8 + place] for place in range(14)) == decoded.completions["0"].canvas_token_ids
     assert is_edited == any(record.edited for record in decoded.records)
+
+
+@pytest.mark.parametrize("num_lookahead", [0, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_that_are_revised_are_drawn_with_what_moved(seed: int, num_lookahead: int) -> None:
+    own = {"name": "levenshtein", "edit_threshold": 0.6, "max_post_edit_steps": 3}
+    decode = DecodeConfig.model_validate(
+        {"strategy": own, "block_size": 4, "max_new_tokens": 14, "skip_threshold": 0.6, "num_lookahead": num_lookahead}
+    )
+    decoded = Decoded(decode, ModelFacts(0, edit_ids=EDIT_IDS), seed, [6])
+    told, drawn, seen = DenoiseEvents(6, decode, lambda ids: f"<{ids[0]}>"), dict[int, int](), set[str]()
+    for record in decoded.records:
+        event = told.of(record)
+        made = record.revision
+        assert made is not None and not set(drawn) & {position for position, *_ in event["filled"]}
+        assert {position for position, *_ in event["edited"]} | set(event["masked"]) <= set(drawn)
+        for position, token, _, _ in (*event["filled"], *event["edited"]):
+            drawn[position] = token
+        for position in event["masked"]:
+            del drawn[position]
+        end = record.start + record.window_lengths[-1]
+        after = dict(zip(range(end - 4, end), made.after, strict=True))
+        assert {at: token for at, token in after.items() if at >= 6 and at not in made.masks} == {
+            at: token for at, token in drawn.items() if at >= end - 4
+        }
+        assert (event["deleted"], event["inserted"]) == (list(made.deleted), list(made.inserted))
+        seen |= {what for what in ("masked", "deleted", "inserted", "edited") if event[what]}
+        json.dumps(event, allow_nan=False)
+    assert (
+        tuple(drawn[6 + at] for at in range(14)) == decoded.completions["0"].canvas_token_ids or EOS in drawn.values()
+    )
+    assert event["final_length"] == len(drawn)
+    assert "masked" in seen and seen & {"deleted", "inserted"}
 
 
 @pytest.mark.parametrize(

@@ -153,8 +153,9 @@ class Player {
       return;
     }
     const winner = replay.branchesOf(pass).find((branch) => branch.isWinner);
-    const { filled, edited } = replay.passes[pass - 1];
-    const done = `${plural(filled.length, "token")} filled${edited.length ? `, ${edited.length} replaced` : ""}`;
+    const { filled, edited, deleted = [], inserted = [] } = replay.passes[pass - 1];
+    const others = Object.entries({ replaced: edited, deleted, inserted }).filter(([, places]) => places.length);
+    const done = [`${plural(filled.length, "token")} filled`, ...others.map(([what, places]) => `${places.length} ${what}`)].join(", ");
     byId("status").textContent = `Pass ${pass} of ${replay.length}: ${done}, ${winner.name} won.`;
   }
 

@@ -32,12 +32,16 @@ class Replay {
       this.isEntropy ||= confidence < 0;
       this.texts.set(token, text);
       const won = index < event.num_won; // the winning lookahead's own tokens come first
-      this.cells[position - event.prompt_length] = [{ pass: number, token, text, confidence, won }];
+      const place = position - event.prompt_length;
+      this.cells[place] = [...(this.cells[place] ?? []), { pass: number, token, text, confidence, won }];
     });
     for (const [position, token, text, confidence] of event.edited) {
       this.texts.set(token, text);
       const states = this.cells[position - event.prompt_length], before = states[states.length - 1];
       states.push({ pass: number, token, text, confidence, before });
+    }
+    for (const position of event.masked ?? []) {
+      this.cells[position - event.prompt_length]?.push({ pass: number, isMask: true });
     }
     for (const [fills, confidence] of event.lookahead) {
       this.isEntropy ||= confidence < 0;
@@ -63,13 +67,14 @@ class Replay {
     if (!this.finished) return null;
     if (this.answer) return this.answer.length;
     const final = this.passes[this.length - 1].final_length;
-    const end = this.cells.findIndex((states) => states !== undefined && isSpecial(states[states.length - 1].text));
+    const end = this.cells.findIndex((states) => states !== undefined && isSpecial(states[states.length - 1].text ?? ""));
     return this.finished === "eos" && end >= 0 && end < final ? end + 1 : final;
   }
 
   // The cell as it is after a pass: undefined for a mask. `before` is what an edit has replaced.
   cellAt(place, pass) {
-    return this.cells[place]?.findLast((state) => state.pass <= pass);
+    const found = this.cells[place]?.findLast((state) => state.pass <= pass);
+    return found?.isMask ? undefined : found;
   }
 
   // What the lookaheads of the coming pass try: place -> [branch, text, confidence].
@@ -126,6 +131,12 @@ class Replay {
 
   numFilled(pass) {
     return this.passes.slice(0, pass).reduce((sum, event) => sum + event.filled.length, 0);
+  }
+
+  // Tokens that were deleted, and masks that were inserted.
+  numMoved(pass) {
+    const count = (event) => (event.deleted?.length ?? 0) + (event.inserted?.length ?? 0);
+    return this.passes.slice(0, pass).reduce((sum, event) => sum + count(event), 0);
   }
 
   numEdited(pass) {
