@@ -47,7 +47,7 @@ def main(folder: Path) -> int:
     try:
         if count > 1 and not is_rank:
             options = torchrun_options(Nodes(), count)
-            return supervise([*options, "-m", "common.cluster.engine", str(folder)], 0, 1, "", 0)
+            return supervise([*options, "-m", "common.cluster.engine", str(folder)])
         run_rank(order, folder)
     except LinkClosed:  # the actor is gone
         return 1

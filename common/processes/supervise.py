@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import LOST_PEER, first_line
+from common.processes.nodes import Nodes
 from common.processes.watch import NodeWatch
 
 _KILLED_HEAD_START_S = 15.0  # between a poll of the agent's and its patience with a rank that it ends
@@ -28,13 +29,16 @@ _HINTS = {
 }
 
 
-def supervise(arguments: Sequence[str], node: int, num_nodes: int, address: str, port: int) -> int:
-    """Run torchrun with these arguments in this process; its exit code, after saying what went wrong."""
+def supervise(arguments: Sequence[str], nodes: Nodes | None = None, num_here: int = 1) -> int:
+    """Run torchrun with these arguments in this process; its exit code, after saying what went wrong.
+
+    num_here: ranks on each node.
+    """
     torchrun = _quiet_torchrun()
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    watch = NodeWatch(node, num_nodes, address, port) if num_nodes > 1 else None
+    watch = NodeWatch(nodes, num_here) if nodes is not None and nodes.count > 1 else None
     if watch is not None:
         watch.start()
     try:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from datetime import timedelta
 from typing import Any
 
 from common.errors import LOST_PEER
+from common.processes.nodes import Nodes
 
 _FAILED_KEY = "lopa/failed"
 _DONE_KEY = "lopa/done"
+_WHO_KEY = "lopa/node"
 _BEAT_S = 1.0
 _CAUSE_S = 1.5  # within which every node that failed has told so
 _POLL_S = 0.1
@@ -22,21 +25,29 @@ _LINGER_S = 2.5  # node 0 holds the store: it stays until the others have read w
 
 
 class NodeWatch(threading.Thread):
-    """One in each node's launcher: beats in the rendezvous store; ends this node when another fails or falls silent."""
+    """One in each node's launcher: beats in the rendezvous store; ends this node when another fails or falls silent.
 
-    def __init__(self, node: int, num_nodes: int, address: str, port: int) -> None:
+    num_here: ranks on each node. What is said of a node names its address and its ranks.
+    """
+
+    def __init__(self, nodes: Nodes, num_here: int) -> None:
         super().__init__(daemon=True)
         self.reason: str | None = None
-        self._node, self._num_nodes = node, num_nodes
-        self._address, self._port = address, port
+        self._node, self._num_nodes, self._num_here = nodes.rank, nodes.count, num_here
+        self._address, self._port = nodes.address, nodes.port
         self._ended = threading.Event()
+        self._answered_at = 0.0  # when the store did last
 
     def run(self) -> None:
         try:
-            self._watch(self._connect(timeout_s=600.0))
+            store = self._connect(timeout_s=600.0)
+            store.set(f"{_WHO_KEY}/{self._node}", _address_towards(self._address, self._port))
+            self._answered_at = time.monotonic()
+            threading.Thread(target=self._watch_store, daemon=True).start()
+            self._watch(store)
         except RuntimeError:
             # The store is gone with node 0. At the regular end this launcher ends a moment later.
-            self._stop("the first node has ended", patience_s=3.0)
+            self._stop(f"{self._named(0, self._address)} has ended", patience_s=3.0)
 
     def tell(self, problem: str | None) -> None:
         """Tell the others that this node has failed, or that it has finished and falls silent.
@@ -96,6 +107,7 @@ class NodeWatch(threading.Thread):
         heard_at = dict.fromkeys(others, time.monotonic())
         while not self._ended.wait(_BEAT_S):
             store.add(f"lopa/beat/{self._node}", 1)
+            self._answered_at = time.monotonic()
             if store.check([_FAILED_KEY]):
                 return self._stop(self._first_cause(store) or "another node has failed")
             for node in others:
@@ -104,10 +116,37 @@ class NodeWatch(threading.Thread):
                 if beat != last_beat[node] or beat == 0 or store.check([f"{_DONE_KEY}/{node}"]):
                     last_beat[node], heard_at[node] = beat, time.monotonic()
                 elif time.monotonic() - heard_at[node] > _SILENCE_S:
-                    return self._stop(f"node {node} has not been heard of for {_SILENCE_S:.0f} s", patience_s=3.0)
+                    return self._stop_silent(self._named(node, store.get(f"{_WHO_KEY}/{node}").decode()))
         return None
+
+    def _watch_store(self) -> None:
+        """End this node where the store, which the first node has, does not answer: calls to it have no deadline, and
+        wait for minutes where the network between is cut."""
+        while not self._ended.wait(_BEAT_S):
+            if time.monotonic() - self._answered_at > _SILENCE_S:
+                return self._stop_silent(self._named(0, self._address))
+        return None
+
+    def _named(self, node: int, address: str) -> str:
+        """Return how a sentence names a node."""
+        first, last = node * self._num_here, (node + 1) * self._num_here - 1
+        ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
+        return f"node {node} ({address}, {ranks})"
+
+    def _stop_silent(self, named: str) -> None:
+        self._stop(f"{named} has not been heard of for {_SILENCE_S:.0f} s: it is off, or the network between is cut")
 
     def _stop(self, reason: str, patience_s: float = 0.0) -> None:
         if not self._ended.wait(patience_s) if patience_s else not self._ended.is_set():
             self.reason = reason
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _address_towards(address: str, port: int) -> str:
+    """Return the address by which this node is known on the way to another; its host's name where there is no way."""
+    with contextlib.suppress(OSError):
+        family, kind, _, _, towards = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(towards)  # sends nothing
+            return str(probe.getsockname()[0])
+    return socket.gethostname()

@@ -30,6 +30,7 @@ class Job:
     several are started.
 
     needs_input: whether the command decodes the run's input. dropped: variables of a pod, not of these processes.
+    num_here: processes on each node.
     is_on_ray: whether the devices are those of processes that Ray starts, maybe elsewhere.
     """
 
@@ -39,6 +40,7 @@ class Job:
     torchrun: list[str] = field(default_factory=list)
     nodes: Nodes = field(default_factory=Nodes)
     dropped: tuple[str, ...] = ()
+    num_here: int = 1
     is_on_ray: bool = False
 
     @property
@@ -72,7 +74,7 @@ def job_of(
     dropped = tuple(injected(environment))
     if starts_others or num_here * nodes.count == 1:
         return Job(added, worker, needs_input, dropped=dropped)
-    return Job(added, worker, needs_input, torchrun_options(nodes, num_here), nodes, dropped)
+    return Job(added, worker, needs_input, torchrun_options(nodes, num_here), nodes, dropped, num_here)
 
 
 def check_options(command: str, arguments: list[str]) -> None:
@@ -110,7 +112,7 @@ def start_here(job: Job) -> int:
     if not job.torchrun:
         # In place: a signal to this process, kill -9 too, is one to the worker.
         os.execv(sys.executable, job.command)
-    return supervise(job.torchrun + job.worker, job.nodes.rank, job.nodes.count, job.nodes.address, job.nodes.port)
+    return supervise(job.torchrun + job.worker, job.nodes, job.num_here)
 
 
 def is_dry_run(environment: Mapping[str, str]) -> bool:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,11 @@ def write_files(folder: Path, model: Path, num_requests: int = 6, mesh: dict[str
     (folder / "in.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def start(folder: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
+def start(folder: Path, *options: str, inside: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
+    """inside: a command that starts others."""
     # One session each, as a shell or a scheduler would have it: what a test kills is one process, not a group.
     return subprocess.Popen(
-        [str(ROOT / "scripts/run_batch.sh"), "p.yaml", "r.yaml", *options],
+        [*inside, str(ROOT / "scripts/run_batch.sh"), "p.yaml", "r.yaml", *options],
         cwd=folder,
         env={**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,

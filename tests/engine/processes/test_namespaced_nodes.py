@@ -1,0 +1,73 @@
+"""Two nodes with networks of their own: the same tokens as one, and a sentence where one of them is cut off."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engine.batch.conftest import model  # noqa: F401  a fixture
+from tests.engine.batch.test_run_batch import finish, start, texts, wait_for_lines, write_files
+from tests.engine.processes.namespaces import INTERFACE, Node, nodes
+
+DP, BP, TP = "data_parallel_size", "branch_parallel_size", "tensor_parallel_size"
+TOLD_S = 30.0
+
+
+def start_on(folder: Path, both: list[Node], *options: str) -> list[subprocess.Popen[str]]:
+    """The same job on each node, whose disk they share."""
+    return [
+        start(
+            folder, *options, inside=node.inside, NNODES=f"{len(both)}", NODE_RANK=f"{rank}",
+            MASTER_ADDR=both[0].address, MASTER_PORT="29500", GLOO_SOCKET_IFNAME=INTERFACE,
+        )
+        for rank, node in enumerate(both)
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", [TP, BP, DP])
+def test_two_nodes_give_the_tokens_of_one(axis: str, tmp_path: Path, model: Path) -> None:  # noqa: F811
+    found = []
+    for name, mesh in (("one", {}), ("two", {axis: 2})):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_files(folder, model, mesh=mesh)
+        if name == "one":
+            finish(start(folder))
+        else:
+            with nodes(2) as both:
+                for process in start_on(folder, both):
+                    finish(process)
+        found.append(texts(folder))
+    assert found[0] == found[1] and len(found[0]) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", [TP, BP, DP])
+def test_a_node_that_is_cut_off_is_named_and_a_restart_goes_on(axis: str, tmp_path: Path, model: Path) -> None:  # noqa: F811
+    write_files(tmp_path, model, num_requests=4000, mesh={axis: 2})
+    with nodes(2) as both:
+        processes = start_on(tmp_path, both)
+        wait_for_lines(tmp_path / "o.jsonl", 4)
+        both[1].cut_off()
+        cut_at = time.monotonic()
+        said, took = [], []
+        for process in processes:
+            said.append(process.communicate(timeout=300)[1])
+            took.append(time.monotonic() - cut_at)
+        for node, other in ((0, 1), (1, 0)):
+            last = said[node].splitlines()[-1]
+            assert f"node {other} ({both[other].address}, rank {other})" in last, said
+            assert "Traceback" not in said[node] and processes[node].returncode not in (0, None)
+        assert max(took) < TOLD_S, took
+    kept = texts(tmp_path)
+    assert len(kept) >= 4
+    limit = max(kept) + 2
+    with nodes(2) as both:
+        for process in start_on(tmp_path, both, "--set", f"input.limit={limit}"):
+            finish(process)
+    resumed = texts(tmp_path)
+    assert len(resumed) == limit and kept.items() <= resumed.items()
