@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,7 +43,9 @@ def supervise(arguments: Sequence[str], nodes: Nodes | None = None, num_here: in
     if watch is not None:
         watch.start()
     try:
-        torchrun.main(list(arguments))
+        # A folder that torchrun makes itself is left behind.
+        with tempfile.TemporaryDirectory(prefix="lopa-launcher-", ignore_cleanup_errors=True) as folder:
+            torchrun.main([f"--log-dir={folder}", *arguments])
         if watch is not None:
             watch.tell(None)
             watch.linger()

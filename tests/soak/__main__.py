@@ -20,15 +20,13 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-from common.config import find_config, load_profile
 from tests.soak.asks import LOST_S, pool, send
 from tests.soak.batches import Batches
 from tests.soak.faults import Fault, Stage, faults
 from tests.soak.load import Load
 from tests.soak.looks import Looks
-from tests.soak.machine import Clock, SmallDisk
+from tests.soak.machine import Clock, SmallDisk, device_settings
 from tests.soak.report import result
 from tests.soak.server import SoakedServer, wait_until
 
@@ -64,7 +62,7 @@ class Soak:
         for disk in disks:
             stack.callback(disk.close)
         server = SoakedServer(
-            disks[0].path, given.profile, given.replicas, clocks[0].environment, *_settings(given.profile)
+            disks[0].path, given.profile, given.replicas, clocks[0].environment, *device_settings(given.profile)
         )
         stack.callback(shutil.copyfile, server.log, given.out / "server.log")
         stack.push(server)  # before it begins: a start that fails is ended, too
@@ -136,12 +134,6 @@ def command_of(given: argparse.Namespace) -> str:
     defaults = vars(parse([f"{given.hours:g}"]))
     said = [f"--{name} {value}" for name, value in vars(given).items() if value != defaults[name] and name != "out"]
     return " ".join(("scripts/soak.sh", f"{given.hours:g}", *said))
-
-
-def _settings(profile: str) -> list[str]:
-    """What keeps a request's text the same whatever shares its passes."""
-    found: Any = load_profile(find_config("profiles", profile))
-    return ["--set", "batch_invariant=true"] if found.device == "cuda" and found.dtype == "bfloat16" else []
 
 
 def main() -> int:

@@ -14,7 +14,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from common.config import find_config, load_profile
 from tests.engine.serving.served import ROOT
 
 _DISK_MIB = 48
@@ -94,3 +96,12 @@ class Clock:
         """Set the clock so far from the true time."""
         with self._file.open("r+b") as file:
             file.write(struct.pack("q", seconds))
+
+
+def device_settings(profile: str) -> list[str]:
+    """Options by which a text does not depend on what shares its passes, and a server and a run share a GPU."""
+    found: Any = load_profile(find_config("profiles", profile))
+    if found.device != "cuda":
+        return []
+    settings = ["gpu_memory_utilization=0.4", *(["batch_invariant=true"] if found.dtype == "bfloat16" else [])]
+    return [item for one in settings for item in ("--set", one)]

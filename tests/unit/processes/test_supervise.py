@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from common.errors import LOST_PEER
 from common.processes.supervise import root_cause
+
+ROOT = Path(__file__).parents[3]
 
 
 @dataclass
@@ -66,3 +74,19 @@ def test_of_ranks_that_were_all_ended_the_first_is_the_cause() -> None:
 
 def test_a_defect_points_to_its_own_traceback() -> None:
     assert root_cause({5: Failure(1)}) == ("rank 5 failed with exit code 1; its own output is above", 1)
+
+
+@pytest.mark.parametrize("exit_code", [0, 3])
+def test_a_launcher_leaves_no_temporary_files(exit_code: int, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(f"raise SystemExit({exit_code})")
+    (tmp_path / "tmp").mkdir()
+    program = (
+        "import sys; from common.processes import Nodes, supervise, torchrun_options; "
+        "sys.exit(supervise([*torchrun_options(Nodes(), 2), 'worker.py']))"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert run.returncode == exit_code, run.stderr
+    assert not list((tmp_path / "tmp").glob("*torch*")) + list((tmp_path / "tmp").glob("lopa*"))
