@@ -7,6 +7,7 @@ nodes watch each other through the rendezvous store, so that a dead worker or a 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from typing import Any
 from common.errors import LOST_PEER, first_line
 from common.processes.nodes import Nodes
 from common.processes.watch import NodeWatch
+from common.user_files import write_whole
 
 _KILLED_HEAD_START_S = 15.0  # between a poll of the agent's and its patience with a rank that it ends
 _ABORTED_HEAD_START_S = 7.5  # a rank that another's death has aborted is not the cause
@@ -111,12 +113,16 @@ def _order(failure: Any) -> tuple[bool, float]:
 
 
 def write_error_file(sentence: str) -> None:
-    """Leave last words where who started this process looks for them, torchrun's agent among them; else nothing."""
+    """Leave last words where who started this process looks for them, torchrun's agent among them; else nothing.
+
+    A disk that is full has no room for them: there is no file then, since torchrun cannot read half a one.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         now = time.time()
         message = {"message": sentence, "extraInfo": {"timestamp": str(int(now)), "time": now}}
-        Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")
+        with contextlib.suppress(OSError):
+            write_whole(Path(path), json.dumps({"message": message}).encode())
 
 
 def read_error_file(path: Path) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from common.errors import LOST_PEER
-from common.processes.supervise import root_cause
+from common.processes.supervise import read_error_file, root_cause, write_error_file
 
 ROOT = Path(__file__).parents[3]
 
@@ -74,6 +75,23 @@ def test_of_ranks_that_were_all_ended_the_first_is_the_cause() -> None:
 
 def test_a_defect_points_to_its_own_traceback() -> None:
     assert root_cause({5: Failure(1)}) == ("rank 5 failed with exit code 1; its own output is above", 1)
+
+
+def test_last_words_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    write_error_file("out of memory")
+    assert read_error_file(path) == "out of memory"
+    path.unlink()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5, before[1]))  # as a disk without room
+    try:
+        write_error_file("the disk is full")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not list(tmp_path.iterdir()), "torchrun would fail on half a file"
 
 
 @pytest.mark.parametrize("exit_code", [0, 3])
