@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,8 +17,7 @@ from common.config import load_profile, load_run
 from tests.engine.cluster.rayed import ROOT, WAIT_S, a_cluster, kill_one, needs_ray, wait_for
 
 pytestmark = [pytest.mark.slow, needs_ray]
-COUNT = 100
-SETTINGS = ["max_num_requests=4", "decode.num_lookahead=1"]
+COUNT = int(os.environ.get("LOPA_RAY_REQUESTS", "24"))
 
 
 @pytest.fixture(scope="module")
@@ -29,21 +27,15 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of one process without Ray."""
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The texts of one process without Ray, by id."""
     output = tmp_path_factory.mktemp("one") / "one.jsonl"
     subprocess.run(command(output), cwd=ROOT, check=True, timeout=WAIT_S)
-    return output
-
-
-@pytest.fixture(scope="module")
-def wanted(one_process: Path) -> dict[str, str]:
-    """Its texts by id."""
-    return texts(one_process)
+    return texts(output)
 
 
 def command(output: Path, *more: str) -> list[str]:
-    settings = [*SETTINGS, f"input.limit={COUNT}", f"output.path={output}"]
+    settings = [f"input.limit={COUNT}", "max_num_requests=4", f"output.path={output}"]
     given = [word for setting in settings for word in ("--set", setting)]
     return [sys.executable, "-m", "common.commands.job", "run", "cpu", "demo", *given, *more]
 
@@ -73,10 +65,10 @@ def test_two_actors_one_killed_give_every_row_once_with_one_process_s_text(
 
 
 def test_a_finished_output_is_left_as_it_is_and_a_shortened_one_completed(
-    cluster: str, wanted: dict[str, str], one_process: Path, tmp_path: Path
+    cluster: str, wanted: dict[str, str], tmp_path: Path
 ) -> None:
-    output = tmp_path / "one.jsonl"
-    shutil.copytree(one_process.parent, tmp_path, dirs_exist_ok=True)
+    output = tmp_path / "again.jsonl"
+    subprocess.run(command(output), cwd=ROOT, check=True, timeout=WAIT_S)
     kept = output.read_text().splitlines(keepends=True)[: COUNT - 3]
     output.write_text("".join(kept))
     subprocess.run(command(output, "--ray", cluster), cwd=ROOT, check=True, timeout=WAIT_S)
@@ -87,7 +79,7 @@ def test_a_finished_output_is_left_as_it_is_and_a_shortened_one_completed(
 def test_rows_of_a_dataset_come_back_by_their_id_and_errors_as_a_column(cluster: str, wanted: dict[str, str]) -> None:
     import ray
 
-    run = load_run("demo", SETTINGS)
+    run = load_run("demo", ["max_num_requests=4"])
     assert run.input is not None
     with Path(run.input.path).open() as stream:
         rows = [json.loads(line) for line, _ in zip(stream, range(8), strict=False)]
