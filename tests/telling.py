@@ -25,6 +25,7 @@ from common.platforms import build_engine
 from common.runtime import facts_of
 from tests.distributed.strategies_worker import CASES, MASK, MODELS, PROMPTS, SHARED
 
+MOVES = ("llada2_2/model_a", {"strategy": {"name": "levenshtein", "edit_threshold": 0.0}, "block_size": 32})
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     # A model that predicts a position from the one before it: by what a commit carries over, or by shift entries.
     "dream stale": ("../golden/model_a", {"block_size": 8, "skip_threshold": 0.95}),
@@ -78,7 +79,7 @@ class Decoded:
         self, profile: DeviceProfile, name: str, k: int, temperature: float, num_logprobs: int | None = 2,
         *, is_watched: bool = False, engine: Any = None,
     ) -> None:  # fmt: skip
-        model, own = FAMILIES[name]
+        model, own = FAMILIES.get(name, MOVES)
         config = load_model_config(MODELS / model)
         decode = DecodeConfig.model_validate({**SHARED, **own, "num_lookahead": k, "temperature": temperature})
         run = RunConfig(model=str(MODELS / model), decode=decode, max_num_requests=2)

@@ -44,6 +44,16 @@ def test_each_is_that_of_the_pass_that_predicted_the_token(
             assert [one.top[0][0] for one in done.logprobs] == list(done.token_ids)
 
 
+def test_a_token_that_moves_takes_its_own_along(cpu: DeviceProfile) -> None:
+    """By origin: one that were lost on the way would be missing from what the engine has told."""
+    plain = Decoded(cpu, "llada2_2 moves", 0, 0.0, num_logprobs=None)
+    asked = Decoded(cpu, "llada2_2 moves", 0, 0.0, engine=Recomputing(plain.engine))
+    assert asked.tokens == plain.tokens and asked.engine.num_asked > 0 and asked.engine.furthest < 1e-4
+    for done in asked.completions.values():
+        assert len(done.logprobs) == len(done.step_map) == len(done.token_ids)
+        assert 1 <= min(done.step_map) < max(done.step_map) <= done.num_forwards
+
+
 def test_who_does_not_ask_has_no_head_twice(cpu: DeviceProfile) -> None:
     engine = Recomputing(Decoded(cpu, "sdar fused", 0, 0.0, num_logprobs=None).engine)
     Decoded(cpu, "sdar fused", 3, 0.8, num_logprobs=None, engine=engine)
