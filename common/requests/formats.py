@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from common.config import DecodeConfig
-from common.constraints import Automaton, Compiler, Format
+from common.constraints import Automaton, Compiler
 from common.errors import ConfigError
 from common.requests.refusal import RequestError
 from common.requests.wishes import Wishes
@@ -19,20 +19,19 @@ class Formats:
     def __init__(self, token_bytes: Callable[[], Mapping[int, bytes]], vocab_size: int | None) -> None:
         self._compiler = Compiler(token_bytes, vocab_size)
 
-    def compiled(self, format: Format) -> Automaton:
-        """Return the format's automaton, which takes seconds the first time. Raises RequestError."""
-        field = "structured_outputs" if format.kind in ("regex", "choice") else "response_format"
+    def compiled(self, wishes: Wishes) -> Automaton:
+        """Return the automaton of the wishes' format, which takes seconds the first time. Raises RequestError."""
+        assert wishes.format is not None, "the caller has looked"
         try:
-            return self._compiler.automaton(format)
+            return self._compiler.automaton(wishes.format)
         except ConfigError as error:
-            raise RequestError(field, str(error)) from None
+            raise RequestError(wishes.format_field, str(error)) from None
 
     def held(self, wishes: Wishes, decode: DecodeConfig) -> tuple[DecodeConfig, Automaton]:
         """Return the settings that an answer of this format is decoded by, and its automaton. Raises RequestError for
         what a format does not go together with, and for a canvas that no text of the format fits into."""
-        assert wishes.format is not None, "the caller has looked"
         _check(wishes, decode)
-        automaton = self.compiled(wishes.format)
+        automaton = self.compiled(wishes)
         most = min(decode.max_new_tokens, wishes.max_tokens or decode.max_new_tokens)
         if automaton.shortest > most:
             raise RequestError(

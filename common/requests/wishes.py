@@ -88,6 +88,7 @@ class Wishes(NamedTuple):
     ignore_eos: bool = False
     seed: int | None = None
     format: Format | None = None
+    format_field: str = "response_format"  # that said so
 
     @classmethod
     def read(cls, given: Mapping[str, Any], seed: object = None) -> Wishes:
@@ -117,7 +118,7 @@ class Wishes(NamedTuple):
         for name, own in (("stop", stop), ("stop_token_ids", tuple(answer.stop_token_ids))):
             if own:
                 settings[name] = own
-        return cls(settings, answer.max_tokens, answer.ignore_eos, seed, _format(answer))
+        return cls(settings, answer.max_tokens, answer.ignore_eos, seed, *_format(answer))
 
     def merged(self, base: DecodeConfig) -> DecodeConfig:
         """Return the run's settings with these in their place. Raises RequestError."""
@@ -162,8 +163,8 @@ class Wishes(NamedTuple):
         return RequestError("max_tokens" if own not in self.settings and self.max_tokens else own, found.reason)
 
 
-def _format(answer: AnswerFields) -> Format | None:
-    """Return what the answer is held to. Raises RequestError."""
+def _format(answer: AnswerFields) -> tuple[Format | None, str]:
+    """Return what the answer is held to, and the field that says so. Raises RequestError."""
     found = {}
     for name, read in (("response_format", of_response_format), ("structured_outputs", of_structured_outputs)):
         given = getattr(answer, name)
@@ -176,7 +177,8 @@ def _format(answer: AnswerFields) -> Format | None:
         raise RequestError(
             "structured_outputs", "response_format says what the answer is held to: remove one of the two"
         )
-    return next(iter(found.values()), None)
+    name, format = next(iter(found.items()), ("response_format", None))
+    return format, name
 
 
 _READ_APART = {

@@ -71,9 +71,9 @@ class OrderBook:
         """Compile what the answers are held to, which may take seconds; `orders` takes no time for it afterwards, and
         refuses what cannot be compiled."""
         with suppress(RequestError):
-            format = fields.wishes.format
-            if format is not None:
-                self._maker.formats.compiled(format)
+            wishes = fields.wishes
+            if wishes.format is not None:
+                self._maker.formats.compiled(wishes)
 
     def orders(self, prefix: str, fields: Sampling, prompts: Sequence[Sequence[int]], header_id: str | None) -> Orders:
         """Make a call's orders. prefix: of the answer's id. header_id: a request id that the body does not name."""

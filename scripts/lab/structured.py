@@ -1,0 +1,105 @@
+"""How long formats take to compile: python scripts/lab/structured.py VOCABULARY.tiktoken OUTPUT.json
+
+VOCABULARY: lines of a token in base64 and its id, such as `qwen.tiktoken` of the package dashscope. Writes seconds, and
+the sizes of what comes out.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from common.constraints import Compiler, Format
+from common.version import LOPA_VERSION
+
+_DETAIL = {
+    "type": "object",
+    "properties": {"wind": {"type": "boolean"}, "level": {"type": "integer"}},
+    "required": ["wind", "level"],
+}
+_UNIT = {"enum": ["celsius", "fahrenheit"]}
+FORMATS: dict[str, tuple[str, Any]] = {
+    "choice of 3": ("choice", ["yes", "no", "not sure"]),
+    "date": ("json", {"type": "string", "format": "date"}),
+    "weather": (
+        "json",
+        {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "unit": _UNIT, "days": {"type": "integer"}},
+            "required": ["city", "unit"],
+        },
+    ),
+    "tool call": (
+        "json",
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": "get_weather"},
+                "arguments": {
+                    "type": "object",
+                    "properties": {
+                        "city": {"type": "string"},
+                        "unit": _UNIT,
+                        "when": {"type": "string", "format": "date"},
+                        "detail": _DETAIL,
+                    },
+                    "required": ["city", "unit", "when", "detail"],
+                },
+            },
+            "required": ["name", "arguments"],
+        },
+    ),
+    "ten fields": (
+        "json",
+        {
+            "type": "object",
+            "properties": {f"field_{n}": {"type": ["string", "integer", "boolean"][n % 3]} for n in range(10)},
+            "required": [f"field_{n}" for n in range(10)],
+        },
+    ),
+    "bounded strings": (
+        "json",
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 20},
+                "age": {"type": "integer"},
+                "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
+            },
+            "required": ["name", "age", "tags"],
+        },
+    ),
+    "any object": ("json_object", None),
+}
+
+
+def main() -> None:
+    tokens = {}
+    for line in Path(sys.argv[1]).read_bytes().splitlines():
+        text, number = line.split()
+        tokens[int(number)] = base64.b64decode(text)
+    compiler = Compiler(lambda: tokens, len(tokens) + 421)
+    began = time.perf_counter()
+    compiler.automaton(Format("choice", '["a"]'))
+    rows: dict[str, dict[str, float]] = {}
+    found = {"version": LOPA_VERSION, "machine": platform.processor() or platform.machine(), "tokens": len(tokens),
+             "vocabulary_s": round(time.perf_counter() - began, 2), "formats": rows}  # fmt: skip
+    for name, (kind, value) in FORMATS.items():
+        began = time.perf_counter()
+        text = "" if value is None else json.dumps(value)
+        own = compiler.automaton(Format(kind, text))  # type: ignore[arg-type]
+        seconds = time.perf_counter() - began
+        rows[name] = {
+            "seconds": round(seconds, 2), "states": own.num_states, "classes": own.num_classes,
+            "edges": int(own.edges_3E.shape[1]), "shortest": own.shortest,
+        }  # fmt: skip
+    Path(sys.argv[2]).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
