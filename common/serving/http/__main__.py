@@ -124,9 +124,10 @@ class FrontEnd:
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Speak with a replica that has just started."""
-        hello = await _next_message(reader)
-        assert isinstance(hello, Hello), "it comes first"
-        await self._engine.follow(reader, writer, hello.replica)
+        with suppress(asyncio.CancelledError):  # at the end; Python 3.11 would log it with a traceback
+            hello = await _next_message(reader)
+            assert isinstance(hello, Hello), "it comes first"
+            await self._engine.follow(reader, writer, hello.replica)
 
     async def _watch(self) -> None:
         """Look after the connections, while more of them wait in the kernel than are accepted at once."""

@@ -74,6 +74,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with Served(tmp_path_factory.mktemp("served") / "log", *settings) as server:
         wait_for_all(server)
         yield server
+    assert "Traceback" not in server.text
 
 
 def wait_for_all(served: Served) -> None:
