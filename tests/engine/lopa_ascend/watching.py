@@ -14,6 +14,7 @@ class WatchingEngine:
 
     def __init__(self, engine: AscendEngine) -> None:
         self.engine, self.capacity, self.mesh = engine, engine.capacity, engine.mesh
+        self.logprobs = engine.logprobs
         self.num_compared = 0
 
     def forward(self, plan: StepPlan) -> Predictions:
