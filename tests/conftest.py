@@ -7,6 +7,9 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+# Machine code of the scheduler's loops is made once, whatever HOME a test gives its processes. Imports below read this.
+os.environ.setdefault("LOPA_LOOPS_FOLDER", str(Path(__file__).parents[1] / "build" / "loops"))
+
 import pytest
 import torch
 
@@ -31,9 +34,6 @@ with suppress(ImportError):  # only tests that draw examples need it
     # How long an example takes, drawn or tried, is the machine's affair.
     settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("patient")
-
-# Machine code of the scheduler's loops is made once, whatever HOME a test gives its processes.
-os.environ.setdefault("LOPA_LOOPS_FOLDER", str(Path(__file__).parents[1] / "build" / "loops"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
