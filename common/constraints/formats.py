@@ -11,6 +11,7 @@ from common.errors import ConfigError
 _OF_OUTPUTS = ("json", "regex", "choice", "json_object")
 _MOST_CHOICES = 1000
 _MOST_LETTERS = 200_000
+_MOST_CHOSEN = 20_000  # bytes of all texts: each may be a state
 
 
 class Format(NamedTuple):
@@ -60,6 +61,9 @@ def of_structured_outputs(given: Any) -> Format | None:
         raise ConfigError("choice: write a list of texts, none of them empty")
     if len(value) > _MOST_CHOICES:
         raise ConfigError(f"choice: {len(value)} texts, at most {_MOST_CHOICES} can be given")
+    length = sum(len(one.encode(errors="replace")) for one in value)
+    if length > _MOST_CHOSEN:
+        raise ConfigError(f"choice: the texts have {length} bytes together, at most {_MOST_CHOSEN} can be given")
     return Format("choice", json.dumps(value))
 
 

@@ -16,8 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from common.constraints.automaton import NEVER, Automaton, Bool, Int, Int32
+from common.errors import ConfigError
 
 _STATES_AT_ONCE = 64
+_MOST_EDGES = 100_000  # of state and class: each pass goes over them, at every open position
+_MOST_CELLS = 2**22  # of states times classes, which go to the engine with a request
 UInt64 = npt.NDArray[np.uint64]
 
 
@@ -101,7 +104,8 @@ class Trie(NamedTuple):
 
 
 def lift(byte_automaton: ByteAutomaton, trie: Trie) -> Automaton | None:
-    """Return the automaton over tokens whose texts the byte automaton accepts; None if no text of tokens is."""
+    """Return the automaton over tokens whose texts the byte automaton accepts; None if no text of tokens is. Raises
+    ConfigError for one so large that passes would wait for it."""
     source_E, token_E, target_E, states = _token_edges(byte_automaton, trie)
     state_of = np.full(len(byte_automaton.next_S256), NEVER, np.int64)
     state_of[states] = np.arange(len(states))
@@ -113,8 +117,16 @@ def lift(byte_automaton: ByteAutomaton, trie: Trie) -> Automaton | None:
     is_kept_E = is_useful_Q[target_E] & is_useful_Q[source_E]
     source_E, token_E, target_E = source_E[is_kept_E], token_E[is_kept_E], target_E[is_kept_E]
     class_V, num_classes = _classes(source_E, token_E, target_E, len(states), trie.vocab_size)
+    if len(states) * num_classes > _MOST_CELLS:
+        raise ConfigError(
+            f"it takes {len(states)} states and {num_classes} classes of tokens, together more than {_MOST_CELLS}: "
+            "write shorter bounds, or fewer texts"
+        )
     next_QC = np.full((len(states), num_classes), NEVER, np.int32)
     next_QC[source_E, class_V[token_E]] = target_E
+    num_edges = int((next_QC >= 0).sum())
+    if num_edges > _MOST_EDGES:
+        raise ConfigError(f"it takes {num_edges} edges, at most {_MOST_EDGES} are compiled: write shorter bounds")
     digest = hashlib.blake2b(next_QC.tobytes() + is_final_Q.tobytes() + class_V.tobytes(), digest_size=16)
     return Automaton(class_V, next_QC, is_final_Q, 0, digest.hexdigest())
 

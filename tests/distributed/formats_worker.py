@@ -17,14 +17,14 @@ from strategies_worker import CASES, MASK, MODELS
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
-from common.constraints import Compiler, Format
+from common.constraints import Compiler, Format, made
 from common.decoding import GenerationRequest, Scheduler, decode_requests
 from common.platforms import build_engine
 from common.runtime import facts_of
 
 EOS = 1
 TEXTS = ["yes", "no", "not sure", "12 or 20 of these"]
-COMPILER = Compiler(lambda: {2 + byte: bytes([byte]) for byte in range(256)} | {258: b"not ", 259: b"12"}, 512)
+COMPILER = Compiler(lambda: {2 + byte: bytes([byte]) for byte in range(256)} | {258: b"not ", 259: b"12"}, 512, made)
 CASE = "sdar fused"
 
 

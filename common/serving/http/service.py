@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from common.serving.http.traces import Tracer
 
 logger = logging.getLogger(__name__)
+_MOST_COMPILING = 64  # requests that wait for their formats, which are compiled one at a time
 
 
 class Service:
@@ -40,6 +42,7 @@ class Service:
         self.metrics = Metrics(model_names[0], engine)
         self._started_at = int(time.time())
         self._made: tuple[Prompts, OrderBook] | None = None
+        self._formats = ThreadPoolExecutor(_MOST_COMPILING, "format")
         self.tracer: Tracer | None = None
         if run.serve.otlp_traces_endpoint is not None:
             from common.serving.http.traces import Tracer  # of the extra `otel`
@@ -141,7 +144,7 @@ class Service:
         proxy cuts it, and a refusal is its last event.
         """
         if fields.is_held:
-            await asyncio.get_running_loop().run_in_executor(None, self.book.prepare, fields)
+            await asyncio.get_running_loop().run_in_executor(self._formats, self.book.prepare, fields)
         orders = self.book.orders(prefix, fields, prompts, header_id)
         try:
             answers = self.engine.submit(orders.orders, is_watched=stream_mode == "denoise" and fields.stream)

@@ -14,7 +14,7 @@ import pytest
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.constraints import Compiler, Format
+from common.constraints import Compiler, Format, made
 from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
 from common.platforms import build_engine
 from common.runtime import facts_of
@@ -28,7 +28,7 @@ HELD = [name for name in CASES if name != "llada2 edits"]
 # What a tiny model's tokens are taken to write: bytes, and pieces that cross the syntax of JSON.
 PIECES = ['{"', '":', '": "', '", "', "true", "}}", '"}', "12", ", ", "20", "\n  ", "[]", "null", "yes", "no", "not "]
 TOKENS = {2 + byte: bytes([byte]) for byte in range(256)} | {258 + n: piece.encode() for n, piece in enumerate(PIECES)}
-COMPILER = Compiler(lambda: TOKENS, 512)
+COMPILER = Compiler(lambda: TOKENS, 512, made)
 CHOICE = Format("choice", json.dumps(["yes", "no", "not sure", "12 or 20"]))
 SCHEMA = {
     "type": "object",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.constraints import MASK, Automaton, Compiler, Format, drawn_path
+from common.constraints import MASK, Automaton, Compiler, Format, drawn_path, made
 from common.errors import ConfigError
 
 pytest.importorskip("outlines_core", reason="needs the extra structured")
@@ -19,7 +19,7 @@ EOS = 300
 # Bytes, and a few texts of several that cross the syntax of JSON.
 TEXTS = ['{"', '":', '": "', '", "', "true", "}}", '"}', "12", ", ", "é", "20", "-0", "\n  ", "[]", "null", "e+1"]
 TOKENS = {byte: bytes([byte]) for byte in range(256)} | {256 + n: text.encode() for n, text in enumerate(TEXTS)}
-COMPILER = Compiler(lambda: TOKENS, 320)
+COMPILER = Compiler(lambda: TOKENS, 320, made)
 WEATHER = {
     "type": "object",
     "properties": {
