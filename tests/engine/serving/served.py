@@ -63,8 +63,12 @@ class Served:
             self.process = subprocess.Popen(
                 self._command, cwd=ROOT, env=environment, stderr=log, stdout=log, **self._how
             )
-        self.wait_for(lambda: self._has_port(), "listening")
-        self.wait_for(lambda: self.get("/ready")[0] == 200, "ready")
+        try:
+            self.wait_for(lambda: self._has_port(), "listening")
+            self.wait_for(lambda: self.get("/ready")[0] == 200, "ready")
+        except BaseException:
+            self.process.kill()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
