@@ -78,12 +78,18 @@ FORMATS: dict[str, tuple[str, Any]] = {
 }
 
 
-def main() -> None:
+def read_vocabulary(path: str) -> tuple[dict[int, bytes], int]:
+    """Return the bytes of each token, and the size of Qwen2's vocabulary with its special and unused ids."""
     tokens = {}
-    for line in Path(sys.argv[1]).read_bytes().splitlines():
+    for line in Path(path).read_bytes().splitlines():
         text, number = line.split()
         tokens[int(number)] = base64.b64decode(text)
-    compiler = Compiler(lambda: tokens, len(tokens) + 421)
+    return tokens, len(tokens) + 421
+
+
+def main() -> None:
+    tokens, vocab_size = read_vocabulary(sys.argv[1])
+    compiler = Compiler(lambda: tokens, vocab_size)
     began = time.perf_counter()
     compiler.automaton(Format("choice", '["a"]'))
     rows: dict[str, dict[str, float]] = {}
