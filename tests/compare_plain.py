@@ -63,6 +63,7 @@ def rows_of(plan: StepPlan) -> dict[int, list[Any]]:
 def plain_record(record: Any) -> dict[str, Any]:
     """A record as a dict; lookaheads as (position, token, confidence)."""
     found = asdict(record)
+    assert found.pop("revision", None) is None, "these strategies revise nothing"
     if record.lookahead and not isinstance(record.lookahead[0][0], int):
         found["lookahead"] = [(*fill, made.creation_confidence) for made in record.lookahead for fill in made.fills]
     return {name: list(value.items()) if isinstance(value, dict) else value for name, value in found.items()}

@@ -23,14 +23,14 @@ from common.decoding import (
 )
 from common.platforms import build_engine
 from common.runtime import facts_of
-from tests.distributed.strategies_worker import CASES, MASK, MODELS, PROMPTS, SHARED
+from tests.distributed.strategies_worker import CASES, MASK, MODELS, PROMPTS, REVISING, SHARED
 
 MOVES = ("llada2_2/model_a", {"strategy": {"name": "levenshtein", "edit_threshold": 0.0}, "block_size": 32})
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     # A model that predicts a position from the one before it: by what a commit carries over, or by shift entries.
     "dream stale": ("../golden/model_a", {"block_size": 8, "skip_threshold": 0.95}),
     "dream fresh": ("../golden/model_a", {"block_size": 16, "window_attention": "block_causal", "shift_row": "fresh"}),
-    **CASES,
+    **{name: case for name, case in CASES.items() if name not in REVISING},
     # One whose last layer routes blocks of positions together.
     "llada2_2": ("llada2_2/model_a", {"strategy": {"name": "block_diffusion", "commit": "separate"}, "block_size": 32}),
 }

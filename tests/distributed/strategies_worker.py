@@ -56,6 +56,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llada d2f": ("llada/model_a", {"strategy": "d2f", "block_size": 16, "window_attention": "block_causal"}),
 }
+REVISING = frozenset(name for name, (_, own) in CASES.items() if "levenshtein" in str(own))  # greedy, without formats
 
 
 def decode_all(profile: DeviceProfile, name: str, num_slots: int = 2) -> dict[str, dict[str, Any]]:

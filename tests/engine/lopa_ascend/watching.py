@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from common.decoding import Engine, Int, Predictions, StepPlan
@@ -41,9 +43,9 @@ class Agreement:
     where the first engine's best token is ahead of its second by at least `margin`.
     """
 
-    def __init__(self, leader: Engine, follower: Engine, margin: float = 0.05) -> None:
+    def __init__(self, leader: Any, follower: Engine, margin: float = 0.05) -> None:
         self.leader, self.follower, self.capacity = leader, follower, leader.capacity
-        self.mesh = leader.mesh
+        self.mesh, self.logprobs = leader.mesh, leader.logprobs
         self.margin = margin
         self.num_equal = self.num_read = 0
 
