@@ -8,13 +8,16 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from common.serving.automata import SentAutomata
+
 LENGTH_BYTES = 4
 _BEHIND_BYTES = 4 * 2**20
 _READ_BYTES = 2**18
 
 
-def framed(messages: Sequence[Any]) -> bytes:
-    body = pickle.dumps(list(messages), protocol=pickle.HIGHEST_PROTOCOL)
+def framed(messages: Sequence[Any], sent: SentAutomata | None = None) -> bytes:
+    """sent: what the connection has brought before; None: messages that hold no automata."""
+    body = pickle.dumps(list(messages), protocol=pickle.HIGHEST_PROTOCOL) if sent is None else sent.packed(messages)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
@@ -32,6 +35,7 @@ class Link:
         self._socket = own
         self._unsent = bytearray()
         self._unread = bytearray()
+        self._sent_here = SentAutomata()
         own.setblocking(False)
 
     def send(self, messages: Sequence[Any]) -> None:
@@ -89,7 +93,7 @@ class Link:
             end = LENGTH_BYTES + int.from_bytes(self._unread[:LENGTH_BYTES], "big")
             if len(self._unread) < end:
                 break
-            messages += pickle.loads(bytes(self._unread[LENGTH_BYTES:end]))
+            messages += self._sent_here.unpacked(bytes(self._unread[LENGTH_BYTES:end]))
             del self._unread[:end]
         return messages
 

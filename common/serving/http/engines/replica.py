@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from common.serving.automata import SentAutomata
 from common.serving.http.errors import ApiError
 from common.serving.http.orders import Order
 from common.serving.link import framed
@@ -89,10 +90,11 @@ class Replica:
         self.num_others = 0
         self._heard_at = time.monotonic()
         self._writer: asyncio.StreamWriter | None = None
+        self._sent = SentAutomata()
 
     def begin(self, writer: asyncio.StreamWriter) -> None:
         """Take a start's connection."""
-        self.state, self._writer = "loading", writer
+        self.state, self._writer, self._sent = "loading", writer, SentAutomata()
         self.hear()
 
     def hear(self) -> None:
@@ -130,4 +132,4 @@ class Replica:
     def send(self, messages: Sequence[Any]) -> None:
         if self._writer is not None and messages:
             with suppress(OSError):
-                self._writer.write(framed(messages))
+                self._writer.write(framed(messages, self._sent))
