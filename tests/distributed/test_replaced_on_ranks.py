@@ -29,7 +29,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ("engine", "bp", "tp"),
     [
         ("lopa_cuda", 1, 2),
-        ("lopa_cuda", 2, 1),
+        pytest.param("lopa_cuda", 2, 1, marks=pytest.mark.slow),
         pytest.param("lopa_ascend", 1, 2, marks=pytest.mark.slow),
         pytest.param("lopa_ascend", 2, 1, marks=pytest.mark.slow),
     ],

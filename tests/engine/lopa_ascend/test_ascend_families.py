@@ -103,15 +103,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llada2_2, as sglang": ("llada2_2/model_b", {**REVISED, "strategy": {"name": "levenshtein", "variant": "sglang"}}),
     "d2f of llada": ("llada/model_a", D2F),
 }
+REVISING = ("llada2_2, revised", "llada2_2, as sglang")
 # Their blocks become final in passes of one row, or never.
 ONE_ROW_COMMITS = (
-    "sdar, separate commits", "sdar, nothing cached", "fast_dllm_v2", "llada2, edited", "llada2_2, revised",
-    "llada2_2, as sglang",
+    "sdar, separate commits", "sdar, nothing cached", "fast_dllm_v2", "llada2, edited", *REVISING,
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("num_lookahead", [0, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", REVISING)
+def test_revised_tokens_are_those_of_the_cuda_engine(case: str, num_lookahead: int) -> None:
+    test_tokens_are_those_of_the_cuda_engine(case, num_lookahead)
+
+
 @pytest.mark.parametrize("num_lookahead", [0, 3])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case not in REVISING])
 def test_tokens_are_those_of_the_cuda_engine(case: str, num_lookahead: int) -> None:
     """And all branches hold the same KV of a finished block."""
     name, settings = CASES[case]

@@ -95,7 +95,8 @@ class Load:
             client.result()
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [20])
 def test_weights_are_replaced_under_load(
     count: int, served: Served, folders: list[Path], fresh: dict[str, dict[str, str]]
 ) -> None:
@@ -166,6 +167,7 @@ def test_a_folder_that_does_not_fit_gets_a_sentence_and_changes_nothing(trained:
     assert (after["text"], after["weight_version"]) == (before["text"], before["weight_version"])
 
 
+@pytest.mark.slow
 def test_a_pause_and_a_release_hold_requests_and_lose_none(trained: Served, folders: list[Path]) -> None:
     wanted = {prompt: ask(trained, prompt)["text"] for prompt in PROMPTS}
     for path, body, undo in (
@@ -236,6 +238,7 @@ def test_all_replicas_replace_and_one_that_comes_again_has_the_new_weights(
             assert (answer["weight_version"], answer["text"]) == ("first", fresh[str(folders[0])][PROMPTS[1]])
 
 
+@pytest.mark.slow
 def test_keys_guard_these_routes(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("secret\n")
     with Served(tmp_path / "log", "--set", f"serve.api_key_file={tmp_path / 'keys'}") as server:
