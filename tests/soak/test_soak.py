@@ -22,6 +22,8 @@ from tests.soak.machine import Clock, SmallDisk
 _DONE = b"data: [DONE]\n\n"
 _ERROR = b'data: {"error": {"message": "replica 1 has ended"}}\n\n'
 
+soaking = pytest.mark.skipif(not os.environ.get("LOPA_SOAK"), reason="takes minutes: set LOPA_SOAK=1")
+
 
 def event(text: str, reason: str | None = None) -> bytes:
     choice = {"index": 0, "text": text, "finish_reason": reason}
@@ -158,7 +160,7 @@ def soak(out: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.slow
+@soaking
 def test_a_few_minutes_lose_and_double_nothing_and_leave_nothing(tmp_path: Path) -> None:
     run = soak(tmp_path, "0.06", "--every", "5", "--share", "1")
     said, _ = run.communicate(timeout=1200)
@@ -171,7 +173,7 @@ def test_a_few_minutes_lose_and_double_nothing_and_leave_nothing(tmp_path: Path)
         assert total["in"] > 20 and total["lost"] == total["doubled"] == total["wrong"] == 0, table
 
 
-@pytest.mark.slow
+@soaking
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything(tmp_path: Path, how: signal.Signals) -> None:
     marked: Callable[[], bytes] = lambda: subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout  # noqa: E731
