@@ -9,9 +9,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.loopback import answering
 
 COMMIT = "c0ffee" + "0" * 34
 OTHER_COMMIT = "decade" + "0" * 34
@@ -41,16 +43,11 @@ class Hub:
 
 @contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    try:
-        yield hub
-    finally:
-        hub.release.set()
-        server.shutdown()
-        server.server_close()
+    with answering(type("Handler", (_Handler,), {"hub": hub})) as hub.url:
+        try:
+            yield hub
+        finally:
+            hub.release.set()
 
 
 class _Handler(BaseHTTPRequestHandler):

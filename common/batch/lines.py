@@ -15,6 +15,7 @@ from common.scoring import BenchmarkTask, Row, task_of
 
 if TYPE_CHECKING:
     from common.checkpoint import Tokenizer
+    from common.generate import Generator
 
 _NO_OBJECT = 'write it as an object, such as {"num_lookahead": 0}, or leave it out'
 
@@ -59,6 +60,13 @@ def why_unused(lines: Sequence[InputLine], source: InputConfig) -> str | None:
     if field is None or any(field in line.fields or "seed" in line.fields for line in lines):
         return None
     return f"input.settings_field is {field}, and no line has this field: all are decoded by the run's settings"
+
+
+def prompt_maker(generator: Generator, source: InputConfig, max_model_len: int) -> PromptMaker:
+    """Return what makes the prompts of this input for this model."""
+    return PromptMaker(
+        generator.tokenizer, add_bos=source.add_bos_token, max_tokens=max_model_len, vocab_size=generator.vocab_size
+    )
 
 
 def prompt_or_reason(line: InputLine, source: InputConfig, tokenizer: Tokenizer) -> tuple[int, ...] | str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from common.batch.inputs import InputLine
-from common.batch.lines import LineRequests, prompt_of
+from common.batch.lines import LineRequests, prompt_maker, prompt_of
 from common.config import DecodeConfig, InputConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import first_line
@@ -39,12 +39,7 @@ def records(
     """
     task = None if stops else task_of(source)
     decode = generator.run.decode if task is None else generator.run.decode.model_copy(update={"stop": task.stop})
-    prompts = PromptMaker(
-        generator.tokenizer,
-        add_bos=source.add_bos_token,
-        max_tokens=max_model_len,
-        vocab_size=generator.vocab_size,
-    )
+    prompts = prompt_maker(generator, source, max_model_len)
     own = RequestMaker(decode, prompts, max_model_len=max_model_len, check=generator.check, names_base=task is not None)
     maker = LineRequests(source, own)
     line_of = {line.key: line for line in lines}
@@ -85,9 +80,7 @@ def likelihood_records(
     The lines are dealt out beforehand, since all ranks of a replica compute each of their passes; turns, stops: not
     looked at.
     """
-    prompts = PromptMaker(
-        generator.tokenizer, add_bos=source.add_bos_token, max_tokens=max_model_len, vocab_size=generator.vocab_size
-    )
+    prompts = prompt_maker(generator, source, max_model_len)
     asked: list[tuple[InputLine, Ids, Ids]] = []
     for line in lines[generator.replica :: generator.num_replicas]:
         made = _text_of(line, source, prompts)

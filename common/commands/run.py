@@ -79,6 +79,22 @@ def run(
     else:  # the devices are those of other processes
         device_profile, run_config = load_both(profile, model, overrides, takes_many=takes_many)
     save_run_file(save_run, run_config)
+    _decode_file(
+        device_profile, run_config, ray, replicas, overwrite=overwrite, retry_errors=retry_errors, details=details
+    )
+
+
+def _decode_file(
+    profile: DeviceProfile,
+    run: RunConfig,
+    ray: str | None,
+    replicas: int | None,
+    *,
+    overwrite: bool,
+    retry_errors: bool,
+    details: bool,
+) -> None:
+    """Decode the run's input, here or on a Ray cluster, and print what became of it. Raises as the command does."""
     from common.batch import (
         kept_as_lines,
         metrics_path,
@@ -89,21 +105,21 @@ def run(
     )
     from common.serving import openai_records
 
-    run_config, table = kept_as_lines(run_config, overwrite=overwrite)
+    run, table = kept_as_lines(run, overwrite=overwrite)
     options = {"overwrite": overwrite, "retry_errors": retry_errors}
     if ray is None:
-        with GeneratorOnDemand(device_profile, run_config) as build:
-            metrics = run_batch(device_profile, run_config, build, openai=openai_records, **options)
+        with GeneratorOnDemand(profile, run) as build:
+            metrics = run_batch(profile, run, build, openai=openai_records, **options)
     else:
         from common.cluster import run_on_ray
 
-        metrics = run_on_ray(device_profile, run_config, ray, replicas, **options)
-    if metrics is not None and run_config.output is not None:
+        metrics = run_on_ray(profile, run, ray, replicas, **options)
+    if metrics is not None and run.output is not None:
         if table is not None:
-            write_table(Path(run_config.output.path), table)
-        title = f"results in {table or run_config.output.path}, metrics in {metrics_path(run_config.output)}"
+            write_table(Path(run.output.path), table)
+        title = f"results in {table or run.output.path}, metrics in {metrics_path(run.output)}"
         print_summary(title, metrics, details=details)
-        require_some_finished(run_config, metrics)
+        require_some_finished(run, metrics)
 
 
 def _require_no_file_options(given: Sequence[str], ray: str | None) -> None:

@@ -31,7 +31,7 @@ _PRESET_OF = {
     "LLaDA2MoeModelLM": "llada2",
     "StableDiffcoderForCausalLM": "stable_diffcoder",
 }
-# Of a family whose checkpoints are decoded in several ways: by a key that only some have.
+# A family whose checkpoints are decoded in several ways has a preset by a key that only some of them have.
 _PRESET_BY_KEY = {"llada2": {"split_token_id": "llada2_2"}}
 _FEW_POSITIONS = 2048
 _BLOCK_SIZE_KEYS = ("block_size", "bd_size")

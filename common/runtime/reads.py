@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from common.decoding import Int, Sampling, StepPlan
@@ -17,6 +19,15 @@ class ReadsKey(NamedTuple):
     num_reads: int
     sampling: Sampling
     is_captured: bool
+
+
+def drawn_fields(plan: StepPlan, entry_M: Int, num_rows: int) -> npt.NDArray[np.int32]:
+    """Return how the predictions of these entries of a plan that draws are drawn, as `sampling_fields` does."""
+    assert plan.sampling_3R is not None, "the caller has looked"
+    row_M = plan.first_R.searchsorted(entry_M, side="right") - 1
+    return sampling_fields(
+        plan.sampling_3R[:, row_M], plan.noise_key_R[row_M], plan.step_R[row_M], plan.position_T[entry_M] + 1, num_rows
+    )
 
 
 class ReadBuffers:
@@ -38,11 +49,7 @@ class ReadBuffers:
         """Write how the predictions of these entries of the plan are drawn, where any is."""
         if plan.sampling_3R is None:
             return
-        row_M = plan.first_R.searchsorted(entry_M, side="right") - 1
-        self._sampling.host[:] = sampling_fields(
-            plan.sampling_3R[:, row_M], plan.noise_key_R[row_M], plan.step_R[row_M], plan.position_T[entry_M] + 1,
-            self._sampling.host.shape[1],
-        )  # fmt: skip
+        self._sampling.host[:] = drawn_fields(plan, entry_M, self._sampling.host.shape[1])
 
     def receive(self, predicted_PM3: torch.Tensor) -> None:
         """Copy to the host; it is there once the device has come this far."""

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common.batch import InputLine, answered, refused, unreadable
+from common.batch import InputLine, answered, prompt_maker, refused, unreadable
 from common.config import InputConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import one_line
-from common.requests import PromptMaker, RequestMaker
+from common.requests import RequestMaker
 from common.scoring import request_record
 from common.serving.http.errors import ApiError
 from common.serving.http.explain import checked, refusing
@@ -106,9 +106,7 @@ class _Door:
     def __init__(self, generator: Generator, source: InputConfig, max_model_len: int) -> None:
         self._generator = generator
         self._names = model_names(generator.run)
-        self._prompts = PromptMaker(
-            generator.tokenizer, add_bos=source.add_bos_token, max_tokens=max_model_len, vocab_size=generator.vocab_size
-        )
+        self._prompts = prompt_maker(generator, source, max_model_len)
         maker = RequestMaker(generator.run.decode, self._prompts, max_model_len=max_model_len, check=generator.check)
         self._book = OrderBook(generator.run, maker, generator.run.max_num_requests)
 

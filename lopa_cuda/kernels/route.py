@@ -1,9 +1,9 @@
 """The router of a mixture of experts, from its logits on, and which tokens each expert gets.
 
 `route` follows common.model.moe.choose_experts, one program a token; with a capacity the program looks at the logits of
-all tokens of its block first. `deal` sorts the (token, choice) pairs by expert without
-asking the host: the program of an expert counts the pairs of the experts before it, which is where its own begin, and
-writes its own there. Shapes follow from T alone, so both are captured.
+all tokens of its block first. `deal` sorts the (token, choice) pairs by expert without asking the host: the program of
+an expert counts the pairs of the experts before it, which is where its own begin, and writes its own there. Shapes
+follow from T alone, so both are captured.
 
 Shapes: E experts, G groups, C chosen experts of a token, Er experts of this rank.
 """

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.lab.result import ROOT, busy_cpu, commit, write
 from tests.engine.serving.served import Served
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "results" / "load_generators_cpu.json"
 MODEL = ROOT / "models" / "demo"
 AT_ONCE = (1, 4)
@@ -79,17 +79,16 @@ def main(programs: Sequence[str]) -> None:
                     rows.append([ask.__name__, at_once, *ask(program, server.url, at_once, Path(folder))])
         refused = [line for line in server.get("/metrics")[1].splitlines() if "lopa_http_requests_total{" in line]
         print("\n".join(line for line in refused if 'status="2' not in line and "/ready" not in line))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     result = {
-        "card": f"A CPU of {os.cpu_count()} cores that others use too, load average {os.getloadavg()[0]:.0f}",
-        "commit": commit.strip(),
+        "card": busy_cpu(),
+        "commit": commit(),
         "conditions": f"k = 2, {COUNT} streamed chats each of {PROMPT} tokens, {ANSWER} tokens back. Times are "
         "medians; what others did on the machine makes the differences between rows",
         "command": "python -m scripts.lab.load_generators",
         "columns": _COLUMNS,
         "rows": rows,
     }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write(RESULT, result)
 
 
 if __name__ == "__main__":

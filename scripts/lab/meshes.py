@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scripts.lab.result import write
+
 SHAPES = ((1, 32), (1, 64), (1, 96), (1, 128), (1, 192), (1, 256), (4, 64), (8, 64))
 
 
@@ -70,7 +72,7 @@ def main(output: str, commit: str, *named: str) -> None:
             },
         }
     }
-    Path(output).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write(Path(output), result)
 
 
 if __name__ == "__main__":

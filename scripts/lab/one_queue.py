@@ -20,7 +20,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.lab.result import ROOT, busy_cpu, commit, write
+
 RESULT = ROOT / "docs" / "results" / "one_queue_cpu.json"
 LENGTHS = (32, 64, 96, 128, 160)
 COUNT, AT_ONCE, ORDERS = 30, 2, 1000
@@ -94,10 +95,9 @@ def main(num_pairs: int) -> None:
     rows: list[list[Any]] = [["floor", None, floor, floor]]
     for place, (name, ends) in enumerate(zip(("one queue", "equal shares"), over_orders(passes), strict=True)):
         rows.insert(place, [name, median(pair[place][0] for pair in pairs), median(ends), quantiles(ends, n=20)[-1]])
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     result = {
-        "card": f"A CPU of {os.cpu_count()} cores that others use too, load average {os.getloadavg()[0]:.0f}",
-        "commit": commit.strip(),
+        "card": busy_cpu(),
+        "commit": commit(),
         "conditions": f"{COUNT} requests of {LENGTHS[0]} to {LENGTHS[-1]} tokens, k = 0, {AT_ONCE} at once on each of "
         f"two replicas. Seconds are medians of {num_pairs} runs in turns, passes are over {ORDERS:,} orders of the "
         "requests; the floor is all passes over all places",
@@ -106,7 +106,7 @@ def main(num_pairs: int) -> None:
         "rows": rows,
     }
     print([[seconds for seconds, _ in pair] for pair in pairs])
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write(RESULT, result)
 
 
 if __name__ == "__main__":

@@ -8,22 +8,20 @@ Both run the demo model on a CPU, one replica each, and stand still while the ot
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from http.client import HTTPConnection
-from pathlib import Path
 from statistics import median
 
 import ray
 from ray import serve
 
 from common.cluster import build_app
+from scripts.lab.result import ROOT, busy_cpu, commit, write
 from tests.ports import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "results" / "ray_overhead_cpu.json"
 SETTINGS = ["max_num_requests=2"]
 BODY = json.dumps({"prompt": "Tom has 12 apples.\n", "max_tokens": 16}).encode()
@@ -86,16 +84,15 @@ def main(num_pairs: int) -> None:
         ray.shutdown()
         server.terminate()
         server.wait()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     result = {
-        "card": f"A CPU of {os.cpu_count()} cores that others use too, load average {os.getloadavg()[0]:.0f}",
-        "commit": commit.strip(),
+        "card": busy_cpu(),
+        "commit": commit(),
         "conditions": f"ray {ray.__version__}. Medians of {num_pairs} requests each, in turns, on new connections",
         "command": "python -m scripts.lab.ray_overhead",
         "columns": [["request", ""], ["direct, ms", ".1f"], ["through Serve, ms", ".1f"], ["more, ms", ".1f"]],
         "rows": rows,
     }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write(RESULT, result)
 
 
 if __name__ == "__main__":

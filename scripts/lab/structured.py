@@ -16,6 +16,7 @@ from typing import Any
 
 from common.constraints import Compiler, Format
 from common.version import LOPA_VERSION
+from scripts.lab.result import write
 
 _DETAIL = {
     "type": "object",
@@ -104,7 +105,7 @@ def main() -> None:
             "seconds": round(seconds, 2), "states": own.num_states, "classes": own.num_classes,
             "edges": int(own.edges_3E.shape[1]), "shortest": own.shortest,
         }  # fmt: skip
-    Path(sys.argv[2]).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write(Path(sys.argv[2]), found)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,14 @@ from __future__ import annotations
 import json
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 from common.config import load_profile, load_run
 from common.generate import build_generator
 from common.requests import Wishes
 from common.scoring import score
+from scripts.lab.result import ROOT, write
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "results" / "structured_demo.json"
 _SOLUTION = r"(?:[A-Za-z0-9 .,:;=+*/()'\-]+\n){1,12}#### [0-9]{1,6}"
 FORMS = {
@@ -50,7 +49,7 @@ def main() -> None:
                     ["passes", ".1f"]],
         "rows": rows,
     }  # fmt: skip
-    RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write(RESULT, found)
 
 
 def measured(generator: Any, problems: list[dict[str, Any]], form: str | None, k: int) -> list[float]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -23,9 +22,9 @@ from common.config import load_profile, load_run
 from common.constraints import Automaton, Compiler, Format
 from common.decoding import GenerationRequest, StepPlan
 from common.generate import Generator, build_generator
+from scripts.lab.result import commit, write
 from scripts.lab.structured import FORMATS, read_vocabulary
 
-ROOT = Path(__file__).resolve().parents[2]
 AT_ONCE = (1, 16)
 ROUNDS = 2
 SETTINGS = [
@@ -108,10 +107,9 @@ def measure(profile: str, automata: str, output: str) -> None:
                 free_ms, held_ms, count = compared(without, held)
                 rows.append([at_once, name, free_ms, held_ms, 100 * (held_ms / free_ms - 1), count])
                 print(rows[-1], flush=True)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     result = {
         "card": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
-        "commit": commit.strip(),
+        "commit": commit(),
         "conditions": f"Dream-7B's shapes in bf16, random weights, k = 0, blocks of 32 one by one, prompt {PROMPT}. "
         "Whole steps in ms, the mean over shapes of medians, in turns; automata over Qwen's vocabulary",
         "command": f"python -m scripts.lab.structured_steps measure {profile} AUTOMATA.pickle OUTPUT.json",
@@ -121,7 +119,7 @@ def measure(profile: str, automata: str, output: str) -> None:
         ],
         "rows": rows,
     }  # fmt: skip
-    Path(output).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write(Path(output), result)
 
 
 if __name__ == "__main__":

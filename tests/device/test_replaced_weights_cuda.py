@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_engine_cuda import CONFIG, EOS, MASK, PROMPTS
 
 from common.checkpoint import load_model_config
 from common.checkpoint.rules import checkpoint_shapes
@@ -32,14 +33,6 @@ from lopa_cuda.engine import CudaEngine
 
 pytestmark = pytest.mark.cuda
 
-MASK, EOS = 2000, 2001
-CONFIG = {
-    "model_type": "Dream", "vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-    "max_position_embeddings": 2048, "mask_token_id": MASK, "eos_token_id": EOS, "pad_token_id": EOS,
-    "tie_word_embeddings": False,
-}  # fmt: skip
-PROMPTS = [tuple((7 * n + 13 * m) % 1900 for m in range(20 + 90 * n)) for n in range(3)]
 DECODE = DecodeConfig(num_lookahead=3, block_size=16, max_new_tokens=64, stop_at_eos=False)
 FORMS: list[dict[str, Any]] = [{}, {"quantization": "w8a8", "quantize_lm_head": True}, {"quantization": "fp8"}]
 

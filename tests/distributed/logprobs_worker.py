@@ -51,7 +51,7 @@ def told_of(profile: DeviceProfile, name: str) -> tuple[list[dict[str, Any]], An
 
 
 def likelihoods(engine: Any, name: str) -> list[float]:
-    """Of two texts, in few maskings."""
+    """The likelihoods of two texts, in few maskings."""
     model, own = FAMILIES[name]
     decode = DecodeConfig.model_validate({**SHARED, **own, "num_lookahead": 0})
     scorer = TextScorer(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.engine.serving.served import ROOT
+from scripts.lab.result import commit
 from tests.soak.asks import ENDS
 
 _BATCH_COLUMNS = ("cycles", "disturbed", "restarts", "in", "out", "lost", "doubled", "wrong")
@@ -90,11 +89,6 @@ def card() -> str:
         return torch.cuda.get_device_name()
     model = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return f"{model[0] if model else platform.machine()}, {len(model)} cores that others use too"
-
-
-def commit() -> str:
-    found = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
 
 
 def _lines(path: str) -> list[str]:

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from common.constraints import Automaton
 from common.decoding import ClassField, ClassStatistics, Int, StepPlan
-from common.model import SamplingRows, sampling_fields
+from common.model import SamplingRows
 from common.runtime.classes.tiles import Tiles, class_statistics, merge_classes
 from common.runtime.collectives import Collectives
 from common.runtime.logprobs import Shares
+from common.runtime.reads import drawn_fields
 
 _AT_ONCE = 64  # positions
 _MOST_KEPT = 64  # automata whose tiles stay on the device
@@ -110,9 +111,5 @@ class ClassHead:
     def _sampling_rows(self, plan: StepPlan, entry_N: Int) -> SamplingRows | None:
         if plan.sampling_3R is None:
             return None
-        row_N = plan.first_R.searchsorted(entry_N, side="right") - 1
-        fields_6N = sampling_fields(
-            plan.sampling_3R[:, row_N], plan.noise_key_R[row_N], plan.step_R[row_N], plan.position_T[entry_N] + 1,
-            len(entry_N),
-        )  # fmt: skip
+        fields_6N = drawn_fields(plan, entry_N, len(entry_N))
         return SamplingRows.of(torch.from_numpy(fields_6N).to(self._device))

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ class Decisions:
 
     def __init__(self, leader: Engine, follower: Engine) -> None:
         self.leader, self.follower = leader, follower
-        self.capacity, self.mesh = leader.capacity, leader.mesh
+        self.capacity, self.mesh = replace(leader.capacity, gives_logprobs=False), leader.mesh
         self.scheduler = scheduler_of(observer=self.observe)
         self.num_filled = self.num_equal = 0
 

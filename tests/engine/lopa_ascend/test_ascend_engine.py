@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ class OneAfterAnother:
     """The engine without its two calls: nothing happens while it computes."""
 
     def __init__(self, engine: AscendEngine) -> None:
-        self.capacity, self.mesh = engine.capacity, engine.mesh
+        self.capacity, self.mesh = replace(engine.capacity, gives_logprobs=False), engine.mesh
         self.forward, self.commit = engine.forward, engine.commit
 
 

@@ -8,11 +8,9 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -20,41 +18,14 @@ import pytest
 from common.config import find_config, load_profile, load_run
 from common.generate import build_generator
 from tests.engine.serving.served import QUESTION, ROOT, WAIT_S, Served
+from tests.engine.serving.streams import Stream, pid_of
 
 TWO = ("--set", "mesh.data_parallel_size=2")
 LENGTH = 192
 
 
-def pid_of(served: Served, replica: int) -> int:
-    """The process of a replica, or its launcher."""
-    children = Path(f"/proc/{served.process.pid}/task/{served.process.pid}/children").read_text().split()
-    told = {int(child): Path(f"/proc/{child}/environ").read_bytes().split(b"\0") for child in children}
-    return next(child for child, variables in told.items() if b"LOPA_REPLICA=%d" % replica in variables)
-
-
-class Stream(threading.Thread):
-    """A client that streams an answer, and what it got."""
-
-    def __init__(self, served: Served, number: int) -> None:
-        super().__init__(daemon=True)
-        self.prompt = QUESTION.format(number) + "\n"
-        self.text, self.error, self.has_begun = "", "", False
-        self.ended_at = 0.0
-        self._port = served.port
-        self.start()
-
-    def run(self) -> None:
-        body = {"prompt": self.prompt, "max_tokens": LENGTH, "ignore_eos": True, "stream": True}
-        connection = HTTPConnection("127.0.0.1", self._port, timeout=WAIT_S)
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        for line in connection.getresponse():
-            if line.startswith(b"data: {"):
-                event = json.loads(line[6:])
-                self.error = event.get("error", {}).get("message", "")
-                self.text += "".join(choice["text"] for choice in event.get("choices", ()))
-                self.has_begun = self.has_begun or bool(self.text)
-        self.ended_at = time.monotonic()
-        connection.close()
+def streaming(served: Served, number: int) -> Stream:
+    return Stream(served.port, QUESTION.format(number) + "\n", LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +58,7 @@ def by_replica(served: Served, name: str) -> list[float]:
 
 @pytest.mark.slow
 def test_a_load_is_spread_and_answered_as_by_one_process(served: Served, whole: dict[str, str]) -> None:
-    streams = [Stream(served, number) for number in range(10, 26)]
+    streams = [streaming(served, number) for number in range(10, 26)]
     for stream in streams:
         stream.join(WAIT_S)
     assert {stream.prompt: stream.text for stream in streams} == whole
@@ -113,7 +84,7 @@ def test_a_call_is_aborted_from_any_front_end(served: Served) -> None:
 def amid_answers(served: Served, pid: int, numbers: range) -> tuple[list[Stream], list[Stream]]:
     """Stop a process of replica 1 where an answer of that replica has begun. Returns all streams, and those begun."""
     os.kill(pid, signal.SIGSTOP)
-    streams = [Stream(served, number) for number in numbers]
+    streams = [streaming(served, number) for number in numbers]
 
     def left() -> list[Stream]:
         return [stream for stream in streams if stream.is_alive()]
@@ -151,7 +122,7 @@ def test_a_killed_replica_costs_what_it_had_begun_and_comes_again(served: Served
     assert {stream.error for stream in streams} == {"", "replica 1 has ended"}
     assert by_replica(served, "lopa_engine_ends_total") == [0, 1]
     wait_for_all(served)
-    again = [Stream(served, number) for number in range(10, 14)]
+    again = [streaming(served, number) for number in range(10, 14)]
     for stream in again:
         stream.join(WAIT_S)
     assert all(stream.text == whole[stream.prompt] for stream in again)
@@ -162,7 +133,7 @@ def test_a_killed_replica_costs_what_it_had_begun_and_comes_again(served: Served
 def test_a_drain_lets_all_replicas_finish(tmp_path: Path, whole: dict[str, str]) -> None:
     with Served(tmp_path / "log", *TWO, "--set", "max_num_requests=2", "--set", "serve.drain_timeout_s=200") as server:
         wait_for_all(server)
-        streams = [Stream(server, number) for number in range(10, 16)]
+        streams = [streaming(server, number) for number in range(10, 16)]
         server.wait_for(lambda: sum(stream.has_begun for stream in streams) >= 2, "under way")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(WAIT_S) == 0

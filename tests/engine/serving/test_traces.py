@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from common.config import ServeConfig, load_run
 from common.errors import ConfigError
 from common.serving.engine import front
 from tests.engine.serving.served import QUESTION, ROOT, WAIT_S, Served, events_of
+from tests.loopback import answering
 from tests.ports import free_port
 
 HAS_OTEL = all(map(front.is_installed, front.NEEDED_BY_TRACES))
@@ -80,16 +81,12 @@ def collecting() -> Iterator[Collector]:
         def log_message(self, format: str, *args: object) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    collector.url = f"http://127.0.0.1:{server.server_port}/v1/traces"
-    try:
-        yield collector
-    finally:
-        collector.release.set()
-        server.shutdown()
-        server.server_close()
+    with answering(Handler) as url:
+        collector.url = f"{url}/v1/traces"
+        try:
+            yield collector
+        finally:
+            collector.release.set()
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def _chi2_bound(degrees: int) -> float:
 
 
 def test_paths_of_tiny_probability_are_not_lost() -> None:
-    """Of two texts, the weight of one is e^-1000 of the other's, and only it fits a fixed token on the right."""
+    """One of two texts weighs e^-1000 of the other, and only it fits a fixed token on the right."""
     own = automaton(("ab", "cc"))
     weight_WC = np.zeros((2, own.num_classes))
     weight_WC[0, own.class_V[4]] = -2000.0

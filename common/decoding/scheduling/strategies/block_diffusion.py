@@ -20,6 +20,7 @@ from common.decoding.scheduling.strategies.blocks import (
     num_settled,
     set_window,
     set_window_after_cache,
+    settle_chunk,
 )
 from common.decoding.scheduling.tables import ACTIVE, IN_CACHE, NOWHERE, TO_CACHE, Request
 from common.policies.settings import NONE
@@ -84,9 +85,7 @@ def fillable(request: Request, spans: Any) -> int:
 
 @compiled
 def settle(request: Request, has_changed: bool) -> bool:
-    place = next_chunk(request)
-    if place >= 0:
-        request.block_B[place].status = IN_CACHE
+    if settle_chunk(request):
         return False
     note_committed(request)
     for each in range(num_settled(request), request.state.num_blocks):

@@ -118,6 +118,16 @@ def next_chunk(request: Request) -> int:
 
 
 @compiled
+def settle_chunk(request: Request) -> bool:
+    """Note that the prompt's part which the step took is in the cache; returns False if it took none."""
+    place = next_chunk(request)
+    if place < 0:
+        return False
+    request.block_B[place].status = IN_CACHE
+    return True
+
+
+@compiled
 def num_prompt_positions(request: Request) -> int:
     """Return how many positions of the prompt the coming step takes."""
     for place in range(request.state.num_blocks):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from common.compiled import compiled
 from common.decoding.scheduling.strategies import block_diffusion
-from common.decoding.scheduling.strategies.blocks import last_block, next_chunk, note_committed
+from common.decoding.scheduling.strategies.blocks import last_block, next_chunk, note_committed, settle_chunk
 from common.decoding.scheduling.tables import ACTIVE, GOES_ON, IN_CACHE, IS_SPENT, TO_CACHE, Request
 
 _begin_block_diffusion = block_diffusion.begin
@@ -29,9 +29,7 @@ def opens(request: Request, num_more: int) -> bool:
 
 @compiled
 def settle(request: Request, has_changed: bool) -> bool:
-    place = next_chunk(request)
-    if place >= 0:
-        request.block_B[place].status = IN_CACHE
+    if settle_chunk(request):
         return False
     note_committed(request)
     last, outcome = last_block(request), request.state.outcome

@@ -194,7 +194,7 @@ class EngineClient:
 
     @property
     def weight_version(self) -> str:
-        """Of the weights in force."""
+        """The version of the weights in force."""
         replica = next((one for one in self.replicas if one.state == "ready"), self.replicas[0])
         return replica.counts.weight_version
 

@@ -1,0 +1,29 @@
+"""What every result file of docs/results says of where it comes from, and how it is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def commit() -> str:
+    """Return the checkout's commit, in short; `unknown` outside of a repository."""
+    command = ["git", "rev-parse", "--short=7", "HEAD"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def busy_cpu() -> str:
+    """Return this machine in words, for a measurement beside other work."""
+    return f"A CPU of {os.cpu_count()} cores that others use too, load average {os.getloadavg()[0]:.0f}"
+
+
+def write(path: Path, result: Mapping[str, Any]) -> None:
+    """Write a result file (scripts/lab/tables.py says what it holds)."""
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
