@@ -10,6 +10,11 @@
 source "$(dirname "${BASH_SOURCE[0]}")/launch.sh" 0 "$@"
 soak=("$PYTHON" -m tests.soak "$@")
 apart=(unshare --mount --pid --fork --kill-child --mount-proc --propagation private)
-# The shell in between takes the orphans of what is killed, as the first process of a machine does.
-if "${apart[@]}" true 2>/dev/null; then exec "${apart[@]}" bash -c '"$@"; exit $?' soak "${soak[@]}"; fi
-exec "${soak[@]}"
+# The inner shell takes the orphans of what is killed, as the first process of a machine does. All of it is a group of
+# its own, to which this shell hands a signal that it gets: `unshare` heeds none.
+if ! "${apart[@]}" true 2>/dev/null; then exec "${soak[@]}"; fi
+set -m
+"${apart[@]}" bash -c '"$@"; exit $?' soak "${soak[@]}" &
+trap 'kill -INT -- -$!' INT TERM
+while wait $! && code=0 || code=$?; kill -0 $! 2>/dev/null; do :; done
+exit $code
