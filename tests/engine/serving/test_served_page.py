@@ -39,10 +39,16 @@ def test_an_answer_is_followed_and_what_the_server_refuses_is_said(served: Serve
     assert "17" in page.text("answer")
     last = int(page.element("pass").get_attribute("max"))
     assert page.count("#canvas .filled") > last > 1, "more tokens than passes"
+    page.ask("document.getElementById('cell-0').click()")
+    assert page.text("inspected").count(" %") == 4, "the most probable four"
     page.press("ARROW_LEFT")  # of the prompt box, not of the player
     assert page.text("place") == f"Pass {last} of {last}"
     page.element("back").click()
     assert page.text("place") == f"Pass {last - 1} of {last}"
+    page.element("format").send_keys("(yes|no)")
+    page.write("is it so?")
+    page.wait(lambda: page.text("answer") in ("yes", "no") and page.element("send").is_enabled())
+    page.element("format").clear()
     page.driver.find_element("name", "num_lookahead").send_keys("99")
     page.write("one more")
     assert "num_lookahead: 99 is more than" in page.problem()

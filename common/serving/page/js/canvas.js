@@ -114,7 +114,8 @@ class CanvasView {
     }
     if (filled.won) phrases.push("by the lookahead that won");
     phrases.push(`${replay.isEntropy ? "negative entropy" : "confidence"} ${decimal(filled.confidence, 3)}`);
-    return phrases;
+    const chances = replay.chancesAt(place);
+    return chances.length ? [...phrases, `most probable then: ${chances.join(", ")}`] : phrases;
   }
 
   inspect(place) {

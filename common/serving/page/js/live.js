@@ -24,6 +24,8 @@ function addFields(served) {
     const placeholder = served[name] ?? "server's";
     addField(title, text, Object.assign(make("input"), { type: "number", name, placeholder, ...limits }));
   }
+  const format = Object.assign(make("input"), { type: "text", id: "format", autocomplete: "off", spellcheck: false });
+  addField("Format", "a JSON schema or a regular expression that the answer keeps to", format);
   const key = Object.assign(make("input"), { type: "password", id: "key", autocomplete: "off" });
   addField("API key", "kept by this page until it is closed", key);
 }
@@ -44,9 +46,11 @@ function chosenSettings() {
   return chosen;
 }
 
-// What is posted to /generate.
-function bodyOf(prompt, isChat, { max_tokens, ...diffusion }) {
+// What is posted to /generate. format: of the answer, empty for any.
+function bodyOf(prompt, isChat, format, { max_tokens, ...diffusion }) {
   const asked = isChat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
+  if (format) asked.structured_outputs = { [format.startsWith("{") ? "json" : "regex"]: format };
+  else Object.assign(asked, { return_logprob: true, top_logprobs_num: 4 }); // not every strategy tells both
   return { ...asked, stream: true, stream_mode: "denoise", max_tokens, diffusion };
 }
 

@@ -49,10 +49,10 @@ async function send() {
   request = new AbortController();
   setBusy(true);
   try {
-    const body = bodyOf(prompt, byId("kind").value === "chat", settings);
+    const body = bodyOf(prompt, byId("kind").value === "chat", byId("format").value.trim(), settings);
     await stream(body, byId("key").value, request.signal, (event, seconds) => {
       arrived(replay, prompt, event, seconds);
-    }, ({ text, token_ids: ids }) => replay.conclude(text, ids.length));
+    }, ({ text, token_ids: ids, meta_info: told }) => replay.conclude(text, ids.length, told?.output_top_logprobs));
   } catch (error) {
     ended(error);
   } finally {

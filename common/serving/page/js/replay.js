@@ -10,6 +10,7 @@ class Replay {
     this.texts = new Map(); // token id -> text, as far as events have told
     this.seconds = []; // from the start to the end of each pass
     this.answer = null; // { text, length } as the tokenizer has it, where that is known
+    this.tops = []; // by place of the answer: [log probability, token, text] of the most probable when it was filled
     this.isOver = false; // nothing more will come
     this.isEntropy = settings.sampling_strategy === "neg_entropy";
   }
@@ -52,9 +53,15 @@ class Replay {
     this.isOver ||= Boolean(event.finished);
   }
 
-  // The answer's text, and its length in tokens.
-  conclude(text, length) {
+  // The answer's text, its length in tokens, and what was most probable at each, where that is known.
+  conclude(text, length, tops = []) {
     this.answer = { text, length };
+    this.tops = tops;
+  }
+
+  // What was most probable at a place when it was filled, as phrases: none until the answer has ended.
+  chancesAt(place) {
+    return (this.tops[place] ?? []).map(([logprob, , text]) => `${quoted(text)} ${decimal(100 * Math.exp(logprob), 1)} %`);
   }
 
   // From 0 to 1. An entropy of h nats is that of e^h equally probable tokens.

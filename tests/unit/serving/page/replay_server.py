@@ -104,7 +104,10 @@ class _Handler(BaseHTTPRequestHandler):
                     event = {"error": {"message": "out of memory"}}
                 self._write(": keep-alive\n\n" + f"data: {json.dumps(event)}\n\n")
             answer = self.server.trace["answer"]
-            last = {"text": answer["text"], "token_ids": [0] * answer["length"], "finish_reason": "stop"}
+            tops = [[[-0.5, 7, " cat"], [-1.5, 8, "\n"]] for _ in range(answer["length"])]
+            told = {"output_top_logprobs": tops}
+            ids = [0] * answer["length"]
+            last = {"text": answer["text"], "token_ids": ids, "meta_info": told, "finish_reason": "stop"}
             self._write(f"data: {json.dumps(last)}\n\ndata: [DONE]\n\n")
         except OSError:
             self.server.is_gone.set()

@@ -37,8 +37,10 @@ def test_a_prompt_is_typed_and_its_answer_arrives(page: Page, server: ReplayServ
     (body,) = server.bodies
     assert body == {
         "messages": [{"role": "user", "content": "slow What is it?"}], "stream": True, "stream_mode": "denoise",
-        "diffusion": {"num_lookahead": 3, "skip_threshold": 0.8},
+        "diffusion": {"num_lookahead": 3, "skip_threshold": 0.8}, "return_logprob": True, "top_logprobs_num": 4,
     }  # fmt: skip
+    page.ask("document.getElementById('cell-0').click()")
+    assert page.text("inspected").endswith("most probable then: “ cat” 60.7 %, “↵” 22.3 %")
     assert page.text("answer") == trace["answer"]["text"]
     page.press("ARROW_LEFT")
     assert page.text("place") == f"Pass {total} of {total}", "the prompt box has its own use for the key"
@@ -91,8 +93,8 @@ def test_plain_text_and_a_limit_are_sent_as_such(page: Page, server: ReplayServe
     page.driver.find_element("name", "max_tokens").send_keys("32")
     page.write("hello")
     page.wait(lambda: not page.element("empty").is_displayed() and page.text("state").startswith("ended"))
-    expected = {"prompt": "hello", "stream": True, "stream_mode": "denoise", "max_tokens": 32, "diffusion": {}}
-    assert server.bodies == [expected]
+    asked = {"prompt": "hello", "stream": True, "stream_mode": "denoise", "max_tokens": 32, "diffusion": {}}
+    assert server.bodies == [{**asked, "return_logprob": True, "top_logprobs_num": 4}]
 
 
 @pytest.mark.parametrize(
