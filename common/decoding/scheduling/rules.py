@@ -16,6 +16,7 @@ from common.policies.settings import settings_of
 from common.policies.spawn_rules import DRAWN
 
 NO_TOKEN = -1  # what an anchor adds, too
+_REMEMBERED_STEPS = 1 << 17  # of a request that revises blocks; of a longer canvas so many as are usual
 
 
 class StopSearch(Protocol):
@@ -159,7 +160,7 @@ class Rules:
         if isinstance(strategy, Levenshtein):
             num_blocks = decode.max_new_tokens // decode.block_size + 2
             usual = 4 * (decode.block_size + strategy.steps + strategy.max_post_edit_steps)
-            return num_blocks * min(self.most_block_steps, usual) + self.most_block_steps
+            return num_blocks * min(self.most_block_steps, max(usual, _REMEMBERED_STEPS // num_blocks))
         if isinstance(strategy, FastDllm):
             most += self.max_blocks * strategy.min_block_steps
         return most

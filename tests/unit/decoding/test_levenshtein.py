@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from levenshtein_plain import Rule, decode
 
@@ -154,9 +154,20 @@ def differences(expected: dict[str, Any], record: StepRecord) -> Iterator[str]:
             yield f"{key}: {value}, by the rule {wanted}"
 
 
+def of_many_passes() -> tuple[DecodeConfig, list[list[int]], Toy]:
+    """Three blocks, none of which comes to rest."""
+    strategy = {
+        "name": "levenshtein", "edit_threshold": 0.0, "steps": 1, "max_post_edit_steps": 0, "max_block_steps": 60,
+    }  # fmt: skip
+    settings = {"block_size": 2, "max_new_tokens": 4, "num_lookahead": 0, "skip_threshold": 0.2}
+    toy = Toy(17, (2.0, -9.0, 2.0, -9.0))
+    return DecodeConfig.model_validate({"strategy": strategy, **settings}), [[1]], toy
+
+
 @pytest.mark.filterwarnings("ignore:divide by zero")
 @given(cases())
-@settings(max_examples=300, deadline=None)
+@example(of_many_passes())
+@settings(max_examples=100, deadline=None)
 def test_every_pass_is_the_plain_rules(case: tuple[DecodeConfig, list[list[int]], Toy]) -> None:
     config, prompts, toy = case
     records: list[StepRecord] = []
