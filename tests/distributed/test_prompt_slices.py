@@ -71,6 +71,7 @@ def assert_cut(passes: list[tuple[int, int, bool]], num_ranks: int, *, has_neigh
         assert is_cut and 0 <= num_tokens - -(-num_entries // num_ranks) < 16
 
 
+@pytest.mark.slow
 def test_two_ranks_share_prompts() -> None:
     assert_cut_and_the_same((1, 2, 1), ((1, 2, 1),), QUICK)
 

@@ -25,15 +25,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(MODEL), *(str(write_other(parent / str(number), number, MODEL)) for number in (10, 20))]
 
 
-@pytest.mark.parametrize(
-    ("engine", "bp", "tp"),
-    [
-        ("lopa_cuda", 1, 2),
-        pytest.param("lopa_cuda", 2, 1, marks=pytest.mark.slow),
-        pytest.param("lopa_ascend", 1, 2, marks=pytest.mark.slow),
-        pytest.param("lopa_ascend", 2, 1, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["lopa_cuda", "lopa_ascend"])
+@pytest.mark.parametrize(("bp", "tp"), [(1, 2), (2, 1)])
 def test_all_ranks_replace_or_none(engine: str, bp: int, tp: int, models: list[str], tmp_path: Path) -> None:
     fresh = [weights_worker.tokens_of(weights_worker.engine_of(engine, model, MeshConfig())) for model in models]
     assert fresh[0] != fresh[1] != fresh[2] != fresh[0]

@@ -69,6 +69,7 @@ def test_a_stream_ends_with_an_error_event(served: Served, route: str, more: dic
     served.wait_for(served.is_empty, "empty", 30)
 
 
+@pytest.mark.slow
 def test_a_model_that_has_numbers_for_nobody_ends_the_server(tmp_path: Path) -> None:
     with served_on(tmp_path, 1, 1, all_rows=True) as server:
         status, body = server.post("/v1/completions", {"prompt": GOOD.format(10), **ANSWER})

@@ -110,6 +110,7 @@ def test_a_hostile_expression_is_refused_while_others_are_answered(client: OpenA
     assert "Traceback" not in served.text
 
 
+@pytest.mark.slow
 def test_lines_of_batch_files_have_formats(tmp_path: Path) -> None:
     outputs = {"structured_outputs": {"regex": "[0-9]{2} apples"}}
     prompt = QUESTION.format(12) + "\n"

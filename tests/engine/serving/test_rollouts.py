@@ -139,6 +139,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield server
 
 
+@pytest.mark.slow
 def test_log_probabilities_are_those_of_a_fresh_start(trained: Served, folders: list[Path], tmp_path: Path) -> None:
     before = told(trained, PROMPTS[0])
     assert replace(trained, folders[1], weight_version="step 4")["weight_version"] == "step 4"

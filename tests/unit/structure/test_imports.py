@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ PACKAGES = ("common", "graphs", "quant", "lopa_ascend", "lopa_cuda")
 MOST_IN_A_FOLDER = 14
 
 
+@cache
 def modules() -> dict[str, Path]:
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     return {name_of(path): path for path in paths}
@@ -22,8 +24,13 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Every module that a file names in an import: at the top, in functions, and for type checkers alike."""
+@cache
+def imported(path: Path) -> tuple[str, ...]:
+    """Return every module that a file names in an import: at the top, in functions, and for type checkers alike."""
+    return tuple(_named(path))
+
+
+def _named(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
