@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from common.policies import parsed
+from common.policies import parsed, shipped
 
 # Below it a temperature is 0. What is drawn is the same but for logits less than 0.02 apart, since noise spans 20; and
 # logits over it keep far from float32's largest, and from the -1e30 of what cannot be drawn.
@@ -20,6 +20,8 @@ def contradictions(decode: Any) -> Iterator[str]:
     """decode: a DecodeConfig, whose fields are checked one by one already."""
     yield from _of_strategy(decode, decode.strategy)
     yield from _of_fill_rule(decode, *parsed(decode.fill_rule))
+    if parsed(decode.branch_score)[0] in ("exact", "subset"):
+        yield from _of_drafts(decode, parsed(decode.branch_score)[0])
     if "entropy" in parsed(decode.spawn_rule)[1] and decode.sampling_strategy != "neg_entropy":
         yield f"spawn_rule: its entropy needs sampling_strategy neg_entropy, not {decode.sampling_strategy}"
     if decode.mask_token_id is not None and decode.mask_token_id == decode.eos_token_id:
@@ -98,3 +100,25 @@ def _of_fill_rule(decode: Any, rule: str, numbers: dict[str, float]) -> Iterator
             f"fill_rule {decode.fill_rule}: its steps are more than block_size {decode.block_size}, and a step fills "
             "one position at the least: lower them"
         )
+
+
+def _of_drafts(decode: Any, score: str) -> Iterator[str]:
+    """Where a step does not follow from the tokens alone, what is accepted would not be what it is compared with."""
+    strategy, (rule, numbers) = decode.strategy, parsed(decode.fill_rule)
+    if strategy.name == "levenshtein":
+        yield f"branch_score {score}: levenshtein moves tokens, so no draft of its blocks can be compared; use another"
+    if rule == "agreed" or rule not in shipped("fill_rules"):
+        yield f"branch_score {score}: fill_rule {rule} may look at other branches; set it to threshold"
+    if score == "subset":
+        return
+    if decode.temperature > 0:
+        yield "branch_score exact compares the most probable tokens: set temperature to 0"
+    if decode.block_size % int(numbers.get("steps", 0) or 1):
+        yield (
+            f"branch_score exact: a block's steps fill unequal numbers of {decode.block_size} positions with "
+            f"fill_rule {decode.fill_rule}; set its steps to a divisor"
+        )
+    if getattr(strategy, "min_block_steps", 1) > 1 or getattr(strategy, "max_block_steps", None) is not None:
+        yield "branch_score exact needs blocks that end when they are full: remove min_block_steps and max_block_steps"
+    if strategy.name == "fast_dllm_v2" and strategy.cache == "dual":
+        yield "branch_score exact: every pass of fast_dllm_v2 with cache dual writes KV; set cache to prefix"

@@ -85,12 +85,16 @@ class DecodeConfig(Settings):
         default="mean",
         description="Branch confidence C(B): the mean over the remaining masks (`mean`), or over the `bottom_share` of "
         "least confidence, over the weakest run of a block's length (`sliding_window`), or chance, as a control "
-        "(`random`). `created` is the weight of the confidence that a branch's token had when it was spawned.",
+        "(`random`); or a rule that accepts drafts (`spawn_rule: nested`): the most tokens of which the branch before "
+        "predicts each (`agreement`), or the fills that decoding without lookaheads would come to, as they are "
+        "(`exact`: the same tokens in fewer passes) or a part of them (`subset`). `created` is the weight of the "
+        "confidence that a branch's token had when it was spawned.",
     )
     spawn_rule: Annotated[str, Policy("spawn_rules")] = Field(
         default="confident",
         description="Which masks the lookaheads fill: the most confident, or as controls the most uncertain or random "
-        "ones. `blocks` is the number of open blocks that they may go into, from the first one with masks on; "
+        "ones; with `nested` the j-th lookahead fills the j most confident. `blocks` is the number of open blocks that "
+        "they may go into, from the first one with masks on; "
         "`confident(blocks=1)` suits `window_attention: block_causal`. `entropy` keeps them where the entropies of the "
         "masks to the left sum to at most so many nats, which shortens the window.",
     )

@@ -17,7 +17,7 @@ from common.policies.rule import Number, Rule, Rules, settings_with, sort
 NO_MASK_LEFT = 1.0  # C of a branch without masks
 # created: the weight, in a branch's score, of the confidence that its lookahead token had when it was spawned.
 BRANCH_SCORES = Rules("score", created=Number(0.0, 0, 1))
-MEAN, NUM_SURE, EXPECTED, HEDGED, SLIDING_WINDOW, RANDOM, ANCHOR, LOOKAHEAD = range(8)
+MEAN, NUM_SURE, EXPECTED, HEDGED, SLIDING_WINDOW, RANDOM, ANCHOR, LOOKAHEAD, AGREEMENT, EXACT, SUBSET = range(11)
 
 
 class Left(NamedTuple):
@@ -33,10 +33,12 @@ class Left(NamedTuple):
 class Tried(NamedTuple):
     """A branch. num_fills: its own tokens, 0 for the anchor. likely: the probability of these as the anchor of the same
     pass judges them anew, knowing of the fills that came after the branch was spawned; 0 where another token is the
-    best by now. draw: a random number for it. width: positions of the widest window."""
+    best by now. is_agreed: each of them is what the branch without it and its later ones predicts. draw: a random
+    number for it. width: positions of the widest window."""
 
     num_fills: int
     likely: float
+    is_agreed: bool
     draw: float
     width: int
 
@@ -149,6 +151,26 @@ def lookahead(left: Any, tried: Any, settings: Any) -> float:
     return 1.0 if tried.num_fills else 0.0
 
 
+@BRANCH_SCORES.add("agreement", AGREEMENT)
+def agreement(left: Any, tried: Any, settings: Any) -> float:
+    """Let the branch of most tokens win whose every token the branch before it predicts (PSD, arXiv 2605.15609)."""
+    return float(tried.num_fills) if tried.is_agreed else -1.0
+
+
+@BRANCH_SCORES.add("exact", EXACT)
+def exact(left: Any, tried: Any, settings: Any) -> float:
+    """Let the branch win that decoding without lookaheads would come to next, and from there the next one: the same
+    tokens in fewer passes (FreeDave, arXiv 2510.00294). The anchor wins before `scheduling.drafts` has looked."""
+    return anchor(left, tried, settings)
+
+
+@BRANCH_SCORES.add("subset", SUBSET)
+def subset(left: Any, tried: Any, settings: Any) -> float:
+    """Let the branch of most tokens win all of which the anchor fills too, and from there the next one (FreeDave, with
+    its rule for fills above a threshold). The anchor wins before `scheduling.drafts` has looked."""
+    return anchor(left, tried, settings)
+
+
 @compiled
 def score_of(left: Any, tried: Any, settings: Any) -> float:
     """Return C(B) of a branch by `settings.branch_score`."""
@@ -165,7 +187,9 @@ def score_of(left: Any, tried: Any, settings: Any) -> float:
         return sliding_window(left, tried, settings)
     if rule == RANDOM:
         return random(left, tried, settings)
-    if rule == ANCHOR:
+    if rule == AGREEMENT:
+        return agreement(left, tried, settings)
+    if rule in (ANCHOR, EXACT, SUBSET):
         return anchor(left, tried, settings)
     return lookahead(left, tried, settings)
 
@@ -175,12 +199,13 @@ def decide(rule: Rule, numbers: dict[str, float], scoring: Scoring) -> Score:
     (settings,) = settings_with(scoring.settings, "branch_score", rule, numbers)
     num_branches, width = scoring.is_masked_BW.shape
     draw_B = np.asarray(scoring.draws.generator().random(num_branches))
-    likely_B = scoring.likely_B
+    likely_B, is_agreed_B = scoring.likely_B, scoring.is_agreed_B
     scores = []
     for branch, is_masked_W in enumerate(scoring.is_masked_BW):
         column_M = is_masked_W.nonzero()[0]
         probability_M, confidence_M = scoring.probability_BW[branch][column_M], scoring.confidence_BW[branch][column_M]
         left = Left(column_M, probability_M, confidence_M, np.zeros(width + 1))
-        tried = Tried(len(scoring.branches[branch].fills), float(likely_B[branch]), float(draw_B[branch]), width)
+        own = len(scoring.branches[branch].fills), float(likely_B[branch]), bool(is_agreed_B[branch])
+        tried = Tried(*own, float(draw_B[branch]), width)
         scores.append(score_of(left, tried, settings))
     return np.array(scores, dtype=np.float64)

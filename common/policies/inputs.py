@@ -91,6 +91,20 @@ class Scoring(NamedTuple):
                 likely_B[branch] *= probability if token_now == token else 0.0
         return likely_B
 
+    @property
+    def is_agreed_B(self) -> Bool:
+        """[B]: whether each of a branch's own tokens is what the branch without it and its later ones predicts. Of more
+        than one token, the branch before has all but the last."""
+        is_agreed_B: Bool = np.ones(len(self.branches), dtype=np.bool_)
+        for branch, tried in enumerate(self.branches):
+            if tried.fills:
+                position, token = tried.fills[-1]
+                is_first = len(tried.fills) == 1
+                before = -1 if is_first else branch - 1
+                is_predicted = self.values_3BW[0, before, position - self.start] == token
+                is_agreed_B[branch] = is_predicted and (is_first or is_agreed_B[branch - 1])
+        return is_agreed_B
+
 
 class Spawning(NamedTuple):
     """For `spawn_rules`: masks of the next anchor that lookaheads may fill. `rank` returns a number each, [C]; the

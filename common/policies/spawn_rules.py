@@ -18,7 +18,7 @@ from common.policies.rule import MOST, Number, Rule, Rules, descending, settings
 SPAWN_RULES = Rules(
     "spawn", blocks=Number(0, 1, MOST, is_whole=True, shown="all"), entropy=Number(MOST, 0, MOST, shown="no bound")
 )
-CONFIDENT, UNCERTAIN, NEAR, MIXED, SPREAD, RANDOM = range(6)
+CONFIDENT, UNCERTAIN, NEAR, MIXED, SPREAD, RANDOM, NESTED = range(7)
 DRAWN = (MIXED, RANDOM)  # rules that look at random numbers
 
 
@@ -49,6 +49,13 @@ def confident(masks: Open, settings: Any, rank_C: Any) -> None:
     """Rank the most confident masks first, as published (LoPA, arXiv 2512.16229)."""
     for place in range(len(rank_C)):
         rank_C[place] = masks.confidence_C[place]
+
+
+@SPAWN_RULES.add("nested", NESTED)
+def nested(masks: Open, settings: Any, rank_C: Any) -> None:
+    """Rank the most confident masks first. The j-th lookahead fills the first j of them: drafts of the coming j steps
+    (FreeDave, arXiv 2510.00294; PSD, arXiv 2605.15609)."""
+    confident(masks, settings, rank_C)
 
 
 @SPAWN_RULES.add("uncertain", UNCERTAIN)
@@ -102,7 +109,7 @@ def random(masks: Open, settings: Any, rank_C: Any) -> None:
 def rank(masks: Open, settings: Any, rank_C: Any) -> None:
     """Write the rank that `settings.spawn_rule` gives each mask."""
     rule = settings.spawn_rule
-    if rule == CONFIDENT:
+    if rule in (CONFIDENT, NESTED):
         confident(masks, settings, rank_C)
     elif rule == UNCERTAIN:
         uncertain(masks, settings, rank_C)

@@ -9,7 +9,7 @@ Shapes: N requests in a step's order, T entries of all rows, M masks of a block,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,10 +18,11 @@ from common.decoding.plan import Float, Int
 from common.decoding.scheduling.planning import answer_end, carries
 from common.decoding.scheduling.scoring import align_row
 from common.decoding.scheduling.strategies import fillable, final_end, is_done, open_block, settle
-from common.decoding.scheduling.strategies.blocks import filled_share, last_block
+from common.decoding.scheduling.strategies.blocks import commits_next, filled_share, last_block
 from common.decoding.scheduling.strategies.revising import revise, without_edits
 from common.decoding.scheduling.tables import ACTIVE, NOWHERE, Parts, Request, Tables, is_end, request_of
 from common.policies import lookahead_rules, spawn_rules
+from common.policies.branch_scores import EXACT
 from common.policies.fill_rules import AGREED, Masks, choose, is_sure
 from common.policies.settings import LEVENSHTEIN, MULTI_BLOCK
 
@@ -37,33 +38,51 @@ def advance(
     tables, num_ended = Tables(*parts), 0
     for index in places_N:
         slot, winner = order_N[index], winner_N[index]
-        num_keys = align_winner(tables, slot, values_3T, fields_8R, winner)
-        num_adopted = adopt(tables, slot, winner)
-        num_spans = find_spans(tables, slot)
-        num_filled, num_edits = 0, 0
-        if tables.settings[slot].strategy == LEVENSHTEIN:
-            if num_spans:
-                num_filled = revise(tables, slot, values_3T, fields_8R, winner)
-        else:
-            num_edits = find_edits(tables, slot, num_spans)
-            may_wait = False
-            for place in range(num_spans):
-                num_masks = gather(tables, slot, place)
-                if num_masks:
-                    choose_masks(tables, slot, place, num_masks, values_3T, fields_8R)
-                    num_filled += write_chosen(tables, slot, place, num_masks, may_wait)
-                    may_wait = may_wait or fills_alone(tables, slot, place)
-            write_edits(tables, slot, num_edits)
-        num_seeded = move_on(tables, slot, num_keys, num_filled + num_edits > 0)
-        num_spans = spans_to_try(tables, slot, num_spans)
+        taken = take(tables, slot, values_3T, fields_8R, winner)
+        num_spans = spans_to_try(tables, slot, taken.num_spans)
         num_open = gather_open(tables, slot, num_spans)
-        most = num_to_try(tables, slot, num_spans, num_filled)
+        most = num_to_try(tables, slot, num_spans, taken.num_filled)
         rank_open(tables, slot, num_open)
         spawn(tables, slot, num_open, most)
-        finish(tables, slot, winner, num_adopted + num_filled + num_seeded, num_keys)
+        finish(tables, slot, winner, taken.num_tokens, taken.num_keys)
         ended_N[index] = end_of(tables, slot)
         num_ended += ended_N[index] != GOES_ON
     return num_ended
+
+
+class Taken(NamedTuple):
+    """What a winner brought. num_spans: that could be filled. num_filled: by the fill rule. num_tokens: these, the
+    winner's own, and what began a block. num_keys: positions of its window."""
+
+    num_spans: int
+    num_filled: int
+    num_edits: int
+    num_tokens: int
+    num_keys: int
+
+
+@compiled
+def take(tables: Tables, slot: int, values_3T: Float, fields_8R: Int, winner: int) -> Taken:
+    """Make the winner the anchor, fill it, and move its blocks on."""
+    num_keys = align_winner(tables, slot, values_3T, fields_8R, winner)
+    num_adopted = adopt(tables, slot, winner)
+    num_spans = find_spans(tables, slot)
+    num_filled, num_edits = 0, 0
+    if tables.settings[slot].strategy == LEVENSHTEIN:
+        if num_spans:
+            num_filled = revise(tables, slot, values_3T, fields_8R, winner)
+    else:
+        num_edits = find_edits(tables, slot, num_spans)
+        may_wait = False
+        for place in range(num_spans):
+            num_masks = gather(tables, slot, place)
+            if num_masks:
+                choose_masks(tables, slot, place, num_masks, values_3T, fields_8R)
+                num_filled += write_chosen(tables, slot, place, num_masks, may_wait)
+                may_wait = may_wait or fills_alone(tables, slot, place)
+        write_edits(tables, slot, num_edits)
+    num_seeded = move_on(tables, slot, num_keys, num_filled + num_edits > 0)
+    return Taken(num_spans, num_filled, num_edits, num_adopted + num_filled + num_seeded, num_keys)
 
 
 @compiled
@@ -285,6 +304,8 @@ def move_on(tables: Tables, slot: int, num_keys: int, has_changed: bool) -> int:
 def spans_to_try(tables: Tables, slot: int, num_spans: int) -> int:
     """Leave the spans that lookaheads may go into; returns how many."""
     request, count = request_of(tables, slot), 0
+    if request.settings.branch_score == EXACT and commits_next(request):  # no draft of such a pass is exact
+        return 0
     if request.settings.strategy == LEVENSHTEIN:  # what moved was predicted elsewhere
         num_spans = 0 if request.state.has_moved else fillable(request, tables.spans)
     elif request.settings.max_block_steps:  # masks may be left where the next step fills none
@@ -330,8 +351,8 @@ def rank_open(tables: Tables, slot: int, num_open: int) -> None:
 
 @compiled
 def spawn(tables: Tables, slot: int, num_open: int, most: int) -> None:
-    """Make the lookaheads: the anchor and one more fill each, at the masks of the highest ranks; of equal ones the
-    earliest."""
+    """Make the lookaheads: the anchor and one more fill each, nested ones also those before, at the masks of the
+    highest ranks; of equal ones the earliest."""
     state, settings, num_made = tables.states[slot], tables.settings[slot], 0
     rank_M, chosen_K = tables.rank_M, tables.chosen_K
     for place in range(num_open if most else 0):
@@ -344,11 +365,13 @@ def spawn(tables: Tables, slot: int, num_open: int, most: int) -> None:
             branch -= 1
         chosen_K[branch] = place
     for branch in range(num_made):
-        own, fill, place = tables.branches_K[slot, branch], tables.fills_KF[slot, branch, 0], chosen_K[branch]
-        own.num_fills, own.origin, own.confidence = 1, settings.spawn_rule, tables.confidence_M[place]
-        position = tables.position_M[place]
-        fill.position, fill.token = position, int(tables.winner_3W[0, position - state.window_start])
-        fill.step, fill.entry = origin_of(tables, state, position)
+        own, first = tables.branches_K[slot, branch], 0 if settings.spawn_rule == spawn_rules.NESTED else branch
+        own.num_fills, own.origin = branch - first + 1, settings.spawn_rule
+        own.confidence = tables.confidence_M[chosen_K[branch]]
+        for rank in range(first, branch + 1):
+            fill, position = tables.fills_KF[slot, branch, rank - first], tables.position_M[chosen_K[rank]]
+            fill.position, fill.token = position, int(tables.winner_3W[0, position - state.window_start])
+            fill.step, fill.entry = origin_of(tables, state, position)
     state.num_lookaheads = num_made
 
 
@@ -376,14 +399,21 @@ def end_of(tables: Tables, slot: int) -> int:
         return IS_OUT_OF_STEPS
     if state.has_stops:
         return MAY_HAVE_STOPPED
+    return MAY_HAVE_STOPPED if has_ended(tables, request) else GOES_ON
+
+
+@compiled
+def has_ended(tables: Tables, request: Request) -> bool:
+    """Return whether everything up to an end token is filled and final."""
+    state = request.state
     if not (state.has_eos and request.settings.stop_at_eos):
-        return GOES_ON
+        return False
     end = answer_end(request)
     if final_end(request) != NOWHERE:
         end = min(end, final_end(request))
     for position in range(state.prompt_length, end):
         if request.is_masked_P[position]:
-            return GOES_ON
+            return False
         if is_end(tables, state, request.token_P[position]):
-            return MAY_HAVE_STOPPED
-    return GOES_ON
+            return True
+    return False

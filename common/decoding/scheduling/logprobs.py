@@ -44,9 +44,10 @@ class Book(NamedTuple):
         index = (tables.origin_P[own]["step"] == now).nonzero()[0]
         entries, tokens = tables.origin_P[own]["entry"][index].tolist(), tables.token_P[own][index].tolist()
         found = {(now, entry, token) for entry, token in zip(entries, tokens, strict=True)}
-        for fill in tables.fills_KF[self.slot, : int(state["num_lookaheads"])].reshape(-1).tolist():
-            _, token, step, entry = fill
-            found.add((step, entry, token))
+        for branch in range(int(state["num_lookaheads"])):
+            count = int(tables.branches_K[self.slot, branch]["num_fills"])
+            for _, token, step, entry in tables.fills_KF[self.slot, branch, :count].tolist():
+                found.add((step, entry, token))
         found.add((int(state["carry_step"]), int(state["carry_entry"]), int(state["carry_token"])))
         return sorted(prediction for prediction in found if prediction[0] == now)
 

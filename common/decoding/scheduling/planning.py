@@ -40,6 +40,17 @@ def _opens(tables: Tables, request: Request, branch: int) -> bool:
 
 
 @compiled
+def row_ends(tables: Tables, request: Request, branch: int) -> tuple[bool, int, int]:
+    """Return whether the branch opens a block in the coming step, whose window is known, and where its row and its
+    masks end."""
+    window_end, masks_end = request.state.window_end, last_block(request).end
+    if not _opens(tables, request, branch):
+        return False, window_end, min(masks_end, window_end)
+    masks_end += request.settings.block_size
+    return True, max(window_end, masks_end), masks_end
+
+
+@compiled
 def plan(
     order_N: Int, parts: Parts, entries_3T: Int32, is_read_T: Bool, fields_8R: Int, request_R: Int, commits_N5: Int
 ) -> tuple[int, int, int, bool]:
@@ -65,14 +76,11 @@ def _measure(order_N: Int, tables: Tables) -> tuple[int, int, bool]:
         window(request)
         state.first_row, state.num_rows = num_rows, state.num_lookaheads + 1
         state.widest_end = state.window_end
-        before, anchor, last_end = num_entries, tables.branches_K[slot, state.num_lookaheads], last_block(request).end
+        before, anchor = num_entries, tables.branches_K[slot, state.num_lookaheads]
         anchor.num_fills, anchor.confidence = 0, 1.0
         for place in range(state.num_rows):
             branch = tables.branches_K[slot, place]
-            branch.opens = _opens(tables, request, place)
-            masks_end = last_end + request.settings.block_size if branch.opens else last_end
-            branch.row_end = max(state.window_end, masks_end) if branch.opens else state.window_end
-            branch.masks_end = min(masks_end, branch.row_end)
+            branch.opens, branch.row_end, branch.masks_end = row_ends(tables, request, place)
             state.widest_end = max(state.widest_end, branch.row_end)
             num_entries += branch.row_end - state.window_start
         state.num_shift_entries = 0

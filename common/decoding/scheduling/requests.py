@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from common.decoding.changes import with_changes
 from common.decoding.engine import Room
 from common.decoding.plan import CommitSpan, Float, Int, Predictions, Sampling, Score, StepPlan
 from common.decoding.request import Completion, FinishReason, TokenLogprob
 from common.decoding.scheduling import by_request
 from common.decoding.scheduling.advancing import IS_DONE, IS_OUT_OF_STEPS, advance
-from common.decoding.scheduling.changes import with_changes
+from common.decoding.scheduling.drafts import hold
 from common.decoding.scheduling.ending import find_end
 from common.decoding.scheduling.held import Pass
 from common.decoding.scheduling.logprobs import Book, Tell, note
@@ -26,6 +27,7 @@ from common.decoding.scheduling.scoring import best_rows, select
 from common.decoding.scheduling.state import DecodingRequest, Observer
 from common.decoding.scheduling.tables import NOWHERE, ORIGIN, Sizes, TableStore, positions_of
 from common.policies import Draws
+from common.policies.spawn_rules import NESTED
 
 _SPENT: dict[int, FinishReason | None] = {IS_DONE: "length", IS_OUT_OF_STEPS: "max_steps"}
 
@@ -41,7 +43,7 @@ class Requests:
         self._order_N, self._places_N = np.zeros(0, np.int64), np.zeros(0, np.int64)  # slots of a step; 0, 1, ...
         self._room = 0, 0  # rows and entries that a step is given places for
         self._num_rows = 0  # of the step planned last
-        self._num_sampled = self._num_drawing = self._num_with_plug_ins = self._num_held = 0
+        self._num_sampled = self._num_drawing = self._num_with_plug_ins = self._num_held = self._num_verified = 0
         self._rows_8R = np.zeros((8, 0), np.int64)
         self._values_3T = np.zeros((3, 0), np.float32)
         self._score_R = np.zeros(0)
@@ -67,6 +69,8 @@ class Requests:
         sizes = Sizes(num_positions, num_blocks, max(decode.num_lookahead, 1), max(len(ends), 1), num_shifts)
         if rules.edit_ids is not None:
             sizes = sizes._replace(num_columns=rules.block_size)
+        if rules.record[0]["spawn_rule"] == NESTED:
+            sizes = sizes._replace(num_fills=sizes.num_lookaheads)
         self._store.admit(slot, sizes, num_steps, rules.num_remembered)
         tables = self._store.loops
         tables.settings[slot] = rules.record[0]
@@ -177,6 +181,8 @@ class Requests:
         for own, decoding in held.values():
             _keep_to_format(decoding, own)
         select(order_N, self._store.parts, self._values_3T, self._rows_8R, self._score_R, winner_N)
+        if self._num_verified:
+            hold(order_N, self._store.parts, self._values_3T, self._rows_8R, self._score_R, winner_N)
         self._views = {}
         if self._num_with_plug_ins or self.observer is not None:
             self._views = self._look(predictions)
@@ -360,6 +366,7 @@ class Requests:
         self._num_drawing += change * rules.draws
         self._num_with_plug_ins += change * rules.has_plug_ins
         self._num_held += change * (decoding.held is not None)
+        self._num_verified += change * rules.verifies_drafts
 
 
 def _keep_to_format(decoding: DecodingRequest, own: Pass, winner: int | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from common.compiled import Records
 from common.config import BlockDiffusion, DecodeConfig, FastDllm, Levenshtein
 from common.policies import rule_of
-from common.policies.branch_scores import RANDOM
+from common.policies.branch_scores import EXACT, RANDOM, SUBSET
 from common.policies.rule import PLUG_IN, enter
 from common.policies.settings import settings_of
 from common.policies.spawn_rules import DRAWN
@@ -130,6 +130,11 @@ class Rules:
     def has_own_score(self) -> bool:
         """Whether a policy of another package scores branches."""
         return bool(self.record[0]["branch_score"] == PLUG_IN)
+
+    @cached_property
+    def verifies_drafts(self) -> bool:
+        """Whether the winner is what `drafts.hold` finds."""
+        return bool(self.record[0]["branch_score"] in (EXACT, SUBSET))
 
     @cached_property
     def draws(self) -> bool:

@@ -24,6 +24,7 @@ from common.decoding.scheduling.logprobs import Tell
 from common.decoding.scheduling.requests import Requests
 from common.decoding.scheduling.rules import DREAM, ModelFacts, Rules, StopFinder, no_stop_strings
 from common.decoding.scheduling.state import DecodingRequest, Observer, StepRecord
+from common.policies import parsed
 
 # Settings of a whole pass, which all its requests share: attention, and how confidences come out of the logits.
 SHARED_SETTINGS = ("window_attention", "sampling_strategy", "mask_token_id", "mask_probability", "temperature_acts_on")
@@ -168,6 +169,8 @@ class Scheduler:
         rules = self._rules_of(request)
         if not rules.end_token_ids:
             return "an answer that is held to a format ends with an end token, and none is known: set eos_token_id"
+        if parsed(rules.decode.branch_score)[0] == "exact":
+            return "branch_score exact compares what each row predicts alone: leave the format out, or set another"
         carries = rules.shift and not rules.decode.strategy.is_from_zero and rules.decode.shift_row == "stale"
         if request.num_logprobs is not None and carries:
             return (

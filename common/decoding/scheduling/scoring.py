@@ -12,7 +12,7 @@ import numpy as np
 from common.compiled import compiled
 from common.decoding.plan import Bool, Float, Int, Score
 from common.decoding.scheduling.tables import Parts, Request, Tables, request_of
-from common.policies.branch_scores import EXPECTED, HEDGED, MEAN, NO_MASK_LEFT, Left, Tried, score_of
+from common.policies.branch_scores import AGREEMENT, EXPECTED, HEDGED, MEAN, NO_MASK_LEFT, Left, Tried, score_of
 from common.policies.rule import PLUG_IN
 
 
@@ -57,7 +57,8 @@ def _score_rows(order_N: Int, tables: Tables, values_3T: Float, fields_8R: Int, 
             continue
         weight, num_lookaheads = settings.score_created, state.num_lookaheads
         looks_at_anchor = settings.branch_score == EXPECTED or settings.branch_score == HEDGED
-        if looks_at_anchor and num_lookaheads:
+        is_agreed, looks_at_parents = True, settings.branch_score == AGREEMENT
+        if (looks_at_anchor or looks_at_parents) and num_lookaheads:
             align_row(tables, request, values_3T, fields_8R, state.first_row + num_lookaheads, tables.winner_3W)
         for branch in range(state.num_rows):
             row, own = state.first_row + branch, tables.branches_K[slot, branch]
@@ -67,10 +68,12 @@ def _score_rows(order_N: Int, tables: Tables, values_3T: Float, fields_8R: Int, 
                 score = _mean(tables, request, branch, values_3T[2], fields_8R[0, row])
                 score_R[row] = weight * created + (1 - weight) * score if weight else score
                 continue
+            if looks_at_parents:
+                is_agreed = _is_agreed(tables, state, branch, is_agreed)
             align_row(tables, request, values_3T, fields_8R, row, tables.aligned_3W)
             left = _left(tables, request, branch)
             draw, width = tables.score_draw_K[slot, branch], state.widest_end - state.window_start
-            score = score_of(left, Tried(num_fills, likely, draw, width), settings)
+            score = score_of(left, Tried(num_fills, likely, is_agreed, draw, width), settings)
             score_R[row] = weight * created + (1 - weight) * score if weight else score
 
 
@@ -123,6 +126,20 @@ def _likely(tables: Tables, state: Any, branch: int) -> float:
         column = fill.position - state.window_start
         likely *= float(tables.winner_3W[1, column]) if tables.winner_3W[0, column] == fill.token else 0.0
     return likely
+
+
+@compiled
+def _is_agreed(tables: Tables, state: Any, branch: int, is_one_before: bool) -> bool:
+    """Return whether each of the branch's own tokens is what the branch without it and its later ones predicts: of the
+    last token, the anchor or the branch before, which are aligned. is_one_before: the answer of the branch before."""
+    count = tables.branches_K[state.slot, branch].num_fills
+    if not count:
+        return True
+    fill = tables.fills_KF[state.slot, branch, count - 1]
+    column = fill.position - state.window_start
+    if count == 1:
+        return bool(tables.winner_3W[0, column] == fill.token)
+    return bool(is_one_before and tables.aligned_3W[0, column] == fill.token)
 
 
 @compiled

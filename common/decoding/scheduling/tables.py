@@ -285,16 +285,17 @@ class Sizes(NamedTuple):
     num_ends: int = 1
     num_shifts: int = 1
     num_columns: int = 1  # of a block that is revised
+    num_fills: int = 1  # of a lookahead
 
 
 def _shapes(num_slots: int, sizes: Sizes) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Return type and shape of the tables that are not `Rooms`, by name."""
-    num_positions, num_blocks, k, num_ends, num_shifts, num_columns = sizes
+    num_positions, num_blocks, k, num_ends, num_shifts, num_columns, num_fills = sizes
     return {
         "states": (STATE, (num_slots,)),
         "settings": (SETTINGS, (num_slots,)),
         "branches_K": (BRANCH, (num_slots, k + 1)),
-        "fills_KF": (FILL, (num_slots, k, 1)),
+        "fills_KF": (FILL, (num_slots, k, num_fills)),
         "score_draw_K": (np.float64, (num_slots, k + 1)),
         "ends_E": (np.int64, (num_slots, num_ends)),
         "shift_positions_B": (np.int64, (num_slots, num_shifts)),

@@ -76,6 +76,15 @@ def test_a_branch_without_masks_and_one_without_lookaheads_have_scores(name: str
         assert np.isfinite(policy("branch_scores", name)(given)).all()
 
 
+def test_a_draft_is_agreed_on_where_each_of_its_tokens_is_predicted_without_it() -> None:
+    """The anchor predicts the first token, the first draft the second, the second draft another third one."""
+    token_BW = [[5, 6, 2, 3], [5, 6, 2, 9], [5, 6, 7, 3], [5, 1, 2, 3]]
+    nested = [((10, 5),), ((10, 5), (11, 6)), ((10, 5), (11, 6), (12, 8))]
+    given = scoring(token_BW, [[0.5] * 4] * 4, [])._replace(branches=[*(Branch(fills) for fills in nested), ANCHOR])
+    assert given.is_agreed_B.tolist() == [True, True, False, True]
+    assert policy("branch_scores", "agreement")(given).tolist() == [1.0, 2.0, -1.0, 0.0]
+
+
 def spawned(name: str, probability: list[float], **settings: Any) -> list[int]:
     probability_C = np.array(probability, dtype=np.float32)
     values_3C = np.stack((np.zeros_like(probability_C), probability_C, probability_C - 1))
@@ -90,6 +99,7 @@ def spawned(name: str, probability: list[float], **settings: Any) -> list[int]:
     [
         ("confident", [3, 1]),
         ("uncertain", [2, 0]),
+        ("nested", [3, 1]),
         ("spread", [3, 2]),
         ("near", [1, 0]),
         ("near(probability=0.2)", [2, 0]),
@@ -139,7 +149,7 @@ def test_a_step_that_filled_much_is_followed_by_fewer_lookaheads() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"branch_score": "best"}, "set it to one of anchor, expected"),
+        ({"branch_score": "best"}, "set it to one of agreement, anchor"),
         ({"branch_score": "num_sure(early=1)"}, r"num_sure takes soon, created, as in num_sure\(soon=1\)"),
         ({"branch_score": "num_sure(soon=much)"}, "num_sure takes soon"),
         ({"branch_score": "mean(a=1)"}, "mean takes bottom_share, created, as in mean"),

@@ -83,6 +83,14 @@ def set_window_after_cache(request: Request) -> None:
 
 
 @compiled
+def commits_next(request: Request) -> bool:
+    """Return whether the coming step writes KV that stays."""
+    state = request.state
+    place = num_settled(request)
+    return not state.is_refreshed or (place > 0 and request.block_B[place - 1].status == TO_CACHE)
+
+
+@compiled
 def note_committed(request: Request) -> None:
     """After a pass over `set_window_after_cache`: what waited for the cache is in it."""
     for place in range(request.state.num_blocks - 1, -1, -1):
