@@ -24,6 +24,7 @@ from common.decoding import (
 
 MASK, EOS, VOCAB = 5, 6, 40
 _NUMBER = np.uint64
+Canvas = list[int]
 
 
 def mixed(value_X: Any) -> Any:
@@ -59,7 +60,7 @@ class Attentive:
             for column in range(span.length):
                 own[span.start + column] = int(first_W[column]), int(second_W[column])
 
-    def read(self, canvas: list[int], num_best: int = 0) -> Any:
+    def read(self, canvas: Canvas, num_best: int = 0) -> Any:
         """Return what is predicted for each position of a canvas that sees all of itself: tokens, probabilities,
         confidences, and others."""
         count = len(canvas)
@@ -141,3 +142,11 @@ class Decoded:
     @property
     def num_forwards(self) -> int:
         return sum(done.num_forwards for done in self.completions.values())
+
+
+def filled(canvas: Canvas, told_3P: Any, threshold: float) -> Canvas:
+    """Fill every mask above the threshold, or the most confident one."""
+    masks = [place for place, token in enumerate(canvas) if token == MASK]
+    sure = [place for place in masks if told_3P[1, place] > threshold]
+    chosen = sure or sorted(masks, key=lambda place: -told_3P[2, place])[:1]
+    return [int(told_3P[0, place]) if place in chosen else token for place, token in enumerate(canvas)]

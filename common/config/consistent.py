@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from common.policies import parsed, shipped
+from common.policies import number_of, parsed, shipped
 
 # Below it a temperature is 0. What is drawn is the same but for logits less than 0.02 apart, since noise spans 20; and
 # logits over it keep far from float32's largest, and from the -1e30 of what cannot be drawn.
@@ -22,6 +22,10 @@ def contradictions(decode: Any) -> Iterator[str]:
     yield from _of_fill_rule(decode, *parsed(decode.fill_rule))
     if parsed(decode.branch_score)[0] in ("exact", "subset"):
         yield from _of_drafts(decode, parsed(decode.branch_score)[0])
+    if parsed(decode.branch_score)[0] == "ripple" and decode.sampling_strategy != "neg_entropy":
+        yield f"branch_score ripple needs sampling_strategy neg_entropy, not {decode.sampling_strategy}"
+    if number_of("spawn_rules", decode.spawn_rule, "tokens") > 1:
+        yield from _of_tokens(decode)
     if "entropy" in parsed(decode.spawn_rule)[1] and decode.sampling_strategy != "neg_entropy":
         yield f"spawn_rule: its entropy needs sampling_strategy neg_entropy, not {decode.sampling_strategy}"
     if decode.mask_token_id is not None and decode.mask_token_id == decode.eos_token_id:
@@ -122,3 +126,18 @@ def _of_drafts(decode: Any, score: str) -> Iterator[str]:
         yield "branch_score exact needs blocks that end when they are full: remove min_block_steps and max_block_steps"
     if strategy.name == "fast_dllm_v2" and strategy.cache == "dual":
         yield "branch_score exact: every pass of fast_dllm_v2 with cache dual writes KV; set cache to prefix"
+
+
+def _of_tokens(decode: Any) -> Iterator[str]:
+    """What finds a position's most probable tokens does nothing else with its logits."""
+    start, strategy = f"spawn_rule {decode.spawn_rule} tries several tokens of a mask", decode.strategy
+    if parsed(decode.spawn_rule)[0] == "nested":
+        yield f"{start}, and nested drafts have one a mask: remove tokens"
+    if strategy.name == "levenshtein":
+        yield f"{start}, among which levenshtein has its edit tokens: set tokens to 1"
+    if decode.temperature > 0:
+        yield f"{start}, the most probable ones: set temperature to 0, or tokens to 1"
+    if strategy.guidance or strategy.penalty or decode.mask_probability == "counted":
+        yield f"{start} by logits as they are: remove cfg_scale, penalty_lambda, mask_probability, or set tokens to 1"
+    if decode.sampling_strategy not in ("default", "margin", "neg_entropy"):
+        yield f"{start}: set sampling_strategy to default, margin or neg_entropy, or tokens to 1"

@@ -84,19 +84,22 @@ class DecodeConfig(Settings):
     branch_score: Annotated[str, Policy("branch_scores")] = Field(
         default="mean",
         description="Branch confidence C(B): the mean over the remaining masks (`mean`), or over the `bottom_share` of "
-        "least confidence, over the weakest run of a block's length (`sliding_window`), or chance, as a control "
-        "(`random`); or a rule that accepts drafts (`spawn_rule: nested`): the most tokens of which the branch before "
-        "predicts each (`agreement`), or the fills that decoding without lookaheads would come to, as they are "
-        "(`exact`: the same tokens in fewer passes) or a part of them (`subset`). `created` is the weight of the "
+        "least confidence, over the weakest run of a block's length (`sliding_window`), with the logarithm of how "
+        "likely a branch's token is (`ripple`), or chance, as a control (`random`); or a rule that accepts drafts "
+        "(`spawn_rule: nested`): the most tokens of which the branch before predicts each (`agreement`), or the "
+        "fills that decoding without lookaheads would come to, as they are (`exact`: the same tokens in "
+        "fewer passes) or a part of them (`subset`). `created` is the weight of the "
         "confidence that a branch's token had when it was spawned.",
     )
     spawn_rule: Annotated[str, Policy("spawn_rules")] = Field(
         default="confident",
         description="Which masks the lookaheads fill: the most confident, or as controls the most uncertain or random "
-        "ones; with `nested` the j-th lookahead fills the j most confident. `blocks` is the number of open blocks that "
-        "they may go into, from the first one with masks on; "
+        "ones; with `nested` the j-th lookahead fills the j most confident, with `pivot` each fills the same "
+        "half-certain mask with another token. `blocks` is the number of open blocks that they may go into, from the "
+        "first one with masks on; "
         "`confident(blocks=1)` suits `window_attention: block_causal`. `entropy` keeps them where the entropies of the "
-        "masks to the left sum to at most so many nats, which shortens the window.",
+        "masks to the left sum to at most so many nats, which shortens the window; `tokens` tries so many of a mask's "
+        "most probable tokens, those at least `ratio` times as probable as the first, found by plain operators.",
     )
     lookahead_rule: Annotated[str, Policy("lookahead_rules")] = Field(
         default="all",

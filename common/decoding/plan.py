@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from common.config import DecodeConfig
 from common.constraints import Automaton
+from common.policies import number_of
 
 Int = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -98,12 +99,12 @@ class Sampling(NamedTuple):
         """Return what these settings ask for. mask_token_id: the model's, which the settings may replace."""
         own = mask_token_id if decode.mask_token_id is None else decode.mask_token_id
         is_cut = decode.top_p < 1 or decode.top_k is not None
-        is_sampled = decode.temperature > 0
+        is_sampled, num_tried = decode.temperature > 0, int(number_of("spawn_rules", decode.spawn_rule, "tokens"))
         return cls(
             decode.sampling_strategy, own, is_sampled, is_cut, decode.strategy.guidance, decode.strategy.penalty,
             counts_mask=decode.mask_probability == "counted",
             tempers_confidence=decode.temperature_acts_on == "draw_and_confidence",
-            num_best=decode.strategy.num_best,
+            num_best=max(decode.strategy.num_best, num_tried if num_tried > 1 else 0),
         )  # fmt: skip
 
     def of_rows(self, sampling_3R: Float | None) -> Sampling:

@@ -17,7 +17,9 @@ from common.policies.rule import Number, Rule, Rules, settings_with, sort
 NO_MASK_LEFT = 1.0  # C of a branch without masks
 # created: the weight, in a branch's score, of the confidence that its lookahead token had when it was spawned.
 BRANCH_SCORES = Rules("score", created=Number(0.0, 0, 1))
-MEAN, NUM_SURE, EXPECTED, HEDGED, SLIDING_WINDOW, RANDOM, ANCHOR, LOOKAHEAD, AGREEMENT, EXACT, SUBSET = range(11)
+MEAN, NUM_SURE, EXPECTED, HEDGED, SLIDING_WINDOW, RANDOM, ANCHOR, LOOKAHEAD, AGREEMENT, EXACT, SUBSET, RIPPLE = range(
+    12
+)
 
 
 class Left(NamedTuple):
@@ -111,6 +113,17 @@ def hedged(left: Any, tried: Any, settings: Any) -> float:
     return found + (tried.num_fills - settings.score_risk * (1 - tried.likely)) if tried.num_fills else found
 
 
+@BRANCH_SCORES.add("ripple", RIPPLE, trust=0.3)
+def ripple(left: Any, tried: Any, settings: Any) -> float:
+    """Return minus the mean entropy of the masks that no lookahead fills, plus `trust` times the logarithm of how
+    likely the branch's own tokens are by now (RPS, arXiv 2608.11742); a confidence is the negative entropy."""
+    total = np.float64(0)
+    for confidence in left.confidence_M:
+        total += confidence
+    mean_confidence = total / max(len(left.confidence_M), 1)
+    return mean_confidence + settings.score_trust * np.log(max(tried.likely, 1e-30))
+
+
 @BRANCH_SCORES.add("sliding_window", SLIDING_WINDOW)
 def sliding_window(left: Any, tried: Any, settings: Any) -> float:
     """Return the mean confidence of the least confident run of `block_size` positions: a branch is as good as its
@@ -187,6 +200,8 @@ def score_of(left: Any, tried: Any, settings: Any) -> float:
         return sliding_window(left, tried, settings)
     if rule == RANDOM:
         return random(left, tried, settings)
+    if rule == RIPPLE:
+        return ripple(left, tried, settings)
     if rule == AGREEMENT:
         return agreement(left, tried, settings)
     if rule in (ANCHOR, EXACT, SUBSET):
@@ -202,7 +217,10 @@ def decide(rule: Rule, numbers: dict[str, float], scoring: Scoring) -> Score:
     likely_B, is_agreed_B = scoring.likely_B, scoring.is_agreed_B
     scores = []
     for branch, is_masked_W in enumerate(scoring.is_masked_BW):
-        column_M = is_masked_W.nonzero()[0]
+        is_left_W = is_masked_W.copy()
+        if rule.code == RIPPLE:
+            is_left_W[[position - scoring.start for one in scoring.branches for position, _ in one.fills]] = False
+        column_M = is_left_W.nonzero()[0]
         probability_M, confidence_M = scoring.probability_BW[branch][column_M], scoring.confidence_BW[branch][column_M]
         left = Left(column_M, probability_M, confidence_M, np.zeros(width + 1))
         own = len(scoring.branches[branch].fills), float(likely_B[branch]), bool(is_agreed_B[branch])

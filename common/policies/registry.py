@@ -83,6 +83,12 @@ def rule_of(kind: str, setting: str) -> tuple[Rule, dict[str, float]]:
     return rules.get(name, rules.plug_in), numbers
 
 
+def number_of(kind: str, setting: str, name: str) -> float:
+    """Return a number of a setting's rule, given or not."""
+    rule, numbers = rule_of(kind, setting)
+    return numbers.get(name, rule.numbers[name].default)
+
+
 def parsed(setting: str) -> tuple[str, dict[str, float]]:
     """Return the name and numbers of a setting that `policy` takes."""
     call = _CALL.fullmatch(setting)

@@ -44,7 +44,8 @@ class Rule(NamedTuple):
 
 
 class Rules(dict[str, Rule]):
-    """Rules of one kind by name. common: numbers that each of them takes, other packages' too."""
+    """Rules of one kind by name. common: numbers that each of them takes, other packages' too; a rule may have another
+    default."""
 
     def __init__(self, kind: str, **common: Number) -> None:
         super().__init__()
@@ -57,7 +58,9 @@ class Rules(dict[str, Rule]):
         own = {key: number if isinstance(number, Number) else Number(number) for key, number in numbers.items()}
 
         def entered(function: Function) -> Function:
-            self[name] = Rule(code, self._kind, {**own, **self.plug_in.numbers})
+            self[name] = Rule(
+                code, self._kind, own | {key: own.get(key, it) for key, it in self.plug_in.numbers.items()}
+            )
             return compiled(function)
 
         return entered

@@ -22,10 +22,11 @@ SETTINGS = np.dtype(
         ("score_created", np.float64), ("score_bottom_share", np.float64), ("score_soon", np.float64),
         ("score_trust", np.float64), ("score_risk", np.float64),
         ("spawn_blocks", np.int32), ("spawn_entropy", np.float64), ("spawn_probability", np.float64),
-        ("spawn_share", np.float64),
+        ("spawn_share", np.float64), ("spawn_tokens", np.int32), ("spawn_ratio", np.float64),
+        ("spawn_mass", np.float64),
         ("fill_steps", np.int32), ("fill_below", np.float64), ("fill_bound", np.float64), ("fill_f", np.float64),
         ("fill_share", np.float64), ("fill_delta", np.float64),
-        ("lookahead_plenty", np.float64), ("lookahead_share", np.float64),
+        ("lookahead_plenty", np.float64), ("lookahead_share", np.float64), ("lookahead_variance", np.float64),
     ],
     align=True,
 )  # fmt: skip

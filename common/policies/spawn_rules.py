@@ -14,19 +14,25 @@ from common.policies.inputs import Score, Spawning
 from common.policies.rule import MOST, Number, Rule, Rules, descending, settings_with
 
 # blocks: how many active blocks that hold masks lookaheads may go into, the first ones; 0: all of them. entropy: in
-# nats, as `num_guarded` takes it.
+# nats, as `num_guarded` takes it. tokens: how many of its most probable ones each mask is tried with, if they are
+# `ratio` times as probable as the first one or more.
+MOST_TOKENS = 16
 SPAWN_RULES = Rules(
-    "spawn", blocks=Number(0, 1, MOST, is_whole=True, shown="all"), entropy=Number(MOST, 0, MOST, shown="no bound")
-)
-CONFIDENT, UNCERTAIN, NEAR, MIXED, SPREAD, RANDOM, NESTED = range(7)
+    "spawn", blocks=Number(0, 1, MOST, is_whole=True, shown="all"), entropy=Number(MOST, 0, MOST, shown="no bound"),
+    tokens=Number(1, 1, MOST_TOKENS, is_whole=True), ratio=Number(0.1, 0, 1),
+)  # fmt: skip
+CONFIDENT, UNCERTAIN, NEAR, MIXED, SPREAD, RANDOM, NESTED, PIVOT = range(8)
 DRAWN = (MIXED, RANDOM)  # rules that look at random numbers
 
 
 class Open(NamedTuple):
-    """Masks that may be tried. draw_C: random numbers, where the rule looks at them. order_C: scratch of integers."""
+    """Masks that may be tried. mass_C, spread_C: of their `tokens` most probable ones, the sum of the probabilities and
+    the entropy in nats, where the rule looks at them. draw_C: likewise random numbers. order_C: scratch of integers."""
 
     probability_C: Any
     confidence_C: Any
+    mass_C: Any
+    spread_C: Any
     draw_C: Any
     order_C: Any
 
@@ -56,6 +62,15 @@ def nested(masks: Open, settings: Any, rank_C: Any) -> None:
     """Rank the most confident masks first. The j-th lookahead fills the first j of them: drafts of the coming j steps
     (FreeDave, arXiv 2510.00294; PSD, arXiv 2605.15609)."""
     confident(masks, settings, rank_C)
+
+
+@SPAWN_RULES.add("pivot", PIVOT, tokens=Number(4, 2, MOST_TOKENS, is_whole=True), mass=Number(0.8, 0, 1))
+def pivot(masks: Open, settings: Any, rank_C: Any) -> None:
+    """Rank the mask first that is the most open between a few tokens: of those whose `tokens` most probable ones have
+    `mass` or more together, the one where these have the highest entropy. The lookaheads try this mask alone, each with
+    another token; where there is none, nothing is tried (RPS, arXiv 2608.11742)."""
+    for place in range(len(rank_C)):
+        rank_C[place] = masks.spread_C[place] if masks.mass_C[place] >= settings.spawn_mass else -1.0
 
 
 @SPAWN_RULES.add("uncertain", UNCERTAIN)
@@ -111,6 +126,8 @@ def rank(masks: Open, settings: Any, rank_C: Any) -> None:
     rule = settings.spawn_rule
     if rule in (CONFIDENT, NESTED):
         confident(masks, settings, rank_C)
+    elif rule == PIVOT:
+        pivot(masks, settings, rank_C)
     elif rule == UNCERTAIN:
         uncertain(masks, settings, rank_C)
     elif rule == NEAR:
@@ -129,5 +146,7 @@ def decide(rule: Rule, numbers: dict[str, float], spawning: Spawning) -> Score:
     rank_C = np.zeros(len(spawning.column_C))
     draw_C = spawning.draws.generator().random(len(rank_C))
     order_C = np.zeros(len(rank_C), dtype=np.int64)
-    rank(Open(spawning.probability_C, spawning.confidence_C, draw_C, order_C), settings, rank_C)
+    mass_C, spread_C = spawning.kept_2C
+    masks = Open(spawning.probability_C, spawning.confidence_C, mass_C, spread_C, draw_C, order_C)
+    rank(masks, settings, rank_C)
     return rank_C

@@ -16,7 +16,7 @@ import numpy as np
 from common.compiled import compiled
 from common.decoding.plan import Float, Int
 from common.decoding.scheduling.planning import answer_end, carries
-from common.decoding.scheduling.scoring import align_row
+from common.decoding.scheduling.scoring import align_row, entry_of
 from common.decoding.scheduling.strategies import fillable, final_end, is_done, open_block, settle
 from common.decoding.scheduling.strategies.blocks import commits_next, filled_share, last_block
 from common.decoding.scheduling.strategies.revising import revise, without_edits
@@ -42,8 +42,8 @@ def advance(
         num_spans = spans_to_try(tables, slot, taken.num_spans)
         num_open = gather_open(tables, slot, num_spans)
         most = num_to_try(tables, slot, num_spans, taken.num_filled)
-        rank_open(tables, slot, num_open)
-        spawn(tables, slot, num_open, most)
+        rank_open(tables, slot, num_open, values_3T)
+        spawn(tables, slot, num_open, most, values_3T)
         finish(tables, slot, winner, taken.num_tokens, taken.num_keys)
         ended_N[index] = end_of(tables, slot)
         num_ended += ended_N[index] != GOES_ON
@@ -97,13 +97,8 @@ def align_winner(tables: Tables, slot: int, values_3T: Float, fields_8R: Int, wi
 def origin_of(tables: Tables, state: Any, position: int) -> tuple[int, int]:
     """Return pass and entry that the winner's prediction for this position comes from, as `scoring.align_row` lays them
     out."""
-    for place in range(state.num_shift_entries - 1, -1, -1):
-        if tables.shift_positions_B[state.slot, place] == position:
-            return state.num_forwards + 1, state.winner_first + state.winner_keys + place
-    column = position - state.window_start - state.shift
-    if column < 0:
-        return state.carry_step, state.carry_entry
-    return state.num_forwards + 1, state.winner_first + column
+    entry = entry_of(tables, state, state.winner_first, state.winner_keys, position)
+    return (state.carry_step, state.carry_entry) if entry == NOWHERE else (state.num_forwards + 1, entry)
 
 
 @compiled
@@ -324,7 +319,7 @@ def num_to_try(tables: Tables, slot: int, num_spans: int, num_filled: int) -> in
     num_masked = 0
     for place in range(num_spans):
         num_masked += tables.spans[place].num_masked
-    return lookahead_rules.count(num_filled, num_masked, tables.settings[slot])
+    return lookahead_rules.count(num_filled, num_masked, tables.states[slot].score_variance, tables.settings[slot])
 
 
 @compiled
@@ -339,31 +334,53 @@ def gather_open(tables: Tables, slot: int, num_spans: int) -> int:
 
 
 @compiled
-def rank_open(tables: Tables, slot: int, num_open: int) -> None:
+def rank_open(tables: Tables, slot: int, num_open: int, values_3T: Float) -> None:
     """Write the rank that the spawn rule gives each of the gathered masks."""
-    first = tables.states[slot].first_position
+    settings, first = tables.settings[slot], tables.states[slot].first_position
+    mass_M, spread_M = tables.agreed_M[:num_open], tables.rank_M[:num_open]
+    for place in range(num_open if settings.spawn_rule == spawn_rules.PIVOT else 0):
+        mass_M[place], spread_M[place] = _kept(tables, slot, tables.position_M[place], values_3T)
     masks = spawn_rules.Open(
-        tables.probability_M[:num_open], tables.confidence_M[:num_open], tables.draw_P[first : first + num_open],
-        tables.order_M,
+        tables.probability_M[:num_open], tables.confidence_M[:num_open], mass_M, spread_M,
+        tables.draw_P[first : first + num_open], tables.order_M,
     )  # fmt: skip
-    spawn_rules.rank(masks, tables.settings[slot], tables.rank_M[:num_open])
+    spawn_rules.rank(masks, settings, tables.rank_M[:num_open])
 
 
 @compiled
-def spawn(tables: Tables, slot: int, num_open: int, most: int) -> None:
-    """Make the lookaheads: the anchor and one more fill each, nested ones also those before, at the masks of the
-    highest ranks; of equal ones the earliest."""
+def _kept(tables: Tables, slot: int, position: int, values_3T: Float) -> tuple[float, float]:
+    """Return the sum of the probabilities of the position's most probable tokens, and the entropy of these; nothing of
+    a position that an earlier pass predicts."""
+    state, num_best, mass, spread = tables.states[slot], (values_3T.shape[0] - 3) // 2, 0.0, 0.0
+    entry = entry_of(tables, state, state.winner_first, state.winner_keys, position)
+    for each in range(min(num_best, tables.settings[slot].spawn_tokens) if entry != NOWHERE else 0):
+        share = float(values_3T[3 + num_best + each, entry])
+        mass += share
+        spread -= share * np.log(max(share, 1e-30))
+    return mass, spread
+
+
+@compiled
+def spawn(tables: Tables, slot: int, num_open: int, most: int, values_3T: Float) -> None:
+    """Make the lookaheads at the masks of the highest ranks, of equal ones the earliest: the anchor and one more fill
+    each; nested ones also those before; with several `tokens` a mask, one lookahead for each."""
     state, settings, num_made = tables.states[slot], tables.settings[slot], 0
-    rank_M, chosen_K = tables.rank_M, tables.chosen_K
+    rank_M, chosen_K, is_pivot = tables.rank_M, tables.chosen_K, settings.spawn_rule == spawn_rules.PIVOT
+    most_places = min(most, 1) if is_pivot else most
     for place in range(num_open if most else 0):
-        if num_made == most and rank_M[place] <= rank_M[chosen_K[num_made - 1]]:
+        if num_made == most_places and rank_M[place] <= rank_M[chosen_K[num_made - 1]]:
             continue
-        num_made += num_made < most
+        if is_pivot and rank_M[place] < 0:
+            continue
+        num_made += num_made < most_places
         branch = num_made - 1
         while branch and rank_M[chosen_K[branch - 1]] < rank_M[place]:
             chosen_K[branch] = chosen_K[branch - 1]
             branch -= 1
         chosen_K[branch] = place
+    if settings.spawn_tokens > 1:
+        state.num_lookaheads = _spawn_tokens(tables, slot, num_made, most, values_3T)
+        return
     for branch in range(num_made):
         own, first = tables.branches_K[slot, branch], 0 if settings.spawn_rule == spawn_rules.NESTED else branch
         own.num_fills, own.origin = branch - first + 1, settings.spawn_rule
@@ -373,6 +390,31 @@ def spawn(tables: Tables, slot: int, num_open: int, most: int) -> None:
             fill.position, fill.token = position, int(tables.winner_3W[0, position - state.window_start])
             fill.step, fill.entry = origin_of(tables, state, position)
     state.num_lookaheads = num_made
+
+
+@compiled
+def _spawn_tokens(tables: Tables, slot: int, num_places: int, most: int, values_3T: Float) -> int:
+    """Make a lookahead of each token that is probable enough at each of the chosen masks, the first mask's first;
+    returns how many. Of a mask that an earlier pass predicts, only the best token is known."""
+    state, settings, num_made = tables.states[slot], tables.settings[slot], 0
+    num_best = (values_3T.shape[0] - 3) // 2
+    for rank in range(num_places):
+        place = tables.chosen_K[rank]
+        column, (step, entry) = (
+            tables.position_M[place] - state.window_start,
+            origin_of(tables, state, tables.position_M[place]),
+        )
+        count = min(num_best, settings.spawn_tokens) if step == state.num_forwards + 1 else 1
+        least = np.float32(settings.spawn_ratio) * tables.winner_3W[1, column]
+        for each in range(count):
+            token = tables.winner_3W[0, column] if not each else values_3T[3 + each, entry]
+            if num_made == most or token < 0 or (each and values_3T[3 + num_best + each, entry] < least):
+                break
+            own, fill = tables.branches_K[slot, num_made], tables.fills_KF[slot, num_made, 0]
+            own.num_fills, own.origin, own.confidence = 1, settings.spawn_rule, tables.confidence_M[place]
+            fill.position, fill.token, fill.step, fill.entry = tables.position_M[place], int(token), step, entry
+            num_made += 1
+    return num_made
 
 
 @compiled

@@ -90,7 +90,7 @@ def advance(view: StepView, winner: int) -> tuple[int, StepRecord]:
     num_open = advancing.gather_open(tables, slot, num_spans)
     most = _num_to_try(view, num_spans, num_filled)
     _rank(view, branch, num_open)
-    advancing.spawn(tables, slot, num_open, most)
+    advancing.spawn(tables, slot, num_open, most, view.values_3T)
     advancing.finish(tables, slot, winner, num_adopted + num_filled + num_seeded, num_keys)
     record = StepRecord(
         request_id=view.decoding.request.id,
@@ -203,14 +203,14 @@ def _num_to_try(view: StepView, num_spans: int, num_filled: int) -> int:
     num_masked = sum(int(span["num_masked"]) for span in tables.spans[:num_spans])
     if not num_masked or not decode.num_lookahead:
         return 0
-    stepped = Stepped(num_filled, num_masked, decode)
+    stepped = Stepped(num_filled, num_masked, decode, float(tables.states[slot]["score_variance"]))
     return view.decoding.asked(policy("lookahead_rules", decode.lookahead_rule), stepped) or 0
 
 
 def _rank(view: StepView, branch: int, num_open: int) -> None:
     tables, slot, decode = view.tables, view.decoding.slot, view.scoring.settings
     if tables.settings[slot]["spawn_rule"] != PLUG_IN or not num_open:
-        advancing.rank_open(tables, slot, num_open)
+        advancing.rank_open(tables, slot, num_open, view.values_3T)
         return
     column_C = tables.position_M[:num_open] - view.start
     draws = view.scoring.draws._replace(stream=1)

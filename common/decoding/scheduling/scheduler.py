@@ -24,7 +24,7 @@ from common.decoding.scheduling.logprobs import Tell
 from common.decoding.scheduling.requests import Requests
 from common.decoding.scheduling.rules import DREAM, ModelFacts, Rules, StopFinder, no_stop_strings
 from common.decoding.scheduling.state import DecodingRequest, Observer, StepRecord
-from common.policies import parsed
+from common.policies import number_of, parsed
 
 # Settings of a whole pass, which all its requests share: attention, and how confidences come out of the logits.
 SHARED_SETTINGS = ("window_attention", "sampling_strategy", "mask_token_id", "mask_probability", "temperature_acts_on")
@@ -169,6 +169,8 @@ class Scheduler:
         rules = self._rules_of(request)
         if not rules.end_token_ids:
             return "an answer that is held to a format ends with an end token, and none is known: set eos_token_id"
+        if number_of("spawn_rules", rules.decode.spawn_rule, "tokens") > 1:
+            return "spawn_rule tries several tokens of a mask, which a format does not judge: leave one of them out"
         if parsed(rules.decode.branch_score)[0] == "exact":
             return "branch_score exact compares what each row predicts alone: leave the format out, or set another"
         carries = rules.shift and not rules.decode.strategy.is_from_zero and rules.decode.shift_row == "stale"
@@ -267,6 +269,7 @@ def _shared(decode: DecodeConfig) -> dict[str, Any]:
     """Return the settings that requests of one pass must have in common, by name."""
     strategy = decode.strategy
     found = {name: getattr(decode, name) for name in SHARED_SETTINGS}
+    found["spawn_rule's tokens"] = int(number_of("spawn_rules", decode.spawn_rule, "tokens"))
     return {**found, "cfg_scale": strategy.guidance, "penalty_lambda": strategy.penalty}
 
 

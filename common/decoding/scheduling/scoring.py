@@ -11,8 +11,18 @@ import numpy as np
 
 from common.compiled import compiled
 from common.decoding.plan import Bool, Float, Int, Score
-from common.decoding.scheduling.tables import Parts, Request, Tables, request_of
-from common.policies.branch_scores import AGREEMENT, EXPECTED, HEDGED, MEAN, NO_MASK_LEFT, Left, Tried, score_of
+from common.decoding.scheduling.tables import NOWHERE, Parts, Request, Tables, request_of
+from common.policies.branch_scores import (
+    AGREEMENT,
+    EXPECTED,
+    HEDGED,
+    MEAN,
+    NO_MASK_LEFT,
+    RIPPLE,
+    Left,
+    Tried,
+    score_of,
+)
 from common.policies.rule import PLUG_IN
 
 
@@ -39,6 +49,16 @@ def align_row(tables: Tables, request: Request, values_3T: Float, fields_8R: Int
 
 
 @compiled
+def entry_of(tables: Tables, state: Any, first: int, num_keys: int, position: int) -> int:
+    """Return the entry that predicts this position in a row with these numbers; NOWHERE: an earlier pass did."""
+    for place in range(state.num_shift_entries - 1, -1, -1):
+        if tables.shift_positions_B[state.slot, place] == position:
+            return int(first + num_keys + place)
+    column = position - state.window_start - state.shift
+    return int(first + column) if column >= 0 else NOWHERE
+
+
+@compiled
 def select(order_N: Int, parts: Parts, values_3T: Float, fields_8R: Int, score_R: Score, winner_N: Int) -> None:
     """Score the rows of every request and write the winning ones."""
     tables = Tables(*parts)
@@ -56,14 +76,14 @@ def _score_rows(order_N: Int, tables: Tables, values_3T: Float, fields_8R: Int, 
             score_R[state.first_row : state.first_row + state.num_rows] = 0.0
             continue
         weight, num_lookaheads = settings.score_created, state.num_lookaheads
-        looks_at_anchor = settings.branch_score == EXPECTED or settings.branch_score == HEDGED
+        looks_at_anchor = settings.branch_score in (EXPECTED, HEDGED, RIPPLE)
         is_agreed, looks_at_parents = True, settings.branch_score == AGREEMENT
         if (looks_at_anchor or looks_at_parents) and num_lookaheads:
             align_row(tables, request, values_3T, fields_8R, state.first_row + num_lookaheads, tables.winner_3W)
         for branch in range(state.num_rows):
             row, own = state.first_row + branch, tables.branches_K[slot, branch]
             created, num_fills = float(own.confidence), own.num_fills
-            likely = _likely(tables, state, branch) if looks_at_anchor else 1.0
+            likely = _likely(tables, state, branch, values_3T, fields_8R) if looks_at_anchor else 1.0
             if settings.branch_score == MEAN and settings.score_bottom_share >= 1 and not state.num_shift_entries:
                 score = _mean(tables, request, branch, values_3T[2], fields_8R[0, row])
                 score_R[row] = weight * created + (1 - weight) * score if weight else score
@@ -71,7 +91,11 @@ def _score_rows(order_N: Int, tables: Tables, values_3T: Float, fields_8R: Int, 
             if looks_at_parents:
                 is_agreed = _is_agreed(tables, state, branch, is_agreed)
             align_row(tables, request, values_3T, fields_8R, row, tables.aligned_3W)
+            for each in range(num_lookaheads if settings.branch_score == RIPPLE else 0):
+                _set_own_masks(tables, request, each, False)
             left = _left(tables, request, branch)
+            for each in range(num_lookaheads if settings.branch_score == RIPPLE else 0):
+                _set_own_masks(tables, request, each, True)
             draw, width = tables.score_draw_K[slot, branch], state.widest_end - state.window_start
             score = score_of(left, Tried(num_fills, likely, is_agreed, draw, width), settings)
             score_R[row] = weight * created + (1 - weight) * score if weight else score
@@ -117,14 +141,21 @@ def _set_own_masks(tables: Tables, request: Request, branch: int, is_masked: boo
 
 
 @compiled
-def _likely(tables: Tables, state: Any, branch: int) -> float:
-    """Return the probability that the anchor, which is aligned, gives the branch's own tokens; 0 where another one is
-    the best by now."""
-    likely = 1.0
+def _likely(tables: Tables, state: Any, branch: int, values_3T: Float, fields_8R: Int) -> float:
+    """Return the probability that the anchor, which is aligned, gives the branch's own tokens; 0 for one that is not
+    the best by now, nor among the most probable ones where the pass tells these."""
+    likely, anchor = 1.0, state.first_row + state.num_lookaheads
     for place in range(tables.branches_K[state.slot, branch].num_fills):
-        fill = tables.fills_KF[state.slot, branch, place]
-        column = fill.position - state.window_start
-        likely *= float(tables.winner_3W[1, column]) if tables.winner_3W[0, column] == fill.token else 0.0
+        fill, found = tables.fills_KF[state.slot, branch, place], 0.0
+        column, num_best = fill.position - state.window_start, (values_3T.shape[0] - 3) // 2
+        if tables.winner_3W[0, column] == fill.token:
+            found = float(tables.winner_3W[1, column])
+        elif num_best:
+            entry = entry_of(tables, state, fields_8R[0, anchor], fields_8R[2, anchor], fill.position)
+            for each in range(num_best if entry != NOWHERE else 0):
+                if values_3T[3 + each, entry] == fill.token:
+                    found = float(values_3T[3 + num_best + each, entry])
+        likely *= found
     return likely
 
 
@@ -144,7 +175,7 @@ def _is_agreed(tables: Tables, state: Any, branch: int, is_one_before: bool) -> 
 
 @compiled
 def best_rows(order_N: Int, tables: Tables, score_R: Score, winner_N: Int) -> None:
-    """Write the winning row of every request; of equal scores the first."""
+    """Write the winning row of every request, of equal scores the first; and how much its lookaheads' scores vary."""
     for index in range(len(order_N)):
         state = tables.states[order_N[index]]
         winner = state.first_row
@@ -152,6 +183,12 @@ def best_rows(order_N: Int, tables: Tables, score_R: Score, winner_N: Int) -> No
             if score_R[row] > score_R[winner]:
                 winner = row
         winner_N[index] = winner
+        total, squares, count = 0.0, 0.0, state.num_lookaheads
+        for row in range(state.first_row, state.first_row + count):
+            total += score_R[row]
+        for row in range(state.first_row, state.first_row + count):
+            squares += (score_R[row] - total / count) ** 2
+        state.score_variance = squares / count if count > 1 else np.inf
 
 
 @compiled

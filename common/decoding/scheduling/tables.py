@@ -91,6 +91,7 @@ STATE = np.dtype(
         # What the steps so far have come to.
         ("num_blocks", np.int32), ("num_lookaheads", np.int32), ("num_forwards", np.int32), ("num_wins", np.int32),
         ("num_forced", np.int32), ("num_given", np.int32), ("has_eos", np.bool_),
+        ("score_variance", np.float64),  # of the last pass's lookaheads; infinite where there were less than two
         ("is_refreshed", np.bool_),  # fast_dllm: the cache around the current block is up to date
         ("has_block_cache", np.bool_),  # fast_dllm_v2, dual: keys of the block's other parts are there
         # levenshtein: the block's masks when it was opened, passes without one of these; and of the last pass the least

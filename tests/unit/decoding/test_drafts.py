@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from attentive import MASK, Attentive, Decoded
+from attentive import MASK, Attentive, Canvas, Decoded, filled
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -79,17 +79,6 @@ def test_exact_drafts_change_no_token(
     found = Decoded(DecodeConfig.model_validate(drafted), facts, lengths, model[1], watches)
     assert found.tokens == wanted.tokens
     assert found.num_forwards <= wanted.num_forwards
-
-
-Canvas = list[int]
-
-
-def filled(canvas: Canvas, told_3P: Any, threshold: float) -> Canvas:
-    """Fill every mask above the threshold, or the most confident one."""
-    masks = [place for place, token in enumerate(canvas) if token == MASK]
-    sure = [place for place in masks if told_3P[1, place] > threshold]
-    chosen = sure or sorted(masks, key=lambda place: -told_3P[2, place])[:1]
-    return [int(told_3P[0, place]) if place in chosen else token for place, token in enumerate(canvas)]
 
 
 def by_freedave(is_equal: bool) -> Any:

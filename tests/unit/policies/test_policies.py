@@ -146,6 +146,29 @@ def test_a_step_that_filled_much_is_followed_by_fewer_lookaheads() -> None:
     assert policy("lookahead_rules", "all")(Stepped(9, 20, settings)) == 7
 
 
+def test_lookaheads_whose_scores_agree_are_followed_by_none() -> None:
+    settings = DecodeConfig(num_lookahead=7)
+    count = policy("lookahead_rules", "disputed(variance=0.5)")
+    assert [count(Stepped(1, 20, settings, variance)) for variance in (0.4, 0.5, np.inf)] == [0, 7, 7]
+
+
+def test_a_pivot_is_the_mask_most_open_between_few_tokens() -> None:
+    """Both tokens of the masks: 0.9 and 0.05; 0.5 and 0.4; 0.3 and 0.2, which are too little together."""
+    share_2C = np.array([[0.9, 0.5, 0.3], [0.05, 0.4, 0.2]], np.float32)
+    values_7C = np.concatenate((np.zeros((1, 3)), share_2C[:1], share_2C[:1] - 1, np.zeros((2, 3)), share_2C))
+    spawning = Spawning(values_7C.astype(np.float32), np.arange(3), 10, decode(), DRAWS)
+    rank_C = policy("spawn_rules", "pivot(tokens=2, mass=0.7)")(spawning)
+    assert rank_C.argmax() == 1 and rank_C[2] == -1
+    assert (policy("spawn_rules", "pivot(tokens=2, mass=0.96)")(spawning) == -1).all()
+
+
+def test_ripple_weighs_what_is_left_with_how_likely_the_token_is() -> None:
+    """Masks that no lookahead of THREE fills: columns 2 and 3."""
+    score_B = policy("branch_scores", "ripple(trust=0.5)")(THREE)
+    assert score_B[0] == pytest.approx(-0.2 + 0.5 * np.log(0.5))
+    assert score_B[1] < -30 and score_B[2] == pytest.approx(-0.4)
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -155,7 +178,7 @@ def test_a_step_that_filled_much_is_followed_by_fewer_lookaheads() -> None:
         ({"branch_score": "mean(a=1)"}, "mean takes bottom_share, created, as in mean"),
         ({"fill_rule": "threshold(a=1)"}, "threshold takes no numbers"),
         ({"spawn_rule": "os.system"}, "set it to one of confident"),
-        ({"lookahead_rule": ""}, "set it to one of all, stalled"),
+        ({"lookahead_rule": ""}, "set it to one of all, disputed"),
     ],
 )
 def test_an_unknown_one_is_refused_in_a_sentence(settings: dict[str, Any], sentence: str) -> None:
