@@ -165,7 +165,8 @@ class Rules:
         if isinstance(strategy, Levenshtein):
             num_blocks = decode.max_new_tokens // decode.block_size + 2
             usual = 4 * (decode.block_size + strategy.steps + strategy.max_post_edit_steps)
-            return num_blocks * min(self.most_block_steps, max(usual, _REMEMBERED_STEPS // num_blocks))
+            block_steps = min(self.most_block_steps, max(usual, _REMEMBERED_STEPS // num_blocks))
+            return 1 + num_blocks * block_steps  # one that writes the prompt's KV
         if isinstance(strategy, FastDllm):
             most += self.max_blocks * strategy.min_block_steps
         return most

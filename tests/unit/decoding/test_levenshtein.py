@@ -154,6 +154,16 @@ def differences(expected: dict[str, Any], record: StepRecord) -> Iterator[str]:
             yield f"{key}: {value}, by the rule {wanted}"
 
 
+def of_all_passes() -> tuple[DecodeConfig, list[list[int]], Toy]:
+    """Two blocks that take every pass that their rule allows, after one that writes the prompt's KV."""
+    strategy = {
+        "name": "levenshtein", "variant": "fluxserve", "edit_threshold": 0.0, "steps": 3, "max_post_edit_steps": 0,
+        "max_block_steps": 2,
+    }  # fmt: skip
+    settings = {"block_size": 4, "max_new_tokens": 3, "num_lookahead": 0, "skip_threshold": 0.2}
+    return DecodeConfig.model_validate({"strategy": strategy, **settings}), [[1] * 6], Toy(0, (-9.0, -9.0, -9.0, -9.0))
+
+
 def of_many_passes() -> tuple[DecodeConfig, list[list[int]], Toy]:
     """Three blocks, none of which comes to rest."""
     strategy = {
@@ -167,6 +177,7 @@ def of_many_passes() -> tuple[DecodeConfig, list[list[int]], Toy]:
 @pytest.mark.filterwarnings("ignore:divide by zero")
 @given(cases())
 @example(of_many_passes())
+@example(of_all_passes())
 @settings(max_examples=100, deadline=None)
 def test_every_pass_is_the_plain_rules(case: tuple[DecodeConfig, list[list[int]], Toy]) -> None:
     config, prompts, toy = case
