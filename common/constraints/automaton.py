@@ -3,7 +3,7 @@
 Tokens that lead from every state to the same next state are one class, so that a vocabulary of 150,000 is a few hundred
 columns. Class 0 holds the tokens that lead nowhere.
 
-Shapes: V vocabulary, Q states, C classes, E edges (state, class), W positions.
+Shapes: V vocabulary, Q states, C classes, E edges (state, class), P pairs of states, W positions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,28 @@ import numpy.typing as npt
 Int = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Bool = npt.NDArray[np.bool_]
-Lattice = list[Int]
 
 NEVER = -1  # no state; no class
 MASK = -1  # in the place of a token's class: any
 _FAR = 2**30  # tokens to a text's end, where there is none
+
+
+class Graph(NamedTuple):
+    """An automaton as compiled loops read it.
+
+    Edges stand in the order of state and class, those of state q from first_Q1[q] on. Pairs are the next states of a
+    state, each once. distance_Q: the fewest tokens from each state to a text's end.
+    """
+
+    class_V: Int32
+    next_QC: Int32
+    first_Q1: Int
+    source_E: Int32
+    class_E: Int32
+    target_E: Int32
+    first_pair_Q1: Int
+    target_P: Int32
+    distance_Q: Int
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +71,20 @@ class Automaton:
         return int(self.next_QC.shape[1])
 
     @cached_property
+    def graph(self) -> Graph:
+        source_E, class_E, target_E = self.edges_3E.astype(np.int32)
+        pairs_2P = np.unique(self.edges_3E[::2], axis=1)
+        places_Q1 = np.arange(self.num_states + 1)
+        return Graph(
+            self.class_V, self.next_QC, source_E.searchsorted(places_Q1), source_E, class_E, target_E,
+            pairs_2P[0].searchsorted(places_Q1), pairs_2P[1].astype(np.int32), self.distance_Q,
+        )  # fmt: skip
+
+    @cached_property
     def edges_3E(self) -> Int:
-        """State, class and next state of each edge, in the order of next state, state and class."""
+        """State, class and next state of each edge, in the order of state and class."""
         source_E, class_E = np.nonzero(self.next_QC >= 0)
-        target_E = self.next_QC[source_E, class_E]
-        order_E = np.lexsort((class_E, source_E, target_E))
-        return np.stack((source_E, class_E, target_E))[:, order_E].astype(np.int64)
+        return np.stack((source_E, class_E, self.next_QC[source_E, class_E])).astype(np.int64)
 
     @cached_property
     def distance_Q(self) -> Int:
@@ -97,34 +122,3 @@ class Automaton:
                 break
             state = int(self.next_QC[state, token_class])
         return state
-
-    def lattice(self, state: int, class_W: Int, is_last_Q: Bool) -> Lattice | None:
-        """Return the edges, by their places in `edges_3E`, that lie on a way from `state` through positions of these
-        classes (MASK: any) to one of the last states, for each position; None if there is no such way.
-
-        Every class of an edge at a position is possible there, and no other one is.
-        """
-        source_E, class_E, target_E = self.edges_3E
-        is_here_Q, found = np.zeros(self.num_states, np.bool_), []
-        is_here_Q[state] = True
-        for token_class in class_W.tolist():
-            is_open_E = is_here_Q[source_E]
-            if token_class != MASK:
-                is_open_E &= class_E == token_class
-            edge_X = is_open_E.nonzero()[0]
-            is_here_Q = np.zeros_like(is_here_Q)
-            is_here_Q[target_E[edge_X]] = True
-            found.append(edge_X)
-        is_here_Q = is_here_Q & is_last_Q
-        if not is_here_Q.any():
-            return None
-        for place in range(len(found) - 1, -1, -1):
-            found[place] = edge_X = found[place][is_here_Q[target_E[found[place]]]]
-            is_here_Q = np.zeros_like(is_here_Q)
-            is_here_Q[source_E[edge_X]] = True
-        return found
-
-    def may_end(self, num_left: int) -> Bool:
-        """[Q]: states from which a canvas of so many masks can be filled."""
-        within_Q: Bool = self.distance_Q <= num_left
-        return within_Q

@@ -14,7 +14,7 @@ from common.decoding.scheduling import by_request
 from common.decoding.scheduling.advancing import IS_DONE, IS_OUT_OF_STEPS, advance
 from common.decoding.scheduling.drafts import hold
 from common.decoding.scheduling.ending import find_end
-from common.decoding.scheduling.held import Pass
+from common.decoding.scheduling.held import Pass, Scratch
 from common.decoding.scheduling.logprobs import Book, Tell, note
 from common.decoding.scheduling.planning import (
     begin_request,
@@ -50,6 +50,7 @@ class Requests:
         self._new: list[DecodingRequest] = []  # before their first step
         self._views: dict[int, by_request.StepView] = {}  # by place in the step
         self._books: dict[str, Book] = {}  # by id, of requests that ask for log probabilities
+        self._scratch = Scratch()
 
     @property
     def active(self) -> list[DecodingRequest]:
@@ -179,7 +180,7 @@ class Requests:
         winner_N = np.empty(len(order_N), np.int64)
         held = self._held(predictions) if self._num_held else {}
         for own, decoding in held.values():
-            _keep_to_format(decoding, own)
+            _keep_to_format(decoding, own, int(own.state["first_row"]) if own.state["num_rows"] == 1 else None)
         select(order_N, self._store.parts, self._values_3T, self._rows_8R, self._score_R, winner_N)
         if self._num_verified:
             hold(order_N, self._store.parts, self._values_3T, self._rows_8R, self._score_R, winner_N)
@@ -192,7 +193,8 @@ class Requests:
             if scoring:
                 best_rows(order_N, self._store.loops, self._score_R, winner_N)
         for place, (own, decoding) in held.items():
-            _keep_to_format(decoding, own, int(winner_N[place]))
+            if own.state["num_rows"] > 1:
+                _keep_to_format(decoding, own, int(winner_N[place]))
         if held and self._views:
             self._views = self._look(predictions)
         return winner_N
@@ -280,17 +282,20 @@ class Requests:
             if classes is None:
                 decoding.failures[decoding.request.id] = "this engine computes nothing of formats: leave the format out"
             else:
-                own = Pass(self._store.loops, decoding.slot, predictions.values_3T, self._rows_8R, classes)
-                found[place] = own, decoding
+                store, values_3T = self._store, predictions.values_3T
+                found[place] = (
+                    Pass(store.loops, store.parts, decoding.slot, values_3T, self._rows_8R, classes, self._scratch),
+                    decoding,
+                )
         return found
 
     def _complete(self) -> list[int]:
         """Return the places of answers that are held to a format and stand."""
-        found, tables = [], self._store.loops
-        for place, decoding in enumerate(self._decoding.values()):
-            if decoding.held is not None and decoding.held.is_complete(tables, decoding.slot):
-                found.append(place)
-        return found
+        return [
+            place
+            for place, decoding in enumerate(self._decoding.values())
+            if decoding.held is not None and decoding.held.is_complete(self._store.parts, decoding.slot, self._scratch)
+        ]
 
     def _sampling_of(self, request_R: Int) -> Float | None:
         """Return StepPlan.sampling_3R."""

@@ -17,7 +17,8 @@ import numpy as np
 
 from common.compiled import IS_COMPILED, SLOW, machine_code_folder
 from common.config import DecodeConfig
-from common.decoding.plan import Predictions
+from common.constraints import NEVER, Automaton
+from common.decoding.plan import ClassField, ClassStatistics, Predictions
 from common.decoding.request import GenerationRequest
 from common.decoding.scheduling.rules import ModelFacts
 from common.decoding.scheduling.scheduler import Scheduler
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _STEPS = 32  # of requests that are made up
 _MOST_TIMED = 64  # requests at once
+_ANY_TEXT = Automaton(np.ones(8, np.int32), np.array([[NEVER, 0]], np.int32), np.ones(1, np.bool_), 0, "any text")
 
 
 def start_warming() -> Thread:
@@ -44,6 +46,8 @@ def warm_up() -> None:
         decode = DecodeConfig(num_lookahead=1, block_size=2, max_new_tokens=4)
         scheduler, _ = _decoded(decode, 1)
         scheduler.can_begin(GenerationRequest("", (1,)))
+        for temperature in (0.0, 1.0):
+            _decoded(decode.changed({"temperature": temperature}), 1, _ANY_TEXT)
 
 
 def host_seconds(decode: DecodeConfig, num_requests: int) -> tuple[float, float]:
@@ -54,14 +58,16 @@ def host_seconds(decode: DecodeConfig, num_requests: int) -> tuple[float, float]
     return of_one, max(median(_decoded(decode, 1 + num_more)[1]) - of_one, 0.0) / num_more
 
 
-def _decoded(decode: DecodeConfig, num_requests: int) -> tuple[Scheduler, list[float]]:
+def _decoded(
+    decode: DecodeConfig, num_requests: int, automaton: Automaton | None = None
+) -> tuple[Scheduler, list[float]]:
     """Decode so many requests for some steps, or to their end: with predictions below the usual thresholds, so that
-    every lookahead is tried. Returns the seconds of each step too."""
+    every lookahead is tried. Returns the seconds of each step too. automaton: that of their format."""
     endless = decode.changed({"stop": (), "stop_token_ids": (), "eos_token_id": -1})
     facts = ModelFacts(shift=int(not decode.strategy.num_best), edit_ids=(2, 3))
     scheduler = Scheduler(endless, mask_token_id=0, eos_token_id=None, num_slots=num_requests, facts=facts)
     for index in range(num_requests):
-        scheduler.admit(GenerationRequest(str(index), (1,) * decode.block_size))
+        scheduler.admit(GenerationRequest(str(index), (1,) * decode.block_size, automaton=automaton))
     seconds: list[float] = []
     while scheduler.active and len(seconds) < _STEPS:
         began = time.perf_counter()
@@ -69,7 +75,11 @@ def _decoded(decode: DecodeConfig, num_requests: int) -> tuple[Scheduler, list[f
         planned = time.perf_counter()
         values_XT = np.ones((plan.sampling.num_values, plan.num_tokens), np.float32)
         values_XT[1] = 0.5
-        predictions = Predictions(values_XT)
+        entry_X, classes = plan.is_read_T.nonzero()[0], {}
+        for own in (plan.automaton_of or {}).values():
+            values_XC5 = np.ones((len(entry_X), own.num_classes, len(ClassField)), np.float32)
+            classes[own.key] = ClassStatistics(entry_X, values_XC5)
+        predictions = Predictions(values_XT, classes)
         answered = time.perf_counter()
         scheduler.advance(scheduler.select_winners(predictions))
         seconds.append(planned - began + time.perf_counter() - answered)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.constraints import MASK, Automaton, Compiler, Format, drawn_path, made
+from common.constraints import MASK, Automaton, Compiler, Format, made
 from common.errors import ConfigError
+from tests.fillings import drawn
 
 pytest.importorskip("outlines_core", reason="needs the extra structured")
 
@@ -88,11 +89,9 @@ def texts(own: Automaton, count: int, seed: int, longest: int = 40) -> list[str]
     first = {int(token_class): id for id, token_class in reversed([*enumerate(closed.class_V.tolist())])}
     for _ in range(count):
         width = own.shortest + int(rng.integers(0, longest))
-        lattice = closed.lattice(closed.start, np.full(width, MASK), closed.may_end(0))
-        assert lattice is not None
         weight_WC = rng.standard_normal((width, closed.num_classes)) * 3
-        path_W = drawn_path(closed, lattice, weight_WC, closed.start, rng, is_tail_free=False)
-        ids = [first[token_class] for token_class in path_W.tolist() if token_class != closed.end_class]
+        path_W = drawn(closed, np.full(width, MASK, np.int32), weight_WC, rng)
+        ids = [first[token_class] for token_class in path_W if token_class != closed.end_class]
         found.append(b"".join(TOKENS[id] for id in ids).decode())
     return found
 

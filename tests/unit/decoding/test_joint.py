@@ -8,7 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from common.constraints import MASK, Automaton, ByteAutomaton, Trie, best_path, drawn_path, lift, possible
+from common.constraints import MASK, Automaton, ByteAutomaton, Trie, lift
+from common.decoding.scheduling.held.joint import find_possible
+from tests.fillings import alive, best, drawn
 
 TOKENS = {0: b"a", 1: b"b", 2: b"ab", 3: b"ba", 4: b"c"}
 EOS, VOCAB = 5, 7
@@ -32,7 +34,7 @@ def canvases(own: Automaton, token_W: list[int]) -> list[tuple[int, ...]]:
 
 
 def classes(own: Automaton, token_W: list[int]) -> np.ndarray:
-    return np.array([MASK if token == MASK else own.class_V[token] for token in token_W])
+    return np.array([MASK if token == MASK else own.class_V[token] for token in token_W], np.int32)
 
 
 def cases() -> list[list[int]]:
@@ -48,18 +50,21 @@ def cases() -> list[list[int]]:
 def test_what_is_possible_and_what_is_best_are_those_of_enumeration(token_W: list[int]) -> None:
     own, rng = automaton(), np.random.default_rng(len(token_W))
     accepted = canvases(own, token_W)
-    lattice = own.lattice(own.start, classes(own, token_W), own.may_end(0))
-    assert (lattice is not None) == bool(accepted)
-    if lattice is None:
+    class_W = classes(own, token_W)
+    is_alive_WQ = alive(own, class_W)
+    assert (is_alive_WQ is not None) == bool(accepted)
+    if is_alive_WQ is None:
         return
     logit_WV = rng.standard_normal((len(token_W), VOCAB)) * 2
-    for place, is_possible_C in enumerate(possible(own, lattice)):
+    is_possible_C = np.zeros(own.num_classes, np.bool_)
+    for place in (class_W == MASK).nonzero()[0]:
+        find_possible(own.graph, is_alive_WQ, place, is_possible_C)
         assert {int(own.class_V[canvas[place]]) for canvas in accepted} == {*is_possible_C.nonzero()[0].tolist()}
     weight_WC = np.stack([logit_WV[:, own.class_V == c].max(axis=1, initial=-1e30) for c in range(own.num_classes)], 1)
     weight_WC[np.array(token_W) != MASK] = 0
-    path_W = best_path(own, lattice, weight_WC, own.start, is_tail_free=False)
-    best = max(sum(logit_WV[p, t] for p, t in enumerate(c) if token_W[p] == MASK) for c in accepted)
-    assert sum(weight_WC[place, c] for place, c in enumerate(path_W.tolist())) == pytest.approx(best, abs=1e-9)
+    path_W = best(own, class_W, weight_WC)
+    highest = max(sum(logit_WV[p, t] for p, t in enumerate(c) if token_W[p] == MASK) for c in accepted)
+    assert sum(weight_WC[place, c] for place, c in enumerate(path_W)) == pytest.approx(highest, abs=1e-9)
     assert tuple(path_W) in {tuple(own.class_V[list(canvas)]) for canvas in accepted}
 
 
@@ -67,11 +72,9 @@ def test_a_free_tail_weighs_as_what_is_best_after_the_first_end() -> None:
     own = automaton(("a", "ba"))
     weight_WC = np.full((4, own.num_classes), -1.0)
     weight_WC[:, own.end_class] = -5.0
-    lattice = own.lattice(own.start, np.full(4, MASK), own.may_end(0))
-    assert lattice is not None
     for is_tail_free, ends in ((True, -8.0), (False, -12.0)):
-        path_W = best_path(own, lattice, weight_WC, own.start, is_tail_free=is_tail_free)
-        first = path_W.tolist().index(own.end_class)
+        path_W = best(own, np.full(4, MASK, np.int32), weight_WC, is_tail_free)
+        first = path_W.index(own.end_class)
         counted = path_W[: first + 1] if is_tail_free else path_W
         rest = -1.0 * (len(path_W) - len(counted))
         assert weight_WC[np.arange(len(counted)), counted].sum() + rest == pytest.approx(ends)
@@ -89,18 +92,14 @@ def test_samples_have_the_exact_distribution(is_tail_free: bool) -> None:
         own_W = [probability_WV[place, token] for place, token in enumerate(canvas)]
         stop = canvas.index(EOS) + 1 if EOS in canvas and is_tail_free else width
         exact[tuple(own.class_V[list(canvas)].tolist())] += float(np.prod(own_W[:stop]))
-    lattice = own.lattice(own.start, np.full(width, MASK), own.may_end(0))
-    assert lattice is not None
     with np.errstate(divide="ignore"):
         weight_WC = np.log(mass_WC)
     draws = np.random.default_rng(7)
-    drawn = Counter(
-        tuple(drawn_path(own, lattice, weight_WC, own.start, draws, is_tail_free=is_tail_free).tolist())
-        for _ in range(num_draws)
-    )
-    assert drawn.keys() <= exact.keys()
+    class_W = np.full(width, MASK, np.int32)
+    counts = Counter(tuple(drawn(own, class_W, weight_WC, draws, is_tail_free)) for _ in range(num_draws))
+    assert counts.keys() <= exact.keys()
     total = sum(exact.values())
-    chi2 = sum((drawn[path] - num_draws * p / total) ** 2 / (num_draws * p / total) for path, p in exact.items())
+    chi2 = sum((counts[path] - num_draws * p / total) ** 2 / (num_draws * p / total) for path, p in exact.items())
     assert chi2 < _chi2_bound(len(exact) - 1)
 
 
@@ -114,10 +113,8 @@ def test_paths_of_tiny_probability_are_not_lost() -> None:
     own = automaton(("ab", "cc"))
     weight_WC = np.zeros((2, own.num_classes))
     weight_WC[0, own.class_V[4]] = -2000.0
-    lattice = own.lattice(own.start, np.array([MASK, own.class_V[4]]), own.may_end(0))
-    assert lattice is not None
-    path_W = drawn_path(own, lattice, weight_WC, own.start, np.random.default_rng(0), is_tail_free=False)
-    assert path_W.tolist() == [own.class_V[4], own.class_V[4]]
+    class_W = np.array([MASK, own.class_V[4]], np.int32)
+    assert drawn(own, class_W, weight_WC, np.random.default_rng(0)) == [own.class_V[4], own.class_V[4]]
 
 
 def test_the_shortest_text_is_counted_in_tokens() -> None:
