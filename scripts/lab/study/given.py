@@ -15,8 +15,10 @@ from common.errors import ConfigError
 from common.generate import Generator, build_generator
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser(description: str, *, add_help: bool = True) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, add_help=add_help
+    )
     made.add_argument("--profile", default="cpu")
     made.add_argument("--run", default="demo")
     made.add_argument("--problems", type=int, default=20)

@@ -1,0 +1,230 @@
+"""Decode with the demo model, note the tokens of every pass, and replay these passes at several loads by measured pass
+times.
+
+python -m scripts.lab.study.replay decode --run demo --sweep methods --problems 300 --out outputs/methods/math
+python -m scripts.lab.study.replay table MATH CODE --to docs/results/methods_demo.json
+
+What a request computes does not depend on what shares its passes, so one decoding serves all loads. `decode` leaves a
+file a setting, goes on where it was stopped, and adds problems to those that are there; `table` takes the problems that
+all settings have.
+
+The pass times are those of `wall_clock_h100.json`: a setting that stands there at a load with so many tokens a second,
+and here with so many tokens a pass, took their quotient a pass of so many tokens. Between these it is a straight line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from common.config import find_config, load_sweep, slug
+from common.decoding import Completion
+from common.scoring import score
+from scripts.lab import result
+from scripts.lab.study import given
+from scripts.lab.study.bootstrap import difference, paired_interval
+
+LOADS = (1, 4, 16, 64)
+BASE, OTHERS = "k = 0", ("LoPA, k = 3", "LoPA, k = 7")
+_LEAST_ROUNDS = 8  # requests after one another in each place
+
+
+class Answer(NamedTuple):
+    """passes: tokens that each pass computed for the request, all rows together."""
+
+    right: bool
+    num_tokens: int
+    passes: list[int]
+
+
+def decode(options: argparse.Namespace) -> None:
+    """Write a file of answers for each setting of the sweep, or what it lacks."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    with given.load(options) as generator:
+        posed = given.problems(generator.run, options.problems)
+        for point in load_sweep(find_config("sweeps", options.sweep), options.profile, options.run).points:
+            path = options.out / f"{slug(point.name)}.json"
+            there = json.loads(path.read_text(encoding="utf-8"))["answers"] if path.exists() else []
+            if len(there) >= len(posed) or (options.only and point.name not in options.only):
+                continue
+            found = [Answer(*answer) for answer in there]
+            found += _answers(generator, point.run.decode, posed[len(there) :])
+            path.write_text(json.dumps({"name": point.name, "answers": found}), encoding="utf-8")
+            print(point.name, np.mean([answer.right for answer in found]), flush=True)
+
+
+def _answers(generator: given.Generator, decode: Any, posed: Sequence[Any]) -> list[Answer]:
+    passes: dict[str, list[int]] = defaultdict(list)
+    done: dict[str, Completion] = {}
+    with generator.with_decode(decode).decoding() as core:
+        plan_step = core.scheduler.plan_step
+
+        def noted() -> Any:
+            plan = plan_step()
+            tokens_N = np.bincount(plan.request_R, plan.num_entries_R)
+            for decoding, count in zip(core.scheduler.active, tokens_N, strict=True):
+                passes[decoding.request.id].append(int(count))
+            return plan
+
+        core.scheduler.plan_step = noted  # type: ignore[method-assign]
+        for request in given.requests(generator, list(posed), [0]):
+            core.add_request(request)
+        while core.has_work:
+            for output in core.step():
+                if isinstance(output.result, Completion):
+                    done[output.id] = output.result
+    found = []
+    for index, problem in enumerate(posed):
+        completion = done[f"{index}/0"]
+        text = generator.tokenizer.decode(list(completion.token_ids))
+        found.append(Answer(bool(score(problem.fields, text)), completion.num_effective_tokens, passes[f"{index}/0"]))
+    return found
+
+
+class PassTimes(NamedTuple):
+    """Seconds of passes of so many tokens, ascending."""
+
+    tokens: Sequence[float]
+    seconds: Sequence[float]
+
+    def at(self, tokens: float) -> float:
+        slope = (self.seconds[-1] - self.seconds[-2]) / (self.tokens[-1] - self.tokens[-2])
+        return float(np.interp(tokens, self.tokens, self.seconds)) + max(tokens - self.tokens[-1], 0.0) * slope
+
+
+def replayed(answers: Sequence[Answer], at_once: int, times: PassTimes | None) -> tuple[float, float, float]:
+    """Return tokens a second, tokens filled a pass and tokens computed a pass of so many requests at once, each
+    followed by the next one; what comes after the last has begun is left out. times None: a pass takes a second."""
+    waiting = deque(list(answers) * -(-_LEAST_ROUNDS * at_once // len(answers)))
+    active: list[tuple[Answer, int]] = []
+    seconds, filled, computed, num_passes = 0.0, 0.0, 0.0, 0
+    while waiting:
+        while len(active) < at_once and waiting:
+            active.append((waiting.popleft(), 0))
+        tokens = sum(answer.passes[step] for answer, step in active)
+        seconds += 1.0 if times is None else times.at(tokens)
+        computed, num_passes = computed + tokens, num_passes + 1
+        filled += sum(answer.num_tokens / len(answer.passes) for answer, _ in active)
+        active = [(answer, step + 1) for answer, step in active if step + 1 < len(answer.passes)]
+    return filled / seconds, filled / num_passes, computed / num_passes
+
+
+class Measured(NamedTuple):
+    """What a setting that is replayed was measured at."""
+
+    name: str
+    at_once: int
+    tokens_per_s: float
+
+
+def measured_too(answers: Mapping[str, Sequence[Answer]], file: Mapping[str, Any]) -> list[Measured]:
+    """Return what the file of a wall-clock study measured of these settings."""
+    table = file["tables"]["methods"]
+    columns = {heading: place for place, (heading, _) in enumerate(table["columns"])}
+    found = [
+        Measured(row[0], load, row[columns[f"tokens/s, {load} at once"]]) for row in table["rows"] for load in LOADS
+    ]
+    return [one for one in found if one.name in answers and one.tokens_per_s is not None]
+
+
+def pass_times(answers: Mapping[str, Sequence[Answer]], measured: Sequence[Measured]) -> PassTimes:
+    """Return what passes took in these settings, by their mean number of tokens."""
+    points = []
+    for one in measured:
+        _, filled, computed = replayed(answers[one.name], one.at_once, None)
+        points.append((computed, filled / one.tokens_per_s))
+    points.sort()
+    rising = np.maximum.accumulate([seconds for _, seconds in points])
+    return PassTimes([tokens for tokens, _ in points], rising.tolist())
+
+
+def largest_miss(answers: Mapping[str, Sequence[Answer]], measured: Sequence[Measured], times: PassTimes) -> float:
+    """Return by what share at the most the replay of a setting misses what was measured of it."""
+    return max(abs(replayed(answers[one.name], one.at_once, times)[0] / one.tokens_per_s - 1) for one in measured)
+
+
+def table_of(found: Mapping[str, Sequence[Answer]], times: PassTimes) -> list[list[Any]]:
+    """Return a row a setting: accuracy, against other settings', tokens a pass and a token computed, tokens/s."""
+    rows = []
+    for name, answers in found.items():
+        first = [float(answer.right) for answer in answers]
+        row: list[Any] = [name, 100 * sum(first) / len(first)]
+        for other in (BASE, *OTHERS):
+            if name == other or other not in found:
+                row.append(None)
+                continue
+            second = [float(answer.right) for answer in found[other]]
+            value, low, high = (100 * number for number in paired_interval(first, second, difference))
+            row.append(f"{value:+.1f} ({low:+.1f} to {high:+.1f})")
+        num_tokens = sum(answer.num_tokens for answer in answers)
+        row.append(num_tokens / sum(len(answer.passes) for answer in answers))
+        row.append(num_tokens / sum(sum(answer.passes) for answer in answers))
+        rows.append(row + [replayed(answers, at_once, times)[0] for at_once in LOADS])
+    return rows
+
+
+def read(folder: Path, names: Sequence[str]) -> dict[str, list[Answer]]:
+    """Return the answers of these settings, of those that are there."""
+    found = {}
+    for name in names:
+        path = folder / f"{slug(name)}.json"
+        if path.exists():
+            kept = json.loads(path.read_text(encoding="utf-8"))["answers"]
+            found[name] = [Answer(*answer) for answer in kept]
+    fewest = min(len(answers) for answers in found.values())
+    return {name: answers[:fewest] for name, answers in found.items()}
+
+
+def table(options: argparse.Namespace) -> None:
+    """Write a table of each kind of problems, of the settings that have answers there."""
+    names = load_sweep(find_config("sweeps", options.sweep), "cpu", "demo").names
+    found = {"math": read(options.math, names), "code": read(options.code, names)}
+    file = json.loads((result.ROOT / "docs/results/wall_clock_h100.json").read_text(encoding="utf-8"))
+    card, measured = file["tables"]["methods"]["card"], measured_too(found["math"], file)
+    times = pass_times(found["math"], measured)
+    miss = largest_miss(found["math"], measured, times)
+    columns = [["setting", ""], ["right, %", ".1f"], ["against k = 0", ""], ["against LoPA, k = 3", ""],
+               ["against LoPA, k = 7", ""], ["tokens a pass", ".2f"], ["a token computed", ".3f"],
+               *[[f"tokens/s, {load} at once", ",.0f"] for load in LOADS]]  # fmt: skip
+    made = {
+        kind: {
+            "card": f"A CPU; pass times of an {card}",
+            "commit": result.commit(),
+            "conditions": f"models/demo in float32 on {len(next(iter(answers.values())))} held-out {kind} problems; "
+            f"configs/sweeps/{options.sweep}.yaml: blocks of 16, tau 0.98 and shift_row fresh, but LoPA's tau 0.95 and "
+            "stale. Against: points, 95 % of paired resamples. Tokens filled a pass, and a token computed. Tokens/s: "
+            "what these passes would have taken with Dream-7B's shapes, by how long passes of so many tokens took in "
+            f"wall_clock_h100.json; of the settings measured there it misses the tokens/s by up to {100 * miss:.0f} %",
+            "columns": columns,
+            "rows": table_of(answers, times),
+        }
+        for kind, answers in found.items()
+    }
+    result.write(options.to, {"tables": made, "pass_times": times._asdict()})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(required=True)
+    decoding = parts.add_parser("decode", parents=[given.parser("", add_help=False)])
+    decoding.add_argument("--sweep", default="methods")
+    decoding.add_argument("--only", nargs="*", help="names of settings; all unless given")
+    decoding.set_defaults(start=decode)
+    writing = parts.add_parser("table")
+    writing.add_argument("math", type=Path)
+    writing.add_argument("code", type=Path)
+    writing.add_argument("--sweep", default="methods")
+    writing.add_argument("--to", type=Path, required=True)
+    writing.set_defaults(start=table)
+    options = parser.parse_args()
+    options.start(options)
+
+
+if __name__ == "__main__":
+    main()
