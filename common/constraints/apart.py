@@ -23,7 +23,12 @@ _WALL_SECONDS = 40.0  # of a machine that has no processor for it; its own limit
 _BOOT = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from common.constraints.apart import main; main()"
 )
+_LATER = "send it again once the machine is less busy"
 _SIMPLER = "write it more simply, with shorter bounds"
+
+
+class PassingError(ConfigError):
+    """A failure that says more of the machine at that moment than of the format."""
 
 
 def made_apart(format: Format, trie: Trie, cpu_seconds: int = CPU_SECONDS) -> Automaton:
@@ -35,12 +40,14 @@ def made_apart(format: Format, trie: Trie, cpu_seconds: int = CPU_SECONDS) -> Au
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}, start_new_session=True,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"it takes more than {_WALL_SECONDS:g} s to compile: {_SIMPLER}") from None
+        raise PassingError(f"it takes more than {_WALL_SECONDS:g} s to compile: {_SIMPLER}, or {_LATER}") from None
     except OSError as error:
-        raise ConfigError(f"no process to compile it in can be started ({error}): end other processes") from None
+        raise PassingError(f"no process to compile it in can be started ({error}): end other processes") from None
     if done.returncode == -signal.SIGXCPU:
         raise ConfigError(f"it takes more than {cpu_seconds} s to compile: {_SIMPLER}")
-    if done.returncode in (-signal.SIGABRT, -signal.SIGKILL):  # of the library without memory, or of the system
+    if done.returncode == -signal.SIGKILL:
+        raise PassingError(f"the system ended its compilation: {_SIMPLER}, or {_LATER}")
+    if done.returncode == -signal.SIGABRT:  # of the library without memory
         raise ConfigError(_out_of_memory())
     if done.returncode:
         last = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
@@ -64,8 +71,10 @@ def main() -> None:
         found = made(format, trie)
     except ConfigError as error:
         found = error
-    except (MemoryError, RecursionError):
+    except MemoryError:
         found = ConfigError(_out_of_memory())
+    except RecursionError:
+        found = ConfigError("it is nested too deeply: write it flatter")
     with answers:
         pickle.dump(found, answers)
 

@@ -22,7 +22,7 @@ Bool = npt.NDArray[np.bool_]
 
 NEVER = -1  # no state; no class
 MASK = -1  # in the place of a token's class: any
-_FAR = 2**30  # tokens to a text's end, where there is none
+FAR = 2**30  # tokens to a text's end, where there is none
 
 
 class Graph(NamedTuple):
@@ -90,13 +90,7 @@ class Automaton:
     def distance_Q(self) -> Int:
         """Return the fewest tokens from each state to a text's end."""
         source_E, _, target_E = self.edges_3E
-        distance_Q = np.where(self.is_final_Q, 0, _FAR)
-        while True:
-            nearer_Q = distance_Q.copy()
-            np.minimum.at(nearer_Q, source_E, distance_Q[target_E] + 1)
-            if (nearer_Q >= distance_Q).all():
-                return distance_Q
-            distance_Q = nearer_Q
+        return distances(source_E, target_E, self.is_final_Q)
 
     @property
     def shortest(self) -> int:
@@ -122,3 +116,28 @@ class Automaton:
                 break
             state = int(self.next_QC[state, token_class])
         return state
+
+
+def distances(source_E: Int, target_E: Int, is_final_Q: Bool) -> Int:
+    """Return the fewest edges from each state to a final one, FAR where none is reached. Each edge is seen once, for a
+    chain of thousands of states has as many rounds."""
+    source_E = source_E[target_E.argsort(kind="stable")]
+    count_Q = np.bincount(target_E, minlength=len(is_final_Q))
+    first_Q = count_Q.cumsum() - count_Q
+    distance_Q = np.where(is_final_Q, 0, FAR)
+    here_X, distance = is_final_Q.nonzero()[0], 0
+    while len(here_X):
+        before_X = source_E[places(first_Q[here_X], count_Q[here_X])]
+        distance += 1
+        before_X = before_X[distance_Q[before_X] == FAR]
+        distance_Q[before_X] = distance
+        here_X = np.unique(before_X)
+    return distance_Q
+
+
+def places(first_X: Int, count_X: Int) -> Int:
+    """Return first, first + 1, ... of each, so many."""
+    end_X = count_X.cumsum()
+    total = int(end_X[-1]) if len(end_X) else 0
+    found: Int = (first_X - end_X + count_X).repeat(count_X) + np.arange(total)
+    return found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from threading import Lock
 
-from common.constraints.apart import made_apart
+from common.constraints.apart import PassingError, made_apart
 from common.constraints.automaton import Automaton
 from common.constraints.formats import Format
 from common.constraints.lift import Trie
@@ -47,6 +47,10 @@ class Compiler:
             raise ConfigError(str(found))
         return found
 
+    def has(self, format: Format) -> bool:
+        """Return whether `automaton` would take no time."""
+        return self._look(format) is not None
+
     def _look(self, format: Format) -> Automaton | ConfigError | None:
         with self._looking:
             if format in self._kept:
@@ -57,6 +61,8 @@ class Compiler:
         found: Automaton | ConfigError
         try:
             found = self._make(format, self._trie)
+        except PassingError as error:
+            return error
         except ConfigError as error:
             found = error
         with self._looking:

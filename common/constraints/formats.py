@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from common.errors import ConfigError
+from common.errors import ConfigError, first_line
 
 _OF_OUTPUTS = ("json", "regex", "choice", "json_object")
 _MOST_CHOICES = 1000
@@ -40,7 +40,7 @@ def of_structured_outputs(given: Any) -> Format | None:
     """Read `structured_outputs`; None: any text. Raises ConfigError."""
     if not isinstance(given, Mapping):
         raise ConfigError("write an object with one of json, regex and choice")
-    asked = {name: value for name, value in given.items() if value not in (None, False)}
+    asked = {name: value for name, value in given.items() if value is not None and value is not False}
     if not asked:
         return None
     unknown = [name for name in asked if name not in _OF_OUTPUTS]
@@ -56,12 +56,14 @@ def of_structured_outputs(given: Any) -> Format | None:
     if name == "regex":
         if not isinstance(value, str):
             raise ConfigError("regex: write a regular expression")
+        _require_whole(value, "regex")
         return Format("regex", value)
     if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
         raise ConfigError("choice: write a list of texts, none of them empty")
     if len(value) > _MOST_CHOICES:
         raise ConfigError(f"choice: {len(value)} texts, at most {_MOST_CHOICES} can be given")
-    length = sum(len(one.encode(errors="replace")) for one in value)
+    _require_whole("".join(value), "choice")
+    length = sum(len(one.encode()) for one in value)
     if length > _MOST_CHOSEN:
         raise ConfigError(f"choice: the texts have {length} bytes together, at most {_MOST_CHOSEN} can be given")
     return Format("choice", json.dumps(value))
@@ -70,10 +72,22 @@ def of_structured_outputs(given: Any) -> Format | None:
 def _of_schema(schema: Any) -> Format:
     if not isinstance(schema, (Mapping, bool)):
         raise ConfigError("json: write a schema, an object of keywords")
-    text = json.dumps(schema)
+    try:
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:  # NaN is read by Python's JSON, and is none
+        raise ConfigError(f"json: the schema is no JSON ({first_line(error):.100})") from None
+    _require_whole(text, "json")
     if len(text) > _MOST_LETTERS:
         raise ConfigError(f"the schema has {len(text)} letters, at most {_MOST_LETTERS}")
     return Format("json", text)
+
+
+def _require_whole(text: str, name: str) -> None:
+    """Raise ConfigError for half a surrogate pair, which no answer can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name}: half a surrogate pair is no letter: write the whole, or remove it") from None
 
 
 def _read(text: str) -> Any:

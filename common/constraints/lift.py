@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from common.constraints.automaton import NEVER, Automaton, Bool, Int, Int32
+from common.constraints.automaton import FAR, NEVER, Automaton, Bool, Int, Int32, distances, places
 from common.errors import ConfigError
 
 _STATES_AT_ONCE = 64
@@ -111,7 +111,7 @@ def lift(byte_automaton: ByteAutomaton, trie: Trie) -> Automaton | None:
     state_of[states] = np.arange(len(states))
     source_E, target_E = state_of[source_E], state_of[target_E]
     is_final_Q = byte_automaton.is_final_S[states]
-    is_useful_Q = _reach_end(source_E, target_E, is_final_Q)
+    is_useful_Q = distances(source_E, target_E, is_final_Q) < FAR
     if not is_useful_Q[0]:
         return None
     is_kept_E = is_useful_Q[target_E] & is_useful_Q[source_E]
@@ -141,13 +141,13 @@ def _token_edges(automaton: ByteAutomaton, trie: Trie) -> tuple[Int, Int, Int, I
         node_X = np.zeros(len(part), np.int64)
         while len(node_X):
             count_X = trie.num_children_N[node_X]
-            child_X = _places(trie.first_child_N[node_X], count_X)
+            child_X = places(trie.first_child_N[node_X], count_X)
             source_X, state_X = source_X.repeat(count_X), state_X.repeat(count_X)
             state_X = automaton.next_S256[state_X, trie.byte_of_child[child_X]].astype(np.int64)
             is_on_X = state_X >= 0
             source_X, state_X, node_X = source_X[is_on_X], state_X[is_on_X], trie.node_of_child[child_X[is_on_X]]
             count_X = trie.num_tokens_N[node_X]
-            token_E = trie.token_of_place[_places(trie.first_token_N[node_X], count_X)]
+            token_E = trie.token_of_place[places(trie.first_token_N[node_X], count_X)]
             target_E = state_X.repeat(count_X)
             found.append((source_X.repeat(count_X), token_E, target_E))
             for state in np.bincount(target_E).nonzero()[0].tolist():
@@ -156,26 +156,6 @@ def _token_edges(automaton: ByteAutomaton, trie: Trie) -> tuple[Int, Int, Int, I
                     todo.append(state)
     source_E, token_E, target_E = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return source_E, token_E, target_E, np.array([*seen], np.int64)
-
-
-def _places(first_X: Int, count_X: Int) -> Int:
-    """Return first, first + 1, ... of each, so many."""
-    end_X = count_X.cumsum()
-    total = int(end_X[-1]) if len(end_X) else 0
-    places: Int = (first_X - end_X + count_X).repeat(count_X) + np.arange(total)
-    return places
-
-
-def _reach_end(source_E: Int, target_E: Int, is_final_Q: Bool) -> Bool:
-    is_pair_QQ = np.zeros((len(is_final_Q),) * 2, np.bool_)
-    is_pair_QQ[source_E, target_E] = True
-    source_P, target_P = is_pair_QQ.nonzero()
-    is_useful_Q: Bool = is_final_Q.copy()
-    while True:
-        count = int(is_useful_Q.sum())
-        is_useful_Q[source_P[is_useful_Q[target_P]]] = True
-        if count == int(is_useful_Q.sum()):
-            return is_useful_Q
 
 
 def _classes(source_E: Int, token_E: Int, target_E: Int, num_states: int, vocab_size: int) -> tuple[Int32, int]:

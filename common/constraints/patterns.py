@@ -12,32 +12,55 @@ _ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?:|.", re.DOTALL)
 _SETS = {"d": "0-9", "w": "A-Za-z0-9_", "s": r" \t\n\r\f\v"}
 _SYNTAX = {"*", "+", "?", "{", "}", "(", "(?:", ")", "|"}
 _ESCAPED = ['"', "\\", *map(chr, range(32)), *map(chr, range(0x7F, 0xA0))]  # of these, what JSON or its texts escape
+_SET_SYNTAX = re.compile(r"\[|&&|--|~~")  # of the library's sets, and letters to Python
+_LOOKS = re.compile(r"\(\?<?[=!]")
 LETTERS = r'[^"\\\x00-\x1F\x7F-\x9F]'  # of a JSON string, as they are
 
 
 def in_ascii(regex: str) -> str:
-    r"""Return the expression with ASCII's \d, \w and \s. Raises ConfigError where it is none."""
+    r"""Return the expression with ASCII's \d, \w and \s, and without ^ and $ at its ends, where they say nothing.
+    Raises ConfigError where it is none, and for what the library reads otherwise or not at all."""
+    atoms = _atoms(regex)
+    begins, ends = atoms[:1] == ["^"], atoms[-1:] == ["$"]
+    return "".join(map(_in_ascii, _without_ends(atoms, begins, ends)))
+
+
+def _atoms(regex: str) -> list[str]:
     if len(regex) > _MOST_LETTERS:
         raise ConfigError(f"it has {len(regex)} letters, at most {_MOST_LETTERS} are compiled")
     try:
         re.compile(regex)  # of two halves of a group, one might close what stands around them
     except (re.error, RecursionError, OverflowError) as error:
         raise ConfigError(f"it is no regular expression ({error})") from None
-    return "".join(map(_in_ascii, _ATOM.findall(regex)))
+    atoms = _ATOM.findall(regex)
+    for atom in atoms:
+        inner = atom[2:-1] if atom.startswith("[^") else atom[1:-1]
+        if atom[0] == "[" and _SET_SYNTAX.search(re.sub(r"\\.", " ", inner, flags=re.DOTALL)):
+            raise ConfigError(
+                f"{atom:.60} is read in several ways: write \\ in front of [, &, - and ~ that are letters"
+            )
+    if _LOOKS.search("".join(atom for atom in atoms if atom[0] not in "\\[")):
+        raise ConfigError("what looks ahead or back is not compiled: write out what the text is")
+    return atoms
+
+
+def _without_ends(atoms: list[str], begins: bool, ends: bool) -> list[str]:
+    """Leave ^ and $ at the ends away. Raises ConfigError for others, and where they are of one way among several."""
+    inner, depth = atoms[begins : len(atoms) - ends], 0
+    for atom in inner:
+        depth += (atom in ("(", "(?:")) - (atom == ")")
+        if atom in ("^", "$") or (atom == "|" and not depth and (begins or ends)):
+            raise ConfigError("write ^ and $ at its ends only, and what stands between them in one group")
+    return inner
 
 
 def in_json_string(pattern: str) -> str:
     """Return the expression of JSON strings, without their quotes, in which the pattern is found. Raises ConfigError
     for one that is none, and for one that the string's own syntax might break."""
-    in_ascii(pattern)
-    atoms = _ATOM.findall(pattern)
+    atoms = _atoms(pattern)
     begins, ends = atoms[:1] == ["^"], atoms[-1:] == ["$"]
-    inner = atoms[begins : len(atoms) - ends]
-    depth = 0
+    inner = _without_ends(atoms, begins, ends)
     for atom in inner:
-        depth += (atom in ("(", "(?:")) - (atom == ")")
-        if atom in ("^", "$") or (atom == "|" and not depth and (begins or ends)):
-            raise ConfigError("write ^ and $ at its ends only, and what stands between them in one group")
         if atom not in _SYNTAX:
             _require_plain(atom)
     body = f"(?:{''.join(map(_in_ascii, inner))})"
@@ -53,9 +76,14 @@ def _require_plain(atom: str) -> None:
 
 def _in_ascii(atom: str) -> str:
     if atom[0] == "[":
-        return re.sub(r"\\(.)", lambda found: _SETS.get(found[1], found[0]), atom, flags=re.DOTALL)
+        return re.sub(r"\\(.)", _in_set, atom, flags=re.DOTALL)
     if atom[0] == "\\" and atom[1:] in _SETS:
         return f"[{_SETS[atom[1:]]}]"
     if atom[0] == "\\" and atom[1:].lower() in _SETS:
         return f"[^{_SETS[atom[1:].lower()]}]"
     return atom
+
+
+def _in_set(found: re.Match[str]) -> str:
+    name = found[1]
+    return f"[^{_SETS[name.lower()]}]" if name in "DWS" else _SETS.get(name, found[0])

@@ -88,11 +88,11 @@ class _Walk:
 
     def _types(self, schema: Mapping[str, Any], keys: set[str], at: str) -> list[str]:
         given = schema.get("type")
-        if given is None:  # a keyword of a type says nothing of values of others
+        if "type" not in schema:  # a keyword of a type says nothing of values of others
             owners = [name for name, own in _OF_TYPE.items() if own & keys]
             given = owners[0] if len(owners) == 1 else sorted(_TYPES - {"integer"})
         types = [given] if isinstance(given, str) else given
-        if not isinstance(types, list) or not types or not all(name in _TYPES for name in types):
+        if not _are_texts(types) or not types or not _TYPES.issuperset(types):
             raise ConfigError(f"{at}/type: write one of {', '.join(sorted(_TYPES))}, or a list of them")
         return types
 
@@ -126,9 +126,10 @@ class _Walk:
             raise ConfigError(f"{at}/{key}: write a list of schemas, at least one")
         if key == "allOf" and len(value) > 1:
             raise ConfigError(f"{at}/allOf: schemas that hold together are not enforced: merge them into one")
+        ways = [self.of(one, f"{at}/{key}/{place}", depth + 1) for place, one in enumerate(value)]
         if key == "oneOf" and not _are_apart([self._seen(one, at) for one in value]):
             raise ConfigError(f"{at}/oneOf: a value might be of several of these, which is not ruled out: use anyOf")
-        return _any_of([self.of(one, f"{at}/{key}/{place}", depth + 1) for place, one in enumerate(value)])
+        return _any_of(ways)
 
     def _referred(self, pointer: Any, at: str) -> Any:
         if not isinstance(pointer, str) or not pointer.startswith("#"):
@@ -154,12 +155,14 @@ class _Walk:
         if len(own) + (least > 0 or most is not None) > 1:
             raise ConfigError(f"{at}/{own[0]}: of length, pattern and format one is enforced: leave the others out")
         if own == ["pattern"]:
+            if not isinstance(schema["pattern"], str):
+                raise ConfigError(f"{at}/pattern: write a regular expression")
             try:
-                return f'"{in_json_string(str(schema["pattern"]))}"'
+                return f'"{in_json_string(schema["pattern"])}"'
             except ConfigError as error:
                 raise ConfigError(f"{at}/pattern: {error}") from None
         if own:
-            if schema["format"] not in _FORMATS:
+            if not isinstance(schema["format"], str) or schema["format"] not in _FORMATS:
                 raise ConfigError(f"{at}/format: {schema['format']!r:.60} is not enforced: use {', '.join(_FORMATS)}")
             return f'"{_FORMATS[schema["format"]]}"'
         return f'"{_times(_LETTER, least, most)}"'
@@ -181,7 +184,7 @@ class _Walk:
     def _object(self, schema: Mapping[str, Any], at: str, depth: int) -> str:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         more = schema.get("additionalProperties", True)
-        if not isinstance(properties, Mapping) or not isinstance(required, list):
+        if not isinstance(properties, Mapping) or not _are_texts(required):
             raise ConfigError(f"{at}/properties: write an object of schemas, and a list of names as required")
         if not properties and not required:
             if more is True:
@@ -286,6 +289,10 @@ def _literal(value: Any) -> str:
     if isinstance(value, list):
         return rf"\[{_SPACE}" + f"{_SPACE},{_SPACE}".join(map(_literal, value)) + rf"{_SPACE}\]"
     return re.sub(r"([\\.+*?()|\[\]{}^$#&~-])", r"\\\1", json.dumps(value, ensure_ascii=False))
+
+
+def _are_texts(given: Any) -> bool:
+    return isinstance(given, list) and all(isinstance(one, str) for one in given)
 
 
 def _is_of(value: Any, name: str) -> bool:

@@ -27,6 +27,10 @@ class Formats:
         except ConfigError as error:
             raise RequestError(wishes.format_field, str(error)) from None
 
+    def is_compiled(self, wishes: Wishes) -> bool:
+        """Return whether `compiled` takes no time; for any text, too."""
+        return wishes.format is None or self._compiler.has(wishes.format)
+
     def held(self, wishes: Wishes, decode: DecodeConfig) -> tuple[DecodeConfig, Automaton]:
         """Return the settings that an answer of this format is decoded by, and its automaton. Raises RequestError for
         what a format does not go together with, and for a canvas that no text of the format fits into."""

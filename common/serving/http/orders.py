@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from common.config import DecodeConfig, RunConfig
@@ -67,13 +66,21 @@ class OrderBook:
             raise ApiError(400, f"stop: {num_stops} strings, at most {_MOST_STOPS} can be given", "stop")
         self._check_lookahead(fields.diffusion.num_lookahead or 0)
 
+    def is_prepared(self, fields: Sampling) -> bool:
+        """Return whether `orders` takes no time, or refuses. Raises ApiError."""
+        try:
+            return self._maker.formats.is_compiled(fields.wishes)
+        except RequestError as error:
+            raise _refused(error, fields) from None
+
     def prepare(self, fields: Sampling) -> None:
-        """Compile what the answers are held to, which may take seconds; `orders` takes no time for it afterwards, and
-        refuses what cannot be compiled."""
-        with suppress(RequestError):
-            wishes = fields.wishes
-            if wishes.format is not None:
-                self._maker.formats.compiled(wishes)
+        """Compile what the answers are held to, which may take seconds; `orders` takes no time for it afterwards.
+        Raises ApiError for what cannot be compiled."""
+        try:
+            if not self._maker.formats.is_compiled(fields.wishes):
+                self._maker.formats.compiled(fields.wishes)
+        except RequestError as error:
+            raise _refused(error, fields) from None
 
     def orders(self, prefix: str, fields: Sampling, prompts: Sequence[Sequence[int]], header_id: str | None) -> Orders:
         """Make a call's orders. prefix: of the answer's id. header_id: a request id that the body does not name."""
@@ -130,14 +137,19 @@ class OrderBook:
         try:
             return self._maker.request(id, prompt, self._wishes(fields, len(prompt)), noise_name)
         except RequestError as error:
-            param = error.field
-            if param in PaceFields.model_fields:
-                param = f"diffusion.{param}"
-            elif param == "max_tokens":
-                param = fields.length_name
-            raise ApiError(400, f"{param}: {error.reason}" if param else error.reason, param) from None
+            raise _refused(error, fields) from None
         except ConfigError as error:
             raise ApiError(400, str(error)) from None
+
+
+def _refused(error: RequestError, fields: Sampling) -> ApiError:
+    """Return the answer that names the field as the client has written it."""
+    param = error.field
+    if param in PaceFields.model_fields:
+        param = f"diffusion.{param}"
+    elif param == "max_tokens":
+        param = fields.length_name
+    return ApiError(400, f"{param}: {error.reason}" if param else error.reason, param)
 
 
 def refuse_unsupported(fields: Fields) -> None:

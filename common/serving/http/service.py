@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from common.serving.http.traces import Tracer
 
 logger = logging.getLogger(__name__)
-_MOST_COMPILING = 64  # requests that wait for their formats, which are compiled one at a time
 
 
 class Service:
@@ -42,7 +41,8 @@ class Service:
         self.metrics = Metrics(model_names[0], engine)
         self._started_at = int(time.time())
         self._made: tuple[Prompts, OrderBook] | None = None
-        self._formats = ThreadPoolExecutor(_MOST_COMPILING, "format")
+        self._compiling = asyncio.Lock()  # formats, one at a time; a client that leaves while it waits costs nothing
+        self._compiler = ThreadPoolExecutor(1, "format")
         self.tracer: Tracer | None = None
         if run.serve.otlp_traces_endpoint is not None:
             from common.serving.http.traces import Tracer  # of the extra `otel`
@@ -143,8 +143,9 @@ class Service:
         The engine answers between two passes. Where one takes long a stream begins without that answer, so that no
         proxy cuts it, and a refusal is its last event.
         """
-        if fields.is_held:
-            await asyncio.get_running_loop().run_in_executor(self._formats, self.book.prepare, fields)
+        if fields.is_held and not self.book.is_prepared(fields):
+            async with self._compiling:
+                await asyncio.get_running_loop().run_in_executor(self._compiler, self.book.prepare, fields)
         orders = self.book.orders(prefix, fields, prompts, header_id)
         try:
             answers = self.engine.submit(orders.orders, is_watched=stream_mode == "denoise" and fields.stream)
