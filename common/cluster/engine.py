@@ -5,7 +5,6 @@ Where the profile wants several, the first becomes torchrun's agent and starts t
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import socket
@@ -21,6 +20,8 @@ from common.processes import (
     die_with_launcher,
     die_with_parent,
     global_rank,
+    log_to_stderr,
+    say,
     supervise,
     torchrun_options,
     write_error_file,
@@ -41,7 +42,7 @@ def main(folder: Path) -> int:
         die_with_launcher()
     else:
         die_with_parent()
-    logging.basicConfig(format="%(asctime)s lopa: %(message)s", level=logging.WARNING)
+    log_to_stderr(time=True)
     order: Order = pickle.loads((folder / ORDER).read_bytes())
     count = processes_of(order.profile)
     try:
@@ -54,7 +55,7 @@ def main(folder: Path) -> int:
     except (ConfigError, QuantizationError, EngineError, OSError) as error:
         sentence = one_line(" ".join(str(error).split()))
         write_error_file(sentence)
-        print(f"lopa: {sentence}", file=sys.stderr, flush=True)
+        say(sentence)
         return 2
     return 0
 

@@ -10,9 +10,11 @@ from types import FrameType
 
 def _end(number: int, frame: FrameType | None) -> None:
     """End the process at once: there is nothing to close yet. Later `main` listens."""
-    if (os.environ.get("RANK") == "0" or "TORCHELASTIC_RUN_ID" not in os.environ) and sys.stderr is not None:
-        print(f"lopa: stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
-    os._exit(128 + number)
+    try:
+        if (os.environ.get("RANK") == "0" or "TORCHELASTIC_RUN_ID" not in os.environ) and sys.stderr is not None:
+            print(f"lopa: stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(128 + number)
 
 
 for _number in (signal.SIGINT, signal.SIGTERM):

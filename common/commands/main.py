@@ -33,6 +33,8 @@ from common.processes import (
     Stopped,
     die_with_launcher,
     end_undisturbed,
+    log_to_stderr,
+    say,
     shown_rank,
     stop_on_signals,
     write_error_file,
@@ -91,7 +93,7 @@ def fail(sentence: str) -> int:
     write_error_file(sentence)
     rank = shown_rank()
     where = "" if rank is None else f"rank {rank}: "
-    print(f"lopa: {where}{sentence}", file=sys.stderr, flush=True)
+    say(f"{where}{sentence}")
     return 2
 
 
@@ -116,14 +118,14 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     is_first = shown_rank() in (None, "0")
     level = logging.INFO if is_first else logging.WARNING
-    logging.basicConfig(format="lopa: %(message)s", level=logging.WARNING)
+    log_to_stderr()
     for package in ("common", "graphs", "quant", "lopa_cuda", "lopa_ascend"):
         logging.getLogger(package).setLevel(level)
     try:
         app()
     except Stopped as stopped:  # which has silenced further signals
         if not stopped.is_reported and is_first:
-            print(f"lopa: {stopped}", file=sys.stderr, flush=True)
+            say(str(stopped))
         sys.exit(stopped.exit_code)
     except (ConfigError, QuantizationError, EngineError, OSError) as error:
         end_undisturbed()  # before the sentence is written

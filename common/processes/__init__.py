@@ -7,6 +7,7 @@ from common.processes.environment import apply_environment
 from common.processes.mesh import Mesh, check_started, close_mesh, host_group, init_mesh, resolve_mesh
 from common.processes.nodes import Nodes, injected, processes_here, torchrun_options
 from common.processes.ranks import global_rank, local_rank, num_started, num_started_here, shown_rank
+from common.processes.saying import log_to_stderr, say
 from common.processes.stop import (
     Stopped,
     die_with_launcher,
@@ -36,6 +37,7 @@ __all__ = [
     "injected",
     "leave_first_core",
     "local_rank",
+    "log_to_stderr",
     "meet",
     "num_started",
     "num_started_here",
@@ -43,6 +45,7 @@ __all__ = [
     "processes_here",
     "read_error_file",
     "resolve_mesh",
+    "say",
     "share_from_first",
     "shared_count",
     "shown_rank",

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 
 from common.errors import LOST_PEER, first_line
 from common.processes.nodes import Nodes
+from common.processes.saying import say
 from common.processes.watch import NodeWatch
 from common.user_files import write_whole
 
@@ -68,7 +68,7 @@ def supervise(arguments: Sequence[str], nodes: Nodes | None = None, num_here: in
         if watch is not None:
             watch.end()
     write_error_file(sentence)  # for who started this launcher
-    print(f"lopa: {sentence}", file=sys.stderr, flush=True)
+    say(sentence)
     return exit_code
 
 

@@ -29,7 +29,7 @@ from common.commands.main import open_standard_streams
 from common.config import DeviceProfile, RunConfig, find_config
 from common.errors import ConfigError, MissingCapability, one_line
 from common.hub import name_of
-from common.processes import Stopped, write_error_file
+from common.processes import Stopped, say, write_error_file
 from common.serving import starts_replicas
 
 _HELP = {"-h", "--help"}
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         return _check_and_start(arguments)
     except (KeyboardInterrupt, Stopped) as end:
         stopped = end if isinstance(end, Stopped) else Stopped(signal.SIGINT)
-        print(f"lopa: {stopped}", file=sys.stderr)
+        say(str(stopped))
         return stopped.exit_code
 
 
@@ -101,6 +101,6 @@ def _check_and_start(arguments: Sequence[str]) -> int:
     except (ConfigError, MissingCapability, OSError) as error:
         sentence = one_line(str(error))
         write_error_file(sentence)  # for who started this launcher
-        print(f"lopa: {sentence}", file=sys.stderr)
+        say(sentence)
         return 2
     return start_here(job)

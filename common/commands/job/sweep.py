@@ -30,7 +30,7 @@ from common.commands.arguments.options import allowing
 from common.commands.job.launch import Job, check_before_start, check_options, is_dry_run, job_of, start_here
 from common.config import OWN, Sweep, SweepLaunch, SweepPoint, find_config, load_sweep, slug
 from common.errors import ConfigError, one_line, placed
-from common.processes import die_with_parent, processes_here, read_error_file
+from common.processes import die_with_parent, log_to_stderr, processes_here, read_error_file, say
 
 logger = logging.getLogger(__name__)
 _ONE_LAUNCH = "LOPA_ONE_LAUNCH"  # set for the process that stands for one launch of a sweep
@@ -112,7 +112,7 @@ def start(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         return start_here(jobs[0])
     for launch, job in zip(plan.sweep.launches, jobs, strict=True):
         check_launch(plan.sweep_path, launch, job)
-    logging.basicConfig(format="lopa: %(message)s", level=logging.INFO)
+    log_to_stderr(level=logging.INFO)
     starter = Starter(plan)
     if jobs[0].nodes.count > 1:
         return run_on_nodes(plan, starter)
@@ -213,8 +213,8 @@ def _end(board: Any, names: Sequence[str]) -> int:
         return 0
     error_of = {row["name"]: row["error"] for row in board.rows()}
     reasons = "; ".join(f"{name}: {error_of[name]}" for name in left)
-    print(f"lopa: {one_line(f'{len(left)} of {len(names)} points failed ({reasons})')}", file=sys.stderr)
-    print("lopa: start it again to try them once more; what is done stays", file=sys.stderr)
+    say(one_line(f"{len(left)} of {len(names)} points failed ({reasons})"))
+    say("start it again to try them once more; what is done stays")
     return 2
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import uvicorn
 
+from common.processes import log_to_stderr
 from common.serving.events import shown_settings
 from common.serving.http.app import build_app
 from common.serving.http.connections import KEEP_ALIVE_S, connection_class, make_room, tell_of_loop, tell_seldom
@@ -215,7 +216,7 @@ def _exactly(link: socket.socket, count: int) -> bytes:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(format="%(asctime)s lopa: %(message)s", level=logging.WARNING)
+    log_to_stderr(time=True)
     logging.getLogger("common").setLevel(logging.INFO)
     tell_seldom()
     with suppress(KeyboardInterrupt):

@@ -1,0 +1,22 @@
+"""What a process tells its terminal, or the file in its place; where a disk is full, none ends otherwise for it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import suppress
+
+
+def say(sentence: str) -> None:
+    """Write one line to standard error, where that can be written."""
+    with suppress(OSError):
+        print(f"lopa: {sentence}", file=sys.stderr, flush=True)
+
+
+def log_to_stderr(time: bool = False, level: int = logging.WARNING) -> None:
+    """Log to standard error. A line that cannot be written is lost, without the traceback that Python writes then.
+
+    time: whether lines begin with it.
+    """
+    logging.raiseExceptions = False
+    logging.basicConfig(format=f"{'%(asctime)s ' if time else ''}lopa: %(message)s", level=level)

@@ -1,0 +1,32 @@
+"""What a process says where its log stands on a full disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+
+
+@FULL
+@pytest.mark.parametrize(("command", "code"), [(["run", "nothing.yaml"], 2), (["evaluate", "nothing.yaml"], 2)])
+def test_a_full_disk_hides_no_exit_code(command: list[str], code: int) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "common.commands", *command], stderr=full, timeout=120)
+    assert done.returncode == code
+
+
+@FULL
+def test_a_line_that_cannot_be_logged_is_lost_without_a_traceback() -> None:
+    script = (
+        "import logging\n"
+        "from common.processes import log_to_stderr\n"
+        "log_to_stderr()\n"
+        "logging.root.handlers[0].setStream(open('/dev/full', 'w', buffering=1))\n"
+        "logging.warning('lost')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
