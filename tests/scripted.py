@@ -40,6 +40,7 @@ class ScriptedTokenizer:
     """A character is a token; a conversation is its last message in angle brackets."""
 
     has_chat_template = True
+    marks_reasoning = False
     mask_id = None
     writing = Writing()
 

@@ -70,6 +70,7 @@ def _fitted(messages: list[dict[str, Any]], template: str) -> list[dict[str, Any
 
     Parts of a content become one text where no loop goes over them. A content that is missing or null is an empty text
     where the template does not ask for that. A developer is the system where the template does not know that role.
+    The arguments of calls become objects.
     """
     reads_parts, asks_for_none = _reads(template)
     fitted = []
@@ -79,10 +80,24 @@ def _fitted(messages: list[dict[str, Any]], template: str) -> list[dict[str, Any
             message["content"] = ""
         elif isinstance(content, list) and not reads_parts:
             message["content"] = "".join(part["text"] for part in content)
+        if isinstance(message.get("tool_calls"), list):
+            message["tool_calls"] = [_with_object(call) for call in message["tool_calls"]]
         if message["role"] == "developer" and "developer" not in template:
             message["role"] = "system"
         fitted.append(message)
     return fitted
+
+
+def _with_object(call: Any) -> Any:
+    """Return the call with its arguments as the object that their text is, which templates write as JSON themselves."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 @lru_cache(maxsize=8)

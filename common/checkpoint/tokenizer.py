@@ -90,6 +90,11 @@ class Tokenizer:
             )
         return found
 
+    @property
+    def marks_reasoning(self) -> bool:
+        """Whether the chat template knows of reasoning, which ends with </think>."""
+        return self._chat_template is not None and "</think>" in self._chat_template
+
     def chat_text(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
         """Return a conversation as text up to where the assistant's answer begins, by the folder's own chat template.
 

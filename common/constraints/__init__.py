@@ -3,7 +3,7 @@
 from common.constraints.apart import made_apart
 from common.constraints.automaton import MASK, NEVER, Automaton, Graph
 from common.constraints.compiler import Compiler
-from common.constraints.formats import Format, of_response_format, of_structured_outputs
+from common.constraints.formats import Format, of_calls, of_response_format, of_structured_outputs
 from common.constraints.lift import ByteAutomaton, Trie, lift
 from common.constraints.making import made
 
@@ -19,6 +19,7 @@ __all__ = [
     "lift",
     "made",
     "made_apart",
+    "of_calls",
     "of_response_format",
     "of_structured_outputs",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from common.errors import ConfigError, first_line
@@ -15,9 +15,10 @@ _MOST_CHOSEN = 20_000  # bytes of all texts: each may be a state
 
 
 class Format(NamedTuple):
-    """kind: what `text` is: a JSON Schema, a regular expression, a JSON list of texts; of any object nothing."""
+    """kind: what `text` is: a JSON Schema, a regular expression, a JSON list of texts, of (name, schema of arguments)
+    of the tools of which one is called; of any object nothing."""
 
-    kind: Literal["json", "regex", "choice", "json_object"]
+    kind: Literal["json", "regex", "choice", "json_object", "call"]
     text: str = ""
 
 
@@ -69,9 +70,18 @@ def of_structured_outputs(given: Any) -> Format | None:
     return Format("choice", json.dumps(value))
 
 
+def of_calls(tools: Sequence[tuple[str, Mapping[str, Any]]]) -> Format:
+    """Return the format of a call of one of the tools (name, schema of its arguments). Raises ConfigError."""
+    return Format("call", _schema_text([*map(list, tools)]))
+
+
 def _of_schema(schema: Any) -> Format:
     if not isinstance(schema, (Mapping, bool)):
         raise ConfigError("json: write a schema, an object of keywords")
+    return Format("json", _schema_text(schema))
+
+
+def _schema_text(schema: Any) -> str:
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:  # NaN is read by Python's JSON, and is none
@@ -79,7 +89,7 @@ def _of_schema(schema: Any) -> Format:
     _require_whole(text, "json")
     if len(text) > _MOST_LETTERS:
         raise ConfigError(f"the schema has {len(text)} letters, at most {_MOST_LETTERS}")
-    return Format("json", text)
+    return text
 
 
 def _require_whole(text: str, name: str) -> None:

@@ -16,7 +16,7 @@ from common.constraints.automaton import NEVER, Automaton
 from common.constraints.formats import Format
 from common.constraints.lift import ByteAutomaton, Trie, lift
 from common.constraints.patterns import in_ascii
-from common.constraints.schema import regex_of_any_object, regex_of_schema
+from common.constraints.schema import regex_of_any_object, regex_of_calls, regex_of_schema
 from common.errors import ConfigError, first_line
 
 _MOST_STATES = 4000  # of bytes
@@ -33,6 +33,8 @@ def made(format: Format, trie: Trie) -> Automaton:
 def _byte_automaton(format: Format) -> ByteAutomaton:
     if format.kind == "choice":
         return ByteAutomaton.of_texts(tuple(json.loads(format.text)))
+    if format.kind == "call":
+        return of_regex(regex_of_calls(json.loads(format.text)))
     if format.kind == "json_object":
         return of_regex(regex_of_any_object())
     return of_regex(in_ascii(format.text) if format.kind == "regex" else regex_of_schema(json.loads(format.text)))

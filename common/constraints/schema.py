@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from common.constraints.patterns import LETTERS, in_json_string
@@ -56,6 +56,20 @@ def regex_of_schema(schema: Any) -> str:
     if len(regex) > _MOST_LETTERS:
         raise ConfigError(f"the schema comes to an expression of {len(regex)} letters, at most {_MOST_LETTERS}")
     return regex
+
+
+def regex_of_calls(tools: Sequence[tuple[str, Any]]) -> str:
+    """Return the expression of calls {"name": ..., "arguments": ...} of tools (name, schema). Raises as above."""
+    found = []
+    for name, schema in tools:
+        try:
+            arguments = regex_of_schema(schema)
+        except ConfigError as error:
+            raise ConfigError(f"the parameters of {name}: {error}") from None
+        members = [(f'"name"{_SPACE}:{_SPACE}{_literal(name)}', True),
+                   (f'"arguments"{_SPACE}:{_SPACE}{arguments}{_SPACE}', True)]  # fmt: skip
+        found.append(rf"\{{{_SPACE}{_in_order(members)}\}}")
+    return _any_of(found)
 
 
 def regex_of_any_object() -> str:

@@ -1,8 +1,9 @@
 """The one door for requests: text, messages or token ids and somebody's wishes become what the engine is asked for."""
 
 from common.requests.maker import RequestMaker
-from common.requests.prompts import LONG, PromptMaker
+from common.requests.prompts import LONG, Offered, PromptMaker
 from common.requests.refusal import RequestError, first_error, path_of, refusal
+from common.requests.tools import forced_call, why_no_choice, why_no_tools
 from common.requests.wishes import FIRST_ERROR, AnswerFields, MaxTokens, PaceFields, Seed, TokenId, Wishes
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "LONG",
     "AnswerFields",
     "MaxTokens",
+    "Offered",
     "PaceFields",
     "PromptMaker",
     "RequestError",
@@ -18,6 +20,9 @@ __all__ = [
     "TokenId",
     "Wishes",
     "first_error",
+    "forced_call",
     "path_of",
     "refusal",
+    "why_no_choice",
+    "why_no_tools",
 ]

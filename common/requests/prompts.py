@@ -7,15 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.errors import ConfigError, first_line
 from common.requests.refusal import RequestError
+from common.text import BEGIN_CALL, BEGIN_REASONING, END_REASONING, Reading
 
 if TYPE_CHECKING:
     from common.checkpoint import CharacterBound, Tokenizer
 
 LONG = 20_000  # characters: shorter texts are tokenised faster than their bound is found
+_LAST_IDS = 12  # of a prompt, in which a tag would be that opens the answer
+
+
+class Offered(NamedTuple):
+    """Tools for a conversation. is_forced: the answer is a call, which the prompt begins."""
+
+    tools: tuple[Mapping[str, Any], ...]
+    is_forced: bool = False
 
 
 class PromptMaker:
@@ -37,6 +46,7 @@ class PromptMaker:
         self._add_bos = add_bos
         self._max_tokens = max_tokens
         self.vocab_size = vocab_size
+        self._shows_tools = False  # as far as is known
 
     def token_bytes(self) -> Mapping[int, bytes]:
         """Return what each token writes, by id. Raises ConfigError where tokens do not stand for bytes."""
@@ -80,19 +90,43 @@ class PromptMaker:
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any] | None = None,
         field: str = "messages",
+        offered: Offered | None = None,
     ) -> tuple[int, ...]:
         """Return the ids up to where the answer begins. Raises EngineError where no conversation can be rendered."""
-        return self.of_text(self.chat_text(messages, variables, field), with_bos=False, field=field)
+        return self.of_text(self.chat_text(messages, variables, field, offered), with_bos=False, field=field)
 
     def chat_text(
         self,
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any] | None = None,
         field: str = "messages",
+        offered: Offered | None = None,
     ) -> str:
         """Return the text that the chat template makes of a conversation. Raises as `of_chat`."""
         if not self.takes_chats:
             raise RequestError(field, "this model has no chat template; give a prompt instead")
+        if offered is None:
+            return self._rendered(messages, variables, field)
+        text = self._rendered(messages, {**(variables or {}), "tools": list(offered.tools)}, field)
+        if not self._shows_tools:
+            self._shows_tools = text != self._rendered(messages, variables, field)
+        if not self._shows_tools:
+            raise RequestError(
+                "tools", "this model's chat template shows none, so it would not see them: describe them in a message"
+            )
+        if not offered.is_forced:
+            return text
+        closing = f"\n{END_REASONING}\n\n" if text.rstrip().endswith(BEGIN_REASONING) else ""
+        return f"{text}{closing}{BEGIN_CALL}\n"
+
+    def reading(self, prompt: Sequence[int], *, has_calls: bool) -> Reading:
+        """Return how a chat's answer is read: it begins with reasoning where the template knows of that."""
+        if not self._tokenizer.marks_reasoning:
+            return Reading(has_calls=has_calls)
+        end = self._tokenizer.decode(prompt[-_LAST_IDS:], skip_special_tokens=False).rstrip()
+        return Reading("reasoning" if end.endswith(BEGIN_REASONING) else "maybe", has_calls)
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None, field: str) -> str:
         try:
             return self._tokenizer.chat_text(messages, variables)
         except ConfigError as error:

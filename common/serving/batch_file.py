@@ -147,7 +147,7 @@ class _Door:
     def _prompts_of(self, fields: Sampling) -> list[tuple[int, ...]]:
         with refusing():
             if isinstance(fields, ChatFields):
-                return [self._prompts.of_chat(fields.messages, fields.chat_template_kwargs)]
+                return [self._prompts.of_chat(fields.messages, fields.chat_template_kwargs, offered=fields.offered)]
             assert isinstance(fields, CompletionFields), "of the two routes"
             return [
                 self._prompts.of_text(one, with_bos=fields.add_special_tokens)

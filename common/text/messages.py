@@ -20,7 +20,7 @@ _OF_THE_CALL = {
     "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors",
     "sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation",
 }  # fmt: skip
-_NOT_RENDERED = ("documents", "tools")
+_NOT_RENDERED = ("documents",)
 
 
 def why_no_conversation(messages: object) -> str | None:
@@ -44,6 +44,8 @@ def why_no_variables(variables: object) -> str | None:
             return f"chat_template_kwargs: {name!r:.100} is no name that a template can have; correct it"
         if name in _NOT_RENDERED:
             return f"chat_template_kwargs.{name}: conversations are rendered without {name}: describe them in a message"
+        if name == "tools":
+            return "chat_template_kwargs.tools: a chat has its tools beside its messages: send them there"
         if name in _OF_THE_CALL:
             return f"chat_template_kwargs.{name}: it is the same for every request, and not one's to set: remove it"
     return None

@@ -207,7 +207,7 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", responses={**_TAKES_BODY, **_STREAMED})
     async def chat(request: Request, fields: ChatFields) -> Response:
         service.check(fields)
-        prompts = [await service.prompts.of_chat(fields.messages, fields.chat_template_kwargs)]
+        prompts = [await service.prompts.of_chat(fields.messages, fields.chat_template_kwargs, fields.offered)]
         call = await submitted("chatcmpl-", request, fields, prompts, fields.diffusion.stream_mode)
         return await answer(request, OpenAiCall(call, service.name_of(fields), True))
 

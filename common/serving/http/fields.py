@@ -20,7 +20,20 @@ from pydantic import (
     model_validator,
 )
 
-from common.requests import FIRST_ERROR, AnswerFields, MaxTokens, PaceFields, Seed, TokenId, Wishes
+from common.requests import (
+    FIRST_ERROR,
+    AnswerFields,
+    MaxTokens,
+    Offered,
+    PaceFields,
+    RequestError,
+    Seed,
+    TokenId,
+    Wishes,
+    forced_call,
+    why_no_choice,
+    why_no_tools,
+)
 from common.text import MOST_MESSAGES, why_no_conversation, why_no_variables
 
 logger = logging.getLogger(__name__)
@@ -54,9 +67,7 @@ _BY_ROUTE = (
 NO_PROMPT_LOGPROBS = "a prompt's tokens are given, not predicted, so no pass says how probable they are:"
 _LOGITS = "a request cannot change logits, which stay on the device"
 _NEW_NAME = "formats are named response_format and structured_outputs: write it there, and"
-_NO_TOOLS = (
-    "conversations are rendered without tools, and answers are not read for calls: describe them in a message, and"
-)
+_NO_TOOLS = "only /v1/chat/completions takes tools, and only by tools and tool_choice: send them there, and"
 _ROUTE = "only /v1/completions repeats its prompt:"
 # What cannot be had here: the values that ask for nothing, and why others are refused.
 _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -235,6 +246,7 @@ _SCHEMA = {
     "items": {"type": "object", "required": ["role"], "properties": {"role": {"type": "string", "minLength": 1}}},
 }  # fmt: skip
 Variables = Annotated[Any, _checked(why_no_variables), WithJsonSchema({"type": "object"})]
+Tools = Annotated[Any, _checked(why_no_tools), WithJsonSchema({"type": "array", "items": {"type": "object"}})]
 Messages = Annotated[Any, _checked(why_no_conversation), WithJsonSchema(_SCHEMA)]
 
 
@@ -254,8 +266,12 @@ class _OnePrompt(BaseModel):
 
 
 class ChatFields(Sampling):
+    """tool_choice: absent, it is auto."""
+
     messages: Messages
     chat_template_kwargs: Variables = {}
+    tools: Tools = []
+    tool_choice: StrictStr | dict[str, Any] = "auto"
     logprobs: StrictBool = False
     top_logprobs: _NumTop = 0
 
@@ -265,9 +281,35 @@ class ChatFields(Sampling):
             raise ValueError("top_logprobs: only with logprobs true; set that too")
         return self
 
+    @model_validator(mode="after")
+    def _chooses_among_tools(self) -> ChatFields:
+        problem = why_no_choice(self.tool_choice, self.tools)
+        if problem is not None:
+            raise ValueError(problem)
+        return self
+
     @property
     def num_logprobs(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
+
+    @property
+    def offered(self) -> Offered | None:
+        """The tools that the template shows; None where there are none, or none is to be called."""
+        is_forced = self.tool_choice not in ("none", "auto")
+        return Offered(tuple(self.tools), is_forced) if self.tools and self.tool_choice != "none" else None
+
+    @property
+    def is_held(self) -> bool:
+        return super().is_held or (self.offered is not None and self.offered.is_forced)
+
+    @property
+    def wishes(self) -> Wishes:
+        wishes, call = super().wishes, forced_call(self.tool_choice, self.tools)
+        if call is None:
+            return wishes
+        if wishes.format is not None:
+            raise RequestError("tool_choice", f"{wishes.format_field} says what the answer is held to: remove one")
+        return wishes._replace(format=call, format_field="tools")
 
 
 class GenerateFields(_OnePrompt, Sampling):

@@ -12,6 +12,7 @@ from common.errors import ConfigError
 from common.requests import PaceFields, RequestError, RequestMaker, Wishes
 from common.serving.http.errors import ApiError
 from common.serving.http.fields import ChatFields, Fields, GenerateFields, Sampling
+from common.text import PLAIN, Reading
 
 _COMPLETION_TOKENS = 16  # what OpenAI's API says
 _MOST_ANSWERS = 64  # of one call
@@ -20,12 +21,14 @@ _MOST_STOPS = 16
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One answer of a call. index: its place among the call's choices. prompt_index: its prompt's among the prompts."""
+    """One answer of a call. index: its place among the call's choices. prompt_index: its prompt's among the prompts.
+    reading: how a chat's answer is read."""
 
     index: int
     prompt_index: int
     request: GenerationRequest
     decode: DecodeConfig
+    reading: Reading = PLAIN
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -95,12 +98,21 @@ class OrderBook:
             if fields.n > 1 and decode.temperature == 0:
                 why = "n: at temperature 0, and below 0.001, all answers are one; set temperature, or n to 1"
                 raise ApiError(400, why, "n")
+            reading = self._reading(fields, first)
             for copy in range(fields.n):
                 index = place * fields.n + copy
                 seed = (self._run.seed if fields.seed is None else fields.seed) + copy
                 request = replace(first, id=f"{call_id}-{index}", seed=seed, num_logprobs=fields.num_logprobs)
-                orders.append(Order(index, place, request, decode))
+                orders.append(Order(index, place, request, decode, reading))
         return Orders(call_id, tuple(orders))
+
+    def _reading(self, fields: Sampling, request: GenerationRequest) -> Reading:
+        if not isinstance(fields, ChatFields):
+            return PLAIN
+        if request.automaton is not None:  # the whole answer is the format's text
+            is_call = fields.offered is not None and fields.offered.is_forced
+            return Reading("call" if is_call else "content")
+        return self._maker.prompts.reading(request.prompt, has_calls=fields.offered is not None)
 
     def _check_count(self, fields: Sampling, num_prompts: int) -> None:
         """Refuse a call of more answers than could ever be taken at once."""

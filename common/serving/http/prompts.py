@@ -10,7 +10,7 @@ from typing import Any
 
 from common.checkpoint import Tokenizer
 from common.config import DecodeConfig
-from common.requests import LONG, PromptMaker
+from common.requests import LONG, Offered, PromptMaker
 from common.serving.http.errors import ApiError
 from common.serving.http.explain import refusing
 from common.serving.http.orders import Order
@@ -42,11 +42,15 @@ class Prompts:
         with refusing():
             return self.maker.of_ids(token_ids)
 
-    async def of_chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> tuple[int, ...]:
+    async def of_chat(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], offered: Offered | None = None
+    ) -> tuple[int, ...]:
         """Token ids up to where the answer begins."""
         with refusing():
             loop = asyncio.get_running_loop()
-            text = await loop.run_in_executor(self._chats, self.maker.chat_text, messages, variables)
+            text = await loop.run_in_executor(
+                self._chats, self.maker.chat_text, messages, variables, "messages", offered
+            )
         return await self.of_text(text, add_special_tokens=False, field="messages")
 
     def answer_text(self, decode: DecodeConfig, *, includes_stop: bool) -> AnswerText:

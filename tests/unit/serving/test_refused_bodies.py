@@ -86,7 +86,7 @@ def test_a_wrong_setting_of_diffusion_is_told_by_its_path(settings: Any, param: 
             {"messages": [{"role": "user", "content": [{"type": "image", "text": ""}]}]},
             "messages.0.content.0.type: 'image', and the model reads text only: send parts of type text",
         ),
-        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools: conversations are rendered without"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools: a chat has its tools beside its"),
         ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs: 'a b' is no name that a template can have"),
         ({"stream_options": 5}, "stream_options: write it as"),
         ({"stream_options": {}}, "stream_options: only with stream true"),

@@ -177,7 +177,7 @@ def test_what_is_no_conversation_is_told_by_its_place(messages: Any, problem: st
         ({"a b": 1}, "chat_template_kwargs: 'a b' is no name"),
         ({"tokenize": True}, "chat_template_kwargs.tokenize: "),
         ({"messages": []}, "chat_template_kwargs.messages: "),
-        ({"tools": []}, "chat_template_kwargs.tools: conversations are rendered without tools: describe them in"),
+        ({"tools": []}, "chat_template_kwargs.tools: a chat has its tools beside its messages"),
         ({f"a{place}": 1 for place in range(65)}, "chat_template_kwargs: 65 variables, at most 64"),
     ],
 )

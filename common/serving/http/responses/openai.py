@@ -9,6 +9,7 @@ from typing import Any
 
 from common.serving.http.fields import StreamOptions
 from common.serving.http.responses.calls import Call, Piece, merged
+from common.serving.http.responses.said import spoken
 from common.serving.http.responses.sse import DONE, event
 from common.serving.http.responses.whole import (
     finish_reason,
@@ -19,6 +20,7 @@ from common.serving.http.responses.whole import (
     whole_body,
     with_ids,
 )
+from common.text import MessageReader
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class OpenAiCall:
         """Yield the stream's events, [DONE] last. Raises ApiError where it cannot be finished."""
         call, options = self.call, self.call.fields.stream_options or StreamOptions()
         num_tokens, ended = 0, []
+        readers = [MessageReader(answer.order.reading) for answer in call.answers]
         with call.answering():
             if self.is_chat:
                 for index in range(len(call.answers)):
@@ -57,7 +60,7 @@ class OpenAiCall:
                 num_tokens += len(piece.token_ids)
                 if piece.ended is not None:
                     ended.append(piece.ended)
-                for choice in self._parts(index, piece):
+                for choice in self._parts(index, piece, readers[index]):
                     yield self._chunk([choice], options, num_tokens)
         if options.include_usage:
             last = {**self._head(self._chunk_kind), "choices": []}
@@ -81,17 +84,20 @@ class OpenAiCall:
             body["usage"] = shown if options.continuous_usage_stats else None
         return event(body)
 
-    def _parts(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+    def _parts(self, index: int, piece: Piece, reader: MessageReader) -> list[dict[str, Any]]:
         """Return a piece's choices: a chat has the text and the reason one after another."""
         reason = None if piece.ended is None else finish_reason(piece.ended)
         if not self.is_chat:
             is_silent = not (piece.text or piece.token_ids or reason)
             return [] if is_silent else [self._text_part(index, piece, reason)]
         parts = []
-        if piece.text or piece.token_ids or piece.told:
-            said = {**self._delta(index, {"content": piece.text}, None), "logprobs": self._logprobs(piece)}
-            parts.append(self._with_ids(said, piece.token_ids))
+        num_calls = reader.num_calls
+        said = reader.add(piece.text, is_last=reason is not None)
+        if any(said) or piece.token_ids or piece.told:
+            delta = {**self._delta(index, spoken(said, num_calls), None), "logprobs": self._logprobs(piece)}
+            parts.append(self._with_ids(delta, piece.token_ids))
         if reason is not None:
+            reason = "tool_calls" if reader.num_calls else reason
             parts.append({**self._delta(index, {}, reason), "stop_reason": piece.stop_reason})
         return parts
 

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from common.serving.http.fields import Sampling
 from common.serving.http.orders import Order, Orders
 from common.serving.http.responses.logprobs import TextOf, Told, of_chat, of_completion
+from common.serving.http.responses.said import spoken
 from common.serving.messages import Ended
+from common.text import MessageReader, Reading
 
 _REASONS = {"eos": "stop", "stop": "stop", "length": "length", "max_steps": "length", "abort": "abort"}
 
@@ -68,7 +70,9 @@ def whole_body(
     body = {
         **head(kind, orders.id, model, created),
         "choices": [
-            _choice(index, one, fields, echoes[index] if echoes else "", text_of, is_chat=is_chat)
+            _chat_choice(index, one, fields, orders.orders[index].reading, text_of)
+            if is_chat
+            else _choice(index, one, fields, echoes[index] if echoes else "", text_of)
             for index, one in enumerate(finished)
         ],
         "usage": usage(orders.num_prompt_tokens, sum(one.ended.num_tokens for one in finished)),
@@ -90,11 +94,15 @@ def shown_logprobs(told: Sequence[Told], fields: Sampling, text_of: TextOf, *, i
     return of_chat(told, text_of) if is_chat else of_completion(told, text_of)
 
 
-def _choice(
-    index: int, one: Finished, fields: Sampling, echo: str, text_of: TextOf, *, is_chat: bool
-) -> dict[str, Any]:
-    logprobs = shown_logprobs(one.told, fields, text_of, is_chat=is_chat)
+def _choice(index: int, one: Finished, fields: Sampling, echo: str, text_of: TextOf) -> dict[str, Any]:
+    logprobs = shown_logprobs(one.told, fields, text_of, is_chat=False)
     rest = {"logprobs": logprobs, "finish_reason": one.finish_reason, "stop_reason": one.stop_reason}
-    text = echo + one.text
-    own = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
-    return with_ids({"index": index, **own, **rest}, one.token_ids, fields)
+    return with_ids({"index": index, "text": echo + one.text, **rest}, one.token_ids, fields)
+
+
+def _chat_choice(index: int, one: Finished, fields: Sampling, reading: Reading, text_of: TextOf) -> dict[str, Any]:
+    said = MessageReader(reading).add(one.text, is_last=True)
+    logprobs = shown_logprobs(one.told, fields, text_of, is_chat=True)
+    reason = "tool_calls" if said.calls else one.finish_reason
+    rest = {"logprobs": logprobs, "finish_reason": reason, "stop_reason": one.stop_reason}
+    return with_ids({"index": index, "message": {"role": "assistant", **spoken(said)}, **rest}, one.token_ids, fields)
