@@ -65,8 +65,6 @@ class Generator:
         self, profile: DeviceProfile, run: RunConfig, engine: Engine, tokenizer: Tokenizer, model_config: ModelConfig,
         one_at_a_time: OneAtATime | None = None,
     ) -> None:  # fmt: skip
-        if run.decode.strategy.reuses_prefix and not engine.capacity.keeps_slots:
-            raise ConfigError("reuse_prefix: this engine frees a request's KV when it ends; remove it")
         self.profile = profile
         self.run = run
         self._costs = pass_costs(self.run, engine)
@@ -249,6 +247,7 @@ class Generator:
             costs=self._costs,
             max_num_batched_tokens=self.run.max_num_batched_tokens,
             facts=facts_of(model),
+            enable_prefix_caching=self.run.enable_prefix_caching,
         )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from common.checkpoint import ModelConfig, load_model_config
-from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.config import DeviceProfile, RunConfig
 from common.errors import ConfigError, MissingCapability
 from common.platforms import platform_of
 from common.processes import Mesh, init_mesh, local_rank, num_started, share_from_first
@@ -74,10 +74,12 @@ def assemble(
     collectives = build_collectives(mesh, device)
     num_pages = collectives.least(num_pages or _num_pages(sizes, device, profile.gpu_memory_utilization))
     peers = _peer_staging(sizes, mesh, device) if capture and _wants_kernels(profile, dtype, config) else None
-    cache = _build_cache(sizes, num_pages, run.decode, device, peers)
+    num_bytes = num_pages * sizes.bytes_per_page + sizes.staging_bytes
+    with allocating_kv(sizes.num_slots, sizes.max_model_len, num_bytes):
+        cache = PagedKVCache(sizes, num_pages, device, peers)
     capacity = PagedCapacity(
         run.max_num_requests, max_model_len, num_pages, page_size=PAGE_SIZE, vocab_size=config.vocab_size,
-        keeps_slots=cache.keeps_slots, routing_block=config.routing_block, gives_logprobs=True,
+        routing_block=config.routing_block, gives_logprobs=True,
     )  # fmt: skip
     model.ops = ops = _ops(profile, config, cache, collectives)
     ops.adopt(model)
@@ -237,16 +239,3 @@ def _peer_staging(sizes: CacheSizes, mesh: Mesh, device: torch.device) -> PeerSt
     except ImportError:
         return None  # no Triton, of which `_ops` tells
     return build_peer_staging(mesh.bp_group, device, sizes.staging_shape, sizes.dtype)
-
-
-def _build_cache(
-    sizes: CacheSizes, num_pages: int, decode: DecodeConfig, device: torch.device, peers: PeerStaging | None
-) -> PagedKVCache:
-    if decode.strategy.reuses_prefix and num_pages < sizes.most_pages:
-        raise ConfigError(
-            f"reuse_prefix keeps the KV of all {sizes.num_slots} slots, which takes {sizes.most_pages} pages, and "
-            f"{num_pages} fit: lower max_num_requests or max_model_len, or remove it"
-        )
-    num_bytes = num_pages * sizes.bytes_per_page + sizes.staging_bytes
-    with allocating_kv(sizes.num_slots, sizes.max_model_len, num_bytes):
-        return PagedKVCache(sizes, num_pages, device, peers)

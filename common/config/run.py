@@ -146,6 +146,12 @@ class RunConfig(Settings):
         description="Prompt tokens of one pass: other prompts wait for the next, and a longer one begins alone or, "
         "where positions see nothing after their block (`block_diffusion`, `fast_dllm_v2`), is cut.",
     )
+    enable_prefix_caching: bool = Field(
+        default=True,
+        description="Keep the KV of prompts and answers for requests that begin alike, in whole pages, where it "
+        "depends on nothing that comes after it (`block_diffusion`, `levenshtein`, `fast_dllm_v2`; and `reuse_prefix` "
+        "of `d2f`).",
+    )
     branch_budget: Literal["all", "auto"] = Field(
         default="all",
         description="`all` tries every lookahead; `auto` tries them only while they bring more tokens than the time "

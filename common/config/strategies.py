@@ -67,8 +67,8 @@ class D2F(Strategy):
     name: Literal["d2f"] = "d2f"
     reuse_prefix: bool = Field(
         default=False,
-        description="Keep the KV of whole blocks that a prompt shares with an earlier one, which is approximate and "
-        "depends on the order of requests (`lopa_cuda`).",
+        description="Use the KV of whole pages that a prompt shares with an earlier one again, which is approximate "
+        "here and depends on the order of requests (with `enable_prefix_caching`).",
     )
 
 

@@ -35,8 +35,6 @@ def _why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: 
         return reason
     if (reason := capacity.why_refused(decode) or scheduler.why_not_held(request)) is not None:
         return reason
-    if decode.strategy.reuses_prefix and not capacity.keeps_slots:
-        return "reuse_prefix: this engine frees a request's KV when it ends; remove it"
     if request.num_logprobs is not None and not capacity.gives_logprobs:
         return "logprobs: this engine tells no log probabilities; ask for none"
     if num_tokens > room:

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import cast
 
 from common.decoding.admission import why_impossible
-from common.decoding.engine import Engine, GivesLogprobs, carry_out, start_forward
+from common.decoding.engine import Engine, GivesLogprobs, carry_out, prefixes_of, start_forward
 from common.decoding.model_check import ModelCheck
 from common.decoding.orders import Order
 from common.decoding.plan import Predictions, StepPlan
@@ -39,6 +39,7 @@ class EngineCore:
     def __init__(self, scheduler: Scheduler, engine: Engine, source: RequestQueue | None = None) -> None:
         self.scheduler = scheduler
         self.engine = engine
+        scheduler.share(prefixes_of(engine), engine.capacity)
         self._queue = RequestQueue() if source is None else source
         self._relay = engine.mesh.relay
         self._is_leader = self._relay is None or engine.mesh.is_leader
@@ -170,7 +171,6 @@ class EngineCore:
 
     def _carry_out(self, order: Order) -> None:
         assert not self.scheduler.active, "whoever orders waits until nothing is decoded"
-        self.scheduler.forget_prefixes()
         problem = carry_out(self.engine, order)
         if self._orders:
             self._orders.popleft()[1](problem)

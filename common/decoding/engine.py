@@ -53,8 +53,6 @@ class Capacity:
     """What an engine can hold: requests at once, and positions a request (prompt and canvas together).
 
     vocab_size: token ids that the model's embedding has; None: not known.
-    keeps_slots: a slot's KV stays until another request's is written over it, so that the next may use it again
-        (reuse_prefix).
     routing_block: positions that the model routes together, counted from 0, so that rows are made of whole ones; 0: it
         routes each for itself.
     gives_logprobs: the engine is a `GivesLogprobs`.
@@ -63,7 +61,6 @@ class Capacity:
     num_slots: int
     max_model_len: int
     vocab_size: int | None = field(default=None, kw_only=True)
-    keeps_slots: bool = field(default=False, kw_only=True)
     routing_block: int = field(default=0, kw_only=True)
     gives_logprobs: bool = field(default=False, kw_only=True)
 
@@ -73,6 +70,10 @@ class Capacity:
         Slots always fit; an engine whose requests share memory of another kind overrides this.
         """
         return True
+
+    def num_spare(self, rooms: Sequence[Room]) -> int:
+        """Return how many pages may hold what nobody uses (`Prefixes`) beside such requests."""
+        return 0
 
     def why_refused(self, decode: DecodeConfig) -> str | None:
         """Return why a request cannot be decoded by these settings, in one sentence; None if it can."""
@@ -87,6 +88,49 @@ def why_not_routed(decode: DecodeConfig, routing_block: int) -> str | None:
         f"the model chooses experts for blocks of {routing_block} positions together, and block_size "
         f"{decode.block_size} would cut them: set it to a multiple"
     )
+
+
+class PrefixRoot(NamedTuple):
+    """What prompts must have in common before their tokens are compared. block_size: KV depends on tokens up to the end
+    of its block; pages hold whole ones. salt: the requests' `cache_salt`. is_exact: KV depends on nothing else."""
+
+    block_size: int
+    salt: str = ""
+    is_exact: bool = True
+
+
+class Prefixes(Protocol):
+    """KV that requests share: that of the pages that their prompts begin with alike.
+
+    Called between passes, and on every rank of a replica alike, which then answer alike.
+    """
+
+    def match(self, prompt: Sequence[int], root: PrefixRoot) -> int:
+        """Return of how many first positions KV is there: whole pages, never all whole blocks of the prompt."""
+
+    def is_coming(self, prompt: Sequence[int], root: PrefixRoot) -> bool:
+        """Return whether a request that is being decoded will leave half or more of the KV that is missing."""
+
+    def claim(self, slot: int, prompt: Sequence[int], root: PrefixRoot | None, num_spare: int) -> int:
+        """Have a request begin in a free slot with what `match` finds; return how many positions that is.
+
+        root: None: it shares nothing. num_spare: pages that may hold what nobody uses; what was used longest ago goes.
+        """
+
+    def end(self, slot: int, is_sound: bool = True) -> None:
+        """End the slot's request. What it has made final stays for others, unless it is not sound: then nobody finds
+        again what it has used."""
+
+    def end_all(self) -> None:
+        """End what an earlier scheduler has left."""
+
+    def forget(self) -> None:
+        """Have nobody find again what is there now."""
+
+
+def prefixes_of(engine: Engine) -> Prefixes | None:
+    """Return what the engine's requests share; None if they share nothing."""
+    return getattr(engine, "prefixes", None)
 
 
 class PassCosts(NamedTuple):

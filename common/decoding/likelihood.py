@@ -20,7 +20,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from common.config import DecodeConfig
-from common.decoding.engine import Engine, GivesLogprobs, Room, start_forward
+from common.decoding.engine import Engine, GivesLogprobs, Room, prefixes_of, start_forward
 from common.decoding.plan import Int, RowField, Sampling, Score, StepPlan
 from common.errors import ConfigError, EngineError
 
@@ -116,6 +116,9 @@ class TextScorer:
     def scores(self, texts: Iterable[tuple[Ids, Ids]]) -> Iterator[Likelihood]:
         """Yield the likelihood of each text after its prompt, in their order; those that `why_not` refuses must not be
         among them. Every rank of a replica makes the same call."""
+        prefixes = prefixes_of(self._engine)
+        if prefixes is not None:
+            prefixes.forget()  # its rows take pages that no scheduler has reserved
         waiting: deque[_Open] = deque()
         rows: _Rows = []
         for prompt, text in texts:

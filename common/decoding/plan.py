@@ -222,7 +222,7 @@ class StepPlan(NamedTuple):
 
     @property
     def step_R(self) -> Int:
-        """How many passes the request has had."""
+        """How many passes the request has had, with those that a cached prefix has saved."""
         return part(self.row_fields_8R, RowField.STEP)
 
     def entries_of(self, rows: Int) -> Int:

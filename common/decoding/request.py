@@ -32,7 +32,8 @@ class GenerationRequest:
 
     decode, seed: the request's own; None: the run's. noise_name: keys the random numbers in the id's place. max_tokens:
     the answer is cut there, whatever its canvas holds. num_logprobs: each token's log probability is wanted, and those
-    of so many alternatives; None: none is. automaton: of the texts that the answer may be; None: any.
+    of so many alternatives; None: none is. automaton: of the texts that the answer may be; None: any. cache_salt: KV
+    of prompts is shared with requests of the same one alone.
     """
 
     id: str
@@ -43,6 +44,7 @@ class GenerationRequest:
     max_tokens: int | None = None
     num_logprobs: int | None = None
     automaton: Automaton | None = None
+    cache_salt: str | None = None
 
 
 class RequestQueue:
@@ -155,6 +157,7 @@ class Completion:
     step_map: of each of token_ids, the pass whose prediction it is, counted from 1. The tokens of a lookahead that won
     were predicted by the pass before, and seen by the one that it won in.
     logprobs: of each of token_ids, where they were asked for.
+    num_cached_tokens: tokens of the prompt whose KV earlier requests had left.
     """
 
     id: str
@@ -174,6 +177,7 @@ class Completion:
     num_rows: int = 0
     step_map: tuple[int, ...] = field(default=(), compare=False)
     logprobs: tuple[TokenLogprob, ...] = ()
+    num_cached_tokens: int = field(default=0, compare=False)
 
     @classmethod
     def of_nothing(cls, request: GenerationRequest, reason: FinishReason) -> Completion:

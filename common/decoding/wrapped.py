@@ -8,7 +8,15 @@ from functools import partial
 from typing import Any, cast
 
 from common.config import DecodeConfig
-from common.decoding.engine import Engine, GivesLogprobs, PassCosts, start_forward, taking_orders
+from common.decoding.engine import (
+    Engine,
+    GivesLogprobs,
+    PassCosts,
+    Prefixes,
+    prefixes_of,
+    start_forward,
+    taking_orders,
+)
 from common.decoding.orders import FIRST_VERSION, Order, Tag
 from common.decoding.plan import Int, Logprobs, Predictions, StepPlan
 
@@ -50,6 +58,10 @@ class WrappedEngine:
 
     def describe(self) -> dict[str, Any]:
         return self.engine.describe()
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        return prefixes_of(self.engine)
 
     @property
     def weight_version(self) -> str:

@@ -61,7 +61,9 @@ class RequestMaker:
         if wishes.format is not None:
             decode, automaton = self.formats.held(wishes, decode)
         own = decode if decode is not self.base or self._names_base else None
-        return GenerationRequest(id, prompt, own, wishes.seed, noise_name, wishes.max_tokens, automaton=automaton)
+        return GenerationRequest(
+            id, prompt, own, wishes.seed, noise_name, wishes.max_tokens, None, automaton, wishes.cache_salt
+        )
 
     @cached_property
     def formats(self) -> Formats:

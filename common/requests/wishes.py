@@ -43,7 +43,7 @@ class AnswerFields(BaseModel):
 
     max_tokens: the answer is cut there, and its canvas has as many whole blocks as that takes. stop: beside the run's.
     top_k: 0 and -1 are none. ignore_eos: no token ends the answer. response_format, structured_outputs: what the answer
-    is held to (`common.constraints.formats`).
+    is held to (`common.constraints.formats`). cache_salt: as in `GenerationRequest`.
     """
 
     max_tokens: MaxTokens | None = None
@@ -56,6 +56,7 @@ class AnswerFields(BaseModel):
     skip_special_tokens: StrictBool | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
+    cache_salt: Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None = None
 
 
 class PaceFields(BaseModel):
@@ -89,6 +90,7 @@ class Wishes(NamedTuple):
     seed: int | None = None
     format: Format | None = None
     format_field: str = "response_format"  # that said so
+    cache_salt: str | None = None
 
     @classmethod
     def read(cls, given: Mapping[str, Any], seed: object = None) -> Wishes:
@@ -118,7 +120,7 @@ class Wishes(NamedTuple):
         for name, own in (("stop", stop), ("stop_token_ids", tuple(answer.stop_token_ids))):
             if own:
                 settings[name] = own
-        return cls(settings, answer.max_tokens, answer.ignore_eos, seed, *_format(answer))
+        return cls(settings, answer.max_tokens, answer.ignore_eos, seed, *_format(answer), answer.cache_salt)
 
     def merged(self, base: DecodeConfig) -> DecodeConfig:
         """Return the run's settings with these in their place. Raises RequestError."""
@@ -188,6 +190,7 @@ _READ_APART = {
     "ignore_eos",
     "response_format",
     "structured_outputs",
+    "cache_salt",
 }  # by `Wishes.of` and `Wishes.merged`
 _OF_ANSWERS = tuple(name for name in AnswerFields.model_fields if name not in _READ_APART)
 _OF_PACE = tuple(PaceFields.model_fields)

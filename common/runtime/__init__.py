@@ -10,7 +10,7 @@ from common.runtime.facts import facts_of
 from common.runtime.fitting import check_decode, check_settings, check_strategy
 from common.runtime.floors import REPEATS, Clock, matrix_size, measure_floors
 from common.runtime.memory import allocating_kv, pages_within
-from common.runtime.paging import NO_SLOT, PagedCapacity, PagePool, PageTable, pages_for, slots_going_on
+from common.runtime.paging import NO_SLOT, PagedCapacity, PagePool, PageTable, PrefixCache, pages_for, slots_going_on
 from common.runtime.reads import ReadBuffers, ReadsKey
 from common.runtime.upload import Upload
 from common.runtime.waiting import DeviceEvent, explained, wait_until_done
@@ -35,6 +35,7 @@ __all__ = [
     "PagePool",
     "PageTable",
     "PagedCapacity",
+    "PrefixCache",
     "ReadBuffers",
     "ReadsKey",
     "Upload",

@@ -33,7 +33,7 @@ from common.runtime.classes import ClassHead
 from common.runtime.collectives import Collectives
 from common.runtime.floors import Clock, measure_floors
 from common.runtime.logprobs import Shares, told_logprobs
-from common.runtime.paging import PagePool
+from common.runtime.paging import PrefixCache
 from common.runtime.reads import ReadBuffers, ReadsKey
 from common.runtime.times import PassTimes, Stopwatch
 from common.runtime.waiting import DeviceEvent, explained
@@ -74,7 +74,7 @@ class Commits(Protocol):
     """Which KV is whose, and how it becomes final."""
 
     @property
-    def pool(self) -> PagePool: ...
+    def prefixes(self) -> PrefixCache: ...
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
         """As `common.decoding.Engine.commit`."""
@@ -150,6 +150,7 @@ class DeviceEngine(ABC):
         assert self._under_way is None, "commit follows receive"
         try:
             self.kv.commit(plan, winner_row_of_request)
+            self.prefixes.note(plan, winner_row_of_request)
         except RuntimeError as error:
             raise self._failed(error) from error
 
@@ -173,6 +174,10 @@ class DeviceEngine(ABC):
         return self._done
 
     @property
+    def prefixes(self) -> PrefixCache:
+        return self.kv.prefixes
+
+    @property
     def weight_version(self) -> str:
         return self.holdings.version
 
@@ -184,6 +189,7 @@ class DeviceEngine(ABC):
         """As `common.decoding.TakesOrders.obey`."""
         if self._under_way is not None:
             self.receive()  # somebody stopped asking in the middle of a step
+        self.prefixes.forget()
         try:
             self.holdings.obey(order)
         except RuntimeError as error:
@@ -288,7 +294,7 @@ class DeviceEngine(ABC):
         name = platform.processor() or platform.machine()
         if self.device.type != "cpu":
             name = str(torch.get_device_module(self.device).get_device_name(self.device))
-        pool = self.kv.pool
+        pool = self.prefixes.pool
         return {
             "engine": self.name,
             "device": name,

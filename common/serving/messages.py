@@ -158,6 +158,7 @@ class Ended(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
     step_map: tuple[int, ...] = ()
     weight_version: str = FIRST_VERSION
+    num_cached_tokens: int = 0
 
 
 class Failed(NamedTuple):
@@ -179,6 +180,8 @@ class Counts:
     weight_version: str = FIRST_VERSION
     num_slots: int = 0
     kv_usage: float = 0.0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
     forwards: dict[str, int] = field(default_factory=dict)
     wins: dict[str, int] = field(default_factory=dict)
     num_rows: int = 0

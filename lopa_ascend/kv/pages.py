@@ -1,10 +1,10 @@
 """Which row holds which page of KV memory: host bookkeeping of one rank over the pool of `common.runtime`, no tensors.
 
 Under block-causal attention the KV of a finished block is the same in every branch. So the pages that a request has
-filled with committed positions are shared by all its rows; each row has a private *tail*: the partly committed page and
-the pages of its window. Every step writes the whole window into each row's tail. When a span commits, each row of that
-step already holds it: pages that are now full become shared by changing hands, and nothing is copied. Only a row that
-joins later gets a copy of the one partly committed page.
+filled with committed positions are shared by all its rows, and by other requests that begin alike. Each row has a
+private *tail*: the partly committed page and the pages of its window. Every step writes the whole window into each
+row's tail. When a span commits, each row of that step already holds it: pages that are now full become shared by
+changing hands, and nothing is copied. Only a row that joins later gets a copy of the one partly committed page.
 
 Page 0 is the dummy page, and `PageBook.dummy_slots` takes more when one is not enough: what has to be written but must
 never be read goes there.
@@ -20,7 +20,7 @@ import numpy as np
 from common.config import DecodeConfig
 from common.decoding import Int, Room, StepPlan
 from common.errors import EngineError
-from common.runtime import NO_SLOT, PagedCapacity, PagePool, slots_going_on
+from common.runtime import NO_SLOT, PagedCapacity, PagePool, PrefixCache, slots_going_on
 from common.runtime import pages_for as pages_of_size
 
 PAGE_SIZE = 128  # positions; the smallest that Ascend's paged attention takes
@@ -122,6 +122,8 @@ class PageBook:
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
+        self.prefixes = PrefixCache(self, pool, PAGE_SIZE)
+        self._begun: set[int] = set()  # slots whose request is not in a plan yet
         self._requests: dict[int, RequestPages] = {}
         self._prepared: dict[int, RequestPages] = {}
         self._dummies = [pool.take(NO_SLOT)]
@@ -130,6 +132,23 @@ class PageBook:
 
     def pages_of(self, slot: int) -> RequestPages:
         return self._requests[slot]
+
+    def begin(self, slot: int, pages: Sequence[int]) -> None:
+        self.drop(slot, 0)
+        self._begun.add(slot)
+        if pages:
+            self._requests[slot] = RequestPages(len(pages) * PAGE_SIZE, tuple(pages))
+
+    def page_at(self, slot: int, index: int) -> int:
+        return self._requests[slot].shared[index]
+
+    def put_page(self, slot: int, index: int, page: int) -> None:
+        held = self._requests[slot]
+        self._requests[slot] = replace(held, shared=(*held.shared[:index], page, *held.shared[index + 1 :]))
+
+    def drop(self, slot: int, num_shared: int) -> None:
+        held = self._requests.pop(slot, RequestPages())
+        self.pool.give_back(slot, sorted(held.pages - set(held.shared[:num_shared])))
 
     def open_step(self, plan: StepPlan, rows: Int) -> RowPages:
         """Give every one of `rows` (of the plan) pages up to its window's end, and forget requests that ended.
@@ -189,8 +208,10 @@ class PageBook:
             self.pool.give_back(NO_SLOT, self._dummies[1:])
             del self._dummies[1:]
             self._dummy_slots = self._dummy_slots[:PAGE_SIZE]
-        for slot in self._requests.keys() - slots_going_on(plan):
-            self.pool.give_back(slot, sorted(self._requests.pop(slot).pages))
+        for slot in self._requests.keys() - slots_going_on(plan) - self._begun:
+            self.prefixes.end(slot)
+            self.drop(slot, 0)
+        self._begun.clear()
 
     def _begin(self, slot: int, start: int) -> RequestPages:
         """Take in a request. It has its whole prompt in the window; made-up steps of measurements start after zeros."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from common.decoding import CommitSpan, Int, StepPlan
-from common.runtime import Collectives, PagePool, Upload
+from common.runtime import Collectives, PrefixCache, Upload
 from graphs.buckets import fit
 from graphs.runner import Capture, GraphRunner
 from lopa_cuda.steps.kv_cache import PagedKVCache
@@ -97,8 +97,8 @@ class Committer:
             self._copy(staged.staging, owner, spans)
 
     @property
-    def pool(self) -> PagePool:
-        return self._cache.pool
+    def prefixes(self) -> PrefixCache:
+        return self._cache.prefixes
 
     @property
     def bytes_per_position(self) -> int:

@@ -70,7 +70,7 @@ class PagedKVCache:
 
     Captured graphs hold the addresses of the committed KV, the table and one staging memory of `captured_tokens`, which
     therefore never move; a pass that runs as it is gets staging memory of its own. peers: where branch-parallel ranks
-    write the captured staging memory for one another; None: nobody else can. keeps_slots: see PageTable.
+    write the captured staging memory for one another; None: nobody else can.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class PagedKVCache:
         self._table = Upload((sizes.num_slots, sizes.pages_of_slot), device)
         self.table_SP = self._table.device
         self.pool = PagePool(num_pages)
-        self.keeps_slots = num_pages >= sizes.most_pages
-        self._pages = PageTable(self.pool, self._table.host, PAGE_SIZE, keeps_slots=self.keeps_slots)
+        self._pages = PageTable(self.pool, self._table.host, PAGE_SIZE)
+        self.prefixes = self._pages.prefixes
 
     def open_step(self, plan: StepPlan) -> None:
         """Forget requests that have ended, and send the table if it has changed; before the pass."""

@@ -23,6 +23,8 @@ from tests.distributed.ranks import fork_ranks
 MODELS = Path(__file__).parents[1] / "golden_families"
 MASK = 511
 PROMPTS = [[(13 * n * n + 7 * m + n) % 490 + 2 for m in range(9 + 12 * n)] for n in range(2)]
+LONG = [(5 * n * n + 11 * n) % 490 + 2 for n in range(170)]
+ALL = [*PROMPTS, LONG, [*LONG[:165], 7]]  # with two that share a page of either engine
 SHARED = {"max_new_tokens": 24, "skip_threshold": 0.3, "sampling_strategy": "default", "eos_token_id": -1}
 # Of each kind one: dense and MoE, with and without shift, committing in the next pass, in its own, tentatively, never.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -56,22 +58,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llada d2f": ("llada/model_a", {"strategy": "d2f", "block_size": 16, "window_attention": "block_causal"}),
 }
+Decoded = dict[str, dict[str, Any]]
 REVISING = frozenset(name for name, (_, own) in CASES.items() if "levenshtein" in str(own))  # greedy, without formats
 
 
-def decode_all(profile: DeviceProfile, name: str, num_slots: int = 2) -> dict[str, dict[str, Any]]:
-    """Tokens and passes of one case by number of lookaheads, and request of this replica."""
+def decode_all(profile: DeviceProfile, name: str, num_slots: int = 2, *, shares: bool = True) -> Decoded:
+    """Tokens and passes of one case by number of lookaheads, and request of this replica. shares: with a cache of
+    prefixes, where the strategy allows one."""
     decoded, (model, own) = {}, CASES[name]
     most = DecodeConfig.model_validate({**SHARED, **own, "num_lookahead": 7})
     engine: Any = build_engine(profile, RunConfig(model=str(MODELS / model), decode=most, max_num_requests=num_slots))
     facts = facts_of(load_model_config(MODELS / model))
-    mine = [(n, prompt) for n, prompt in enumerate(PROMPTS) if n % engine.mesh.dp_size == engine.mesh.dp_rank]
+    mine = [(n, prompt) for n, prompt in enumerate(ALL) if n % engine.mesh.dp_size == engine.mesh.dp_rank]
     for k in (0, 3, 7):
         decode = DecodeConfig.model_validate({**SHARED, **own, "num_lookahead": k})
-        scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=None, num_slots=num_slots, facts=facts)
+        scheduler = Scheduler(
+            decode, mask_token_id=MASK, eos_token_id=None, num_slots=num_slots, facts=facts,
+            enable_prefix_caching=shares,
+        )  # fmt: skip
         requests = iter([GenerationRequest(str(n), tuple(prompt)) for n, prompt in mine])
         results = list(decode_requests(requests, scheduler, engine))
         completions = [result for result in results if isinstance(result, Completion)]
+        assert scheduler.num_hit >= 128 * (scheduler.num_queried > 0 and k > 0), "found what k = 0 has left"
         decoded[f"k={k}"] = {done.id: [list(done.canvas_token_ids), done.num_forwards] for done in completions}
     engine.close()
     return decoded

@@ -28,7 +28,7 @@ ONE = DeviceProfile(name="one", engine="lopa_cuda", device="cpu", dtype="float32
 
 @cache
 def alone(name: str) -> dict[str, Any]:
-    return decode_all(ONE, name, num_slots=1)
+    return decode_all(ONE, name, num_slots=1, shares=False)
 
 
 @pytest.mark.parametrize("name", CASES)

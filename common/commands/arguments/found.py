@@ -62,7 +62,7 @@ def load_both(
     if with_weights and any(name_of(folder) for folder in (run.model, run.lora_path or "")):
         _require_memory(device_profile, run)
         device_profile, run = load([*found, *given])
-    if takes_many and "max_num_requests" not in run.model_fields_set and not run.decode.strategy.reuses_prefix:
+    if takes_many and "max_num_requests" not in run.model_fields_set:
         run = run.model_copy(update={"max_num_requests": _AT_ONCE[device_profile.device]})
     if is_open:
         logger.info("%s", _sentence(model, device_profile, run))

@@ -137,7 +137,8 @@ def _write_rows(
             request_R[row] = index
             fields_8R[0, row], fields_8R[1, row], fields_8R[2, row] = first, num_entries, num_keys
             fields_8R[3, row], fields_8R[4, row] = state.window_start, state.window_cached
-            fields_8R[5, row], fields_8R[6, row], fields_8R[7, row] = state.slot, state.noise_key, state.num_forwards
+            fields_8R[5, row], fields_8R[6, row] = state.slot, state.noise_key
+            fields_8R[7, row] = state.num_forwards + state.num_skipped
             _write_row(tables, request, branch, num_keys, entries_3T[:, first : first + num_entries], is_read_T, first)
             row, first = row + 1, first + num_entries
     return num_commits

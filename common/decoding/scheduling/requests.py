@@ -86,6 +86,7 @@ class Requests:
             "shift": rules.shift, "origin": 0 if is_from_zero else length, "max_blocks": rules.max_blocks,
             "room_blocks": num_blocks, "chunk": rules.chunk or 0, "canvas_block": rules.block_size,
             "most_steps": rules.max_steps + num_chunks, "num_ends": len(ends), "keeps_carry": not is_from_zero,
+            "num_skipped": decoding.num_reused // rules.chunk if rules.chunk else 0,
             "has_stops": rules.find_stop is not None, "carry_token": -1.0,
         }.items():  # fmt: skip
             state[name] = value
@@ -311,7 +312,7 @@ class Requests:
         for slot, decoding in self._decoding.items():
             if decoding.rules.draws:
                 state = tables.states[slot]
-                draws = Draws(decoding.noise_key, int(state["num_forwards"]), 0)
+                draws = Draws(decoding.noise_key, int(state["num_forwards"] + state["num_skipped"]), 0)
                 num_rows, first = int(state["num_rows"]), int(state["first_position"])
                 tables.score_draw_K[slot, :num_rows] = draws.generator().random(num_rows)
                 num_open = int(state["num_positions"] - state["prompt_length"])
@@ -352,6 +353,7 @@ class Requests:
             num_rows=int(steps["rows"].sum()),
             step_map=tuple(step_map),
             logprobs=self.logprobs(decoding.request.id, 0, num_kept),
+            num_cached_tokens=decoding.num_reused,
         )
 
     def _remove(self, decoding: DecodingRequest) -> None:

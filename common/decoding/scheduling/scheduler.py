@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from typing import Any
 
 import numpy as np
 
 from common.config import DecodeConfig
 from common.constraints import Automaton
-from common.decoding.engine import PassCosts, Room
+from common.decoding.engine import Capacity, PassCosts, Prefixes, PrefixRoot, Room
 from common.decoding.plan import Int, Predictions, Sampling, StepPlan
 from common.decoding.request import Completion, GenerationRequest, Rejection, TokenLogprob
 from common.decoding.scheduling.budget import BranchBudget
@@ -39,7 +39,10 @@ class Scheduler:
     observer: sees a StepRecord of every request and step. costs: of passes; with them lookaheads are tried only where
     they pay (`branch_budget: auto`). max_num_batched_tokens: of prompts in one step; None: any number. A longer prompt
     is cut where that changes nothing (`Rules.chunk`), and begins alone elsewhere.
-    facts: of the model.
+    facts: of the model. enable_prefix_caching: use KV of earlier requests again, where that changes nothing or the
+    settings want it (reuse_prefix).
+
+    num_queried, num_hit: prompt tokens that were looked for in the cache of prefixes, and found.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Scheduler:
         costs: PassCosts | None = None,
         max_num_batched_tokens: int | None = None,
         facts: ModelFacts = DREAM,
+        enable_prefix_caching: bool = False,
     ) -> None:
         self.decode = decode
         self.num_slots = num_slots
@@ -67,7 +71,10 @@ class Scheduler:
         self._rules: dict[DecodeConfig, Rules] = {decode: self._made_rules(decode)}
         self._seed = seed
         self._free_slots = list(range(num_slots))
-        self._prompt_of_slot: list[tuple[int, ...]] = [()] * num_slots  # whose KV a slot still holds
+        self._enable_prefix_caching = enable_prefix_caching
+        self._prefixes: Prefixes | None = None
+        self._capacity: Capacity | None = None
+        self.num_queried = self.num_hit = 0
         self._room_of_slot: dict[int, Room] = {}
         self._failures: dict[str, str] = {}  # of requests that the coming `advance` ends: why
         self._clock = clock
@@ -96,21 +103,36 @@ class Scheduler:
     def num_free_slots(self) -> int:
         return len(self._free_slots)
 
+    def share(self, prefixes: Prefixes | None, capacity: Capacity) -> None:
+        """Take over the prefixes of the engine that decodes what this scheduler plans, before the first request."""
+        if prefixes is None:
+            return
+        prefixes.end_all()
+        self._prefixes, self._capacity = prefixes, capacity
+        if not self._enable_prefix_caching:
+            prefixes.forget()
+
     def can_begin(self, request: GenerationRequest) -> bool:
-        """Return whether the next step has room for the request's prompt beside those that begin with it."""
+        """Return whether the next step has room for the request's prompt beside those that begin with it, and another
+        request is not about to leave most of its KV."""
+        rules, prompt, num_cached = self._rules_of(request), request.prompt, 0
+        root = self._root_of(request, rules.decode)
+        if root is not None and self._prefixes is not None:
+            if self._prefixes.is_coming(prompt, root):
+                return False
+            num_cached = self._prefixes.match(prompt, root)
         most = self._max_num_batched_tokens
         if most is None:
             return True
         taken = self._num_begun + self._requests.num_prompt_tokens()
-        return not taken or taken + self._rules_of(request).num_first(len(request.prompt)) <= most
+        return not taken or taken + rules.num_first(len(prompt) - num_cached) <= most
 
     def decode_of(self, request: GenerationRequest) -> DecodeConfig:
         """Return the settings that the request is decoded by."""
         return self.decode if request.decode is None else request.decode
 
     def admit(self, request: GenerationRequest) -> None:
-        """Give the request a slot. The next step forwards its prompt, without the prefix whose KV the slot holds
-        already.
+        """Give the request a slot. The next step forwards its prompt, without the prefix whose KV is there already.
 
         Raises ValueError for an empty prompt, and for settings that cannot share a pass with the run's.
         """
@@ -119,9 +141,10 @@ class Scheduler:
         rules = self._rules_of(request)
         name = request.id if request.noise_name is None else request.noise_name
         key = noise_key(self._seed if request.seed is None else request.seed, name)
-        slot, num_reused = self._take_slot(request.prompt, rules.decode)  # after what can raise
+        slot = self._free_slots.pop(0)  # after what can raise
         self._room_of_slot[slot] = Room(len(request.prompt), rules.decode)
-        self._num_begun += rules.num_first(len(request.prompt)) - num_reused
+        num_reused = self._claim(slot, request, self._root_of(request, rules.decode))
+        self._num_begun += rules.num_first(len(request.prompt) - num_reused)
         if self._budget is not None:
             self._budget.admit(slot, len(request.prompt) - num_reused, rules.decode.skip_threshold)
         decoding = DecodingRequest(request, rules, slot, key, num_reused, self._clock(), self._failures)
@@ -137,10 +160,6 @@ class Scheduler:
         """End a request between two steps with what it has; returns None if it is not being decoded."""
         dropped = self._requests.drop(request_id, self._clock())
         return None if dropped is None else self._freed(*dropped)
-
-    def forget_prefixes(self) -> None:
-        """Have no request use KV again that an earlier one has left."""
-        self._prompt_of_slot = [()] * len(self._prompt_of_slot)
 
     def room_of(self, request: GenerationRequest) -> Room:
         return Room(len(request.prompt), self.decode_of(request))
@@ -247,22 +266,29 @@ class Scheduler:
         self._free_slots.append(decoding.slot)
         del self._room_of_slot[decoding.slot]
         reason = self._failures.pop(completion.id, None)
-        if reason is None:
-            return completion
-        self._prompt_of_slot[decoding.slot] = ()  # its KV may hold what is no number
-        return Rejection(completion.id, reason, "error")
+        if self._prefixes is not None:
+            self._prefixes.end(decoding.slot, is_sound=reason is None)  # else its KV may hold what is no number
+        return completion if reason is None else Rejection(completion.id, reason, "error")
 
-    def _take_slot(self, prompt: tuple[int, ...], decode: DecodeConfig) -> tuple[int, int]:
-        """Return a free slot, and how many positions of the prompt it holds already: whole blocks, never the whole
-        prompt, since its last position predicts the first of the canvas."""
-        size, choice, num_reused = decode.block_size, 0, 0
-        if decode.strategy.reuses_prefix:
-            shared = [_num_shared(self._prompt_of_slot[slot], prompt[:-1]) // size * size for slot in self._free_slots]
-            num_reused = max(shared)
-            choice = shared.index(num_reused)
-        slot = self._free_slots.pop(choice)
-        self._prompt_of_slot[slot] = prompt
-        return slot, num_reused
+    def _claim(self, slot: int, request: GenerationRequest, root: PrefixRoot | None) -> int:
+        """Return of how many positions of the prompt the slot has KV from now on."""
+        if self._prefixes is None or self._capacity is None:
+            return 0
+        num_reused = self._prefixes.claim(slot, request.prompt, root, self._capacity.num_spare(self.rooms()))
+        if root is not None:
+            self.num_queried += len(request.prompt)
+            self.num_hit += num_reused
+        return num_reused
+
+    def _root_of(self, request: GenerationRequest, decode: DecodeConfig) -> PrefixRoot | None:
+        """Return what the request shares its prompt's KV with; None: with nothing, since that depends on what comes
+        after it."""
+        strategy, salt = decode.strategy, request.cache_salt or ""
+        if not self._enable_prefix_caching:
+            return None
+        if strategy.is_from_zero and strategy.cached != "none":
+            return PrefixRoot(decode.block_size, salt)
+        return PrefixRoot(1, salt, is_exact=False) if strategy.reuses_prefix else None
 
 
 def _shared(decode: DecodeConfig) -> dict[str, Any]:
@@ -277,9 +303,3 @@ def noise_key(seed: int, name: str) -> int:
     """Return a signed 64-bit key of (seed, request's name), the same on every rank and in every run."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
-
-
-def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the longest common prefix."""
-    pairs = zip(first, second, strict=False)
-    return next((count for count, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

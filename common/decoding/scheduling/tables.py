@@ -90,6 +90,7 @@ STATE = np.dtype(
         ("mask_token", np.int32), ("delete_token", np.int32), ("split_token", np.int32),  # of revisions
         # What the steps so far have come to.
         ("num_blocks", np.int32), ("num_lookaheads", np.int32), ("num_forwards", np.int32), ("num_wins", np.int32),
+        ("num_skipped", np.int32),  # passes of the prompt that a cached prefix has saved; random numbers count them
         ("num_forced", np.int32), ("num_given", np.int32), ("has_eos", np.bool_),
         ("score_variance", np.float64),  # of the last pass's lookaheads; infinite where there were less than two
         ("is_refreshed", np.bool_),  # fast_dllm: the cache around the current block is up to date

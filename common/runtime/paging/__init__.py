@@ -6,6 +6,7 @@ and who has gone: all requests that are being decoded are in every plan, and one
 
 from common.runtime.paging.capacity import PagedCapacity, pages_for
 from common.runtime.paging.pool import NO_SLOT, PagePool, slots_going_on
+from common.runtime.paging.prefixes import PrefixCache
 from common.runtime.paging.table import PageTable
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "PagePool",
     "PageTable",
     "PagedCapacity",
+    "PrefixCache",
     "pages_for",
     "slots_going_on",
 ]

@@ -23,6 +23,9 @@ class PagedCapacity(Capacity):
     def can_hold(self, rooms: Sequence[Room]) -> bool:
         return self.num_reserved(rooms) <= self.num_pages
 
+    def num_spare(self, rooms: Sequence[Room]) -> int:
+        return self.num_pages - self.num_reserved(rooms)
+
     def num_reserved(self, rooms: Sequence[Room]) -> int:
         """Pages that hold whole prompts and canvases."""
         return sum(pages_for(room.num_positions, self.page_size) for room in rooms)

@@ -1,4 +1,4 @@
-"""The pages of one rank's KV memory: each is free or belongs to one slot."""
+"""The pages of one rank's KV memory: each is free, belongs to one slot, or to the cache of prefixes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from common.decoding import StepPlan
 from common.errors import EngineError
 
 NO_SLOT = -1  # owner of pages that belong to no request
+CACHED = -2  # of those that may be several requests'
 
 
 class PagePool:
-    """Pages 0 to num_pages - 1. The page that was given back last is taken next."""
+    """Pages 0 to num_pages - 1. The page that was given back last is taken next. num_idle: cached ones that no request
+    uses."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self.most_used = 0
+        self.most_used = self.num_idle = 0
         self._free = list(range(num_pages - 1, -1, -1))
         self._slot_of_page: list[int | None] = [None] * num_pages
         self._taken: list[tuple[int, int]] | None = None  # (slot, page) since `undo_from_here`
 
     @property
     def num_used(self) -> int:
-        return self.num_pages - len(self._free)
+        return self.num_pages - len(self._free) - self.num_idle
 
     def take(self, slot: int) -> int:
         """Take a page. Raises EngineError if none is free, which admission by Capacity.can_hold rules out."""
@@ -46,6 +48,11 @@ class PagePool:
             assert owner == slot, f"page {page} is slot {owner}'s: slot {slot} cannot give it back"
             self._slot_of_page[page] = None
             self._free.append(page)
+
+    def hand_over(self, slot: int, page: int, to: int) -> None:
+        """Make a slot's page another owner's."""
+        assert self._slot_of_page[page] == slot, f"page {page} is not slot {slot}'s: it cannot hand it over"
+        self._slot_of_page[page] = to
 
     def undo_from_here(self) -> None:
         """Note what is taken, for `undo`. Nothing is noted before the first call."""

@@ -1,12 +1,14 @@
 """Which pages hold a slot's committed positions: a table with one line for each slot.
 
 A request takes pages when positions of it become final, and a device reads the table before the next pass. Requests
-that have ended give theirs back, or, where every slot can have all its pages at once, keep them for `reuse_prefix`.
+that have ended give theirs back. The first of a slot's pages may be other slots' too (`prefixes`).
 
 Shapes: S slots, P pages of a slot, N positions.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,31 +16,44 @@ import numpy.typing as npt
 from common.decoding import CommitSpan, Int, StepPlan
 from common.runtime.paging.capacity import pages_for
 from common.runtime.paging.pool import PagePool, slots_going_on
+from common.runtime.paging.prefixes import PrefixCache
 
 
 class PageTable:
     """rows_SP: int32 memory that the table writes: page p of slot s holds positions [p * page_size, (p + 1) *
-    page_size) of its request. After a slot's last page any number may stand.
+    page_size) of its request. After a slot's last page any number may stand."""
 
-    keeps_slots: a slot keeps its pages when its request ends, until another begins there.
-    """
-
-    def __init__(
-        self, pool: PagePool, rows_SP: npt.NDArray[np.int32], page_size: int, *, keeps_slots: bool = False
-    ) -> None:
-        num_slots, most_pages = rows_SP.shape
-        assert not keeps_slots or pool.num_pages >= num_slots * most_pages, "slots that keep their pages need all"
+    def __init__(self, pool: PagePool, rows_SP: npt.NDArray[np.int32], page_size: int) -> None:
         self.pool = pool
+        self.prefixes = PrefixCache(self, pool, page_size)
         self.rows_SP = rows_SP
         self._page_size = page_size
-        self._keeps_slots = keeps_slots
-        self._num_pages = [0] * num_slots
+        self._num_pages = [0] * rows_SP.shape[0]
+        self._begun: set[int] = set()  # slots whose request is not in a plan yet
         self._positions: dict[CommitSpan, Int] = {}
         self._has_changed = False
 
     def pages_of(self, slot: int) -> list[int]:
         pages: list[int] = self.rows_SP[slot, : self._num_pages[slot]].tolist()
         return pages
+
+    def begin(self, slot: int, pages: Sequence[int]) -> None:
+        self._shorten(slot, 0)
+        self.rows_SP[slot, : len(pages)] = pages
+        self._num_pages[slot] = len(pages)
+        self._has_changed |= bool(pages)
+        self._begun.add(slot)
+
+    def page_at(self, slot: int, index: int) -> int:
+        return int(self.rows_SP[slot, index])
+
+    def put_page(self, slot: int, index: int, page: int) -> None:
+        self.rows_SP[slot, index] = page
+        self._has_changed = True
+
+    def drop(self, slot: int, num_shared: int) -> None:
+        self._shorten(slot, num_shared)
+        self._num_pages[slot] = 0
 
     def open_step(self, plan: StepPlan) -> bool:
         """Forget requests that have ended and take in new ones; return whether the table has changed since the last
@@ -73,10 +88,10 @@ class PageTable:
         return self._positions[span]
 
     def _begin(self, plan: StepPlan) -> None:
-        """Take in new requests. One has the pages that it reuses of its slot's last request; made-up steps of
-        measurements start after any pages."""
-        if not self._keeps_slots:
-            self._forget_all_but(slots_going_on(plan))
+        """Take in new requests. One has the pages that it began with; made-up steps of measurements start after any
+        pages."""
+        self._forget_all_but(slots_going_on(plan) | self._begun)
+        self._begun.clear()
         rows = np.flatnonzero(plan.step_R == 0)
         for slot, cached in dict(zip(plan.slot_R[rows].tolist(), plan.cached_R[rows].tolist(), strict=True)).items():
             self._shorten(slot, pages_for(cached, self._page_size))
@@ -85,6 +100,7 @@ class PageTable:
     def _forget_all_but(self, slots: set[int]) -> None:
         for slot, count in enumerate(self._num_pages):
             if count and slot not in slots:
+                self.prefixes.end(slot)
                 self._shorten(slot, 0)
 
     def _shorten(self, slot: int, count: int) -> None:

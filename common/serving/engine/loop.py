@@ -168,6 +168,7 @@ class RequestLoop:
                 logprobs=last.logprobs,
                 step_map=result.step_map,
                 weight_version=self.engine.weight_version,
+                num_cached_tokens=result.num_cached_tokens,
             )
         )
 
@@ -177,7 +178,10 @@ class RequestLoop:
         if not is_due and now - self._counted_at < _COUNT_S and (not is_idle or self._was_idle):
             return
         self._counted_at, self._was_idle = now, is_idle
-        self._answers.append(self.engine.now(len(self.core.scheduler.active), self.core.num_waiting))
+        scheduler = self.core.scheduler
+        counts = self.engine.now(len(scheduler.active), self.core.num_waiting)
+        counts.prefix_queries, counts.prefix_hits = scheduler.num_queried, scheduler.num_hit
+        self._answers.append(counts)
 
     def _rooms(self) -> list[Room]:
         return [Room(decoding.prompt_length, decoding.rules.decode) for decoding in self.core.scheduler.active]

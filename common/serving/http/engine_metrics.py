@@ -52,6 +52,8 @@ class EngineMetrics(Collector):
         wins = {"anchor": 0, **counts.wins}
         yield _counter("lopa_branch_wins", "Steps of requests, by the branch that won.", values, wins, "branch")
         for name, about, value in (
+            ("vllm:prefix_cache_queries", "Prompt tokens whose KV was looked for.", counts.prefix_queries),
+            ("vllm:prefix_cache_hits", "Prompt tokens whose KV was there.", counts.prefix_hits),
             ("lopa_rows", "Branches computed.", counts.num_rows),
             ("lopa_committed_positions", "Positions whose KV became final, prompts too.", counts.num_committed),
             ("lopa_blocks_committed", "Blocks after the prompt whose KV became final.", counts.num_blocks),

@@ -114,7 +114,7 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "web_search_options": ((), "nothing is searched for:"),
 }
 _WITHOUT_EFFECT = {
-    "user", "metadata", "store", "service_tier", "priority", "cache_salt", "parallel_tool_calls", "safety_identifier",
+    "user", "metadata", "store", "service_tier", "priority", "parallel_tool_calls", "safety_identifier",
     "prompt_cache_key",
 }  # fmt: skip
 

@@ -86,7 +86,9 @@ UNCACHED = {"name": "block_diffusion", "cache": "none"}
 EDITED = {"name": "block_diffusion", "edit_threshold": 0.5}
 SUB_BLOCKS = {"name": "fast_dllm_v2", "sub_block_size": 8}
 BLOCKS: dict[str, Any] = {"strategy": "block_diffusion", "max_new_tokens": 24, "stop_at_eos": False}
-REVISED: dict[str, Any] = {"max_new_tokens": 24, "block_size": 16, "mask_token_id": 511, "skip_threshold": 0.5}
+REVISED: dict[str, Any] = {  # blocks of random weights never rest
+    "max_new_tokens": 24, "block_size": 16, "mask_token_id": 511, "skip_threshold": 0.5, "max_steps": 200,
+}  # fmt: skip
 FAST: dict[str, Any] = {"strategy": "fast_dllm_v2", "max_new_tokens": 40, "mask_token_id": 511, "stop_at_eos": False}
 D2F: dict[str, Any] = {"strategy": "d2f", "window_attention": "block_causal", "block_size": 8, "max_new_tokens": 32}
 # Model, settings: QK norm, partial rotation and mixtures of experts; the prompt's remainder in the first block.

@@ -87,13 +87,6 @@ def test_requests_of_different_length_share_steps_without_touching_one_another()
     assert [together[str(number)] for number in range(len(PROMPTS))] == alone
 
 
-@pytest.mark.parametrize("is_static", [False, True])
-def test_a_reused_prefix_of_the_same_prompt_decodes_the_same_tokens(is_static: bool) -> None:
-    strategy = {"reuse_prefix": True}
-    tokens = decode(make_engine(is_static=is_static), [PROMPTS[2]] * 2, num_lookahead=2, strategy=strategy)
-    assert tokens["1"] == tokens["0"]
-
-
 def test_padding_never_reaches_what_is_read() -> None:
     engine, plan = make_engine(is_static=True), a_plan(num_rows=3, width=19)
     first = engine.forward(plan)

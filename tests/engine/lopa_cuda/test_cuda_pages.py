@@ -137,12 +137,3 @@ def test_a_gpu_that_cannot_hold_one_request_is_told(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (63 * sizes.bytes_per_page, 10**12))
     with pytest.raises(ConfigError, match=r"one request of 4096 positions needs 0\.2 GiB, 0\.2 GiB are free on cuda"):
         _num_pages(sizes, torch.device("cuda"), 1.0)
-
-
-def test_reused_prefixes_need_every_slots_pages() -> None:
-    decode = DECODE.changed({"strategy": {"reuse_prefix": True}})
-    run = RunConfig(model=str(MODEL), max_num_requests=3, decode=decode)
-    assert assemble(PROFILE, run).capacity.keeps_slots
-    with pytest.raises(ConfigError, match="reuse_prefix keeps the KV of all 3 slots, which takes 12 pages, and 11 fit"):
-        assemble(PROFILE, run, num_pages=11)
-    assert not make_engine(3, 11).capacity.keeps_slots

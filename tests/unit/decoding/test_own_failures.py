@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_core import DECODE, EOS, MASK, HashedEngine, Replay, Wire, alone, core_of, request, run, told
+from test_core import HashedEngine, Replay, Wire, alone, core_of, request, run, told
 
 from common.config import DecodeConfig
 from common.decoding import (
     Capacity,
     Completion,
-    EngineCore,
     GenerationRequest,
     Predictions,
     Rejection,
-    Scheduler,
     StepPlan,
     StepRecord,
 )
@@ -145,21 +143,6 @@ def test_all_ranks_decide_the_same(names: tuple[str, ...]) -> None:
         heard.append(told(follower.step()))
     assert heard == [*said, []]
     assert {name for outputs in said for name, _, is_end in outputs if is_end} == {"a", BAD, "b", "c"}
-
-
-def test_a_slot_that_failed_gives_its_prompt_to_nobody() -> None:
-    engine = Spoilt(BAD, step=0)
-    engine.capacity = Capacity(num_slots=1, max_model_len=100, vocab_size=99, keeps_slots=True)
-    decode = DECODE.changed({"strategy": {"reuse_prefix": True}})
-    core = EngineCore(Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS), engine)  # type: ignore[arg-type]
-    prompt = tuple(range(3, 20))
-    reused = []
-    for name in ("first", BAD, "next", "last"):
-        core.add_request(GenerationRequest(name, prompt))
-        core.step()
-        reused.append(core.scheduler.active[0].num_reused)
-        run(core)
-    assert reused == [0, 16, 0, 16]
 
 
 Decide = Callable[..., Any]

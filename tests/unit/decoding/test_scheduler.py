@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import D2F, DecodeConfig, FastDllm
+from common.config import DecodeConfig, FastDllm
 from common.decoding import (
     Completion,
     GenerationRequest,
@@ -189,35 +189,6 @@ def test_every_row_has_a_rank_and_ranks_have_equal_shares(decode: DecodeConfig, 
         if plan.commits_locally:
             for span in plan.commits:
                 assert all((plan.request_R[hand] == span.request).any() for hand in row_of)
-
-
-@pytest.mark.parametrize(
-    ("second", "starts"),
-    [
-        ((*range(10, 22), 1, 2), [0, 12]),  # whole blocks of 4
-        ((*range(10, 21), 1, 2), [0, 8]),
-        (tuple(range(10, 30)), [0, 16]),  # never the whole prompt
-        ((1, *range(10, 30)), [0, 0]),
-    ],
-)
-def test_a_prompt_that_begins_like_an_earlier_one_is_forwarded_from_where_they_part(
-    second: tuple[int, ...], starts: list[int]
-) -> None:
-    decode = DecodeConfig(block_size=4, max_new_tokens=8, num_lookahead=2, strategy=D2F(reuse_prefix=True))
-    engine = RandomEngine(seed=1)
-    scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS)
-    for name, prompt in (("first", tuple(range(10, 30))), ("second", second)):
-        scheduler.admit(GenerationRequest(name, prompt))
-        done: list[Completion] = []
-        while not done:
-            plan = scheduler.plan_step()
-            winners = scheduler.select_winners(engine.forward(plan))
-            engine.commit(plan)
-            done = scheduler.advance(winners)
-        assert done[0].prompt_length == len(prompt)
-    first_spans = [span for span in engine.commits if span[1] < 20]
-    assert [start for _, start, _ in first_spans][:2] == starts
-    assert first_spans[1][2] == len(second) - starts[1]
 
 
 def test_the_anchor_loses_ties() -> None:

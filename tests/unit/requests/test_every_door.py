@@ -143,6 +143,7 @@ def test_every_field_of_an_answer_and_its_pace_is_a_wish() -> None:
         "ignore_eos": True,
         "skip_special_tokens": False,
         "seed": 1,
+        "cache_salt": "a",
         "response_format": {"type": "json_object"},
         "structured_outputs": {"choice": ["a"]},
     }

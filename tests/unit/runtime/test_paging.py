@@ -6,6 +6,8 @@ the page table, as a device does, and compares what a pass would read.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -35,21 +37,25 @@ class RandomEngine:
 
     mesh = Mesh()
 
-    def __init__(self, num_slots: int, num_pages: int, *, keeps_slots: bool = False, seed: int = 0) -> None:
+    def __init__(self, num_slots: int, num_pages: int, seed: int = 0) -> None:
         rows_SP = np.zeros((num_slots, pages_for(MAX_MODEL_LEN, PAGE)), dtype=np.int32)
         self.pool = PagePool(num_pages)
-        self.table = PageTable(self.pool, rows_SP, PAGE, keeps_slots=keeps_slots)
-        self.capacity = PagedCapacity(
-            num_slots, MAX_MODEL_LEN, num_pages, page_size=PAGE, vocab_size=VOCAB, keeps_slots=keeps_slots
-        )
+        self.table = PageTable(self.pool, rows_SP, PAGE)
+        self.prefixes = self.table.prefixes
+        self.capacity = PagedCapacity(num_slots, MAX_MODEL_LEN, num_pages, page_size=PAGE, vocab_size=VOCAB)
         self.memory = np.full((num_pages * PAGE, 2), -1)
         self.committed = np.full((num_slots, MAX_MODEL_LEN), -1)
         self.device_SP = rows_SP.copy()
         self.rng = np.random.default_rng(seed)
+        self.scheduler: Scheduler | None = None
+        self.spoils = False
 
     def forward(self, plan: StepPlan) -> Predictions:
         if self.table.open_step(plan):
             self.device_SP = self.table.rows_SP.copy()
+        for decoding in () if self.scheduler is None else self.scheduler.active:
+            if decoding.num_reused and (plan.step_R[plan.slot_R == decoding.slot] == 0).any():
+                self.committed[decoding.slot, : decoding.num_reused] = decoding.request.prompt[: decoding.num_reused]
         for slot, cached in set(zip(plan.slot_R.tolist(), plan.cached_R.tolist(), strict=True)):
             self.check(slot, cached)
         self.table.prepare_commits(plan)
@@ -57,6 +63,8 @@ class RandomEngine:
         token_T = self.rng.integers(EOS + 1, VOCAB, plan.num_tokens)
         token_T[self.rng.random(plan.num_tokens) < 0.02] = EOS
         probability_T = self.rng.random(plan.num_tokens, dtype=np.float32)
+        if self.spoils:
+            probability_T[:], self.spoils = np.nan, False
         return Predictions.of(token_T, probability_T, probability_T)
 
     def check(self, slot: int, cached: int) -> None:
@@ -68,7 +76,10 @@ class RandomEngine:
     def check_owners(self) -> None:
         held = [self.table.pages_of(slot) for slot in range(self.capacity.num_slots)]
         pages = [page for pages in held for page in pages]
-        assert len(set(pages)) == len(pages) == self.pool.num_used <= self.pool.num_pages
+        shared = {page for page in pages if pages.count(page) > 1}
+        assert len({*pages}) == self.pool.num_used <= self.pool.num_pages - self.pool.num_idle
+        for own in held:
+            assert shared.isdisjoint(own[max((n + 1 for n, page in enumerate(own) if page in shared), default=0) :])
         assert self.pool.most_used <= self.pool.num_pages
 
     def commit(self, plan: StepPlan, winner_row_of_request: Int) -> None:
@@ -78,11 +89,15 @@ class RandomEngine:
             position_N = np.arange(span.start, span.start + span.length)
             self.memory[self.table.positions(span)] = np.stack((position_N, token_N), axis=1)
             self.committed[span.slot, span.start : span.start + span.length] = token_N
+        self.prefixes.note(plan, winner_row_of_request)
 
 
 def core_of(engine: RandomEngine, decode: DecodeConfig = DECODE) -> EngineCore:
-    scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=engine.capacity.num_slots)
-    return EngineCore(scheduler, engine)
+    engine.scheduler = Scheduler(
+        decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=engine.capacity.num_slots, enable_prefix_caching=True,
+        max_num_batched_tokens=64,
+    )  # fmt: skip
+    return EngineCore(engine.scheduler, engine)
 
 
 def prompt_of(rng: np.random.Generator) -> tuple[int, ...]:
@@ -91,31 +106,43 @@ def prompt_of(rng: np.random.Generator) -> tuple[int, ...]:
     return (int(rng.integers(7, 10)),) * (length // 2) + tuple(rng.integers(7, VOCAB, length - length // 2).tolist())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("keeps_slots", [False, True])
-def test_ten_thousand_operations_leak_no_page(keeps_slots: bool) -> None:
+@pytest.mark.parametrize(
+    "count", [pytest.param(10_000, marks=pytest.mark.slow), 1_000], ids=lambda count: f"{count} prompts"
+)
+@pytest.mark.parametrize("strategy", [{}, {"reuse_prefix": True}, {"name": "block_diffusion"}], ids=str)
+def test_random_prompts_aborts_and_evictions_leak_no_page(strategy: dict[str, Any], count: int) -> None:
     num_slots, rng = 6, np.random.default_rng(1)
-    most_pages = num_slots * pages_for(MAX_MODEL_LEN, PAGE)
-    engine = RandomEngine(num_slots, most_pages if keeps_slots else most_pages // 3, keeps_slots=keeps_slots)
-    core = core_of(engine, DECODE.changed({"strategy": {"reuse_prefix": keeps_slots}}))
+    engine = RandomEngine(num_slots, num_slots * pages_for(MAX_MODEL_LEN, PAGE) // 3)
+    core = core_of(engine, DECODE.changed({"strategy": strategy, "block_add_threshold": 1.0 if strategy else 0.1}))
+    assert engine.scheduler is not None
     alive: set[str] = set()
     reasons: list[str] = []
-    for number in range(10_000):
+    number = 0
+    while number < count or alive:
         choice = rng.random()
-        if choice < 0.25 and len(alive) < 20:
-            core.add_request(GenerationRequest(str(number), prompt_of(rng)))
+        if choice < 0.4 and len(alive) < 20 and number < count:
+            salt = str(rng.integers(2)) if choice < 0.2 else None
+            core.add_request(GenerationRequest(str(number), prompt_of(rng), cache_salt=salt))
             alive.add(str(number))
-        elif choice < 0.3 and alive:
+            number += 1
+        elif choice < 0.5 and alive:
             core.abort(str(rng.choice(sorted(alive))))
         else:
             reasons += ends(core, alive)
-    while alive:
-        reasons += ends(core, alive)
-    assert set(reasons) >= {"abort", "eos", "length"} and len(reasons) > 500
+        if not alive and number % 3 == 0:
+            engine.prefixes.forget()
+    assert set(reasons) >= {"abort", "eos", "length"} and len(reasons) > count // 20
+    num_hit, num_queried = engine.scheduler.num_hit, engine.scheduler.num_queried
+    assert num_queried > num_hit > num_queried // 20 if strategy else num_hit == num_queried == 0
     core.add_request(GenerationRequest("last", (9,)))
     core.step(), core.step()  # the first pass is computed in the second
     held = [len(engine.table.pages_of(slot)) for slot in range(num_slots)]
-    assert keeps_slots or engine.pool.num_used == 1 == sum(held)
+    assert sum(held) == engine.pool.num_used <= 1
+    core.abort("last")
+    core.step()
+    engine.prefixes.forget()
+    engine.check_owners()
+    assert engine.pool.num_used + engine.pool.num_idle <= 1
 
 
 def ends(core: EngineCore, alive: set[str]) -> list[str]:
@@ -140,12 +167,44 @@ def test_what_does_not_fit_waits_and_what_never_fits_is_rejected() -> None:
     assert most_together == 1, "9 pages, then 6 and 5 of 10"
 
 
-def test_a_request_may_not_reuse_what_slots_do_not_keep() -> None:
-    core = core_of(RandomEngine(2, 20))
-    decode = DECODE.changed({"strategy": {"reuse_prefix": True}})
-    core.add_request(GenerationRequest("0", (9, 9), decode=decode))
-    (output,) = core.step()
-    assert isinstance(output.result, Rejection) and "reuse_prefix" in output.result.reason
+@pytest.mark.parametrize(
+    ("second", "of_prompts", "of_blocks"),
+    [
+        ((*range(10, 22), 7, 8), 12, 8),  # something of the whole blocks has to be computed
+        ((*range(10, 22), 7, 8, 9, 7, 8), 12, 12),
+        ((*range(10, 21), 7, 8), 8, 8),  # whole pages
+        (tuple(range(10, 30)), 16, 16),  # never the whole prompt
+        ((7, *range(10, 30)), 0, 0),
+    ],
+)
+@pytest.mark.parametrize("strategy", [{"reuse_prefix": True}, {"name": "block_diffusion"}], ids=str)
+def test_a_prompt_that_begins_like_an_earlier_one_begins_with_its_pages(
+    strategy: dict[str, Any], second: tuple[int, ...], of_prompts: int, of_blocks: int
+) -> None:
+    engine = RandomEngine(2, 40)
+    core = core_of(engine, DECODE.changed({"strategy": strategy, "block_add_threshold": 1.0}))
+    found = []
+    for name, prompt in (("first", tuple(range(10, 30))), ("second", second)):
+        core.add_request(GenerationRequest(name, prompt))
+        core.step()
+        found.append(core.scheduler.active[0].num_reused)
+        while core.has_work:
+            core.step()
+    assert found == [0, of_blocks if "name" in strategy else of_prompts]
+
+
+def test_a_request_that_failed_leaves_its_pages_to_nobody() -> None:
+    engine = RandomEngine(1, 20)
+    core = core_of(engine, DECODE.changed({"strategy": {"reuse_prefix": True}}))
+    reused = []
+    for name in ("first", "spoilt", "next", "last"):
+        engine.spoils = name == "spoilt"
+        core.add_request(GenerationRequest(name, tuple(range(10, 27))))
+        core.step()
+        reused.append(core.scheduler.active[0].num_reused)
+        while core.has_work:
+            core.step()
+    assert reused == [0, 16, 0, 16]
 
 
 def test_capacity_reserves_prompt_and_canvas_in_whole_pages() -> None:
@@ -213,8 +272,3 @@ def test_what_is_undone_is_free_again() -> None:
     pool.undo()
     assert pool.num_used == 1
     pool.give_back(0, [kept])
-
-
-def test_slots_that_keep_their_pages_need_all() -> None:
-    with pytest.raises(AssertionError, match="slots that keep their pages need all"):
-        PageTable(PagePool(7), np.zeros((2, 4), dtype=np.int32), PAGE, keeps_slots=True)

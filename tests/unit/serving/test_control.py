@@ -244,13 +244,11 @@ def test_requests_wait_until_all_memory_is_there_again(tags: tuple[Tag, ...]) ->
 def test_the_cache_is_flushed_between_requests_only() -> None:
     engine = Engine("a")
     engine.turn(3)
-    engine.core.scheduler._prompt_of_slot[0] = (1, 2)
     engine.ask(ForgetKV())
     assert "are being decoded" in str(engine.obeyed())
     engine.finish()
     engine.ask(ForgetKV())
     assert engine.obeyed() is None
-    assert engine.core.scheduler._prompt_of_slot == [(), ()]
 
 
 def test_a_replica_that_comes_again_has_the_weights_of_the_others(tmp_path: Path) -> None:

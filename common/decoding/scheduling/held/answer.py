@@ -184,7 +184,8 @@ class Held:
         )  # fmt: skip
         problem = automaton.graph, tail, part.class_W, width, part.state, part.is_alive_WQ, weight_WC
         if self.is_sampled:
-            draws = Draws(self.noise_key, int(own.state["num_forwards"]), _STREAM).generator()
+            number = int(own.state["num_forwards"] + own.state["num_skipped"])
+            draws = Draws(self.noise_key, number, _STREAM).generator()
             drawn_path(*problem, draws.random(width), array("rest", np.float64, width + 1, num_states), path_W)
         else:
             scores = array("highest", np.float64, width + 1), array("score", np.float64, 2, num_states)

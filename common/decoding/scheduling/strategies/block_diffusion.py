@@ -36,7 +36,7 @@ def commits_apart(request: Request) -> bool:
 def begin(request: Request, num_cached: int) -> None:
     state, settings = request.state, request.settings
     start = state.prompt_length // settings.block_size * settings.block_size
-    add_prompt_blocks(request, start, IN_CACHE if settings.cache == NONE else TO_CACHE)
+    add_prompt_blocks(request, num_cached, start, IN_CACHE if settings.cache == NONE else TO_CACHE)
     if state.prompt_length > start and not (state.num_blocks and commits_apart(request)):
         _add(request, start, True)
 

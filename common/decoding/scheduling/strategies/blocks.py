@@ -102,11 +102,14 @@ def note_committed(request: Request) -> None:
 
 
 @compiled
-def add_prompt_blocks(request: Request, prompt_end: int, status: int) -> None:
-    """Append the prompt's whole blocks [0, prompt_end), in chunks that each take a pass."""
+def add_prompt_blocks(request: Request, num_cached: int, prompt_end: int, status: int) -> None:
+    """Append the prompt's whole blocks [num_cached, prompt_end), in chunks, counted from 0, that each take a pass."""
     size = request.state.chunk if request.state.chunk else max(prompt_end, 1)
-    for start in range(0, prompt_end, size):
-        add_block(request, start, min(start + size, prompt_end), 0, status, True)
+    start = num_cached
+    while start < prompt_end:
+        end = min((start // size + 1) * size, prompt_end)
+        add_block(request, start, end, 0, status, True)
+        start = end
 
 
 @compiled

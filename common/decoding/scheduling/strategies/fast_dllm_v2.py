@@ -24,7 +24,7 @@ from common.policies.settings import DUAL
 def begin(request: Request, num_cached: int) -> None:
     prompt_length, size = request.state.prompt_length, request.settings.block_size
     start = prompt_length // size * size
-    add_prompt_blocks(request, start, TO_CACHE)
+    add_prompt_blocks(request, num_cached, start, TO_CACHE)
     if prompt_length > start:
         add_block(request, start, start + size, start + size - prompt_length, ACTIVE, True)
 

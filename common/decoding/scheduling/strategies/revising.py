@@ -271,10 +271,9 @@ def _drawn_change(tables: Tables, request: Request, num_columns: int, trial: int
         count += _changes(tables.drafts[column])
     if not count:
         return NOWHERE
-    key = int(request.state.noise_key) % _MODULUS
-    drawn = (
-        ((key * _FIRST_FACTOR + int(request.state.num_forwards)) % _MODULUS * _SECOND_FACTOR + trial) % _MODULUS % count
-    )
+    state = request.state
+    key, number = int(state.noise_key) % _MODULUS, int(state.num_forwards + state.num_skipped)
+    drawn = ((key * _FIRST_FACTOR + number) % _MODULUS * _SECOND_FACTOR + trial) % _MODULUS % count
     for column in range(num_columns):
         if _changes(tables.drafts[column]):
             if not drawn:

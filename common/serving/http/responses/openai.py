@@ -14,6 +14,7 @@ from common.serving.http.responses.sse import DONE, event
 from common.serving.http.responses.whole import (
     finish_reason,
     head,
+    num_cached,
     pass_counts,
     shown_logprobs,
     usage,
@@ -64,7 +65,8 @@ class OpenAiCall:
                     yield self._chunk([choice], options, num_tokens)
         if options.include_usage:
             last = {**self._head(self._chunk_kind), "choices": []}
-            last["usage"] = usage(call.orders.num_prompt_tokens, num_tokens)
+            cached = num_cached(ended, call.orders.orders)
+            last["usage"] = usage(call.orders.num_prompt_tokens, num_tokens, cached)
             if call.fields.diffusion.stats:
                 last["diffusion"] = pass_counts(ended, call.orders.orders)
             yield event(last)

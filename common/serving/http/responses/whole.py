@@ -32,12 +32,25 @@ def finish_reason(ended: Ended) -> str:
     return _REASONS[ended.finish_reason]
 
 
-def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
-    return {
+def usage(num_prompt_tokens: int, num_tokens: int, num_cached: int | None = None) -> dict[str, Any]:
+    """num_cached: None: not known yet."""
+    counts = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
         "total_tokens": num_prompt_tokens + num_tokens,
     }
+    return counts if num_cached is None else {**counts, "prompt_tokens_details": {"cached_tokens": num_cached}}
+
+
+def num_cached(ended: Sequence[Ended], orders: Sequence[Order]) -> int:
+    """Return how many tokens of a call's prompts were computed for none of their answers. orders: theirs, in any
+    order."""
+    prompt_of = {order.request.id: order.prompt_index for order in orders}
+    least: dict[int, int] = {}
+    for one in ended:
+        place = prompt_of[one.id]
+        least[place] = min(one.num_cached_tokens, least.get(place, one.num_cached_tokens))
+    return sum(least.values())
 
 
 def pass_counts(ended: Sequence[Ended], orders: Sequence[Order]) -> dict[str, Any]:
@@ -67,6 +80,7 @@ def whole_body(
     """Return the body of a completion or a chat. text_of: each token's own text. echoes: a text in front of each
     answer, by index; empty: none."""
     kind = "chat.completion" if is_chat else "text_completion"
+    ended = [one.ended for one in finished]
     body = {
         **head(kind, orders.id, model, created),
         "choices": [
@@ -75,10 +89,12 @@ def whole_body(
             else _choice(index, one, fields, echoes[index] if echoes else "", text_of)
             for index, one in enumerate(finished)
         ],
-        "usage": usage(orders.num_prompt_tokens, sum(one.ended.num_tokens for one in finished)),
+        "usage": usage(
+            orders.num_prompt_tokens, sum(one.num_tokens for one in ended), num_cached(ended, orders.orders)
+        ),
     }
     if fields.diffusion.stats:
-        body["diffusion"] = pass_counts([one.ended for one in finished], orders.orders)
+        body["diffusion"] = pass_counts(ended, orders.orders)
     return body
 
 
