@@ -71,7 +71,7 @@ def test_a_line_that_is_refused_is_a_line_with_the_servers_sentence(cpu: DeviceP
         ("model", 404, "the model 'gpt-4' is not served here, this is m"),
         ("stream", 400, "stream: a line has the whole answer"),
         ("field", 400, "temperature: set it to a number"),
-        ("tools", 400, "tools: "),
+        ("tools", 400, "tools.0: "),
         ("nothing", 400, "prompt: "),
         ("body", 400, "send a JSON object"),
     ):
