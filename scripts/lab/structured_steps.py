@@ -2,9 +2,11 @@
 
 python -m scripts.lab.structured_steps compile VOCABULARY.tiktoken AUTOMATA.pickle    # see scripts/lab/structured.py
 python -m scripts.lab.structured_steps measure PROFILE AUTOMATA.pickle OUTPUT.json
+python -m scripts.lab.structured_steps host AUTOMATA.pickle OUTPUT.json
 
-The second times Dream-7B's shapes with random weights, a block of 32 at a time, with and without each format in turns.
-Only passes are compared in which all requests are under way, by their number of tokens.
+`measure` times Dream-7B's shapes with random weights, a block of 32 at a time, with and without each format in turns.
+Only passes are compared in which all requests are under way, by their number of tokens. `host` times the scheduler's
+part alone, over random predictions: the thread's own time, which other processes do not change.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from common.config import load_profile, load_run
+import numpy as np
+
+from common.config import DecodeConfig, load_profile, load_run
 from common.constraints import Automaton, Compiler, Format
-from common.decoding import GenerationRequest, StepPlan
+from common.decoding import ClassStatistics, GenerationRequest, ModelFacts, Predictions, Scheduler, StepPlan
 from common.generate import Generator, build_generator
-from scripts.lab.result import commit, write
+from scripts.lab.result import busy_cpu, commit, write
 from scripts.lab.structured import FORMATS, read_vocabulary
 
 AT_ONCE = (1, 16)
@@ -32,6 +36,8 @@ SETTINGS = [
     "decode.max_new_tokens=128", f"max_num_requests={max(AT_ONCE)}",
 ]  # fmt: skip
 PROMPT = 512
+PASSES = 150
+MASK_TOKEN, END_TOKEN = 151_666, 151_643  # Dream's
 
 Times = dict[tuple[int, int], list[float]]  # milliseconds by rows and tokens of a pass
 
@@ -122,5 +128,72 @@ def measure(profile: str, automata: str, output: str) -> None:
     write(Path(output), result)
 
 
+def host_ms(automaton: Automaton | None, at_once: int, temperature: float) -> float:
+    """Return the thread's median milliseconds of a step between two passes."""
+    settings = {
+        "num_lookahead": 0, "block_size": 32, "block_add_threshold": 1, "max_new_tokens": 128,
+        "temperature": temperature,
+    }  # fmt: skip
+    scheduler = Scheduler(
+        DecodeConfig.model_validate(settings), mask_token_id=MASK_TOKEN, eos_token_id=END_TOKEN, num_slots=at_once,
+        facts=ModelFacts(shift=1),
+    )  # fmt: skip
+    for number in range(at_once):
+        scheduler.admit(GenerationRequest(str(number), tuple(range(PROMPT)), automaton=automaton))
+    rng, found = np.random.default_rng(0), []
+    while scheduler.active and len(found) < PASSES:
+        began = time.thread_time()
+        plan = scheduler.plan_step()
+        planned = time.thread_time() - began
+        predictions = random_predictions(plan, rng)
+        began = time.thread_time()
+        scheduler.advance(scheduler.select_winners(predictions))
+        found.append(1e3 * (planned + time.thread_time() - began))
+    return median(found[3:])
+
+
+def random_predictions(plan: StepPlan, rng: np.random.Generator) -> Predictions:
+    """Return predictions of a pass with the statistics of the formats' classes."""
+    token_T, probability_T = rng.integers(100, 1000, plan.num_tokens), rng.random(plan.num_tokens, np.float32)
+    classes, request_T = {}, plan.request_R.repeat(plan.num_entries_R)
+    automaton_of = plan.automaton_of or {}
+    for own in {one.key: one for one in automaton_of.values()}.values():
+        asking = [request for request, one in automaton_of.items() if one.key == own.key]
+        entry_X = (np.isin(request_T, asking) & plan.is_read_T).nonzero()[0]
+        token_C = np.zeros(own.num_classes, np.int64)
+        token_C[own.class_V[::-1]] = np.arange(len(own.class_V))[::-1]  # the first of each
+        logit_XC = 4 * rng.standard_normal((len(entry_X), own.num_classes))
+        found = (np.broadcast_to(token_C, logit_XC.shape), logit_XC, logit_XC, logit_XC + 0.5, logit_XC)
+        classes[own.key] = ClassStatistics(entry_X, np.stack(found, axis=-1).astype(np.float32))
+    return Predictions.of(token_T, probability_T, probability_T)._replace(classes=classes or None)
+
+
+def measure_host(automata: str, output: str) -> None:
+    """Write the table of what the scheduler takes more for each format."""
+    formats: dict[str, Automaton] = pickle.loads(Path(automata).read_bytes())
+    rows = []
+    for name, automaton in formats.items():
+        cells = []
+        for at_once in AT_ONCE:
+            for temperature in (0.0, 0.8):
+                free, held = (
+                    min(host_ms(one, at_once, temperature) for _ in range(ROUNDS)) for one in (None, automaton)
+                )
+                cells.append(max(held - free, 0.0))
+        rows.append([name, len(automaton.edges_3E[0]), *cells])
+        print(rows[-1], flush=True)
+    columns = [[f"{at_once} at once, {how}", ".2f"] for at_once in AT_ONCE for how in ("greedy", "drawn")]
+    result = {
+        "card": busy_cpu(),
+        "commit": commit(),
+        "conditions": "Milliseconds of the scheduler's thread that a pass takes more, medians of "
+        f"{PASSES} passes over random predictions; k = 0, blocks of 32; automata over Qwen's vocabulary",
+        "command": "python -m scripts.lab.structured_steps host AUTOMATA.pickle OUTPUT.json",
+        "columns": [["format", ""], ["edges", ",.0f"], *columns],
+        "rows": rows,
+    }
+    write(Path(output), result)
+
+
 if __name__ == "__main__":
-    {"compile": compile_all, "measure": measure}[sys.argv[1]](*sys.argv[2:])
+    {"compile": compile_all, "measure": measure, "host": measure_host}[sys.argv[1]](*sys.argv[2:])
