@@ -55,7 +55,6 @@ def loader_of(
     return ModelLoader(
         profile, run, config, padded, stages, mesh, device, adapt=partial(lay_out_heads, config=config),
         quant_kernels=quant_kernels(ops), lay_out=partial(lay_out, ops=ops, profile=profile), can_write=is_plain,
-        takes_experts=True,
     )  # fmt: skip
 
 
@@ -84,7 +83,7 @@ def is_plain(tensor: Tensor) -> bool:
 def lay_out(part: nn.Module, ops: Ops, profile: DeviceProfile) -> None:
     """Lay the weights of a model, or of a part of it, out as the operators read them."""
     prepare_linears(part, ops)
-    lay_out_experts(part, in_8_bits=profile.quantization == "w8a8")
+    lay_out_experts(part)
     if profile.graph.mode == "torchair":
         put_columns_last(part)
         as_parameters(part)

@@ -7,7 +7,7 @@ away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +18,9 @@ from common.model import Activation, Decoder, Linear, MoE, QKNorm, RMSNorm, Rout
 from common.runtime import Collectives
 from lopa_ascend.kv import PagedKVCache
 from lopa_ascend.ops import WIDEST_GATE_UP, HeadNorms, Ops, VirtualRows, of_own_experts
+from quant.experts import EXPERTS
 from quant.linear import QuantizedLinear, QuantKernels
-from quant.w8a8 import QuantizedActivation, channel_scale, quantize_weight, round_up_to_bfloat16
+from quant.w8a8 import QuantizedActivation
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class AscendStages:
         values, scale_T = self._ops.dynamic_quant(x_TD)
         rows = self._ops.dispatch(values, routing.expert_TC, len(moe.experts_down), scale_T)
         gate_up_NI = self._ops.grouped_matmul_int32(rows.rows_ND, moe.experts_gate_up, rows.count_E)
-        gate_up_scale, down_scale = moe.get_buffer("gate_up_scale"), moe.get_buffer("down_scale")
+        gate_up_scale, down_scale = moe.get_buffer("experts_gate_up_scale"), moe.get_buffer("experts_down_scale")
         inner = self._ops.dequant_swiglu_quant(gate_up_NI, gate_up_scale, rows.scale_N, count_E=rows.count_E)
         result_ND = self._ops.grouped_quant_matmul(
             inner.values, moe.experts_down, rows.count_E, down_scale, inner.scale_T, x_TD.dtype
@@ -184,30 +185,17 @@ def link_linears(model: Decoder) -> None:
         (layer.down_proj if layer.moe is None else layer.moe).read_next = (follower,)
 
 
-def lay_out_experts(model: nn.Module, *, in_8_bits: bool = False) -> int:
+def lay_out_experts(model: nn.Module) -> int:
     """Lay the weights of experts out as the grouped product reads them, [experts, in, out]; return the number of
-    mixtures.
-
-    in_8_bits: as int8, with a scale an output channel: `gate_up_scale` in float32, `down_scale` in bfloat16, as the
-    operators want theirs. The latter are rounded before they divide, so that nothing is lost.
-    """
+    mixtures. In 8 bits the scales of down become bfloat16, as the operator wants them, which loses nothing."""
     mixtures = [module for module in model.modules() if isinstance(module, MoE)]
     for moe in mixtures:
-        gate_up_EOK, down_EOK = moe.experts_gate_up.data, moe.experts_down.data
-        if in_8_bits:
-            gate_up_EOK, scale_EO = _in_8_bits(gate_up_EOK, channel_scale)
-            moe.register_buffer("gate_up_scale", scale_EO)
-            down_EOK, scale_EO = _in_8_bits(down_EOK, lambda weight: round_up_to_bfloat16(channel_scale(weight)))
-            moe.register_buffer("down_scale", scale_EO.bfloat16())
-        for name, weight_EOK in (("experts_gate_up", gate_up_EOK), ("experts_down", down_EOK)):
+        for name in EXPERTS:
+            weight_EOK = moe.get_parameter(name).data
             setattr(moe, name, nn.Parameter(weight_EOK.transpose(1, 2).contiguous(), requires_grad=False))
+        if moe.experts_down_scale is not None:
+            moe.experts_down_scale = moe.experts_down_scale.bfloat16()
     return len(mixtures)
-
-
-def _in_8_bits(weight_EOK: Tensor, scale_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Return int8 values and float32 scales [E, O]; one expert at a time."""
-    quantized = [quantize_weight(weight_OK, scale_of(weight_OK)) for weight_OK in weight_EOK]
-    return torch.stack([one.values for one in quantized]), torch.stack([one.scale for one in quantized])
 
 
 def prepare_linears(model: nn.Module, ops: Ops) -> int:

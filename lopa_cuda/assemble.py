@@ -179,6 +179,8 @@ def _ops(profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, colle
         raise MissingCapability(
             f"profile {profile.name}: batch_invariant of a mixture of experts is not implemented: remove it"
         )
+    if config.moe is not None and profile.quantization is not None:
+        _check_8_bit_experts(profile, config.hidden_size, config.moe.intermediate_size)
     try:
         from lopa_cuda.ops.fused import FusedOps, InvariantOps
     except ImportError as error:
@@ -186,6 +188,19 @@ def _ops(profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, colle
             f"kernels {profile.kernels} need Triton ({error}): run `pip install -e '.[cuda]'`"
         ) from None
     return (InvariantOps if profile.batch_invariant else FusedOps)(config, cache, collectives)
+
+
+def _check_8_bit_experts(profile: DeviceProfile, *widths: int) -> None:
+    if profile.quantization == "fp8":
+        raise MissingCapability(
+            f"profile {profile.name}: kernels for quantization fp8 of a mixture of experts are not implemented: set "
+            "quantization to w8a8, or kernels to torch"
+        )
+    if any(width % 32 for width in widths):  # what the matrix unit takes of 8-bit numbers at a time
+        raise MissingCapability(
+            f"profile {profile.name}: the model is {widths[0]} wide and its experts {widths[1]}, kernels for experts "
+            "in 8 bits take multiples of 32: remove quantization, or set kernels to torch"
+        )
 
 
 def _install_tiles(

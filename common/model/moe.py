@@ -16,6 +16,7 @@ from torch.nn import functional
 from common.checkpoint import MoEConfig
 from common.model.ops import swiglu
 from common.model.parameters import MoE
+from quant.experts import expert_linear
 
 
 class Routing(NamedTuple):
@@ -57,8 +58,10 @@ def mixture(x_TD: Tensor, moe: MoE) -> Tensor:
     for number in range(len(moe.experts_gate_up)):
         token_N, place_N = (expert_TC == moe.first_expert + number).nonzero(as_tuple=True)
         if len(token_N):
-            inner_NX = swiglu(functional.linear(x_TD[token_N], moe.experts_gate_up[number]))
-            result_ND = functional.linear(inner_NX, moe.experts_down[number]).float()
+            scales = moe.experts_gate_up_scale, moe.experts_down_scale
+            gate_up_scale_O, down_scale_O = (None if scale_EO is None else scale_EO[number] for scale_EO in scales)
+            inner_NX = swiglu(expert_linear(x_TD[token_N], moe.experts_gate_up[number], gate_up_scale_O))
+            result_ND = expert_linear(inner_NX, moe.experts_down[number], down_scale_O).float()
             mixed_TD.index_add_(0, token_N, result_ND * weight_TC[token_N, place_N, None])
     if moe.shared_gate_up_proj is not None and moe.shared_down_proj is not None:
         mixed_TD += moe.shared_down_proj(swiglu(moe.shared_gate_up_proj(x_TD)))

@@ -42,7 +42,11 @@ class Linear(nn.Module):
 
 class MoE(nn.Module):
     """Holds the weights; the platform's `Ops.moe` computes. router [E, D] and expert_bias [E] are float32;
-    experts_gate_up [Er, 2X, D] and experts_down [Er, D, X] are this rank's Er experts from `first_expert` on."""
+    experts_gate_up [Er, 2X, D] and experts_down [Er, D, X] are this rank's Er experts from `first_expert` on; in 8
+    bits each has a scale an output channel (quant.experts)."""
+
+    experts_gate_up_scale: torch.Tensor | None
+    experts_down_scale: torch.Tensor | None
 
     def __init__(self, config: MoEConfig, width: int, tp_rank: int, tp_size: int) -> None:
         super().__init__()
@@ -53,6 +57,8 @@ class MoE(nn.Module):
         self.expert_bias = _weights(config.num_experts, dtype=torch.float32) if config.has_expert_bias else None
         self.experts_gate_up = _weights(num_experts, 2 * inner, width)
         self.experts_down = _weights(num_experts, width, inner)
+        self.register_buffer("experts_gate_up_scale", None)
+        self.register_buffer("experts_down_scale", None)
         shared = inner * config.num_shared_experts // tp_size
         self.shared_gate_up_proj = Linear(width, 2 * shared) if shared else None
         self.shared_down_proj = Linear(shared, width) if shared else None

@@ -4,6 +4,7 @@
 then down, and a sum over each token's choices. A program computes a tile of one expert's tokens; those for which there
 are none end at once, so that few tokens cost what their experts' weights do. The grid has room for the case that every
 token goes to the same expert: it follows from T alone. Sums are taken in a fixed order, without atomics.
+Experts in 8 bits (quant.experts) multiply rows that are quantized per token before each product, and scale the sums.
 
 Shapes: P pairs = T tokens times C choices, Er experts of this rank, X MLP width of an expert, D model width.
 """
@@ -17,8 +18,15 @@ from torch import Tensor
 
 from common.checkpoint import MoEConfig
 from common.model import MoE, Routing
-from lopa_cuda.kernels.launch import KEEP, operand, overlap, release_successor, start_after_predecessor
-from lopa_cuda.kernels.quantize import silu_times
+from lopa_cuda.kernels.launch import (
+    KEEP,
+    dequantize,
+    operand,
+    overlap,
+    release_successor,
+    start_after_predecessor,
+)
+from lopa_cuda.kernels.quantize import quantize_per_token, silu_times
 from lopa_cuda.kernels.route import Deal, deal
 
 MOST_BLOCK_TOKENS, BLOCK_COLUMNS, STAGES = 128, 64, 4
@@ -30,14 +38,16 @@ def _dot(acc, x, w, IS_SWAPPED: tl.constexpr):
     """acc + x @ w.T, or its transpose: the weight rows then fill the matrix unit where tokens would not."""
     if IS_SWAPPED:
         x, w = w, x
-    return tl.dot(operand(x), tl.trans(operand(w)), acc)
+    return tl.dot(operand(x), tl.trans(operand(w)), acc, out_dtype=acc.dtype)
 
 
 @triton.jit
 def _expert_kernel(
-    x_ptr, weight_ptr, pair_weight_ptr, out_ptr, order_ptr, first_ptr, count_ptr, num_columns, blocks_of_tokens,
+    x_ptr, x_scale_ptr, weight_ptr, weight_scale_ptr, pair_weight_ptr, out_ptr, order_ptr, first_ptr, count_ptr,
+    num_columns, blocks_of_tokens,
     DEPTH: tl.constexpr, CHOSEN: tl.constexpr, IS_GATED: tl.constexpr, IS_SWAPPED: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Gated: rows of x by token, out in the order of the deal. Else: rows of x in that order, out by pair, weighted."""
     tiles = tl.cdiv(num_columns, BLOCK_C)  # those of one block of tokens one after another: they read the same tokens
@@ -58,7 +68,7 @@ def _expert_kernel(
         rows_of_expert = num_columns * (2 if IS_GATED else 1)
         w_at = weight_ptr + (expert.to(tl.int64) * rows_of_expert + column)[:, None] * DEPTH + depth[None, :]
         up_offset = num_columns.to(tl.int64) * DEPTH
-        acc = tl.zeros([BLOCK_C, BLOCK_T] if IS_SWAPPED else [BLOCK_T, BLOCK_C], tl.float32)
+        acc = tl.zeros([BLOCK_C, BLOCK_T] if IS_SWAPPED else [BLOCK_T, BLOCK_C], ACC)
         acc_up = acc
         for at in tl.range(0, DEPTH, BLOCK_K, num_stages=STAGES):
             x = tl.load(x_at + at, mask=is_row[:, None], other=0.0)
@@ -69,6 +79,12 @@ def _expert_kernel(
         release_successor(PDL)  # programs that wait would take room from those that stream
         if IS_SWAPPED:
             acc, acc_up = tl.trans(acc), tl.trans(acc_up)
+        if x_scale_ptr is not None:
+            x_scale = tl.load(x_scale_ptr + source, mask=is_row, other=0.0)[:, None]
+            scale_ptr, at_C, is_C = weight_scale_ptr + expert * rows_of_expert, column[None, :], is_column[None, :]
+            acc = dequantize(acc, scale_ptr, x_scale, None, at_C, is_C, False)
+            if IS_GATED:
+                acc_up = dequantize(acc_up, scale_ptr + num_columns, x_scale, None, at_C, is_C, False)
         if IS_GATED:
             y = silu_times(acc.to(tl.bfloat16).to(tl.float32), acc_up.to(tl.bfloat16).to(tl.float32))
             target = place
@@ -110,8 +126,8 @@ def mix_experts(x_TD: Tensor, routing: Routing, moe: MoE, shared_TD: Tensor | No
     num_experts = len(moe.experts_down)
     dealt = deal(expert_TC, moe.first_expert, num_experts)
     block_t = block_tokens(len(x_TD), moe.config)
-    inner_PX = _launch(x_TD, moe.experts_gate_up, None, dealt, expert_TC, block_t)
-    result_PD = _launch(inner_PX, moe.experts_down, weight_TC, dealt, expert_TC, block_t)
+    inner_PX = _launch(x_TD, moe.experts_gate_up, moe.experts_gate_up_scale, None, dealt, expert_TC, block_t)
+    result_PD = _launch(inner_PX, moe.experts_down, moe.experts_down_scale, weight_TC, dealt, expert_TC, block_t)
     num_tokens, chosen = expert_TC.shape
     out_TD = torch.empty_like(x_TD)
     num_columns = x_TD.shape[1]
@@ -123,19 +139,25 @@ def mix_experts(x_TD: Tensor, routing: Routing, moe: MoE, shared_TD: Tensor | No
 
 
 def _launch(
-    x_NK: Tensor, weight_ECK: Tensor, weight_TC: Tensor | None, dealt: Deal, expert_TC: Tensor, block_t: int
-) -> Tensor:
-    """bf16 [P, C], weighted; without weights gated, [P, C / 2]."""
+    x_NK: Tensor, weight_ECK: Tensor, scale_EC: Tensor | None, weight_TC: Tensor | None, dealt: Deal,
+    expert_TC: Tensor, block_t: int,
+) -> Tensor:  # fmt: skip
+    """bf16 [P, C], weighted; without weights gated, [P, C / 2]. scale_EC: of weights in 8 bits."""
     assert x_NK.is_contiguous() and weight_ECK.is_contiguous() and x_NK.dtype == torch.bfloat16
+    x_scale_N = None
+    if scale_EC is not None:
+        x_NK, x_scale_N = quantize_per_token(x_NK, "int8")
     num_experts, num_rows, depth = weight_ECK.shape
     is_gated = weight_TC is None
     num_columns, (num_tokens, chosen) = num_rows // (2 if is_gated else 1), expert_TC.shape
     blocks_of_tokens = triton.cdiv(num_tokens, block_t)
     out_PC = torch.empty((expert_TC.numel(), num_columns), dtype=torch.bfloat16, device=x_NK.device)
     _expert_kernel[(triton.cdiv(num_columns, BLOCK_COLUMNS) * num_experts * blocks_of_tokens,)](
-        x_NK, weight_ECK, weight_TC, out_PC, *dealt, num_columns=num_columns, blocks_of_tokens=blocks_of_tokens,
+        x_NK, x_scale_N, weight_ECK, scale_EC, weight_TC, out_PC, *dealt,
+        num_columns=num_columns, blocks_of_tokens=blocks_of_tokens,
         DEPTH=depth, CHOSEN=chosen, IS_GATED=is_gated, IS_SWAPPED=block_t < 64,
-        BLOCK_T=block_t, BLOCK_C=BLOCK_COLUMNS, BLOCK_K=_block_depth(depth), STAGES=STAGES, num_warps=4, **overlap(),
+        ACC=tl.float32 if scale_EC is None else tl.int32, BLOCK_T=block_t, BLOCK_C=BLOCK_COLUMNS,
+        BLOCK_K=_block_depth(depth), STAGES=STAGES, num_warps=4, **overlap(),
     )  # fmt: skip
     return out_PC
 

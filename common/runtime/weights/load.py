@@ -1,7 +1,7 @@
 """The model with its weights on this process's device: float, quantized at load, or from a quantized folder.
 
-The linears of decoder layers are quantized, and the head where the profile asks for it; embeddings and norms stay in
-the profile's dtype.
+The linears and experts of decoder layers are quantized, and the head where the profile asks for it; embeddings, norms,
+routers and shared experts stay floats.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from common.errors import ConfigError
 from common.model import Decoder, Ops, build_decoder
 from common.processes import Mesh
 from common.runtime.weights.schemes import SCHEME_AT_LOAD
+from quant.experts import swap_experts
 from quant.folder import float_tensors, load_quantized
 from quant.layout import is_quantized_folder
 from quant.linear import PLAIN_INT8, QuantizedLinear, QuantKernels, install_linears, swap_linear, swap_linears
@@ -62,7 +63,6 @@ class ModelLoader:
     tensors, by our names, before they go to the device. quant_kernels: what computes quantized linears; None: plain
     operators. lay_out: lays the final weights of a model, or of a part of it, out as the engine's operators read them.
     can_write: whether a tensor that was laid out may be written to; else it is another one that takes its place.
-    takes_experts: the engine quantizes mixtures of experts itself; else they are refused beside quantized linears.
     """
 
     profile: DeviceProfile
@@ -76,7 +76,6 @@ class ModelLoader:
     quant_kernels: QuantKernels | None = None
     lay_out: Callable[[nn.Module], None] = as_it_is
     can_write: Callable[[Tensor], bool] = anywhere
-    takes_experts: bool = False
 
     @property
     def origin(self) -> Origin:
@@ -101,21 +100,17 @@ class ModelLoader:
         return self._from_quantized_folder(origin, device) if origin.is_quantized else self._from_float(origin, device)
 
     def complete(self, part: nn.Module, origin: Origin) -> None:
-        """Quantize the linears of a model that was read, or of a part of it, as the profile asks, and lay them out."""
+        """Quantize the linears and experts of a model that was read, or of a part of it, as the profile asks, and lay
+        them out."""
         scheme = self.profile.quantization
         if scheme is not None and not origin.is_quantized:
             swap_linears(part, SCHEME_AT_LOAD[scheme], kernels=self.quant_kernels)
+            swap_experts(part, SCHEME_AT_LOAD[scheme])
         if scheme is not None and self.profile.quantize_lm_head and hasattr(part, "lm_head"):
             swap_linear(part, "lm_head", SCHEME_AT_LOAD[scheme], kernels=self.quant_kernels)
         self.lay_out(part)
 
     def _from_float(self, origin: Origin, device: torch.device) -> Decoder:
-        scheme = self.profile.quantization
-        if scheme is not None and self.config.moe is not None and not self.takes_experts:
-            raise ConfigError(
-                f"profile {self.profile.name}: quantization {scheme} of a mixture of experts is not implemented: "
-                "remove it"
-            )
         weights = self._load_weights(
             origin.folder, lora_path=origin.lora_path, load_format=origin.load_format, tensors=origin.tensors,
             device=device if origin.load_format == "dummy" else "cpu",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,9 @@ import pytest
 import torch
 
 from common.checkpoint import ModelConfig, load_model_config
-from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.config import DecodeConfig, DeviceProfile
 from common.decoding import Predictions
 from common.errors import ConfigError, MissingCapability
-from common.platforms import build_engine
 from common.runtime import check_decode
 from lopa_cuda.assemble import _ops
 from tests.engine.families.passes import FAMILIES, TRACES, engine_of, first_pass, first_step, read
@@ -64,10 +64,19 @@ def test_another_block_size_than_the_models_is_told_of(
     assert told == ["decode.block_size is 16, the model was trained with blocks of 4: set it to 4"] * warnings
 
 
-def test_a_mixture_of_experts_is_not_quantized(cpu: DeviceProfile) -> None:
-    run = RunConfig(model=str(FAMILIES / "llada2" / "model_a"), decode=DecodeConfig(mask_token_id=511))
-    with pytest.raises(ConfigError, match="quantization w8a8 of a mixture of experts is not implemented: remove it"):
-        build_engine(cpu.model_copy(update={"quantization": "w8a8"}), run)
+@pytest.mark.parametrize(
+    ("scheme", "problem"),
+    [("w8a8", "take multiples of 32: remove quantization"), ("fp8", "fp8 of a mixture of experts .* set quantization")],
+)
+def test_what_kernels_for_experts_in_8_bits_do_not_take_is_said(scheme: Any, problem: str) -> None:
+    profile = DeviceProfile(name="test", engine="lopa_cuda", device="cuda", max_model_len=64, quantization=scheme)
+    config = load_model_config(FAMILIES / "llada2" / "model_a")
+    assert config.moe is not None
+    config = replace(config, moe=replace(config.moe, intermediate_size=48))
+    cache: Any = SimpleNamespace(committed=torch.zeros(1, dtype=torch.bfloat16))
+    nowhere: Any = None
+    with pytest.raises(MissingCapability, match=problem):
+        _ops(profile, config, cache, nowhere)
 
 
 def test_a_mixture_of_experts_has_no_invariant_sums() -> None:

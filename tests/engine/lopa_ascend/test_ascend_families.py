@@ -212,6 +212,15 @@ def test_in_8_bits_nearly_all_clear_predictions_stay(caplog: pytest.LogCaptureFi
     assert both.num_read > 200 and 0.9 * both.num_read <= both.num_equal < both.num_read
 
 
+def test_in_8_bits_both_engines_decode_the_same_tokens() -> None:
+    name, settings = CASES["llada2"]
+    model = FAMILIES / name
+    decode = DecodeConfig.model_validate(settings)
+    quantized = [profile(engine).model_copy(update={"quantization": "w8a8"}) for engine in ("lopa_cuda", "lopa_ascend")]
+    cuda, ascend = (decode_all(build_engine(own, run_of(model, decode)), model, decode) for own in quantized)
+    assert cuda == ascend != decode_all(build_engine(profile("lopa_cuda"), run_of(model, decode)), model, decode)
+
+
 @pytest.mark.parametrize(("head_size", "rotary_size"), [(128, 64), (64, 64), (32, 16), (16, 16)])
 def test_rotated_pairs_lie_half_a_head_apart(head_size: int, rotary_size: int) -> None:
     place_H = head_places(head_size, rotary_size)

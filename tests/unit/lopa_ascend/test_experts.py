@@ -16,6 +16,7 @@ from common.runtime import Collectives
 from lopa_ascend.limits import check_experts
 from lopa_ascend.ops import reference_ops
 from lopa_ascend.stages import AscendStages, lay_out_experts
+from quant.experts import swap_experts
 from tests.unit.model.test_moe import LING, QWEN, random_moe, tokens
 
 
@@ -54,7 +55,8 @@ def test_in_8_bits_the_ranks_shares_are_the_mixture_to_a_few_percent(tp_size: in
     x_TD, ops = tokens(40), stages(hardware_types=False)
     ranks = [random_moe(LING, rank, tp_size) for rank in range(tp_size)]
     for moe in ranks:
-        lay_out_experts(moe, in_8_bits=True)
+        swap_experts(moe, "w8a8_dynamic")
+        lay_out_experts(moe)
         assert moe.experts_gate_up.dtype == moe.experts_down.dtype == torch.int8
     mixed = torch.stack([ops.moe(x_TD, moe) for moe in ranks]).sum(dim=0)
     wanted = mixture(x_TD, random_moe(LING))

@@ -14,6 +14,7 @@ import torch
 from common.checkpoint import MoEConfig
 from common.model import MoE, QKNorm, mixture, rms_norm, rotary_table, rotate
 from common.model import route as plain_route
+from quant.experts import swap_experts
 from tests.unit.lopa_cuda.operands import random, relative_error
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -105,6 +106,20 @@ def test_experts_mix_as_the_plain_version(config: MoEConfig, num_tokens: int, tp
     mixed = kernels.mix_experts(x, routing, moe, shared)
     expected = mixture(x, moe) if shared is None else mixture(x, moe) + shared
     assert relative_error(mixed, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize(("num_tokens", "tp_size"), [(5, 1), (37, 2)])
+def test_experts_in_8_bits_mix_as_the_plain_version(num_tokens: int, tp_size: int) -> None:
+    """Scales of channels span two orders, so that one read at a wrong place shows; most tokens are alike, so that
+    their experts have more than a tile of them."""
+    config = replace(LING, num_shared_experts=0, intermediate_size=96)
+    moe, x = random_moe(config, 64, tp_size - 1, tp_size), random(num_tokens, 64)
+    for weight in (moe.experts_gate_up, moe.experts_down):
+        weight.data *= torch.logspace(-1, 1, weight.shape[1])[:, None].bfloat16()
+    x[3:] = 4 * x[-1]
+    swap_experts(moe, "w8a8_dynamic")
+    routing = kernels.route(x.float() @ moe.router.T, moe.expert_bias, config)
+    assert relative_error(kernels.mix_experts(x, routing, moe, None), mixture(x, moe)) < TOLERANCE
 
 
 def test_tiles_hold_what_an_expert_gets() -> None:

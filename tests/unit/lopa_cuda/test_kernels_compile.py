@@ -15,6 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter's process does not compile", allow_module_level=True)
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -34,8 +35,11 @@ INTEGERS = (
     "order_ptr", "position_ptr", "table_ptr", "tile_ptr",
 )  # fmt: skip
 ADDRESSES = ("flags_ptr", "windows_ptr")
-FLOATS = ("bias_ptr", "log_sum_ptr", "pair_weight_ptr", "part_ptr", "rotary_ptr", "scale_ptr")
-EXPERT = {"DEPTH": 2048, "CHOSEN": 8, "BLOCK_C": 64, "BLOCK_K": 64, "STAGES": 4}
+FLOATS = ("bias_ptr", "log_sum_ptr", "pair_weight_ptr", "part_ptr", "rotary_ptr", "scale_ptr",
+    "weight_scale_ptr", "x_scale_ptr",
+)  # fmt: skip
+EXPERT_8 = {"DEPTH": 2048, "CHOSEN": 8, "BLOCK_C": 64, "BLOCK_K": 64, "STAGES": 4, "ACC": tl.int32}
+EXPERT = {**EXPERT_8, "ACC": tl.float32, "x_scale_ptr": None, "weight_scale_ptr": None}
 ROUTE = {"CHOSEN": 8, "CHOSEN_BLOCK": 8, "IS_NORMALISED": True}
 ROPE = {
     "PARTS": 0, "IS_BIAS_INT": False, "HEAD_SIZE": 128, "HEADS": 16, "weight_scale_ptr": None, "x_scale_ptr": None,
@@ -54,6 +58,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gate and up, few tokens": ("experts", "_expert_kernel", {**EXPERT, **GATED, "IS_SWAPPED": True, "BLOCK_T": 16}),
     "gate and up, many": ("experts", "_expert_kernel", {**EXPERT, **GATED, "IS_SWAPPED": False, "BLOCK_T": 128}),
     "down": ("experts", "_expert_kernel", {**EXPERT, "IS_GATED": False, "IS_SWAPPED": True, "BLOCK_T": 32}),
+    "gate and up in 8 bits": ("experts", "_expert_kernel", {**EXPERT_8, **GATED, "IS_SWAPPED": True, "BLOCK_T": 16}),
+    "down in 8 bits": (
+        "experts", "_expert_kernel", {**EXPERT_8, "IS_GATED": False, "IS_SWAPPED": False, "BLOCK_T": 64}
+    ),
     "sum": ("experts", "_sum_choices_kernel", {"CHOSEN": 8, "BLOCK": 1024}),
     "route in groups": ("route", "_route_kernel", {**ROUTE, **GROUPED}),
     "route among all": ("route", "_route_kernel", {**ROUTE, **UNGROUPED}),
@@ -146,5 +154,6 @@ def type_of(argument: str, constants: dict[str, Any]) -> str:
     if argument.endswith("_ptr"):
         is_float = argument in FLOATS or (argument in ("logits_ptr", "weight_ptr") and "IS_SIGMOID" in constants)
         is_quantized = argument == "out_ptr" and constants.get("QUANTIZED_MAX", 0) > 0
+        is_quantized |= argument in ("x_ptr", "weight_ptr") and constants.get("ACC") == tl.int32
         return "*i32" if argument in INTEGERS else "*fp32" if is_float else "*i8" if is_quantized else "*bf16"
     return "fp32" if argument in ("scale", "scaling", "eps") else "i32"
