@@ -271,7 +271,7 @@ class ChatFields(Sampling):
     messages: Messages
     chat_template_kwargs: Variables = {}
     tools: Tools = []
-    tool_choice: StrictStr | dict[str, Any] = "auto"
+    tool_choice: Annotated[Any, WithJsonSchema({"type": ["string", "object"]})] = "auto"
     logprobs: StrictBool = False
     top_logprobs: _NumTop = 0
 

@@ -78,7 +78,8 @@ def test_tools_reach_the_template_and_none_is_called_by_a_text(client: OpenAI) -
     assert plain.usage.prompt_tokens == none.usage.prompt_tokens < auto.usage.prompt_tokens
     assert auto.choices[0].message.tool_calls is None and auto.choices[0].finish_reason != "tool_calls"
     called = {"id": "a", "type": "function", "function": {"name": "count_fruit", "arguments": '{"count": 7}'}}
-    talk = [*ASKED["messages"], {"role": "assistant", "content": None, "tool_calls": [called]},
+    nested = {**called, "function": {**called["function"], "arguments": "[" * 100_000}}
+    talk = [*ASKED["messages"], {"role": "assistant", "content": None, "tool_calls": [called, nested]},
             {"role": "tool", "tool_call_id": "a", "content": "17"}]  # fmt: skip
     assert client.chat.completions.create(**{**ASKED, "messages": talk}, tools=TOOLS).choices
 
@@ -100,6 +101,7 @@ def test_reasoning_that_the_prompt_opens_is_split_off(client: OpenAI) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "not among"),
         ({"tool_choice": "required"}, "tool_choice", "send tools"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "none, auto, required"),
+        ({"tools": TOOLS, "tool_choice": ["stop"]}, "tool_choice", "none, auto, required"),
         ({"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"choice": ["a"]}}, "tool_choice", "held"),
         ({"tools": TOOLS, "tool_choice": "required", "max_tokens": 4}, "max_tokens", "raise it"),
         (
