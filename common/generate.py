@@ -244,6 +244,7 @@ class Generator:
             num_slots=self.engine.capacity.num_slots,
             seed=self.run.seed,
             stop_finder=partial(stop_finder, tokenizer=self.tokenizer),
+            pace=self.run.pace,
             costs=self._costs,
             max_num_batched_tokens=self.run.max_num_batched_tokens,
             facts=facts_of(model),
@@ -271,10 +272,10 @@ def build_generator(profile: DeviceProfile, run: RunConfig) -> Generator:
 
 
 def pass_costs(run: RunConfig, engine: Engine) -> PassCosts | None:
-    """Measure what `branch_budget: auto` decides by; None without it. ConfigError if the engine cannot tell."""
-    if run.branch_budget == "all":
+    """Measure what a run's `pace` decides by; None where it is `fixed`. ConfigError if the engine cannot tell."""
+    if run.pace == "fixed":
         return None
     costs = engine.measure_passes(run.decode)
     if costs is None:
-        raise ConfigError("branch_budget auto: this engine does not measure its passes; set it to all")
+        raise ConfigError(f"pace {run.pace}: this engine does not measure its passes; set it to fixed")
     return costs

@@ -27,7 +27,7 @@ class SevenEngine:
         """Where KV of plan.commits becomes final; this engine has none."""
 
     def measure_passes(self, decode):
-        return None  # so branch_budget: auto is refused
+        return None  # so a pace is refused
 
     def describe(self):
         return {"engine": "lopa_seven"}

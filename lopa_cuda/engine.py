@@ -32,9 +32,9 @@ from common.model import (
 from common.runtime import Collectives, DeviceEngine, ReadsKey, wait_until_done
 from graphs.buckets import Buckets
 from graphs.runner import Capture, Entry
-from lopa_cuda.budget import measure_passes
 from lopa_cuda.floors import median_seconds
 from lopa_cuda.ops import CudaOps
+from lopa_cuda.pass_costs import measure_passes
 from lopa_cuda.shapes import Shapes
 from lopa_cuda.steps import (
     Committer,

@@ -70,8 +70,8 @@ def plain_record(record: Any) -> dict[str, Any]:
 
 
 class Decoded:
-    """Requests decoded step by step with `at_once` of them together; one is dropped in the middle. Under a budget some
-    lookaheads are not tried. watched: ids of those that are looked at; None: nobody looks."""
+    """Requests decoded step by step with `at_once` of them together; one is dropped in the middle. watched: ids of
+    those that are looked at; None: nobody looks."""
 
     def __init__(
         self, decoder: Any, observer: Any, rules_of: Any, admission: Any,
@@ -96,12 +96,9 @@ class Decoded:
                 is_longer = len(request.prompt) > case.num_reused
                 reused = case.num_reused if decode.strategy.name == "d2f" and is_longer else 0
                 decoder.add(admission(request, rules, slot, number, reused, 0.0))
-            if case.has_budget:
-                slot_N = np.array([decoding.slot for decoding in decoder.active])
-                decoder.keep_lookaheads(np.minimum(decoder.num_lookaheads(), (slot_N + len(self.plans)) % 4))
             plan = decoder.plan_step(sampling)
             self.plans.append(rows_of(plan))
-            self.winners.append([int(n) for n in (decoder.num_prompt_tokens(), *decoder.num_lookaheads())])
+            self.winners.append([int(decoder.num_prompt_tokens())])
             winners = decoder.select_winners(predict(plan, case.seed))
             self.winners.append(winners.tolist())
             self.winners.append([round(float(score), 12) for score in decoder.scores()])
@@ -131,7 +128,7 @@ class Case:
     def __init__(self, seed: int) -> None:
         rng = self._rng = random.Random(seed)
         self.seed = seed
-        self.at_once, self.has_budget = rng.randint(1, 5), rng.random() < 0.4
+        self.at_once = rng.randint(1, 5)
         self.facts = ModelFacts(rng.choice([0, 1]), rng.choice([(), (SECOND_EOS,)]))
         self.most_tokens = rng.choice([None, None, 4, 16])
         self.num_reused = rng.choice([0, 0, 2])

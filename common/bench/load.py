@@ -6,32 +6,32 @@ import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from common.batch import prompt_or_reason, read_lines
 from common.checkpoint import Tokenizer
-from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.config import DecodeConfig, DeviceProfile, Pace, RunConfig, paced
 from common.errors import ConfigError
 
 LEAST_REQUESTS = 16
 
 
 class Setting(NamedTuple):
-    """One line of the result at each load. budgets: whether the load decides how many lookaheads a step tries."""
+    """One line of the result at each load. pace: by which the load decides (`common.config.paces`)."""
 
     name: str
     decode: DecodeConfig
-    budgets: bool
+    pace: Pace = "fixed"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """at_once: numbers of requests. lookahead: numbers of branches, or `auto`. settings: what is measured instead.
+    """at_once: numbers of requests. lookahead: numbers of branches, or paces. settings: what is measured instead.
     num_prompts: where the run's own model answers; else there are as many as suit the load. port: of the server that is
     measured."""
 
     at_once: tuple[int, ...] = (1, 4, 16, 64)
-    lookahead: tuple[str, ...] = ("0", "3", "7", "auto")
+    lookahead: tuple[str, ...] = ("0", "3", "7", "balanced")
     settings: tuple[Setting, ...] = ()
     num_prompts: int = 300
     port: int = 8123
@@ -39,11 +39,9 @@ class LoadOptions:
     def settings_over(self, decode: DecodeConfig) -> tuple[Setting, ...]:
         """Return `settings`, or `decode` with each number of lookaheads."""
         return self.settings or tuple(
-            Setting(
-                name,
-                decode if name == "auto" else decode.model_copy(update={"num_lookahead": int(name)}),
-                name == "auto",
-            )
+            Setting(name, decode.model_copy(update={"num_lookahead": int(name)}))
+            if name.isdigit()
+            else Setting(name, paced(decode, cast(Pace, name)), cast(Pace, name))
             for name in self.lookahead
         )
 

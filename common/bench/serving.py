@@ -42,7 +42,7 @@ def measure_serving(profile: DeviceProfile, run: RunConfig, answers: RunConfig, 
     """
     answers = for_loads(answers, options.most)
     run = for_loads(run, options.most).model_copy(update={"decode": answers.decode})
-    quiet = answers.model_copy(update={"branch_budget": "all"})
+    quiet = answers.model_copy(update={"pace": "fixed"})
     with build_generator(profile, quiet) as answering, closing(build_engine(profile, run)) as engine:
         both = AnsweredEngine(cast(Timed, engine), answering.engine, waits_for(profile))
         generator = Generator(profile, answers, cast(Engine, both), answering.tokenizer, answering.model_config)

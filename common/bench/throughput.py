@@ -146,12 +146,12 @@ class Throughput:
         self._finish = finish
 
     def measure(self, setting: Setting, costs: PassCosts, at_once: int, prompts: Sequence[tuple[int, ...]]) -> Load:
-        """costs: by which the load decides how many lookaheads a step tries, where the setting says so."""
+        """costs: by which the load decides, where the setting has a pace."""
         answered = AnsweredEngine(self._engine, self._answering, self._finish)
         model, decode = self._answering_model, setting.decode
         scheduler = Scheduler(
             decode, mask_token_id=model.mask_of(decode.mask_token_id), eos_token_id=model.eos_token_id,
-            num_slots=at_once, clock=answered.clock, costs=costs if setting.budgets else None, facts=facts_of(model),
+            num_slots=at_once, clock=answered.clock, pace=setting.pace, costs=costs, facts=facts_of(model),
         )  # fmt: skip
         requests = [GenerationRequest(str(index), prompt) for index, prompt in enumerate(prompts)]
         began = answered.clock()

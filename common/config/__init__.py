@@ -19,9 +19,9 @@ from common.config.names import (
     tiles_folder,
 )
 from common.config.old_spellings import recorded, renewed
+from common.config.paces import Pace, Way, is_paced, paced, ways_of
 from common.config.profile import DeviceProfile, GraphConfig, MeshConfig, NpuConfig
-from common.config.run import BenchmarkName, InputConfig, OutputConfig, RunConfig
-from common.config.serve import ServeConfig
+from common.config.run import BenchmarkName, InputConfig, OutputConfig, RunConfig, ServeConfig
 from common.config.strategies import (
     D2F,
     TAKE_ANY_LENGTH,
@@ -57,6 +57,7 @@ __all__ = [
     "MultiBlock",
     "NpuConfig",
     "OutputConfig",
+    "Pace",
     "RunConfig",
     "ServeConfig",
     "Settings",
@@ -65,6 +66,7 @@ __all__ = [
     "SweepLaunch",
     "SweepPoint",
     "Vanilla",
+    "Way",
     "as_yaml",
     "explain",
     "fewshot_file",
@@ -72,6 +74,7 @@ __all__ = [
     "folder_of",
     "given_value",
     "is_greedy",
+    "is_paced",
     "keys_of",
     "load_profile",
     "load_profile_and_run",
@@ -80,6 +83,7 @@ __all__ = [
     "load_yaml",
     "machine_file",
     "name_after",
+    "paced",
     "problem",
     "recorded",
     "remedy",
@@ -88,4 +92,5 @@ __all__ = [
     "short_name",
     "slug",
     "tiles_folder",
+    "ways_of",
 ]

@@ -36,8 +36,7 @@ class DecodeConfig(Settings):
         default=3,
         ge=0,
         le=1000,
-        description="k, the lookahead branches beside the anchor, the most of them with `branch_budget: auto`; 0 is "
-        "the plain strategy.",
+        description="k, the lookahead branches beside the anchor; 0 is the plain strategy.",
     )
     block_size: int = Field(default=32, ge=1, description="Positions of a block.")
     max_new_tokens: int = Field(
@@ -212,9 +211,7 @@ class DecodeConfig(Settings):
     @classmethod
     def _is_a_count(cls, value: Any) -> Any:
         if value == "auto":
-            raise ValueError(
-                "the run's branch_budget says that now: set branch_budget to auto, and this to the most, such as 7"
-            )
+            raise ValueError("the run's pace says that now: remove this, and set pace to balanced")
         return value
 
     @field_validator("temperature")

@@ -18,6 +18,7 @@ from common.errors import did_you_mean
 REFUSED_KEYS = {
     "branching_factor": "published scripts use it for both k and k+1; set decode.num_lookahead to k, the number of "
     "lookahead branches beside the anchor",
+    "branch_budget": "set pace to balanced where it was auto, and remove it elsewhere",
     "trust_remote_code": "code from a checkpoint folder is never run; remove the key",
 }
 _STRATEGY = "strategy"  # the key whose section is of one of several kinds

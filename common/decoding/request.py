@@ -158,6 +158,7 @@ class Completion:
     were predicted by the pass before, and seen by the one that it won in.
     logprobs: of each of token_ids, where they were asked for.
     num_cached_tokens: tokens of the prompt whose KV earlier requests had left.
+    ways: those of the run's pace that it was decoded in, one after another, with its steps in each.
     """
 
     id: str
@@ -178,6 +179,7 @@ class Completion:
     step_map: tuple[int, ...] = field(default=(), compare=False)
     logprobs: tuple[TokenLogprob, ...] = ()
     num_cached_tokens: int = field(default=0, compare=False)
+    ways: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def of_nothing(cls, request: GenerationRequest, reason: FinishReason) -> Completion:

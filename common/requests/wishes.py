@@ -34,7 +34,7 @@ _Stop = Annotated[str, Field(strict=True, max_length=4096)]
 
 def _no_auto(value: Any) -> Any:
     if value == "auto":
-        raise ValueError("the run's branch_budget says that now: leave it out, or set it to a number")
+        raise ValueError("the run's pace says that now: leave it out, or set it to a number")
     return value
 
 

@@ -46,6 +46,7 @@ def request_record(id: str | int, text: str, completion: Completion, *, has_step
         "steps": steps,
         "rows": completion.num_rows,
         "lookahead_wins": completion.num_lookahead_wins,
+        **({"ways": [list(stay) for stay in completion.ways]} if completion.ways else {}),
         "wins_by_branch": [wins[branch] for branch in range(1 + max(wins, default=0))],
         "windows": {str(length): count for length, count in sorted(Counter(completion.window_per_step[1:]).items())},
         "tpf_canvas": canvas / steps,

@@ -171,8 +171,9 @@ class Failed(NamedTuple):
 class Counts:
     """The engine's numbers since its start; `num_*_now` and kv_usage are those of the moment.
 
-    forwards: passes by phase. wins: steps by the branch that won. Histograms are counts by bucket, the last without an
-    end, beside the sum of what was counted (TOKEN_BUCKETS, WINDOW_BUCKETS).
+    forwards: passes by phase. wins: steps by the branch that won. ways: steps of requests by the way of the run's pace.
+    Histograms are counts by bucket, the last without an end, beside the sum of what was counted (TOKEN_BUCKETS,
+    WINDOW_BUCKETS).
     """
 
     num_running_now: int = 0
@@ -184,6 +185,7 @@ class Counts:
     prefix_hits: int = 0
     forwards: dict[str, int] = field(default_factory=dict)
     wins: dict[str, int] = field(default_factory=dict)
+    ways: dict[str, int] = field(default_factory=dict)
     num_rows: int = 0
     num_committed: int = 0
     num_blocks: int = 0

@@ -96,7 +96,7 @@ def test_replay_files_exits_with_one_on_a_difference(tmp_path: Path, capsys: pyt
         ({"decode": {**DECODE, "num_lookahed": 3}}, "decode: num_lookahed: unknown key; did you mean"),
         ({"decode": {**DECODE, "mask_token_id": None}}, "decode: mask_token_id is missing"),
         ({"decode": {**DECODE, "mask_token_id": 320}}, "decode.mask_token_id: 320 is not one of the model's 320"),
-        ({"decode": {**DECODE, "num_lookahead": "auto"}}, "decode: num_lookahead: the run's branch_budget says"),
+        ({"decode": {**DECODE, "num_lookahead": "auto"}}, "decode: num_lookahead: the run's pace says"),
         ({"prompt": "hello"}, "prompt: write it as a list"),
         ({"prompt": []}, "prompt: write at least 1"),
         ({"prompt": [-1]}, "prompt: -1 is not one of"),

@@ -64,13 +64,6 @@ class PlainRequests:
         assert completion is not None, "it ends in any case"
         return decoding, completion
 
-    def num_lookaheads(self) -> Int:
-        return np.array([len(decoding.branches.positions) for decoding in self._requests], dtype=np.int64)
-
-    def keep_lookaheads(self, count_N: Int) -> None:
-        for decoding, count in zip(self._requests, count_N.tolist(), strict=True):
-            decoding.branches.keep(count)
-
     def num_prompt_tokens(self) -> int:
         begun = (decoding for decoding in self._requests if decoding.num_forwards)
         chunks = (prompt_part(decoding.blocks, decoding.prompt_length) for decoding in begun)

@@ -87,12 +87,6 @@ class Requests(Protocol):
     def drop(self, request_id: str, now: float) -> tuple[DecodingRequest, Completion] | None:
         """End a request between two steps with what it has; None: it is not being decoded."""
 
-    def num_lookaheads(self) -> Int:
-        """Of each active request in the coming step."""
-
-    def keep_lookaheads(self, count_N: Int) -> None:
-        """Drop all but the first so many of each active request."""
-
     def num_prompt_tokens(self) -> int:
         """In the coming step, of prompts that are cut and have begun."""
 

@@ -15,6 +15,7 @@ from common.errors import ConfigError
 
 _AT_ONCE = WholeNumber(10**4)
 _LOOKAHEAD = WholeNumber(100, 0)
+_PACES = ("careful", "balanced", "fast")
 
 
 def measure(arguments: list[str]) -> None:
@@ -35,7 +36,7 @@ def measure(arguments: list[str]) -> None:
     if known.lookahead:
         chosen = {"lookahead": tuple(known.lookahead)}
     points = [] if known.sweep is None else _sweep(known).points
-    settings = tuple(Setting(each.name, each.run.decode, each.run.branch_budget == "auto") for each in points)
+    settings = tuple(Setting(each.name, each.run.decode, each.run.pace) for each in points)
     options = LoadOptions(
         tuple(known.at_once), settings=settings, num_prompts=known.limit or 300, port=known.port, **chosen
     )
@@ -65,7 +66,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--at-once", type=_AT_ONCE, nargs="+", default=[1, 4, 16, 64], metavar="N")
     parser.add_argument(
         "--lookahead", type=_lookahead, nargs="+", metavar="K",
-        help="numbers of lookaheads, and without --http `auto`: 0 3 7 auto if not given",
+        help="numbers of lookaheads, and without --http paces: 0 3 7 balanced if not given",
     )  # fmt: skip
     parser.add_argument("--sweep", metavar="SWEEP", help="settings of a sweep's rows, in the place of --lookahead")
     parser.add_argument(
@@ -77,7 +78,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _lookahead(text: str) -> str:
-    return text if text == "auto" else str(_LOOKAHEAD(text))
+    return text if text in _PACES else str(_LOOKAHEAD(text))
 
 
 def _check(known: argparse.Namespace) -> None:
@@ -91,10 +92,7 @@ def _check(known: argparse.Namespace) -> None:
         raise ConfigError("bench load: with --answers the load says how many prompts there are: leave out --limit")
     if known.sweep and (known.http or known.lookahead):
         raise ConfigError("bench load: --sweep names all settings: leave out --http and --lookahead")
-    if known.http and "auto" in (known.lookahead or ()):
-        raise ConfigError(
-            "bench load: --lookahead auto is not measured with --http: give numbers, and --set branch_budget=auto for "
-            "lookaheads that the load decides"
-        )
+    if known.http and not set(_PACES).isdisjoint(known.lookahead or ()):
+        raise ConfigError("bench load: with --http --lookahead takes numbers: a pace is set by --set pace=balanced")
     if known.output is not None:
         require_file("--output", real_file(known.output))

@@ -2,6 +2,7 @@
 lookaheads, ends. Pure host code; `scheduler` is where to begin.
 """
 
+from common.decoding.scheduling.pacing import Pacer
 from common.decoding.scheduling.rules import DREAM, FindStop, ModelFacts
 from common.decoding.scheduling.scheduler import Scheduler
 from common.decoding.scheduling.state import Branch, Candidate, DecodingRequest, Revision, StepRecord
@@ -14,6 +15,7 @@ __all__ = [
     "DecodingRequest",
     "FindStop",
     "ModelFacts",
+    "Pacer",
     "Revision",
     "Scheduler",
     "StepRecord",

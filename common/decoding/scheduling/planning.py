@@ -15,7 +15,7 @@ from typing import Any
 from common.compiled import compiled
 from common.decoding.plan import Bool, Int, Int32
 from common.decoding.scheduling.strategies import begin, fillable, final_end, opens, window
-from common.decoding.scheduling.strategies.blocks import last_block, num_prompt_positions
+from common.decoding.scheduling.strategies.blocks import last_block, next_end, num_prompt_positions
 from common.decoding.scheduling.tables import NOWHERE, Parts, Request, Tables, is_end, request_of
 
 
@@ -46,7 +46,7 @@ def row_ends(tables: Tables, request: Request, branch: int) -> tuple[bool, int, 
     window_end, masks_end = request.state.window_end, last_block(request).end
     if not _opens(tables, request, branch):
         return False, window_end, min(masks_end, window_end)
-    masks_end += request.settings.block_size
+    masks_end = next_end(request)
     return True, max(window_end, masks_end), masks_end
 
 

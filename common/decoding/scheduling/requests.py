@@ -23,6 +23,7 @@ from common.decoding.scheduling.planning import (
     num_prompt_tokens,
     plan,
 )
+from common.decoding.scheduling.rules import Rules
 from common.decoding.scheduling.scoring import best_rows, select
 from common.decoding.scheduling.state import DecodingRequest, Observer
 from common.decoding.scheduling.tables import NOWHERE, ORIGIN, Sizes, TableStore, positions_of
@@ -63,7 +64,8 @@ class Requests:
         decode, slot = rules.decode, decoding.slot
         num_positions = Room(length, decode).num_positions
         num_chunks = 0 if rules.chunk is None else length // rules.chunk
-        num_blocks = num_chunks + 3 + (num_positions - length + rules.block_size - 1) // rules.block_size
+        least = min(each.block_size for each in (rules, *rules.ways))
+        num_blocks = num_chunks + 3 + (num_positions - length + least - 1) // least
         num_steps = rules.most_steps + num_chunks
         num_shifts = num_blocks if decode.shift_row == "fresh" else 1
         ends = sorted(rules.end_token_ids)
@@ -83,7 +85,7 @@ class Requests:
             state["delete_token"], state["split_token"] = rules.edit_ids
         for name, value in {
             "slot": slot, "noise_key": decoding.noise_key, "prompt_length": length, "num_positions": num_positions,
-            "shift": rules.shift, "origin": 0 if is_from_zero else length, "max_blocks": rules.max_blocks,
+            "shift": rules.shift, "origin": 0 if is_from_zero else length, "canvas_end": _canvas_end(rules, length),
             "room_blocks": num_blocks, "chunk": rules.chunk or 0, "canvas_block": rules.block_size,
             "most_steps": rules.max_steps + num_chunks, "num_ends": len(ends), "keeps_carry": not is_from_zero,
             "num_skipped": decoding.num_reused // rules.chunk if rules.chunk else 0,
@@ -113,15 +115,14 @@ class Requests:
                 return decoding, completion
         return None
 
-    def num_lookaheads(self) -> Int:
-        """Return how many lookaheads each active request has in the coming step."""
-        found: Int = self._store.loops.states["num_lookaheads"][self._order_N]
-        return found
+    @property
+    def slot_N(self) -> Int:
+        """Slots of the coming step, in its order."""
+        return self._order_N
 
-    def keep_lookaheads(self, count_N: Int) -> None:
-        """Drop all but the first so many of each active request."""
-        states = self._store.loops.states
-        states["num_lookaheads"][self._order_N] = np.minimum(self.num_lookaheads(), count_N)
+    def take_way(self, slot: int, way: int) -> None:
+        """Decode the request by one of its rules' ways from the coming step on."""
+        self._store.loops.settings[slot] = self._decoding[slot].rules.ways[way].record[0]
 
     def num_prompt_tokens(self) -> int:
         """Return the prompt tokens of the coming step, of prompts that are cut and have begun."""
@@ -374,6 +375,12 @@ class Requests:
         self._num_with_plug_ins += change * rules.has_plug_ins
         self._num_held += change * (decoding.held is not None)
         self._num_verified += change * rules.verifies_drafts
+
+
+def _canvas_end(rules: Rules, prompt_length: int) -> int:
+    if rules.decode.strategy.is_from_zero:
+        return Room(prompt_length, rules.decode).num_positions
+    return prompt_length + rules.max_blocks * rules.block_size
 
 
 def _keep_to_format(decoding: DecodingRequest, own: Pass, winner: int | None = None) -> None:

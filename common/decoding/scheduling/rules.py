@@ -74,6 +74,7 @@ class Rules:
     chunk: positions of a prompt that one pass takes, whole blocks: a longer prompt takes several passes. None: any
     number, where a prompt's positions see each other, so that it cannot be cut.
     edit_ids: tokens that delete and that insert, where the strategy revises blocks.
+    ways: rules among which the load chooses; these are those of the first.
     """
 
     decode: DecodeConfig
@@ -84,6 +85,7 @@ class Rules:
     end_token_ids: frozenset[int] = frozenset()
     chunk: int | None = None
     edit_ids: tuple[int, int] | None = None
+    ways: tuple[Rules, ...] = ()
 
     @classmethod
     def of(

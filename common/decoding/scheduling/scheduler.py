@@ -9,18 +9,19 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Container
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from common.config import DecodeConfig
+from common.config import DecodeConfig, Pace, is_paced, ways_of
 from common.constraints import Automaton
 from common.decoding.engine import Capacity, PassCosts, Prefixes, PrefixRoot, Room
 from common.decoding.plan import Int, Predictions, Sampling, StepPlan
 from common.decoding.request import Completion, GenerationRequest, Rejection, TokenLogprob
-from common.decoding.scheduling.budget import BranchBudget
 from common.decoding.scheduling.held import Held
 from common.decoding.scheduling.logprobs import Tell
+from common.decoding.scheduling.pacing import Pacer
 from common.decoding.scheduling.requests import Requests
 from common.decoding.scheduling.rules import DREAM, ModelFacts, Rules, StopFinder, no_stop_strings
 from common.decoding.scheduling.state import DecodingRequest, Observer, StepRecord
@@ -36,9 +37,9 @@ class Scheduler:
     """Decodes up to `num_slots` requests at once, all of them in every forward pass.
 
     decode, seed: of requests without their own. stop_finder: what looks for stop strings in the generated ids.
-    observer: sees a StepRecord of every request and step. costs: of passes; with them lookaheads are tried only where
-    they pay (`branch_budget: auto`). max_num_batched_tokens: of prompts in one step; None: any number. A longer prompt
-    is cut where that changes nothing (`Rules.chunk`), and begins alone elsewhere.
+    observer: sees a StepRecord of every request and step. pace, costs: requests that leave their pace to the run are
+    decoded by the load and by what passes cost; `fixed` needs no costs. max_num_batched_tokens: of prompts in one step;
+    None: any number. A longer prompt is cut where that changes nothing (`Rules.chunk`), and begins alone elsewhere.
     facts: of the model. enable_prefix_caching: use KV of earlier requests again, where that changes nothing or the
     settings want it (reuse_prefix).
 
@@ -56,6 +57,7 @@ class Scheduler:
         stop_finder: StopFinder = no_stop_strings,
         observer: Callable[[StepRecord], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        pace: Pace = "fixed",
         costs: PassCosts | None = None,
         max_num_batched_tokens: int | None = None,
         facts: ModelFacts = DREAM,
@@ -68,6 +70,7 @@ class Scheduler:
         self._stop_finder = stop_finder
         self._facts = facts
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._pace = pace
         self._rules: dict[DecodeConfig, Rules] = {decode: self._made_rules(decode)}
         self._seed = seed
         self._free_slots = list(range(num_slots))
@@ -79,7 +82,10 @@ class Scheduler:
         self._failures: dict[str, str] = {}  # of requests that the coming `advance` ends: why
         self._clock = clock
         self._num_begun = 0  # prompt tokens of requests that begin in the coming step
-        self._budget = None if costs is None else BranchBudget(costs, decode.num_lookahead, num_slots)
+        self._pacer: Pacer | None = None
+        if pace != "fixed":
+            assert costs is not None, "whoever sets a pace has measured what passes cost"
+            self._pacer = Pacer(ways_of(decode, pace), costs, num_slots)
         self._plan: StepPlan | None = None
         self._closed_of: dict[tuple[str, tuple[int, ...]], Automaton] = {}  # the one used last comes last
         self._requests = Requests(num_slots, self.sampling.mask_token_id)
@@ -145,8 +151,8 @@ class Scheduler:
         self._room_of_slot[slot] = Room(len(request.prompt), rules.decode)
         num_reused = self._claim(slot, request, self._root_of(request, rules.decode))
         self._num_begun += rules.num_first(len(request.prompt) - num_reused)
-        if self._budget is not None:
-            self._budget.admit(slot, len(request.prompt) - num_reused, rules.decode.skip_threshold)
+        if self._pacer is not None:
+            self._pacer.admit(slot, bool(rules.ways))
         decoding = DecodingRequest(request, rules, slot, key, num_reused, self._clock(), self._failures)
         if request.automaton is not None:
             decoding.held = Held.of(self._closed(request.automaton, rules), request, rules, key)
@@ -202,10 +208,9 @@ class Scheduler:
     def plan_step(self) -> StepPlan:
         """Open blocks in every branch, then lay all branches of all requests out as rows."""
         self._num_begun = 0
-        if self._budget is None:
-            return self._requests.plan_step(self.sampling)
-        slot_N = np.array([decoding.slot for decoding in self.active])
-        self._requests.keep_lookaheads(self._budget.deal(slot_N, self._requests.num_lookaheads()))
+        if self._pacer is not None:
+            for slot, way in self._pacer.turn(self._requests.slot_N):
+                self._requests.take_way(slot, way)
         self._plan = self._requests.plan_step(self.sampling)
         return self._plan
 
@@ -213,10 +218,10 @@ class Scheduler:
         """Return the winning row of every request: arg max of its branch scores; the anchor comes last, so it loses
         ties."""
         winners = self._requests.select_winners(predictions)
-        if self._budget is not None and self._plan is not None:
-            self._budget.note(self._plan)
-            if self._budget.is_learning:
-                self._budget.learn(self._plan, predictions, self._requests.scores())
+        if self._pacer is not None and self._plan is not None:
+            plan = self._plan
+            entries_N = np.bincount(plan.request_R, weights=plan.num_entries_R).astype(np.float64)
+            self._pacer.note(self._requests.slot_N, entries_N)
         return winners
 
     def advance(self, winner_row_of_request: Int, tell: Tell | None = None) -> list[Completion | Rejection]:
@@ -225,6 +230,11 @@ class Scheduler:
         ended = [self._freed(*ended) for ended in self._requests.advance(winner_row_of_request, self._clock(), tell)]
         failed = [self.drop(request_id) for request_id in [*self._failures]]
         return [*ended, *(result for result in failed if result is not None)]
+
+    def steps_by_way(self) -> dict[str, int]:
+        """Return the steps of requests in each way of the run's pace so far; none where it is `fixed`."""
+        pacer = self._pacer
+        return {} if pacer is None else dict(zip(pacer.names, pacer.num_steps_W.tolist(), strict=True))
 
     def newly_final(self) -> list[tuple[str, tuple[int, ...]]]:
         """Return, by id of requests that go on, tokens that can no longer change and that no earlier call returned."""
@@ -251,7 +261,12 @@ class Scheduler:
         return rules
 
     def _made_rules(self, decode: DecodeConfig) -> Rules:
-        return Rules.of(decode, self._eos_token_id, self._stop_finder, self._facts, self._max_num_batched_tokens)
+        def of(own: DecodeConfig) -> Rules:
+            return Rules.of(own, self._eos_token_id, self._stop_finder, self._facts, self._max_num_batched_tokens)
+
+        if not is_paced(decode, self.decode):
+            return of(decode)
+        return replace(of(decode), ways=tuple(of(way.decode) for way in ways_of(decode, self._pace)))
 
     def _closed(self, automaton: Automaton, rules: Rules) -> Automaton:
         """Return the automaton of canvases; one object of equal ones, so that an engine prepares it once."""
@@ -265,6 +280,9 @@ class Scheduler:
     def _freed(self, decoding: DecodingRequest, completion: Completion) -> Completion | Rejection:
         self._free_slots.append(decoding.slot)
         del self._room_of_slot[decoding.slot]
+        if self._pacer is not None:
+            num_tokens = None if completion.finish_reason == "abort" else completion.num_effective_tokens
+            completion = replace(completion, ways=self._pacer.end(decoding.slot, num_tokens))
         reason = self._failures.pop(completion.id, None)
         if self._prefixes is not None:
             self._prefixes.end(decoding.slot, is_sound=reason is None)  # else its KV may hold what is no number

@@ -80,7 +80,7 @@ STATE = np.dtype(
         ("slot", np.int32), ("noise_key", np.int64), ("prompt_length", np.int32), ("num_positions", np.int32),
         ("shift", np.int32),  # 1: a position is predicted by the entry before it; 0: by its own
         ("origin", np.int32),  # where blocks are counted from
-        ("max_blocks", np.int32),  # of a whole canvas
+        ("canvas_end", np.int32),  # where the last block ends
         ("room_blocks", np.int32),  # of prompt and canvas: what the table of blocks has places for
         ("chunk", np.int32),  # positions of a prompt that a pass takes; 0: any number
         ("canvas_block", np.int32),  # positions of a block, of `vanilla` the whole canvas

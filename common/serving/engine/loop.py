@@ -181,6 +181,7 @@ class RequestLoop:
         scheduler = self.core.scheduler
         counts = self.engine.now(len(scheduler.active), self.core.num_waiting)
         counts.prefix_queries, counts.prefix_hits = scheduler.num_queried, scheduler.num_hit
+        counts.ways = scheduler.steps_by_way()
         self._answers.append(counts)
 
     def _rooms(self) -> list[Room]:

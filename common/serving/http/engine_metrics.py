@@ -51,6 +51,8 @@ class EngineMetrics(Collector):
         yield _counter("lopa_forwards", about, values, forwards, "phase")
         wins = {"anchor": 0, **counts.wins}
         yield _counter("lopa_branch_wins", "Steps of requests, by the branch that won.", values, wins, "branch")
+        if counts.ways:
+            yield _counter("lopa_way_steps", "Steps of requests, by the way of the pace.", values, counts.ways, "way")
         for name, about, value in (
             ("vllm:prefix_cache_queries", "Prompt tokens whose KV was looked for.", counts.prefix_queries),
             ("vllm:prefix_cache_hits", "Prompt tokens whose KV was there.", counts.prefix_hits),

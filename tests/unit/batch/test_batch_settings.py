@@ -82,7 +82,7 @@ def test_null_and_nothing_leave_the_runs_settings(cpu: DeviceProfile, run: RunCo
         ({"decode": {"num_lookahead": -1}}, "decode.num_lookahead: set it to 0 or more (given -1)"),
         (
             {"decode": {"num_lookahead": "auto"}},
-            "decode.num_lookahead: the run's branch_budget says that now: leave it",
+            "decode.num_lookahead: the run's pace says that now: leave it",
         ),
         ({"decode": {"skip_threshold": 0}}, "decode.skip_threshold: set it to more than 0.0 (given 0.0)"),
         ({"decode": {"max_new_tokens": 10**20}}, "decode.max_new_tokens: set it to less than 2^63"),

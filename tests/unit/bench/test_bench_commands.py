@@ -44,8 +44,8 @@ def test_a_model_alone_is_measured_by_its_steps() -> None:
         (("load", "-p", "cpu", "demo", "--lookahead", "3"), "--lookahead is for a model whose answers"),
         (("load", "-p", "cpu", "demo", "--answers", "demo", "--limit", "3"), "leave out --limit"),
         (
-            ("load", "-p", "cpu", "demo", "--answers", "demo", "--http", "--lookahead", "auto"),
-            "is not measured with --http",
+            ("load", "-p", "cpu", "demo", "--answers", "demo", "--http", "--lookahead", "balanced"),
+            "--lookahead takes numbers: a pace is set by",
         ),
         (("load", "-p", "cpu", "demo", "--output", "."), "is a folder: name a file in it"),
         (("load", "-p", "cpu", "nothing"), "not one of the runs in"),
@@ -92,9 +92,9 @@ def test_a_load_of_the_runs_own_model_is_decoded_twice(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_load_is_measured_with_another_models_answers(tmp_path: Path) -> None:
     out = tmp_path / "load.json"
-    options = ("--answers", "demo", "--at-once", "2", "--lookahead", "auto", "--output", str(out))
+    options = ("--answers", "demo", "--at-once", "2", "--lookahead", "balanced", "--output", str(out))
     done = CliRunner().invoke(app, demo(*options))
     assert done.exit_code == 0, done.exception
     result = json.loads(out.read_text())
-    assert [(load["at_once"], load["setting"]) for load in result["loads"]] == [(2, "auto")]
+    assert [(load["at_once"], load["setting"]) for load in result["loads"]] == [(2, "balanced")]
     assert all(load["tokens_per_s"] > 0 for load in result["loads"]) and result["floors"]["bytes_per_s"] > 0

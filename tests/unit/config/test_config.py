@@ -430,7 +430,7 @@ OLD = {
     "branch_score: hedged(risk=1), creation_weight: 0.25": "write branch_score: hedged(risk=1, created=0.25)",
     "spawn_rule: random, spawn_blocks: first": "write spawn_rule: random(blocks=1)",
     "reuse_prefix: true": "write strategy: {name: d2f, reuse_prefix: true}",
-    "num_lookahead: auto": "the run's branch_budget says that now: set branch_budget to auto",
+    "num_lookahead: auto": "the run's pace says that now: remove this, and set pace to balanced",
 }
 
 

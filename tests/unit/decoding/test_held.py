@@ -6,23 +6,27 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_block_strategies import EOS, MASK, VOCAB, configs
 
-from common.config import DecodeConfig
+from common.config import DecodeConfig, Pace, paced
 from common.constraints import Automaton
 from common.decoding import (
     ClassStatistics,
     Completion,
     GenerationRequest,
     ModelFacts,
+    PassCosts,
     Predictions,
     Rejection,
     Scheduler,
     StepPlan,
 )
 from common.decoding.scheduling.rules import Rules, no_stop_strings
+
+COSTS = PassCosts((1, 40, 80, 400), (5e-3, 5.5e-3, 10e-3, 50e-3))  # a GPU that a few requests fill
 
 
 def random_automaton(seed: int) -> Automaton:
@@ -75,14 +79,21 @@ def _of_classes(own: Automaton, logit_XV: np.ndarray) -> np.ndarray:
 
 
 def decoded(
-    decode: DecodeConfig, facts: ModelFacts, seed: int, requests: list[GenerationRequest]
-) -> tuple[dict[str, Completion], dict[str, tuple[int, ...]]]:
-    scheduler = Scheduler(decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=len(requests), facts=facts)
-    for request in requests:
-        scheduler.admit(request)
+    decode: DecodeConfig, facts: ModelFacts, seed: int, requests: list[GenerationRequest],
+    pace: Pace = "fixed", num_apart: int = 0,
+) -> tuple[dict[str, Completion], dict[str, tuple[int, ...]]]:  # fmt: skip
+    """num_apart: passes between two that begin."""
+    scheduler = Scheduler(
+        decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=len(requests), facts=facts, pace=pace, costs=COSTS
+    )
     found: dict[str, Any] = {}
     told: dict[str, tuple[int, ...]] = {}
-    while scheduler.active:
+    waiting, number = [*requests], 0
+    while waiting or scheduler.active:
+        while waiting and (not scheduler.active or not num_apart or number % num_apart == 0):
+            scheduler.admit(waiting.pop(0))
+            number += bool(num_apart)
+        number += 1
         plan = scheduler.plan_step()
         ended = scheduler.advance(scheduler.select_winners(predictions(plan, seed)))
         found |= {one.id: one for one in ended}
@@ -148,3 +159,31 @@ def test_others_are_decoded_as_without_it(config: tuple[DecodeConfig, ModelFacts
     among, _ = decoded(decode, facts, seed, [plain[0], held, plain[1]])
     alone = {**decoded(decode, facts, seed, plain)[0], **decoded(decode, facts, seed, [held])[0]}
     assert {name: one.token_ids for name, one in among.items()} == {name: one.token_ids for name, one in alone.items()}
+
+
+@pytest.mark.parametrize("pace", ["careful", "balanced", "fast"])
+@pytest.mark.parametrize("strategy", ["d2f", "fast_dllm", "block_diffusion"])
+def test_answers_are_accepted_in_whatever_ways_the_load_chooses(pace: Pace, strategy: str) -> None:
+    decode = paced(
+        DecodeConfig.model_validate(
+            {"strategy": strategy, "block_size": 4, "max_new_tokens": 16, "skip_threshold": 0.5}
+        ),
+        pace,
+    )
+    ways = set()
+    for seed in range(12):
+        own = [random_automaton(seed + number) for number in range(5)]
+        requests = [
+            GenerationRequest(str(number), tuple(range(10, 11 + number)), automaton=one if one.shortest <= 16 else None)
+            for number, one in enumerate(own)
+        ]
+        found, _ = decoded(decode, ModelFacts(0), seed, requests, pace, num_apart=2)
+        for request, automaton in zip(requests, own, strict=True):
+            result = found[request.id]
+            assert not isinstance(result, Rejection), result.reason
+            ways.add(tuple(name for name, _ in result.ways))
+            if request.automaton is not None:
+                answer = [token for token in result.token_ids if token != EOS]
+                state = automaton.after(automaton.start, automaton.class_V[answer])
+                assert state >= 0 and automaton.is_final_Q[state], (result, answer)
+    assert any(len(own) > 1 for own in ways), "requests change their way"

@@ -28,8 +28,8 @@ def opens(request: Request, num_more: int) -> bool:
 @compiled
 def open_block(request: Request) -> None:
     """Append a block of masks, `block_size` positions, after the last one."""
-    start, size = last_block(request).end, request.settings.block_size
-    add_block(request, start, start + size, size, ACTIVE, True)
+    start, end = last_block(request).end, next_end(request)
+    add_block(request, start, end, end - start, ACTIVE, True)
 
 
 @compiled
@@ -42,6 +42,13 @@ def final_end(request: Request) -> int:
 def last_block(request: Request) -> Any:
     """Return the block that was opened last."""
     return request.block_B[request.state.num_blocks - 1]
+
+
+@compiled
+def next_end(request: Request) -> int:
+    """Return where a block ends that is opened after the last one: after `block_size` positions, or with the canvas,
+    where smaller blocks before it have left less."""
+    return min(last_block(request).end + request.settings.block_size, request.state.canvas_end)
 
 
 @compiled

@@ -11,6 +11,7 @@ from common.decoding.scheduling.strategies.blocks import (
     add_block,
     filled_share,
     last_block,
+    next_end,
     note_committed,
     num_settled,
     set_window_after_cache,
@@ -25,15 +26,15 @@ def begin(request: Request, num_cached: int) -> None:
 
 @compiled
 def opens(request: Request, num_more: int) -> bool:
-    share = filled_share(last_block(request), num_more)
-    # Block 0 is the prompt.
-    return request.state.num_blocks <= request.state.max_blocks and share >= request.settings.block_add_threshold
+    block = last_block(request)
+    share = filled_share(block, num_more)
+    return block.end < request.state.canvas_end and share >= request.settings.block_add_threshold
 
 
 @compiled
 def open_block(request: Request) -> None:
-    start, size = last_block(request).end, request.settings.block_size
-    add_block(request, start, start + size, size, ACTIVE, request.state.num_blocks == 1)
+    start, end = last_block(request).end, next_end(request)
+    add_block(request, start, end, end - start, ACTIVE, request.state.num_blocks == 1)
 
 
 @compiled
@@ -59,4 +60,4 @@ def settle(request: Request, has_changed: bool) -> bool:
 @compiled
 def is_done(request: Request) -> bool:
     state = request.state
-    return num_settled(request) == state.num_blocks and (state.has_eos or state.num_blocks > state.max_blocks)
+    return num_settled(request) == state.num_blocks and (state.has_eos or last_block(request).end >= state.canvas_end)

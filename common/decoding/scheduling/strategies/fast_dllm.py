@@ -26,7 +26,7 @@ from common.policies.settings import DUAL, NONE, VANILLA
 def begin(request: Request, num_cached: int) -> None:
     state = request.state
     add_block(request, 0, state.prompt_length, 0, IN_CACHE, True)
-    for _ in range(state.max_blocks):
+    while last_block(request).end < state.canvas_end:
         start = last_block(request).end
         add_block(request, start, start + state.canvas_block, state.canvas_block, ACTIVE, True)
 

@@ -19,7 +19,7 @@ def begin(request: Request, num_cached: int) -> None:
 @compiled
 def window(request: Request) -> None:
     state = request.state
-    end = state.prompt_length + state.max_blocks * request.settings.block_size
+    end = state.canvas_end
     cached, ready_end, is_waiting = 0, 0, False
     for place in range(state.num_blocks):
         block = request.block_B[place]

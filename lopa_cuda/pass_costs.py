@@ -1,4 +1,4 @@
-"""What a pass costs on this device by its number of tokens, for `branch_budget: auto`.
+"""What a pass costs on this device by its number of tokens, for a run's `pace`.
 
 The cost is measured, not computed: passes of two blocks with more and more rows on every branch rank, from where
 reading the weights bounds a step to where arithmetic does.
@@ -44,7 +44,5 @@ def measure_passes(engine: DeviceEngine, config: ModelConfig, decode: DecodeConf
     seconds = np.minimum.accumulate(seconds[::-1])[::-1].tolist()
     times = ", ".join(f"{count} tokens {took * 1e3:.2f} ms" for count, took in zip(tokens, seconds, strict=True))
     of_one, of_more = share_from_first(host_seconds(decode, engine.capacity.num_slots))
-    logger.info(
-        "branch_budget auto: %s; host %.0f us, and %.0f us a further request", times, of_one * 1e6, of_more * 1e6
-    )
+    logger.info("passes: %s; host %.0f us, and %.0f us a further request", times, of_one * 1e6, of_more * 1e6)
     return PassCosts(tokens, seconds, of_one, of_more)
