@@ -39,7 +39,6 @@ class _Way(NamedTuple):
 _WAYS = {
     "k7": _Way(7, 8, 0.1, 1, 9.5, 220),
     "k3": _Way(3, 8, 0.1, 1, 9.5, 159),
-    "k3_tight": _Way(3, 4, 0.1, 1, 8.5, 131),
     "k2": _Way(2, 4, 0.1, 1, 8.4, 110),
     "k2_in_turn": _Way(2, 4, 1.0, 1, 6.1, 49),
     "k2_short": _Way(2, 4, 0.6, 2, 5.5, 35),
@@ -50,7 +49,7 @@ _WAYS = {
 # a point of either kind, one of `balanced` at most a point of all, and one of `fast` at most three of all.
 _PACES: Mapping[str, tuple[str, ...]] = {
     "careful": ("k7", "k0_in_turn"),
-    "balanced": ("k3", "k3_tight", "k0_in_turn"),
+    "balanced": ("k3", "k0_in_turn"),
     "fast": ("k3", "k2", "k2_in_turn", "k2_short", "k1_soon", "k0_in_turn"),
 }
 _NUMBERS_OF_LOOKAHEADS = {"careful": (7, 3, 0), "balanced": (3, 1, 0), "fast": (3, 1, 0)}

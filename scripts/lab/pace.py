@@ -214,7 +214,7 @@ def table(folder: Path) -> None:
         **head,
     }  # fmt: skip
     accuracy = {
-        "conditions": f"{where}. Paces: {' '.join(map(str, RISING))} requests at once, one after another. Lost: points "
+        "conditions": f"{where}. Lost: points "
         f"against {CAREFUL}, math and code problems each, 95 % of paired resamples",
         "columns": [["setting", ""], ["math", ""], ["lost", ""], ["code", ""], ["lost", ""], ["TPF", ".2f"],
                     ["entries a pass", ".0f"]],
