@@ -32,6 +32,7 @@ from common.errors import ConfigError, EngineError, one_line
 from common.processes import (
     Stopped,
     die_with_launcher,
+    drop_unwritten,
     end_undisturbed,
     log_to_stderr,
     say,
@@ -122,7 +123,10 @@ def main() -> None:
     for package in ("common", "graphs", "quant", "lopa_cuda", "lopa_ascend"):
         logging.getLogger(package).setLevel(level)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # a full disk is an error like any other
     except Stopped as stopped:  # which has silenced further signals
         if not stopped.is_reported and is_first:
             say(str(stopped))
@@ -134,3 +138,4 @@ def main() -> None:
         sys.exit(fail(one_line(" ".join(str(error).split()))))
     finally:
         end_undisturbed()
+        drop_unwritten()

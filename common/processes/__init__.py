@@ -7,7 +7,7 @@ from common.processes.environment import apply_environment
 from common.processes.mesh import Mesh, check_started, close_mesh, host_group, init_mesh, resolve_mesh
 from common.processes.nodes import Nodes, injected, processes_here, torchrun_options
 from common.processes.ranks import global_rank, local_rank, num_started, num_started_here, shown_rank
-from common.processes.saying import log_to_stderr, say
+from common.processes.saying import drop_unwritten, log_to_stderr, say
 from common.processes.stop import (
     Stopped,
     die_with_launcher,
@@ -30,6 +30,7 @@ __all__ = [
     "die_with_launcher",
     "die_with_parent",
     "drain_on_signals",
+    "drop_unwritten",
     "end_undisturbed",
     "global_rank",
     "host_group",

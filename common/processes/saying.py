@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from contextlib import suppress
 
@@ -11,6 +12,18 @@ def say(sentence: str) -> None:
     """Write one line to standard error, where that can be written."""
     with suppress(OSError):
         print(f"lopa: {sentence}", file=sys.stderr, flush=True)
+
+
+def drop_unwritten() -> None:
+    """Let go of what the standard streams could not write: Python tries once more when it ends, and would put its own
+    exit code in place of the process's."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 def log_to_stderr(time: bool = False, level: int = logging.WARNING) -> None:

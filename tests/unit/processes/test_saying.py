@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,27 @@ FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has
 @pytest.mark.parametrize(("command", "code"), [(["run", "nothing.yaml"], 2), (["evaluate", "nothing.yaml"], 2)])
 def test_a_full_disk_hides_no_exit_code(command: list[str], code: int) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-m", "common.commands", *command], stderr=full, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-m", "common.commands", *command],
+            stderr=full,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+            timeout=120,
+        )
     assert done.returncode == code
+
+
+@FULL
+def test_a_result_that_a_full_disk_has_lost_is_no_success() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "common.commands", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+            text=True,
+            timeout=120,
+        )
+    assert (done.returncode, done.stderr) == (2, "lopa: [Errno 28] No space left on device\n")
 
 
 @FULL
