@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from typing import TextIO
 
 
 def say(sentence: str) -> None:
@@ -17,13 +18,17 @@ def say(sentence: str) -> None:
 def drop_unwritten() -> None:
     """Let go of what the standard streams could not write: Python tries once more when it ends, and would put its own
     exit code in place of the process's."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+    _flush_or_drop(sys.stdout)
+    _flush_or_drop(sys.stderr)
+
+
+def _flush_or_drop(stream: TextIO) -> None:
+    try:
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def log_to_stderr(time: bool = False, level: int = logging.WARNING) -> None:
