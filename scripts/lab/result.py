@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -22,6 +24,11 @@ def commit() -> str:
 def busy_cpu() -> str:
     """Return this machine in words, for a measurement beside other work."""
     return f"A CPU of {os.cpu_count()} cores that others use too, load average {os.getloadavg()[0]:.0f}"
+
+
+def card(device: str) -> str:
+    """Return what a profile's `device` is here, in words."""
+    return torch.cuda.get_device_name() if device == "cuda" else busy_cpu()
 
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
