@@ -8,7 +8,7 @@ ranks its owner broadcasts it first (Pre-Write, then Commit-Winner-Cache).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,7 +66,10 @@ class CudaEngine(DeviceEngine):
         details: dict[str, Any],
     ) -> None:  # fmt: skip
         committer, wait = Committer(cache, collectives, capture), partial(wait_until_done, timeout_s=timeout_s)
-        super().__init__(model, cache, committer, capacity, collectives, device, capture, wait, details)
+        super().__init__(
+            model, cache, committer, capacity, collectives, device, capture, wait, details,
+            reduce_classes=ops.class_statistics,
+        )  # fmt: skip
         self.runners.append(committer.runner)
         captured_tokens = cache.captured_staging.shape[2]
         self._routing_block = config.routing_block or 1
@@ -80,6 +83,8 @@ class CudaEngine(DeviceEngine):
         self._row_of: Int = np.zeros((1, 0), dtype=np.int64)  # rows of the last launch, and their shares
         self._shares: list[Share] = []
         self._tokens_read: Int = np.zeros(0, dtype=np.int64)  # of this rank's share
+        self._keeps_logits = False
+        self._logits_MV: Tensor | None = None  # of the last head, where formats are to read them
 
     def measure_passes(self, decode: DecodeConfig) -> PassCosts:
         """Collective over all ranks."""
@@ -128,7 +133,10 @@ class CudaEngine(DeviceEngine):
         is_read_T = in_whole_blocks(plan.is_read_T, self._routing_block)  # which the last layer routes together
         tokens_of = [share.of_entries(is_read_T).nonzero()[0] for share in self._shares]
         entries_of = [share.in_plan(tokens) for share, tokens in zip(self._shares, tokens_of, strict=True)]
-        key = self.shapes.reads_key(max(map(len, tokens_of)), plan.sampling, is_captured=self.key.is_captured)
+        # Formats read the head's logits, which a graph keeps for itself.
+        self._keeps_logits = plan.automaton_of is not None
+        is_captured = self.key.is_captured and not self._keeps_logits
+        key = self.shapes.reads_key(max(map(len, tokens_of)), plan.sampling, is_captured=is_captured)
         head = self.head.entry(key, is_captured=key.is_captured)
         self._tokens_read = tokens_of[self._bp_rank]
         head.buffers.fill(plan, self._tokens_read, entries_of[self._bp_rank])
@@ -147,6 +155,10 @@ class CudaEngine(DeviceEngine):
         reads.send()
         place_M = token_M.searchsorted(wanted_M)
         return self._logits(plan.sampling, reads).index_select(0, torch.from_numpy(place_M).to(self.device))
+
+    def _logits_for_formats(self, plan: StepPlan) -> Callable[[Int], Tensor]:
+        logits_MV, self._logits_MV = self._logits_MV, None
+        return super()._logits_for_formats(plan) if logits_MV is None else partial(_rows, logits_MV)
 
     def _prepare_commits(self, plan: StepPlan) -> None:
         self.cache.prepare_commits(plan)
@@ -179,13 +191,14 @@ class CudaEngine(DeviceEngine):
         stack = self._collectives.tp_stack
         if key.sampling.is_special:
             return self._predict_specially(key.sampling, reads)
-        hidden = self._hidden(reads.index_M, is_captured=key.is_captured)
+        logits_MV = ops.logits(self._hidden(reads.index_M, is_captured=key.is_captured), head)
+        if self._keeps_logits:
+            self._logits_MV = logits_MV
         if key.sampling.num_best:
-            return best_statistics(ops.logits(hidden, head), vocab_start, key.sampling, stack)
+            return best_statistics(logits_MV, vocab_start, key.sampling, stack)
         if reads.sampling_rows is None:
-            statistics_M6 = ops.statistics(hidden, head, vocab_start, key.sampling)
-            return ops.merge(stack(statistics_M6), key.sampling.strategy)
-        return ops.sampled(hidden, head, vocab_start, key.sampling, reads.sampling_rows, stack)
+            return ops.merge(stack(ops.statistics(logits_MV, vocab_start, key.sampling)), key.sampling.strategy)
+        return ops.sampled(logits_MV, vocab_start, key.sampling, reads.sampling_rows, stack)
 
     def _hidden(self, index_M: Tensor, *, is_captured: bool) -> Activation:
         """Hidden states [M, D] of these tokens, in the form that the head reads."""
@@ -208,3 +221,11 @@ class CudaEngine(DeviceEngine):
         if not sampling.is_special:
             return logits_NV
         return changed_logits(logits_NV, guide_NV, reads.lowered_M, self.model.vocab_start, sampling)
+
+
+def _rows(logits_MV: Tensor, place_N: Int) -> Tensor:
+    """Return these rows; a view where they follow each other."""
+    first = int(place_N[0])
+    if np.array_equal(place_N, np.arange(first, first + len(place_N))):
+        return logits_MV[first : first + len(place_N)]
+    return logits_MV.index_select(0, torch.from_numpy(place_N).to(logits_MV.device))

@@ -29,7 +29,7 @@ from common.decoding import Capacity, Int, Logprobs, Order, PassCosts, Predictio
 from common.errors import EngineError
 from common.model import Decoder
 from common.processes import close_mesh
-from common.runtime.classes import ClassHead
+from common.runtime.classes import ClassHead, Reduce, class_statistics
 from common.runtime.collectives import Collectives
 from common.runtime.floors import Clock, measure_floors
 from common.runtime.logprobs import Shares, told_logprobs
@@ -100,7 +100,7 @@ class DeviceEngine(ABC):
         self, model: Decoder, cache: KVMemory, kv: Commits, capacity: Capacity, collectives: Collectives,
         device: torch.device, capture: Capture | None, wait: Callable[[DeviceEvent | None], None],
         details: dict[str, Any], most: tuple[int | None, int | None] = (None, None),
-        agree: tuple[Agree, Agree] = (bool, bool),
+        agree: tuple[Agree, Agree] = (bool, bool), reduce_classes: Reduce = class_statistics,
     ) -> None:  # fmt: skip
         self.model, self.cache, self.kv = model, cache, kv
         self.capacity, self.mesh, self.device = capacity, collectives.mesh, device
@@ -110,7 +110,7 @@ class DeviceEngine(ABC):
         self._done = None if is_cpu else self._new_event(is_timed=False)
         self._wait = wait
         self._collectives = collectives
-        self._classes = ClassHead(collectives, device, model.vocab_start)
+        self._classes = ClassHead(collectives, device, model.vocab_start, reduce_classes)
         self._bp_size, self._bp_rank = self.mesh.bp_size, self.mesh.bp_rank
         self._capture, self._agree_on_head = capture, agree[1]
         self._details = details
@@ -217,7 +217,7 @@ class DeviceEngine(ABC):
         self._times.mark(1)
         self._entries_of, self._predicted_PM3 = self._launch_head(plan)
         if plan.automaton_of is not None:
-            self._classes.launch(plan, self._entries_of, partial(self._logits_of, plan))
+            self._classes.launch(plan, self._entries_of, self._logits_for_formats(plan))
         self._times.mark(2)
         self._finished()
         order = PredictionOrder(plan.num_tokens, self._entries_of, *self._predicted_PM3.shape[1:])
@@ -267,6 +267,10 @@ class DeviceEngine(ABC):
         """Logits [M, V] of this rank's shard of the vocabulary, as the pass of this
         plan has predicted from. place_M: among the entries that this rank reads; of a rank that reads none the first
         state that there is."""
+
+    def _logits_for_formats(self, plan: StepPlan) -> Callable[[Int], torch.Tensor]:
+        """Return what gives logits by places, as `_logits_of`, for the formats of the pass that was just queued."""
+        return partial(self._logits_of, plan)
 
     @abstractmethod
     def _prepare_commits(self, plan: StepPlan) -> None:

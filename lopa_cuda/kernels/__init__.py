@@ -3,7 +3,8 @@
     embed -> [ norm -> qkv linear -> rope_prewrite -> attention -> o linear
                -> norm -> gate_up linear + SwiGLU -> down linear
                        or router linear -> route -> mix_experts, shared experts ] x layers
-          -> norm -> head -> head_statistics -> merge_statistics, or sampled_statistics where rows are drawn
+          -> norm -> head -> head_statistics -> merge_statistics, or sampled_statistics where rows are drawn;
+             class_statistics beside them for answers that are held to a format
 
 Every function works on device tensors alone: no host synchronisation, grids from shapes only, so that it can be
 captured in a CUDA graph and replayed for any lengths and positions. Results are new tensors; activations are contiguous
@@ -15,6 +16,7 @@ V vocabulary, C a linear's output channels, Z split-K parts, P vocabulary shards
 """
 
 from lopa_cuda.kernels.attention import BLOCK_QUERIES, window_attention
+from lopa_cuda.kernels.class_statistics import class_statistics
 from lopa_cuda.kernels.experts import mix_experts
 from lopa_cuda.kernels.head_statistics import head_statistics, merge_statistics, sampled_statistics
 from lopa_cuda.kernels.launch import Mirrors, Partials, Quantize, Shared
@@ -34,6 +36,7 @@ __all__ = [
     "Quantize",
     "Shared",
     "add_rms_norm",
+    "class_statistics",
     "copy_rows",
     "gate_up_swiglu",
     "head_statistics",

@@ -19,6 +19,7 @@ from common.config import NUM_CANDIDATES
 from common.decoding import Sampling
 from common.model import Activation, Gather, MoE, QKNorm, RMSNorm, SamplingRows, cut_edge, merge_sampled
 from common.runtime import Collectives
+from common.runtime.classes import Tiles
 from lopa_cuda import kernels
 from lopa_cuda.ops.plain import rotary_of
 from lopa_cuda.parallel.exchange import build_exchange
@@ -129,17 +130,21 @@ class FusedOps:
     def logits(self, hidden: Activation, head: nn.Module) -> Tensor:
         return kernels.linear(hidden, *_operands(head))
 
-    def statistics(self, hidden: Activation, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
-        return kernels.head_statistics(self.logits(hidden, head), vocab_start, sampling)
+    def statistics(self, logits_MV: Tensor, vocab_start: int, sampling: Sampling) -> Tensor:
+        return kernels.head_statistics(logits_MV, vocab_start, sampling)
 
     def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
         return kernels.merge_statistics(statistics_PM6, strategy)
 
     def sampled(
-        self, hidden: Activation, head: nn.Module, vocab_start: int, sampling: Sampling, rows: SamplingRows,
-        gather: Gather,
-    ) -> Tensor:  # fmt: skip
-        return sampled_of(self.logits(hidden, head), vocab_start, sampling, rows, gather)
+        self, logits_MV: Tensor, vocab_start: int, sampling: Sampling, rows: SamplingRows, gather: Gather
+    ) -> Tensor:
+        return sampled_of(logits_MV, vocab_start, sampling, rows, gather)
+
+    def class_statistics(
+        self, logits_NV: Tensor, vocab_start: int, tiles: Tiles, sampling: Sampling, rows: SamplingRows | None
+    ) -> Tensor:
+        return kernels.class_statistics(logits_NV, vocab_start, tiles, sampling, rows)
 
 
 class InvariantOps(FusedOps):

@@ -35,6 +35,7 @@ from common.model import (
     swiglu,
 )
 from common.runtime import Collectives, pages_for
+from common.runtime.classes import Tiles, class_statistics
 from lopa_cuda.steps import PAGE_SIZE, DeviceStep, PagedKVCache, Run, StagedSlice, Tiling
 
 
@@ -102,17 +103,21 @@ class CudaOps(Ops, Protocol):
     def logits(self, hidden: Activation, head: nn.Module) -> Tensor:
         """Logits [M, V] of this rank's share of the vocabulary, from [M, D] as `head` reads it."""
 
-    def statistics(self, hidden: Activation, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
+    def statistics(self, logits_MV: Tensor, vocab_start: int, sampling: Sampling) -> Tensor:
         """Statistics [M, 6] of this rank's share of the vocabulary; see common.model.sampling."""
 
     def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
         """Token, probability and confidence [M, 3] of all shards' statistics."""
 
     def sampled(
-        self, hidden: Activation, head: nn.Module, vocab_start: int, sampling: Sampling, rows: SamplingRows,
-        gather: Gather,
-    ) -> Tensor:  # fmt: skip
+        self, logits_MV: Tensor, vocab_start: int, sampling: Sampling, rows: SamplingRows, gather: Gather
+    ) -> Tensor:
         """The same where some rows are drawn; gather stacks the shards' values."""
+
+    def class_statistics(
+        self, logits_NV: Tensor, vocab_start: int, tiles: Tiles, sampling: Sampling, rows: SamplingRows | None
+    ) -> Tensor:
+        """As common.runtime.classes.class_statistics."""
 
 
 class TorchOps:
@@ -168,17 +173,21 @@ class TorchOps:
     def logits(self, hidden: Activation, head: nn.Module) -> Tensor:
         return self.linear(hidden, head)
 
-    def statistics(self, hidden: Activation, head: nn.Module, vocab_start: int, sampling: Sampling) -> Tensor:
-        return shard_statistics(self.logits(hidden, head), vocab_start, sampling)
+    def statistics(self, logits_MV: Tensor, vocab_start: int, sampling: Sampling) -> Tensor:
+        return shard_statistics(logits_MV, vocab_start, sampling)
 
     def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
         return merge_statistics(statistics_PM6, strategy)
 
     def sampled(
-        self, hidden: Activation, head: nn.Module, vocab_start: int, sampling: Sampling, rows: SamplingRows,
-        gather: Gather,
-    ) -> Tensor:  # fmt: skip
-        return sampled_statistics(self.logits(hidden, head), vocab_start, sampling, rows, gather)
+        self, logits_MV: Tensor, vocab_start: int, sampling: Sampling, rows: SamplingRows, gather: Gather
+    ) -> Tensor:
+        return sampled_statistics(logits_MV, vocab_start, sampling, rows, gather)
+
+    def class_statistics(
+        self, logits_NV: Tensor, vocab_start: int, tiles: Tiles, sampling: Sampling, rows: SamplingRows | None
+    ) -> Tensor:
+        return class_statistics(logits_NV, vocab_start, tiles, sampling, rows)
 
     def attend(self, qkv_TE: Tensor, layer: int, plain: PlainStep, qk_norm: QKNorm | None) -> Tensor:
         qkv_TGH = qkv_TE.view(len(qkv_TE), -1, self.head_size)

@@ -30,6 +30,7 @@ from common.model import (
     swiglu,
 )
 from common.runtime import pages_for
+from common.runtime.classes import Tiles, class_statistics
 from lopa_cuda.ops.plain import visible_keys
 from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Tiling, write_tiles
 from lopa_cuda.tiles import LinearConfig, find_config, load_tiles, only_tiles, this_device
@@ -452,6 +453,26 @@ def test_samples_are_those_of_the_plain_version(strategy: str, is_cut: bool, tem
         is_same = found[:, 0] == plain[:, 0]
         assert is_same.sum() >= 63 and is_same[settings[:, 0] == 0].all()
         torch.testing.assert_close(found[is_same], plain[is_same], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("is_sampled", "tempers"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("vocab_start", [0, 38016])
+def test_classes_are_reduced_as_by_plain_operators(is_sampled: bool, tempers: bool, vocab_start: int) -> None:
+    """At the whole vocabulary and at a shard, with classes of one token and one of nearly all."""
+    settings, places = np.array(SAMPLED_ROWS * 8, dtype=np.float32), np.arange(64)
+    settings[:, 1:] = 1, 0
+    fields = torch.from_numpy(sampling_fields(settings.T, places // 4 + 3, places, places * 5, 64))
+    rows, size = SamplingRows.of(fields.cuda()) if is_sampled else None, 38016 if vocab_start else 152064
+    logits, class_V = random(64, size, scale=3.0), np.minimum(np.random.default_rng(5).zipf(1.7, size) - 1, 99)
+    class_V[-1] = 100
+    tiles, sampling = Tiles.of(class_V, 101, logits.device), Sampling("default", 1, tempers_confidence=tempers)
+    found = kernels.class_statistics(logits, vocab_start, tiles, sampling, rows)
+    wanted = class_statistics(logits.clone(), vocab_start, tiles, sampling, rows)
+    # Where two tokens' scores are within the rounding of their noise, either may win.
+    is_same = found[..., 0] == wanted[..., 0]
+    assert is_same.float().mean() > 0.99
+    torch.testing.assert_close(found[is_same], wanted[is_same], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found[..., 3:], wanted[..., 3:], rtol=1e-3, atol=1e-3)
 
 
 def test_tokens_drawn_do_not_depend_on_what_the_confidence_is_of() -> None:

@@ -1,7 +1,5 @@
-"""The statistics of a pass's classes, for requests whose answers are held to a format: plain operators over the logits
-of these requests' rows, in no graph, after the head. Passes without such requests do nothing here.
-
-Cost: another pass of the head over these rows, and about six reads and writes of their logits, 64 positions at a time.
+"""The statistics of a pass's classes, for requests whose answers are held to a format: from the logits of these
+requests' rows, in no graph, after the head, 64 positions at a time. Passes without such requests do nothing here.
 
 Shapes: N positions, V the shard's vocabulary, C classes, X entries, P branch ranks.
 """
@@ -10,41 +8,50 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from common.constraints import Automaton
-from common.decoding import ClassField, ClassStatistics, Int, StepPlan
+from common.decoding import ClassField, ClassStatistics, Int, Sampling, StepPlan
 from common.model import SamplingRows
-from common.runtime.classes.tiles import Tiles, class_statistics, merge_classes
+from common.runtime.classes.tiles import Tiles, merge_classes
 from common.runtime.collectives import Collectives
-from common.runtime.logprobs import Shares
+from common.runtime.logprobs import Float, Shares
 from common.runtime.reads import drawn_fields
 
 _AT_ONCE = 64  # positions
 _MOST_KEPT = 64  # automata whose tiles stay on the device
 
 
+class Reduce(Protocol):
+    """`class_statistics`, or a device's own version of it."""
+
+    def __call__(
+        self, logits_NV: Tensor, vocab_start: int, tiles: Tiles, sampling: Sampling, rows: SamplingRows | None
+    ) -> Tensor: ...
+
+
 class _Asked(NamedTuple):
-    """An automaton's part of a pass. statistics_PNC5: of each branch rank's share of the entries, on the device; None
+    """An automaton's part of a pass. statistics_PNX: of each branch rank's share of the entries, on the host; None
     where nothing is read, as in a pass over a part of a prompt."""
 
     automaton: Automaton
     entry_X: Int
     shares: Shares | None = None
-    statistics_PNC5: Tensor | None = None
+    statistics_PNX: Tensor | None = None
 
 
 class ClassHead:
     """Computes the statistics of a pass: queue them by `launch`, then read them by `receive`."""
 
-    def __init__(self, collectives: Collectives, device: torch.device, vocab_start: int) -> None:
+    def __init__(self, collectives: Collectives, device: torch.device, vocab_start: int, reduce: Reduce) -> None:
         self._collectives = collectives
         self._device = device
         self._vocab_start = vocab_start
+        self._reduce = reduce
         self._tiles: OrderedDict[str, Tiles] = OrderedDict()
         self._asked: list[_Asked] = []
 
@@ -70,16 +77,20 @@ class ClassHead:
             else:
                 shares = Shares(plan.num_tokens, entries_of, entry_X, rank)
                 found_NC5 = self._computed(plan, automaton, shares.place_M, entry_X[shares.index_M], logits_of)
-                self._asked.append(_Asked(automaton, entry_X, shares, self._collectives.bp_stack(found_NC5)))
+                statistics_PNX = self._collectives.bp_stack(found_NC5).flatten(2)
+                host = torch.empty(statistics_PNX.shape, pin_memory=self._device.type != "cpu")
+                host.copy_(statistics_PNX, non_blocking=True)
+                self._asked.append(_Asked(automaton, entry_X, shares, host))
 
     def receive(self) -> Mapping[str, ClassStatistics]:
         """Return the statistics of the pass launched last, once the device has come past it."""
         asked, self._asked = self._asked, []
         found = {}
-        for automaton, entry_X, shares, statistics_PNC5 in asked:
-            values_XC5 = np.zeros((len(entry_X), automaton.num_classes, len(ClassField)), np.float32)
-            if shares is not None and statistics_PNC5 is not None:
-                values_XC5[:] = shares.in_order(statistics_PNC5.flatten(2).cpu().numpy()).reshape(values_XC5.shape)
+        for automaton, entry_X, shares, statistics_PNX in asked:
+            shape = (len(entry_X), automaton.num_classes, len(ClassField))
+            values_XC5: Float = np.zeros(shape, np.float32)
+            if shares is not None and statistics_PNX is not None:
+                values_XC5 = shares.in_order(statistics_PNX.numpy()).reshape(shape)
             found[automaton.key] = ClassStatistics(entry_X, values_XC5)
         return found
 
@@ -93,7 +104,7 @@ class ClassHead:
             logits_NV = logits_of(place_N[own])
             tiles = self._tiles_of(automaton, logits_NV.shape[1])
             rows = self._sampling_rows(plan, entry_N[own])
-            statistics_NC6 = class_statistics(logits_NV, self._vocab_start, tiles, plan.sampling, rows)
+            statistics_NC6 = self._reduce(logits_NV, self._vocab_start, tiles, plan.sampling, rows)
             found.append(merge_classes(self._collectives.tp_stack(statistics_NC6), rows))
         return torch.cat(found)
 

@@ -21,7 +21,7 @@ _SCORE = 5  # of the class's token, which the shards are compared by; after Clas
 
 
 class Tiles(NamedTuple):
-    """A shard's tokens by class. Places without a token hold V, those without a tile K."""
+    """A shard's tokens by class, int32. Places without a token hold V, those without a tile K."""
 
     token_KB: Tensor
     tile_CX: Tensor
@@ -32,10 +32,10 @@ class Tiles(NamedTuple):
         count_C = np.bincount(class_V, minlength=num_classes)
         num_tiles_C = -(-count_C // size)
         first_C = num_tiles_C.cumsum() - num_tiles_C
-        token_KB = np.full((max(1, int(num_tiles_C.sum())), size), len(class_V), np.int64)
+        token_KB = np.full((max(1, int(num_tiles_C.sum())), size), len(class_V), np.int32)
         rank_V = np.arange(len(class_V)) - (count_C.cumsum() - count_C)[class_V[order_V]]
         token_KB.reshape(-1)[first_C[class_V[order_V]] * size + rank_V] = order_V
-        tile_CX = first_C[:, None] + np.arange(max(1, int(num_tiles_C.max())))
+        tile_CX = (first_C[:, None] + np.arange(max(1, int(num_tiles_C.max())))).astype(np.int32)
         tile_CX[tile_CX >= (first_C + num_tiles_C)[:, None]] = len(token_KB)
         return cls(torch.from_numpy(token_KB).to(device), torch.from_numpy(tile_CX).to(device))
 
@@ -65,21 +65,26 @@ def class_statistics(
         logits_NV = drawn_NV if sampling.tempers_confidence else logits_NV
     best_NK, place_NK = tiles.tiled(score_NV).max(dim=-1)
     best_NC, tile_NC = tiles.by_class(best_NK).max(dim=-1)
-    tile_NC = tiles.tile_CX.expand(len(best_NC), -1, -1).gather(2, tile_NC[..., None])[..., 0]
+    tile_NC = tiles.tile_CX.long().expand(len(best_NC), -1, -1).gather(2, tile_NC[..., None])[..., 0]
     tile_NC = tile_NC.clamp(max=tiles.token_KB.shape[0] - 1)
-    token_NC = tiles.token_KB.reshape(-1)[tile_NC * tiles.token_KB.shape[1] + place_NK.gather(1, tile_NC)]
+    token_NC = tiles.token_KB.reshape(-1).long()[tile_NC * tiles.token_KB.shape[1] + place_NK.gather(1, tile_NC)]
     logit_NC = _padded(logits_NV).gather(1, token_NC)
     mass_NK, mean_NK = _reduced(tiles.tiled(logits_NV))
     mass_NC, mean_NC = _reduced(tiles.by_class(mass_NK), tiles.by_class(mean_NK))
-    weight_NC = mass_NC
-    if rows is not None and not sampling.tempers_confidence:
-        weight_NC, _ = _reduced(tiles.by_class(_reduced(tiles.tiled(drawn_NV))[0]))
+    weight_NC = logit_NC
+    if rows is not None:
+        drawn_NC = mass_NC
+        if not sampling.tempers_confidence:
+            drawn_NC, _ = _reduced(tiles.by_class(_reduced(tiles.tiled(drawn_NV))[0]))
+        weight_NC = torch.where(rows.noise_N[:, None] > 0, drawn_NC, logit_NC)
     values = (token_NC.float() + vocab_start, logit_NC, weight_NC, mass_NC, mean_NC, best_NC)
     return torch.stack(values, dim=-1)
 
 
 def merge_classes(statistics_PNC6: Tensor, rows: SamplingRows | None) -> Tensor:
     """[N, C, 5]: `common.decoding.ClassField` of all shards together; ties go to the lower id."""
+    if len(statistics_PNC6) == 1:
+        return statistics_PNC6[0, ..., :_SCORE]
     shard_1NC = statistics_PNC6[..., _SCORE].max(dim=0, keepdim=True).indices
     token_NC, logit_NC = (statistics_PNC6[..., one].gather(0, shard_1NC)[0] for one in range(2))
     weight_PNC, mass_PNC, mean_PNC = (statistics_PNC6[..., one] for one in range(2, 5))

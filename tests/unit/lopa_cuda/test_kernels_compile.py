@@ -32,7 +32,7 @@ MULTIPLES_OF_16 = (
 SHARED_BYTES = 227 * 2**10  # that a program may have
 INTEGERS = (
     "a_out_ptr", "a_ptr", "b_out_ptr", "b_ptr", "count_ptr", "expert_ptr", "first_ptr", "horizon_ptr", "index_ptr",
-    "order_ptr", "position_ptr", "table_ptr", "tile_ptr",
+    "order_ptr", "position_ptr", "table_ptr", "tile_ptr", "token_ptr",
 )  # fmt: skip
 ADDRESSES = ("flags_ptr", "windows_ptr")
 FLOATS = ("bias_ptr", "log_sum_ptr", "pair_weight_ptr", "part_ptr", "rotary_ptr", "scale_ptr",
@@ -53,6 +53,7 @@ NORM = {
 ROWS = {"A_BLOCK": 2048, "B_BLOCK": 2048, "C_BLOCK": 1, "c_ptr": None, "c_out_ptr": None}
 GROUPED = {"TOP_GROUPS": 4, "IS_GROUPED": True, "IS_SIGMOID": True, "GROUPS": 8, "LENGTH": 32}
 UNGROUPED = {"TOP_GROUPS": 1, "IS_GROUPED": False, "IS_SIGMOID": False, "GROUPS": 1, "LENGTH": 128, "bias_ptr": None}
+DRAWN = {"noise_ptr": None}
 GATED = {"IS_GATED": True, "pair_weight_ptr": None}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gate and up, few tokens": ("experts", "_expert_kernel", {**EXPERT, **GATED, "IS_SWAPPED": True, "BLOCK_T": 16}),
@@ -62,6 +63,15 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "down in 8 bits": (
         "experts", "_expert_kernel", {**EXPERT_8, "IS_GATED": False, "IS_SWAPPED": False, "BLOCK_T": 64}
     ),
+    "tiles of a class": (
+        "class_statistics", "_tile_kernel",
+        {
+            **DRAWN, "IS_SAMPLED": False, "TEMPERS": False, "SCALE": 1.0, "POSITIONS": 4, "SIZE": 512, "VALUES": 6,
+            "temperature_ptr": None, "key_ptr": None, "factor_ptr": None, "column_key_ptr": None,
+            "column_factor_ptr": None,
+        },
+    ),
+    "classes": ("class_statistics", "_class_kernel", {**DRAWN, "IS_SAMPLED": False, "BLOCK": 512, "VALUES": 6}),
     "sum": ("experts", "_sum_choices_kernel", {"CHOSEN": 8, "BLOCK": 1024}),
     "route in groups": ("route", "_route_kernel", {**ROUTE, **GROUPED}),
     "route among all": ("route", "_route_kernel", {**ROUTE, **UNGROUPED}),

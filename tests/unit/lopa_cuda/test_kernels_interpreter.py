@@ -34,6 +34,7 @@ from common.model import (
     swiglu,
 )
 from common.runtime import pages_for
+from common.runtime.classes import Tiles, class_statistics
 from lopa_cuda.ops.plain import visible_keys
 from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Share, Tiling, cut, deal, write_tiles
 from lopa_cuda.tiles import LinearConfig
@@ -398,6 +399,25 @@ def test_head_statistics_ties_go_to_the_lower_id(monkeypatch: pytest.MonkeyPatch
         columns = [column for column in range(6) if column not in unused]
         torch.testing.assert_close(statistics[:, columns], wanted[:, columns])
         assert statistics[3, 1] == 1017 and statistics[4, 1] == 1020
+
+
+@interpreted
+@pytest.mark.parametrize(("is_sampled", "tempers"), [(False, False), (True, False), (True, True)])
+def test_classes_are_reduced_as_by_plain_operators(is_sampled: bool, tempers: bool) -> None:
+    settings, places = np.array([(setting[0], 1, 0) for setting in SAMPLED_ROWS], dtype=np.float32), np.arange(8)
+    fields = torch.from_numpy(sampling_fields(settings.T, places // 4 + 3, places, places * 5, len(places)))
+    rows = SamplingRows.of(fields) if is_sampled else None
+    class_V = np.array([0, 1, 1, 4, 2, 2, 2, 2] * 75)  # several tiles, one token, the mask token alone, none
+    class_V[[17, 3]] = 3, 0
+    class_V[class_V == 4] = 2
+    logits = random(len(places), len(class_V)) * 4
+    logits[2, 1] = logits[2, 10] = 50.0  # a tie
+    tiles, sampling = Tiles.of(class_V, 5, logits.device), Sampling("default", 117, tempers_confidence=tempers)
+    found = kernels.class_statistics(logits, 100, tiles, sampling, rows)
+    wanted = class_statistics(logits.clone(), 100, tiles, sampling, rows)
+    torch.testing.assert_close(found[:, :3], wanted[:, :3], rtol=1e-4, atol=1e-4)
+    assert (found[:, 3:, 1:] <= -1e29).all() and (wanted[:, 3:, 1:] <= -1e29).all()
+    assert is_sampled or found[2, 1, 0] == 101
 
 
 @interpreted
