@@ -3,7 +3,8 @@
 Tokens that lead from every state to the same next state are one class, so that a vocabulary of 150,000 is a few hundred
 columns. Class 0 holds the tokens that lead nowhere.
 
-Shapes: V vocabulary, Q states, C classes, E edges (state, class), P pairs of states, W positions.
+Shapes: V vocabulary, Q states, C classes, E edges (state, class), P pairs of states, S sets of classes, X classes of
+all sets, W positions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Graph(NamedTuple):
     """An automaton as compiled loops read it.
 
     Edges stand in the order of state and class, those of state q from first_Q1[q] on. Pairs are the next states of a
-    state, each once. distance_Q: the fewest tokens from each state to a text's end.
+    state, each once; set_P names the classes that lead there, which stand in class_X from first_S1 on: few sets serve
+    many pairs. distance_Q: the fewest tokens from each state to a text's end.
     """
 
     class_V: Int32
@@ -40,6 +42,9 @@ class Graph(NamedTuple):
     target_E: Int32
     first_pair_Q1: Int
     target_P: Int32
+    set_P: Int32
+    first_S1: Int
+    class_X: Int32
     distance_Q: Int
 
 
@@ -73,11 +78,17 @@ class Automaton:
     @cached_property
     def graph(self) -> Graph:
         source_E, class_E, target_E = self.edges_3E.astype(np.int32)
-        pairs_2P = np.unique(self.edges_3E[::2], axis=1)
+        order_E = np.lexsort((class_E, target_E, source_E))
+        pairs_2P, first_P = np.unique(self.edges_3E[::2, order_E], axis=1, return_index=True)
+        sets: dict[bytes, int] = {}
+        classes_P = [one_C.tobytes() for one_C in np.split(class_E[order_E], first_P[1:])]
+        set_P = np.array([sets.setdefault(classes, len(sets)) for classes in classes_P], np.int32)
+        sizes_S = [len(classes) // class_E.itemsize for classes in sets]
         places_Q1 = np.arange(self.num_states + 1)
         return Graph(
             self.class_V, self.next_QC, source_E.searchsorted(places_Q1), source_E, class_E, target_E,
-            pairs_2P[0].searchsorted(places_Q1), pairs_2P[1].astype(np.int32), self.distance_Q,
+            pairs_2P[0].searchsorted(places_Q1), pairs_2P[1].astype(np.int32), set_P, np.cumsum([0, *sizes_S]),
+            np.frombuffer(b"".join(sets), np.int32), self.distance_Q,
         )  # fmt: skip
 
     @cached_property

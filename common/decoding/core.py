@@ -128,6 +128,8 @@ class EngineCore:
             outputs += [self._ended(rejection) for rejection in self._admit()]
         failure = None if command.held == "passes" else self._start_pass()
         # While the device computes:
+        if self._under_way is not None:
+            self.scheduler.look_ahead()
         if has_finished:
             outputs += self._progress()
         for request in islice(self._queue, max(_LEAST_JUDGED, self._num_ended)):

@@ -14,7 +14,7 @@ from common.decoding.scheduling import by_request
 from common.decoding.scheduling.advancing import IS_DONE, IS_OUT_OF_STEPS, advance
 from common.decoding.scheduling.drafts import hold
 from common.decoding.scheduling.ending import find_end
-from common.decoding.scheduling.held import Pass, Scratch
+from common.decoding.scheduling.held import Pass, Rooms, Threads
 from common.decoding.scheduling.logprobs import Book, Tell, note
 from common.decoding.scheduling.planning import (
     begin_request,
@@ -51,7 +51,7 @@ class Requests:
         self._new: list[DecodingRequest] = []  # before their first step
         self._views: dict[int, by_request.StepView] = {}  # by place in the step
         self._books: dict[str, Book] = {}  # by id, of requests that ask for log probabilities
-        self._scratch = Scratch()
+        self._threads = Threads()
 
     @property
     def active(self) -> list[DecodingRequest]:
@@ -175,14 +175,25 @@ class Requests:
         num_tried = int(blocks["num_steps"][last_N[states["repeats"]]].max())
         return sampling._replace(num_best=max(sampling.num_best, -(-(num_tried + 4) // 16) * 16))
 
+    def look_ahead(self) -> None:
+        """Do what needs no prediction of the step planned last."""
+        if self._num_held:
+            store = self._store
+            for decoding in self._decoding.values():
+                if decoding.held is not None and decoding.request.id not in decoding.failures:
+                    decoding.held.look_ahead(store.loops, store.parts, decoding.slot)
+
     def select_winners(self, predictions: Predictions) -> Int:
         """Return the winning row of each request in the step planned last."""
         order_N = self._order_N
         self._values_3T, self._score_R = predictions.values_3T, np.empty(self._num_rows)
         winner_N = np.empty(len(order_N), np.int64)
         held = self._held(predictions) if self._num_held else {}
-        for own, decoding in held.values():
-            _keep_to_format(decoding, own, int(own.state["first_row"]) if own.state["num_rows"] == 1 else None)
+        ready = [
+            (decoding, own, int(own.state["first_row"]) if own.state["num_rows"] == 1 else None)
+            for own, decoding in held.values()
+        ]
+        self._threads.run(_keep_to_format, ready)
         select(order_N, self._store.parts, self._values_3T, self._rows_8R, self._score_R, winner_N)
         if self._num_verified:
             hold(order_N, self._store.parts, self._values_3T, self._rows_8R, self._score_R, winner_N)
@@ -194,9 +205,12 @@ class Requests:
                 by_request.score(view, self._score_R)
             if scoring:
                 best_rows(order_N, self._store.loops, self._score_R, winner_N)
-        for place, (own, decoding) in held.items():
-            if own.state["num_rows"] > 1:
-                _keep_to_format(decoding, own, int(winner_N[place]))
+        won = [
+            (decoding, own, int(winner_N[place]))
+            for place, (own, decoding) in held.items()
+            if own.state["num_rows"] > 1
+        ]
+        self._threads.run(_keep_to_format, won)
         if held and self._views:
             self._views = self._look(predictions)
         return winner_N
@@ -286,7 +300,7 @@ class Requests:
             else:
                 store, values_3T = self._store, predictions.values_3T
                 found[place] = (
-                    Pass(store.loops, store.parts, decoding.slot, values_3T, self._rows_8R, classes, self._scratch),
+                    Pass(store.loops, store.parts, decoding.slot, values_3T, self._rows_8R, classes),
                     decoding,
                 )
         return found
@@ -296,7 +310,7 @@ class Requests:
         return [
             place
             for place, decoding in enumerate(self._decoding.values())
-            if decoding.held is not None and decoding.held.is_complete(self._store.parts, decoding.slot, self._scratch)
+            if decoding.held is not None and decoding.held.is_complete(self._store.parts, decoding.slot)
         ]
 
     def _sampling_of(self, request_R: Int) -> Float | None:
@@ -383,10 +397,13 @@ def _canvas_end(rules: Rules, prompt_length: int) -> int:
     return prompt_length + rules.max_blocks * rules.block_size
 
 
-def _keep_to_format(decoding: DecodingRequest, own: Pass, winner: int | None = None) -> None:
-    """Have the request's format write what the rows predict, or the winning row; a request without a way on ends with
-    the step."""
+def _keep_to_format(of_pass: tuple[DecodingRequest, Pass, int | None], rooms: Rooms) -> None:
+    """Have the request's format write what the rows predict or, once there is one, the winning row; a request without a
+    way on ends with the step."""
+    decoding, own, winner = of_pass
     held, name = decoding.held, decoding.request.id
     assert held is not None, "the caller has looked"
-    if name not in decoding.failures and not (held.score_ready(own) if winner is None else held.solve(own, winner)):
+    if name in decoding.failures:
+        return
+    if not (held.score_ready(own) if winner is None else held.solve(own, winner, rooms)):
         decoding.failures[name] = "decoding this request failed (nothing that its format allows is left)"

@@ -214,6 +214,11 @@ class Scheduler:
         self._plan = self._requests.plan_step(self.sampling)
         return self._plan
 
+    def look_ahead(self) -> None:
+        """Do what `select_winners` would do first and needs no prediction for: to be called while the device computes,
+        or not at all."""
+        self._requests.look_ahead()
+
     def select_winners(self, predictions: Predictions) -> Int:
         """Return the winning row of every request: arg max of its branch scores; the anchor comes last, so it loses
         ties."""

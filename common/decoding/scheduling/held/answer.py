@@ -13,7 +13,6 @@ Shapes: Q states, C classes, P positions of the answer, W those of the part that
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +20,17 @@ import numpy as np
 from common.constraints import NEVER, Automaton
 from common.decoding.plan import ClassField, ClassStatistics, Float, Int
 from common.decoding.request import GenerationRequest
-from common.decoding.scheduling.held.joint import best_path, drawn_path
-from common.decoding.scheduling.held.loops import find_entries, find_part, find_weights, look, write_row
+from common.decoding.scheduling.held.loops import (
+    Given,
+    Part,
+    Room,
+    find_entries,
+    find_part,
+    look,
+    solve,
+    stands,
+    write_best,
+)
 from common.decoding.scheduling.rules import Rules
 from common.decoding.scheduling.tables import Parts, Tables
 from common.policies import Draws
@@ -31,21 +39,27 @@ _STREAM = 2  # of random numbers: others are the scores' and the spawn rules'
 
 
 _NO_CARRY = np.empty((0, 1, len(ClassField)), np.float32)
-_NO_PATH = np.empty(0, np.int32)
+_NO_PATH, _NO_DRAWS = np.empty(0, np.int32), np.empty(0)
+_MOST_ROOMS = 64
 
 
-class Scratch:
-    """Arrays that loops write into, in memory that all requests share."""
+class Rooms:
+    """Memory that a thread's loops write into, by automaton."""
 
     def __init__(self) -> None:
-        self._flat: dict[str, Any] = {}
+        self._rooms: dict[str, Room] = {}
 
-    def of(self, name: str, dtype: type[Any], *shape: int) -> Any:
-        """Return an array with anything in it."""
-        size, flat = prod(shape), self._flat.get(name)
-        if flat is None or len(flat) < size:
-            flat = self._flat[name] = np.empty(2 * size, dtype)
-        return flat[:size].reshape(shape)
+    def of(self, automaton: Automaton, width: int) -> Room:
+        room = self._rooms.get(automaton.key)
+        if room is None or len(room.path_W) < width:
+            self._rooms = {} if len(self._rooms) == _MOST_ROOMS else self._rooms
+            width, num_states, num_sets = 2 * width, automaton.num_states, len(automaton.graph.first_S1) - 1
+            room = self._rooms[automaton.key] = Room(
+                np.empty((width, automaton.num_classes)), np.empty(width + 1), np.empty((2, num_states)),
+                np.empty(num_sets), np.empty(num_sets, np.int32), np.empty((width, num_states), np.int32),
+                np.empty((width + 1, num_states)), np.empty(width, np.int32),
+            )  # fmt: skip
+        return room
 
 
 class Pass(NamedTuple):
@@ -57,23 +71,14 @@ class Pass(NamedTuple):
     values_3T: Float
     fields_8R: Int
     classes: ClassStatistics
-    scratch: Scratch
 
     @property
     def state(self) -> Any:
         return self.tables.states[self.slot]
 
-
-class _Part(NamedTuple):
-    """The positions from `begin` on that are solved. state: before them. reach: up to where it was asked for."""
-
-    begin: int
-    width: int
-    state: int
-    reach: int
-    class_W: Any
-    is_alive_WQ: Any
-    is_possible_WC: Any
+    def entries(self) -> Int:
+        """Return memory for entries of the pass."""
+        return np.empty(self.values_3T.shape[1] + 1, np.int64)
 
 
 @dataclass(slots=True)
@@ -94,7 +99,7 @@ class Held:
     is_tail_free: bool
     takes_entropy: bool
     carry_1C5: Float = field(default_factory=lambda: _NO_CARRY)
-    _anchor: _Part | None = None  # of the pass
+    _anchor: Part | None = None  # of the pass
 
     @classmethod
     def of(cls, automaton: Automaton, request: GenerationRequest, rules: Rules, noise_key: int) -> Held:
@@ -107,58 +112,68 @@ class Held:
             decode.sampling_strategy == "neg_entropy",
         )  # fmt: skip
 
+    def look_ahead(self, tables: Tables, parts: Parts, slot: int) -> None:
+        """Find what the anchor's canvas leaves possible, which needs no prediction."""
+        is_alone = tables.states[slot]["num_rows"] == 1
+        reach = self._reach_of_row(tables, slot, 0) if is_alone else self._reach_of_all(tables, slot)
+        self._anchor = self._part(parts, slot, reach, NEVER)
+
     def score_ready(self, own: Pass) -> bool:
         """Write each row's predictions by what the anchor leaves possible. Returns False where nothing is."""
-        state = own.state
-        reach = int(state["widest_end"]) + bool(state["predicts_next"])
-        part = self._anchor = self._part(own, reach, NEVER)
+        part, reach = self._anchor, self._reach_of_all(own.tables, own.slot)
+        if part is None or part.reach != reach:
+            part = self._anchor = self._part(own.parts, own.slot, reach, NEVER)
         if part is None:
             return False
-        for branch in range(int(state["num_rows"])):
-            self._write(own, part, *self._entries(own, branch), _NO_PATH)
+        entry_N = own.entries()
+        for branch in range(int(own.state["num_rows"])):
+            write_best(
+                own.parts, own.slot, branch, own.fields_8R, part, self._given(own), self.takes_entropy, entry_N,
+                _NO_PATH, own.values_3T,
+            )  # fmt: skip
         return True
 
-    def solve(self, own: Pass, winner: int) -> bool:
+    def solve(self, own: Pass, winner: int, rooms: Rooms) -> bool:
         """Write the winning row's predictions: its tokens of one solution. Returns False where there is none."""
-        state = own.state
-        branch = winner - int(state["first_row"])
-        made = own.tables.branches_K[own.slot, branch]
-        reach = int(state["window_end"]) + 1 if state["predicts_next"] else int(made["masks_end"])
+        branch = winner - int(own.state["first_row"])
+        reach = self._reach_of_row(own.tables, own.slot, branch)
         part, self._anchor = self._anchor, None
-        if part is None or part.reach != reach or made["num_fills"]:
-            part = self._part(own, reach, branch)
+        if part is None or part.reach != reach or own.tables.branches_K[own.slot, branch]["num_fills"]:
+            part = self._part(own.parts, own.slot, reach, branch)
         if part is None:
             return False
         if part.width:
-            entry_N, count = self._entries(own, branch)
-            self._write(own, part, entry_N, count, self._path(own, part, entry_N, count))
+            self._solve(own, part, branch, rooms.of(self.automaton, part.width))
         self._keep_carry(own, branch)
         return True
 
-    def is_complete(self, parts: Parts, slot: int, scratch: Scratch) -> bool:
+    def is_complete(self, parts: Parts, slot: int) -> bool:
         """Return whether the answer stands: its canvas is full, or nothing but an end token may follow what it has."""
-        automaton = self.automaton
-        class_P = scratch.of("class", np.int32, self.end - self.begin)
-        first, _, state = find_part(
-            parts, slot, automaton.graph, automaton.start, self.begin, self.end, 0, NEVER, class_P
-        )
-        if state == NEVER or not automaton.is_final_Q[state]:
-            return False
-        if self.begin + first >= self.end:
-            return True
-        only = np.flatnonzero(automaton.next_QC[state] >= 0)
-        return only.tolist() == [automaton.end_class]
+        own, class_P = self.automaton, np.empty(self.end - self.begin, np.int32)
+        return stands(
+            parts, slot, own.graph, own.start, self.begin, self.end, own.is_final_Q, own.end_class, class_P
+        )  # fmt: skip
 
-    def _part(self, own: Pass, reach: int, branch: int) -> _Part | None:
+    def _reach_of_all(self, tables: Tables, slot: int) -> int:
+        state = tables.states[slot]
+        return int(state["widest_end"]) + bool(state["predicts_next"])
+
+    def _reach_of_row(self, tables: Tables, slot: int, branch: int) -> int:
+        state = tables.states[slot]
+        if state["predicts_next"]:
+            return int(state["window_end"]) + 1
+        return int(tables.branches_K[slot, branch]["masks_end"])
+
+    def _part(self, parts: Parts, slot: int, reach: int, branch: int) -> Part | None:
         """Return the part from the first mask to the last position that is predicted or filled. None where it has no
         solution."""
         automaton = self.automaton
         graph = automaton.graph
         class_P = np.empty(self.end - self.begin, np.int32)
         first, width, state = find_part(
-            own.parts, own.slot, graph, automaton.start, self.begin, self.end, reach, branch, class_P
+            parts, slot, graph, automaton.start, self.begin, self.end, reach, branch, class_P
         )
-        part = _Part(
+        part = Part(
             self.begin + first, width, state, reach, class_P[first:],
             np.empty((width + 1, automaton.num_states), np.bool_), np.empty((width, automaton.num_classes), np.bool_),
         )  # fmt: skip
@@ -167,43 +182,25 @@ class Held:
             return None
         return part
 
-    def _entries(self, own: Pass, branch: int) -> tuple[Int, int]:
-        """Return the entries that predict the row's positions from the window's start on, and how many there are."""
-        entry_N = own.scratch.of("entry_N", np.int64, own.values_3T.shape[1] + 1)
-        return entry_N, find_entries(own.parts, own.slot, branch, own.fields_8R, entry_N)
+    def _given(self, own: Pass) -> Given:
+        return Given(own.classes.entry_X, own.classes.values_XC5, self.carry_1C5)
 
-    def _path(self, own: Pass, part: _Part, entry_N: Int, count: int) -> Any:
-        """Return the classes of one solution."""
-        automaton, width, array = self.automaton, part.width, own.scratch.of
-        num_states = automaton.num_states
-        weight_WC, path_W = array("weight", np.float64, width, automaton.num_classes), array("path", np.int32, width)
-        tail = automaton.end if self.is_tail_free else NEVER
-        find_weights(
-            int(own.state["window_start"]) - part.begin, part.class_W, width, entry_N, count, own.classes.entry_X,
-            own.classes.values_XC5, self.carry_1C5, self.is_sampled and self.is_tail_free, weight_WC,
-        )  # fmt: skip
-        problem = automaton.graph, tail, part.class_W, width, part.state, part.is_alive_WQ, weight_WC
+    def _solve(self, own: Pass, part: Part, branch: int, room: Room) -> None:
+        uniform_W = _NO_DRAWS
         if self.is_sampled:
             number = int(own.state["num_forwards"] + own.state["num_skipped"])
-            draws = Draws(self.noise_key, number, _STREAM).generator()
-            drawn_path(*problem, draws.random(width), array("rest", np.float64, width + 1, num_states), path_W)
-        else:
-            scores = array("highest", np.float64, width + 1), array("score", np.float64, 2, num_states)
-            best_path(*problem, *scores, array("back", np.int32, width, num_states), path_W)
-        return path_W
-
-    def _write(self, own: Pass, part: _Part, entry_N: Int, count: int, path_W: Any) -> None:
-        """Write what the row predicts: tokens of the path's classes; without a path of the most probable classes."""
-        write_row(
-            own.parts, own.slot, int(own.state["window_start"]) - part.begin, part.class_W, part.width, entry_N, count,
-            own.classes.entry_X, own.classes.values_XC5, self.carry_1C5, part.is_possible_WC, path_W,
-            self.takes_entropy, own.values_3T,
+            uniform_W = Draws(self.noise_key, number, _STREAM).generator().random(part.width)
+        solve(
+            own.parts, own.slot, branch, own.fields_8R, self.automaton.graph,
+            self.automaton.end if self.is_tail_free else NEVER, part, self._given(own), uniform_W,
+            self.is_sampled and self.is_tail_free, self.takes_entropy, own.entries(), room, own.values_3T,
         )  # fmt: skip
 
     def _keep_carry(self, own: Pass, branch: int) -> None:
         """Keep what the winner predicts for the next window's first position (`planning.carries`)."""
         state, settings = own.state, own.tables.settings[own.slot]
         if state["commit_length"] > 0 and state["keeps_carry"] and not settings["is_fresh"] and state["shift"] > 0:
-            entry_N, _ = self._entries(own, branch)
+            entry_N = own.entries()
+            find_entries(own.parts, own.slot, branch, own.fields_8R, entry_N)
             place = int(state["next_start"]) - int(state["window_start"])
             self.carry_1C5 = own.classes.at(entry_N[place : place + 1]).copy()

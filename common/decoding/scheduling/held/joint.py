@@ -3,8 +3,9 @@ sample of the product of the positions' distributions, given that the whole is a
 
 Whatever part of such a filling is written, the rest of the canvas can still be filled: with that filling.
 
-Shapes: W positions, C classes, Q states. `class_W`: the class of each position, MASK for any. `is_alive_WQ`, of one
-position more: the states before each position, and after the last, that lie on a way of such a filling.
+Shapes: W positions, C classes, Q states, S sets of classes. `class_W`: the class of each position, MASK for any.
+`is_alive_WQ`, of one position more: the states before each position, and after the last, that lie on a way of such a
+filling.
 """
 
 from __future__ import annotations
@@ -94,14 +95,15 @@ def find_possible(graph: Graph, is_alive_WQ: Bool, place: int, is_possible_C: Bo
 
 @compiled
 def best_path(
-    graph: Graph, tail: int, class_W: Int32, width: int, state: int, is_alive_WQ: Bool, weight_WC: Score,
-    highest_W1: Score, score_2Q: Score, back_WQ: Int32, path_W: Int32,
+    graph: Graph, tail: int, class_W: Int32, width: int, state: int, is_alive_WQ: Bool, is_possible_WC: Bool,
+    weight_WC: Score, highest_W1: Score, score_2Q: Score, best_S: Score, place_S: Int32, back_WQ: Int32, path_W: Int32,
 ) -> None:  # fmt: skip
     """Write the classes of the filling with the highest sum of weights (Viterbi); of equal ones the first by state and
     class. Source: DINGO (arXiv 2505.23061), over whole texts.
 
     tail: the state after an end token, where anything may follow it and weighs as what is best there; NEVER: end tokens
-    do. weight_WC: 0 where no mask is. highest_W1, score_2Q, back_WQ: scratch.
+    do. is_possible_WC: the classes that a mask may have. weight_WC: 0 where no mask is. highest_W1, score_2Q, best_S,
+    place_S, back_WQ: scratch.
 
     States from which not even the highest weights reach what a greedy filling does are left out: there can be no best
     filling through them.
@@ -109,11 +111,15 @@ def best_path(
     num_states = len(graph.distance_Q)
     highest_W1[width] = 0.0
     for place in range(width - 1, -1, -1):
-        highest_W1[place] = highest_W1[place + 1] + _top(weight_WC, place)
+        highest_W1[place] = highest_W1[place + 1]
+        if class_W[place] == MASK:
+            is_tail_alive = tail != NEVER and is_alive_WQ[place, tail]
+            highest_W1[place] += _highest(weight_WC[place], is_possible_WC[place], is_tail_alive)
     least = _greedy(graph, tail, class_W, width, state, is_alive_WQ, weight_WC)
     least -= 1e-6 * (1.0 + abs(least))  # sums of other order round otherwise
     score_2Q[0, :num_states] = -inf
     score_2Q[0, state] = 0.0
+    place_S[:] = NEVER  # where best_S is of
     for place in range(width):
         here, there, token_class = place % 2, 1 - place % 2, class_W[place]
         score_2Q[there, :num_states] = -inf
@@ -123,27 +129,70 @@ def best_path(
             is_in = place == 0 or back_WQ[place - 1, source] != NEVER
             if not (is_alive_WQ[place, source] and is_in) or score + highest_W1[place] < least:
                 continue
-            for edge in range(graph.first_Q1[source], graph.first_Q1[source + 1]):
-                target = graph.target_E[edge]
-                if not (is_alive_WQ[place + 1, target] and _fits(token_class, graph.class_E[edge])):
-                    continue
-                value = score + _weight(graph, tail, weight_WC, place, edge)
-                if value > score_2Q[there, target] or back_WQ[place, target] == NEVER:
-                    score_2Q[there, target], back_WQ[place, target] = value, edge
-    _follow_back(graph, width, state, num_states, score_2Q, back_WQ, path_W)
+            if token_class != MASK:
+                target = graph.next_QC[source, token_class]
+                if target != NEVER and is_alive_WQ[place + 1, target]:
+                    _offer(score, source, target, score_2Q[there], back_WQ[place])
+                continue
+            for pair in range(graph.first_pair_Q1[source], graph.first_pair_Q1[source + 1]):
+                if is_alive_WQ[place + 1, graph.target_P[pair]]:
+                    number = graph.set_P[pair]
+                    if source == tail:
+                        weight = _top(weight_WC, place)
+                    elif place_S[number] == place:
+                        weight = best_S[number]
+                    else:
+                        weight = weight_WC[place, _best_class(graph, number, weight_WC[place])]
+                        best_S[number], place_S[number] = weight, place
+                    _offer(score + weight, source, graph.target_P[pair], score_2Q[there], back_WQ[place])
+    _follow_back(graph, tail, class_W, width, state, weight_WC, score_2Q, back_WQ, path_W)
+
+
+@compiled
+def _offer(value: float, source: int, target: int, score_Q: Score, back_Q: Int32) -> None:
+    if value > score_Q[target] or back_Q[target] == NEVER:
+        score_Q[target], back_Q[target] = value, source
+
+
+@compiled
+def _best_class(graph: Graph, number: int, weight_C: Score) -> int:
+    """Return the class of a set that weighs most."""
+    best = graph.class_X[graph.first_S1[number]]
+    for index in range(graph.first_S1[number] + 1, graph.first_S1[number + 1]):
+        if weight_C[graph.class_X[index]] > weight_C[best]:
+            best = graph.class_X[index]
+    return int(best)
+
+
+@compiled
+def _highest(weight_C: Score, is_possible_C: Bool, is_any: bool) -> float:
+    highest = -inf
+    for token_class in range(len(weight_C)):
+        if is_possible_C[token_class] or is_any:
+            highest = max(highest, weight_C[token_class])
+    return float(highest)
 
 
 @compiled
 def _follow_back(
-    graph: Graph, width: int, state: int, num_states: int, score_2Q: Score, back_WQ: Int32, path_W: Int32
-) -> None:
+    graph: Graph, tail: int, class_W: Int32, width: int, state: int, weight_WC: Score, score_2Q: Score, back_WQ: Int32,
+    path_W: Int32,
+) -> None:  # fmt: skip
     best = -inf
-    for last in range(num_states if width else 0):
+    for last in range(len(graph.distance_Q) if width else 0):
         if back_WQ[width - 1, last] != NEVER and (score_2Q[width % 2, last] > best or best == -inf):
             state, best = last, score_2Q[width % 2, last]
     for place in range(width - 1, -1, -1):
-        edge = back_WQ[place, state]
-        path_W[place], state = graph.class_E[edge], graph.source_E[edge]
+        source, token_class = back_WQ[place, state], class_W[place]
+        if token_class == MASK:
+            pair = graph.first_pair_Q1[source]
+            while graph.target_P[pair] != state:
+                pair += 1
+            number = graph.set_P[pair]
+            token_class = graph.class_X[graph.first_S1[number]]
+            if source != tail:
+                token_class = _best_class(graph, number, weight_WC[place])
+        path_W[place], state = token_class, source
 
 
 @compiled

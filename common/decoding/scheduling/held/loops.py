@@ -6,16 +6,51 @@ Shapes: W positions of the part that is solved, Q states, C classes, X entries t
 from __future__ import annotations
 
 from math import exp, inf, log
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.compiled import compiled
 from common.constraints import MASK, NEVER, Graph
 from common.decoding.plan import Bool, ClassField, Float, Int, Score
-from common.decoding.scheduling.held.joint import find_alive, find_possible
+from common.decoding.scheduling.held.joint import best_path, drawn_path, find_alive, find_possible
 from common.decoding.scheduling.tables import Parts, Tables, request_of
 
 TOKEN, LOGIT, WEIGHT = int(ClassField.TOKEN), int(ClassField.LOGIT), int(ClassField.WEIGHT)
 MASS, MEAN = int(ClassField.MASS), int(ClassField.MEAN)
+
+
+class Part(NamedTuple):
+    """The positions from `begin` on that are solved. state: before them. reach: up to where it was asked for. class_W:
+    MASK for masks. is_alive_WQ, is_possible_WC: as `look` writes them."""
+
+    begin: int
+    width: int
+    state: int
+    reach: int
+    class_W: Any
+    is_alive_WQ: Bool
+    is_possible_WC: Bool
+
+
+class Given(NamedTuple):
+    """Statistics of the classes at these entries of a pass, and at the first position after the cache: empty where none
+    are kept."""
+
+    entry_X: Int
+    values_XC5: Float
+    carry_1C5: Float
+
+
+class Room(NamedTuple):
+    """Memory that loops write into, for parts up to a width. path_W: the solution's classes."""
+
+    weight_WC: Score
+    highest_W1: Score
+    score_2Q: Score
+    best_S: Score
+    place_S: Any
+    back_WQ: Any
+    rest_WQ: Score
+    path_W: Any
 
 
 @compiled
@@ -79,26 +114,75 @@ def find_entries(parts: Parts, slot: int, branch: int, fields_8R: Int, entry_N: 
 
 
 @compiled
-def find_weights(
-    offset: int, class_W: Any, width: int, entry_N: Int, count: int, entry_X: Int, values_XC5: Float, carry_1C5: Float,
-    is_normed: bool, weight_WC: Score,
+def stands(
+    parts: Parts, slot: int, graph: Graph, start: int, begin: int, end: int, is_final_Q: Bool, end_class: int,
+    class_P: Any,
+) -> bool:  # fmt: skip
+    """Return whether the answer stands: its canvas is full, or nothing but an end token may follow what it has.
+    class_P: scratch."""
+    first, _, state = find_part(parts, slot, graph, start, begin, end, 0, NEVER, class_P)
+    if state == NEVER or not is_final_Q[state]:
+        return False
+    if begin + first >= end:
+        return True
+    num_edges = graph.first_Q1[state + 1] - graph.first_Q1[state]
+    return bool(num_edges == 1 and graph.class_E[graph.first_Q1[state]] == end_class)
+
+
+@compiled
+def solve(
+    parts: Parts, slot: int, branch: int, fields_8R: Int, graph: Graph, tail: int, part: Part, given: Given,
+    uniform_W: Score, is_normed: bool, takes_entropy: bool, entry_N: Int, room: Room, values_3T: Float,
 ) -> None:  # fmt: skip
+    """Write what a row predicts at masks: tokens of the best solution, or of the one that uniform_W draws."""
+    width = part.width
+    count = find_entries(parts, slot, branch, fields_8R, entry_N)
+    offset = Tables(*parts).states[slot].window_start - part.begin
+    _find_weights(offset, part, entry_N, count, given, is_normed, room.weight_WC)
+    if len(uniform_W):
+        drawn_path(
+            graph, tail, part.class_W, width, part.state, part.is_alive_WQ, room.weight_WC, uniform_W, room.rest_WQ,
+            room.path_W,
+        )  # fmt: skip
+    else:
+        best_path(
+            graph, tail, part.class_W, width, part.state, part.is_alive_WQ, part.is_possible_WC, room.weight_WC,
+            room.highest_W1, room.score_2Q, room.best_S, room.place_S, room.back_WQ, room.path_W,
+        )  # fmt: skip
+    _write_row(parts, slot, offset, part, entry_N, count, given, room.path_W, takes_entropy, values_3T)
+
+
+@compiled
+def write_best(
+    parts: Parts, slot: int, branch: int, fields_8R: Int, part: Part, given: Given, takes_entropy: bool, entry_N: Int,
+    no_path: Any, values_3T: Float,
+) -> None:  # fmt: skip
+    """Write what a row predicts at masks: tokens of the most probable possible classes. no_path: empty."""
+    count = find_entries(parts, slot, branch, fields_8R, entry_N)
+    offset = Tables(*parts).states[slot].window_start - part.begin
+    _write_row(parts, slot, offset, part, entry_N, count, given, no_path, takes_entropy, values_3T)
+
+
+@compiled
+def _find_weights(
+    offset: int, part: Part, entry_N: Int, count: int, given: Given, is_normed: bool, weight_WC: Score
+) -> None:
     """Write the logarithm of each class's weight at the masks that are predicted, 0 elsewhere. offset: of the row's
-    first position in the part. carry_1C5: empty where there is none."""
-    for place in range(width):
+    first position in the part."""
+    for place in range(part.width):
         for token_class in range(weight_WC.shape[1]):
             weight_WC[place, token_class] = 0.0
     for column in range(count):
         place = offset + column
-        if not 0 <= place < width or class_W[place] != MASK:
+        if not 0 <= place < part.width or part.class_W[place] != MASK:
             continue
         if entry_N[column] == NEVER:
-            if len(carry_1C5):
-                _weigh(carry_1C5[0], is_normed, weight_WC[place])
+            if len(given.carry_1C5):
+                _weigh(given.carry_1C5[0], is_normed, weight_WC[place])
         else:
-            index = _place_of(entry_X, entry_N[column])
+            index = _place_of(given.entry_X, entry_N[column])
             if index != NEVER:
-                _weigh(values_XC5[index], is_normed, weight_WC[place])
+                _weigh(given.values_XC5[index], is_normed, weight_WC[place])
 
 
 @compiled
@@ -119,25 +203,25 @@ def _log_sum(values_C5: Float, field: int) -> float:
 
 
 @compiled
-def write_row(
-    parts: Parts, slot: int, offset: int, class_W: Any, width: int, entry_N: Int, count: int, entry_X: Int,
-    values_XC5: Float, carry_1C5: Float, is_possible_WC: Bool, path_W: Any, takes_entropy: bool, values_3T: Float,
+def _write_row(
+    parts: Parts, slot: int, offset: int, part: Part, entry_N: Int, count: int, given: Given, path_W: Any,
+    takes_entropy: bool, values_3T: Float,
 ) -> None:  # fmt: skip
     """Write what a row predicts at masks: tokens of the path's classes; if that is empty, of the most probable ones."""
     state = Tables(*parts).states[slot]
     for column in range(count):
         place, entry = offset + column, entry_N[column]
-        if not 0 <= place < width or class_W[place] != MASK:
+        if not 0 <= place < part.width or part.class_W[place] != MASK:
             continue
         taken = path_W[place] if len(path_W) else NEVER
         if entry == NEVER:
-            if len(carry_1C5):
-                told = _told(carry_1C5[0], is_possible_WC[place], taken, takes_entropy)
+            if len(given.carry_1C5):
+                told = _told(given.carry_1C5[0], part.is_possible_WC[place], taken, takes_entropy)
                 state.carry_token, state.carry_probability, state.carry_confidence = told
         else:
-            index = _place_of(entry_X, entry)
+            index = _place_of(given.entry_X, entry)
             if index != NEVER:
-                told = _told(values_XC5[index], is_possible_WC[place], taken, takes_entropy)
+                told = _told(given.values_XC5[index], part.is_possible_WC[place], taken, takes_entropy)
                 values_3T[0, entry], values_3T[1, entry], values_3T[2, entry] = told
 
 
