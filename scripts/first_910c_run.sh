@@ -68,6 +68,7 @@ stacks() { # NAME: where each of its processes is. py-spy leaves them running; e
       sleep 0.5
     fi
   done
+  [ -n "$spy" ] || xargs -r kill -CONT <<<"$pids" 2>/dev/null # a shell ends once it runs
 }
 
 step() { # NAME COMMAND...: what it prints goes to NAME.txt as well

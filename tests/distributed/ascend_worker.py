@@ -118,7 +118,7 @@ def main() -> None:
         run_rank(*arguments)
         return
     assert isinstance(profile.mesh, MeshConfig)
-    fork_ranks(run_rank, profile.mesh.num_processes, *arguments)
+    fork_ranks(run_rank, profile.mesh.num_processes, arguments)
 
 
 if __name__ == "__main__":

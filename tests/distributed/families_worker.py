@@ -30,8 +30,8 @@ def run_rank(mesh: MeshConfig, name: str, output: Path) -> None:
 def main() -> None:
     """tests/distributed/families_worker.py TP FOLDER TRACE..."""
     mesh = MeshConfig(data_parallel_size=1, branch_parallel_size=1, tensor_parallel_size=int(sys.argv[1]))
-    for number, name in enumerate(sys.argv[3:]):
-        fork_ranks(run_rank, mesh.num_processes, mesh, name, Path(sys.argv[2]) / f"{number}.json")
+    calls = [(mesh, name, Path(sys.argv[2]) / f"{number}.json") for number, name in enumerate(sys.argv[3:])]
+    fork_ranks(run_rank, mesh.num_processes, *calls)
 
 
 if __name__ == "__main__":

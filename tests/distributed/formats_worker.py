@@ -60,7 +60,7 @@ def run_rank(mesh: MeshConfig, engine: str, output: Path) -> None:
 def main() -> None:
     bp, tp = map(int, sys.argv[1:3])
     mesh = MeshConfig(branch_parallel_size=bp, tensor_parallel_size=tp)
-    fork_ranks(run_rank, mesh.num_processes, mesh, sys.argv[4], Path(sys.argv[3]))
+    fork_ranks(run_rank, mesh.num_processes, (mesh, sys.argv[4], Path(sys.argv[3])))
 
 
 if __name__ == "__main__":

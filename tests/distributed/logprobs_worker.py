@@ -73,8 +73,8 @@ def run_rank(mesh: MeshConfig, engine_name: str, name: str, output: Path) -> Non
 def main() -> None:
     bp, tp, output, engine, *names = sys.argv[1:]
     mesh = MeshConfig(branch_parallel_size=int(bp), tensor_parallel_size=int(tp))
-    for name in names:
-        fork_ranks(run_rank, mesh.num_processes, mesh, engine, name, Path(output) / f"{name}.json")
+    calls = [(mesh, engine, name, Path(output) / f"{name}.json") for name in names]
+    fork_ranks(run_rank, mesh.num_processes, *calls)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,23 @@ from torch import multiprocessing
 from tests.ports import free_port
 
 
-def fork_ranks(run: Callable[..., None], num_ranks: int, *arguments: Any) -> None:
-    """Call `run(*arguments)` in `num_ranks` processes with the environment that torchrun would give them."""
+def fork_ranks(run: Callable[..., None], num_ranks: int, *calls: tuple[Any, ...]) -> None:
+    """Call `run(*call)` for one call after another in `num_ranks` processes with the environment that torchrun would
+    give them, on a port of its own for each call."""
     size = str(num_ranks)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
-    multiprocessing.start_processes(_rank, args=(run, *arguments), nprocs=num_ranks, start_method="fork")
+    os.environ.update(MASTER_ADDR="127.0.0.1", WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    ports: dict[int, None] = {}
+    while len(ports) < len(calls):
+        ports[free_port()] = None
+    multiprocessing.start_processes(
+        _rank, args=(run, [*zip(ports, calls, strict=True)]), nprocs=num_ranks, start_method="fork"
+    )
 
 
-def _rank(local_rank: int, run: Callable[..., None], *arguments: Any) -> None:
+def _rank(local_rank: int, run: Callable[..., None], calls: list[tuple[int, tuple[Any, ...]]]) -> None:
     os.environ.update(RANK=str(local_rank), LOCAL_RANK=str(local_rank))
-    run(*arguments)
+    for port, call in calls:
+        os.environ["MASTER_PORT"] = str(port)
+        run(*call)
     sys.stdout.flush()
     os._exit(0)  # simulated communicators have nobody to say goodbye to

@@ -110,9 +110,8 @@ def main() -> None:
     for dp, bp, tp in json.loads(sys.argv[1]):
         mesh = MeshConfig(data_parallel_size=dp, branch_parallel_size=bp, tensor_parallel_size=tp)
         output = Path(sys.argv[2]) / f"dp{dp}-bp{bp}-tp{tp}"
-        for name in sys.argv[3:]:
-            for num_slots in NUM_SLOTS:
-                fork_ranks(run_rank, mesh.num_processes, mesh, name, num_slots, output)
+        calls = [(mesh, name, num_slots, output) for name in sys.argv[3:] for num_slots in NUM_SLOTS]
+        fork_ranks(run_rank, mesh.num_processes, *calls)
 
 
 if __name__ == "__main__":

@@ -96,8 +96,7 @@ def main() -> None:
     dp, bp, tp = map(int, sys.argv[1:4])
     mesh = MeshConfig(data_parallel_size=dp, branch_parallel_size=bp, tensor_parallel_size=tp)
     output, engine = Path(sys.argv[4]), sys.argv[5]
-    for name in sys.argv[6:]:
-        fork_ranks(run_rank, mesh.num_processes, mesh, engine, name, output)
+    fork_ranks(run_rank, mesh.num_processes, *((mesh, engine, name, output) for name in sys.argv[6:]))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def run_rank(name: str, mesh: MeshConfig, models: list[str], output: Path) -> No
 def main() -> None:
     name, bp, tp, output, *models = sys.argv[1:]
     mesh = MeshConfig(branch_parallel_size=int(bp), tensor_parallel_size=int(tp))
-    fork_ranks(run_rank, mesh.num_processes, name, mesh, models, Path(output))
+    fork_ranks(run_rank, mesh.num_processes, (name, mesh, models, Path(output)))
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def run_rank(mesh: MeshConfig, output: Path) -> None:
 def main() -> None:
     dp, bp, tp = map(int, sys.argv[1:4])
     mesh = MeshConfig(data_parallel_size=dp, branch_parallel_size=bp, tensor_parallel_size=tp)
-    fork_ranks(run_rank, mesh.num_processes, mesh, Path(sys.argv[4]))
+    fork_ranks(run_rank, mesh.num_processes, (mesh, Path(sys.argv[4])))
 
 
 if __name__ == "__main__":

@@ -18,11 +18,10 @@ from tests.engine.serving.served import ROOT
 from tests.soak.asks import COMPLETIONS, Ask, send
 from tests.soak.batches import ends_of
 from tests.soak.machine import Clock, SmallDisk
+from tests.soaking import soaking
 
 _DONE = b"data: [DONE]\n\n"
 _ERROR = b'data: {"error": {"message": "replica 1 has ended"}}\n\n'
-
-soaking = pytest.mark.skipif(not os.environ.get("LOPA_SOAK"), reason="takes minutes: set LOPA_SOAK=1")
 
 
 def event(text: str, reason: str | None = None) -> bytes:

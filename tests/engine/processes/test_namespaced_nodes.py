@@ -11,6 +11,7 @@ import pytest
 from tests.engine.batch.conftest import model  # noqa: F401  a fixture
 from tests.engine.batch.test_run_batch import finish, start, texts, wait_for_lines, write_files
 from tests.engine.processes.namespaces import INTERFACE, Node, nodes
+from tests.soaking import soaking
 
 DP, BP, TP = "data_parallel_size", "branch_parallel_size", "tensor_parallel_size"
 TOLD_S = 30.0
@@ -46,7 +47,7 @@ def test_two_nodes_give_the_tokens_of_one(axis: str, tmp_path: Path, model: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axis", [TP, BP, DP])
+@pytest.mark.parametrize("axis", [TP, *(pytest.param(axis, marks=soaking) for axis in (BP, DP))])
 def test_a_node_that_is_cut_off_is_named_and_a_restart_goes_on(axis: str, tmp_path: Path, model: Path) -> None:  # noqa: F811
     write_files(tmp_path, model, num_requests=4000, mesh={axis: 2})
     with nodes(2) as both:

@@ -18,6 +18,7 @@ from common.generate import build_generator
 from tests.engine.serving.served import QUESTION, Served
 from tests.engine.serving.test_replicas import pid_of, wait_for_all
 from tests.other_weights import DEMO, write_other
+from tests.soaking import soaking
 
 PROMPTS = [QUESTION.format(number) + "\n" for number in range(10, 14)]
 LENGTH = 64
@@ -96,7 +97,7 @@ class Load:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [20])
+@pytest.mark.parametrize("count", [6, pytest.param(20, marks=soaking)])
 def test_weights_are_replaced_under_load(
     count: int, served: Served, folders: list[Path], fresh: dict[str, dict[str, str]]
 ) -> None:

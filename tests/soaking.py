@@ -1,0 +1,9 @@
+"""Tests that repeat for minutes what a shorter one has shown: with LOPA_SOAK=1 only."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+soaking = pytest.mark.skipif(not os.environ.get("LOPA_SOAK"), reason="takes minutes: set LOPA_SOAK=1")
