@@ -25,6 +25,7 @@ class Strategy(Settings):
     name: str
 
     is_from_zero: ClassVar[bool] = False  # blocks are counted from position 0, and attention is block-causal
+    sees_whole_canvas: ClassVar[bool] = False  # also what stands after the blocks that are filled
     num_best: ClassVar[int] = 0  # of the most probable tokens of a position, that the rule looks at beside the best one
 
     @property
@@ -75,6 +76,7 @@ class D2F(Strategy):
 class MultiBlock(Strategy):
     """d3LLM: a pipeline of blocks over a whole canvas."""
 
+    sees_whole_canvas: ClassVar[bool] = True
     name: Literal["multi_block"] = "multi_block"
     cache_delay: int = Field(
         default=0,
@@ -87,6 +89,7 @@ class MultiBlock(Strategy):
 class FastDllm(Strategy):
     """Fast-dLLM, and LLaDA as published: one block after another of a whole canvas."""
 
+    sees_whole_canvas: ClassVar[bool] = True
     name: Literal["fast_dllm"] = "fast_dllm"
     cache: Literal["prefix", "dual", "none"] = Field(
         default="prefix",
@@ -126,6 +129,7 @@ class FastDllm(Strategy):
 class Vanilla(Strategy):
     """The whole canvas as one block, nothing cached."""
 
+    sees_whole_canvas: ClassVar[bool] = True
     name: Literal["vanilla"] = "vanilla"
 
 

@@ -54,6 +54,7 @@ class Automaton:
     automata have equal ones.
 
     end, end_class: the state after an end token, and the end tokens' class; NEVER where only texts are accepted.
+    may_end: an end token may stand after a text; else canvases are full.
     """
 
     class_V: Int32
@@ -63,6 +64,7 @@ class Automaton:
     key: str
     end: int = NEVER
     end_class: int = NEVER
+    may_end: bool = True
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in self.__dataclass_fields__}  # not what is worked out of them
@@ -116,7 +118,7 @@ class Automaton:
         next_QC = np.full((num_states + 1, num_classes + 1), NEVER, np.int32)
         next_QC[:-1, :-1] = self.next_QC
         next_QC[:, np.bincount(class_V, minlength=num_classes + 1) == 0] = NEVER
-        next_QC[np.append(self.is_final_Q, True), num_classes] = num_states
+        next_QC[np.append(self.is_final_Q & self.may_end, True), num_classes] = num_states
         key = f"{self.key}/{sorted(end_ids)}"
         return Automaton(class_V, next_QC, np.append(self.is_final_Q, True), self.start, key, num_states, num_classes)
 

@@ -51,7 +51,7 @@ from common.decoding.plan import (
 )
 from common.decoding.ranks import PredictionOrder, assign_rows, rows_by_rank
 from common.decoding.relay import Command, Hold, Relay
-from common.decoding.request import Completion, GenerationRequest, Rejection, RequestOutput, TokenLogprob
+from common.decoding.request import HOLE, Completion, GenerationRequest, Rejection, RequestOutput, TokenLogprob
 from common.decoding.scheduling import (
     DREAM,
     Branch,
@@ -70,6 +70,7 @@ from common.decoding.wrapped import WrappedEngine
 __all__ = [
     "DREAM",
     "FIRST_VERSION",
+    "HOLE",
     "NUM_UPLOADED_FIELDS",
     "TAGS",
     "Bool",

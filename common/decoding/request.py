@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from common.config import DecodeConfig
 from common.constraints import Automaton
 
+HOLE = -1  # in the place of a token: a mask
 FinishReason = Literal["eos", "stop", "length", "max_steps", "abort"]
 
 
@@ -33,7 +34,8 @@ class GenerationRequest:
     decode, seed: the request's own; None: the run's. noise_name: keys the random numbers in the id's place. max_tokens:
     the answer is cut there, whatever its canvas holds. num_logprobs: each token's log probability is wanted, and those
     of so many alternatives; None: none is. automaton: of the texts that the answer may be; None: any. cache_salt: KV
-    of prompts is shared with requests of the same one alone.
+    of prompts is shared with requests of the same one alone. canvas: what stands after the prompt from the first pass
+    on, HOLE for masks, and after it end tokens; None: masks.
     """
 
     id: str
@@ -45,6 +47,7 @@ class GenerationRequest:
     num_logprobs: int | None = None
     automaton: Automaton | None = None
     cache_salt: str | None = None
+    canvas: tuple[int, ...] | None = None
 
 
 class RequestQueue:

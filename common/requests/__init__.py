@@ -4,12 +4,22 @@ from common.requests.maker import RequestMaker
 from common.requests.prompts import LONG, Offered, PromptMaker
 from common.requests.refusal import RequestError, first_error, path_of, refusal
 from common.requests.tools import forced_call, why_no_choice, why_no_tools
-from common.requests.wishes import FIRST_ERROR, AnswerFields, MaxTokens, PaceFields, Seed, TokenId, Wishes
+from common.requests.wishes import (
+    FIRST_ERROR,
+    AnswerFields,
+    CanvasFields,
+    MaxTokens,
+    PaceFields,
+    Seed,
+    TokenId,
+    Wishes,
+)
 
 __all__ = [
     "FIRST_ERROR",
     "LONG",
     "AnswerFields",
+    "CanvasFields",
     "MaxTokens",
     "Offered",
     "PaceFields",

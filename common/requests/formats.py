@@ -35,6 +35,7 @@ class Formats:
         """Return the settings that an answer of this format is decoded by, and its automaton. Raises RequestError for
         what a format does not go together with, and for a canvas that no text of the format fits into."""
         _check(wishes, decode)
+        check_decode(decode, "a format")
         automaton = self.compiled(wishes)
         most = min(decode.max_new_tokens, wishes.max_tokens or decode.max_new_tokens)
         if automaton.shortest > most:
@@ -55,17 +56,20 @@ def _check(wishes: Wishes, decode: DecodeConfig) -> None:
     for name in ("top_p", "top_k"):
         if decode.temperature > 0 and wishes.settings.get(name) not in (None, 1.0, 0, -1):
             raise RequestError(name, "an answer that is held to a format is drawn from all that this allows: remove it")
-    strategy, why = decode.strategy, "leave the format out, or"
+
+
+def check_decode(decode: DecodeConfig, what: str) -> None:
+    """Raise RequestError for settings by which tokens cannot be kept out of an answer. what: keeps them out: "a
+    format"."""
+    strategy, why = decode.strategy, f"leave the {what.split()[1]} out, or"
     if getattr(strategy, "edit_threshold", None) is not None:
-        raise RequestError(
-            None, f"a format cannot be kept while filled tokens are edited: {why} set edit_threshold null"
-        )
+        raise RequestError(None, f"{what} cannot be kept while filled tokens are edited: {why} set edit_threshold null")
     if strategy.num_best:
-        raise RequestError(None, f"a format cannot be kept by {strategy.name}, which moves tokens: leave it out")
+        raise RequestError(None, f"{what} cannot be kept by {strategy.name}, which moves tokens: leave it out")
     if strategy.guidance or strategy.penalty:
-        raise RequestError(None, f"a format is not kept under cfg_scale and penalty_lambda: {why} set these to 0")
+        raise RequestError(None, f"{what} is not kept under cfg_scale and penalty_lambda: {why} set these to 0")
     if decode.mask_probability == "counted":
-        raise RequestError(None, f"a format is not kept with mask_probability counted: {why} set it to excluded")
+        raise RequestError(None, f"{what} is not kept with mask_probability counted: {why} set it to excluded")
     if decode.sampling_strategy not in _CONFIDENCES:
         named = " and ".join(_CONFIDENCES)
-        raise RequestError(None, f"a format is kept with sampling_strategy {named} only: {why} set one of these")
+        raise RequestError(None, f"{what} is kept with sampling_strategy {named} only: {why} set one of these")

@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 
 from common.config import DecodeConfig
 from common.decoding import GenerationRequest, Room
+from common.requests.canvases import canvas_of, held
 from common.requests.formats import Formats
 from common.requests.prompts import PromptMaker
 from common.requests.refusal import RequestError
@@ -54,16 +55,27 @@ class RequestMaker:
         self, id: str, prompt: tuple[int, ...], wishes: Wishes, noise_name: str | None = None
     ) -> GenerationRequest:
         """Make the request. Raises RequestError, and ConfigError for settings that the model cannot have."""
-        decode = self.decode(wishes)
-        if wishes.max_tokens is not None:
-            self._require_room(len(prompt), decode, wishes.max_tokens, wishes.settings.get("block_size", 0))
+        canvas, field, asked = None, None, wishes
+        if wishes.canvas_field is not None:
+            field = wishes.canvas_field
+            canvas = canvas_of(wishes, self._piece, self.base.max_new_tokens, self.max_model_len)
+            asked = wishes._replace(max_tokens=len(canvas.token_ids))
+        decode = self.decode(asked)
+        if asked.max_tokens is not None:
+            self._require_room(len(prompt), decode, asked.max_tokens, wishes.settings.get("block_size", 0), field)
         automaton = None
-        if wishes.format is not None:
+        if canvas is not None:
+            decode, automaton = held(wishes, decode, self.prompts.vocab_size)
+        elif wishes.format is not None:
             decode, automaton = self.formats.held(wishes, decode)
         own = decode if decode is not self.base or self._names_base else None
         return GenerationRequest(
-            id, prompt, own, wishes.seed, noise_name, wishes.max_tokens, None, automaton, wishes.cache_salt
-        )
+            id, prompt, own, wishes.seed, noise_name, wishes.max_tokens if canvas is None else canvas.num_shown, None,
+            automaton, wishes.cache_salt, None if canvas is None else canvas.token_ids,
+        )  # fmt: skip
+
+    def _piece(self, text: str, field: str) -> tuple[int, ...]:
+        return self.prompts.of_text(text, with_bos=False, field=field) if text else ()
 
     @cached_property
     def formats(self) -> Formats:
@@ -87,16 +99,19 @@ class RequestMaker:
         end = begin + (self.max_model_len - begin) // size * size
         return max(1, min(self.base.max_new_tokens, end - num_prompt_tokens))
 
-    def _require_room(self, num_prompt_tokens: int, decode: DecodeConfig, max_tokens: int, own_size: int) -> None:
+    def _require_room(
+        self, num_prompt_tokens: int, decode: DecodeConfig, max_tokens: int, own_size: int, canvas_field: str | None
+    ) -> None:
         num_positions = Room(num_prompt_tokens, decode).num_positions
         if num_positions <= self.max_model_len:
             return
-        what, field = f"{max_tokens} tokens after a prompt of {num_prompt_tokens}", "max_tokens"
+        what, field = f"{max_tokens} tokens after a prompt of {num_prompt_tokens}", canvas_field or "max_tokens"
         if num_positions > num_prompt_tokens + max_tokens:
             what += f", in whole blocks up to {num_positions - num_prompt_tokens},"
-            if max_tokens <= own_size:  # one block, however few tokens
+            if max_tokens <= own_size and canvas_field is None:  # one block, however few tokens
                 field = "block_size"
         raise RequestError(
             field,
-            f"{what} are more than the model's context of {self.max_model_len} tokens: shorten the prompt, or lower it",
+            f"{what} are more than the model's context of {self.max_model_len} tokens: shorten the prompt, or "
+            f"{'lower' if canvas_field is None else 'shorten'} it",
         )

@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictFloat, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from common.config import (
     MOST_STOP_TOKENS,
@@ -43,7 +52,8 @@ class AnswerFields(BaseModel):
 
     max_tokens: the answer is cut there, and its canvas has as many whole blocks as that takes. stop: beside the run's.
     top_k: 0 and -1 are none. ignore_eos: no token ends the answer. response_format, structured_outputs: what the answer
-    is held to (`common.constraints.formats`). cache_salt: as in `GenerationRequest`.
+    is held to (`common.constraints.formats`). suffix: a text that stands after the answer. cache_salt: as in
+    `GenerationRequest`.
     """
 
     max_tokens: MaxTokens | None = None
@@ -56,6 +66,7 @@ class AnswerFields(BaseModel):
     skip_special_tokens: StrictBool | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
+    suffix: Annotated[str, Field(strict=True)] | None = None
     cache_salt: Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None = None
 
 
@@ -69,7 +80,27 @@ class PaceFields(BaseModel):
     skip_threshold: StrictFloat | None = None
 
 
-class _AllFields(AnswerFields, PaceFields):
+def _piece(value: Any) -> str | int:
+    """Take a text, or a hole for its number of tokens."""
+    if isinstance(value, str):
+        return value
+    count = value["mask"] if isinstance(value, dict) and value.keys() == {"mask"} else None
+    if type(count) is not int or not 1 <= count < 2**31:
+        raise ValueError(f"write a text, or {{'mask': 8}} for a hole of 8 tokens (given {given_value(value)})")
+    return count
+
+
+_PIECES = {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"mask": {"type": "integer", "minimum": 1}}}]}
+_Piece = Annotated[Any, BeforeValidator(_piece), WithJsonSchema(_PIECES)]
+
+
+class CanvasFields(BaseModel):
+    """canvas: the whole answer, texts and holes in turn, in the place of a length."""
+
+    canvas: Annotated[list[_Piece], Field(min_length=1, fail_fast=True)] | None = None
+
+
+class _AllFields(AnswerFields, PaceFields, CanvasFields):
     model_config = ConfigDict(extra="allow", protected_namespaces=(), allow_inf_nan=False)
 
 
@@ -81,7 +112,8 @@ class Wishes(NamedTuple):
     """What one request wants in the place of the run's settings; what it does not name is the run's.
 
     settings: of `decode`; stop strings and stop tokens come beside the run's. seed: None: the run's. format: what the
-    answer is held to.
+    answer is held to. suffix: a text that stands after the answer. canvas: texts and lengths of holes that the answer
+    consists of.
     """
 
     settings: Mapping[str, Any] = MappingProxyType({})
@@ -91,6 +123,8 @@ class Wishes(NamedTuple):
     format: Format | None = None
     format_field: str = "response_format"  # that said so
     cache_salt: str | None = None
+    suffix: str | None = None
+    canvas: tuple[str | int, ...] | None = None
 
     @classmethod
     def read(cls, given: Mapping[str, Any], seed: object = None) -> Wishes:
@@ -106,12 +140,13 @@ class Wishes(NamedTuple):
             own_seed = None if seed is None else _SeedField.model_validate({"seed": seed}).seed
         except ValidationError as error:
             raise refusal(error.errors(include_url=False), DecodeConfig) from None
-        return cls.of(read, read, own_seed, read.model_extra or {})
+        return cls.of(read, read, read, own_seed, read.model_extra or {})
 
     @classmethod
     def of(
-        cls, answer: AnswerFields, pace: PaceFields, seed: int | None = None, more: Mapping[str, Any] | None = None
-    ) -> Wishes:
+        cls, answer: AnswerFields, pace: PaceFields, canvas: CanvasFields, seed: int | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> Wishes:  # fmt: skip
         """Take fields that have been checked. more: other settings of `decode`, which are checked with the run's."""
         settings: dict[str, Any] = dict(more or {})
         for fields, names in ((answer, _OF_ANSWERS), (pace, _OF_PACE)):
@@ -120,7 +155,16 @@ class Wishes(NamedTuple):
         for name, own in (("stop", stop), ("stop_token_ids", tuple(answer.stop_token_ids))):
             if own:
                 settings[name] = own
-        return cls(settings, answer.max_tokens, answer.ignore_eos, seed, *_format(answer), answer.cache_salt)
+        pieces = None if canvas.canvas is None else tuple(canvas.canvas)
+        return cls(
+            settings, answer.max_tokens, answer.ignore_eos, seed, *_format(answer), answer.cache_salt,
+            answer.suffix or None, pieces,
+        )  # fmt: skip
+
+    @property
+    def canvas_field(self) -> str | None:
+        """The field that says what stands in the answer or after it; None: nothing does."""
+        return "suffix" if self.suffix is not None else "canvas" if self.canvas is not None else None
 
     def merged(self, base: DecodeConfig) -> DecodeConfig:
         """Return the run's settings with these in their place. Raises RequestError."""
@@ -190,6 +234,7 @@ _READ_APART = {
     "ignore_eos",
     "response_format",
     "structured_outputs",
+    "suffix",
     "cache_salt",
 }  # by `Wishes.of` and `Wishes.merged`
 _OF_ANSWERS = tuple(name for name in AnswerFields.model_fields if name not in _READ_APART)

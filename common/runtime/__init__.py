@@ -4,6 +4,7 @@ memory, collectives, waiting with a deadline, times, floors; and the model, load
 Engine packages subclass `engine.DeviceEngine` over their kernels and their KV memory.
 """
 
+from common.runtime.classes import Tiles, class_statistics
 from common.runtime.collectives import Collectives
 from common.runtime.engine import DeviceEngine
 from common.runtime.facts import facts_of
@@ -38,11 +39,13 @@ __all__ = [
     "PrefixCache",
     "ReadBuffers",
     "ReadsKey",
+    "Tiles",
     "Upload",
     "allocating_kv",
     "check_decode",
     "check_settings",
     "check_strategy",
+    "class_statistics",
     "explained",
     "facts_of",
     "linear_schemes",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from common.decoding import ClassField, Sampling
 from common.model import UNIFORM_SCALE, SamplingRows, column_keys
-from common.runtime.classes import Tiles
+from common.runtime import Tiles
 from lopa_cuda.kernels.head_statistics import NEVER
 from lopa_cuda.kernels.launch import overlap, release_successor, start_after_predecessor
 

@@ -18,8 +18,7 @@ from common.checkpoint import ModelConfig
 from common.config import NUM_CANDIDATES
 from common.decoding import Sampling
 from common.model import Activation, Gather, MoE, QKNorm, RMSNorm, SamplingRows, cut_edge, merge_sampled
-from common.runtime import Collectives
-from common.runtime.classes import Tiles
+from common.runtime import Collectives, Tiles
 from lopa_cuda import kernels
 from lopa_cuda.ops.plain import rotary_of
 from lopa_cuda.parallel.exchange import build_exchange

@@ -34,8 +34,7 @@ from common.model import (
     shard_statistics,
     swiglu,
 )
-from common.runtime import Collectives, pages_for
-from common.runtime.classes import Tiles, class_statistics
+from common.runtime import Collectives, Tiles, class_statistics, pages_for
 from lopa_cuda.steps import PAGE_SIZE, DeviceStep, PagedKVCache, Run, StagedSlice, Tiling
 
 

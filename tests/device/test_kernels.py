@@ -29,8 +29,7 @@ from common.model import (
     shard_statistics,
     swiglu,
 )
-from common.runtime import pages_for
-from common.runtime.classes import Tiles, class_statistics
+from common.runtime import Tiles, class_statistics, pages_for
 from lopa_cuda.ops.plain import visible_keys
 from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Tiling, write_tiles
 from lopa_cuda.tiles import LinearConfig, find_config, load_tiles, only_tiles, this_device

@@ -9,7 +9,7 @@ import numpy as np
 from common.decoding.changes import with_changes
 from common.decoding.engine import Room
 from common.decoding.plan import CommitSpan, Float, Int, Predictions, Sampling, Score, StepPlan
-from common.decoding.request import Completion, FinishReason, TokenLogprob
+from common.decoding.request import HOLE, Completion, FinishReason, TokenLogprob
 from common.decoding.scheduling import by_request
 from common.decoding.scheduling.advancing import IS_DONE, IS_OUT_OF_STEPS, advance
 from common.decoding.scheduling.drafts import hold
@@ -95,6 +95,11 @@ class Requests:
         token_P, is_masked_P = positions_of(tables, slot)
         token_P[:length], token_P[length:] = decoding.request.prompt, self._mask_token_id
         is_masked_P[:length], is_masked_P[length:] = False, True
+        if decoding.request.canvas is not None:
+            own_C = np.array(decoding.request.canvas)
+            token_P[length:], is_masked_P[length:] = ends[0], False
+            token_P[length : length + len(own_C)] = np.where(own_C == HOLE, self._mask_token_id, own_C)
+            is_masked_P[length : length + len(own_C)] = own_C == HOLE
         first = int(state["first_position"])
         tables.origin_P[first : first + num_positions] = np.zeros((), ORIGIN)
         request = decoding.request

@@ -18,7 +18,7 @@ from common.config import DecodeConfig, Pace, is_paced, ways_of
 from common.constraints import Automaton
 from common.decoding.engine import Capacity, PassCosts, Prefixes, PrefixRoot, Room
 from common.decoding.plan import Int, Predictions, Sampling, StepPlan
-from common.decoding.request import Completion, GenerationRequest, Rejection, TokenLogprob
+from common.decoding.request import HOLE, Completion, GenerationRequest, Rejection, TokenLogprob
 from common.decoding.scheduling.held import Held
 from common.decoding.scheduling.logprobs import Tell
 from common.decoding.scheduling.pacing import Pacer
@@ -194,6 +194,8 @@ class Scheduler:
         rules = self._rules_of(request)
         if not rules.end_token_ids:
             return "an answer that is held to a format ends with an end token, and none is known: set eos_token_id"
+        if request.canvas is not None and (reason := _why_no_canvas(request, request.canvas, rules)) is not None:
+            return reason
         if number_of("spawn_rules", rules.decode.spawn_rule, "tokens") > 1:
             return "spawn_rule tries several tokens of a mask, which a format does not judge: leave one of them out"
         if parsed(rules.decode.branch_score)[0] == "exact":
@@ -326,3 +328,14 @@ def noise_key(seed: int, name: str) -> int:
     """Return a signed 64-bit key of (seed, request's name), the same on every rank and in every run."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
+
+
+def _why_no_canvas(request: GenerationRequest, canvas: tuple[int, ...], rules: Rules) -> str | None:
+    if len(canvas) > rules.decode.max_new_tokens:
+        return f"canvas: its {len(canvas)} tokens are more than max_new_tokens {rules.decode.max_new_tokens}: raise it"
+    ends = rules.end_token_ids.intersection(canvas)
+    if ends:
+        return f"canvas: it holds {min(ends)}, which ends a text: leave it out"
+    if request.num_logprobs is not None and any(token != HOLE for token in canvas[: request.max_tokens]):
+        return "logprobs: tokens of a canvas that are given were not predicted: leave one of them out"
+    return None

@@ -23,6 +23,7 @@ from pydantic import (
 from common.requests import (
     FIRST_ERROR,
     AnswerFields,
+    CanvasFields,
     MaxTokens,
     Offered,
     PaceFields,
@@ -87,7 +88,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "bad_words": (([],), f"{_LOGITS}:"),
     "allowed_token_ids": (([],), f"{_LOGITS}:"),
     "logits_processors": (([],), f"{_LOGITS}:"),
-    "suffix": (("",), "a text that follows the answer is not given to the model: write it into the prompt, and"),
     "echo": ((False,), _ROUTE),
     "structural_tag": (("",), _NEW_NAME),
     "tools": (([],), _NO_TOOLS),
@@ -148,7 +148,7 @@ class StreamOptions(Fields):
     continuous_usage_stats: StrictBool = False
 
 
-class Diffusion(PaceFields, Fields):
+class Diffusion(PaceFields, CanvasFields, Fields):
     """Settings of `decode` that a request may have of its own, and how its stream is cut.
 
     stream_mode: send what is final after each pass (`prefix`), or whole blocks (`block`). stats: add counts of passes
@@ -203,7 +203,7 @@ class Sampling(AnswerFields, Fields):
     @property
     def wishes(self) -> Wishes:
         """What the answer is to be, in the terms of every door."""
-        wishes = Wishes.of(self, self.diffusion, self.seed)
+        wishes = Wishes.of(self, self.diffusion, self.diffusion, self.seed)
         return wishes._replace(max_tokens=self.max_completion_tokens or self.max_tokens)
 
 
@@ -279,6 +279,14 @@ class ChatFields(Sampling):
     def _asks_for_logprobs_first(self) -> ChatFields:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: only with logprobs true; set that too")
+        return self
+
+    @model_validator(mode="after")
+    def _has_no_suffix(self) -> ChatFields:
+        if self.suffix:
+            raise ValueError(
+                "suffix: a chat's answer is a whole message; send a prompt to /v1/completions, or remove it"
+            )
         return self
 
     @model_validator(mode="after")

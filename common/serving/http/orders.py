@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from common.config import DecodeConfig, RunConfig
-from common.decoding import GenerationRequest, Room
+from common.decoding import HOLE, GenerationRequest, Room
 from common.errors import ConfigError
 from common.requests import PaceFields, RequestError, RequestMaker, Wishes
 from common.serving.http.errors import ApiError
@@ -35,6 +35,13 @@ class Order:
         return len(self.request.prompt)
 
     @property
+    def num_given(self) -> int:
+        """Tokens of the answer that the request has brought."""
+        request = self.request
+        shown = () if request.canvas is None else request.canvas[: request.max_tokens]
+        return len(shown) - shown.count(HOLE)
+
+    @property
     def room(self) -> Room:
         return Room(self.num_prompt_tokens, self.decode)
 
@@ -50,6 +57,11 @@ class Orders:
     def num_prompt_tokens(self) -> int:
         """Prompt tokens, of each prompt once, however many answers it gets."""
         return sum({order.prompt_index: order.num_prompt_tokens for order in self.orders}.values())
+
+    @property
+    def num_given(self) -> int:
+        """Tokens of the answers that the requests have brought."""
+        return sum(order.num_given for order in self.orders)
 
 
 class OrderBook:
@@ -139,7 +151,7 @@ class OrderBook:
     def _wishes(self, fields: Sampling, num_prompt_tokens: int) -> Wishes:
         """Return the wishes with a length, also where the client names none."""
         wishes = fields.wishes
-        if wishes.max_tokens is not None:
+        if wishes.max_tokens is not None or wishes.canvas is not None:
             return wishes
         if isinstance(fields, (ChatFields, GenerateFields)):
             return wishes._replace(max_tokens=self._maker.most_tokens(num_prompt_tokens, fields.diffusion.block_size))
@@ -157,7 +169,7 @@ class OrderBook:
 def _refused(error: RequestError, fields: Sampling) -> ApiError:
     """Return the answer that names the field as the client has written it."""
     param = error.field
-    if param in PaceFields.model_fields:
+    if param in PaceFields.model_fields or param == "canvas":
         param = f"diffusion.{param}"
     elif param == "max_tokens":
         param = fields.length_name

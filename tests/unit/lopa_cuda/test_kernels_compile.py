@@ -40,7 +40,9 @@ FLOATS = ("bias_ptr", "log_sum_ptr", "pair_weight_ptr", "part_ptr", "rotary_ptr"
 )  # fmt: skip
 EXPERT_8 = {"DEPTH": 2048, "CHOSEN": 8, "BLOCK_C": 64, "BLOCK_K": 64, "STAGES": 4, "ACC": tl.int32}
 EXPERT = {**EXPERT_8, "ACC": tl.float32, "x_scale_ptr": None, "weight_scale_ptr": None}
-ROUTE = {"CHOSEN": 8, "CHOSEN_BLOCK": 8, "IS_NORMALISED": True}
+ROUTE = {
+    "CHOSEN": 8, "CHOSEN_BLOCK": 8, "IS_NORMALISED": True, "CAPACITY": 48, "ROUTING_BLOCK": 32, "ROWS": 8,
+}  # fmt: skip
 ROPE = {
     "PARTS": 0, "IS_BIAS_INT": False, "HEAD_SIZE": 128, "HEADS": 16, "weight_scale_ptr": None, "x_scale_ptr": None,
     "bias_ptr": None,

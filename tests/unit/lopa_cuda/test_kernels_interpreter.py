@@ -33,8 +33,7 @@ from common.model import (
     shard_statistics,
     swiglu,
 )
-from common.runtime import pages_for
-from common.runtime.classes import Tiles, class_statistics
+from common.runtime import Tiles, class_statistics, pages_for
 from lopa_cuda.ops.plain import visible_keys
 from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Share, Tiling, cut, deal, write_tiles
 from lopa_cuda.tiles import LinearConfig

@@ -19,7 +19,7 @@ from common.decoding import Completion, GenerationRequest
 from common.errors import ConfigError
 from common.generate import Generator
 from common.requests import PromptMaker, RequestMaker, Wishes
-from common.requests.wishes import AnswerFields, PaceFields
+from common.requests.wishes import AnswerFields, CanvasFields, PaceFields
 from common.serving.http.errors import ApiError
 from common.serving.http.explain import explained
 from common.serving.http.fields import CompletionFields
@@ -144,8 +144,10 @@ def test_every_field_of_an_answer_and_its_pace_is_a_wish() -> None:
         "skip_special_tokens": False,
         "seed": 1,
         "cache_salt": "a",
+        "suffix": "a",
+        "canvas": [{"mask": 1}],
         "response_format": {"type": "json_object"},
         "structured_outputs": {"choice": ["a"]},
     }
-    for name in (*AnswerFields.model_fields, *PaceFields.model_fields):
+    for name in (*AnswerFields.model_fields, *PaceFields.model_fields, *CanvasFields.model_fields):
         assert Wishes.read({name: values.get(name, 1)}) != Wishes(), name

@@ -268,7 +268,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "min_p": (0.1, "top_p and top_k"), "min_tokens": (5, "set ignore_eos"), "best_of": (3, "set n"),
     "top_logprobs": (3, "as logprobs"), "prompt_logprobs": (1, "given, not predicted"),
     "logit_bias": ({"5": 1}, "logits"), "bad_words": (["a"], "logits"), "allowed_token_ids": ([1], "logits"),
-    "suffix": ("a", "into the prompt"),
     "guided_json": ({}, "structured_outputs"), "guided_whitespace_pattern": ("a", "structured_outputs"),
     "tools": ([{}], "takes tools"),
     "tool_choice": ("required", "takes tools"), "functions": ([{}], "takes tools"),

@@ -44,7 +44,7 @@ def begin(request: Request, num_cached: int) -> None:
 @compiled
 def _add(request: Request, start: int, is_activated: bool) -> None:
     end = start + request.settings.block_size
-    add_block(request, start, end, end - max(start, request.state.prompt_length), ACTIVE, is_activated)
+    add_block(request, start, end, ACTIVE, is_activated)
 
 
 @compiled

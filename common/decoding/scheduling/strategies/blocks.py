@@ -10,10 +10,10 @@ from common.decoding.scheduling.tables import ACTIVE, IN_CACHE, NOWHERE, TO_CACH
 
 
 @compiled
-def add_block(request: Request, start: int, end: int, num_masked: int, status: int, is_activated: bool) -> None:
+def add_block(request: Request, start: int, end: int, status: int, is_activated: bool) -> None:
     """Append a block. is_activated: it has to fill at least one position a step."""
     block = request.block_B[request.state.num_blocks]
-    block.start, block.end, block.num_masked = start, end, num_masked
+    block.start, block.end, block.num_masked = start, end, count_masks(request, start, end)
     block.status, block.is_activated = status, is_activated
     block.num_steps, block.num_edit_steps, block.num_waits = 0, 0, 0
     request.state.num_blocks += 1
@@ -27,9 +27,9 @@ def opens(request: Request, num_more: int) -> bool:
 
 @compiled
 def open_block(request: Request) -> None:
-    """Append a block of masks, `block_size` positions, after the last one."""
+    """Append a block of `block_size` positions after the last one."""
     start, end = last_block(request).end, next_end(request)
-    add_block(request, start, end, end - start, ACTIVE, True)
+    add_block(request, start, end, ACTIVE, True)
 
 
 @compiled
@@ -115,7 +115,7 @@ def add_prompt_blocks(request: Request, num_cached: int, prompt_end: int, status
     start = num_cached
     while start < prompt_end:
         end = min((start // size + 1) * size, prompt_end)
-        add_block(request, start, end, 0, status, True)
+        add_block(request, start, end, status, True)
         start = end
 
 

@@ -21,7 +21,7 @@ from common.decoding.scheduling.tables import ACTIVE, TO_CACHE, Request
 
 @compiled
 def begin(request: Request, num_cached: int) -> None:
-    add_block(request, num_cached, request.state.prompt_length, 0, TO_CACHE, True)
+    add_block(request, num_cached, request.state.prompt_length, TO_CACHE, True)
 
 
 @compiled
@@ -34,7 +34,7 @@ def opens(request: Request, num_more: int) -> bool:
 @compiled
 def open_block(request: Request) -> None:
     start, end = last_block(request).end, next_end(request)
-    add_block(request, start, end, end - start, ACTIVE, request.state.num_blocks == 1)
+    add_block(request, start, end, ACTIVE, request.state.num_blocks == 1)
 
 
 @compiled

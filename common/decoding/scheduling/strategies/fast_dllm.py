@@ -25,10 +25,10 @@ from common.policies.settings import DUAL, NONE, VANILLA
 @compiled
 def begin(request: Request, num_cached: int) -> None:
     state = request.state
-    add_block(request, 0, state.prompt_length, 0, IN_CACHE, True)
+    add_block(request, 0, state.prompt_length, IN_CACHE, True)
     while last_block(request).end < state.canvas_end:
         start = last_block(request).end
-        add_block(request, start, start + state.canvas_block, state.canvas_block, ACTIVE, True)
+        add_block(request, start, start + state.canvas_block, ACTIVE, True)
 
 
 @compiled

@@ -26,7 +26,7 @@ def begin(request: Request, num_cached: int) -> None:
     start = prompt_length // size * size
     add_prompt_blocks(request, num_cached, start, TO_CACHE)
     if prompt_length > start:
-        add_block(request, start, start + size, start + size - prompt_length, ACTIVE, True)
+        add_block(request, start, start + size, ACTIVE, True)
 
 
 @compiled

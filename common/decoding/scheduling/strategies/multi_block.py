@@ -12,7 +12,7 @@ from common.decoding.scheduling.tables import ACTIVE, IN_CACHE, TO_CACHE, Reques
 
 @compiled
 def begin(request: Request, num_cached: int) -> None:
-    add_block(request, 0, request.state.prompt_length, 0, TO_CACHE, True)
+    add_block(request, 0, request.state.prompt_length, TO_CACHE, True)
     request.block_B[0].num_waits = 1
 
 

@@ -58,7 +58,8 @@ class GenerateCall:
     def _last(self, one: Finished) -> dict[str, Any]:
         order, fields = self.call.answers[0].order, self.call.fields
         assert isinstance(fields, GenerateFields), "its route takes no others"
-        counts = usage(order.num_prompt_tokens, one.ended.num_tokens, one.ended.num_cached_tokens)
+        num_tokens = one.ended.num_tokens - order.num_given
+        counts = usage(order.num_prompt_tokens, num_tokens, one.ended.num_cached_tokens)
         body = {
             "id": self.call.orders.id,
             "text": one.text,

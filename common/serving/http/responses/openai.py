@@ -66,7 +66,7 @@ class OpenAiCall:
         if options.include_usage:
             last = {**self._head(self._chunk_kind), "choices": []}
             cached = num_cached(ended, call.orders.orders)
-            last["usage"] = usage(call.orders.num_prompt_tokens, num_tokens, cached)
+            last["usage"] = usage(call.orders.num_prompt_tokens, num_tokens - call.orders.num_given, cached)
             if call.fields.diffusion.stats:
                 last["diffusion"] = pass_counts(ended, call.orders.orders)
             yield event(last)
@@ -82,7 +82,7 @@ class OpenAiCall:
     def _chunk(self, choices: list[dict[str, Any]], options: StreamOptions, num_tokens: int) -> str:
         body: dict[str, Any] = {**self._head(self._chunk_kind), "choices": choices}
         if options.include_usage:
-            shown = usage(self.call.orders.num_prompt_tokens, num_tokens)
+            shown = usage(self.call.orders.num_prompt_tokens, num_tokens - self.call.orders.num_given)
             body["usage"] = shown if options.continuous_usage_stats else None
         return event(body)
 

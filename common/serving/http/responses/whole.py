@@ -33,7 +33,8 @@ def finish_reason(ended: Ended) -> str:
 
 
 def usage(num_prompt_tokens: int, num_tokens: int, num_cached: int | None = None) -> dict[str, Any]:
-    """num_cached: None: not known yet."""
+    """num_tokens: filled by passes, below 0 where what was given has not come yet. num_cached: None: not known yet."""
+    num_tokens = max(0, num_tokens)
     counts = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
@@ -58,10 +59,10 @@ def pass_counts(ended: Sequence[Ended], orders: Sequence[Order]) -> dict[str, An
     room_of = {order.request.id: order.room for order in orders}
     blocks = [room_of[one.id].num_blocks(room_of[one.id].prompt_length + one.num_tokens) for one in ended]
     num_forwards = sum(one.num_forwards for one in ended)
-    num_tokens = sum(one.num_tokens for one in ended)
+    num_tokens = sum(one.num_tokens for one in ended) - sum(order.num_given for order in orders)
     return {
         "forwards": num_forwards,
-        "tokens_per_forward": num_tokens / max(1, num_forwards),
+        "tokens_per_forward": max(0, num_tokens) / max(1, num_forwards),
         "lookahead_wins": sum(one.num_lookahead_wins for one in ended),
         "forced_fills": sum(one.num_forced_fills for one in ended),
         "blocks": sum(blocks),
@@ -90,7 +91,9 @@ def whole_body(
             for index, one in enumerate(finished)
         ],
         "usage": usage(
-            orders.num_prompt_tokens, sum(one.num_tokens for one in ended), num_cached(ended, orders.orders)
+            orders.num_prompt_tokens,
+            sum(one.num_tokens for one in ended) - orders.num_given,
+            num_cached(ended, orders.orders),
         ),
     }
     if fields.diffusion.stats:

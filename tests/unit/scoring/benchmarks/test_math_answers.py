@@ -135,7 +135,7 @@ def test_a_math_row_without_a_result_is_refused() -> None:
 
 
 @pytest.mark.slow  # sympy takes a second to load, twice
-def test_equal_values_count_where_sympy_is_installed() -> None:
+def test_equal_values_count_where_sympy_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         symbolic.comparison()
     except ConfigError:
@@ -143,9 +143,10 @@ def test_equal_values_count_where_sympy_is_installed() -> None:
     assert BENCHMARKS["math"].mark(ROW, r"\boxed{2^{-1}}")["final-answer"]
     assert not BENCHMARKS["math_plain"].mark(ROW, r"\boxed{2^{-1}}")["final-answer"]
     assert not BENCHMARKS["math"].mark(ROW, r"\boxed{2^{-2}}")["final-answer"]
-    assert not BENCHMARKS["math"].mark(ROW, r"\boxed{9^{9^{9^{9}}}}")["final-answer"]
     # Its parser stops in silence at what it does not know, unless it is told to read all.
     assert not symbolic.is_same_value("2_3", "2_4") and not symbolic.is_same_value("x, 3", "x, 5")
+    monkeypatch.setattr(symbolic, "TIME_LIMIT_S", 3.0)
+    assert not BENCHMARKS["math"].mark(ROW, r"\boxed{9^{9^{9^{9}}}}")["final-answer"]
 
 
 FOUND = {"sympy": "1.14.0", "antlr4-python3-runtime": "4.11.0"}
