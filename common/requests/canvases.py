@@ -1,4 +1,5 @@
-"""The door of canvases: texts that stand in an answer, or after it, before the model fills what is between them.
+"""The door of canvases: texts that stand in an answer, or after it, before the model fills what is between them. And of
+answers that do not end too soon, by the same means.
 
 The model sees them from the first pass on where its strategy computes the whole canvas. Pieces are tokenized one by
 one, and a hole is as many tokens as it says; no end token is filled into one.
@@ -14,7 +15,7 @@ import numpy as np
 from common.config import DecodeConfig
 from common.constraints import Automaton
 from common.decoding import HOLE
-from common.requests.formats import check_decode
+from common.requests.formats import check_decode, check_draws
 from common.requests.refusal import RequestError
 from common.requests.wishes import Wishes
 
@@ -67,9 +68,29 @@ def held(wishes: Wishes, decode: DecodeConfig, vocab_size: int | None) -> tuple[
             raise RequestError(name, "what stands after an answer says where it ends: remove it")
     if wishes.ignore_eos:
         raise RequestError("ignore_eos", "no end token is filled into a hole: remove it")
+    if wishes.min_tokens:
+        raise RequestError("min_tokens", "no end token is filled into a hole: remove it")
     check_decode(decode, "a canvas")
+    return decode.model_copy(update={"stop": ()}), _any_tokens(0, vocab_size, may_end=False)
+
+
+def not_ended_before(wishes: Wishes, decode: DecodeConfig, vocab_size: int | None) -> tuple[DecodeConfig, Automaton]:
+    """Return the settings that an answer is decoded by which has no end token before `min_tokens` others, and the
+    automaton of these. Raises RequestError."""
+    most = min(decode.max_new_tokens, wishes.max_tokens or decode.max_new_tokens)
+    if wishes.min_tokens > most:
+        raise RequestError("min_tokens", f"the answer has at most {most} tokens: lower it, or raise max_tokens")
+    check_draws(wishes, decode, "an answer with min_tokens")
+    check_decode(decode, "min_tokens")
+    decode = decode.model_copy(update={"top_p": 1.0, "top_k": None})
+    return decode, _any_tokens(wishes.min_tokens, vocab_size, may_end=True)
+
+
+def _any_tokens(least: int, vocab_size: int | None, *, may_end: bool) -> Automaton:
+    """Return the automaton of all texts of so many tokens or more."""
     if vocab_size is None:
-        raise RequestError(field, "the size of this model's vocabulary is not known")
-    class_V, next_QC = np.ones(vocab_size, np.int32), np.array([[-1, 0]], np.int32)
-    anything = Automaton(class_V, next_QC, np.ones(1, np.bool_), 0, f"any of {vocab_size}", may_end=False)
-    return decode.model_copy(update={"stop": ()}), anything
+        raise RequestError(None, "the size of this model's vocabulary is not known")
+    state_Q = np.arange(least + 1)
+    next_QC = np.stack((np.full(least + 1, -1), np.minimum(state_Q + 1, least)), axis=1).astype(np.int32)
+    key = f"{least} or more of {vocab_size}, {may_end}"
+    return Automaton(np.ones(vocab_size, np.int32), next_QC, state_Q == least, 0, key, may_end=may_end)

@@ -53,15 +53,22 @@ def _check(wishes: Wishes, decode: DecodeConfig) -> None:
             raise RequestError(name, "an answer that is held to a format ends where that does: remove it")
     if wishes.ignore_eos:
         raise RequestError("ignore_eos", "an answer that is held to a format ends with an end token: remove it")
+    if wishes.min_tokens:
+        raise RequestError("min_tokens", "the format says when an answer may end: remove it")
+    check_draws(wishes, decode, "an answer that is held to a format")
+
+
+def check_draws(wishes: Wishes, decode: DecodeConfig, what: str) -> None:
+    """Raise RequestError for a draw from less than all that may come. what: is drawn so."""
     for name in ("top_p", "top_k"):
         if decode.temperature > 0 and wishes.settings.get(name) not in (None, 1.0, 0, -1):
-            raise RequestError(name, "an answer that is held to a format is drawn from all that this allows: remove it")
+            raise RequestError(name, f"{what} is drawn from all that this allows: remove it")
 
 
 def check_decode(decode: DecodeConfig, what: str) -> None:
-    """Raise RequestError for settings by which tokens cannot be kept out of an answer. what: keeps them out: "a
-    format"."""
-    strategy, why = decode.strategy, f"leave the {what.split()[1]} out, or"
+    """Raise RequestError for settings by which tokens cannot be kept out of an answer. what: keeps them out, "a format"
+    or a field."""
+    strategy, why = decode.strategy, f"leave {what.replace('a ', 'the ', 1)} out, or"
     if getattr(strategy, "edit_threshold", None) is not None:
         raise RequestError(None, f"{what} cannot be kept while filled tokens are edited: {why} set edit_threshold null")
     if strategy.num_best:

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 
 from common.config import DecodeConfig
 from common.decoding import GenerationRequest, Room
-from common.requests.canvases import canvas_of, held
+from common.requests.canvases import canvas_of, held, not_ended_before
 from common.requests.formats import Formats
 from common.requests.prompts import PromptMaker
 from common.requests.refusal import RequestError
@@ -68,6 +68,8 @@ class RequestMaker:
             decode, automaton = held(wishes, decode, self.prompts.vocab_size)
         elif wishes.format is not None:
             decode, automaton = self.formats.held(wishes, decode)
+        elif wishes.min_tokens and not wishes.ignore_eos:
+            decode, automaton = not_ended_before(wishes, decode, self.prompts.vocab_size)
         own = decode if decode is not self.base or self._names_base else None
         return GenerationRequest(
             id, prompt, own, wishes.seed, noise_name, wishes.max_tokens if canvas is None else canvas.num_shown, None,

@@ -41,6 +41,9 @@ Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 _Stop = Annotated[str, Field(strict=True, max_length=4096)]
 
 
+_MOST_FIRST = 4096  # tokens before an end: a pass goes over as many states
+
+
 def _no_auto(value: Any) -> Any:
     if value == "auto":
         raise ValueError("the run's pace says that now: leave it out, or set it to a number")
@@ -52,8 +55,8 @@ class AnswerFields(BaseModel):
 
     max_tokens: the answer is cut there, and its canvas has as many whole blocks as that takes. stop: beside the run's.
     top_k: 0 and -1 are none. ignore_eos: no token ends the answer. response_format, structured_outputs: what the answer
-    is held to (`common.constraints.formats`). suffix: a text that stands after the answer. cache_salt: as in
-    `GenerationRequest`.
+    is held to (`common.constraints.formats`). suffix: a text that stands after the answer. min_tokens: before any that
+    ends it. cache_salt: as in `GenerationRequest`.
     """
 
     max_tokens: MaxTokens | None = None
@@ -67,6 +70,7 @@ class AnswerFields(BaseModel):
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     suffix: Annotated[str, Field(strict=True)] | None = None
+    min_tokens: Annotated[int, Field(strict=True, ge=0, le=_MOST_FIRST)] = 0
     cache_salt: Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None = None
 
 
@@ -113,7 +117,7 @@ class Wishes(NamedTuple):
 
     settings: of `decode`; stop strings and stop tokens come beside the run's. seed: None: the run's. format: what the
     answer is held to. suffix: a text that stands after the answer. canvas: texts and lengths of holes that the answer
-    consists of.
+    consists of. min_tokens: before any that ends it.
     """
 
     settings: Mapping[str, Any] = MappingProxyType({})
@@ -125,6 +129,7 @@ class Wishes(NamedTuple):
     cache_salt: str | None = None
     suffix: str | None = None
     canvas: tuple[str | int, ...] | None = None
+    min_tokens: int = 0
 
     @classmethod
     def read(cls, given: Mapping[str, Any], seed: object = None) -> Wishes:
@@ -158,7 +163,7 @@ class Wishes(NamedTuple):
         pieces = None if canvas.canvas is None else tuple(canvas.canvas)
         return cls(
             settings, answer.max_tokens, answer.ignore_eos, seed, *_format(answer), answer.cache_salt,
-            answer.suffix or None, pieces,
+            answer.suffix or None, pieces, answer.min_tokens,
         )  # fmt: skip
 
     @property
@@ -235,6 +240,7 @@ _READ_APART = {
     "response_format",
     "structured_outputs",
     "suffix",
+    "min_tokens",
     "cache_salt",
 }  # by `Wishes.of` and `Wishes.merged`
 _OF_ANSWERS = tuple(name for name in AnswerFields.model_fields if name not in _READ_APART)

@@ -78,7 +78,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "length_penalty": ((1,), "it is of beam search, which a diffusion model does not do:"),
     "use_beam_search": ((False,), "beams grow from left to right, which a diffusion model does not do:"),
     "min_p": ((0,), "tokens are drawn by top_p and top_k only: set these, and"),
-    "min_tokens": ((0,), "an end token may be filled before those in front of it; set ignore_eos and max_tokens, and"),
     "best_of": ((1,), "answers are not ranked, for want of a likelihood: set n, and"),
     "logprobs": ((False,), _BY_ROUTE),
     "top_logprobs": ((0,), _BY_ROUTE),

@@ -121,7 +121,7 @@ class OrderBook:
     def _reading(self, fields: Sampling, request: GenerationRequest) -> Reading:
         if not isinstance(fields, ChatFields):
             return PLAIN
-        if request.automaton is not None:  # the whole answer is the format's text
+        if request.automaton is not None and fields.is_held:  # the whole answer is the format's text
             is_call = fields.offered is not None and fields.offered.is_forced
             return Reading("call" if is_call else "content")
         return self._maker.prompts.reading(request.prompt, has_calls=fields.offered is not None)

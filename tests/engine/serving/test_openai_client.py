@@ -183,6 +183,17 @@ def test_errors_come_by_class(client: OpenAI, served: Served) -> None:
     assert too_large.value.status_code == 413
 
 
+def test_no_answer_ends_before_min_tokens(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "demo", "prompt": QUESTION.format(12) + "\n", "max_tokens": 160}
+    short = client.completions.create(**asked)
+    assert short.choices[0].finish_reason == "stop" and short.usage is not None
+    least = short.usage.completion_tokens + 12
+    made = client.completions.create(**asked, extra_body={"min_tokens": least})
+    assert made.usage is not None and made.usage.completion_tokens > least - 1
+    same = client.completions.create(**asked, extra_body={"min_tokens": 4})
+    assert same.choices[0].text == short.choices[0].text
+
+
 def test_what_asks_for_nothing_is_taken(client: OpenAI) -> None:
     neutral = {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0, "ignore_eos": True, "who_knows": 1, "stop": None}
     made = client.completions.create(

@@ -1,4 +1,4 @@
-"""Canvases at the door: what their pieces come to, and what is refused in which sentence."""
+"""Canvases and least lengths at the door: what they come to, and what is refused in which sentence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from common.config import DecodeConfig
 from common.decoding import HOLE
 from common.requests import RequestError, Wishes
-from common.requests.canvases import canvas_of, held
+from common.requests.canvases import canvas_of, held, not_ended_before
 
 DECODE = DecodeConfig.model_validate({"strategy": "fast_dllm", "sampling_strategy": "neg_entropy"})
 
@@ -72,4 +72,26 @@ def test_the_run_s_stop_strings_do_not_cut_a_canvas() -> None:
 def test_what_is_no_canvas_is_refused(given: dict[str, Any], settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(RequestError) as refused:
         made(DECODE.changed(settings), **given)
+    assert str(refused.value).startswith(sentence)
+
+
+def test_an_answer_may_end_after_so_many_tokens() -> None:
+    wishes = Wishes.read({"min_tokens": 2})
+    _, automaton = not_ended_before(wishes, DECODE, 300)
+    assert automaton.closed([5]).next_QC.tolist() == [[-1, 1, -1], [-1, 2, -1], [-1, 2, 3], [-1, -1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens: the answer has at most 8 tokens: lower it, or raise max_to"),
+        ({"min_tokens": -1}, "min_tokens: set it to 0 or more"),
+        ({"min_tokens": 2, "top_p": 0.5, "temperature": 1.0}, "top_p: an answer with min_tokens is drawn from all"),
+        ({"min_tokens": 2, "mask_probability": "counted"}, "min_tokens is not kept with mask_probability counted: le"),
+    ],
+)
+def test_what_ends_too_soon_is_refused(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        wishes = Wishes.read(given)
+        not_ended_before(wishes, wishes.merged(DECODE), 300)
     assert str(refused.value).startswith(sentence)

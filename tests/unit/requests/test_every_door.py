@@ -145,6 +145,7 @@ def test_every_field_of_an_answer_and_its_pace_is_a_wish() -> None:
         "seed": 1,
         "cache_salt": "a",
         "suffix": "a",
+        "min_tokens": 3,
         "canvas": [{"mask": 1}],
         "response_format": {"type": "json_object"},
         "structured_outputs": {"choice": ["a"]},

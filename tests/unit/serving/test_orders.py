@@ -265,7 +265,7 @@ def test_what_ends_answers_comes_beside_the_runs() -> None:
 REFUSED: dict[str, tuple[Any, str]] = {
     "presence_penalty": (0.5, "any order"), "frequency_penalty": (1, "any order"),
     "repetition_penalty": (2, "any order"), "length_penalty": (2, "beam"), "use_beam_search": (True, "beam"),
-    "min_p": (0.1, "top_p and top_k"), "min_tokens": (5, "set ignore_eos"), "best_of": (3, "set n"),
+    "min_p": (0.1, "top_p and top_k"), "best_of": (3, "set n"),
     "top_logprobs": (3, "as logprobs"), "prompt_logprobs": (1, "given, not predicted"),
     "logit_bias": ({"5": 1}, "logits"), "bad_words": (["a"], "logits"), "allowed_token_ids": ([1], "logits"),
     "guided_json": ({}, "structured_outputs"), "guided_whitespace_pattern": ("a", "structured_outputs"),
