@@ -4,7 +4,9 @@ on."""
 from __future__ import annotations
 
 import json
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,14 +40,16 @@ SCHEMA = {
 
 
 @cache
-def engine_of(name: str) -> Any:
+def engine_of(name: str, num_slots: int) -> Any:
     model, own = CASES[name]
     decode = DecodeConfig.model_validate({"max_new_tokens": 48, **own, "num_lookahead": 7})
-    return build_engine(CPU, RunConfig(model=str(MODELS / model), decode=decode, max_num_requests=4))
+    return build_engine(CPU, RunConfig(model=str(MODELS / model), decode=decode, max_num_requests=num_slots))
 
 
-def decoded(name: str, format: Format | None, k: int, temperature: float, more: int, num_slots: int = 4) -> list[Any]:
-    """Answers of a few requests, of which every other one is held to the format."""
+def decoded(
+    name: str, format: Format | None, k: int, temperature: float, more: int, num_slots: int = 4, count: int = 4
+) -> list[Any]:
+    """Answers of some requests, of which every other one is held to the format."""
     model, own = CASES[name]
     block, automaton = own["block_size"], None if format is None else COMPILER.automaton(format)
     most = more + (0 if automaton is None else automaton.shortest)
@@ -59,17 +63,30 @@ def decoded(name: str, format: Format | None, k: int, temperature: float, more: 
     )  # fmt: skip
     requests = [
         GenerationRequest(
-            str(number), tuple(range(10, 21 + 7 * number)), max_tokens=most, automaton=None if number % 2 else automaton
+            str(number), tuple(range(10, 21 + 7 * (number % 4))), max_tokens=most,
+            automaton=None if number % 2 else automaton,
         )
-        for number in range(4)
-    ]
-    results = {one.id: one for one in decode_requests(iter(requests), scheduler, engine_of(name))}
+        for number in range(count)
+    ]  # fmt: skip
+    results = {one.id: one for one in decode_requests(iter(requests), scheduler, engine_of(name, max(4, num_slots)))}
     assert not [one for one in results.values() if not isinstance(one, Completion)]
     return [results[request.id] for request in requests]
 
 
 def text_of(completion: Completion) -> str:
     return b"".join(TOKENS[token] for token in completion.token_ids if token != EOS).decode()
+
+
+def test_many_are_solved_on_several_threads_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    own, started = (HELD[0], CHOICE, 3, 0.8, 9), []
+    submit = ThreadPoolExecutor.submit
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", lambda *given: started.append(given) or submit(*given))
+    alone = decoded(*own, num_slots=1, count=20)
+    assert not started
+    together = decoded(*own, num_slots=20, count=20)
+    assert started
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
 
 
 @pytest.mark.parametrize("name", HELD)
