@@ -35,7 +35,7 @@ def answer(generator: Generator, fields: Mapping[str, Any]) -> str:
 
     request = request_of(generator, fields)
     decode = request.decode or generator.run.decode
-    told = DenoiseEvents(len(request.prompt), decode, generator.tokenizer.decode)
+    told = DenoiseEvents(len(request.prompt), decode, generator.tokenizer.decode, request.given)
     filling = Filling(len(request.prompt))
     console = Console(stderr=True, highlight=False)
     is_shown = console.is_terminal and sys.stdout.isatty()
@@ -76,7 +76,7 @@ class Filling:
     def take(self, event: Mapping[str, Any]) -> None:
         """Read what a pass brought."""
         brought = {position: text for position, _, text, _ in (*event["filled"], *event["edited"])}
-        self._text_at |= brought
+        self._text_at |= brought | {position: text for position, _, text in event.get("given", ())}
         self._last, self._num_positions = set(brought), event["canvas_length"]
 
     def picture(self, room: int) -> Text:

@@ -49,6 +49,11 @@ class GenerationRequest:
     cache_salt: str | None = None
     canvas: tuple[int, ...] | None = None
 
+    @property
+    def given(self) -> dict[int, int]:
+        """The tokens of the canvas that are no masks, by position."""
+        return {at: token for at, token in enumerate(self.canvas or (), len(self.prompt)) if token != HOLE}
+
 
 class RequestQueue:
     """The waiting requests of a replica, in order: those that were added, then those of an input, which is read as

@@ -11,6 +11,7 @@ POST /generate.
      "branch_scores": [-0.2, -0.3],  of the branches; the best wins, a tie goes to the earlier
                                      one; null: a branch without masks, which is better than any score
      "winner": 1,                    index among the branches; the last branch is the anchor
+     "given": [[30, 11, "."]],       in the first event of a canvas that holds texts: position, token id, text
      "filled": [[18, 734, " cat", -0.01]],     position, token id, text, confidence: masks that became tokens
      "edited": [[17, 52, " dog", -0.02]],      the same of tokens that were replaced (`edit_threshold`)
      "masked": [20],                 positions that are masks again, of a block that is revised (`levenshtein`); there
@@ -30,8 +31,9 @@ Confidences are those of the setting
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
+from types import MappingProxyType
 from typing import Any
 
 from common.config import DecodeConfig
@@ -55,17 +57,21 @@ def shown_settings(decode: DecodeConfig) -> dict[str, Any]:
 class DenoiseEvents:
     """The events of one request, made from its step records in their order.
 
-    decode: its settings. text_of: the text of some token ids.
+    decode: its settings. text_of: the text of some token ids. given: `GenerationRequest.given`.
     """
 
-    def __init__(self, prompt_length: int, decode: DecodeConfig, text_of: Callable[[Sequence[int]], str]) -> None:
+    def __init__(
+        self, prompt_length: int, decode: DecodeConfig, text_of: Callable[[Sequence[int]], str],
+        given: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         self._prompt_length = prompt_length
         self._block_start = Room(prompt_length, decode).block_start
         self._block_size = decode.max_new_tokens if decode.strategy.name == "vanilla" else decode.block_size
         self._text_of = text_of
         self._num_passes = 0
         self._end = prompt_length  # of the opened canvas
-        self._is_filled: set[int] = set()
+        self._given = given
+        self._is_filled = {*given}
         self._final_length = 0
         self._tried: list[Branch] = []
         self._drawn: dict[int, int] = {}  # of a block that is revised
@@ -88,6 +94,11 @@ class DenoiseEvents:
         self._final_length = min(self._final_length, begin)
         self._is_filled |= now.keys()
         return own + [fill for fill in new if fill[0] not in taken], edited, masked
+
+    def _told_given(self) -> dict[str, Any]:
+        if self._num_passes > 1 or not self._given:
+            return {}
+        return {"given": [[at, token, self._text_of([token])] for at, token in self._given.items()]}
 
     def of(self, record: StepRecord) -> dict[str, Any]:
         """Return the event of the pass that follows those given before; `finished` is null."""
@@ -121,6 +132,7 @@ class DenoiseEvents:
             "window_lengths": record.window_lengths,
             "branch_scores": [score if isfinite(score) else None for score in record.branch_scores],
             "winner": winner,
+            **self._told_given(),
             "filled": [[position, token, self._text_of([token]), score] for position, token, score in filled],
             "edited": [[position, token, self._text_of([token]), score] for position, token, score in edited],
             **_moved(record, masked),

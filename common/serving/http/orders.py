@@ -37,8 +37,7 @@ class Order:
     @property
     def num_given(self) -> int:
         """Tokens of the answer that the request has brought."""
-        request = self.request
-        shown = () if request.canvas is None else request.canvas[: request.max_tokens]
+        shown = (self.request.canvas or ())[: self.request.max_tokens]
         return len(shown) - shown.count(HOLE)
 
     @property

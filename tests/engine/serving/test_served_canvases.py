@@ -76,6 +76,20 @@ def test_what_is_no_canvas_is_refused(client: OpenAI, more: dict[str, Any], para
     assert refused.value.param == param
 
 
+def test_the_passes_tell_what_was_given_and_fill_the_rest(served: Served) -> None:
+    canvas = ["12 + 5 = ", {"mask": 2}, "\n#### ", {"mask": 2}]
+    body = {"prompt": PROMPT, "diffusion": {"canvas": canvas}, "stream": True, "stream_mode": "denoise"}
+    status, text = served.send("POST", "/generate", json.dumps(body).encode())
+    assert status == 200
+    *passes, last = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    given = {position: token for position, token, _ in passes[0]["given"]}
+    filled = {position: token for event in passes for position, token, _, _ in event["filled"]}
+    assert not any("given" in event for event in passes[1:]) and len(filled) == 4 and not given.keys() & filled
+    tokens = given | filled
+    assert [tokens[at] for at in sorted(tokens)] == last["token_ids"] and last["usage"]["completion_tokens"] == 4
+    assert passes[-1]["final_length"] == len(tokens)
+
+
 def test_a_chat_has_no_suffix(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="send a prompt to /v1/completions"):
         client.chat.completions.create(

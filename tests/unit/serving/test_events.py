@@ -107,3 +107,13 @@ def test_what_sub_blocks_write_over_later_is_not_told_as_final() -> None:
     told = DenoiseEvents(8, decode, str)
     assert any(record.is_tentative for record in records)
     assert sum(told.of(record)["commit_length"] for record in records) == 8 + 12, "the last block's is not needed"
+
+
+def test_what_is_given_is_told_once_and_counts_as_final() -> None:
+    decode = DecodeConfig(strategy="vanilla", num_lookahead=0, block_size=4, max_new_tokens=8, skip_threshold=0.6)
+    _, (completion,), records = run(decode, 0)
+    begin = completion.prompt_length
+    told = DenoiseEvents(begin, decode, lambda ids: f"<{ids[0]}>", {begin: 5, begin + 3: 6})
+    first, *others = [told.of(record) for record in records]
+    assert first["given"] == [[begin, 5, "<5>"], [begin + 3, 6, "<6>"]] and first["final_length"] >= 1
+    assert not any("given" in event for event in others)

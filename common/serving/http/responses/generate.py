@@ -30,7 +30,7 @@ class GenerateCall:
         """Yield the stream's events: texts as they become final or one a pass, then the whole answer, then [DONE]."""
         call, (answer,) = self.call, self.call.answers
         text_of = partial(call.prompts.decode, skip_special_tokens=False)
-        drawn = DenoiseEvents(answer.order.num_prompt_tokens, answer.order.decode, text_of)
+        drawn = DenoiseEvents(answer.order.num_prompt_tokens, answer.order.decode, text_of, answer.order.request.given)
         is_drawn, text = call.stream_mode == "denoise", ""
         token_ids: tuple[int, ...] = ()
         told: tuple[Told, ...] = ()

@@ -79,19 +79,19 @@ class CanvasView {
   showCell(view, place, tried, isDropped) {
     const { replay, pass } = this, filled = replay.cellAt(place, pass), isFresh = filled?.pass === pass;
     const text = filled ? visible(filled.text) : tried ? visible(tried.text) : "·";
-    const when = filled ? String(filled.pass) : tried ? `B${tried.branch}` : "";
+    const when = filled?.isGiven ? "" : filled ? String(filled.pass) : tried ? `B${tried.branch}` : "";
     const drawn = [text, when, Boolean(filled), isFresh, isDropped].join(" ");
     if (drawn === view.drawn) return;
     view.drawn = drawn;
     view.token.textContent = text;
     view.when.textContent = when;
-    const confidence = filled ? replay.sureness(filled.confidence) : 0;
+    const confidence = filled && !filled.isGiven ? replay.sureness(filled.confidence) : 0;
     view.sure.style.width = `${100 * confidence}%`;
-    view.cell.style.setProperty("--pass", filled ? filled.pass : 1);
+    view.cell.style.setProperty("--pass", filled?.pass || 1);
     view.cell.style.setProperty("--c", confidence.toFixed(3));
     const is = {
       filled, mask: !filled, tried: !filled && tried, fresh: isFresh, won: filled?.won, edited: filled?.before,
-      dropped: isDropped,
+      dropped: isDropped, given: filled?.isGiven,
     };
     const names = Object.keys(is).filter((name) => is[name]);
     const others = [text.length > 6 ? "long" : "", place === this.active ? "active" : ""];
@@ -108,6 +108,7 @@ class CanvasView {
       return [...phrases, "mask", `branch B${tried.branch} will try ${quoted(tried.text)}`];
     }
     phrases.push(quoted(filled.text), `token ${filled.token}`);
+    if (filled.isGiven) return [...phrases, "given by the request"];
     phrases.push(`${filled.before ? "replaced" : "filled"} in pass ${filled.pass}`);
     for (let { before } = filled; before; before = before.before) {
       phrases.push(`was ${quoted(before.text)}, token ${before.token}, from pass ${before.pass}`);

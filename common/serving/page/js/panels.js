@@ -76,6 +76,7 @@ function showLegend(replay, canvas) {
   const hasTried = replay.passes.some((event) => event.lookahead.length), hasWon = replay.numWins(length) > 0;
   const marks = [
     ["cell mask", "·", "mask", true],
+    ["cell filled given", "", "given by the request", replay.hasGiven],
     ["cell filled fresh", "", "filled in this pass", true],
     ["cell filled won", "", "brought by the winning lookahead", hasWon],
     ["cell filled edited", "", "replaced; its line says what it was", replay.numEdited(length) > 0],

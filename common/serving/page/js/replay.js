@@ -29,6 +29,10 @@ class Replay {
       throw new Error("an event without `filled`, `edited` and `branch_scores`");
     }
     const number = this.length + 1;
+    for (const [position, token, text] of event.given ?? []) {
+      this.texts.set(token, text);
+      this.cells[position - event.prompt_length] = [{ pass: 0, token, text, isGiven: true }];
+    }
     event.filled.forEach(([position, token, text, confidence], index) => {
       this.isEntropy ||= confidence < 0;
       this.texts.set(token, text);
@@ -134,6 +138,10 @@ class Replay {
       blocks.push({ first, next, filled, state });
     }
     return blocks;
+  }
+
+  get hasGiven() {
+    return Boolean(this.passes[0]?.given);
   }
 
   numFilled(pass) {

@@ -134,6 +134,22 @@ def test_edits_and_the_borders_of_blocks_from_position_0(
     assert any(event["edited"] for event in edited_trace["events"])
 
 
+def test_what_is_given_is_there_before_the_first_pass(page: Page, trace: dict[str, Any], tmp_path: Path) -> None:
+    """The tokens of the first pass, as if the request had brought them."""
+    first, *others = trace["events"]
+    given = [[position, token, text] for position, token, text, _ in first["filled"]]
+    path = tmp_path / "given.html"
+    changed = {**trace, "events": [{**first, "filled": [], "given": given, "num_won": 0}, *others]}
+    path.write_text(trace_page(changed), encoding="utf-8")
+    page.open(path.as_uri())
+    page.press("HOME")
+    places = sorted(position - first["prompt_length"] for position, *_ in given)
+    marked = "[...document.querySelectorAll('#canvas .given')].map(cell => Number(cell.id.slice(5)))"
+    assert page.ask(marked) == places and "given by the request" in page.text("legend")
+    page.ask("document.getElementById(arguments[0]).click()", f"cell-{places[0]}")
+    assert page.text("inspected").endswith(", given by the request")
+
+
 def test_hostile_tokens_are_shown_as_text(page: Page, trace: dict[str, Any], file_url: str) -> None:
     page.open(file_url)
     shown = page.cells()
