@@ -17,7 +17,7 @@ from common.constraints import Automaton
 from common.decoding import HOLE
 from common.requests.formats import check_decode, check_draws
 from common.requests.refusal import RequestError
-from common.requests.wishes import Wishes
+from common.requests.wishes import MOST_GIVEN, Wishes
 
 
 class Canvas(NamedTuple):
@@ -43,6 +43,11 @@ def canvas_of(wishes: Wishes, encode: Callable[[str, str], tuple[int, ...]], usu
     assert wishes.canvas is not None, "the caller has looked"
     if wishes.max_tokens is not None:
         raise RequestError("max_tokens", "canvas says how long the answer is: remove one of the two")
+    num_given = sum(len(piece) for piece in wishes.canvas if isinstance(piece, str))
+    if num_given > MOST_GIVEN:
+        raise RequestError(
+            "canvas", f"its texts have {num_given} characters, at most {MOST_GIVEN} may be: shorten them"
+        )
     token_ids: list[int] = []
     for piece in wishes.canvas:
         token_ids += encode(piece, "canvas") if isinstance(piece, str) else (HOLE,) * piece

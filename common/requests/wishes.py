@@ -41,6 +41,8 @@ Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 _Stop = Annotated[str, Field(strict=True, max_length=4096)]
 
 
+MOST_GIVEN = 2**16  # characters of a canvas: they are tokenized while other requests wait
+_MOST_PIECES = 1024
 _MOST_FIRST = 4096  # tokens before an end: a pass goes over as many states
 
 
@@ -69,7 +71,7 @@ class AnswerFields(BaseModel):
     skip_special_tokens: StrictBool | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
-    suffix: Annotated[str, Field(strict=True)] | None = None
+    suffix: Annotated[str, Field(strict=True, max_length=MOST_GIVEN)] | None = None
     min_tokens: Annotated[int, Field(strict=True, ge=0, le=_MOST_FIRST)] = 0
     cache_salt: Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None = None
 
@@ -101,7 +103,7 @@ _Piece = Annotated[Any, BeforeValidator(_piece), WithJsonSchema(_PIECES)]
 class CanvasFields(BaseModel):
     """canvas: the whole answer, texts and holes in turn, in the place of a length."""
 
-    canvas: Annotated[list[_Piece], Field(min_length=1, fail_fast=True)] | None = None
+    canvas: Annotated[list[_Piece], Field(min_length=1, max_length=_MOST_PIECES, fail_fast=True)] | None = None
 
 
 class _AllFields(AnswerFields, PaceFields, CanvasFields):
