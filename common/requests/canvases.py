@@ -75,8 +75,10 @@ def held(wishes: Wishes, decode: DecodeConfig, vocab_size: int | None) -> tuple[
         raise RequestError("ignore_eos", "no end token is filled into a hole: remove it")
     if wishes.min_tokens:
         raise RequestError("min_tokens", "no end token is filled into a hole: remove it")
+    check_draws(wishes, decode, "what fills a hole")
     check_decode(decode, "a canvas")
-    return decode.model_copy(update={"stop": ()}), _any_tokens(0, vocab_size, may_end=False)
+    decode = decode.model_copy(update={"stop": (), "top_p": 1.0, "top_k": None})
+    return decode, _any_tokens(0, vocab_size, may_end=False)
 
 
 def not_ended_before(wishes: Wishes, decode: DecodeConfig, vocab_size: int | None) -> tuple[DecodeConfig, Automaton]:

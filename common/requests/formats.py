@@ -62,7 +62,7 @@ def check_draws(wishes: Wishes, decode: DecodeConfig, what: str) -> None:
     """Raise RequestError for a draw from less than all that may come. what: is drawn so."""
     for name in ("top_p", "top_k"):
         if decode.temperature > 0 and wishes.settings.get(name) not in (None, 1.0, 0, -1):
-            raise RequestError(name, f"{what} is drawn from all that this allows: remove it")
+            raise RequestError(name, f"{what} is drawn from all that may stand there: remove it")
 
 
 def check_decode(decode: DecodeConfig, what: str) -> None:

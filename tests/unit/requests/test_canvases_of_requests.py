@@ -62,6 +62,7 @@ def test_the_run_s_stop_strings_do_not_cut_a_canvas() -> None:
         ({"canvas": [{"mask": 1}], "suffix": "a"}, {}, "suffix: canvas says what stands after the answer"),
         ({"suffix": 5}, {}, "suffix: write it as text"),
         ({"suffix": "a", "stop": "b"}, {}, "stop: what stands after an answer says where it ends"),
+        ({"suffix": "a", "top_k": 5}, {"temperature": 1.0}, "top_k: what fills a hole is drawn from all that may"),
         ({"suffix": "a", "ignore_eos": True}, {}, "ignore_eos: no end token is filled into a hole"),
         (
             {"suffix": "a", "response_format": {"type": "json_object"}}, {},
