@@ -10,7 +10,7 @@ all sets, W positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -109,6 +109,14 @@ class Automaton:
     def shortest(self) -> int:
         """Tokens of the shortest text."""
         return int(self.distance_Q[self.start])
+
+    def apart(self, token_ids: Sequence[int]) -> Automaton:
+        """Return the same automaton with a class of its own for each of these tokens."""
+        class_V, own = self.class_V.copy(), sorted(set(token_ids))
+        next_QC = np.concatenate((self.next_QC, self.next_QC[:, class_V[own]]), axis=1)
+        class_V[own] = self.num_classes + np.arange(len(own))
+        next_QC[:, np.bincount(class_V, minlength=next_QC.shape[1]) == 0] = NEVER
+        return replace(self, class_V=class_V, next_QC=next_QC, key=f"{self.key}/apart {own}")
 
     def closed(self, end_ids: Sequence[int]) -> Automaton:
         """Return the automaton of canvases: a text, and after it end tokens up to the canvas's end."""

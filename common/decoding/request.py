@@ -35,7 +35,8 @@ class GenerationRequest:
     the answer is cut there, whatever its canvas holds. num_logprobs: each token's log probability is wanted, and those
     of so many alternatives; None: none is. automaton: of the texts that the answer may be; None: any. cache_salt: KV
     of prompts is shared with requests of the same one alone. canvas: what stands after the prompt from the first pass
-    on, HOLE for masks, and after it end tokens; None: masks.
+    on, HOLE for masks, and after it end tokens; None: masks. options: texts of the automaton whose probabilities are
+    wanted.
     """
 
     id: str
@@ -48,6 +49,7 @@ class GenerationRequest:
     automaton: Automaton | None = None
     cache_salt: str | None = None
     canvas: tuple[int, ...] | None = None
+    options: tuple[tuple[int, ...], ...] = ()
 
     @property
     def given(self) -> dict[int, int]:
@@ -167,6 +169,8 @@ class Completion:
     logprobs: of each of token_ids, where they were asked for.
     num_cached_tokens: tokens of the prompt whose KV earlier requests had left.
     ways: those of the run's pace that it was decoded in, one after another, with its steps in each.
+    option_logprobs: of the request's options, by the first pass: the sum of the log probabilities of each one's tokens,
+    its end token included. () where that pass did not predict so many positions.
     """
 
     id: str
@@ -188,6 +192,7 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] = ()
     num_cached_tokens: int = field(default=0, compare=False)
     ways: tuple[tuple[str, int], ...] = ()
+    option_logprobs: tuple[float, ...] = ()
 
     @classmethod
     def of_nothing(cls, request: GenerationRequest, reason: FinishReason) -> Completion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 
 from common.config import DecodeConfig
@@ -56,6 +57,14 @@ def _check(wishes: Wishes, decode: DecodeConfig) -> None:
     if wishes.min_tokens:
         raise RequestError("min_tokens", "the format says when an answer may end: remove it")
     check_draws(wishes, decode, "an answer that is held to a format")
+
+
+def choices_of(wishes: Wishes) -> list[str]:
+    """Return the texts that the answer is one of. Raises RequestError."""
+    if wishes.format is None or wishes.format.kind != "choice":
+        raise RequestError("choice_probabilities", "only with structured_outputs.choice: set that, or remove it")
+    found: list[str] = json.loads(wishes.format.text)
+    return found
 
 
 def check_draws(wishes: Wishes, decode: DecodeConfig, what: str) -> None:

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from common.config import DecodeConfig
 from common.decoding import GenerationRequest, Room
 from common.requests.canvases import canvas_of, held, not_ended_before
-from common.requests.formats import Formats
+from common.requests.formats import Formats, choices_of
 from common.requests.prompts import PromptMaker
 from common.requests.refusal import RequestError
 from common.requests.wishes import Wishes
@@ -70,10 +70,16 @@ class RequestMaker:
             decode, automaton = self.formats.held(wishes, decode)
         elif wishes.min_tokens and not wishes.ignore_eos:
             decode, automaton = not_ended_before(wishes, decode, self.prompts.vocab_size)
+        options: tuple[tuple[int, ...], ...] = ()
+        if wishes.tells_choices:
+            options = tuple(self._piece(text, "structured_outputs") for text in choices_of(wishes))
+            assert automaton is not None, "choices are a format"
+            automaton = automaton.apart([token for option in options for token in option])
         own = decode if decode is not self.base or self._names_base else None
         return GenerationRequest(
             id, prompt, own, wishes.seed, noise_name, wishes.max_tokens if canvas is None else canvas.num_shown, None,
             automaton, wishes.cache_salt, None if canvas is None else canvas.token_ids,
+            options,
         )  # fmt: skip
 
     def _piece(self, text: str, field: str) -> tuple[int, ...]:

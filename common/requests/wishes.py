@@ -101,8 +101,10 @@ _Piece = Annotated[Any, BeforeValidator(_piece), WithJsonSchema(_PIECES)]
 
 
 class CanvasFields(BaseModel):
-    """canvas: the whole answer, texts and holes in turn, in the place of a length."""
+    """canvas: the whole answer, texts and holes in turn, in the place of a length. choice_probabilities: tell how
+    probable each of the texts of structured_outputs.choice is."""
 
+    choice_probabilities: StrictBool = False
     canvas: Annotated[list[_Piece], Field(min_length=1, max_length=_MOST_PIECES, fail_fast=True)] | None = None
 
 
@@ -119,7 +121,7 @@ class Wishes(NamedTuple):
 
     settings: of `decode`; stop strings and stop tokens come beside the run's. seed: None: the run's. format: what the
     answer is held to. suffix: a text that stands after the answer. canvas: texts and lengths of holes that the answer
-    consists of. min_tokens: before any that ends it.
+    consists of. min_tokens: before any that ends it. tells_choices: how probable each of the format's texts is.
     """
 
     settings: Mapping[str, Any] = MappingProxyType({})
@@ -132,6 +134,7 @@ class Wishes(NamedTuple):
     suffix: str | None = None
     canvas: tuple[str | int, ...] | None = None
     min_tokens: int = 0
+    tells_choices: bool = False
 
     @classmethod
     def read(cls, given: Mapping[str, Any], seed: object = None) -> Wishes:
@@ -165,7 +168,7 @@ class Wishes(NamedTuple):
         pieces = None if canvas.canvas is None else tuple(canvas.canvas)
         return cls(
             settings, answer.max_tokens, answer.ignore_eos, seed, *_format(answer), answer.cache_salt,
-            answer.suffix or None, pieces, answer.min_tokens,
+            answer.suffix or None, pieces, answer.min_tokens, canvas.choice_probabilities,
         )  # fmt: skip
 
     @property

@@ -58,6 +58,7 @@ def request_record(id: str | int, text: str, completion: Completion, *, has_step
         "tps_canvas_without_first_step": per_second(canvas, later_s),
         "tps_effective_without_first_step": per_second(effective, later_s),
         **({"token_ids": list(completion.token_ids), "step_map": list(completion.step_map)} if has_step_map else {}),
+        **({"option_logprobs": list(completion.option_logprobs)} if completion.option_logprobs else {}),
     }
 
 

@@ -159,6 +159,7 @@ class Ended(NamedTuple):
     step_map: tuple[int, ...] = ()
     weight_version: str = FIRST_VERSION
     num_cached_tokens: int = 0
+    option_logprobs: tuple[float, ...] = ()
 
 
 class Failed(NamedTuple):

@@ -374,6 +374,7 @@ class Requests:
             step_map=tuple(step_map),
             logprobs=self.logprobs(decoding.request.id, 0, num_kept),
             num_cached_tokens=decoding.num_reused,
+            option_logprobs=(decoding.held.option_logprobs or ()) if decoding.held is not None else (),
         )
 
     def _remove(self, decoding: DecodingRequest) -> None:

@@ -169,6 +169,7 @@ class RequestLoop:
                 step_map=result.step_map,
                 weight_version=self.engine.weight_version,
                 num_cached_tokens=result.num_cached_tokens,
+                option_logprobs=result.option_logprobs,
             )
         )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from common.config import DecodeConfig, RunConfig
 from common.decoding import HOLE, GenerationRequest, Room
 from common.errors import ConfigError
-from common.requests import PaceFields, RequestError, RequestMaker, Wishes
+from common.requests import CanvasFields, PaceFields, RequestError, RequestMaker, Wishes
 from common.serving.http.errors import ApiError
 from common.serving.http.fields import ChatFields, Fields, GenerateFields, Sampling
 from common.text import PLAIN, Reading
@@ -168,7 +168,7 @@ class OrderBook:
 def _refused(error: RequestError, fields: Sampling) -> ApiError:
     """Return the answer that names the field as the client has written it."""
     param = error.field
-    if param in PaceFields.model_fields or param == "canvas":
+    if param in PaceFields.model_fields or param in CanvasFields.model_fields:
         param = f"diffusion.{param}"
     elif param == "max_tokens":
         param = fields.length_name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from common.checkpoint import load_model_config, load_weights
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.constraints import Automaton
+from common.constraints import Automaton, Compiler, Format, made
 from common.decoding import HOLE, Completion, GenerationRequest, Rejection, Scheduler, decode_requests
 from common.platforms import build_engine
 from common.runtime import facts_of
@@ -104,6 +105,28 @@ def test_one_token_a_pass_is_what_the_model_predicts_of_the_whole_canvas() -> No
     asked = request("a", (HOLE,) * 5 + (40, 41, 42), shown=5)
     (one,) = decoded("vanilla", 0, asked, skip_threshold=1.0, sampling_strategy="default")
     assert list(one.token_ids) == tokens[11:16]
+
+
+@pytest.mark.parametrize(("name", "k"), [("vanilla", 0), ("prefix", 3), ("multi_block", 3)])
+def test_options_are_as_probable_as_the_first_pass_says(name: str, k: int) -> None:
+    """Against a plain forward: the log probabilities of an option's tokens and of the end token after them."""
+    config, texts = load_model_config(MODEL), ["ab", "b", "abba"]
+    options = tuple(tuple(2 + byte for byte in text.encode()) for text in texts)
+    compiler = Compiler(lambda: {2 + byte: bytes([byte]) for byte in range(256)}, VOCAB, made)
+    automaton = compiler.automaton(Format("choice", json.dumps(texts))).apart([100, 99, 100])
+    prompt, mask, shift = tuple(range(10, 21)), config.mask_of(None), facts_of(config).shift
+    asked = GenerationRequest("a", prompt, max_tokens=8, automaton=automaton, options=options)
+    (one,) = decoded(name, k, asked)
+    plain = PlainModel(config, load_weights(MODEL, config, tp_rank=0, tp_size=1, dtype=torch.float32))
+    length = len(prompt) + 24
+    logits = plain.forward([*prompt, *(mask,) * 24], 0, [length] * length, set(), set())
+    logprob = logits.log_softmax(dim=-1)
+    wanted = [
+        sum(float(logprob[len(prompt) + at - shift, token]) for at, token in enumerate((*option, EOS)))
+        for option in options
+    ]
+    assert one.option_logprobs == pytest.approx(wanted, abs=1e-4)
+    assert decoded(name, k, asked, GenerationRequest("b", prompt))[0].option_logprobs == pytest.approx(wanted, abs=1e-4)
 
 
 @pytest.mark.parametrize(

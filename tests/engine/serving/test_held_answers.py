@@ -130,3 +130,20 @@ def test_lines_of_batch_files_have_formats(tmp_path: Path) -> None:
         (record,) = map(json.loads, (tmp_path / name / "out.jsonl").read_text().splitlines())
         text = record["text"] if name == "own" else record["response"]["body"]["choices"][0]["text"]
         assert re.fullmatch("[0-9]{2} apples", text)
+
+
+def test_choices_come_with_their_probabilities(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"structured_outputs": {"choice": ["17", "12", "seventeen"]}}
+    told = {"extra_body": {**asked, "diffusion": {"choice_probabilities": True}}}
+    prompt = f"{QUESTION.format(12)}\nStep 1: there are 12+5="
+    made = client.completions.create(model="demo", prompt=prompt, max_tokens=16, **told)
+    (choice,) = made.choices
+    shares: dict[str, float] = choice.choice_probabilities  # type: ignore[attr-defined]
+    assert list(shares) == ["17", "12", "seventeen"] and sum(shares.values()) == pytest.approx(1)
+    assert max(shares, key=lambda text: shares[text]) == "17" == choice.text
+    assert 0 < choice.choice_mass <= 1  # type: ignore[attr-defined]
+    chunks = list(client.completions.create(model="demo", prompt=prompt, max_tokens=16, stream=True, **told))
+    last = next(chunk.choices[0] for chunk in reversed(chunks) if chunk.choices)
+    assert last.choice_probabilities == pytest.approx(shares)  # type: ignore[attr-defined]
+    with pytest.raises(openai.BadRequestError, match=r"diffusion\.choice_probabilities: only with structured_outputs"):
+        client.completions.create(model="demo", prompt="a", extra_body={"diffusion": {"choice_probabilities": True}})

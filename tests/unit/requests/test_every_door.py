@@ -147,6 +147,7 @@ def test_every_field_of_an_answer_and_its_pace_is_a_wish() -> None:
         "suffix": "a",
         "min_tokens": 3,
         "canvas": [{"mask": 1}],
+        "choice_probabilities": True,
         "response_format": {"type": "json_object"},
         "structured_outputs": {"choice": ["a"]},
     }

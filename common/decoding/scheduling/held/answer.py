@@ -87,6 +87,7 @@ class Held:
     count. is_tail_free: anything may follow an end token, as in models that are not trained to fill it with these.
     takes_entropy: the confidence is the negative entropy, else the probability.
 
+    options, option_logprobs: as in GenerationRequest and Completion.
     carry_1C5: statistics of the first position after the cache, kept from the step that committed the one before; empty
     where there are none.
     """
@@ -98,6 +99,8 @@ class Held:
     is_sampled: bool
     is_tail_free: bool
     takes_entropy: bool
+    options: tuple[tuple[int, ...], ...] = ()
+    option_logprobs: tuple[float, ...] | None = None
     carry_1C5: Float = field(default_factory=lambda: _NO_CARRY)
     _anchor: Part | None = None  # of the pass
 
@@ -109,7 +112,7 @@ class Held:
         most = most if request.max_tokens is None else min(request.max_tokens, most)
         return cls(
             automaton, begin, begin + most, noise_key, decode.temperature > 0, decode.strategy.is_from_zero,
-            decode.sampling_strategy == "neg_entropy",
+            decode.sampling_strategy == "neg_entropy", request.options,
         )  # fmt: skip
 
     def look_ahead(self, tables: Tables, parts: Parts, slot: int) -> None:
@@ -142,6 +145,8 @@ class Held:
             part = self._part(own.parts, own.slot, reach, branch)
         if part is None:
             return False
+        if self.options and self.option_logprobs is None:
+            self.option_logprobs = self._judged(own, branch)
         if part.width:
             self._solve(own, part, branch, rooms.of(self.automaton, part.width))
         self._keep_carry(own, branch)
@@ -195,6 +200,27 @@ class Held:
             self.automaton.end if self.is_tail_free else NEVER, part, self._given(own), uniform_W,
             self.is_sampled and self.is_tail_free, self.takes_entropy, own.entries(), room, own.values_3T,
         )  # fmt: skip
+
+    def _judged(self, own: Pass, branch: int) -> tuple[float, ...] | None:
+        """Return `option_logprobs` by this pass, in which all of the answer is masked; None where it reads nothing."""
+        if not len(own.classes.entry_X):
+            return None
+        entry_N, first = own.entries(), self.begin - int(own.state["window_start"])
+        count = find_entries(own.parts, own.slot, branch, own.fields_8R, entry_N)
+        entry_P = entry_N[first : min(count, first + self.end - self.begin)]
+        entry_X, values_XC5 = own.classes.entry_X, own.classes.values_XC5
+        index_P = np.minimum(entry_X.searchsorted(entry_P), len(entry_X) - 1)
+        is_told_P = entry_X[index_P] == entry_P
+        num_told = len(entry_P) if is_told_P.all() else int(is_told_P.argmin())
+        mass_PC = values_XC5[index_P[:num_told], :, ClassField.MASS].astype(np.float64)
+        logprob_PC = mass_PC - np.logaddexp.reduce(mass_PC, axis=1, keepdims=True)
+        found = []
+        for option in self.options:
+            class_W = [*self.automaton.class_V[list(option)], self.automaton.end_class][: self.end - self.begin]
+            if len(class_W) > num_told:
+                return ()
+            found.append(float(logprob_PC[np.arange(len(class_W)), class_W].sum()))
+        return tuple(found)
 
     def _keep_carry(self, own: Pass, branch: int) -> None:
         """Keep what the winner predicts for the next window's first position (`planning.carries`)."""

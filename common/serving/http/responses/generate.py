@@ -12,7 +12,7 @@ from common.serving.http.fields import GenerateFields
 from common.serving.http.responses.calls import Call
 from common.serving.http.responses.logprobs import Told, of_rollout
 from common.serving.http.responses.sse import DONE, event
-from common.serving.http.responses.whole import Finished, finish_reason, pass_counts, usage
+from common.serving.http.responses.whole import Finished, finish_reason, judged, pass_counts, usage
 
 
 @dataclass(slots=True)
@@ -70,6 +70,7 @@ class GenerateCall:
             "usage": counts,
             "diffusion": pass_counts([one.ended], [order]),
         }
+        body = judged(body, one.ended, fields)
         if fields.return_step_map:
             body["step_map"] = list(one.ended.step_map)
         if fields.is_rollout:

@@ -14,6 +14,7 @@ from common.serving.http.responses.sse import DONE, event
 from common.serving.http.responses.whole import (
     finish_reason,
     head,
+    judged,
     num_cached,
     pass_counts,
     shown_logprobs,
@@ -101,6 +102,7 @@ class OpenAiCall:
         if reason is not None:
             reason = "tool_calls" if reader.num_calls else reason
             parts.append({**self._delta(index, {}, reason), "stop_reason": piece.stop_reason})
+            parts[-1] = self._judged(parts[-1], piece)
         return parts
 
     def _text_part(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
@@ -111,7 +113,10 @@ class OpenAiCall:
             "finish_reason": reason,
             "stop_reason": piece.stop_reason,
         }
-        return self._with_ids(choice, piece.token_ids)
+        return self._judged(self._with_ids(choice, piece.token_ids), piece)
+
+    def _judged(self, choice: dict[str, Any], piece: Piece) -> dict[str, Any]:
+        return choice if piece.ended is None else judged(choice, piece.ended, self.call.fields)
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         if not piece.told:

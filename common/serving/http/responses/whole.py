@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -101,6 +102,20 @@ def whole_body(
     return body
 
 
+def judged(choice: dict[str, Any], ended: Ended, fields: Sampling) -> dict[str, Any]:
+    """Return a choice with how probable each text of its format is, and all of them together, where that is asked for;
+    null where the first pass did not see to their ends."""
+    if not fields.diffusion.choice_probabilities:
+        return choice
+    texts, logprobs = (fields.structured_outputs or {})["choice"], ended.option_logprobs
+    if not logprobs:
+        return {**choice, "choice_probabilities": None, "choice_mass": None}
+    top = max(logprobs)
+    weights = [math.exp(one - top) for one in logprobs]
+    shares = {text: weight / sum(weights) for text, weight in zip(texts, weights, strict=True)}
+    return {**choice, "choice_probabilities": shares, "choice_mass": min(1.0, sum(map(math.exp, logprobs)))}
+
+
 def with_ids(choice: dict[str, Any], token_ids: tuple[int, ...], fields: Sampling) -> dict[str, Any]:
     """Return a choice with its token ids, where they are asked for."""
     return {**choice, "token_ids": list(token_ids)} if fields.return_token_ids else choice
@@ -116,7 +131,8 @@ def shown_logprobs(told: Sequence[Told], fields: Sampling, text_of: TextOf, *, i
 def _choice(index: int, one: Finished, fields: Sampling, echo: str, text_of: TextOf) -> dict[str, Any]:
     logprobs = shown_logprobs(one.told, fields, text_of, is_chat=False)
     rest = {"logprobs": logprobs, "finish_reason": one.finish_reason, "stop_reason": one.stop_reason}
-    return with_ids({"index": index, "text": echo + one.text, **rest}, one.token_ids, fields)
+    made = with_ids({"index": index, "text": echo + one.text, **rest}, one.token_ids, fields)
+    return judged(made, one.ended, fields)
 
 
 def _chat_choice(index: int, one: Finished, fields: Sampling, reading: Reading, text_of: TextOf) -> dict[str, Any]:
@@ -124,4 +140,6 @@ def _chat_choice(index: int, one: Finished, fields: Sampling, reading: Reading, 
     logprobs = shown_logprobs(one.told, fields, text_of, is_chat=True)
     reason = "tool_calls" if said.calls else one.finish_reason
     rest = {"logprobs": logprobs, "finish_reason": reason, "stop_reason": one.stop_reason}
-    return with_ids({"index": index, "message": {"role": "assistant", **spoken(said)}, **rest}, one.token_ids, fields)
+    message = {"role": "assistant", **spoken(said)}
+    made = with_ids({"index": index, "message": message, **rest}, one.token_ids, fields)
+    return judged(made, one.ended, fields)
