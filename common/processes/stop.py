@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from types import FrameType
 from typing import NoReturn
 
 GRACE_S = 5.0
+_AGAIN_S = 0.01
 _ECHO_S = 1.0  # in which a launcher passes a signal on
 _PR_SET_PDEATHSIG = 1
 
@@ -27,12 +29,18 @@ class Stopped(BaseException):
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}")
+        self.signal_number = signal_number
         self.exit_code = 128 + signal_number
         self.is_reported = False  # whether the user has read of it
 
 
 def stop_on_signals(grace_s: float = GRACE_S) -> None:
-    """From now on SIGINT and SIGTERM raise Stopped in the main thread, and `grace_s` later end the process."""
+    """From now on SIGINT and SIGTERM raise Stopped in the main thread, and `grace_s` later end the process.
+
+    Python ignores what is raised in a finalizer or a callback of a weak reference, which imports have: there Stopped is
+    raised once more, a moment later.
+    """
+    sys.unraisablehook = _raise_again
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -60,7 +68,7 @@ def end_undisturbed() -> None:
     The handler does nothing, where SIG_IGN would keep signals from the watching thread, which ends a process that hangs
     on its way out.
     """
-    for signal_number in (signal.SIGINT, signal.SIGTERM):
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(signal_number, lambda *_: None)
 
 
@@ -69,6 +77,16 @@ def _raise_stopped(signal_number: int, frame: FrameType | None) -> NoReturn:
     for other in (signal.SIGINT, signal.SIGTERM):
         signal.signal(other, signal.SIG_IGN)
     raise Stopped(signal_number)
+
+
+def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
+    stopped = ignored.exc_value
+    if not isinstance(stopped, Stopped):
+        sys.__unraisablehook__(ignored)
+        return
+    number = stopped.signal_number
+    signal.signal(signal.SIGALRM, lambda *_: _raise_stopped(number, None))
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
 
 
 def _end_after_grace(reader: int, grace_s: float) -> None:

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 PREPARE = """
 import os, signal, sys, time, weakref
 from common.processes.stop import Stopped, end_undisturbed, stop_on_signals
@@ -28,10 +30,35 @@ def test_a_signal_ends_what_works() -> None:
 
 
 def test_a_signal_changes_nothing_of_an_end_that_has_begun() -> None:
-    assert "Traceback" in run("sys.exit(2)")[1]
     assert run("end_undisturbed()\nsys.exit(2)") == (2, "")
 
 
 def test_a_process_that_hangs_on_its_way_out_is_ended() -> None:
     code = "end_undisturbed()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(600)"
     assert run(code, grace_s=1)[0] == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("where", ["finalizer", "callback"])
+def test_a_signal_where_python_ignores_errors_ends_what_works(where: str) -> None:
+    """A callback of a weak reference comes at the end of an import too. Other errors there are told."""
+    code = """
+class Other:
+    def __del__(self):
+        raise ValueError("told of")
+def stop(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    sum(range(1000))
+class Last(Thing):
+    __del__ = stop if WHERE == "finalizer" else None
+other, last = Other(), Last() if WHERE == "finalizer" else Thing()
+seen = weakref.ref(last, stop) if WHERE == "callback" else None
+try:
+    del other, last
+    time.sleep(600)
+except Stopped as stopped:
+    end_undisturbed()
+    sys.exit(str(stopped))
+"""
+    status, said = run(code.replace("WHERE", repr(where)))
+    assert status == 1 and said.endswith("\nstopped by SIGTERM\n") and "ValueError: told of" in said
+    assert "Stopped" not in said
