@@ -15,7 +15,7 @@ import numpy as np
 from common.config import DecodeConfig
 from common.constraints import Automaton
 from common.decoding import HOLE
-from common.requests.formats import check_decode, check_draws
+from common.requests.formats import check_decode, check_draws, refuse_ends
 from common.requests.refusal import RequestError
 from common.requests.wishes import MOST_GIVEN, Wishes
 
@@ -68,13 +68,8 @@ def held(wishes: Wishes, decode: DecodeConfig, vocab_size: int | None) -> tuple[
         )
     if wishes.format is not None:
         raise RequestError(field, f"{wishes.format_field} says what the answer is held to: remove one of the two")
-    for name in ("stop", "stop_token_ids"):
-        if wishes.settings.get(name):
-            raise RequestError(name, "what stands after an answer says where it ends: remove it")
-    if wishes.ignore_eos:
-        raise RequestError("ignore_eos", "no end token is filled into a hole: remove it")
-    if wishes.min_tokens:
-        raise RequestError("min_tokens", "no end token is filled into a hole: remove it")
+    no_end = "no end token is filled into a hole"
+    refuse_ends(wishes, "what stands after an answer says where it ends", no_end, no_end)
     check_draws(wishes, decode, "what fills a hole")
     check_decode(decode, "a canvas")
     decode = decode.model_copy(update={"stop": (), "top_p": 1.0, "top_k": None})

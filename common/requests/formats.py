@@ -49,14 +49,23 @@ class Formats:
 
 
 def _check(wishes: Wishes, decode: DecodeConfig) -> None:
-    for name in ("stop", "stop_token_ids"):
-        if wishes.settings.get(name):
-            raise RequestError(name, "an answer that is held to a format ends where that does: remove it")
-    if wishes.ignore_eos:
-        raise RequestError("ignore_eos", "an answer that is held to a format ends with an end token: remove it")
-    if wishes.min_tokens:
-        raise RequestError("min_tokens", "the format says when an answer may end: remove it")
+    ends = "an answer that is held to a format ends"
+    refuse_ends(
+        wishes, f"{ends} where that does", f"{ends} with an end token", "the format says when an answer may end"
+    )
     check_draws(wishes, decode, "an answer that is held to a format")
+
+
+def refuse_ends(wishes: Wishes, of_stop: str, of_ignore_eos: str, of_min_tokens: str) -> None:
+    """Raise RequestError for wishes about where an answer ends, each for its own reason."""
+    for name, is_set, why in (
+        ("stop", wishes.settings.get("stop"), of_stop),
+        ("stop_token_ids", wishes.settings.get("stop_token_ids"), of_stop),
+        ("ignore_eos", wishes.ignore_eos, of_ignore_eos),
+        ("min_tokens", wishes.min_tokens, of_min_tokens),
+    ):
+        if is_set:
+            raise RequestError(name, f"{why}: remove it")
 
 
 def choices_of(wishes: Wishes) -> list[str]:
