@@ -129,20 +129,14 @@ def _proven(
     """The operations in the forms that are right on this device. Raises MissingCapability where one that is called is
     wrong."""
     check_tensor_parallel(config, mesh.tp_size)
-    schemes = {
-        linear: scheme
-        for linear, scheme in linear_schemes(profile, run.model, config.num_layers, run.load_format).items()
-        if not (config.is_moe_layer(linear.layer) and linear.kind in ("gate_up_proj", "down_proj"))
-    }
+    schemes = linear_schemes(profile, run.model, config, run.load_format)
     if mesh.is_leader:
         logger.info("%s", tell_schemes(profile, run, config, schemes))
     sizes = Sizes.of(config, mesh.tp_size)
     warm = [num_tokens for num_tokens, _ in usual_shapes(shapes, run.decode, mesh.bp_size)]
     sizes = replace(sizes, step_tokens=max(warm, default=sizes.step_tokens))
     ops = settle(ops, sizes, device, mesh, profile)
-    has_shared_experts = config.moe is not None and config.moe.num_shared_experts > 0
-    called = {*schemes.values(), *(["FLOAT"] if has_shared_experts else [])}
-    require_correct(ops, sizes, device, mesh, profile, called)
+    require_correct(ops, sizes, device, mesh, profile, set(schemes.values()))
     return ops
 
 

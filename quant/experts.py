@@ -1,10 +1,12 @@
-"""Mixtures of experts in 8 bits, quantized at load: weights per output channel of each expert, rows per token.
+"""Mixtures of experts in 8 bits: weights per output channel of each expert, rows per token.
 
 A mixture is any module with `experts_gate_up` [E, 2X, D] and `experts_down` [E, D, X]; their scales stand beside them
 as float32 buffers [E, O], None where the weights are floats. Routers and shared experts stay floats.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,18 @@ def swap_experts(model: nn.Module, scheme: Scheme) -> int:
             setattr(module, name, nn.Parameter(values_EOK, requires_grad=False))
             setattr(module, f"{name}_scale", torch.stack([expert["weight_scale"] for expert in experts]))
     return len(mixtures)
+
+
+def install_experts(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put `quant.folder.load_quantized`'s experts into a model, in place of its own."""
+    for name, tensor in tensors.items():
+        experts, _, leaf = name.rpartition(".")
+        mixture, _, own = experts.rpartition(".")
+        module = model.get_submodule(mixture)
+        if leaf == "weight":
+            setattr(module, own, nn.Parameter(tensor, requires_grad=False))
+        else:
+            setattr(module, f"{own}_scale", tensor)
 
 
 def expert_linear(x_NK: Tensor, weight_OK: Tensor, scale_O: Tensor | None) -> Tensor:

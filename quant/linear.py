@@ -59,7 +59,7 @@ class QuantizedLinear(nn.Module):
     def __init__(
         self, tensors: Mapping[str, Tensor], out_dtype: torch.dtype, kernels: QuantKernels = PLAIN_INT8
     ) -> None:
-        """Take `tensors` by suffix, from `scheme.quantize_linear` or `checkpoint.load_quantized`.
+        """Take `tensors` by suffix, from `scheme.quantize_linear` or `folder.load_quantized`.
 
         `out_dtype` is what activations that come in quantized go out as.
         """
@@ -135,7 +135,7 @@ def swap_linear(
 def install_linears(
     model: nn.Module, tensors: Mapping[str, Tensor], out_dtype: torch.dtype, kernels: QuantKernels = PLAIN_INT8
 ) -> list[str]:
-    """Put `checkpoint.load_quantized`'s linears into a model, in place of its own; returns their names.
+    """Put `folder.load_quantized`'s linears into a model, in place of its own; returns their names.
 
     Raises QuantizationError if the model has no such linear or one of another shape.
     """

@@ -8,7 +8,6 @@ The folder is written under a temporary name (`partial`): one with its own name 
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,16 +23,14 @@ from quant.calibration import ActivationRange, Calibration, smooth_layer
 from quant.errors import QuantizationError
 from quant.folder import (
     FLOAT,
-    Geometry,
     ShardWriter,
     TensorFolder,
-    read_geometry,
     read_json,
     write_description,
 )
 from quant.folder import Scheme as FileScheme
 from quant.layout import is_quantized_folder
-from quant.names import LINEARS, NUMBER, LinearName, excluded_linears, linear_of
+from quant.names import Layout, Linear, Part, excluded_linears
 from quant.partial import whole_or_nothing
 from quant.report import LinearReport, QuantReport, measure
 from quant.scheme import quantize_linear
@@ -44,7 +41,6 @@ MergeLora = Callable[[str, Tensor], Tensor]  # (checkpoint tensor name, tensor) 
 logger = logging.getLogger(__name__)
 
 _FILE_SCHEME: dict[str, FileScheme] = {"w8a8_dynamic": "W8A8_DYNAMIC", "w8a8": "W8A8"}
-_LAYER = re.compile(rf"model\.layers\.({NUMBER})\.")
 _COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")  # config and tokenizer; never code
 
 
@@ -58,8 +54,9 @@ class _Entry(NamedTuple):
 class _Request:
     scheme: FolderScheme
     source: TensorFolder
-    geometry: Geometry
-    chosen: frozenset[LinearName]
+    layout: Layout
+    chosen: frozenset[Linear]
+    modules: frozenset[str]  # of the chosen linears
     calibration: Calibration | None
     smooth_alpha: float | None
     lora: MergeLora | None
@@ -74,13 +71,13 @@ class _Request:
         if self.lora is None:
             return tensor
         merged = self.lora(name, tensor)
-        is_quantized = linear_of(name.rpartition(".")[0]) in self.chosen
-        return merged if is_quantized else merged.to(tensor.dtype)
+        return merged if name.rpartition(".")[0] in self.modules else merged.to(tensor.dtype)
 
 
 def quantize_folder(
     model_folder: str | Path,
     out_folder: str | Path,
+    layout: Layout,
     scheme: FolderScheme = "w8a8_dynamic",
     calibration: Calibration | None = None,
     exclude: Sequence[str] = (),
@@ -88,20 +85,17 @@ def quantize_folder(
     lora: MergeLora | None = None,
     max_shard_bytes: int = 2 * 2**30,
 ) -> QuantReport:
-    """Quantize a Hugging Face folder of Qwen2 layout (Dream, DiffuCoder). Raises QuantizationError.
+    """Quantize a Hugging Face folder, but for shared experts. Raises QuantizationError.
 
-    `calibration` is needed for "w8a8" and for smoothing; `exclude` holds fnmatch patterns on run-time or checkpoint
-    names of linears that stay float. An existing `out_folder` must be empty.
+    `calibration` is needed for "w8a8" and for smoothing, both without experts; `exclude` holds fnmatch patterns on
+    run-time or checkpoint names of linears that stay float. An existing `out_folder` must be empty.
     """
     source, out = Path(model_folder).resolve(), Path(out_folder).resolve()
     _check_settings(scheme, calibration, smooth_alpha)
     _check_folders(source, out)
-    geometry = read_geometry(source)
-    every = [LinearName(layer, kind) for layer in range(geometry.num_layers) for kind in LINEARS]
-    chosen = frozenset(every) - excluded_linears(every, exclude)
-    if not chosen:
-        raise QuantizationError("exclude leaves no linear to quantize: exclude fewer, or use the float model")
-    request = _Request(scheme, TensorFolder(source), geometry, chosen, calibration, smooth_alpha, lora)
+    chosen = chosen_linears(layout, exclude, is_calibrated=calibration is not None)
+    modules = frozenset(module for linear in chosen for module in linear.modules)
+    request = _Request(scheme, TensorFolder(source), layout, chosen, modules, calibration, smooth_alpha, lora)
     try:
         with whole_or_nothing(out) as partial:
             report = _write(request, partial, max_shard_bytes)
@@ -111,6 +105,17 @@ def quantize_folder(
     except (OSError, SafetensorError) as error:
         raise QuantizationError(f"{out}: could not be written ({error}); free space or write elsewhere") from None
     return report
+
+
+def chosen_linears(layout: Layout, exclude: Sequence[str], is_calibrated: bool) -> frozenset[Linear]:
+    """Return the linears that `quantize_folder` quantizes. Raises QuantizationError."""
+    excluded = excluded_linears(layout.linears, exclude)
+    chosen = frozenset(linear for linear in layout.linears if linear not in excluded and not linear.stays_float)
+    if not chosen:
+        raise QuantizationError("exclude leaves no linear to quantize: exclude fewer, or use the float model")
+    if is_calibrated and any(linear.num_experts for linear in chosen):
+        raise QuantizationError("experts are quantized without a calibration: give none, or exclude '*.experts.*'")
+    return chosen
 
 
 def _write(request: _Request, folder: Path, max_shard_bytes: int) -> QuantReport:
@@ -126,65 +131,65 @@ def _write(request: _Request, folder: Path, max_shard_bytes: int) -> QuantReport
 
 
 def _entries(request: _Request, reports: list[LinearReport]) -> Iterator[_Entry]:
-    num_layers = request.geometry.num_layers
+    layout = request.layout
     by_layer: dict[int | None, list[str]] = {}
     for name in request.source.names():
-        match = _LAYER.match(name)
-        by_layer.setdefault(int(match[1]) if match else None, []).append(name)
-    extra = [layer for layer in by_layer if layer is not None and layer >= num_layers]
+        by_layer.setdefault(layout.layer_of(name), []).append(name)
+    extra = [layer for layer in by_layer if layer is not None and layer >= layout.num_layers]
     if extra:
         raise QuantizationError(
             f"{request.source.folder}: layer {min(extra)} is in the files, but config.json has only "
-            f"{num_layers} layers: correct num_hidden_layers"
+            f"{layout.num_layers} layers: correct num_hidden_layers"
         )
     for name in by_layer.get(None, []):
         yield _Entry(name, FLOAT, request.read(name))
-    for layer in range(num_layers):
+    for layer in range(layout.num_layers):
         tensors = {name: request.read(name) for name in by_layer.get(layer, [])}
         yield from _quantized_layer(request, layer, tensors, reports)
-        logger.info("quantized layer %d of %d", layer + 1, num_layers)
+        logger.info("quantized layer %d of %d", layer + 1, layout.num_layers)
 
 
 def _quantized_layer(
     request: _Request, layer: int, tensors: dict[str, Tensor], reports: list[LinearReport]
 ) -> Iterator[_Entry]:
     """Quantize a layer's linears, which are taken out of `tensors`; what is left is float."""
-    linears = sorted(linear for linear in request.chosen if linear.layer == layer)
-    for linear in linears:
-        for module in linear.checkpoint_names:
-            _check_shape(request, module, tensors)
+    linears = [linear for linear in request.layout.linears if linear.layer == layer and linear in request.chosen]
+    for part in (part for linear in linears for part in linear.parts):
+        _check_shape(request, part, tensors)
     for linear, own in _input_ranges(request, linears, tensors).items():
         static_input = own.static_input() if own is not None and request.scheme == "w8a8" else None
-        for module in linear.checkpoint_names:
+        for module in linear.modules:
             weight, bias = tensors.pop(f"{module}.weight"), tensors.pop(f"{module}.bias", None)
             quantized = quantize_linear(weight, bias, request.scheme, static_input)
-            reports.append(measure(module, weight, bias, quantized, None if own is None else own.samples))
-            yield from _file_entries(module, quantized, bias, request)
+            samples = None if own is None else own.samples
+            reports.append(measure(layer, module, weight, bias, quantized, samples))
+            yield from _file_entries(module, quantized, bias, request.scheme, weight.dtype)
     for name, tensor in tensors.items():
         yield _Entry(name, FLOAT, tensor)
 
 
 def _input_ranges(
-    request: _Request, linears: Sequence[LinearName], tensors: dict[str, Tensor]
-) -> Mapping[LinearName, ActivationRange | None]:
+    request: _Request, linears: Sequence[Linear], tensors: dict[str, Tensor]
+) -> Mapping[Linear, ActivationRange | None]:
     """The ranges of the linears' inputs, after smoothing the layer if that was asked for."""
     calibration = request.calibration
     if calibration is None:
         return dict.fromkeys(linears)
     if request.smooth_alpha is None:
         return {linear: calibration.of(str(linear)) for linear in linears}
-    return smooth_layer(tensors, linears, calibration, request.geometry, request.smooth_alpha)
+    return smooth_layer(tensors, linears, calibration, request.layout, request.smooth_alpha)
 
 
 def _file_entries(
-    module: str, quantized: Mapping[str, Tensor], bias: Tensor | None, request: _Request
+    module: str, quantized: Mapping[str, Tensor], bias: Tensor | None, folder_scheme: FolderScheme, dtype: torch.dtype
 ) -> Iterator[_Entry]:
-    """Shapes and dtypes as msmodelslim writes them: scales fp32 [N, 1], biases fp32 and FLOAT."""
-    scheme = _FILE_SCHEME[request.scheme]
+    """Shapes and dtypes as msmodelslim writes them: scales fp32 [N, 1], biases fp32 and FLOAT. dtype: the float
+    weight's."""
+    scheme = _FILE_SCHEME[folder_scheme]
     scale = quantized["weight_scale"][:, None]
     files = {**quantized, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
     files.pop("bias", None)
-    if "deq_scale" in files and request.geometry.dtype == "float16":
+    if "deq_scale" in files and dtype == torch.float16:
         files["deq_scale"] = w8a8.float32_bits(files["deq_scale"])
     for suffix, tensor in files.items():
         yield _Entry(f"{module}.{suffix}", scheme, tensor)
@@ -211,11 +216,12 @@ def _check_folders(source: Path, out: Path) -> None:
         raise QuantizationError(f"{out}: exists and is not empty; remove it or write elsewhere")
 
 
-def _check_shape(request: _Request, module: str, tensors: Mapping[str, Tensor]) -> None:
-    key = f"{module}.weight"
-    shape = request.geometry.shape(module.rpartition(".")[2])
+def _check_shape(request: _Request, part: Part, tensors: Mapping[str, Tensor]) -> None:
+    key = f"{part.module}.weight"
     if key not in tensors:
-        raise QuantizationError(f"{request.source.folder}: {key!r} is in no file; only Qwen2's layout can be quantized")
-    if tuple(tensors[key].shape) != shape:
+        raise QuantizationError(f"{request.source.folder}: {key!r} is in no file; copy the folder again")
+    if tuple(tensors[key].shape) != part.shape:
         found = list(tensors[key].shape)
-        raise QuantizationError(f"{request.source.folder}: {key!r} is {found}, but config.json makes it {list(shape)}")
+        raise QuantizationError(
+            f"{request.source.folder}: {key!r} is {found}, but config.json makes it {list(part.shape)}"
+        )

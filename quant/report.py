@@ -15,6 +15,7 @@ from quant.linear import QuantizedLinear
 
 @dataclass(frozen=True, slots=True)
 class LinearReport:
+    layer: int
     name: str  # in the checkpoint
     shape: tuple[int, int]
     weight_error: float  # |W - dequantized| / |W|, Frobenius
@@ -37,8 +38,9 @@ class QuantReport:
 
 
 def measure(
-    name: str, weight_NK: Tensor, bias_N: Tensor | None, quantized: Mapping[str, Tensor], samples_SK: Tensor | None
-) -> LinearReport:
+    layer: int, name: str, weight_NK: Tensor, bias_N: Tensor | None, quantized: Mapping[str, Tensor],
+    samples_SK: Tensor | None,
+) -> LinearReport:  # fmt: skip
     """Compare a float linear with what `quantize_linear` made of it. With smoothing: both smoothed."""
     weight = weight_NK.float()
     restored = w8a8.dequantize_weight(w8a8.QuantizedWeight(quantized["weight"], quantized["weight_scale"]))
@@ -47,7 +49,7 @@ def measure(
         exact = torch.nn.functional.linear(samples_SK, weight, None if bias_N is None else bias_N.float())
         output_error = _relative_error(QuantizedLinear(quantized, torch.float32)(samples_SK), exact)
     shape = (weight.shape[0], weight.shape[1])
-    return LinearReport(name, shape, _relative_error(restored, weight), output_error)
+    return LinearReport(layer, name, shape, _relative_error(restored, weight), output_error)
 
 
 def _relative_error(found: Tensor, exact: Tensor) -> float:

@@ -8,7 +8,7 @@ from common.checkpoint.families import load_model_config
 from common.checkpoint.folder import existing_folder
 from common.checkpoint.lora import LoraSource
 from common.checkpoint.model_config import ModelConfig, MoEConfig
-from common.checkpoint.rules import check_tensor_parallel, fits_tensor_parallel, shard_bounds
+from common.checkpoint.rules import check_tensor_parallel, fits_tensor_parallel, quantizable, shard_bounds
 from common.checkpoint.sources import SafetensorsFolder
 from common.checkpoint.text_length import CharacterBound, character_bound
 from common.checkpoint.tokenizer import Tokenizer, load_tokenizer
@@ -28,5 +28,6 @@ __all__ = [
     "load_model_config",
     "load_tokenizer",
     "load_weights",
+    "quantizable",
     "shard_bounds",
 ]

@@ -11,6 +11,7 @@ from typing import Literal
 from common.checkpoint.families.names import TENSOR_NAMES, TensorNames
 from common.checkpoint.model_config import ModelConfig, MoEConfig
 from common.errors import ConfigError
+from quant.names import Layout, Linear, Part
 
 _QKV = "QKK"
 
@@ -54,6 +55,36 @@ def rules_of(config: ModelConfig, stored: Collection[str] = ()) -> list[Rule]:
         _rule("norm.weight", None, "D", names.norm),
         Rule("lm_head.weight", 0, (Piece(head, "VD"),)),
     ]
+
+
+def quantizable(config: ModelConfig, tp_rank: int = 0, tp_size: int = 1) -> Layout:
+    """The linears of decoder layers, as `quant` wants them; of a rank its share. Raises ConfigError."""
+    check_tensor_parallel(config, tp_size)
+    names = TENSOR_NAMES[config.family]
+    return Layout(
+        tuple(_linears(config, tp_rank, tp_size)), config.num_layers, names.layer, config.num_heads,
+        config.num_kv_heads, config.head_size, f"{names.head}.weight" if config.tie_word_embeddings else None,
+    )  # fmt: skip
+
+
+def _linears(config: ModelConfig, tp_rank: int, tp_size: int) -> Iterator[Linear]:
+    sizes = dimension_sizes(config)
+    for layer in range(config.num_layers):
+        for rule in _layer_rules(config, TENSOR_NAMES[config.family], layer):
+            is_linear = rule.split is not None or rule.num_experts > 0
+            if not is_linear or rule.name.endswith(".bias"):
+                continue
+            parts = [
+                Part(
+                    piece.name.removesuffix(".weight"),
+                    (sum(sizes[row] for row in piece.rows or piece.shape[0]), sizes[piece.shape[1]]),
+                    *slices,
+                )
+                for piece, slices in pieces_of_rank(config, rule, tp_rank, tp_size)
+            ]
+            kind = rule.name.removeprefix(f"layers.{layer}.").removesuffix(".weight")
+            adds_bias = rule.split != 1 or tp_rank == 0
+            yield Linear(layer, kind, tuple(parts), rule.num_experts // tp_size, adds_bias)
 
 
 def embedding_and_head(config: ModelConfig, stored: Collection[str] = ()) -> tuple[str, str]:

@@ -72,7 +72,7 @@ def linears_of(profile: DeviceProfile, model: str) -> str:
     from common.runtime import linear_schemes
 
     config = load_model_config(model)
-    return tell_schemes(profile, RunConfig(model=model), config, linear_schemes(profile, model, config.num_layers))
+    return tell_schemes(profile, RunConfig(model=model), config, linear_schemes(profile, model, config))
 
 
 def run_selftest(profile: DeviceProfile, model: str | None = None) -> int:

@@ -144,7 +144,7 @@ class DeviceProfile(Settings):
     npu: NpuConfig = Field(default=NpuConfig(), description="What only an NPU knows.")
     quantization: Literal["w8a8", "fp8"] | None = Field(
         default=None,
-        description="Linears and experts in 8 bits: `w8a8` from a quantized folder or made at load (experts: at load), "
+        description="Linears and experts in 8 bits: `w8a8` from a quantized folder or made at load, "
         "`fp8` made at load (`lopa_cuda`).",
     )
     quantize_lm_head: bool = Field(

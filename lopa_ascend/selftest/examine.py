@@ -105,7 +105,7 @@ def examine_alone(profile: DeviceProfile, model: str | None = None) -> list[Find
     sizes, schemes = Sizes.of_dream_7b(tp_size), {scheme_at_load(profile)}
     if model is not None:
         config = load_model_config(model)
-        sizes, schemes = Sizes.of(config, tp_size), set(linear_schemes(profile, model, config.num_layers).values())
+        sizes, schemes = Sizes.of(config, tp_size), set(linear_schemes(profile, model, config).values())
     ops = npu_ops(attention_form(profile, sizes.num_kv_heads))
     ops = settle(ops.with_fused_kv_write() if profile.kernels == "triton" else ops, sizes, device, Mesh(), profile)
     return list(examine(ops, sizes, device, Mesh(), profile.graph.mode, schemes))

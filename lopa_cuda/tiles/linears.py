@@ -10,7 +10,6 @@ from common.config import DeviceProfile, RunConfig
 from common.runtime import linear_schemes, scheme_at_load
 from lopa_cuda.tiles.table import Fusion, Kind, LinearShape
 from quant.folder import FLOAT
-from quant.names import LinearName
 
 _KINDS: dict[str, Kind] = {FLOAT: "bf16", "FP8": "fp8"}  # the other schemes are of 8-bit integers
 
@@ -29,11 +28,11 @@ def model_linears(
 
     Raises QuantizationError for a damaged quantized folder.
     """
-    schemes = linear_schemes(profile, run.model, config.num_layers, run.load_format)
+    schemes = linear_schemes(profile, run.model, config, run.load_format)
     found: dict[LinearShape, ModelLinear] = {}
     for layer in range(config.num_layers):
         for name, num_out, num_in, fusion in _layer(config, layer, tp_size):
-            scheme = schemes.get(LinearName(layer, f"{name}_proj"), FLOAT)
+            scheme = schemes.get(f"layers.{layer}.{name}_proj", FLOAT)
             shape = LinearShape(_KINDS.get(scheme, "int8"), num_out, num_in, fusion)
             found.setdefault(shape, ModelLinear(name, shape))
     first, end = shard_bounds(config.vocab_size, tp_rank, tp_size)

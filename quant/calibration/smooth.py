@@ -15,8 +15,7 @@ from torch import Tensor
 
 from quant.calibration.calibrate import ActivationRange, Calibration
 from quant.errors import QuantizationError
-from quant.folder import Geometry
-from quant.names import LinearName
+from quant.names import Layout, Linear
 
 # In this order: the scales of qkv and gate_up then see v and up as they will be quantized.
 _PRODUCER = {
@@ -38,29 +37,29 @@ def smoothing_scale(x_absmax_K: Tensor, weight_absmax_K: Tensor, alpha: float) -
 
 def smooth_layer(
     tensors: dict[str, Tensor],
-    linears: Collection[LinearName],
+    linears: Collection[Linear],
     calibration: Calibration,
-    geometry: Geometry,
+    layout: Layout,
     alpha: float,
-) -> dict[LinearName, ActivationRange]:
+) -> dict[Linear, ActivationRange]:
     """Smooth these linears of one layer in place, in checkpoint tensors; returns the ranges of their new inputs.
 
     Other linears stay float-equivalent too, so excluded ones may be left out. Raises QuantizationError if a producer
     is missing or a linear was not calibrated.
     """
-    ranges: dict[LinearName, ActivationRange] = {}
+    ranges: dict[Linear, ActivationRange] = {}
     for linear in sorted(linears, key=lambda each: list(_PRODUCER).index(each.kind)):
         own = calibration.of(str(linear))
-        weights = [f"{module}.weight" for module in linear.checkpoint_names]
+        weights = [f"{module}.weight" for module in linear.modules]
         weight_absmax = torch.stack([tensors[key].float().abs().amax(dim=0) for key in weights]).amax(dim=0)
         if own.absmax.shape != weight_absmax.shape:
             raise QuantizationError(
                 f"{linear}: calibrated with {len(own.absmax)} channels, but the weight has {len(weight_absmax)}: "
                 "calibrate this model with tensor_parallel_size 1"
             )
-        heads = _Heads(geometry, is_shared=linear.kind == "o_proj")
+        heads = _Heads(layout, is_shared=linear.kind == "o_proj")
         scale = smoothing_scale(heads.shared_max(own.absmax), heads.shared_max(weight_absmax), alpha)
-        _divide_rows(tensors, f"model.layers.{linear.layer}.{_PRODUCER[linear.kind]}", scale)
+        _divide_rows(tensors, layout.layer.format(i=linear.layer) + _PRODUCER[linear.kind], scale)
         scale_K = heads.repeat(scale)
         for key in weights:
             tensors[key] = tensors[key] * scale_K.to(tensors[key].dtype)
@@ -71,8 +70,8 @@ def smooth_layer(
 class _Heads:
     """Input channels of o that come from one channel of v: those of all query heads in its group."""
 
-    def __init__(self, geometry: Geometry, is_shared: bool) -> None:
-        self._shape = (geometry.num_kv_heads, geometry.num_heads // geometry.num_kv_heads, geometry.head_size)
+    def __init__(self, layout: Layout, is_shared: bool) -> None:
+        self._shape = (layout.num_kv_heads, layout.num_heads // layout.num_kv_heads, layout.head_size)
         self._is_shared = is_shared
 
     def shared_max(self, channels_K: Tensor) -> Tensor:

@@ -2,18 +2,15 @@
 
 from quant.folder.checkpoint import float_tensors, load_quantized, schemes_of
 from quant.folder.description import FLOAT, Scheme, write_description
-from quant.folder.geometry import Geometry, read_geometry
 from quant.folder.tensors import ShardWriter, TensorFolder, read_json
 
 __all__ = [
     "FLOAT",
-    "Geometry",
     "Scheme",
     "ShardWriter",
     "TensorFolder",
     "float_tensors",
     "load_quantized",
-    "read_geometry",
     "read_json",
     "schemes_of",
     "write_description",

@@ -8,7 +8,7 @@ Reads what `quant.quantize` writes and what msmodelslim writes, dynamic and stat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -18,50 +18,94 @@ from torch import Tensor
 
 from quant.errors import QuantizationError
 from quant.folder.description import read_description
-from quant.folder.opened import FloatTensors, QuantizedFolder, open_folder
+from quant.folder.opened import NORM_BIAS, NORM_COPY, QuantizedFolder, open_folder
 from quant.folder.tensors import Slices, shown
-from quant.names import FLOATS, LINEARS, LinearName
+from quant.names import FLOATS, Layout, Linear, Part
 
 __all__ = ["float_tensors", "load_quantized", "read_description", "schemes_of"]
 
 _SHARED = ("input_scale", "input_offset")  # one value for all parts of a merged linear
-_ON_RANK_0 = ("bias", "quant_bias")  # in row-parallel linears: the ranks' results are summed, a bias must join once
+_BIASES = ("bias", "quant_bias")  # where ranks' results are summed, one rank alone adds them
 
 
-def load_quantized(folder: str | Path, tp_rank: int = 0, tp_size: int = 1) -> dict[str, Tensor]:
-    """One rank's quantized linears, merged, on the CPU, by run-time name. Raises QuantizationError.
+def load_quantized(folder: str | Path, layout: Layout, share: Sequence[Linear] | None = None) -> dict[str, Tensor]:
+    """Quantized linears, merged, on the CPU, by run-time name. Raises QuantizationError.
 
-    `W8A8_DYNAMIC`: weight int8 [N, K], weight_scale fp32 [N], bias fp32 [N] if the layer has one.
+    `W8A8_DYNAMIC`: weight int8 [N, K], weight_scale fp32 [N], bias fp32 [N] if the layer has one; of experts weight
+    [E, N, K] and weight_scale [E, N].
     `W8A8`: weight, weight_scale, deq_scale fp32 [N], quant_bias int32 [N], input_scale and input_offset fp32 [1].
-    N is cut for qkv_proj and gate_up_proj, K for o_proj and down_proj; biases of the latter are on rank 0 only.
+    share: what a rank reads of the linears; None: all of them, whole.
     """
-    opened = open_folder(folder)
-    opened.geometry.check_tensor_parallel(tp_size)
-    if not 0 <= tp_rank < tp_size:
-        raise QuantizationError(f"tp_rank {tp_rank} is not in 0..{tp_size - 1}: pass the process's rank on the tp axis")
+    opened = open_folder(folder, layout)
+    quantized = {str(linear) for linear in opened.quantized_linears() if not linear.stays_float}
     loaded: dict[str, Tensor] = {}
-    for linear in opened.quantized_linears():
-        parts = [_read_part(opened, linear, module, tp_rank, tp_size) for module in linear.checkpoint_names]
-        merged = parts[0] if len(parts) == 1 else _merge(opened, linear, parts)
-        is_later_row = LINEARS[linear.kind].parallel == "row" and tp_rank > 0
-        loaded |= {
-            f"{linear}.{suffix}": t for suffix, t in merged.items() if not (is_later_row and suffix in _ON_RANK_0)
-        }
+    for linear in layout.linears if share is None else share:
+        if str(linear) in quantized:
+            loaded |= {f"{linear}.{suffix}": tensor for suffix, tensor in _read_linear(opened, linear).items()}
     return loaded
 
 
-def schemes_of(folder: str | Path) -> dict[LinearName, str]:
+def schemes_of(folder: str | Path, layout: Layout) -> dict[str, str]:
     """Return FLOAT, W8A8 or W8A8_DYNAMIC of each of the running model's linears. Raises QuantizationError."""
-    opened = open_folder(folder)
-    return {linear: opened.scheme(linear) for linear in opened.linears()}
+    opened = open_folder(folder, layout)
+    return {str(linear): "FLOAT" if linear.stays_float else opened.scheme(linear) for linear in layout.linears}
 
 
-def float_tensors(folder: str | Path) -> FloatTensors:
-    """Return a source of the tensors outside the quantized linears. Raises QuantizationError."""
-    return FloatTensors(open_folder(folder))
+def float_tensors(folder: str | Path, layout: Layout) -> FloatTensors:
+    """Return a source of what is read as floats. Raises QuantizationError."""
+    return FloatTensors(open_folder(folder, layout))
 
 
-def _merge(opened: QuantizedFolder, linear: LinearName, parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+class FloatTensors:
+    """What is read as floats, by checkpoint name: embeddings, norms, lm_head, excluded linears, and shared experts,
+    whose 8 bits are multiplied by their scales.
+
+    Serves as a source of the model's weight loader.
+    """
+
+    def __init__(self, opened: QuantizedFolder) -> None:
+        linears = opened.quantized_linears()
+        quantized = {module for linear in linears for module in linear.modules}
+        self._tensors = opened.tensors
+        self._scaled = {
+            f"{part.module}.weight": _Part(opened, part)
+            for linear in linears if linear.stays_float for part in linear.parts
+        }  # fmt: skip
+        self._names = {name for name in opened.tensors.names() if name.rpartition(".")[0] not in quantized}
+        self._names -= {name for name in self._names if NORM_BIAS.fullmatch(name) or NORM_COPY.fullmatch(name)}
+        self._names |= self._scaled.keys()
+
+    def names(self) -> Collection[str]:
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors.shape(name)
+
+    def where(self, name: str) -> str:
+        return self._tensors.where(name)
+
+    def read(self, name: str, slices: Slices = ()) -> Tensor:
+        if name not in self._scaled:
+            return self._tensors.read(name, slices)
+        part = self._scaled[name]
+        part.check_symmetric()
+        scale_N1 = part.scales("weight_scale")[:, None]
+        return part.read("weight", (torch.int8,), slices) * (scale_N1[slices[0]] if slices else scale_N1)
+
+
+def _read_linear(opened: QuantizedFolder, linear: Linear) -> dict[str, Tensor]:
+    parts = [_read_part(opened, linear, part) for part in linear.parts]
+    merged = parts[0] if len(parts) == 1 else _merge(opened, linear, parts)
+    if not linear.adds_bias:
+        merged = {suffix: tensor for suffix, tensor in merged.items() if suffix not in _BIASES}
+    if not linear.num_experts:
+        return merged
+    if "bias" in merged:
+        raise QuantizationError(f"{opened.tensors.folder}: {linear}: has a bias, the model's experts have none")
+    return {suffix: tensor.view(linear.num_experts, -1, *tensor.shape[1:]) for suffix, tensor in merged.items()}
+
+
+def _merge(opened: QuantizedFolder, linear: Linear, parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     merged: dict[str, Tensor] = {}
     for suffix in sorted(set().union(*parts)):
         values = [part[suffix] for part in parts if suffix in part]
@@ -80,28 +124,13 @@ def _merge(opened: QuantizedFolder, linear: LinearName, parts: Sequence[dict[str
     return merged
 
 
-def _read_part(
-    opened: QuantizedFolder, linear: LinearName, module: str, tp_rank: int, tp_size: int
-) -> dict[str, Tensor]:
-    num_out, num_in = opened.geometry.shape(module.rpartition(".")[2])
-    part = _Part(opened, module, num_out)
-    part.check_shape("weight", ((num_out, num_in),))
-    if LINEARS[linear.kind].parallel == "column":
-        channel = _share(num_out, tp_rank, tp_size)
-        slices: Slices = (channel, slice(None))
-    else:
-        channel = slice(None)
-        slices = (slice(None), _share(num_in, tp_rank, tp_size))
-    read = _static if opened.scheme(linear) == "W8A8" else _dynamic
-    tensors = {"weight": part.read("weight", (torch.int8,), () if tp_size == 1 else slices)}
-    for suffix, tensor in read(part).items():
-        tensors[suffix] = tensor if suffix in _SHARED else tensor[channel].contiguous()
+def _read_part(opened: QuantizedFolder, linear: Linear, part: Part) -> dict[str, Tensor]:
+    own = _Part(opened, part)
+    own.check_shape("weight", (part.shape,))
+    tensors = {"weight": own.read("weight", (torch.int8,), (part.rows, part.columns))}
+    for suffix, tensor in (_static if opened.scheme(linear) == "W8A8" else _dynamic)(own).items():
+        tensors[suffix] = tensor if suffix in _SHARED else tensor[part.rows].contiguous()
     return tensors
-
-
-def _share(size: int, rank: int, num_ranks: int) -> slice:
-    each = size // num_ranks
-    return slice(rank * each, (rank + 1) * each)
 
 
 def _dynamic(part: _Part) -> dict[str, Tensor]:
@@ -140,8 +169,15 @@ class _Part:
     """One linear of the checkpoint: reads its tensors and refuses wrong dtypes, shapes and values by name."""
 
     opened: QuantizedFolder
-    module: str
-    num_out: int
+    part: Part
+
+    @property
+    def module(self) -> str:
+        return self.part.module
+
+    @property
+    def num_out(self) -> int:
+        return self.part.shape[0]
 
     def has(self, suffix: str) -> bool:
         return f"{self.module}.{suffix}" in self.opened.tensors.names()

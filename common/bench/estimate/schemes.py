@@ -12,15 +12,14 @@ from common.bench.estimate.scenario import Options, setup_of
 from common.checkpoint import ModelConfig
 from common.config import DeviceProfile, RunConfig
 from common.errors import ConfigError
-from quant.names import LinearName
 
 _NAMES = {"W8A8_DYNAMIC": "dynamic", "W8A8": "static", "FLOAT": "float", "FP8": "fp8"}
 
 
-def tell_schemes(
-    profile: DeviceProfile, run: RunConfig, config: ModelConfig, scheme_of: Mapping[LinearName, str]
-) -> str:
-    """One sentence: numbers of linears, and milliseconds a step by `lopa estimate` where some are not dynamic."""
+def tell_schemes(profile: DeviceProfile, run: RunConfig, config: ModelConfig, scheme_of: Mapping[str, str]) -> str:
+    """One sentence: numbers of linears beside experts, and milliseconds a step by `lopa estimate` where some are not
+    dynamic."""
+    scheme_of = {name: scheme for name, scheme in scheme_of.items() if ".moe." not in name}
     counts = Counter(scheme_of.values())
     told = ", ".join(f"{counts[scheme]} {name}" for scheme, name in _NAMES.items() if counts[scheme] or scheme != "FP8")
     sentence = f"{len(scheme_of)} linears of decoder layers: {told}"
@@ -37,7 +36,7 @@ def tell_schemes(
 
 
 def costs_ms(
-    profile: DeviceProfile, run: RunConfig, config: ModelConfig, scheme_of: Mapping[LinearName, str]
+    profile: DeviceProfile, run: RunConfig, config: ModelConfig, scheme_of: Mapping[str, str]
 ) -> dict[str, float]:
     """Return what float and static linears cost, each as if all were so, times their share of the layers' weights.
 
@@ -49,7 +48,7 @@ def costs_ms(
     others = {"FLOAT": replace(dynamic, linear_dtype=profile.dtype), "W8A8": static}
     weights = Counter[str]()
     for linear, scheme in scheme_of.items():
-        weights[scheme] += _num_weights(config, linear.kind)
+        weights[scheme] += _num_weights(config, linear.rpartition(".")[2])
     base_ms, total = estimate_step(dynamic, hardware).ms, weights.total()
     return {
         _NAMES[scheme]: (estimate_step(setup, hardware).ms - base_ms) * weights[scheme] / total

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from common.batch import prompt_or_reason, read_lines, require_shareable
-from common.checkpoint import LoraSource, SafetensorsFolder, load_model_config
+from common.checkpoint import LoraSource, SafetensorsFolder, load_model_config, quantizable
 from common.commands.quantize.compare import Comparison, compare_models
 from common.config import DecodeConfig, DeviceProfile, GraphConfig, InputConfig, RunConfig
 from common.decoding import GenerationRequest, Rejection
@@ -26,13 +26,11 @@ from common.platforms import platform_of
 from common.processes import resolve_mesh
 from common.tables import markdown
 from quant.calibration import Calibration, calibrate
-from quant.names import LINEARS, LinearName, excluded_linears
-from quant.quantize import FolderScheme, quantize_folder
+from quant.quantize import FolderScheme, chosen_linears, quantize_folder
+from quant.report import LinearReport, QuantReport
 
 _SAMPLES = 64  # rows of every linear's input that are kept for output errors
 _REPORT_FILE = "quantization_report.json"
-_FAMILIES = ("dream", "sdar", "fast_dllm_v2", "stable_diffcoder")  # whose tensors have the names that `quant` knows
-_COLUMNS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,7 @@ def quantize_model(request: QuantizeRequest) -> str:
     found = quantize_folder(
         request.model,
         request.out,
+        quantizable(load_model_config(request.model)),
         _scheme(request),
         calibration=ranges,
         exclude=request.exclude,
@@ -106,14 +105,8 @@ def _scheme(request: QuantizeRequest) -> FolderScheme:
 def _check_names(request: QuantizeRequest) -> None:
     """quantize_folder checks the same, but only once it is called."""
     _scheme(request)
-    config = load_model_config(request.model)
-    if config.family not in _FAMILIES:
-        raise ConfigError(
-            f"{request.model}: 8-bit folders of the family {config.family} are not implemented, only of "
-            f"{', '.join(_FAMILIES)}"
-        )
-    every = [LinearName(layer, kind) for layer in range(config.num_layers) for kind in LINEARS]
-    excluded_linears(every, request.exclude)
+    layout = quantizable(load_model_config(request.model))
+    chosen_linears(layout, request.exclude, is_calibrated=request.calibration is not None)
 
 
 def _calibrate(request: QuantizeRequest, path: str) -> Calibration:
@@ -162,10 +155,10 @@ def _settings(request: QuantizeRequest) -> dict[str, Any]:
     return {name: getattr(request, name) for name in names}
 
 
-def _errors(found: Any) -> str:
-    """Relative errors in percent, a row a layer; what stayed float has none."""
-    sections = [_error_table("weights", {own.name: own.weight_error for own in found.linears})]
-    measured = {own.name: own.output_error for own in found.linears if own.output_error is not None}
+def _errors(found: QuantReport) -> str:
+    """Relative errors in percent, a row a layer; what stayed float has none, and of experts the worst one counts."""
+    measured = [(own, own.output_error) for own in found.linears if own.output_error is not None]
+    sections = [_error_table("weights", [(own, own.weight_error) for own in found.linears])]
     if measured:
         sections.append(_error_table("outputs on the calibration's samples", measured))
     before, after = _size(found.bytes_before), _size(found.bytes_after)
@@ -177,10 +170,14 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
-def _error_table(what: str, error_of: dict[str, float]) -> str:
-    rows: dict[int, dict[str, str]] = {}
-    for name, error in error_of.items():
-        parts = name.split(".")  # model.layers.3.self_attn.q_proj
-        rows.setdefault(int(parts[2]), {})[parts[-1]] = f"{100 * error:.3f}"
-    cells = [[str(layer), *[own.get(column, "-") for column in _COLUMNS]] for layer, own in sorted(rows.items())]
-    return f"Relative error of {what}, %:\n\n" + markdown(["layer", *_COLUMNS], cells)
+def _error_table(what: str, errors: Sequence[tuple[LinearReport, float]]) -> str:
+    rows: dict[int, dict[str, float]] = {}
+    for own, error in errors:
+        row, column = rows.setdefault(own.layer, {}), own.name.rpartition(".")[2]
+        row[column] = max(error, row.get(column, 0.0))
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    cells = [
+        [str(layer), *(f"{100 * row[column]:.3f}" if column in row else "-" for column in columns)]
+        for layer, row in sorted(rows.items())
+    ]
+    return f"Relative error of {what}, %:\n\n" + markdown(["layer", *columns], cells)

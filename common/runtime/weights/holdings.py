@@ -34,7 +34,6 @@ from common.runtime.memory import return_free_memory
 from common.runtime.weights.load import ModelLoader, Origin
 from common.runtime.weights.schemes import linear_schemes
 from quant.errors import QuantizationError
-from quant.names import LinearName
 
 logger = logging.getLogger(__name__)
 _HOST = torch.device("cpu")
@@ -110,9 +109,9 @@ class Holdings:
                 "quantized alike, or start anew"
             )
 
-    def _schemes_of(self, origin: Origin) -> dict[LinearName, str]:
+    def _schemes_of(self, origin: Origin) -> dict[str, str]:
         load_format = "auto" if origin.is_quantized else "dummy"  # a float's are by the profile alone
-        return linear_schemes(self._loader.profile, origin.folder, len(self._model.layers), load_format)
+        return linear_schemes(self._loader.profile, origin.folder, self._loader.checkpoint_config, load_format)
 
     @torch.no_grad()
     def _put(self, version: str | None) -> None:

@@ -14,13 +14,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from common.checkpoint import ModelConfig, load_weights
+from common.checkpoint import ModelConfig, load_weights, quantizable
 from common.config import DeviceProfile, RunConfig
 from common.errors import ConfigError
 from common.model import Decoder, Ops, build_decoder
 from common.processes import Mesh
 from common.runtime.weights.schemes import SCHEME_AT_LOAD
-from quant.experts import swap_experts
+from quant.experts import install_experts, swap_experts
 from quant.folder import float_tensors, load_quantized
 from quant.layout import is_quantized_folder
 from quant.linear import PLAIN_INT8, QuantizedLinear, QuantKernels, install_linears, swap_linear, swap_linears
@@ -128,13 +128,18 @@ class ModelLoader:
             raise ConfigError(
                 f"{folder} is quantized: merge {origin.lora_path} first, by quantizing the float checkpoint"
             )
-        quantized = load_quantized(folder, self.mesh.tp_rank, self.mesh.tp_size)
+        config, mesh = self.checkpoint_config, self.mesh
+        layout, share = quantizable(config), quantizable(config, mesh.tp_rank, mesh.tp_size).linears
+        quantized = self.adapt(load_quantized(folder, layout, share))
         modules = {name.rpartition(".")[0] for name in quantized}
-        without = [f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias")]
-        model = self._build(self._load_weights(folder, source=float_tensors(folder), without=without), device, without)
-        on_device = {name: tensor.to(device) for name, tensor in self.adapt(quantized).items()}
+        without = [*modules, *(f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias"))]
+        floats = self._load_weights(folder, source=float_tensors(folder, layout), without=without)
+        model = self._build(floats, device, without)
+        experts = {f"{linear}.{leaf}" for linear in share if linear.num_experts for leaf in ("weight", "weight_scale")}
+        on_device = {name: tensor.to(device) for name, tensor in quantized.items()}
+        install_experts(model, {name: on_device.pop(name) for name in experts & on_device.keys()})
         install_linears(model, on_device, self._dtype, self.quant_kernels or PLAIN_INT8)
-        logger.info("loaded %d linears in 8-bit integers from %s", len(modules), folder)
+        logger.info("loaded %d linears and mixtures in 8-bit integers from %s", len(modules), folder)
         return model
 
     def _load_weights(self, folder: str, **options: Any) -> Tensors:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from common.checkpoint import load_model_config
+from common.checkpoint import load_model_config, quantizable
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import DropWeights, PutWeights, ReadWeights, ReleaseMemory, ResumeMemory, carry_out
 from common.errors import ConfigError, EngineError
@@ -125,7 +125,7 @@ def test_a_folder_in_8_bits_is_replaced_by_one_that_was_quantized_alike(scheme: 
     for number in (0, 10):
         source = write_other(tmp_path / f"float{number}", number, MODEL)
         folders.append(tmp_path / f"int8-{number}")
-        quantize_folder(source, folders[-1], scheme, calibration)
+        quantize_folder(source, folders[-1], quantizable(load_model_config(source)), scheme, calibration)
     first, second = (predicted(engine_of(folder, quantization="w8a8")) for folder in folders)
     running = engine_of(folders[0], quantization="w8a8")
     for folder, expected in ((folders[1], second), (folders[0], first)):

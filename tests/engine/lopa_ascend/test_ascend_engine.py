@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.checkpoint import load_model_config
+from common.checkpoint import load_model_config, quantizable
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import (
     Completion,
@@ -194,8 +194,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     out, decode = tmp_path_factory.mktemp("quantized"), causal(num_lookahead=0)
     engine: Any = build_engine(profile("lopa_cuda"), run_of(decode))
     calibration = calibrate(engine.model, [lambda: decode_all(engine, decode, PROMPTS[:2])])
-    quantize_folder(MODEL, out / "w8a8_dynamic")
-    quantize_folder(MODEL, out / "w8a8", "w8a8", calibration)
+    quantize_folder(MODEL, out / "w8a8_dynamic", quantizable(load_model_config(MODEL)))
+    quantize_folder(MODEL, out / "w8a8", quantizable(load_model_config(MODEL)), "w8a8", calibration)
     return {scheme: out / scheme for scheme in ("w8a8_dynamic", "w8a8")}
 
 

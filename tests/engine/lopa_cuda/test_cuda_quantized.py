@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.checkpoint import load_model_config
+from common.checkpoint import load_model_config, quantizable
 from common.config import DeviceProfile, RunConfig
 from common.decoding import Predictions
 from common.errors import ConfigError
@@ -35,7 +35,7 @@ def predict(model: Path, quantization: str | None, *, quantize_lm_head: bool = F
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("quantized") / "model"
-    quantize_folder(MODEL, out)
+    quantize_folder(MODEL, out, quantizable(load_model_config(MODEL)))
     return out
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from tokenizers import models, pre_tokenizers
 
 from common.batch import run_batch
-from common.checkpoint import SafetensorsFolder, load_model_config
+from common.checkpoint import SafetensorsFolder, load_model_config, quantizable
 from common.checkpoint.rules import checkpoint_shapes
 from common.commands.quantize.compare import PairedEngine
 from common.commands.quantize.model import QuantizeRequest, quantize_model
@@ -30,10 +30,19 @@ from lopa_cuda.assemble import assemble
 from quant.errors import QuantizationError
 from quant.folder import float_tensors, load_quantized
 from quant.folder.checkpoint import read_description
+from quant.names import Layout
 from tests.engine.families.passes import engine_of, first_pass, read
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "model_a"
+QUANTIZED_TRACES = [
+    ("sdar/01_dynamic_block4", "lopa_cuda"),
+    ("sdar/01_dynamic_block4", "lopa_ascend"),
+    ("llada/03_nocache_threshold", "lopa_cuda"),
+    ("llada2/01_hf20_threshold", "lopa_cuda"),
+    ("llada2_2/06_levenshtein", "lopa_cuda"),
+    ("llada2_2/06_levenshtein", "lopa_ascend"),
+]
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -68,6 +77,10 @@ def run_config(model: Path, prompts: Path) -> RunConfig:
     )
 
 
+def layout_of(model: Path) -> Layout:
+    return quantizable(load_model_config(model))
+
+
 def request(model: Path, out: Path, /, **changed: Any) -> QuantizeRequest:
     profile = DeviceProfile(name="test", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=512)
     return QuantizeRequest(**{"model": str(model), "out": str(out), "profile": profile, **changed})
@@ -75,9 +88,12 @@ def request(model: Path, out: Path, /, **changed: Any) -> QuantizeRequest:
 
 def test_a_dynamic_folder_reads_back_and_its_errors_are_listed(model: Path, tmp_path: Path) -> None:
     text = quantize_model(request(model, tmp_path / "out"))
-    loaded = load_quantized(tmp_path / "out")
+    loaded = load_quantized(tmp_path / "out", layout_of(model))
     assert loaded["layers.1.down_proj.weight"].dtype == torch.int8
-    assert set(float_tensors(tmp_path / "out").names()) >= {"lm_head.weight", "model.norm.weight"}
+    assert set(float_tensors(tmp_path / "out", layout_of(model)).names()) >= {
+        "lm_head.weight",
+        "model.norm.weight",
+    }
     assert read_description(tmp_path / "out").scheme_of["model.layers.0.mlp.up_proj.weight"] == "W8A8_DYNAMIC"
     assert all(column in text for column in LINEARS)
     assert "14 linears in w8a8_dynamic" in text
@@ -90,7 +106,7 @@ def test_static_scales_come_from_decoding_the_calibration_prompts(model: Path, p
     run = run_config(model, prompts)
     chosen = request(model, tmp_path / "out", scheme="w8a8", calibration=str(prompts), smooth=0.5, run=run)
     text = quantize_model(chosen)
-    loaded = load_quantized(tmp_path / "out")
+    loaded = load_quantized(tmp_path / "out", layout_of(model))
     assert {"input_scale", "deq_scale", "quant_bias"} <= {name.rpartition(".")[2] for name in loaded}
     assert "outputs on the calibration's samples" in text
     report = json.loads((tmp_path / "out/quantization_report.json").read_text())
@@ -165,10 +181,12 @@ def test_lora_is_merged_before_quantizing(model: Path, tmp_path: Path) -> None:
     (lora / "adapter_config.json").write_text(json.dumps(settings))
     exclude = ["layers.0.*", "layers.1.[ogd]*"]
     quantize_model(request(model, tmp_path / "out", lora=str(lora), exclude=exclude))
-    merged = float_tensors(tmp_path / "out").read(f"{module}.weight")
+    merged = float_tensors(tmp_path / "out", layout_of(model)).read(f"{module}.weight")
     plain = SafetensorsFolder(model).read(f"{module}.weight")
     torch.testing.assert_close(merged, plain + 4.0)
-    assert {name.rpartition(".")[0] for name in load_quantized(tmp_path / "out")} == {"layers.1.qkv_proj"}
+    assert {name.rpartition(".")[0] for name in load_quantized(tmp_path / "out", layout_of(model))} == {
+        "layers.1.qkv_proj"
+    }
 
 
 @pytest.mark.parametrize(
@@ -180,6 +198,10 @@ def test_lora_is_merged_before_quantizing(model: Path, tmp_path: Path) -> None:
         ({"scheme": "int4"}, "scheme 'int4' is not known"),
         ({"scheme": "int4", "calibration": "never read"}, "scheme 'int4' is not known: use w8a8_dynamic or w8a8"),
         ({"exclude": ["layer.0"], "calibration": "never read"}, "exclude 'layer.0' names no linear"),
+        (
+            {"model": GOLDEN.parents[1] / "golden_families/llada2/model_a", "calibration": "never read"},
+            r"experts are quantized without a calibration: give none, or exclude '\*\.experts\.\*'",
+        ),
         ({"calibration": "absent.jsonl"}, "absent.jsonl: no such input file"),
         ({"lora": "absent"}, "absent"),
     ],
@@ -190,23 +212,17 @@ def test_mistakes_are_one_sentence(model: Path, tmp_path: Path, changed: dict[st
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("family", ["llada", "llada2"])
-def test_families_of_other_tensor_names_are_refused(tmp_path: Path, family: str) -> None:
-    folder = ROOT / "tests" / "golden_families" / family / "model_a"
-    with pytest.raises(
-        ConfigError, match=r"8-bit folders of the family llada.* are not implemented, only of dream, sdar"
-    ):
-        quantize_model(request(folder, tmp_path / "out"))
-
-
-def test_a_family_of_the_same_names_is_quantized(tmp_path: Path) -> None:
-    """The folder computes what quantizing at load does."""
-    trace = read("sdar/01_dynamic_block4")
+@pytest.mark.parametrize(("name", "engine"), QUANTIZED_TRACES)
+def test_a_folder_computes_what_quantizing_at_load_does(tmp_path: Path, name: str, engine: str) -> None:
+    trace = read(name)
     plan = first_pass(trace, load_model_config(trace["folder"]))
     quantize_model(request(trace["folder"], tmp_path / "out"))
-    profile = request(tmp_path, tmp_path).profile.model_copy(update={"quantization": "w8a8"})
+    profile = request(tmp_path, tmp_path).profile.model_copy(update={"quantization": "w8a8", "engine": engine})
     folders = trace["folder"], tmp_path / "out"
-    at_load, folder = (engine_of(profile, {**trace, "folder": path}).forward(plan).values_3T for path in folders)
+    at_load, folder = (
+        engine_of(profile, {**trace, "folder": path}, window_attention="block_causal").forward(plan).values_3T
+        for path in folders
+    )
     assert np.array_equal(at_load, folder)
 
 

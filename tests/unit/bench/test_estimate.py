@@ -42,7 +42,7 @@ from common.errors import ConfigError
 from common.model import merge_statistics, shard_statistics
 from common.runtime import num_matrix_weights
 from lopa_ascend.ops import WIDEST_GATE_UP
-from quant.names import LINEARS, LinearName
+from quant.names import LINEARS
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "model_a"
@@ -500,12 +500,12 @@ def test_the_golden_models_can_be_estimated_too(h200: Hardware) -> None:
     assert sum(kernel.weight_bytes for kernel in kernels) == 2 * sum(a * b for a, b in linears)
 
 
-def schemes(**counts: int) -> dict[LinearName, str]:
+def schemes(**counts: int) -> dict[str, str]:
     """28 layers, dynamic but for the first linears of the kinds named."""
-    found = {LinearName(layer, kind): "W8A8_DYNAMIC" for layer in range(28) for kind in LINEARS}
+    found = {f"layers.{layer}.{kind}": "W8A8_DYNAMIC" for layer in range(28) for kind in LINEARS}
     for name, count in counts.items():
         kind, _, scheme = name.partition("__")
-        found.update({LinearName(layer, kind): scheme for layer in range(count)})
+        found.update({f"layers.{layer}.{kind}": scheme for layer in range(count)})
     return found
 
 

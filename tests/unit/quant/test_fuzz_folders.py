@@ -13,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nonsense import damaged_bytes, damaged_safetensors, damaged_tree, to_bytes
 from safetensors.torch import load, save
-from test_quant_folders import CONFIG, Decoder, float_tensors, inputs, write_model
+from test_quant_folders import CONFIG, Decoder, float_tensors, floats_of, inputs, quantize, write_model
+from test_quant_folders import load as load_share
 
+from common.errors import ConfigError
 from quant.calibration import calibrate
 from quant.errors import QuantizationError
-from quant.folder import float_tensors as float_source
-from quant.folder import load_quantized
 from quant.layout import is_quantized_folder
-from quant.quantize import quantize_folder
 
 SCHEMES = ("w8a8_dynamic", "w8a8")
 DESCRIPTION, INDEX = "quant_model_description.json", "model.safetensors.index.json"
@@ -35,17 +34,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
     decoder = Decoder({name: tensor.float() for name, tensor in float_tensors().items()})
     calibration = calibrate(decoder, [lambda: decoder(inputs())])
     for scheme in SCHEMES:
-        quantize_folder(model, root / scheme, scheme, calibration, max_shard_bytes=20_000)  # type: ignore[arg-type]
+        quantize(model, root / scheme, scheme, calibration, max_shard_bytes=20_000)  # type: ignore[arg-type]
     return {path.name: {file.name: file.read_bytes() for file in path.iterdir()} for path in root.iterdir()}
 
 
 def read_all(folder: Path) -> None:
     assert isinstance(is_quantized_folder(folder), bool)
     for rank in range(2):
-        for name, tensor in load_quantized(folder, rank, 2).items():
+        for name, tensor in load_share(folder, rank, 2).items():
             assert tensor.is_contiguous(), name
             assert not tensor.is_floating_point() or torch.isfinite(tensor).all(), name
-    source = float_source(folder)
+    source = floats_of(folder)
     for name in source.names():
         assert tuple(source.read(name).shape) == source.shape(name)
 
@@ -54,7 +53,7 @@ def reads_or_refuses(folder: Path) -> None:
     try:
         with bounded():
             read_all(folder)
-    except QuantizationError as error:
+    except (QuantizationError, ConfigError) as error:
         assert str(error).isprintable() and 0 < len(str(error)) < 2000, str(error)
 
 
@@ -134,8 +133,8 @@ def test_float_folders(folders: dict[str, Files], tmp_path: Path, data: st.DataO
     (model / name).write_bytes(damaged)
     try:
         with bounded():
-            quantize_folder(model, out)
-    except QuantizationError as error:
+            quantize(model, out)
+    except (QuantizationError, ConfigError) as error:
         assert str(error).isprintable() and 0 < len(str(error)) < 2000, str(error)
         assert not out.exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

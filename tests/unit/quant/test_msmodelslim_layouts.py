@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_quant_folders import CONFIG, HIDDEN, float_tensors
+from test_quant_folders import CONFIG, HIDDEN, float_tensors, floats_of, layout_of
 from torch import Tensor
 
 from common.checkpoint import load_model_config, load_weights
 from common.errors import ConfigError
 from quant import w8a8
 from quant.errors import QuantizationError
-from quant.folder import float_tensors as float_source
 from quant.folder import load_quantized, schemes_of
 
 Written = dict[str, tuple[str, Tensor]]  # by name: scheme and tensor
@@ -140,8 +139,7 @@ def write_files(folder: Path, written: Written, num_shards: int = 1, **described
     tree = {name: scheme for name, (scheme, _) in written.items()}
     usual = {"version": "1.0.0", "model_quant_type": "W8A8_DYNAMIC", "metadata": {}, "group_size": 0, "optional": {}}
     (folder / "quant_model_description.json").write_text(json.dumps({**tree, **usual, **described}))
-    sizes = {"vocab_size": 20, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "max_position_embeddings": 64}
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **sizes, "mask_token_id": 19, "eos_token_id": 18}))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
     return folder
 
 
@@ -160,12 +158,12 @@ def add(folder: Path, name: str, scheme: str | None, tensor: Tensor | None, **de
 
 def load(folder: Path) -> dict[str, Tensor]:
     """All of it, as an engine does: the quantized linears, then the rest."""
-    quantized = load_quantized(folder)
+    quantized = load_quantized(folder, layout_of(folder))
     modules = {name.rpartition(".")[0] for name in quantized}
     without = [f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias")]
     rest = load_weights(
         folder, load_model_config(str(folder)), tp_rank=0, tp_size=1, dtype=torch.float32,
-        source=float_source(folder), without=without,
+        source=floats_of(folder), without=without,
     )  # fmt: skip
     return {**rest, **quantized}
 
@@ -189,7 +187,7 @@ READ = {
 def test_layouts_are_read(tmp_path: Path, layout: str, num_shards: int) -> None:
     save, schemes = READ[layout]
     folder = write(tmp_path / "m", save, num_shards)
-    assert set(schemes_of(folder).values()) == schemes
+    assert set(schemes_of(folder, layout_of(folder)).values()) == schemes
     loaded = load(folder)
     weight = float_tensors()["model.layers.1.self_attn.o_proj.weight"].float()
     scale = loaded["layers.1.o_proj.weight_scale"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,15 @@ from fuzzing import bounded
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from common.checkpoint import load_model_config, quantizable
 from quant.errors import QuantizationError
-from quant.folder import ShardWriter, TensorFolder
+from quant.folder import ShardWriter, TensorFolder, load_quantized
+from quant.folder import float_tensors as float_source
+from quant.folder.checkpoint import FloatTensors
 from quant.folder.tensors import INDEX_FILE
+from quant.names import Layout
+from quant.quantize import quantize_folder
+from quant.report import QuantReport
 
 NUM_LAYERS, HIDDEN, INTERMEDIATE, VOCABULARY = 2, 32, 48, 20
 NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE = 4, 2, 8
@@ -26,6 +33,12 @@ CONFIG = {
     "num_attention_heads": NUM_HEADS,
     "num_key_value_heads": NUM_KV_HEADS,
     "torch_dtype": "bfloat16",
+    "vocab_size": VOCABULARY,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "max_position_embeddings": 64,
+    "mask_token_id": 19,
+    "eos_token_id": 18,
 }
 Q, KV = NUM_HEADS * HEAD_SIZE, NUM_KV_HEADS * HEAD_SIZE
 SHAPES = {
@@ -66,6 +79,24 @@ def write_model(folder: Path, tensors: dict[str, Tensor], **config: object) -> P
     (folder / "tokenizer.json").write_text("{}")
     (folder / "modeling_dream.py").write_text("raise SystemExit")
     return folder
+
+
+def layout_of(folder: Path) -> Layout:
+    return quantizable(load_model_config(str(folder)))
+
+
+def quantize(folder: Path, out: Path, *arguments: Any, **settings: Any) -> QuantReport:
+    return quantize_folder(folder, out, layout_of(folder), *arguments, **settings)
+
+
+def load(folder: Path, rank: int = 0, num_ranks: int = 1) -> dict[str, Tensor]:
+    """A rank's quantized linears."""
+    share = quantizable(load_model_config(str(folder)), rank, num_ranks).linears
+    return load_quantized(folder, layout_of(folder), share)
+
+
+def floats_of(folder: Path) -> FloatTensors:
+    return float_source(folder, layout_of(folder))
 
 
 class Linear(nn.Module):
