@@ -6,4 +6,5 @@ import os
 
 import pytest
 
-soaking = pytest.mark.skipif(not os.environ.get("LOPA_SOAK"), reason="takes minutes: set LOPA_SOAK=1")
+SOAKS = bool(os.environ.get("LOPA_SOAK"))
+soaking = pytest.mark.skipif(not SOAKS, reason="takes minutes: set LOPA_SOAK=1")

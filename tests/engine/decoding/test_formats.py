@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -20,6 +21,8 @@ from common.constraints import Compiler, Format, made
 from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
 from common.platforms import build_engine
 from common.runtime import facts_of
+from tests.schemas import SUITE
+from tests.soaking import SOAKS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "distributed"))
 from strategies_worker import CASES, MASK, MODELS, REVISING
@@ -103,6 +106,19 @@ def test_an_answer_is_valid(name: str, k: int, temperature: float, more: int) ->
     jsonschema = pytest.importorskip("jsonschema")
     for completion in decoded(name, Format("json", json.dumps(SCHEMA)), k, temperature, more)[::2]:
         jsonschema.validate(json.loads(text_of(completion)), SCHEMA)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HELD)
+def test_answers_of_published_cases_are_valid(name: str) -> None:
+    pytest.importorskip("outlines_core")
+    jsonschema, draws = pytest.importorskip("jsonschema"), random.Random(name)
+    for case in draws.sample(sorted(SUITE), len(SUITE) if SOAKS else 6):
+        format = Format("json", json.dumps(SUITE[case].schema))
+        k, temperature, more = draws.choice([0, 3, 7]), draws.choice([0.0, 0.8]), draws.choice([0, 1, 7, 20])
+        for completion in decoded(name, format, k, temperature, more, count=2)[::2]:
+            value = json.loads(text_of(completion))
+            jsonschema.validate(value, SUITE[case].schema, cls=jsonschema.Draft202012Validator)
 
 
 @pytest.mark.parametrize("name", HELD)

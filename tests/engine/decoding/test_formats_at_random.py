@@ -13,11 +13,13 @@ from common.decoding import Completion
 from common.generate import build_generator
 from common.requests import Wishes
 from scripts.lab.structured import FORMATS
+from tests.schemas import SUITE
+from tests.soaking import SOAKS
 
 pytest.importorskip("outlines_core", reason="needs the extra structured")
 jsonschema = pytest.importorskip("jsonschema")
 
-COUNT = 36
+COUNT = 200 if SOAKS else 24
 LOOSEST = 60  # tokens that a canvas has more than the shortest answer
 SETTINGS = {
     "d2f": ("demo", []),
@@ -25,14 +27,15 @@ SETTINGS = {
     "fast_dllm": ("demo", ["decode.strategy=fast_dllm"]),
     "vanilla": ("demo", ["decode.strategy=vanilla"]),
     "block_diffusion": ("demo_block", []),
+    "distilled": ("demo_block_distilled", []),
 }
 WORDS = ["Tom has 12 apples.", "weather in Oslo?", '{"city":', "Step 1:", "def f(x):", "é", "\n"]
 
 
 def asked(draws: random.Random) -> tuple[str, dict[str, Any]]:
     """Draw a format's name and what a request says of it, but for its length."""
-    name = draws.choice([name for name in FORMATS if name != "any object"])
-    kind, value = FORMATS[name]
+    name = draws.choice(draws.choice([[name for name in FORMATS if name != "any object"], sorted(SUITE)]))
+    kind, value = format_of(name)
     wishes = {
         "structured_outputs": {kind: value}, "num_lookahead": draws.choice([0, 3, 7]),
         "temperature": draws.choice([0.0, 0.8]),
@@ -40,12 +43,17 @@ def asked(draws: random.Random) -> tuple[str, dict[str, Any]]:
     return name, wishes
 
 
+def format_of(name: str) -> tuple[str, Any]:
+    return FORMATS[name] if name in FORMATS else ("json", SUITE[name].schema)
+
+
 def require_valid(name: str, text: str) -> None:
-    kind, value = FORMATS[name]
+    kind, value = format_of(name)
     if kind == "choice":
         assert text in value
     else:
-        jsonschema.validate(json.loads(text), value, format_checker=jsonschema.FormatChecker())
+        own = {"cls": jsonschema.Draft202012Validator, "format_checker": jsonschema.FormatChecker()}
+        jsonschema.validate(json.loads(text), value, **own)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 from common.constraints import MASK, Automaton, Compiler, Format, made
 from common.errors import ConfigError
 from tests.fillings import drawn
+from tests.schemas import SUITE
 
 pytest.importorskip("outlines_core", reason="needs the extra structured")
 
@@ -102,6 +103,27 @@ def test_every_text_of_a_schema_is_valid(schema: Any) -> None:
     own = COMPILER.automaton(Format("json", json.dumps(schema)))
     for text in texts(own, 25, seed=len(json.dumps(schema))):
         jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_texts_of_published_cases_are_valid(name: str) -> None:
+    jsonschema, schema = pytest.importorskip("jsonschema"), SUITE[name].schema
+    for text in texts(COMPILER.automaton(Format("json", json.dumps(schema))), 10, seed=len(name)):
+        jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
+
+
+def test_what_published_cases_refuse_is_refused() -> None:
+    """Of the values that they accept some are not written: those with keys that are not named, or in another order."""
+    num_accepted = {True: 0, False: 0}
+    for case in SUITE.values():
+        own = COMPILER.automaton(Format("json", json.dumps(case.schema)))
+        for is_valid, values in ((True, case.valid), (False, case.invalid)):
+            for value in values:
+                written = json.dumps(value, ensure_ascii=False).encode()
+                state = own.after(own.start, own.class_V[list(written)])
+                num_accepted[is_valid] += state >= 0 and bool(own.is_final_Q[state])
+    assert num_accepted[False] == 0
+    assert num_accepted[True] > sum(len(case.valid) for case in SUITE.values()) / 2
 
 
 @pytest.mark.parametrize("key", REFUSED)
