@@ -36,7 +36,8 @@ class GenerationRequest:
     of so many alternatives; None: none is. automaton: of the texts that the answer may be; None: any. cache_salt: KV
     of prompts is shared with requests of the same one alone. canvas: what stands after the prompt from the first pass
     on, HOLE for masks, and after it end tokens; None: masks. options: texts of the automaton whose probabilities are
-    wanted.
+    wanted. logit_bias: tokens and what is added to their logits, where the automaton has a class for each
+    (`Automaton.apart`).
     """
 
     id: str
@@ -50,6 +51,7 @@ class GenerationRequest:
     cache_salt: str | None = None
     canvas: tuple[int, ...] | None = None
     options: tuple[tuple[int, ...], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     @property
     def given(self) -> dict[int, int]:

@@ -76,14 +76,16 @@ def held(wishes: Wishes, decode: DecodeConfig, vocab_size: int | None) -> tuple[
     return decode, _any_tokens(0, vocab_size, may_end=False)
 
 
-def not_ended_before(wishes: Wishes, decode: DecodeConfig, vocab_size: int | None) -> tuple[DecodeConfig, Automaton]:
-    """Return the settings that an answer is decoded by which has no end token before `min_tokens` others, and the
-    automaton of these. Raises RequestError."""
+def any_text(
+    wishes: Wishes, decode: DecodeConfig, vocab_size: int | None, field: str
+) -> tuple[DecodeConfig, Automaton]:
+    """Return the settings that an answer of any text is decoded by which has no end token before `min_tokens` others,
+    and the automaton of these. field: asks for one, min_tokens or logit_bias. Raises RequestError."""
     most = min(decode.max_new_tokens, wishes.max_tokens or decode.max_new_tokens)
     if wishes.min_tokens > most:
         raise RequestError("min_tokens", f"the answer has at most {most} tokens: lower it, or raise max_tokens")
-    check_draws(wishes, decode, "an answer with min_tokens")
-    check_decode(decode, "min_tokens")
+    check_draws(wishes, decode, f"an answer with {field}")
+    check_decode(decode, field)
     decode = decode.model_copy(update={"top_p": 1.0, "top_k": None})
     return decode, _any_tokens(wishes.min_tokens, vocab_size, may_end=True)
 

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from functools import cached_property, lru_cache
 
 from common.config import DecodeConfig
+from common.constraints import Automaton
 from common.decoding import GenerationRequest, Room
-from common.requests.canvases import canvas_of, held, not_ended_before
+from common.requests.canvases import any_text, canvas_of, held
 from common.requests.formats import Formats, choices_of
 from common.requests.prompts import PromptMaker
 from common.requests.refusal import RequestError
@@ -68,8 +69,12 @@ class RequestMaker:
             decode, automaton = held(wishes, decode, self.prompts.vocab_size)
         elif wishes.format is not None:
             decode, automaton = self.formats.held(wishes, decode)
-        elif wishes.min_tokens and not wishes.ignore_eos:
-            decode, automaton = not_ended_before(wishes, decode, self.prompts.vocab_size)
+        elif wishes.logit_bias or (wishes.min_tokens and not wishes.ignore_eos):
+            field = "logit_bias" if wishes.logit_bias else "min_tokens"
+            decode, automaton = any_text(wishes, decode, self.prompts.vocab_size, field)
+        if wishes.logit_bias:
+            assert automaton is not None, "any text is one too"
+            automaton = self._with_classes(automaton, wishes)
         options: tuple[tuple[int, ...], ...] = ()
         if wishes.tells_choices:
             options = tuple(self._piece(text, "structured_outputs") for text in choices_of(wishes))
@@ -79,8 +84,16 @@ class RequestMaker:
         return GenerationRequest(
             id, prompt, own, wishes.seed, noise_name, wishes.max_tokens if canvas is None else canvas.num_shown, None,
             automaton, wishes.cache_salt, None if canvas is None else canvas.token_ids,
-            options,
+            options, wishes.logit_bias,
         )  # fmt: skip
+
+    def _with_classes(self, automaton: Automaton, wishes: Wishes) -> Automaton:
+        """Return the automaton with a class for each token that has a bias. Raises RequestError."""
+        if wishes.ignore_eos:
+            raise RequestError("logit_bias", "only in an answer that an end token ends: remove it, or ignore_eos")
+        ids = [token for token, _ in wishes.logit_bias]
+        self.prompts.check_ids(ids, "logit_bias")
+        return automaton.apart(ids)
 
     def _piece(self, text: str, field: str) -> tuple[int, ...]:
         return self.prompts.of_text(text, with_bos=False, field=field) if text else ()

@@ -43,7 +43,28 @@ _Stop = Annotated[str, Field(strict=True, max_length=4096)]
 
 MOST_GIVEN = 2**16  # characters of a canvas: they are tokenized while other requests wait
 _MOST_PIECES = 1024
+_MOST_BIASES = 300  # as OpenAI has it: each is a class that a pass reduces logits to
 _MOST_FIRST = 4096  # tokens before an end: a pass goes over as many states
+
+
+def _read_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, Mapping) or len(value) > _MOST_BIASES:
+        raise ValueError(
+            f"write an object of at most {_MOST_BIASES} token ids and numbers (given {given_value(value)})"
+        )
+    found = {}
+    for key, bias in value.items():
+        id = str(key)
+        if not (id.isascii() and id.isdecimal() and len(id) < 10):
+            raise ValueError(f"write token ids as keys (given {given_value(key)})")
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not -100 <= bias <= 100:
+            raise ValueError(f"write a number from -100 to 100 for token {id} (given {given_value(bias)})")
+        found[int(id)] = float(bias)
+    return tuple(found.items())
+
+
+_BIASES = {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}
+_Bias = Annotated[Any, BeforeValidator(_read_bias), WithJsonSchema(_BIASES)]
 
 
 def _no_auto(value: Any) -> Any:
@@ -58,7 +79,7 @@ class AnswerFields(BaseModel):
     max_tokens: the answer is cut there, and its canvas has as many whole blocks as that takes. stop: beside the run's.
     top_k: 0 and -1 are none. ignore_eos: no token ends the answer. response_format, structured_outputs: what the answer
     is held to (`common.constraints.formats`). suffix: a text that stands after the answer. min_tokens: before any that
-    ends it. cache_salt: as in `GenerationRequest`.
+    ends it. logit_bias: what is added to the logits of tokens, by their ids. cache_salt: as in `GenerationRequest`.
     """
 
     max_tokens: MaxTokens | None = None
@@ -73,6 +94,7 @@ class AnswerFields(BaseModel):
     structured_outputs: dict[str, Any] | None = None
     suffix: Annotated[str, Field(strict=True, max_length=MOST_GIVEN)] | None = None
     min_tokens: Annotated[int, Field(strict=True, ge=0, le=_MOST_FIRST)] = 0
+    logit_bias: _Bias = ()
     cache_salt: Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None = None
 
 
@@ -122,6 +144,7 @@ class Wishes(NamedTuple):
     settings: of `decode`; stop strings and stop tokens come beside the run's. seed: None: the run's. format: what the
     answer is held to. suffix: a text that stands after the answer. canvas: texts and lengths of holes that the answer
     consists of. min_tokens: before any that ends it. tells_choices: how probable each of the format's texts is.
+    logit_bias: token ids and what is added to their logits.
     """
 
     settings: Mapping[str, Any] = MappingProxyType({})
@@ -135,6 +158,7 @@ class Wishes(NamedTuple):
     canvas: tuple[str | int, ...] | None = None
     min_tokens: int = 0
     tells_choices: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def read(cls, given: Mapping[str, Any], seed: object = None) -> Wishes:
@@ -168,7 +192,7 @@ class Wishes(NamedTuple):
         pieces = None if canvas.canvas is None else tuple(canvas.canvas)
         return cls(
             settings, answer.max_tokens, answer.ignore_eos, seed, *_format(answer), answer.cache_salt,
-            answer.suffix or None, pieces, answer.min_tokens, canvas.choice_probabilities,
+            answer.suffix or None, pieces, answer.min_tokens, canvas.choice_probabilities, answer.logit_bias,
         )  # fmt: skip
 
     @property
@@ -246,6 +270,7 @@ _READ_APART = {
     "structured_outputs",
     "suffix",
     "min_tokens",
+    "logit_bias",
     "cache_salt",
 }  # by `Wishes.of` and `Wishes.merged`
 _OF_ANSWERS = tuple(name for name in AnswerFields.model_fields if name not in _READ_APART)

@@ -305,7 +305,14 @@ class Requests:
             else:
                 store, values_3T = self._store, predictions.values_3T
                 found[place] = (
-                    Pass(store.loops, store.parts, decoding.slot, values_3T, self._rows_8R, classes),
+                    Pass(
+                        store.loops,
+                        store.parts,
+                        decoding.slot,
+                        values_3T,
+                        self._rows_8R,
+                        decoding.held.biased(classes),
+                    ),
                     decoding,
                 )
         return found

@@ -66,7 +66,7 @@ _BY_ROUTE = (
     "top_logprobs_num: ask by these, and"
 )
 NO_PROMPT_LOGPROBS = "a prompt's tokens are given, not predicted, so no pass says how probable they are:"
-_LOGITS = "a request cannot change logits, which stay on the device"
+_BIASED = "tokens become less or more likely by logit_bias: set that, and"
 _NEW_NAME = "formats are named response_format and structured_outputs: write it there, and"
 _NO_TOOLS = "only /v1/chat/completions takes tools, and only by tools and tool_choice: send them there, and"
 _ROUTE = "only /v1/completions repeats its prompt:"
@@ -83,10 +83,9 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "top_logprobs": ((0,), _BY_ROUTE),
     "prompt_logprobs": ((False,), NO_PROMPT_LOGPROBS),
     "logprob_start_len": ((-1,), NO_PROMPT_LOGPROBS),
-    "logit_bias": (({},), f"{_LOGITS}:"),
-    "bad_words": (([],), f"{_LOGITS}:"),
-    "allowed_token_ids": (([],), f"{_LOGITS}:"),
-    "logits_processors": (([],), f"{_LOGITS}:"),
+    "bad_words": (([],), _BIASED),
+    "allowed_token_ids": (([],), _BIASED),
+    "logits_processors": (([],), _BIASED),
     "echo": ((False,), _ROUTE),
     "structural_tag": (("",), _NEW_NAME),
     "tools": (([],), _NO_TOOLS),

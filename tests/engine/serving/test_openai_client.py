@@ -172,7 +172,7 @@ def test_errors_come_by_class(client: OpenAI, served: Served) -> None:
     with pytest.raises(openai.BadRequestError, match="context of 512") as refused:
         client.completions.create(model="demo", prompt="a " * 30, max_tokens=500)
     assert refused.value.param == "max_tokens"
-    for name, value in (("presence_penalty", 0.5), ("best_of", 2), ("suffix", "x"), ("logit_bias", {"1": 5})):
+    for name, value in (("presence_penalty", 0.5), ("best_of", 2), ("suffix", "x"), ("logit_bias", {"x": 5})):
         with pytest.raises(openai.BadRequestError) as refused:
             client.completions.create(model="demo", prompt="a", **{name: value})
         assert refused.value.param == name
@@ -192,6 +192,18 @@ def test_no_answer_ends_before_min_tokens(client: OpenAI) -> None:
     assert made.usage is not None and made.usage.completion_tokens > least - 1
     same = client.completions.create(**asked, extra_body={"min_tokens": 4})
     assert same.choices[0].text == short.choices[0].text
+
+
+def test_a_bias_keeps_a_token_out(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "demo", "prompt": QUESTION.format(12) + "\n", "max_tokens": 64}
+
+    def token_ids(**more: Any) -> list[int]:
+        made = client.completions.create(**asked, **more, extra_body={"return_token_ids": True})
+        return list(made.choices[0].token_ids)  # type: ignore[attr-defined]
+
+    plain = token_ids()
+    assert token_ids(logit_bias={str(plain[0]): 0}) == plain
+    assert plain[0] not in token_ids(logit_bias={str(plain[0]): -100})
 
 
 def test_what_asks_for_nothing_is_taken(client: OpenAI) -> None:

@@ -9,7 +9,7 @@ import pytest
 from common.config import DecodeConfig
 from common.decoding import HOLE
 from common.requests import RequestError, Wishes
-from common.requests.canvases import canvas_of, held, not_ended_before
+from common.requests.canvases import any_text, canvas_of, held
 
 DECODE = DecodeConfig.model_validate({"strategy": "fast_dllm", "sampling_strategy": "neg_entropy"})
 
@@ -81,7 +81,7 @@ def test_what_is_no_canvas_is_refused(given: dict[str, Any], settings: dict[str,
 
 def test_an_answer_may_end_after_so_many_tokens() -> None:
     wishes = Wishes.read({"min_tokens": 2})
-    _, automaton = not_ended_before(wishes, DECODE, 300)
+    _, automaton = any_text(wishes, DECODE, 300, "min_tokens")
     assert automaton.closed([5]).next_QC.tolist() == [[-1, 1, -1], [-1, 2, -1], [-1, 2, 3], [-1, -1, 3]]
 
 
@@ -97,5 +97,5 @@ def test_an_answer_may_end_after_so_many_tokens() -> None:
 def test_what_ends_too_soon_is_refused(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(RequestError) as refused:
         wishes = Wishes.read(given)
-        not_ended_before(wishes, wishes.merged(DECODE), 300)
+        any_text(wishes, wishes.merged(DECODE), 300, "min_tokens")
     assert str(refused.value).startswith(sentence)

@@ -146,6 +146,7 @@ def test_every_field_of_an_answer_and_its_pace_is_a_wish() -> None:
         "cache_salt": "a",
         "suffix": "a",
         "min_tokens": 3,
+        "logit_bias": {"5": 1.5},
         "canvas": [{"mask": 1}],
         "choice_probabilities": True,
         "response_format": {"type": "json_object"},

@@ -267,7 +267,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "repetition_penalty": (2, "any order"), "length_penalty": (2, "beam"), "use_beam_search": (True, "beam"),
     "min_p": (0.1, "top_p and top_k"), "best_of": (3, "set n"),
     "top_logprobs": (3, "as logprobs"), "prompt_logprobs": (1, "given, not predicted"),
-    "logit_bias": ({"5": 1}, "logits"), "bad_words": (["a"], "logits"), "allowed_token_ids": ([1], "logits"),
+    "bad_words": (["a"], "logit_bias"), "allowed_token_ids": ([1], "logit_bias"),
     "guided_json": ({}, "structured_outputs"), "guided_whitespace_pattern": ("a", "structured_outputs"),
     "tools": ([{}], "takes tools"),
     "tool_choice": ("required", "takes tools"), "functions": ([{}], "takes tools"),

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from common.config import DecodeConfig
 from common.constraints import NEVER, Automaton
 from common.decoding.plan import ClassField, ClassStatistics, Float, Int
 from common.decoding.request import GenerationRequest
@@ -87,7 +88,8 @@ class Held:
     count. is_tail_free: anything may follow an end token, as in models that are not trained to fill it with these.
     takes_entropy: the confidence is the negative entropy, else the probability.
 
-    options, option_logprobs: as in GenerationRequest and Completion.
+    options, option_logprobs: as in GenerationRequest and Completion. bias_C5: what is added to statistics of a pass;
+    None: nothing.
     carry_1C5: statistics of the first position after the cache, kept from the step that committed the one before; empty
     where there are none.
     """
@@ -101,6 +103,7 @@ class Held:
     takes_entropy: bool
     options: tuple[tuple[int, ...], ...] = ()
     option_logprobs: tuple[float, ...] | None = None
+    bias_C5: Float | None = None
     carry_1C5: Float = field(default_factory=lambda: _NO_CARRY)
     _anchor: Part | None = None  # of the pass
 
@@ -112,8 +115,12 @@ class Held:
         most = most if request.max_tokens is None else min(request.max_tokens, most)
         return cls(
             automaton, begin, begin + most, noise_key, decode.temperature > 0, decode.strategy.is_from_zero,
-            decode.sampling_strategy == "neg_entropy", request.options,
+            decode.sampling_strategy == "neg_entropy", request.options, bias_C5=_bias(automaton, request, decode),
         )  # fmt: skip
+
+    def biased(self, classes: ClassStatistics) -> ClassStatistics:
+        """Return the statistics of logits that the request's bias was added to."""
+        return classes if self.bias_C5 is None else classes._replace(values_XC5=classes.values_XC5 + self.bias_C5)
 
     def look_ahead(self, tables: Tables, parts: Parts, slot: int) -> None:
         """Find what the anchor's canvas leaves possible, which needs no prediction."""
@@ -230,3 +237,16 @@ class Held:
             find_entries(own.parts, own.slot, branch, own.fields_8R, entry_N)
             place = int(state["next_start"]) - int(state["window_start"])
             self.carry_1C5 = own.classes.at(entry_N[place : place + 1]).copy()
+
+
+def _bias(automaton: Automaton, request: GenerationRequest, decode: DecodeConfig) -> Float | None:
+    """Return `Held.bias_C5`: tokens of a class have the same bias, so sums and means of logits move by it."""
+    if not request.logit_bias:
+        return None
+    token_N, bias_N = np.array(request.logit_bias).T
+    bias_C5 = np.zeros((automaton.num_classes, len(ClassField)), np.float32)
+    bias_C5[automaton.class_V[token_N.astype(np.int64)], 1:] = bias_N[:, None]
+    if decode.temperature > 0:
+        is_tempered = decode.temperature_acts_on == "draw_and_confidence"
+        bias_C5[:, slice(None) if is_tempered else ClassField.WEIGHT] /= decode.temperature
+    return bias_C5
