@@ -15,7 +15,7 @@ import numpy as np
 from common.config import DecodeConfig
 from common.constraints import Automaton
 from common.decoding import HOLE
-from common.requests.formats import check_decode, check_draws, refuse_ends
+from common.requests.formats import limited, refuse_ends
 from common.requests.refusal import RequestError
 from common.requests.wishes import MOST_GIVEN, Wishes
 
@@ -70,9 +70,7 @@ def held(wishes: Wishes, decode: DecodeConfig, vocab_size: int | None) -> tuple[
         raise RequestError(field, f"{wishes.format_field} says what the answer is held to: remove one of the two")
     no_end = "no end token is filled into a hole"
     refuse_ends(wishes, "what stands after an answer says where it ends", no_end, no_end)
-    check_draws(wishes, decode, "what fills a hole")
-    check_decode(decode, "a canvas")
-    decode = decode.model_copy(update={"stop": (), "top_p": 1.0, "top_k": None})
+    decode = limited(wishes, decode, "a canvas").model_copy(update={"stop": ()})
     return decode, _any_tokens(0, vocab_size, may_end=False)
 
 
@@ -84,10 +82,7 @@ def any_text(
     most = min(decode.max_new_tokens, wishes.max_tokens or decode.max_new_tokens)
     if wishes.min_tokens > most:
         raise RequestError("min_tokens", f"the answer has at most {most} tokens: lower it, or raise max_tokens")
-    check_draws(wishes, decode, f"an answer with {field}")
-    check_decode(decode, field)
-    decode = decode.model_copy(update={"top_p": 1.0, "top_k": None})
-    return decode, _any_tokens(wishes.min_tokens, vocab_size, may_end=True)
+    return limited(wishes, decode, field), _any_tokens(wishes.min_tokens, vocab_size, may_end=True)
 
 
 def _any_tokens(least: int, vocab_size: int | None, *, may_end: bool) -> Automaton:

@@ -35,8 +35,11 @@ class Formats:
     def held(self, wishes: Wishes, decode: DecodeConfig) -> tuple[DecodeConfig, Automaton]:
         """Return the settings that an answer of this format is decoded by, and its automaton. Raises RequestError for
         what a format does not go together with, and for a canvas that no text of the format fits into."""
-        _check(wishes, decode)
-        check_decode(decode, "a format")
+        ends = "an answer that is held to a format ends"
+        refuse_ends(
+            wishes, f"{ends} where that does", f"{ends} with an end token", "the format says when an answer may end"
+        )
+        decode = limited(wishes, decode, "a format")
         automaton = self.compiled(wishes)
         most = min(decode.max_new_tokens, wishes.max_tokens or decode.max_new_tokens)
         if automaton.shortest > most:
@@ -44,16 +47,7 @@ class Formats:
                 "max_tokens",
                 f"the shortest answer of this format has {automaton.shortest} tokens, more than {most}: raise it",
             )
-        # The run's stop strings would cut a text of the format, and what top_p cuts off may be all that is possible.
-        return decode.model_copy(update={"stop": (), "top_p": 1.0, "top_k": None}), automaton
-
-
-def _check(wishes: Wishes, decode: DecodeConfig) -> None:
-    ends = "an answer that is held to a format ends"
-    refuse_ends(
-        wishes, f"{ends} where that does", f"{ends} with an end token", "the format says when an answer may end"
-    )
-    check_draws(wishes, decode, "an answer that is held to a format")
+        return decode.model_copy(update={"stop": ()}), automaton  # the run's would cut a text of the format
 
 
 def refuse_ends(wishes: Wishes, of_stop: str, of_ignore_eos: str, of_min_tokens: str) -> None:
@@ -76,21 +70,17 @@ def choices_of(wishes: Wishes) -> list[str]:
     return found
 
 
-def check_draws(wishes: Wishes, decode: DecodeConfig, what: str) -> None:
-    """Raise RequestError for a draw from less than all that may come. what: is drawn so."""
+def limited(wishes: Wishes, decode: DecodeConfig, what: str) -> DecodeConfig:
+    """Return settings by which tokens can be kept out of an answer: none is edited, and all that may stand at a place
+    is drawn from. what: keeps them out, "a format" or a field. Raises RequestError where there are none."""
     for name in ("top_p", "top_k"):
         if decode.temperature > 0 and wishes.settings.get(name) not in (None, 1.0, 0, -1):
-            raise RequestError(name, f"{what} is drawn from all that may stand there: remove it")
-
-
-def check_decode(decode: DecodeConfig, what: str) -> None:
-    """Raise RequestError for settings by which tokens cannot be kept out of an answer. what: keeps them out, "a format"
-    or a field."""
+            raise RequestError(name, f"an answer with {what} is drawn from all that may stand there: remove it")
     strategy, why = decode.strategy, f"leave {what.replace('a ', 'the ', 1)} out, or"
-    if getattr(strategy, "edit_threshold", None) is not None:
-        raise RequestError(None, f"{what} cannot be kept while filled tokens are edited: {why} set edit_threshold null")
     if strategy.num_best:
         raise RequestError(None, f"{what} cannot be kept by {strategy.name}, which moves tokens: leave it out")
+    if getattr(strategy, "edit_threshold", None) is not None:
+        strategy = strategy.model_copy(update={"edit_threshold": None, "penalty_lambda": 0.0})
     if strategy.guidance or strategy.penalty:
         raise RequestError(None, f"{what} is not kept under cfg_scale and penalty_lambda: {why} set these to 0")
     if decode.mask_probability == "counted":
@@ -98,3 +88,4 @@ def check_decode(decode: DecodeConfig, what: str) -> None:
     if decode.sampling_strategy not in _CONFIDENCES:
         named = " and ".join(_CONFIDENCES)
         raise RequestError(None, f"{what} is kept with sampling_strategy {named} only: {why} set one of these")
+    return decode.model_copy(update={"strategy": strategy, "top_p": 1.0, "top_k": None})

@@ -37,10 +37,12 @@ def answers(name: str, bias: Bias, settings: dict[str, Any], head_bias: Bias = (
     scheduler = Scheduler(
         decode, mask_token_id=MASK, eos_token_id=EOS, num_slots=4, facts=facts_of(load_model_config(MODELS / model))
     )
-    _, automaton = any_text(Wishes(), decode, 512, "logit_bias")
+    own_decode, automaton = any_text(Wishes(), decode, 512, "logit_bias")
     automaton = automaton.apart([token for token, _ in bias])
     requests = [  # prompts of whole blocks: what a canvas has after the answer is not biased
-        GenerationRequest(str(number), tuple(range(10 + number, 42 + number)), automaton=automaton, logit_bias=bias)
+        GenerationRequest(
+            str(number), tuple(range(10 + number, 42 + number)), own_decode, automaton=automaton, logit_bias=bias
+        )
         for number in range(3)
     ]
     requests.append(GenerationRequest("plain", tuple(range(30, 50))))

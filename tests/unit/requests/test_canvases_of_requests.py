@@ -62,7 +62,7 @@ def test_the_run_s_stop_strings_do_not_cut_a_canvas() -> None:
         ({"canvas": [{"mask": 1}], "suffix": "a"}, {}, "suffix: canvas says what stands after the answer"),
         ({"suffix": 5}, {}, "suffix: write it as text"),
         ({"suffix": "a", "stop": "b"}, {}, "stop: what stands after an answer says where it ends"),
-        ({"suffix": "a", "top_k": 5}, {"temperature": 1.0}, "top_k: what fills a hole is drawn from all that may"),
+        ({"suffix": "a", "top_k": 5}, {"temperature": 1.0}, "top_k: an answer with a canvas is drawn from all that"),
         ({"suffix": "a", "ignore_eos": True}, {}, "ignore_eos: no end token is filled into a hole"),
         (
             {"suffix": "a", "response_format": {"type": "json_object"}}, {},
@@ -83,6 +83,13 @@ def test_an_answer_may_end_after_so_many_tokens() -> None:
     wishes = Wishes.read({"min_tokens": 2})
     _, automaton = any_text(wishes, DECODE, 300, "min_tokens")
     assert automaton.closed([5]).next_QC.tolist() == [[-1, 1, -1], [-1, 2, -1], [-1, 2, 3], [-1, -1, 3]]
+
+
+def test_what_tokens_are_kept_out_of_is_not_edited() -> None:
+    strategy = {"name": "block_diffusion", "edit_threshold": 0.5, "penalty_lambda": 0.5}
+    edited = DECODE.changed({"strategy": strategy, "block_add_threshold": 1.0})
+    decode, _ = any_text(Wishes.read({"min_tokens": 2}), edited, 300, "min_tokens")
+    assert decode.strategy == edited.strategy.model_copy(update={"edit_threshold": None, "penalty_lambda": 0.0})
 
 
 @pytest.mark.parametrize(
