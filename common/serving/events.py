@@ -17,6 +17,8 @@ POST /generate.
      "masked": [20],                 positions that are masks again, of a block that is revised (`levenshtein`); there
                                      tokens that have moved are `filled` or `edited` where they stand now
      "deleted": [18], "inserted": [17],   where tokens of it were deleted, or masks inserted before them, as they stood
+     "predicted": [[19, 5, " a", 0.31]],  position, token id, text, probability: what the pass predicted at masks that
+                                     stay masks; of a request that is held to a format, among what may stand there
      "num_won": 0,                   the first so many of `filled` are the winning lookahead's own tokens
      "lookahead": [[[[21, 11, ","]], -0.40]],  of each branch that the next pass tries: its own tokens (position, token
                                      id, text), and the confidence that made it
@@ -32,6 +34,7 @@ Confidences are those of the setting
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from math import isfinite
 from types import MappingProxyType
 from typing import Any
@@ -67,7 +70,7 @@ class DenoiseEvents:
         self._prompt_length = prompt_length
         self._block_start = Room(prompt_length, decode).block_start
         self._block_size = decode.max_new_tokens if decode.strategy.name == "vanilla" else decode.block_size
-        self._text_of = text_of
+        self._text_of = cache(lambda token: text_of([token]))
         self._num_passes = 0
         self._end = prompt_length  # of the opened canvas
         self._given = given
@@ -98,7 +101,7 @@ class DenoiseEvents:
     def _told_given(self) -> dict[str, Any]:
         if self._num_passes > 1 or not self._given:
             return {}
-        return {"given": [[at, token, self._text_of([token])] for at, token in self._given.items()]}
+        return {"given": [[at, token, self._text_of(token)] for at, token in self._given.items()]}
 
     def of(self, record: StepRecord) -> dict[str, Any]:
         """Return the event of the pass that follows those given before; `finished` is null."""
@@ -114,6 +117,12 @@ class DenoiseEvents:
         if record.revision is not None:
             filled, edited, masked = self._revised(record, record.revision, filled[:num_won])
             num_won = sum(fill in won.fills for fill in ((position, token) for position, token, _ in filled[:num_won]))
+        written = {position for position, _, _ in filled}
+        predicted = [
+            [position, one.token, self._text_of(one.token), one.probability]
+            for position, one in record.candidates.items()
+            if one.current is None and position not in written and record.revision is None
+        ]
         self._tried = record.lookahead
         self._num_passes += 1
         # A token may begin the block after the window.
@@ -133,12 +142,13 @@ class DenoiseEvents:
             "branch_scores": [score if isfinite(score) else None for score in record.branch_scores],
             "winner": winner,
             **self._told_given(),
-            "filled": [[position, token, self._text_of([token]), score] for position, token, score in filled],
-            "edited": [[position, token, self._text_of([token]), score] for position, token, score in edited],
+            "filled": [[position, token, self._text_of(token), score] for position, token, score in filled],
+            "edited": [[position, token, self._text_of(token), score] for position, token, score in edited],
             **_moved(record, masked),
+            "predicted": predicted,
             "num_won": num_won,
             "lookahead": [
-                [[[*fill, self._text_of([fill[1]])] for fill in made.fills], made.creation_confidence]
+                [[[*fill, self._text_of(fill[1])] for fill in made.fills], made.creation_confidence]
                 for made in record.lookahead
             ],
             "commit_length": 0 if record.is_tentative else record.commit_length,

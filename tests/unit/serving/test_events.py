@@ -44,17 +44,23 @@ def test_blocks_from_position_0_are_drawn_with_their_edits(strategy: str, seed: 
     decoded = Decoded(decode, ModelFacts(0 if is_edited else 1), seed, [8])
     told = DenoiseEvents(8, decode, lambda ids: f"<{ids[0]}>")
     drawn: dict[int, int] = {}
+    num_predicted = 0
     for record in decoded.records:
         event = told.of(record)
         drawn |= {position: token for position, token, _, _ in event["filled"]}
         drawn |= {position: token for position, token, _, _ in event["edited"]}
         assert (event["block_start"], event["block_size"]) == (8, 4)
+        num_predicted += len(event["predicted"])
+        for position, token, text, probability in event["predicted"]:
+            assert position not in drawn and text == f"<{token}>" and 0 <= probability <= 1
+            assert (token, probability) == record.candidates[position][:2]
         edits = [one.confidence for place, one in record.candidates.items() if place in record.edited]
         assert [confidence for *_, confidence in event["edited"]] == edits
         assert event["commit_length"] == (0 if record.is_tentative else record.commit_length)
         assert 8 + event["canvas_length"] > max(drawn, default=0) and event["final_length"] <= event["canvas_length"]
     assert tuple(drawn[8 + place] for place in range(14)) == decoded.completions["0"].canvas_token_ids
     assert is_edited == any(record.edited for record in decoded.records)
+    assert num_predicted > 0
 
 
 @pytest.mark.parametrize("num_lookahead", [0, 3])

@@ -103,9 +103,10 @@ class CanvasView {
   describe(place) {
     const { replay, pass } = this, filled = replay.cellAt(place, pass), phrases = [`position ${place}`];
     if (!filled) {
-      const tried = replay.triesAfter(pass).get(place);
-      if (!tried) return [...phrases, "mask"];
-      return [...phrases, "mask", `branch B${tried.branch} will try ${quoted(tried.text)}`];
+      phrases.push("mask");
+      const predicted = replay.predictedAt(place, pass), tried = replay.triesAfter(pass).get(place);
+      if (predicted) phrases.push(`most probable: ${predicted}`);
+      return tried ? [...phrases, `branch B${tried.branch} will try ${quoted(tried.text)}`] : phrases;
     }
     phrases.push(quoted(filled.text), `token ${filled.token}`);
     if (filled.isGiven) return [...phrases, "given by the request"];

@@ -68,6 +68,13 @@ class Replay {
     return (this.tops[place] ?? []).map(([logprob, , text]) => `${quoted(text)} ${decimal(100 * Math.exp(logprob), 1)} %`);
   }
 
+  // What a pass predicted at a mask, as a phrase; null where it predicted nothing.
+  predictedAt(place, pass) {
+    const event = this.passes[pass - 1];
+    const found = event?.predicted?.find(([position]) => position - event.prompt_length === place);
+    return found ? `${quoted(found[2])} ${decimal(100 * found[3], 1)} %` : null;
+  }
+
   // From 0 to 1. An entropy of h nats is that of e^h equally probable tokens.
   sureness(confidence) {
     return Math.max(0, Math.min(1, this.isEntropy ? Math.exp(confidence) : confidence));

@@ -134,6 +134,19 @@ def test_edits_and_the_borders_of_blocks_from_position_0(
     assert any(event["edited"] for event in edited_trace["events"])
 
 
+def test_a_mask_says_what_is_most_probable(page: Page, trace: dict[str, Any], tmp_path: Path) -> None:
+    first, *others = trace["events"]
+    end = first["prompt_length"] + first["canvas_length"]
+    position = next(position for event in others for position, *_ in event["filled"] if position < end)
+    first = {**first, "predicted": [[position, 5, " a", 0.25]]}
+    path = tmp_path / "predicted.html"
+    path.write_text(trace_page({**trace, "events": [first, *others]}), encoding="utf-8")
+    page.open(path.as_uri())
+    page.press("HOME", "ARROW_RIGHT")
+    page.ask("document.getElementById(arguments[0]).click()", f"cell-{position - first['prompt_length']}")
+    assert "most probable: “ a” 25.0 %" in page.text("inspected").replace("␣", " ")
+
+
 def test_what_is_given_is_there_before_the_first_pass(page: Page, trace: dict[str, Any], tmp_path: Path) -> None:
     """The tokens of the first pass, as if the request had brought them."""
     first, *others = trace["events"]
