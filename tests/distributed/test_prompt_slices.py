@@ -19,10 +19,9 @@ WORKER = Path(__file__).with_name("slices_worker.py")
 sys.path.insert(0, str(WORKER.parent))  # as the worker itself has it
 from slices_worker import CASES, NUM_SLOTS, PROMPTS  # noqa: E402
 
-QUICK = ("full",)
-MESHES = ((1, 4, 1), (1, 2, 2))
-
-
+QUICK = ("full", "sdar pieces")
+BRANCHES = ((1, 2, 1), (1, 4, 1))
+BOTH = (1, 2, 2)
 ALONE = (1, 1, 1)
 
 
@@ -72,11 +71,11 @@ def assert_cut(passes: list[tuple[int, int, bool]], num_ranks: int, *, has_neigh
 
 
 @pytest.mark.slow
-def test_two_ranks_share_prompts() -> None:
-    assert_cut_and_the_same((1, 2, 1), ((1, 2, 1),), QUICK)
+@pytest.mark.parametrize("mesh", BRANCHES, ids=name_of)
+def test_branch_ranks_share_prompts(mesh: Mesh) -> None:
+    assert_cut_and_the_same(mesh, BRANCHES, QUICK)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES, ids=name_of)
-def test_every_kind_of_prompt_is_shared(mesh: Mesh) -> None:
-    assert_cut_and_the_same(mesh, MESHES, tuple(CASES))
+def test_every_kind_of_prompt_is_shared() -> None:
+    assert_cut_and_the_same(BOTH, (BOTH,), tuple(CASES))

@@ -52,8 +52,8 @@ def require_valid(name: str, text: str) -> None:
     if kind == "choice":
         assert text in value
     else:
-        own = {"cls": jsonschema.Draft202012Validator, "format_checker": jsonschema.FormatChecker()}
-        jsonschema.validate(json.loads(text), value, **own)
+        draft = jsonschema.Draft202012Validator
+        jsonschema.validate(json.loads(text), value, cls=draft, format_checker=draft.FORMAT_CHECKER)
 
 
 @pytest.mark.slow
