@@ -14,7 +14,7 @@ from common.decoding.scheduling import by_request
 from common.decoding.scheduling.advancing import IS_DONE, IS_OUT_OF_STEPS, advance
 from common.decoding.scheduling.drafts import hold
 from common.decoding.scheduling.ending import find_end
-from common.decoding.scheduling.held import Pass, Rooms, Threads
+from common.decoding.scheduling.held import Pass, Threads, Workspaces
 from common.decoding.scheduling.logprobs import Book, Tell, note
 from common.decoding.scheduling.planning import (
     begin_request,
@@ -410,7 +410,7 @@ def _canvas_end(rules: Rules, prompt_length: int) -> int:
     return prompt_length + rules.max_blocks * rules.block_size
 
 
-def _keep_to_format(of_pass: tuple[DecodingRequest, Pass, int | None], rooms: Rooms) -> None:
+def _keep_to_format(of_pass: tuple[DecodingRequest, Pass, int | None], spaces: Workspaces) -> None:
     """Have the request's format write what the rows predict or, once there is one, the winning row; a request without a
     way on ends with the step."""
     decoding, own, winner = of_pass
@@ -418,5 +418,5 @@ def _keep_to_format(of_pass: tuple[DecodingRequest, Pass, int | None], rooms: Ro
     assert held is not None, "the caller has looked"
     if name in decoding.failures:
         return
-    if not (held.score_ready(own) if winner is None else held.solve(own, winner, rooms)):
+    if not (held.score_ready(own) if winner is None else held.solve(own, winner, spaces)):
         decoding.failures[name] = "decoding this request failed (nothing that its format allows is left)"

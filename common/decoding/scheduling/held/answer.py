@@ -24,7 +24,7 @@ from common.decoding.request import GenerationRequest
 from common.decoding.scheduling.held.loops import (
     Given,
     Part,
-    Room,
+    Workspace,
     find_entries,
     find_part,
     look,
@@ -41,26 +41,26 @@ _STREAM = 2  # of random numbers: others are the scores' and the spawn rules'
 
 _NO_CARRY = np.empty((0, 1, len(ClassField)), np.float32)
 _NO_PATH, _NO_DRAWS = np.empty(0, np.int32), np.empty(0)
-_MOST_ROOMS = 64
+_MOST_SPACES = 64
 
 
-class Rooms:
+class Workspaces:
     """Memory that a thread's loops write into, by automaton."""
 
     def __init__(self) -> None:
-        self._rooms: dict[str, Room] = {}
+        self._spaces: dict[str, Workspace] = {}
 
-    def of(self, automaton: Automaton, width: int) -> Room:
-        room = self._rooms.get(automaton.key)
-        if room is None or len(room.path_W) < width:
-            self._rooms = {} if len(self._rooms) == _MOST_ROOMS else self._rooms
+    def of(self, automaton: Automaton, width: int) -> Workspace:
+        space = self._spaces.get(automaton.key)
+        if space is None or len(space.path_W) < width:
+            self._spaces = {} if len(self._spaces) == _MOST_SPACES else self._spaces
             width, num_states, num_sets = 2 * width, automaton.num_states, len(automaton.graph.first_S1) - 1
-            room = self._rooms[automaton.key] = Room(
+            space = self._spaces[automaton.key] = Workspace(
                 np.empty((width, automaton.num_classes)), np.empty(width + 1), np.empty((2, num_states)),
                 np.empty(num_sets), np.empty(num_sets, np.int32), np.empty((width, num_states), np.int32),
                 np.empty((width + 1, num_states)), np.empty(width, np.int32),
             )  # fmt: skip
-        return room
+        return space
 
 
 class Pass(NamedTuple):
@@ -143,7 +143,7 @@ class Held:
             )  # fmt: skip
         return True
 
-    def solve(self, own: Pass, winner: int, rooms: Rooms) -> bool:
+    def solve(self, own: Pass, winner: int, spaces: Workspaces) -> bool:
         """Write the winning row's predictions: its tokens of one solution. Returns False where there is none."""
         branch = winner - int(own.state["first_row"])
         reach = self._reach_of_row(own.tables, own.slot, branch)
@@ -155,7 +155,7 @@ class Held:
         if self.options and self.option_logprobs is None:
             self.option_logprobs = self._judged(own, branch)
         if part.width:
-            self._solve(own, part, branch, rooms.of(self.automaton, part.width))
+            self._solve(own, part, branch, spaces.of(self.automaton, part.width))
         self._keep_carry(own, branch)
         return True
 
@@ -197,7 +197,7 @@ class Held:
     def _given(self, own: Pass) -> Given:
         return Given(own.classes.entry_X, own.classes.values_XC5, self.carry_1C5)
 
-    def _solve(self, own: Pass, part: Part, branch: int, room: Room) -> None:
+    def _solve(self, own: Pass, part: Part, branch: int, space: Workspace) -> None:
         uniform_W = _NO_DRAWS
         if self.is_sampled:
             number = int(own.state["num_forwards"] + own.state["num_skipped"])
@@ -205,7 +205,7 @@ class Held:
         solve(
             own.parts, own.slot, branch, own.fields_8R, self.automaton.graph,
             self.automaton.end if self.is_tail_free else NEVER, part, self._given(own), uniform_W,
-            self.is_sampled and self.is_tail_free, self.takes_entropy, own.entries(), room, own.values_3T,
+            self.is_sampled and self.is_tail_free, self.takes_entropy, own.entries(), space, own.values_3T,
         )  # fmt: skip
 
     def _judged(self, own: Pass, branch: int) -> tuple[float, ...] | None:

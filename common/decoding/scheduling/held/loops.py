@@ -40,7 +40,7 @@ class Given(NamedTuple):
     carry_1C5: Float
 
 
-class Room(NamedTuple):
+class Workspace(NamedTuple):
     """Memory that loops write into, for parts up to a width. path_W: the solution's classes."""
 
     weight_WC: Score
@@ -132,24 +132,24 @@ def stands(
 @compiled
 def solve(
     parts: Parts, slot: int, branch: int, fields_8R: Int, graph: Graph, tail: int, part: Part, given: Given,
-    uniform_W: Score, is_normed: bool, takes_entropy: bool, entry_N: Int, room: Room, values_3T: Float,
+    uniform_W: Score, is_normed: bool, takes_entropy: bool, entry_N: Int, space: Workspace, values_3T: Float,
 ) -> None:  # fmt: skip
     """Write what a row predicts at masks: tokens of the best solution, or of the one that uniform_W draws."""
     width = part.width
     count = find_entries(parts, slot, branch, fields_8R, entry_N)
     offset = Tables(*parts).states[slot].window_start - part.begin
-    _find_weights(offset, part, entry_N, count, given, is_normed, room.weight_WC)
+    _find_weights(offset, part, entry_N, count, given, is_normed, space.weight_WC)
     if len(uniform_W):
         drawn_path(
-            graph, tail, part.class_W, width, part.state, part.is_alive_WQ, room.weight_WC, uniform_W, room.rest_WQ,
-            room.path_W,
+            graph, tail, part.class_W, width, part.state, part.is_alive_WQ, space.weight_WC, uniform_W, space.rest_WQ,
+            space.path_W,
         )  # fmt: skip
     else:
         best_path(
-            graph, tail, part.class_W, width, part.state, part.is_alive_WQ, part.is_possible_WC, room.weight_WC,
-            room.highest_W1, room.score_2Q, room.best_S, room.place_S, room.back_WQ, room.path_W,
+            graph, tail, part.class_W, width, part.state, part.is_alive_WQ, part.is_possible_WC, space.weight_WC,
+            space.highest_W1, space.score_2Q, space.best_S, space.place_S, space.back_WQ, space.path_W,
         )  # fmt: skip
-    _write_row(parts, slot, offset, part, entry_N, count, given, room.path_W, takes_entropy, values_3T)
+    _write_row(parts, slot, offset, part, entry_N, count, given, space.path_W, takes_entropy, values_3T)
 
 
 @compiled

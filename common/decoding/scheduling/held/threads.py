@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from common.decoding.scheduling.held.answer import Rooms
+from common.decoding.scheduling.held.answer import Workspaces
 
 _MOST_THREADS = 4
 _LEAST_EACH = 4  # requests, for which waking a thread pays
@@ -20,23 +20,23 @@ class Threads:
     on which."""
 
     def __init__(self) -> None:
-        self._rooms = [Rooms() for _ in range(min(_MOST_THREADS, os.cpu_count() or 1))]
+        self._spaces = [Workspaces() for _ in range(min(_MOST_THREADS, os.cpu_count() or 1))]
         self._pool: ThreadPoolExecutor | None = None
 
-    def run(self, work: Callable[[Item, Rooms], None], items: Sequence[Item]) -> None:
-        count = max(1, min(len(self._rooms), len(items) // _LEAST_EACH))
+    def run(self, work: Callable[[Item, Workspaces], None], items: Sequence[Item]) -> None:
+        count = max(1, min(len(self._spaces), len(items) // _LEAST_EACH))
         if self._pool is None and count > 1:
-            self._pool = ThreadPoolExecutor(len(self._rooms) - 1, "formats")
+            self._pool = ThreadPoolExecutor(len(self._spaces) - 1, "formats")
         others = [
-            self._pool.submit(_run, work, items[first::count], self._rooms[first])
+            self._pool.submit(_run, work, items[first::count], self._spaces[first])
             for first in range(1, count)
             if self._pool is not None
         ]
-        _run(work, items[::count], self._rooms[0])
+        _run(work, items[::count], self._spaces[0])
         for other in others:
             other.result()
 
 
-def _run(work: Callable[[Item, Rooms], None], items: Sequence[Item], rooms: Rooms) -> None:
+def _run(work: Callable[[Item, Workspaces], None], items: Sequence[Item], spaces: Workspaces) -> None:
     for item in items:
-        work(item, rooms)
+        work(item, spaces)
