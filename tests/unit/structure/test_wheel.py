@@ -48,15 +48,18 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = Path(subprocess.check_output(ask, text=True).strip())
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "-q", str(wheel)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, env=apart(), check=True, capture_output=True, timeout=300)
     return python
 
 
+def apart() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+
 def start(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    environment["NUMBA_DISABLE_JIT"] = "1"  # machine code is kept by path: these would be compiled for a minute
+    environment = {"NUMBA_DISABLE_JIT": "1"}  # machine code is kept by path: these would be compiled for a minute
     command = [str(python), *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=apart() | environment, capture_output=True, text=True, timeout=300)
 
 
 def test_it_holds_the_packages_and_the_shipped_settings_and_nothing_else(wheel: Path) -> None:
