@@ -32,6 +32,17 @@ BLOCKS: dict[str, Any] = {
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sdar": ("sdar/model_a", {**BLOCKS, "block_size": 4}),
     "llada2": ("llada2/model_a", {**BLOCKS, "block_size": 8}),
+    "llada2_2": ("llada2_2/model_b", {**BLOCKS, "block_size": 16}),
+    "llada2_2, revised": (
+        "llada2_2/model_b",
+        {
+            **BLOCKS,
+            "block_size": 16,
+            "max_new_tokens": 16,
+            "skip_threshold": 0.5,
+            "strategy": {"name": "levenshtein", "edit_threshold": 0.3},
+        },
+    ),
     "fast_dllm_v2": ("fastdllm_v2/model_a", {**BLOCKS, "strategy": {"name": "fast_dllm_v2", "sub_block_size": 8}}),
 }
 # Of LLaDA2-mini and of SDAR-30B-A3B on one rank of four: width, own experts, the mixture.
@@ -46,9 +57,10 @@ SDAR_30B = 2048, 32, MoEConfig(
 
 # Mixtures of experts are refused in torchair.
 MODES = [
-    ("sdar", "npugraph"), ("llada2", "eager"), ("llada2", "npugraph"), ("fast_dllm_v2", "eager"),
-    *(pytest.param(case, "npugraph_ex", marks=pytest.mark.slow) for case in CASES),
-    *(pytest.param(case, "torchair", marks=pytest.mark.slow) for case in CASES if case != "llada2"),
+    ("sdar", "npugraph"), ("llada2", "eager"), ("llada2", "npugraph"), ("llada2_2", "npugraph"),
+    ("llada2_2, revised", "npugraph"), ("fast_dllm_v2", "eager"),
+    *(pytest.param(case, "npugraph_ex", marks=pytest.mark.slow) for case in CASES if "revised" not in case),
+    *(pytest.param(case, "torchair", marks=pytest.mark.slow) for case in CASES if "llada2" not in case),
 ]  # fmt: skip
 
 
@@ -66,7 +78,7 @@ def model_of(tmp_path: Path) -> Any:
 
     def found(name: str) -> Path:
         source = FAMILIES / name
-        if not name.startswith("llada2"):
+        if not name.startswith("llada2/"):
             return source
         tree = {**json.loads((source / "config.json").read_text()), "n_group": 2, "topk_group": 1}
         (tmp_path / "config.json").write_text(json.dumps(tree))
