@@ -8,7 +8,7 @@ Reads what `quant.quantize` writes and what msmodelslim writes, dynamic and stat
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -28,8 +28,10 @@ _SHARED = ("input_scale", "input_offset")  # one value for all parts of a merged
 _BIASES = ("bias", "quant_bias")  # where ranks' results are summed, one rank alone adds them
 
 
-def load_quantized(folder: str | Path, layout: Layout, share: Sequence[Linear] | None = None) -> dict[str, Tensor]:
-    """Quantized linears, merged, on the CPU, by run-time name. Raises QuantizationError.
+def load_quantized(
+    folder: str | Path, layout: Layout, share: Sequence[Linear] | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """Read the quantized linears one after another, merged, on the CPU, by run-time name. Raises QuantizationError.
 
     `W8A8_DYNAMIC`: weight int8 [N, K], weight_scale fp32 [N], bias fp32 [N] if the layer has one; of experts weight
     [E, N, K] and weight_scale [E, N].
@@ -38,11 +40,9 @@ def load_quantized(folder: str | Path, layout: Layout, share: Sequence[Linear] |
     """
     opened = open_folder(folder, layout)
     quantized = {str(linear) for linear in opened.quantized_linears() if not linear.stays_float}
-    loaded: dict[str, Tensor] = {}
     for linear in layout.linears if share is None else share:
         if str(linear) in quantized:
-            loaded |= {f"{linear}.{suffix}": tensor for suffix, tensor in _read_linear(opened, linear).items()}
-    return loaded
+            yield {f"{linear}.{suffix}": tensor for suffix, tensor in _read_linear(opened, linear).items()}
 
 
 def schemes_of(folder: str | Path, layout: Layout) -> dict[str, str]:

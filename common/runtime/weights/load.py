@@ -130,13 +130,14 @@ class ModelLoader:
             )
         config, mesh = self.checkpoint_config, self.mesh
         layout, share = quantizable(config), quantizable(config, mesh.tp_rank, mesh.tp_size).linears
-        quantized = self.adapt(load_quantized(folder, layout, share))
-        modules = {name.rpartition(".")[0] for name in quantized}
+        on_device: Tensors = {}
+        for linear in load_quantized(folder, layout, share):
+            on_device |= {name: tensor.to(device) for name, tensor in self.adapt(linear).items()}
+        modules = {name.rpartition(".")[0] for name in on_device}
         without = [*modules, *(f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias"))]
         floats = self._load_weights(folder, source=float_tensors(folder, layout), without=without)
         model = self._build(floats, device, without)
         experts = {f"{linear}.{leaf}" for linear in share if linear.num_experts for leaf in ("weight", "weight_scale")}
-        on_device = {name: tensor.to(device) for name, tensor in quantized.items()}
         install_experts(model, {name: on_device.pop(name) for name in experts & on_device.keys()})
         install_linears(model, on_device, self._dtype, self.quant_kernels or PLAIN_INT8)
         logger.info("loaded %d linears and mixtures in 8-bit integers from %s", len(modules), folder)

@@ -16,13 +16,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from test_quant_folders import CONFIG, HIDDEN, float_tensors, floats_of, layout_of
+from test_quant_folders import load as load_linears
 from torch import Tensor
 
 from common.checkpoint import load_model_config, load_weights
 from common.errors import ConfigError
 from quant import w8a8
 from quant.errors import QuantizationError
-from quant.folder import load_quantized, schemes_of
+from quant.folder import schemes_of
 
 Written = dict[str, tuple[str, Tensor]]  # by name: scheme and tensor
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -158,7 +159,7 @@ def add(folder: Path, name: str, scheme: str | None, tensor: Tensor | None, **de
 
 def load(folder: Path) -> dict[str, Tensor]:
     """All of it, as an engine does: the quantized linears, then the rest."""
-    quantized = load_quantized(folder, layout_of(folder))
+    quantized = load_linears(folder)
     modules = {name.rpartition(".")[0] for name in quantized}
     without = [f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias")]
     rest = load_weights(

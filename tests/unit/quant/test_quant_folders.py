@@ -92,7 +92,8 @@ def quantize(folder: Path, out: Path, *arguments: Any, **settings: Any) -> Quant
 def load(folder: Path, rank: int = 0, num_ranks: int = 1) -> dict[str, Tensor]:
     """A rank's quantized linears."""
     share = quantizable(load_model_config(str(folder)), rank, num_ranks).linears
-    return load_quantized(folder, layout_of(folder), share)
+    linears = load_quantized(folder, layout_of(folder), share)
+    return {name: tensor for linear in linears for name, tensor in linear.items()}
 
 
 def floats_of(folder: Path) -> FloatTensors:
