@@ -62,7 +62,7 @@ def lossless(draw: st.DrawFn) -> tuple[dict[str, Any], ModelFacts]:
     return found, ModelFacts(shift)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200 if SOAKS else 60, deadline=None)
 @given(
     config=lossless(), seed=st.integers(0, 2**20), k=st.integers(1, 7), watches=st.booleans(),
     ends=st.sampled_from([0, 1, 8]), spawn=st.sampled_from(["nested", "nested", "confident"]),
