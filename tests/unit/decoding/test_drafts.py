@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from common.config import DecodeConfig
 from common.decoding import ModelFacts
 from common.policies import shipped
+from tests.soaking import SOAKS
 
 STRATEGIES = ["d2f", "d2f", "block_diffusion", "fast_dllm", "fast_dllm_v2", "multi_block", "vanilla"]
 
