@@ -54,7 +54,8 @@ class Automaton:
     automata have equal ones.
 
     end, end_class: the state after an end token, and the end tokens' class; NEVER where only texts are accepted.
-    may_end: an end token may stand after a text; else canvases are full.
+    may_end: an end token may stand after a text; else canvases are full. is_whole_when_full: a full canvas holds a
+    text that has come to its end, not one that was cut.
     """
 
     class_V: Int32
@@ -65,6 +66,7 @@ class Automaton:
     end: int = NEVER
     end_class: int = NEVER
     may_end: bool = True
+    is_whole_when_full: bool = True
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in self.__dataclass_fields__}  # not what is worked out of them
@@ -127,8 +129,10 @@ class Automaton:
         next_QC[:-1, :-1] = self.next_QC
         next_QC[:, np.bincount(class_V, minlength=num_classes + 1) == 0] = NEVER
         next_QC[np.append(self.is_final_Q & self.may_end, True), num_classes] = num_states
-        key = f"{self.key}/{sorted(end_ids)}"
-        return Automaton(class_V, next_QC, np.append(self.is_final_Q, True), self.start, key, num_states, num_classes)
+        return replace(
+            self, class_V=class_V, next_QC=next_QC, is_final_Q=np.append(self.is_final_Q, True),
+            key=f"{self.key}/{sorted(end_ids)}", end=num_states, end_class=num_classes,
+        )  # fmt: skip
 
     def after(self, state: int, class_W: Int) -> int:
         """Return the state that tokens of these classes lead to, or NEVER."""

@@ -67,7 +67,7 @@ def of_structured_outputs(given: Any) -> Format | None:
     length = sum(len(one.encode()) for one in value)
     if length > _MOST_CHOSEN:
         raise ConfigError(f"choice: the texts have {length} bytes together, at most {_MOST_CHOSEN} can be given")
-    return Format("choice", json.dumps(value))
+    return Format("choice", json.dumps(list(dict.fromkeys(value))))
 
 
 def of_calls(tools: Sequence[tuple[str, Mapping[str, Any]]]) -> Format:

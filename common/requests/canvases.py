@@ -92,4 +92,7 @@ def _any_tokens(least: int, vocab_size: int | None, *, may_end: bool) -> Automat
     state_Q = np.arange(least + 1)
     next_QC = np.stack((np.full(least + 1, -1), np.minimum(state_Q + 1, least)), axis=1).astype(np.int32)
     key = f"{least} or more of {vocab_size}, {may_end}"
-    return Automaton(np.ones(vocab_size, np.int32), next_QC, state_Q == least, 0, key, may_end=may_end)
+    return Automaton(
+        np.ones(vocab_size, np.int32), next_QC, state_Q == least, 0, key, may_end=may_end,
+        is_whole_when_full=not may_end,
+    )  # fmt: skip

@@ -79,6 +79,14 @@ class RequestMaker:
         if wishes.tells_choices:
             options = tuple(self._piece(text, "structured_outputs") for text in choices_of(wishes))
             assert automaton is not None, "choices are a format"
+            longest, most = (
+                max(map(len, options)),
+                min(decode.max_new_tokens, asked.max_tokens or decode.max_new_tokens),
+            )
+            if longest > most:
+                raise RequestError(
+                    "max_tokens", f"a text of the choice has {longest} tokens, more than {most}: raise it"
+                )
             automaton = automaton.apart([token for option in options for token in option])
         own = decode if decode is not self.base or self._names_base else None
         return GenerationRequest(

@@ -222,7 +222,7 @@ class Held:
         mass_PC = values_XC5[index_P[:num_told], :, ClassField.MASS].astype(np.float64)
         logprob_PC = mass_PC - np.logaddexp.reduce(mass_PC, axis=1, keepdims=True)
         found = []
-        for option in self.options:
+        for option in self.options:  # of as many tokens as there is room for: no end token has to follow
             class_W = [*self.automaton.class_V[list(option)], self.automaton.end_class][: self.end - self.begin]
             if len(class_W) > num_told:
                 return ()

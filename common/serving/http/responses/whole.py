@@ -107,7 +107,7 @@ def judged(choice: dict[str, Any], ended: Ended, fields: Sampling) -> dict[str, 
     null where the first pass did not see to their ends."""
     if not fields.diffusion.choice_probabilities:
         return choice
-    texts, logprobs = (fields.structured_outputs or {})["choice"], ended.option_logprobs
+    texts, logprobs = dict.fromkeys((fields.structured_outputs or {})["choice"]), ended.option_logprobs
     if not logprobs:
         return {**choice, "choice_probabilities": None, "choice_mass": None}
     top = max(logprobs)
