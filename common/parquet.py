@@ -27,6 +27,10 @@ def read_as_lines(stream: BinaryIO, name: str) -> bytes:
         return b"".join(_line(row) for batch in batches for row in batch.to_pylist())
     except (ArrowException, OSError) as error:
         raise ConfigError(f"{name}: no whole Parquet file ({first_line(error)}); write it again") from None
+    except (ArithmeticError, LookupError, ValueError) as error:
+        raise ConfigError(
+            f"{name}: a value, such as a date or a text, cannot be read ({first_line(error)}); leave its column out"
+        ) from None
 
 
 def as_parquet(records: Sequence[Mapping[str, Any]]) -> bytes:
@@ -78,9 +82,9 @@ def _column(values: Sequence[Any]) -> Any:
     if len(kinds) <= 1 and dict not in kinds:
         try:
             return pyarrow.array(values)
-        except (pyarrow.ArrowException, OverflowError):  # lists of several kinds, or more than 64 bits
-            pass
-    return pyarrow.array([None if value is None else json.dumps(value, ensure_ascii=False) for value in values])
+        except (pyarrow.ArrowException, OverflowError, UnicodeError):
+            pass  # lists of several kinds, more than 64 bits, or a text that is no Unicode
+    return pyarrow.array([None if value is None else json.dumps(value) for value in values])
 
 
 def require_pyarrow(name: str) -> None:

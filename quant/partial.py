@@ -40,8 +40,11 @@ def whole_or_nothing(out: Path) -> Iterator[Path]:
 def _locked_folder(out: Path) -> tuple[Path, int]:
     for number in count():
         partial = out.with_name(f".{out.name}.partial-{os.getpid()}" + (f"-{number}" if number else ""))
-        with suppress(FileExistsError, FileNotFoundError):  # another machine's; removed before it was locked
+        try:
             partial.mkdir()
+        except FileExistsError:  # another machine's
+            continue
+        with suppress(FileNotFoundError):  # removed before it was locked
             lock = os.open(partial / _LOCK, os.O_RDWR | os.O_CREAT)
             _try_lock(lock, fcntl.LOCK_EX)
             if _is_same(lock, partial / _LOCK):

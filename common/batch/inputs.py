@@ -24,7 +24,6 @@ from common.text import why_no_conversation, why_no_variables
 
 logger = logging.getLogger(__name__)
 _CONTENTS = ("prompt", "messages", "question")
-_OPENAI_KEYS = ("custom_id", "url", "body")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +99,8 @@ def read_input(config: InputConfig, num_bytes: int | None = None) -> Input:
 
 
 def is_openai(fields: Mapping[str, Any]) -> bool:
-    """Whether a line is one of OpenAI's batch files."""
-    return all(key in fields for key in _OPENAI_KEYS)
+    """Whether a line is one of OpenAI's batch files, if perhaps not a whole one."""
+    return "custom_id" in fields and ("url" in fields or "body" in fields)
 
 
 def _have_own_prompts(lines: Sequence[Mapping[str, Any]], config: InputConfig, name: str) -> bool:

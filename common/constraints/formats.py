@@ -59,8 +59,8 @@ def of_structured_outputs(given: Any) -> Format | None:
             raise ConfigError("regex: write a regular expression")
         _require_whole(value, "regex")
         return Format("regex", value)
-    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
-        raise ConfigError("choice: write a list of texts, none of them empty")
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
+        raise ConfigError("choice: write a list of texts, one at least and none of them empty")
     if len(value) > _MOST_CHOICES:
         raise ConfigError(f"choice: {len(value)} texts, at most {_MOST_CHOICES} can be given")
     _require_whole("".join(value), "choice")

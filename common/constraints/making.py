@@ -51,7 +51,11 @@ def of_regex(regex: str) -> ByteAutomaton:
         # 256 is the token that ends its texts.
         index = Index(f"\\x00(?:{regex})\\z", Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)}))
     except ValueError as error:
-        raise ConfigError(f"it does not compile ({first_line(error):.200}): write it more simply") from None
+        why = first_line(error).removeprefix("Failed to build DFA ")
+        raise ConfigError(
+            f"it does not compile ({why:.200}): look-arounds, back-references and comments are not taken; write it "
+            "without them, or more simply"
+        ) from None
     rows: Mapping[int, Mapping[int, int]] = index.get_transitions()
     (begin,) = [target for byte, target in rows[index.get_initial_state()].items() if byte == 0]
     return _dense(rows, begin, index.get_final_states())

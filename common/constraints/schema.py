@@ -146,7 +146,7 @@ class _Walk:
         return _any_of(ways)
 
     def _referred(self, pointer: Any, at: str) -> Any:
-        if not isinstance(pointer, str) or not pointer.startswith("#"):
+        if not isinstance(pointer, str) or (pointer != "#" and not pointer.startswith("#/")):
             raise ConfigError(f"{at}/$ref: only parts of the same schema are referred to, such as #/$defs/name")
         found = self._root
         for part in pointer[1:].split("/")[1:]:

@@ -113,7 +113,7 @@ class _Door:
     def call(self, line: InputLine) -> _Call:
         """Make the line's requests. Raises ApiError."""
         route = _route_of(line.fields)
-        fields = checked(line.fields["body"], route.fields)
+        fields = checked(line.fields.get("body"), route.fields)
         check_model(fields.model, self._names)
         if fields.stream:
             raise ApiError(400, "stream: a line has the whole answer: remove it", "stream")
@@ -179,7 +179,7 @@ class _Door:
 
 
 def _route_of(fields: Mapping[str, Any]) -> _Route:
-    url, method = fields["url"], fields.get("method", "POST")
+    url, method = fields.get("url"), fields.get("method", "POST")
     if method != "POST":
         raise ApiError(405, one_line(f"method: {method!r:.100}, and routes take POST: write that"), "method")
     route = _ROUTES.get(url) if isinstance(url, str) else None

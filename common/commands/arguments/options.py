@@ -104,7 +104,10 @@ def save_run_file(path: Path | None, run: RunConfig) -> None:
     # A repository by its name, at this very commit.
     named = {key: known_as(folder) for key in HUB_KEYS if (folder := getattr(run, key)) is not None}
     started_by = f"# Start it by `lopa run {path}`, `lopa serve {path}` or `lopa chat {path}`.\n"
-    write_whole(path, (started_by + as_yaml(run.model_copy(update=named))).encode())
+    try:
+        write_whole(path, (started_by + as_yaml(run.model_copy(update=named))).encode())
+    except OSError as error:
+        raise ConfigError(f"--save-run {path}: it cannot be written ({error.strerror}); choose another place") from None
 
 
 def load_to_run(

@@ -207,7 +207,8 @@ class Scheduler:
         carries = rules.shift and not rules.decode.strategy.is_from_zero and rules.decode.shift_row == "stale"
         if request.num_logprobs is not None and carries:
             return (
-                "logprobs: with shift_row stale a token of a format may be of an earlier pass's: leave one of them out"
+                "logprobs: this run's model predicts a block's first token in an earlier pass, of which a format, "
+                "min_tokens, logit_bias and what is given tell none: leave one of them out, or run with shift_row fresh"
             )
         return None
 
@@ -339,7 +340,7 @@ def _why_no_canvas(request: GenerationRequest, canvas: tuple[int, ...], rules: R
         return f"canvas: its {len(canvas)} tokens are more than max_new_tokens {rules.decode.max_new_tokens}: raise it"
     ends = rules.end_token_ids.intersection(canvas)
     if ends:
-        return f"canvas: it holds {min(ends)}, which ends a text: leave it out"
+        return f"a text that is given holds the token {min(ends)}, which ends an answer: leave it out"
     if request.num_logprobs is not None and any(token != HOLE for token in canvas[: request.max_tokens]):
         return "logprobs: tokens of a canvas that are given were not predicted: leave one of them out"
     return None

@@ -45,7 +45,9 @@ def explained(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         name, colon, _ = message.partition(":")
         return ApiError(400, message, name if colon else None)
     if not path:
-        return ApiError(400, f"the body: {error['msg']}; send a JSON object, with Content-Type application/json")
+        if error["type"] == "string_unicode":
+            return ApiError(400, "the body: a key is no valid Unicode text; correct it")
+        return ApiError(400, "the body: send a JSON object, with Content-Type application/json")
     if path == ("prompt",) and error["type"] not in ("missing", "string_unicode"):
         is_text = error["loc"][-1] == "prompt"  # and no part of a union
         return ApiError(400, "prompt: send a text" if is_text else _of_prompt(error["input"]), "prompt")

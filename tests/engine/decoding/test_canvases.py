@@ -133,7 +133,7 @@ def test_options_are_as_probable_as_the_first_pass_says(name: str, k: int) -> No
     ("asked", "why"),
     [
         (request("a", (HOLE,) * 25), "its 25 tokens are more than max_new_tokens 24"),
-        (request("a", (HOLE, EOS, 5)), "it holds 1, which ends a text"),
+        (request("a", (HOLE, EOS, 5)), "holds the token 1, which ends an answer"),
     ],
 )
 def test_what_no_canvas_is_is_refused(asked: GenerationRequest, why: str) -> None:

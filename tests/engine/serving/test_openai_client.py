@@ -203,6 +203,11 @@ def test_a_bias_keeps_a_token_out(client: OpenAI) -> None:
 
     plain = token_ids()
     assert token_ids(logit_bias={str(plain[0]): 0}) == plain
+    reasons = [
+        client.completions.create(**asked | {"max_tokens": 12}, **more).choices[0].finish_reason
+        for more in ({}, {"logit_bias": {"5": 1}}, {"extra_body": {"min_tokens": 3}})
+    ]
+    assert reasons == ["length"] * 3
     assert plain[0] not in token_ids(logit_bias={str(plain[0]): -100})
 
 

@@ -55,6 +55,8 @@ def test_a_line_that_is_refused_is_a_line_with_the_servers_sentence(cpu: DeviceP
             asked("tools", "/v1/chat/completions", messages=[{"role": "user", "content": "x"}], tools=[{}]),
             asked("nothing", max_tokens=3),
             {"custom_id": "body", "url": "/v1/completions", "body": "x"},
+            {"custom_id": "none", "url": "/v1/completions"},
+            {"custom_id": "nowhere", "body": {"prompt": "x"}},
             "no json",
             {"prompt": "a line of ours"},
         ],
@@ -74,10 +76,12 @@ def test_a_line_that_is_refused_is_a_line_with_the_servers_sentence(cpu: DeviceP
         ("tools", 400, "tools.0: "),
         ("nothing", 400, "prompt: "),
         ("body", 400, "send a JSON object"),
+        ("none", 400, "send a JSON object"),
+        ("nowhere", 404, "url: None is not answered from a file"),
     ):
         assert told.pop(name)[0] == status and words in lines[name]["response"]["body"]["error"]["message"]
-    assert set(lines) - set(told) >= {"line-10"} and "not valid JSON" in lines["line-10"]["error"]["message"]
-    assert "write custom_id, url and body" in lines[11]["error"]["message"]
+    assert set(lines) - set(told) >= {"line-12"} and "not valid JSON" in lines["line-12"]["error"]["message"]
+    assert "write custom_id, url and body" in lines[13]["error"]["message"]
     assert set(told) == {"fine"} and told["fine"] == (200, "")
 
 

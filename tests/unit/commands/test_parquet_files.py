@@ -159,6 +159,31 @@ def test_a_column_that_is_no_column_of_one_kind_holds_json(tmp_path: Path) -> No
     )
 
 
+def test_a_text_that_is_no_unicode_is_kept_as_json(tmp_path: Path) -> None:
+    (tmp_path / "o.jsonl").write_text('{"id": "\\ud800", "text": "a"}\n{"id": "b", "text": "\\udfff"}\n')
+    write_table(tmp_path / "o.jsonl", tmp_path / "o.parquet")
+    rows = rows_of(tmp_path / "o.parquet")
+    assert [json.loads(row["id"]) for row in rows] == ["\ud800", "b"]
+    assert [json.loads(row["text"]) for row in rows] == ["a", "\udfff"]
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "date", "duration", "zone", "bytes"])
+def test_a_value_that_python_does_not_have_is_a_sentence(tmp_path: Path, kind: str) -> None:
+    from pyarrow.parquet import write_table as write_parquet
+
+    made = {
+        "timestamp": lambda: pyarrow.array([2**50], pyarrow.timestamp("ms")),
+        "date": lambda: pyarrow.array([2**31 - 1], pyarrow.int32()).view(pyarrow.date32()),
+        "duration": lambda: pyarrow.array([2**60], pyarrow.duration("s")),
+        "zone": lambda: pyarrow.array([0], pyarrow.timestamp("ms", tz="Mars/Phobos")),
+        "bytes": lambda: pyarrow.array([b"\xff"], pyarrow.binary()).view(pyarrow.string()),
+    }[kind]()
+    path = tmp_path / "q.parquet"
+    write_parquet(pyarrow.table({"prompt": ["a"], "other": made}), path)
+    with pytest.raises(ConfigError, match=r"q\.parquet: a value, such as a date or a text, cannot be read"):
+        read_lines(InputConfig(path=str(path)))
+
+
 def test_a_parquet_file_may_come_through_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "q.parquet", [{"id": 1, "prompt": "one"}])
     from common.batch import source

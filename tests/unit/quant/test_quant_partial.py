@@ -42,6 +42,11 @@ def test_a_folder_appears_whole_and_alone(tmp_path: Path) -> None:
     assert names(tmp_path / "deep") == ["out"] and names(tmp_path / "deep" / "out") == ["a"]
 
 
+def test_a_place_that_takes_no_folder_is_an_error() -> None:
+    with pytest.raises(OSError), whole_or_nothing(Path("/proc/q")):
+        pass
+
+
 def test_what_raises_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), whole_or_nothing(tmp_path / "out") as folder:
         (folder / "a").write_text("1")
