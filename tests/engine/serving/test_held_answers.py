@@ -145,5 +145,11 @@ def test_choices_come_with_their_probabilities(client: OpenAI) -> None:
     chunks = list(client.completions.create(model="demo", prompt=prompt, max_tokens=16, stream=True, **told))
     last = next(chunk.choices[0] for chunk in reversed(chunks) if chunk.choices)
     assert last.choice_probabilities == pytest.approx(shares)  # type: ignore[attr-defined]
+    twice = {**told["extra_body"], "structured_outputs": {"choice": ["17", "17", "12", "seventeen"]}}
+    (again,) = client.completions.create(model="demo", prompt=prompt, max_tokens=16, extra_body=twice).choices
+    assert again.choice_probabilities == pytest.approx(shares)  # type: ignore[attr-defined]
+    long = {**told["extra_body"], "structured_outputs": {"choice": ["17", "17 " * 9]}}
+    with pytest.raises(openai.BadRequestError, match=r"max_tokens: a text of the choice has \d+ tokens, more than 4"):
+        client.completions.create(model="demo", prompt=prompt, max_tokens=4, extra_body=long)
     with pytest.raises(openai.BadRequestError, match=r"diffusion\.choice_probabilities: only with structured_outputs"):
         client.completions.create(model="demo", prompt="a", extra_body={"diffusion": {"choice_probabilities": True}})
