@@ -23,11 +23,12 @@ def read_as_lines(stream: BinaryIO, name: str) -> bytes:
     from pyarrow.parquet import ParquetFile
 
     try:
-        batches = ParquetFile(stream).iter_batches()
-        return b"".join(_line(row) for batch in batches for row in batch.to_pylist())
+        batches = list(ParquetFile(stream).iter_batches())
     except (ArrowException, OSError) as error:
         raise ConfigError(f"{name}: no whole Parquet file ({first_line(error)}); write it again") from None
-    except (ArithmeticError, LookupError, ValueError) as error:
+    try:
+        return b"".join(_line(row) for batch in batches for row in batch.to_pylist())
+    except (ArrowException, ArithmeticError, LookupError, ValueError) as error:
         raise ConfigError(
             f"{name}: a value, such as a date or a text, cannot be read ({first_line(error)}); leave its column out"
         ) from None
