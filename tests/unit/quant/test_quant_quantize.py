@@ -44,10 +44,10 @@ def model(tmp_path: Path) -> Path:
     return write_model(tmp_path / "model", float_tensors())
 
 
-def calibration(percentile: float | None = None, num_samples: int = 0) -> Calibration:
+def calibration(num_samples: int = 0) -> Calibration:
     decoder = Decoder({name: tensor.float() for name, tensor in float_tensors().items()})
     runs = [lambda seed=seed: decoder(inputs(seed=seed)) for seed in range(3)]
-    return calibrate(decoder, runs, percentile, num_samples)
+    return calibrate(decoder, runs, num_samples)
 
 
 def quantized_decoder(folder: Path) -> Decoder:
@@ -193,7 +193,6 @@ def test_an_error_while_writing_names_the_folder(tmp_path: Path, model: Path, mo
         ({"smooth_alpha": 1.5}, "smooth_alpha 1.5 is not in 0..1"),
         ({"exclude": ["layers.9.*"]}, r"'layers\.9\.\*' names no linear"),
         ({"exclude": ["*"]}, "leaves no linear"),
-        ({"smooth_alpha": 0.5, "calibration": calibration(99.0)}, "smoothing needs a min/max calibration"),
         ({"scheme": "w8a8", "calibration": Calibration({})}, r"layers\.0\.qkv_proj was not calibrated"),
     ],
 )
