@@ -15,7 +15,7 @@ import numpy as np
 from common.config import DecodeConfig
 from common.constraints import Automaton
 from common.decoding import HOLE
-from common.requests.formats import limited, refuse_ends
+from common.requests.formats import limited, most_tokens, refuse_ends
 from common.requests.refusal import RequestError
 from common.requests.wishes import MOST_GIVEN, Wishes
 
@@ -79,7 +79,7 @@ def any_text(
 ) -> tuple[DecodeConfig, Automaton]:
     """Return the settings that an answer of any text is decoded by which has no end token before `min_tokens` others,
     and the automaton of these. field: asks for one, min_tokens or logit_bias. Raises RequestError."""
-    most = min(decode.max_new_tokens, wishes.max_tokens or decode.max_new_tokens)
+    most = most_tokens(wishes, decode)
     if wishes.min_tokens > most:
         raise RequestError("min_tokens", f"the answer has at most {most} tokens: lower it, or raise max_tokens")
     return limited(wishes, decode, field), _any_tokens(wishes.min_tokens, vocab_size, may_end=True)

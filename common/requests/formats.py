@@ -41,13 +41,18 @@ class Formats:
         )
         decode = limited(wishes, decode, "a format")
         automaton = self.compiled(wishes)
-        most = min(decode.max_new_tokens, wishes.max_tokens or decode.max_new_tokens)
+        most = most_tokens(wishes, decode)
         if automaton.shortest > most:
             raise RequestError(
                 "max_tokens",
                 f"the shortest answer of this format has {automaton.shortest} tokens, more than {most}: raise it",
             )
         return decode.model_copy(update={"stop": ()}), automaton  # the run's would cut a text of the format
+
+
+def most_tokens(wishes: Wishes, decode: DecodeConfig) -> int:
+    """Return how many tokens an answer can have at most."""
+    return min(decode.max_new_tokens, wishes.max_tokens or decode.max_new_tokens)
 
 
 def refuse_ends(wishes: Wishes, of_stop: str, of_ignore_eos: str, of_min_tokens: str) -> None:

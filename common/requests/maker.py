@@ -16,7 +16,7 @@ from common.config import DecodeConfig
 from common.constraints import Automaton
 from common.decoding import GenerationRequest, Room
 from common.requests.canvases import any_text, canvas_of, held
-from common.requests.formats import Formats, choices_of
+from common.requests.formats import Formats, choices_of, most_tokens
 from common.requests.prompts import PromptMaker
 from common.requests.refusal import RequestError
 from common.requests.wishes import Wishes
@@ -79,10 +79,7 @@ class RequestMaker:
         if wishes.tells_choices:
             options = tuple(self._piece(text, "structured_outputs") for text in choices_of(wishes))
             assert automaton is not None, "choices are a format"
-            longest, most = (
-                max(map(len, options)),
-                min(decode.max_new_tokens, asked.max_tokens or decode.max_new_tokens),
-            )
+            longest, most = max(map(len, options)), most_tokens(asked, decode)
             if longest > most:
                 raise RequestError(
                     "max_tokens", f"a text of the choice has {longest} tokens, more than {most}: raise it"

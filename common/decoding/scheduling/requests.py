@@ -319,13 +319,10 @@ class Requests:
 
     def _complete(self) -> list[int]:
         """Return the places of answers that are held to a format and stand."""
-        held = (
-            (place, one.held, one.slot) for place, one in enumerate(self._decoding.values()) if one.held is not None
-        )
         return [
             place
-            for place, own, slot in held
-            if own.automaton.is_whole_when_full and own.is_complete(self._store.parts, slot)
+            for place, decoding in enumerate(self._decoding.values())
+            if decoding.held is not None and decoding.held.is_complete(self._store.parts, decoding.slot)
         ]
 
     def _sampling_of(self, request_R: Int) -> Float | None:

@@ -160,8 +160,11 @@ class Held:
         return True
 
     def is_complete(self, parts: Parts, slot: int) -> bool:
-        """Return whether the answer stands: its canvas is full, or nothing but an end token may follow what it has."""
+        """Return whether the answer stands: its canvas is full, or nothing but an end token may follow what it has.
+        False where a full canvas holds a text that was cut."""
         own, class_P = self.automaton, np.empty(self.end - self.begin, np.int32)
+        if not own.is_whole_when_full:
+            return False
         return stands(
             parts, slot, own.graph, own.start, self.begin, self.end, own.is_final_Q, own.end_class, class_P
         )  # fmt: skip
