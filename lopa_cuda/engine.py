@@ -31,6 +31,7 @@ from common.model import (
 )
 from common.runtime import Collectives, DeviceEngine, ReadsKey, wait_until_done
 from graphs.buckets import Buckets
+from graphs.cuda import outliving_capture
 from graphs.runner import Capture, Entry
 from lopa_cuda.floors import median_seconds
 from lopa_cuda.ops import CudaOps
@@ -83,7 +84,6 @@ class CudaEngine(DeviceEngine):
         self._row_of: Int = np.zeros((1, 0), dtype=np.int64)  # rows of the last launch, and their shares
         self._shares: list[Share] = []
         self._tokens_read: Int = np.zeros(0, dtype=np.int64)  # of this rank's share
-        self._keeps_logits = False
         self._logits_MV: Tensor | None = None  # of the last head, where formats are to read them
 
     def measure_passes(self, decode: DecodeConfig) -> PassCosts:
@@ -133,14 +133,12 @@ class CudaEngine(DeviceEngine):
         is_read_T = in_whole_blocks(plan.is_read_T, self._routing_block)  # which the last layer routes together
         tokens_of = [share.of_entries(is_read_T).nonzero()[0] for share in self._shares]
         entries_of = [share.in_plan(tokens) for share, tokens in zip(self._shares, tokens_of, strict=True)]
-        # Formats read the head's logits, which a graph keeps for itself.
-        self._keeps_logits = plan.automaton_of is not None
-        is_captured = self.key.is_captured and not self._keeps_logits
-        key = self.shapes.reads_key(max(map(len, tokens_of)), plan.sampling, is_captured=is_captured)
+        key = self.shapes.reads_key(max(map(len, tokens_of)), plan.sampling, is_captured=self.key.is_captured)
         head = self.head.entry(key, is_captured=key.is_captured)
         self._tokens_read = tokens_of[self._bp_rank]
         head.buffers.fill(plan, self._tokens_read, entries_of[self._bp_rank])
         head.run()
+        self._logits_MV = None if plan.automaton_of is None else head.buffers.logits_MV
         return entries_of, head.buffers.predicted_PM3
 
     @torch.inference_mode()
@@ -183,17 +181,18 @@ class CudaEngine(DeviceEngine):
     @torch.inference_mode()
     def _run_head(self, key: ReadsKey, buffers: ReadBuffers) -> None:
         buffers.send()
-        buffers.receive(self._collectives.bp_stack(self._predict(key, buffers)))
-
-    def _predict(self, key: ReadsKey, reads: ReadBuffers) -> Tensor:
-        """Token, probability and confidence [M, 3] of this rank's reads."""
-        ops, head, vocab_start = self._ops, self.model.lm_head, self.model.vocab_start
-        stack = self._collectives.tp_stack
         if key.sampling.is_special:
-            return self._predict_specially(key.sampling, reads)
-        logits_MV = ops.logits(self._hidden(reads.index_M, is_captured=key.is_captured), head)
-        if self._keeps_logits:
-            self._logits_MV = logits_MV
+            predicted_M3 = self._predict_specially(key.sampling, buffers)
+        else:
+            hidden = self._hidden(buffers.index_M, is_captured=key.is_captured)
+            logits_MV = self._ops.logits(hidden, self.model.lm_head)
+            predicted_M3 = self._predict(logits_MV, key, buffers)
+            buffers.logits_MV = outliving_capture(logits_MV)
+        buffers.receive(self._collectives.bp_stack(predicted_M3))
+
+    def _predict(self, logits_MV: Tensor, key: ReadsKey, reads: ReadBuffers) -> Tensor:
+        """Token, probability and confidence [M, 3] of this rank's reads."""
+        ops, vocab_start, stack = self._ops, self.model.vocab_start, self._collectives.tp_stack
         if key.sampling.num_best:
             return best_statistics(logits_MV, vocab_start, key.sampling, stack)
         if reads.sampling_rows is None:

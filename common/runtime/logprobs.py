@@ -48,11 +48,12 @@ class Shares:
         for number in range(len(entries_of)):
             own = (owner_F == number).nonzero()[0]
             self._row_F[own] = number * size + np.arange(len(own))
+        self._is_in_order = bool(np.array_equal(self._row_F, np.arange(size * len(entries_of))))
 
     def in_order(self, told_PMX: Float) -> Float:
         """Return what all ranks tell, [F, X], in the order in which it was asked."""
         told_RX: Float = told_PMX.reshape(-1, told_PMX.shape[-1])
-        return told_RX if np.array_equal(self._row_F, np.arange(len(told_RX))) else told_RX[self._row_F]
+        return told_RX if self._is_in_order else told_RX[self._row_F]
 
 
 def shard_logprobs(logits_MV: Tensor, token_M: Tensor, num_top: int, vocab_start: int, sampling: Sampling) -> Tensor:

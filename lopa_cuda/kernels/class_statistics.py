@@ -19,6 +19,8 @@ from lopa_cuda.kernels.launch import overlap, release_successor, start_after_pre
 
 _NUM_VALUES = len(ClassField) + 1  # the last is the score that the class's token won by
 _POSITIONS = 4  # that read a tile's tokens together
+_WARPS = 1  # of a tile: more of them would wait for each other at every reduction
+_ROWS, _BLOCK = 4, 32  # positions and tiles of a class that are reduced together
 
 
 @triton.jit
@@ -80,37 +82,61 @@ def _tile_kernel(
 
 
 @triton.jit
+def _log_sum(top, total):
+    """log(sum(total exp(top))) over the last dimension."""
+    highest = tl.max(top, axis=1)
+    return highest + tl.log(tl.sum(total * tl.exp(top - highest[:, None]), axis=1))
+
+
+@triton.jit
 def _class_kernel(
-    part_ptr, tile_ptr, out_ptr, noise_ptr, num_tiles, most_tiles, vocab_start,
-    IS_SAMPLED: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr, PDL: tl.constexpr,
+    part_ptr, first_ptr, out_ptr, noise_ptr, num_positions, num_tiles, vocab_start,
+    IS_SAMPLED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    group, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    group = tl.program_id(0)
     release_successor(PDL)
-    place = tl.arange(0, BLOCK)
-    tile = tl.load(tile_ptr + group * most_tiles + place, mask=place < most_tiles, other=num_tiles)
-    has_tile = tile < num_tiles
+    first, end = tl.load(first_ptr + group), tl.load(first_ptr + group + 1)
+    # The last program's rows beyond the end compute the last position once more.
+    row = tl.minimum(tl.program_id(1) * ROWS + tl.arange(0, ROWS), num_positions - 1).to(tl.int64)
     start_after_predecessor(PDL)
-    at = part_ptr + (row * num_tiles + tile) * VALUES
-    score = tl.load(at + 5, mask=has_tile, other=NEVER)
-    token = tl.load(at, mask=has_tile, other=0.0)
-    logit = tl.load(at + 1, mask=has_tile, other=NEVER)
-    best, winner, best_logit = _best(score, place, logit)
-    mass, mean = tl.load(at + 3, mask=has_tile, other=NEVER), tl.load(at + 4, mask=has_tile, other=NEVER)
-    highest = tl.max(mass, axis=0)
-    weight = tl.exp(mass - highest)
-    total = tl.sum(weight, axis=0)
+    lane = tl.full((ROWS, 1), 0, tl.int32) + tl.arange(0, BLOCK)[None, :]
+    own, never, zero = first + lane, tl.full((ROWS, BLOCK), NEVER, tl.float32), tl.full((ROWS, BLOCK), 0.0, tl.float32)
+    token, score, logit = zero, never, never
+    top, total, mean = never, zero + 1.0, never
+    top_drawn, total_drawn = never, zero + 1.0
+    for begin in range(first, end, BLOCK):
+        tile = begin + lane
+        at = part_ptr + (row[:, None] * num_tiles + tile) * VALUES
+        is_own = tile < end
+        found = tl.load(at + 5, mask=is_own, other=NEVER)
+        is_better = found > score  # of equal ones the first stays
+        score, own = tl.where(is_better, found, score), tl.where(is_better, tile, own)
+        token = tl.where(is_better, tl.load(at, mask=is_own, other=0.0), token)
+        logit = tl.where(is_better, tl.load(at + 1, mask=is_own, other=NEVER), logit)
+        mass, center = tl.load(at + 3, mask=is_own, other=NEVER), tl.load(at + 4, mask=is_own, other=0.0)
+        higher = tl.maximum(top, mass)
+        kept, weight = total * tl.exp(top - higher), tl.exp(mass - higher)
+        top, total = higher, kept + weight
+        mean = (kept * mean + weight * center) / total
+        if IS_SAMPLED:
+            drawn = tl.load(at + 2, mask=is_own, other=NEVER)
+            higher = tl.maximum(top_drawn, drawn)
+            total_drawn = total_drawn * tl.exp(top_drawn - higher) + tl.exp(drawn - higher)
+            top_drawn = higher
+    best = tl.max(score, axis=1)
+    winner = tl.min(tl.where(score == best[:, None], own, 2147483647), axis=1)
+    is_winner = own == winner[:, None]
+    best_logit = tl.max(tl.where(is_winner, logit, float("-inf")), axis=1)
     drawn_weight = best_logit
     if IS_SAMPLED:
-        drawn = tl.load(at + 2, mask=has_tile, other=NEVER)
-        top = tl.max(drawn, axis=0)
-        drawn = top + tl.log(tl.sum(tl.exp(drawn - top), axis=0))
-        drawn_weight = tl.where(tl.load(noise_ptr + row) > 0, drawn, best_logit)
+        drawn_weight = tl.where(tl.load(noise_ptr + row) > 0, _log_sum(top_drawn, total_drawn), best_logit)
+    weight = total * tl.exp(top - tl.max(top, axis=1)[:, None])
     out = out_ptr + (row * tl.num_programs(0) + group) * VALUES
-    tl.store(out, tl.sum(tl.where(place == winner, token, 0.0), axis=0) + vocab_start)
+    tl.store(out, tl.sum(tl.where(is_winner, token, 0.0), axis=1) + vocab_start)
     tl.store(out + 1, best_logit)
     tl.store(out + 2, drawn_weight)
-    tl.store(out + 3, highest + tl.log(total))
-    tl.store(out + 4, tl.sum(weight * mean, axis=0) / total)
+    tl.store(out + 3, _log_sum(top, total))
+    tl.store(out + 4, tl.sum(weight * mean, axis=1) / tl.sum(weight, axis=1))
     tl.store(out + 5, best)
 
 
@@ -120,7 +146,7 @@ def class_statistics(
     """fp32 [N, C, 6], as common.runtime.classes.class_statistics has it. The logits are not changed."""
     num_positions, vocab_size = logits_NV.shape
     num_tiles, size = tiles.token_KB.shape
-    num_classes, most_tiles = tiles.tile_CX.shape
+    num_classes = len(tiles.first_1C) - 1
     assert logits_NV.stride(1) == 1
     device, is_sampled = logits_NV.device, rows is not None
     part = torch.empty((num_positions, num_tiles, _NUM_VALUES), dtype=torch.float32, device=device)
@@ -131,10 +157,10 @@ def class_statistics(
         logits_NV, tiles.token_KB, part, *fields, *columns, num_positions, num_tiles, vocab_size,
         sampling.mask_token_id - vocab_start, logits_NV.stride(0), IS_SAMPLED=is_sampled,
         TEMPERS=sampling.tempers_confidence, SCALE=UNIFORM_SCALE, POSITIONS=_POSITIONS, SIZE=size, VALUES=_NUM_VALUES,
-        num_warps=4, **overlap(),
+        num_warps=_WARPS, **overlap(),
     )  # fmt: skip
-    _class_kernel[(num_classes, num_positions)](
-        part, tiles.tile_CX, out_NC6, fields[1], num_tiles, most_tiles, vocab_start, IS_SAMPLED=is_sampled,
-        BLOCK=triton.next_power_of_2(most_tiles), VALUES=_NUM_VALUES, num_warps=1, **overlap(),
+    _class_kernel[(num_classes, triton.cdiv(num_positions, _ROWS))](
+        part, tiles.first_1C, out_NC6, fields[1], num_positions, num_tiles, vocab_start, IS_SAMPLED=is_sampled,
+        ROWS=_ROWS, BLOCK=_BLOCK, VALUES=_NUM_VALUES, num_warps=1, **overlap(),
     )  # fmt: skip
     return out_NC6

@@ -106,7 +106,8 @@ class StepBuffers:
 
 
 class ReadBuffers(runtime.ReadBuffers):
-    """index_M: tokens whose hidden states are read.
+    """index_M: tokens whose hidden states are read. logits_MV: this shard's logits of the last run, until the next run
+    of any shape; None where the pass is special.
 
     guide_M, lowered_M: StepPlan.changes_2T where the pass is special; entries that guide are counted in the plan, which
     a single branch rank computes in its order.
@@ -115,6 +116,7 @@ class ReadBuffers(runtime.ReadBuffers):
     def __init__(self, key: ReadsKey, device: torch.device, num_ranks: int) -> None:
         self._index = Upload(key.num_reads, device)
         self.index_M = self._index.device
+        self.logits_MV: Tensor | None = None
         super().__init__(key, device, num_ranks)
         self._changes = Upload((2 if key.sampling.is_special else 0, key.num_reads), device)
         if key.sampling.is_special:

@@ -322,7 +322,7 @@ class Requests:
         return [
             place
             for place, decoding in enumerate(self._decoding.values())
-            if decoding.held is not None and decoding.held.is_complete(self._store.parts, decoding.slot)
+            if decoding.held is not None and decoding.held.is_complete(self._store.loops, decoding.slot)
         ]
 
     def _sampling_of(self, request_R: Int) -> Float | None:

@@ -24,6 +24,7 @@ from common.runtime.reads import drawn_fields
 
 _AT_ONCE = 64  # positions
 _MOST_KEPT = 64  # automata whose tiles stay on the device
+_NOTHING = np.empty((0, 0, 0), np.float32)
 
 
 class Reduce(Protocol):
@@ -35,13 +36,13 @@ class Reduce(Protocol):
 
 
 class _Asked(NamedTuple):
-    """An automaton's part of a pass. statistics_PNX: of each branch rank's share of the entries, on the host; None
-    where nothing is read, as in a pass over a part of a prompt."""
+    """An automaton's part of a pass. told_PNX: host memory in which the statistics of each branch rank's share of the
+    entries come; empty where nothing is read, as in a pass over a part of a prompt."""
 
     automaton: Automaton
     entry_X: Int
-    shares: Shares | None = None
-    statistics_PNX: Tensor | None = None
+    told_PNX: Float
+    in_order: Callable[[Float], Float]
 
 
 class ClassHead:
@@ -73,26 +74,24 @@ class ClassHead:
             requests = [request for request, other in held.items() if other.key == automaton.key]
             entry_X = (np.isin(request_T, requests) & plan.is_read_T).nonzero()[0]
             if not len(entry_X):
-                self._asked.append(_Asked(automaton, entry_X))
+                self._asked.append(_Asked(automaton, entry_X, _NOTHING, np.asarray))
             else:
                 shares = Shares(plan.num_tokens, entries_of, entry_X, rank)
                 found_NC5 = self._computed(plan, automaton, shares.place_M, entry_X[shares.index_M], logits_of)
                 statistics_PNX = self._collectives.bp_stack(found_NC5).flatten(2)
                 host = torch.empty(statistics_PNX.shape, pin_memory=self._device.type != "cpu")
                 host.copy_(statistics_PNX, non_blocking=True)
-                self._asked.append(_Asked(automaton, entry_X, shares, host))
+                self._asked.append(_Asked(automaton, entry_X, host.numpy(), shares.in_order))
 
     def receive(self) -> Mapping[str, ClassStatistics]:
         """Return the statistics of the pass launched last, once the device has come past it."""
         asked, self._asked = self._asked, []
-        found = {}
-        for automaton, entry_X, shares, statistics_PNX in asked:
-            shape = (len(entry_X), automaton.num_classes, len(ClassField))
-            values_XC5: Float = np.zeros(shape, np.float32)
-            if shares is not None and statistics_PNX is not None:
-                values_XC5 = shares.in_order(statistics_PNX.numpy()).reshape(shape)
-            found[automaton.key] = ClassStatistics(entry_X, values_XC5)
-        return found
+        return {
+            automaton.key: ClassStatistics(
+                entry_X, in_order(told_PNX).reshape(len(entry_X), automaton.num_classes, len(ClassField))
+            )
+            for automaton, entry_X, told_PNX, in_order in asked
+        }
 
     def _computed(
         self, plan: StepPlan, automaton: Automaton, place_N: Int, entry_N: Int, logits_of: Callable[[Int], Tensor]

@@ -21,10 +21,12 @@ _SCORE = 5  # of the class's token, which the shards are compared by; after Clas
 
 
 class Tiles(NamedTuple):
-    """A shard's tokens by class, int32. Places without a token hold V, those without a tile K."""
+    """A shard's tokens by class, int32. Places without a token hold V, those without a tile K. first_1C: the first tile
+    of each class, and K: a class's tiles follow one another."""
 
     token_KB: Tensor
     tile_CX: Tensor
+    first_1C: Tensor
 
     @classmethod
     def of(cls, class_V: Int, num_classes: int, device: torch.device) -> Tiles:
@@ -37,7 +39,8 @@ class Tiles(NamedTuple):
         token_KB.reshape(-1)[first_C[class_V[order_V]] * size + rank_V] = order_V
         tile_CX = (first_C[:, None] + np.arange(max(1, int(num_tiles_C.max())))).astype(np.int32)
         tile_CX[tile_CX >= (first_C + num_tiles_C)[:, None]] = len(token_KB)
-        return cls(torch.from_numpy(token_KB).to(device), torch.from_numpy(tile_CX).to(device))
+        first_1C = np.append(first_C, first_C[-1] + num_tiles_C[-1]).astype(np.int32)
+        return cls(*(torch.from_numpy(array).to(device) for array in (token_KB, tile_CX, first_1C)))
 
     def tiled(self, values_NV: Tensor) -> Tensor:
         """[N, K, B]."""

@@ -73,7 +73,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "column_factor_ptr": None,
         },
     ),
-    "classes": ("class_statistics", "_class_kernel", {**DRAWN, "IS_SAMPLED": False, "BLOCK": 512, "VALUES": 6}),
+    "classes": (
+        "class_statistics", "_class_kernel", {**DRAWN, "IS_SAMPLED": False, "ROWS": 4, "BLOCK": 32, "VALUES": 6}
+    ),
     "sum": ("experts", "_sum_choices_kernel", {"CHOSEN": 8, "BLOCK": 1024}),
     "route in groups": ("route", "_route_kernel", {**ROUTE, **GROUPED}),
     "route among all": ("route", "_route_kernel", {**ROUTE, **UNGROUPED}),

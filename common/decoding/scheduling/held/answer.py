@@ -33,7 +33,7 @@ from common.decoding.scheduling.held.loops import (
     write_best,
 )
 from common.decoding.scheduling.rules import Rules
-from common.decoding.scheduling.tables import Parts, Tables
+from common.decoding.scheduling.tables import Parts, Tables, positions_of
 from common.policies import Draws
 
 _STREAM = 2  # of random numbers: others are the scores' and the spawn rules'
@@ -159,15 +159,13 @@ class Held:
         self._keep_carry(own, branch)
         return True
 
-    def is_complete(self, parts: Parts, slot: int) -> bool:
+    def is_complete(self, tables: Tables, slot: int) -> bool:
         """Return whether the answer stands: its canvas is full, or nothing but an end token may follow what it has.
         False where a full canvas holds a text that was cut."""
-        own, class_P = self.automaton, np.empty(self.end - self.begin, np.int32)
-        if not own.is_whole_when_full:
-            return False
-        return stands(
-            parts, slot, own.graph, own.start, self.begin, self.end, own.is_final_Q, own.end_class, class_P
-        )  # fmt: skip
+        own = self.automaton
+        return own.is_whole_when_full and stands(
+            *positions_of(tables, slot), self.begin, self.end, own.graph, own.start, own.is_final_Q, own.end_class
+        )
 
     def _reach_of_all(self, tables: Tables, slot: int) -> int:
         state = tables.states[slot]
@@ -234,8 +232,11 @@ class Held:
 
     def _keep_carry(self, own: Pass, branch: int) -> None:
         """Keep what the winner predicts for the next window's first position (`planning.carries`)."""
-        state, settings = own.state, own.tables.settings[own.slot]
-        if state["commit_length"] > 0 and state["keeps_carry"] and not settings["is_fresh"] and state["shift"] > 0:
+        state = own.state
+        if (
+            state["commit_length"] > 0 and state["keeps_carry"] and state["shift"] > 0
+            and not own.tables.settings[own.slot]["is_fresh"]
+        ):  # fmt: skip
             entry_N = own.entries()
             find_entries(own.parts, own.slot, branch, own.fields_8R, entry_N)
             place = int(state["next_start"]) - int(state["window_start"])

@@ -8,6 +8,8 @@ from __future__ import annotations
 from math import exp, inf, log
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from common.compiled import compiled
 from common.constraints import MASK, NEVER, Graph
 from common.decoding.plan import Bool, ClassField, Float, Int, Score
@@ -115,16 +117,18 @@ def find_entries(parts: Parts, slot: int, branch: int, fields_8R: Int, entry_N: 
 
 @compiled
 def stands(
-    parts: Parts, slot: int, graph: Graph, start: int, begin: int, end: int, is_final_Q: Bool, end_class: int,
-    class_P: Any,
-) -> bool:  # fmt: skip
-    """Return whether the answer stands: its canvas is full, or nothing but an end token may follow what it has.
-    class_P: scratch."""
-    first, _, state = find_part(parts, slot, graph, start, begin, end, 0, NEVER, class_P)
-    if state == NEVER or not is_final_Q[state]:
-        return False
-    if begin + first >= end:
-        return True
+    token_P: Int, is_masked_P: Bool, begin: int, end: int, graph: Graph, start: int, is_final_Q: Bool, end_class: int
+) -> bool:
+    """Return whether the answer [begin, end) stands: its canvas is full, or nothing but an end token may follow what it
+    has."""
+    state, place = start, begin
+    while place < min(end, len(token_P)) and not is_masked_P[place]:
+        state = graph.next_QC[state, graph.class_V[token_P[place]]]
+        if state == NEVER:
+            return False
+        place += 1
+    if place == end or not is_final_Q[state]:
+        return bool(is_final_Q[state])
     num_edges = graph.first_Q1[state + 1] - graph.first_Q1[state]
     return bool(num_edges == 1 and graph.class_E[graph.first_Q1[state]] == end_class)
 
@@ -229,18 +233,20 @@ def _write_row(
 def _told(values_C5: Float, is_possible_C: Bool, taken: int, takes_entropy: bool) -> tuple[float, float, float]:
     """Return token, probability and confidence among the possible tokens. taken: its class; NEVER: the most probable
     one."""
-    top, total, mean = -inf, 0.0, 0.0
-    wanted = taken
+    wanted, top = taken, np.float32(-inf)
     for token_class in range(len(is_possible_C)):
         if is_possible_C[token_class]:
-            top = max(top, float(values_C5[token_class, MASS]))
+            if values_C5[token_class, MASS] > top:
+                top = values_C5[token_class, MASS]
             if taken == NEVER and (wanted == NEVER or values_C5[token_class, WEIGHT] > values_C5[wanted, WEIGHT]):
                 wanted = token_class
+    total = mean = 0.0
     for token_class in range(len(is_possible_C)):
         if is_possible_C[token_class]:
             share = exp(values_C5[token_class, MASS] - top)
             total += share
-            mean += share * values_C5[token_class, MEAN]
+            if takes_entropy:
+                mean += share * values_C5[token_class, MEAN]
     log_total = top + log(total)
     probability = exp(min(values_C5[wanted, LOGIT] - log_total, 0.0))
     confidence = min(mean / total - log_total, 0.0) if takes_entropy else probability
