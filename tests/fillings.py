@@ -21,8 +21,9 @@ def best(own: Automaton, class_W: np.ndarray, weight_WC: np.ndarray, is_tail_fre
         find_possible(own.graph, is_alive_WQ, place, is_possible_WC[place])
     best_path(
         own.graph, own.end if is_tail_free else NEVER, class_W, width, own.start, is_alive_WQ, is_possible_WC,
-        weight_WC, np.empty(width + 1), np.empty((2, own.num_states)), np.empty(len(own.graph.first_S1) - 1),
-        np.empty(len(own.graph.first_S1) - 1, np.int32), np.empty((width, own.num_states), np.int32), path_W,
+        weight_WC, np.empty(width + 1), np.empty((2, own.num_states)), np.empty((2, own.num_states), np.int32),
+        np.empty(len(own.graph.first_S1) - 1), np.empty(len(own.graph.first_S1) - 1, np.int32),
+        np.empty((width, own.num_states), np.int32), path_W,
     )  # fmt: skip
     return path_W.tolist()
 

@@ -18,7 +18,7 @@ from lopa_cuda.kernels.head_statistics import NEVER
 from lopa_cuda.kernels.launch import overlap, release_successor, start_after_predecessor
 
 _NUM_VALUES = len(ClassField) + 1  # the last is the score that the class's token won by
-_POSITIONS = 4  # that read a tile's tokens together
+_POSITIONS = 2  # that read a tile's tokens together
 _WARPS = 1  # of a tile: more of them would wait for each other at every reduction
 _ROWS, _BLOCK = 4, 32  # positions and tiles of a class that are reduced together
 

@@ -15,6 +15,7 @@ from common.batch import run_batch
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, InputConfig, OutputConfig, RunConfig
 from common.config.profile import GraphConfig
+from common.constraints import NEVER, Automaton
 from common.decoding import (
     CommitSpan,
     Completion,
@@ -67,15 +68,20 @@ def build(
     return assemble(profile, run, num_pages=num_pages)
 
 
-def decode(engine: CudaEngine, own: Sequence[dict[str, Any]] = ({},), **settings: Any) -> dict[str, tuple[int, ...]]:
-    """own: what each prompt has of its own, the first again behind the last."""
+def decode(
+    engine: CudaEngine, own: Sequence[dict[str, Any]] = ({},), automaton: Automaton | None = None, **settings: Any
+) -> dict[str, tuple[int, ...]]:
+    """own: what each prompt has of its own, the first again after the last. automaton: of every other request."""
     config = DecodeConfig(block_size=16, max_new_tokens=64, stop_at_eos=False, **settings)
     slots = engine.capacity.num_slots
     scheduler = Scheduler(config, mask_token_id=MASK, eos_token_id=EOS, num_slots=slots)
     requests = [
-        GenerationRequest(str(number), prompt, config.model_copy(update=own[number % len(own)]))
+        GenerationRequest(
+            str(number), prompt, config.model_copy(update=own[number % len(own)]),
+            automaton=None if number % 2 else automaton,
+        )
         for number, prompt in enumerate(PROMPTS)
-    ]
+    ]  # fmt: skip
     ended = [result for result in decode_requests(iter(requests), scheduler, engine) if isinstance(result, Completion)]
     return {result.id: result.canvas_token_ids for result in ended}
 
@@ -100,6 +106,25 @@ def test_replay_decodes_the_tokens_of_eager_execution(model: Path, settings: dic
             entry.run = lambda runner=runner, key=key, entry=entry: runner._forward(key, entry.buffers)
     assert decode(captured, **settings) == tokens
     assert len(tokens) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("settings", [{"num_lookahead": 0}, {"num_lookahead": 3, "temperature": 0.8}], ids=str)
+def test_formats_read_the_logits_of_a_replayed_head(model: Path, settings: dict[str, Any]) -> None:
+    """Tokens of even and of odd ids in turn, beside a request without a format."""
+    next_QC = np.array([[1, NEVER], [NEVER, 0]], np.int32)
+    in_turn = Automaton(np.arange(2048, dtype=np.int32) % 2, next_QC, np.array([True, True]), 0, "in turn")
+    captured = build(model, is_captured=True, num_slots=3, kernels="triton")
+    decode(captured, **settings)
+    num_captured = captured.head.num_captured
+    tokens = decode(captured, automaton=in_turn, **settings)
+    assert captured.head.num_captured == num_captured, "nothing is captured for formats"
+    for number in ("0", "2"):
+        text = [token for token in tokens[number] if token != EOS]
+        assert text == list(tokens[number][: len(text)]) and [token % 2 for token in text] == ([0, 1] * 32)[: len(text)]
+    for runner in (captured.layers, captured.head):
+        for key, entry in runner._entries.items():
+            entry.run = lambda runner=runner, key=key, entry=entry: runner._forward(key, entry.buffers)
+    assert decode(captured, automaton=in_turn, **settings) == tokens
 
 
 @pytest.mark.parametrize("settings", [{"num_lookahead": 3}, {"num_lookahead": 7, "temperature": 0.8}], ids=str)

@@ -57,8 +57,8 @@ class Workspaces:
             width, num_states, num_sets = 2 * width, automaton.num_states, len(automaton.graph.first_S1) - 1
             space = self._spaces[automaton.key] = Workspace(
                 np.empty((width, automaton.num_classes)), np.empty(width + 1), np.empty((2, num_states)),
-                np.empty(num_sets), np.empty(num_sets, np.int32), np.empty((width, num_states), np.int32),
-                np.empty((width + 1, num_states)), np.empty(width, np.int32),
+                np.empty((2, num_states), np.int32), np.empty(num_sets), np.empty(num_sets, np.int32),
+                np.empty((width, num_states), np.int32), np.empty((width + 1, num_states)), np.empty(width, np.int32),
             )  # fmt: skip
         return space
 

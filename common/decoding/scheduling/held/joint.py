@@ -96,14 +96,15 @@ def find_possible(graph: Graph, is_alive_WQ: Bool, place: int, is_possible_C: Bo
 @compiled
 def best_path(
     graph: Graph, tail: int, class_W: Int32, width: int, state: int, is_alive_WQ: Bool, is_possible_WC: Bool,
-    weight_WC: Score, highest_W1: Score, score_2Q: Score, best_S: Score, place_S: Int32, back_WQ: Int32, path_W: Int32,
+    weight_WC: Score, highest_W1: Score, score_2Q: Score, state_2Q: Int32, best_S: Score, place_S: Int32,
+    back_WQ: Int32, path_W: Int32,
 ) -> None:  # fmt: skip
     """Write the classes of the filling with the highest sum of weights (Viterbi); of equal ones the first by state and
     class. Source: DINGO (arXiv 2505.23061), over whole texts.
 
     tail: the state after an end token, where anything may follow it and weighs as what is best there; NEVER: end tokens
-    do. is_possible_WC: the classes that a mask may have. weight_WC: 0 where no mask is. highest_W1, score_2Q, best_S,
-    place_S, back_WQ: scratch.
+    do. is_possible_WC: the classes that a mask may have. weight_WC: 0 where no mask is. highest_W1, score_2Q, state_2Q,
+    best_S, place_S, back_WQ: scratch.
 
     States from which not even the highest weights reach what a greedy filling does are left out: there can be no best
     filling through them.
@@ -117,22 +118,23 @@ def best_path(
             highest_W1[place] += _highest(weight_WC[place], is_possible_WC[place], is_tail_alive)
     least = _greedy(graph, tail, class_W, width, state, is_alive_WQ, weight_WC)
     least -= 1e-6 * (1.0 + abs(least))  # sums of other order round otherwise
-    score_2Q[0, :num_states] = -inf
-    score_2Q[0, state] = 0.0
+    count, state_2Q[0, 0], score_2Q[0, state] = 1, state, 0.0
     place_S[:] = NEVER  # where best_S is of
     for place in range(width):
         here, there, token_class = place % 2, 1 - place % 2, class_W[place]
-        score_2Q[there, :num_states] = -inf
         back_WQ[place, :num_states] = NEVER
-        for source in range(num_states):
+        num_reached = 0
+        for index in range(count):
+            source = state_2Q[here, index]
             score = score_2Q[here, source]
-            is_in = place == 0 or back_WQ[place - 1, source] != NEVER
-            if not (is_alive_WQ[place, source] and is_in) or score + highest_W1[place] < least:
+            if score + highest_W1[place] < least:
                 continue
             if token_class != MASK:
                 target = graph.next_QC[source, token_class]
                 if target != NEVER and is_alive_WQ[place + 1, target]:
-                    _offer(score, source, target, score_2Q[there], back_WQ[place])
+                    num_reached = _offer(
+                        score, source, target, score_2Q[there], back_WQ[place], state_2Q[there], num_reached
+                    )
                 continue
             for pair in range(graph.first_pair_Q1[source], graph.first_pair_Q1[source + 1]):
                 if is_alive_WQ[place + 1, graph.target_P[pair]]:
@@ -144,14 +146,27 @@ def best_path(
                     else:
                         weight = weight_WC[place, _best_class(graph, number, weight_WC[place])]
                         best_S[number], place_S[number] = weight, place
-                    _offer(score + weight, source, graph.target_P[pair], score_2Q[there], back_WQ[place])
+                    num_reached = _offer(
+                        score + weight, source, graph.target_P[pair], score_2Q[there], back_WQ[place],
+                        state_2Q[there], num_reached,
+                    )  # fmt: skip
+        count = num_reached
     _follow_back(graph, tail, class_W, width, state, weight_WC, score_2Q, back_WQ, path_W)
 
 
 @compiled
-def _offer(value: float, source: int, target: int, score_Q: Score, back_Q: Int32) -> None:
-    if value > score_Q[target] or back_Q[target] == NEVER:
-        score_Q[target], back_Q[target] = value, source
+def _offer(
+    value: float, source: int, target: int, score_Q: Score, back_Q: Int32, reached_X: Int32, num_reached: int
+) -> int:
+    """Take a way to a state if it is the best one so far, of equal ones that from the first state. Returns how many
+    states are reached."""
+    if back_Q[target] == NEVER:
+        reached_X[num_reached] = target
+        num_reached += 1
+    elif value < score_Q[target] or (value == score_Q[target] and source > back_Q[target]):
+        return num_reached
+    score_Q[target], back_Q[target] = value, source
+    return num_reached
 
 
 @compiled

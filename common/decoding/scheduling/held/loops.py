@@ -48,6 +48,7 @@ class Workspace(NamedTuple):
     weight_WC: Score
     highest_W1: Score
     score_2Q: Score
+    state_2Q: Any
     best_S: Score
     place_S: Any
     back_WQ: Any
@@ -151,7 +152,7 @@ def solve(
     else:
         best_path(
             graph, tail, part.class_W, width, part.state, part.is_alive_WQ, part.is_possible_WC, space.weight_WC,
-            space.highest_W1, space.score_2Q, space.best_S, space.place_S, space.back_WQ, space.path_W,
+            space.highest_W1, space.score_2Q, space.state_2Q, space.best_S, space.place_S, space.back_WQ, space.path_W,
         )  # fmt: skip
     _write_row(parts, slot, offset, part, entry_N, count, given, space.path_W, takes_entropy, values_3T)
 

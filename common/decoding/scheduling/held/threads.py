@@ -24,6 +24,8 @@ class Threads:
         self._pool: ThreadPoolExecutor | None = None
 
     def run(self, work: Callable[[Item, Workspaces], None], items: Sequence[Item]) -> None:
+        if not items:
+            return
         count = max(1, min(len(self._spaces), len(items) // _LEAST_EACH))
         if self._pool is None and count > 1:
             self._pool = ThreadPoolExecutor(len(self._spaces) - 1, "formats")
