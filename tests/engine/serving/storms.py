@@ -89,7 +89,7 @@ def malformed(rng: random.Random) -> bytes:
             ["max_tokens", "temperature", "top_p", "n", "stop", "seed", "stream", "diffusion", "logprobs"]
         )
         body[name] = rng.choice([-1, "\ud800", [[]], [None], "x", 2**70, [-1], {"a": 1}, 1e300])
-        body["logit_bias"] = {"1": 1}
+        body["logit_bias"] = {"1": "much"}
     return json.dumps(body).encode()
 
 

@@ -127,8 +127,6 @@ def best_path(
         for index in range(count):
             source = state_2Q[here, index]
             score = score_2Q[here, source]
-            if score + highest_W1[place] < least:
-                continue
             if token_class != MASK:
                 target = graph.next_QC[source, token_class]
                 if target != NEVER and is_alive_WQ[place + 1, target]:
@@ -146,10 +144,11 @@ def best_path(
                     else:
                         weight = weight_WC[place, _best_class(graph, number, weight_WC[place])]
                         best_S[number], place_S[number] = weight, place
-                    num_reached = _offer(
-                        score + weight, source, graph.target_P[pair], score_2Q[there], back_WQ[place],
-                        state_2Q[there], num_reached,
-                    )  # fmt: skip
+                    if score + weight + highest_W1[place + 1] >= least:
+                        num_reached = _offer(
+                            score + weight, source, graph.target_P[pair], score_2Q[there], back_WQ[place],
+                            state_2Q[there], num_reached,
+                        )  # fmt: skip
         count = num_reached
     _follow_back(graph, tail, class_W, width, state, weight_WC, score_2Q, back_WQ, path_W)
 
