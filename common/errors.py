@@ -71,7 +71,9 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 def first_line(error: BaseException) -> str:
     """What an error says, in a line; an error without text by its name."""
-    return (str(error).strip() or repr(error)).splitlines()[0]
+    line = (str(error).strip() or repr(error)).splitlines()[0]
+    # Python's own advice is for programmers.
+    return "a number of more digits than can be read" if "set_int_max_str_digits" in line else line
 
 
 def one_line(message: str) -> str:

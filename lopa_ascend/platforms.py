@@ -56,7 +56,7 @@ class Npu(ReferenceCpu):
         torch_version, npu_version = _package("torch") or "", _package("torch-npu")
         yield Finding("torch_npu", npu_version or "not installed: pip install -e '.[ascend]'", npu_version is not None)
         if npu_version is not None:
-            is_match = _release(torch_version) == _release(npu_version)
+            is_match = release_of(torch_version) == release_of(npu_version)
             fix = "the same release" if is_match else "must be the same release: pip install -e '.[ascend]'"
             yield Finding("versions", f"torch {torch_version}, torch_npu {npu_version}: {fix}", is_match)
         cann, reason = _cann(), self._why_no_devices(profile, num_here)
@@ -132,9 +132,10 @@ def _package(name: str) -> str | None:
         return None
 
 
-def _release(version: str) -> tuple[str, ...]:
-    """Turn 2.13.0.post4+cpu into (2, 13, 0): torch_npu follows torch's releases with builds of its own."""
-    return tuple(version.split("+")[0].split(".")[:3])
+def release_of(version: str) -> str:
+    """Cut a version to its release: 2.13.0 of 2.13.0+cpu, 2.13.0.post2 and 2.13.0rc1. torch_npu follows torch's
+    releases with builds of its own."""
+    return ".".join(version.split("+")[0].split("rc")[0].split(".")[:3])
 
 
 PLATFORMS = (ReferenceCpu(), Npu())

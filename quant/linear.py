@@ -93,10 +93,6 @@ class QuantizedLinear(nn.Module):
         y_TN = self.kernels.matmul(x_TK, self.weight, weight_scale_N, scale_T, bias_N, out_dtype)
         return y_TN.reshape(*values.shape[:-1], y_TN.shape[-1])
 
-    def extra_repr(self) -> str:
-        kind = "static" if self.is_static else "dynamic"
-        return f"{list(self.weight.shape)} {str(self.weight.dtype).removeprefix('torch.')}, {kind}"
-
 
 def swap_linears(
     model: nn.Module,

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from common.batch.source import is_read_once, open_input, shown
 from common.batch.template import fits, require_fit
 from common.config import InputConfig
-from common.errors import ConfigError
+from common.errors import ConfigError, first_line
 from common.processes import global_rank
 from common.scoring import task_of
 from common.text import why_no_conversation, why_no_variables
@@ -175,7 +175,7 @@ def parse_line(number: int, raw: bytes, config: InputConfig) -> InputLine:
     try:
         fields = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        return InputLine(unknown_id, number, error=f"line {number} is not valid JSON: {error}")
+        return InputLine(unknown_id, number, error=f"line {number} is not valid JSON: {first_line(error)}")
     if not isinstance(fields, dict):
         return InputLine(unknown_id, number, error=f"line {number} is not a JSON object with a prompt")
     names = ("custom_id",) if is_openai(fields) else ("id",) if config.benchmark is None else ("id", "task_id")

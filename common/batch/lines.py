@@ -32,8 +32,6 @@ class LineRequests:
         `prompt_or_reason`."""
         if line.error is not None:
             return line.error
-        if line.is_openai:
-            return f"line {line.number}: it is of an OpenAI batch file, which `lopa run` answers, without --ray"
         field = self._source.settings_field
         try:
             wishes = Wishes() if field is None else self._wishes(line, field)
@@ -81,14 +79,16 @@ def prompt_of(line: InputLine, source: InputConfig, prompts: PromptMaker) -> tup
     """
     if line.error is not None:
         return line.error
+    if line.is_openai:
+        return f"line {line.number}: it is of an OpenAI batch file, which `lopa run` answers, without --ray"
     try:
         return _prompt(line, source, prompts)
     except (ValueError, TypeError) as error:
-        return first_line(error)
+        return f"line {line.number}: {first_line(error)}"
     except EngineError:
         raise
     except Exception as error:  # of a chat template, which is a program of the checkpoint's
-        return f"the prompt cannot be made: {type(error).__name__}: {first_line(error)}"
+        return f"line {line.number}: the prompt cannot be made: {type(error).__name__}: {first_line(error)}"
 
 
 def _prompt(line: InputLine, source: InputConfig, prompts: PromptMaker) -> tuple[int, ...]:

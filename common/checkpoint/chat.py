@@ -53,7 +53,9 @@ class ChatRenderer:
         request = {"template": template, "special_tokens": self._special_tokens, "variables": dict(variables or {})}
         try:
             line = json.dumps({**request, "messages": conversation(messages)})
-        except (TypeError, ValueError, RecursionError) as error:
+        except RecursionError:
+            raise ConfigError("messages nested too deeply for a chat template: flatten them") from None
+        except (TypeError, ValueError) as error:
             raise self._rejected(first_line(error)) from None
         with self._lock:
             answer = self._answer(line)

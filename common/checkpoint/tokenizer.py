@@ -67,7 +67,7 @@ class Tokenizer:
                     encoding = self._encoder.encode(text, add_special_tokens=False)
                 ids: list[int] = encoding.ids
         except TypeError:
-            raise ConfigError("the prompt is not valid text (half a surrogate pair?): correct it") from None
+            raise ConfigError("not valid text (half a surrogate pair?): correct it") from None
         if add_bos and self.bos_id is not None:
             ids = [self.bos_id, *ids]
         if self.mask_id in ids:

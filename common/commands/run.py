@@ -5,7 +5,8 @@ As in all commands, rooms are imported inside: `lopa --help` has no reason to lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -63,10 +64,12 @@ def run(
     processes, such as cuda_bp2 for two GPUs, is started by scripts/run_batch.sh PROFILE MODEL; DRY_RUN=true before it
     prints how.
     """
+    if overwrite and retry_errors:
+        raise ConfigError("--retry-errors: --overwrite decodes all requests once more: leave one of them out")
     if replicas is not None and ray is None:
         raise ConfigError("--replicas: they are actors on a Ray cluster; give its address, or local, with --ray")
     if prompt is not None and not _is_file(prompt):
-        _require_no_file_options(set or [], ray)
+        _require_no_file_options(set or [], {"--ray": ray, "--overwrite": overwrite, "--retry-errors": retry_errors})
         device_profile, run_config = load_to_run(profile, model, set)
         save_run_file(save_run, run_config)
         _answer(prompt, device_profile, run_config)
@@ -122,15 +125,16 @@ def _decode_file(
         require_some_finished(run, metrics)
 
 
-def _require_no_file_options(given: Sequence[str], ray: str | None) -> None:
+def _require_no_file_options(given: Sequence[str], flags: Mapping[str, object]) -> None:
     """ConfigError for what would have no effect on one prompt."""
-    if ray is not None:
-        raise ConfigError("--ray: one prompt is answered here; give a JSONL file of requests, or leave it out")
+    found = [flag for flag, value in flags.items() if value]
     for key, flag in (("output.path", "--output"), ("input.limit", "--limit")):
         if any(one.startswith(f"{key}=") for one in given):
-            raise ConfigError(
-                f"{flag}: the answer to one prompt is printed; give a JSONL file of requests, or leave it out"
-            )
+            found.append(flag)
+    if found:
+        raise ConfigError(
+            f"{found[0]}: the answer to one prompt is printed; give a JSONL file of requests, or leave it out"
+        )
 
 
 def _answer(prompt: str, profile: DeviceProfile, run: RunConfig) -> None:
@@ -144,9 +148,12 @@ def _is_file(prompt: str) -> bool:
     if prompt == STANDARD_INPUT or prompt.endswith((".jsonl", ".jsonl.gz", ".parquet")):
         return True
     try:
-        return Path(prompt).is_file()
+        is_file, is_folder = Path(prompt).is_file(), os.sep in prompt and Path(prompt).is_dir()
     except (OSError, ValueError):  # a text that no file can be called
         return False
+    if is_folder:
+        raise ConfigError(f"{prompt}: a folder; give a text to answer, or a JSONL file of requests")
+    return is_file
 
 
 def _files(model: str, file: str | None, given: Sequence[str]) -> list[str]:

@@ -88,7 +88,7 @@ def remedy(error: Mapping[str, Any], location: Sequence[int | str], kind: type[B
     if error["type"] == "literal_error":
         message = did_you_mean(str(error["input"]), re.findall("'([^']+)'", error["ctx"]["expected"])) + message
     is_whole = isinstance(error["input"], (dict, bytes, BaseModel))  # bytes: the file itself
-    return message if is_whole else f"{message} (given {given_value(error['input'])})"
+    return message if is_whole or "(given " in message else f"{message} (given {given_value(error['input'])})"
 
 
 def wants_text(kind: type[BaseModel], keys: Sequence[str]) -> bool:

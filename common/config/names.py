@@ -109,6 +109,8 @@ def machine_file(name: str) -> Path:
 
 def _model_folder(name: str) -> Path | None:
     """The folder of a model, if it is one. Raises ConfigError for another folder."""
+    if not name:
+        raise ConfigError("the model's name is empty: give a folder, a run file, or a name of configs/runs")
     path = Path(or_shipped(name))
     if not _exists(path) or not path.is_dir():
         return None

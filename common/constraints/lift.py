@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from common.constraints.automaton import FAR, NEVER, Automaton, Bool, Int, Int32, distances, places
 from common.errors import ConfigError
@@ -21,7 +20,6 @@ from common.errors import ConfigError
 _STATES_AT_ONCE = 64
 _MOST_EDGES = 100_000  # of state and class: each pass goes over them, at every open position
 _MOST_CELLS = 2**22  # of states times classes, which go to the engine with a request
-UInt64 = npt.NDArray[np.uint64]
 
 
 class ByteAutomaton(NamedTuple):

@@ -220,10 +220,6 @@ class Completion:
         """Effective TPF: tokens up to and including the first EOS or stop string, over forward steps."""
         return self.num_effective_tokens / max(1, self.num_forwards)
 
-    @property
-    def canvas_tokens_per_forward(self) -> float:
-        return self.num_canvas_tokens / max(1, self.num_forwards)
-
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
@@ -240,7 +236,6 @@ class Rejection:
     num_forwards: int = 0
     num_lookahead_wins: int = 0
     tokens_per_forward: float = 0.0
-    canvas_tokens_per_forward: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,6 @@ class Scoring(NamedTuple):
     of equal ones the first, so that the anchor loses ties.
 
     values_3BW: token id, probability, confidence; anything where a position is not masked. start: of the windows.
-    num_masked_B: the masks of each branch, counted.
     """
 
     values_3BW: Float
@@ -68,7 +67,6 @@ class Scoring(NamedTuple):
     start: int
     settings: Any
     draws: Draws
-    num_masked_B: Int
 
     @property
     def probability_BW(self) -> Float:

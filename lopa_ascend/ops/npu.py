@@ -17,6 +17,7 @@ import torch
 from common.errors import MissingCapability, first_line
 from lopa_ascend.ops.facade import Ops
 from lopa_ascend.ops.results import USUAL_ATTENTION, AttentionForm
+from lopa_ascend.platforms import release_of
 
 CPU_BUILD = "--index-url https://download.pytorch.org/whl/cpu"
 # The first release whose KV write says where a slot lies; earlier ones have no such operator for plain pages.
@@ -53,16 +54,16 @@ def load_torch_npu() -> Any:
             f"torch-npu {installed} writes KV in another layout than its attention reads, before 2.9.0.post2: install "
             "torch-npu 2.10.0.post4 with CANN 9.1.0"
         )
-    if _release(installed) != _release(torch.__version__):
+    if release_of(installed) != release_of(torch.__version__):
         raise MissingCapability(
             f"torch {torch.__version__} and torch-npu {installed} are different releases: "
-            f"pip install torch=={_release(installed)} {CPU_BUILD}"
+            f"pip install torch=={release_of(installed)} {CPU_BUILD}"
         )
     if torch.version.cuda is not None:
         # Both register the same allocator options; torch-npu then ends the process, there is nothing to catch.
         raise MissingCapability(
             f"torch {torch.__version__} is a CUDA build, which torch-npu cannot be loaded into: "
-            f"pip install torch=={_release(installed)} {CPU_BUILD}"
+            f"pip install torch=={release_of(installed)} {CPU_BUILD}"
         )
     try:
         return import_module("torch_npu")
@@ -116,13 +117,8 @@ def _count(torch_npu: Any) -> int:
     return int(torch_npu.npu.device_count()) if torch_npu.npu.is_available() else 0
 
 
-def _release(full: str) -> str:
-    """Cut a version to its release: 2.13.0 of 2.13.0+cpu, 2.13.0.post2 and 2.13.0rc1."""
-    return ".".join(full.split("+")[0].split("rc")[0].split(".")[:3])
-
-
 def _number(full: str) -> tuple[int, ...]:
     """Turn 2.10.0.post4 into (2, 10, 0, 4); what has no post number counts as 0."""
     post = re.search(r"\.post(\d+)", full)
-    parts = [int(part) if part.isdigit() else 0 for part in _release(full).split(".")]
+    parts = [int(part) if part.isdigit() else 0 for part in release_of(full).split(".")]
     return (*parts, *[0] * (3 - len(parts)), int(post[1]) if post else 0)

@@ -43,8 +43,7 @@ def view_of(decoding: DecodingRequest, tables: Tables, predictions: Predictions,
     align(slot, tables, predictions.values_3T, fields_8R, values_3BW, is_masked_BW)
     draws = Draws(decoding.noise_key, int(state["num_forwards"] + state["num_skipped"]), 0)
     branches, start = branches_of(decoding, tables), int(state["window_start"])
-    num_masked_B = is_masked_BW.sum(axis=1)
-    scoring = Scoring(values_3BW, is_masked_BW, branches, start, decoding.rules.decode, draws, num_masked_B)
+    scoring = Scoring(values_3BW, is_masked_BW, branches, start, decoding.rules.decode, draws)
     return StepView(decoding, tables, predictions.values_3T, fields_8R, scoring)
 
 

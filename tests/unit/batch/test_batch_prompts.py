@@ -136,7 +136,7 @@ def test_a_line_that_cannot_fit_is_refused_before_it_is_tokenised(
     assert len(reason(200_000)) == 50_000  # just fits
     assert lengths == [200_000]
     assert reason(200_001) == (
-        f"{field}: 200001 characters, at most 200000 fit into max_model_len 50000; shorten it, or raise "
+        f"line 1: {field}: 200001 characters, at most 200000 fit into max_model_len 50000; shorten it, or raise "
         "max_model_len in the profile if the model has more positions"
     )
     assert lengths == [200_000]
@@ -202,11 +202,14 @@ def test_a_run_passes_the_profiles_length_on(
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (ConfigError("no bos_token"), "question: no bos_token"),
-        (ZeroDivisionError("division by zero"), "the prompt cannot be made: ZeroDivisionError: division by zero"),
-        (RecursionError(), "the prompt cannot be made: RecursionError: RecursionError()"),
-        (MemoryError(), "the prompt cannot be made: MemoryError: MemoryError()"),
-        (ValueError(), "ValueError()"),
+        (ConfigError("no bos_token"), "line 2: question: no bos_token"),
+        (
+            ZeroDivisionError("division by zero"),
+            "line 2: the prompt cannot be made: ZeroDivisionError: division by zero",
+        ),
+        (RecursionError(), "line 2: the prompt cannot be made: RecursionError: RecursionError()"),
+        (MemoryError(), "line 2: the prompt cannot be made: MemoryError: MemoryError()"),
+        (ValueError(), "line 2: ValueError()"),
     ],
 )
 def test_a_chat_template_that_fails_costs_its_line_and_no_other(

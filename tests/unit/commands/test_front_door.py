@@ -295,6 +295,21 @@ def test_options_of_files_are_refused_with_one_prompt(tmp_path: Path) -> None:
     assert result.stderr.startswith("lopa: --output: the answer to one prompt is printed")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["demo", "hello", "--overwrite"], "--overwrite: the answer to one prompt is printed"),
+        (["demo", "in.jsonl", "--overwrite", "--retry-errors"], "--retry-errors: --overwrite decodes all"),
+        (["demo", "./"], "./: a folder; give a text to answer, or a JSONL file"),
+        (["", "hello"], "the model's name is empty"),
+    ],
+    ids=str,
+)
+def test_words_that_contradict_each_other_are_refused(arguments: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(app, ["run", *arguments])
+    assert result.exit_code != 0 and str(result.exception).startswith(sentence)
+
+
 def test_a_run_that_cannot_load_its_model_leaves_nothing(tmp_path: Path) -> None:
     write_run(tmp_path, "model: none\ninput: {path: in.jsonl}\noutput: {path: o.jsonl}\n")
     command = [sys.executable, "-m", "common.commands", "run", "-p", "cpu", "run.yaml"]

@@ -34,7 +34,7 @@ def scoring(token_BW: list[list[int]], probability_BW: list[list[float]], tried:
     for branch, (column, _) in enumerate(tried):
         is_masked_BW[branch, column] = False
     branches = [*(Branch(((10 + column, token),), 0.5) for column, token in tried), ANCHOR]
-    return Scoring(values_3BW, is_masked_BW, branches, 10, decode(), DRAWS, is_masked_BW.sum(axis=1))
+    return Scoring(values_3BW, is_masked_BW, branches, 10, decode(), DRAWS)
 
 
 # Two lookaheads, at columns 0 and 1, and the anchor. The first makes one mask sure, the second two. The anchor still
