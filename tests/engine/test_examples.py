@@ -47,6 +47,7 @@ def test_a_platform_of_ones_own() -> None:
     assert output_of("third_platform.py").startswith("64 tokens in ")
 
 
+@pytest.mark.slow
 def test_the_step_loop() -> None:
     lines = output_of("step.py").splitlines()
     assert {"    first has ended", "    second has ended", "    third has ended"} <= set(lines)

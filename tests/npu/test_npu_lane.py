@@ -182,6 +182,7 @@ def test_users_with_the_real_wheel(torch_npu: Any, tmp_path: Path, num_devices: 
     assert_one_sentence_each(results, sentence)
 
 
+@pytest.mark.slow
 def test_the_reference_lane_never_imports_torch_npu() -> None:
     code = (
         "import sys; from lopa_ascend.ops import reference_ops; reference_ops(); assert 'torch_npu' not in sys.modules"

@@ -144,6 +144,7 @@ def test_two_nodes_end_together_when_a_worker_of_one_is_killed(tmp_path: Path, m
     assert "lopa: node 1: rank 1 (pid" in errors_of_0.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

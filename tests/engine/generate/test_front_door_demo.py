@@ -32,6 +32,7 @@ def test_one_prompt_is_answered(tmp_path: Path) -> None:
     assert lopa(tmp_path, "run", "mine.yaml", QUESTION).stdout == done.stdout
 
 
+@pytest.mark.slow
 def test_a_chat_through_a_pipe_prints_whole_answers(tmp_path: Path) -> None:
     done = lopa(tmp_path, "chat", "demo", typed=f"\n{QUESTION}\n{'x' * 5000}\n{QUESTION}\n")
     assert done.returncode == 0, done.stderr

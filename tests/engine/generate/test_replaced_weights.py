@@ -82,6 +82,7 @@ def test_replaced_weights_predict_what_a_fresh_engine_does(
     assert (addresses == after) == (engine != "lopa_ascend" or not settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "dtype", "settings"), FORMS, ids=str)
 def test_memory_that_was_given_back_is_taken_again(
     engine: str, dtype: str, settings: dict[str, Any], other: Path

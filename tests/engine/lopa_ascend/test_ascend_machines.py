@@ -94,12 +94,14 @@ def test_without_torch_npu(tmp_path: Path) -> None:
         pytest.skip("torch-npu is installed here")
 
 
+@pytest.mark.slow
 def test_too_few_devices_are_noticed_before_any_process_is_started(tmp_path: Path) -> None:
     environment = machine(tmp_path, torch_npu=DEVICES.format(count=1))
     done = start(tmp_path, environment, "common.commands.job", num_devices=2)
     assert_one_sentence(done, "the profile needs 2 Ascend devices on this node and 1 are visible")
 
 
+@pytest.mark.slow
 def test_each_process_checks_the_devices_of_its_node_too(tmp_path: Path) -> None:
     environment = machine(tmp_path, torch_npu=DEVICES.format(count=1))
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}

@@ -37,6 +37,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield server
 
 
+@pytest.mark.slow
 def test_the_client_gets_an_error_of_openais_form_and_the_others_their_answers(served: Served) -> None:
     def ask(text: str) -> tuple[int, Any]:
         return served.post("/v1/completions", {"prompt": text, **ANSWER})

@@ -78,6 +78,7 @@ def changed(generator: Generator, skip_special_tokens: bool) -> Any:
     return generator.run.decode.changed({"skip_special_tokens": skip_special_tokens})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: json.dumps(case.settings))
 def test_over_http(served: Served, texts: tuple[str, str], case: Case) -> None:
     body = {"prompt": PROMPT, "max_tokens": 64, **case.settings}

@@ -395,6 +395,7 @@ def write_questions(tmp_path: Path, count: int) -> None:
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     write_questions(tmp_path, 400)
     rng = random.Random(0)

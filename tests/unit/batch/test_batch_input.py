@@ -207,6 +207,7 @@ def test_a_named_pipe_is_read_once_for_all_settings_of_a_sweep(
     writer.join(10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["cat data | {run} --set input.path={q}-{q}", "{run} --set input.path=<(cat data)"])
 def test_the_command_reads_pipes_of_a_shell(tmp_path: Path, command: str) -> None:
     (tmp_path / "data").write_bytes(gzip.compress(LINES))

@@ -80,6 +80,7 @@ def demo(*options: str) -> list[str]:
     return ["bench", "load", "-p", "cpu", "demo", *options, "--set", "decode.max_new_tokens=32"]
 
 
+@pytest.mark.slow
 def test_a_load_of_the_runs_own_model_is_decoded_twice(tmp_path: Path) -> None:
     out = tmp_path / "load.json"
     done = CliRunner().invoke(app, demo("--at-once", "2", "--limit", "3", "--output", str(out)))

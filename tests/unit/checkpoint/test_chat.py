@@ -115,6 +115,7 @@ def test_a_template_that_fails_is_an_error_of_its_request_alone(
     assert renderer.render("{{ messages | length }}", TALK) == "4"
 
 
+@pytest.mark.slow
 def test_a_template_that_never_ends_is_ended(renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "_WALL_SECONDS", 300.0)  # a busy machine gives its 5 s of a processor much later
     with pytest.raises(ConfigError, match=r"the chat template fails .it takes more than 5 s.: correct it"):
@@ -167,6 +168,7 @@ def test_where_nothing_can_be_rendered_the_run_is_told(monkeypatch: pytest.Monke
         ChatRenderer(Path("folder"), {}).render("one", USER)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the process ends when its input does")
 def test_the_process_dies_with_a_parent_that_is_killed() -> None:
     code = (

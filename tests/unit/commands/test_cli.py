@@ -50,6 +50,7 @@ def test_a_run_writes_results_metrics_and_on_request_a_table(tmp_path: Path) -> 
     assert (tmp_path / "o.metrics.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_run_of_bad_lines_only_says_so_at_its_end(tmp_path: Path) -> None:
     write_run(tmp_path)
     (tmp_path / "in.jsonl").write_text('{"prompt": 3}\n{"text": "a"}\n')
@@ -62,6 +63,7 @@ def test_a_run_of_bad_lines_only_says_so_at_its_end(tmp_path: Path) -> None:
     assert (tmp_path / "o.metrics.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_row_that_the_model_cannot_do_is_named_with_its_file(tmp_path: Path) -> None:
     write_run(tmp_path, f"model: {ROOT / 'models/demo'}\ninput: {{path: in.jsonl}}\noutput: {{path: o.jsonl}}\n")
     (tmp_path / "sweep.yaml").write_text("rows: [{name: odd, decode: {eos_token_id: 99999}}]\n")
@@ -176,6 +178,7 @@ def test_a_defect_still_shows_where_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     assert "KeyError: 'a defect'" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_is_done_says_nothing_of_an_earlier_start(tmp_path: Path) -> None:
     write_run(tmp_path)
     arguments = ("run", "--profile", "cpu", "run.yaml")
@@ -225,6 +228,7 @@ def test_a_terminal_without_the_letters_of_a_run_gets_their_numbers(tmp_path: Pa
     assert r"results in \xfc.out" in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
 def test_closed_descriptors_are_no_reason_to_end(tmp_path: Path, closed: str) -> None:
     """And what is opened does not take their place, so that nothing is written into a record."""

@@ -187,6 +187,7 @@ def test_a_flag_names_a_setting_that_there_is(one: object) -> None:
     load_profile_and_run("cpu", "demo", [f"{key}={value.get(key, '1')}"])
 
 
+@pytest.mark.slow
 def test_flags_are_settings_and_set_has_the_last_word(tmp_path: Path) -> None:
     write_run(tmp_path)
     arguments = ("run", "-p", "cpu", "run.yaml", "-k", "5", "--max-tokens", "64", "-o", "here.jsonl")
@@ -310,6 +311,7 @@ def test_words_that_contradict_each_other_are_refused(arguments: list[str], sent
     assert result.exit_code != 0 and str(result.exception).startswith(sentence)
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_load_its_model_leaves_nothing(tmp_path: Path) -> None:
     write_run(tmp_path, "model: none\ninput: {path: in.jsonl}\noutput: {path: o.jsonl}\n")
     command = [sys.executable, "-m", "common.commands", "run", "-p", "cpu", "run.yaml"]
@@ -326,6 +328,7 @@ def test_what_is_not_json_is_a_line_and_a_sentence(tmp_path: Path) -> None:
     assert result.stdout.splitlines()[0] == "0 requests finished, 1 error" and " - " not in result.stdout
 
 
+@pytest.mark.slow
 def test_many_requests_are_told_with_how_to_take_fewer(tmp_path: Path) -> None:
     write_run(tmp_path)
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n' * 101)

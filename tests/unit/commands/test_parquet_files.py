@@ -55,6 +55,7 @@ def test_answers_are_those_of_json_lines(tmp_path: Path) -> None:
     assert {"a", "b", "c"} == set(found) and "give exactly one of prompt" in found["b"]["error"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_what_it_has(tmp_path: Path) -> None:
     write(tmp_path / "questions.parquet", [{"id": number, "prompt": f"p{number}"} for number in range(4)])
     assert run(tmp_path, "--limit", "2").returncode == 0
@@ -66,6 +67,7 @@ def test_a_run_goes_on_with_what_it_has(tmp_path: Path) -> None:
     assert [row["id"] for row in rows_of(tmp_path / "answers.parquet")] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_other_questions_are_another_run(tmp_path: Path) -> None:
     write(tmp_path / "questions.parquet", [{"id": 1, "prompt": "one"}])
     assert run(tmp_path).returncode == 0
@@ -75,6 +77,7 @@ def test_other_questions_are_another_run(tmp_path: Path) -> None:
     assert run(tmp_path, "--overwrite").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_table_without_its_lines_is_kept(tmp_path: Path) -> None:
     write(tmp_path / "questions.parquet", [{"id": 1, "prompt": "one"}])
     assert run(tmp_path).returncode == 0

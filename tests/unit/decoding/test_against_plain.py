@@ -25,6 +25,7 @@ def test_random_decodes_are_the_same(first: int) -> None:
         assert difference(seed) is None, seed
 
 
+@pytest.mark.slow
 def test_uncompiled_loops_decide_alike() -> None:
     command = [sys.executable, str(TESTS / "compare_plain.py"), "1000", "12"]
     done = subprocess.run(

@@ -63,6 +63,7 @@ def lossless(draw: st.DrawFn) -> tuple[dict[str, Any], ModelFacts]:
     return found, ModelFacts(shift)
 
 
+@pytest.mark.slow
 @settings(max_examples=200 if SOAKS else 60, deadline=None)
 @given(
     config=lossless(), seed=st.integers(0, 2**20), k=st.integers(1, 7), watches=st.booleans(),

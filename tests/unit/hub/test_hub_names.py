@@ -227,6 +227,7 @@ def test_a_killed_download_keeps_whole_files(
     assert not hub.downloads("model-1.safetensors"), "it was whole"
 
 
+@pytest.mark.slow
 def test_one_of_several_processes_downloads_while_the_others_wait(
     hub: Hub, start: Callable[..., subprocess.Popen[str]]
 ) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 WORKER = """
 import os
@@ -32,6 +34,7 @@ os._exit(0)  # gloo's threads abort a process that ends before its peer
 """
 
 
+@pytest.mark.slow
 def test_every_command_arrives_in_order_and_a_lost_rank_is_told_of(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ranks = [

@@ -94,6 +94,7 @@ def test_last_words_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     assert not list(tmp_path.iterdir()), "torchrun would fail on half a file"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exit_code", [0, 3])
 def test_a_launcher_leaves_no_temporary_files(exit_code: int, tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(f"raise SystemExit({exit_code})")

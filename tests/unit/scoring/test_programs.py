@@ -153,6 +153,7 @@ def test_results_nested_deeper_than_the_parser_goes_are_none(level: Level) -> No
     assert run_program(source, "f", [[]], level) is None
 
 
+@pytest.mark.slow
 @every_level
 def test_a_deep_tree_of_folders_goes_away(level: Level) -> None:
     source = "import os\ndef f():\n    for _ in range(5000): os.mkdir('d'); os.chdir('d')\n    return 5000"
