@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import common.platforms
 from common.errors import MissingCapability
 from common.platforms import Finding, GroupBackends
+from common.version import release_of
 
 if TYPE_CHECKING:
     from common.config import DeviceProfile
@@ -130,12 +131,6 @@ def _package(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def release_of(version: str) -> str:
-    """Cut a version to its release: 2.13.0 of 2.13.0+cpu, 2.13.0.post2 and 2.13.0rc1. torch_npu follows torch's
-    releases with builds of its own."""
-    return ".".join(version.split("+")[0].split("rc")[0].split(".")[:3])
 
 
 PLATFORMS = (ReferenceCpu(), Npu())

@@ -11,11 +11,6 @@ from common.errors import ConfigError
 from common.tables import markdown
 
 Result = Mapping[str, Any]
-# The published code on the same machines and shapes (see docs/performance.md): what a mix of windows is compared with.
-PUBLISHED_MS = {
-    (163, 4): ("published branch-parallel loop, 4 GPUs, k=3", 36.0),
-    (194, 1): ("published single-process loop, k=7", 154.0),
-}
 _COMPARED = ("rows", "width", "device_ms", "call_ms")  # of a shape
 _PARTS = ("schedule", "forward", "select", "commit", "advance", "device", "outside_device", "step")
 
@@ -45,7 +40,7 @@ def tables(result: Result) -> str:
         f"(for half a second: {_rate(floors['sustained_flops_per_s'], 'FLOP')})",
         _shapes(result["shapes"]),
         *_length_updates(result["shapes"]),
-        *([_mixes(result["mixes"], result["conditions"])] if result["mixes"] else []),
+        *([_mixes(result["mixes"])] if result["mixes"] else []),
         *[_steps(f"scripted, {section['accepted']} accepted a step", section) for section in result["steps"]],
         "memory: " + ", ".join(f"{_words(name)} {value:.3g}" for name, value in memory.items()),
     ]
@@ -107,16 +102,14 @@ def _length_updates(shapes: Sequence[Result]) -> list[str]:
     return ["layers alone, ms from launch to end\n\n" + markdown(["rows/rank", "window", *orders], rows)]
 
 
-def _mixes(mixes: Sequence[Result], conditions: Result) -> str:
+def _mixes(mixes: Sequence[Result]) -> str:
     rows = []
     for mix in mixes:
-        name, published = PUBLISHED_MS.get((mix["mean_width"], conditions["mesh"]["bp"]), ("-", None))
-        faster = f"{published / mix['call_ms']:.2f}x" if published else "-"
         widths = " ".join(map(str, mix["widths"]))
-        rows.append([str(mix["mean_width"]), widths, str(mix["rows"]), _number(mix["device_ms"]),
-                     _number(mix["call_ms"]), name, _number(published, 0), faster])  # fmt: skip
-    headings = ["mean window", "windows", "rows/rank", "device ms", "call ms", "beside", "its ms", "faster"]
-    return markdown(headings, rows)
+        rows.append(
+            [str(mix["mean_width"]), widths, str(mix["rows"]), _number(mix["device_ms"]), _number(mix["call_ms"])]
+        )
+    return markdown(["mean window", "windows", "rows/rank", "device ms", "call ms"], rows)
 
 
 def _steps(title: str, section: Result) -> str:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from common.errors import MissingCapability, first_line
+from common.version import release_of
 from lopa_ascend.ops.facade import Ops
 from lopa_ascend.ops.results import USUAL_ATTENTION, AttentionForm
-from lopa_ascend.platforms import release_of
 
 CPU_BUILD = "--index-url https://download.pytorch.org/whl/cpu"
 # The first release whose KV write says where a slot lies; earlier ones have no such operator for plain pages.
