@@ -15,6 +15,8 @@ from common.config.strategies import as_section, merged
 from common.config.yaml_file import parse_yaml, why_not_yaml
 from common.errors import ConfigError
 
+_MOST_SHOWN = 200  # characters
+
 
 @dataclass(frozen=True, slots=True)
 class Override:
@@ -28,7 +30,7 @@ class Override:
         return tuple(self.text.partition("=")[0].split("."))
 
     def __str__(self) -> str:
-        return f"{self.given_as} {self.text}"
+        return f"{self.given_as} {self.text[:_MOST_SHOWN]}{' ...' if len(self.text) > _MOST_SHOWN else ''}"
 
 
 @dataclass(frozen=True, slots=True)
