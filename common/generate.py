@@ -155,9 +155,12 @@ class Generator:
             max_tokens=self.engine.capacity.max_model_len,
             vocab_size=self.vocab_size,
         )
-        return RequestMaker(
-            self.run.decode, prompts, max_model_len=self.engine.capacity.max_model_len, check=self.check
-        )
+        return RequestMaker(self.run.decode, prompts, max_model_len=self.max_model_len, check=self.check)
+
+    @property
+    def max_model_len(self) -> int:
+        """Positions of the longest request."""
+        return self.engine.capacity.max_model_len
 
     @property
     def vocab_size(self) -> int | None:

@@ -61,6 +61,7 @@ class ScriptedGenerator:
         mesh = profile.mesh if isinstance(profile.mesh, MeshConfig) else MeshConfig()
         self.profile, self.run = profile, run
         self.tokenizer = ScriptedTokenizer()
+        self.max_model_len = profile.max_model_len
         self.num_replicas = mesh.data_parallel_size
         ranks_a_replica = mesh.num_processes // self.num_replicas
         self.replica = global_rank() // ranks_a_replica
@@ -80,7 +81,7 @@ class ScriptedGenerator:
 
     @property
     def requests(self) -> RequestMaker:
-        source, length = self.run.input, self.profile.max_model_len
+        source, length = self.run.input, self.max_model_len
         prompts = PromptMaker(self.tokenizer, add_bos=source is not None and source.add_bos_token, max_tokens=length)
         return RequestMaker(self.run.decode, prompts, max_model_len=length)
 

@@ -136,7 +136,7 @@ def _decode(
     try:
         # The others of a replica hear of its requests from its leader.
         mine = turns if generator.is_leader else iter(())
-        for record in answering(generator, pending, mine, run.input, run.decode.stop, profile.max_model_len):
+        for record in answering(generator, pending, mine, run.input, run.decode.stop, generator.max_model_len):
             if output is not None:
                 output.append(record)
             if progress is not None:

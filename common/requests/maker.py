@@ -61,9 +61,10 @@ class RequestMaker:
             field = wishes.canvas_field
             canvas = canvas_of(wishes, self._piece, self.base.max_new_tokens, self.max_model_len)
             asked = wishes._replace(max_tokens=len(canvas.token_ids))
-        decode = self.decode(asked)
+        decode = asked.merged(self.base)
         if asked.max_tokens is not None:
             self._require_room(len(prompt), decode, asked.max_tokens, wishes.settings.get("block_size", 0), field)
+        decode = self._checked(decode, asked)
         automaton = None
         if canvas is not None:
             decode, automaton = held(wishes, decode, self.prompts.vocab_size)
@@ -110,7 +111,9 @@ class RequestMaker:
 
     def decode(self, wishes: Wishes) -> DecodeConfig:
         """Return the settings that the wishes come to; `base` itself where they ask for nothing. Raises as above."""
-        decode = wishes.merged(self.base)
+        return self._checked(wishes.merged(self.base), wishes)
+
+    def _checked(self, decode: DecodeConfig, wishes: Wishes) -> DecodeConfig:
         if decode is not self.base:
             if "stop_token_ids" in wishes.settings:
                 self.prompts.check_ids(wishes.settings["stop_token_ids"], "stop_token_ids")

@@ -70,7 +70,10 @@ def test_each_kind_of_line_becomes_its_prompt(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "hi"}]
     assert prompt({"prompt": "hi"}) == "hi"
     assert prompt({"messages": chat}) == "<hi>"
-    assert prompt({"messages": chat}, chat=False) == "messages: this model has no chat template; give a prompt instead"
+    assert (
+        prompt({"messages": chat}, chat=False)
+        == "line 1: messages: this model has no chat template; give a prompt instead"
+    )
     assert prompt({"prompt": [104, 105]}) == "hi"
     assert prompt({"question": "hi"}) == "<hi>"
     assert prompt({"question": "hi"}, chat=False) == "hi"

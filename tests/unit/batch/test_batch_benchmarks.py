@@ -120,7 +120,7 @@ def test_a_model_without_a_chat_template_is_told_of_the_setting(
     monkeypatch.setattr(ScriptedTokenizer, "has_chat_template", False)
     write_input(run, GSM8K[:1])
     execute(cpu, of(run, benchmark="gsm8k", num_fewshot=0, apply_chat_template=True))
-    assert records(run)[0]["error"].startswith("input.apply_chat_template: the model has no chat template")
+    assert records(run)[0]["error"].startswith("line 1: input.apply_chat_template: the model has no chat template")
 
 
 def test_a_missing_parser_is_refused_before_the_model_is_loaded(
