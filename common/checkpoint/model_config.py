@@ -71,7 +71,6 @@ class ModelConfig:
     mask_token_id: int | None
     eos_token_id: int
     stop_token_ids: tuple[int, ...]
-    pad_token_id: int
     tie_word_embeddings: bool
     shift: Literal[0, 1]
     block_origin: BlockOrigin

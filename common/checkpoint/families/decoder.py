@@ -6,7 +6,7 @@ from typing import Literal
 
 from common.checkpoint.families.fields import FIX, MOST_HEADS, MOST_LAYERS, MOST_TOKENS, Fields
 from common.checkpoint.families.rotary import read_rotary, rotary_size
-from common.checkpoint.families.tokens import mask_token_id, pad_token_id, stop_token_ids
+from common.checkpoint.families.tokens import mask_token_id, stop_token_ids
 from common.checkpoint.folder import shown
 from common.checkpoint.model_config import BlockOrigin, Family, ModelConfig, MoEConfig
 
@@ -63,7 +63,6 @@ def read_decoder(
         mask_token_id=mask_token_id(fields, vocab_size, stop_ids, mask_text),
         eos_token_id=stop_ids[0],
         stop_token_ids=stop_ids,
-        pad_token_id=pad_token_id(fields, vocab_size, stop_ids[0]),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         shift=shift,
         block_origin=block_origin,

@@ -32,14 +32,6 @@ def stop_token_ids(fields: Fields, vocab_size: int, turn_end: str | None) -> tup
     return tuple(ids)
 
 
-def pad_token_id(fields: Fields, vocab_size: int, eos_token_id: int) -> int:
-    """The id of either file, or the end token's where none is said, as negative ids mean too."""
-    source = _source_of(fields, "pad_token_id")
-    value = source.get("pad_token_id")
-    is_none = value is None or (isinstance(value, int) and value < 0)
-    return eos_token_id if is_none else source.token_id("pad_token_id", value, vocab_size)
-
-
 def mask_token_id(fields: Fields, vocab_size: int, stop_ids: tuple[int, ...], text: str | None) -> int | None:
     """The id of a config file, of the added token `text`, or of the tokenizer's mask token; None where no file has one.
 

@@ -37,7 +37,7 @@ from quant.errors import QuantizationError
 
 logger = logging.getLogger(__name__)
 _HOST = torch.device("cpu")
-_OF_THE_START = ("mask_token_id", "eos_token_id", "stop_token_ids", "pad_token_id")  # decoding goes by these
+_OF_THE_START = ("mask_token_id", "eos_token_id", "stop_token_ids")  # decoding goes by these
 
 
 class Holdings:

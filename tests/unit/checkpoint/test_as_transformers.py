@@ -143,7 +143,6 @@ ONE_SET = "rope_parameters: .* is not implemented, only one set for all layers"
         (changed(rope_scaling={}, rope_parameters=None), {}),
         (changed(use_sliding_window=False, sliding_window=64), {}),
         (changed(use_sliding_window=True, sliding_window=None), {}),
-        (changed(pad_token_id=-1), {}),
         (changed(dtype="float32", torch_dtype="bfloat16"), {}),
     ],
 )
@@ -307,13 +306,13 @@ def test_what_would_change_the_computation_is_refused_by_key_and_value(
     [
         ({"eos_token_id": 3}, {"eos_token_id": [4, 5]}),
         ({"eos_token_id": [3, 4]}, None),
-        ({"eos_token_id": 3, "pad_token_id": 7}, {"eos_token_id": 5, "pad_token_id": 6}),
+        ({"eos_token_id": 3}, {"eos_token_id": 5}),
     ],
 )
-def test_end_and_padding_are_those_of_the_generation_config(
+def test_end_tokens_are_those_of_the_generation_config(
     tmp_path: Path, config: dict[str, Any], generation: dict[str, Any] | None
 ) -> None:
-    write(tmp_path, {**published("sdar"), "pad_token_id": None, **config})
+    write(tmp_path, {**published("sdar"), **config})
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     source = "config.json" if generation is None else None
@@ -321,7 +320,6 @@ def test_end_and_padding_are_those_of_the_generation_config(
     ends = theirs.eos_token_id if isinstance(theirs.eos_token_id, list) else [theirs.eos_token_id]
     ours = load_model_config(tmp_path)
     assert list(ours.stop_token_ids) == ends and ours.eos_token_id == ends[0]
-    assert ours.pad_token_id == (ends[0] if theirs.pad_token_id is None else theirs.pad_token_id)
 
 
 def test_masks_that_two_configs_name_differently_are_refused(tmp_path: Path) -> None:

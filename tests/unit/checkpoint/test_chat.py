@@ -127,8 +127,8 @@ def test_messages_that_are_no_data_are_rejected(renderer: ChatRenderer) -> None:
     deep: dict[str, Any] = {}
     for _ in range(10_000):
         deep = {"a": deep}
-    for more in (deep, {1, 2}):
-        with pytest.raises(ConfigError, match="rejects the messages"):
+    for more, reason in ((deep, "messages nested too deeply"), ({1, 2}, "rejects the messages")):
+        with pytest.raises(ConfigError, match=reason):
             renderer.render("yes", [{"role": "user", "content": "hi", "more": more}])
 
 

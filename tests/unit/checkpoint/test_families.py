@@ -190,9 +190,9 @@ def test_end_tokens_are_those_of_generation_config_and_all_of_them(tmp_path: Pat
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [500, 505]}')
     config = write(tmp_path, "sdar")
     assert config.eos_token_id == 500 and config.stop_token_ids == (500, 505)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": null, "pad_token_id": 7}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": null}')
     config = write(tmp_path, "sdar", eos_token_id=[510, 500])
-    assert config.stop_token_ids == (510, 500) and config.pad_token_id == 7
+    assert config.stop_token_ids == (510, 500)
 
 
 @pytest.mark.parametrize(("family", "turn_end"), [("llada", "<|eot_id|>"), ("llada2", "<|role_end|>")])

@@ -31,7 +31,6 @@ CONFIG = ModelConfig(
     mask_token_id=50,
     eos_token_id=48,
     stop_token_ids=(48,),
-    pad_token_id=48,
     tie_word_embeddings=False,
     shift=1,
     block_origin="prompt_end",

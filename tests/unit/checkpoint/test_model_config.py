@@ -39,7 +39,6 @@ NAN, INF = float("nan"), float("inf")
         ("mask_token_id", [51], "51 is not an id of the 51"),
         ("mask_token_id", [48], "48 is the end token too"),
         ("eos_token_id", [True, -1, 51, "48", [True], [{}]], "is not an id of the 51"),
-        ("pad_token_id", [True, 51, 0.5], "is not an id of the 51"),
         ("tie_word_embeddings", ["false", 0, 1], "expected true or false"),
         ("model_type", ["x\n" * 10**5, [[]]], "is not a supported family"),
         ("hidden_act", ["x\n" * 10**5, 5], "is not implemented"),

@@ -121,7 +121,7 @@ def test_shards_tile_the_dimension(size: int, tp_size: int) -> None:
 
 
 def test_a_rank_may_have_no_vocabulary_at_all(tmp_path: Path) -> None:
-    ids = {"mask_token_id": 8, "eos_token_id": 7, "pad_token_id": 7}
+    ids = {"mask_token_id": 8, "eos_token_id": 7}
     config = write_config(tmp_path, vocab_size=9, num_key_value_heads=4, **ids)
     save_file(random_tensors(config), tmp_path / "model.safetensors")
     for load_format in ("auto", "dummy"):
@@ -289,8 +289,7 @@ def test_config_is_read_with_eos_from_either_file(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     assert (config.head_size, config.mask_token_id, config.eos_token_id) == (4, 50, 48)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [47, 48]}')
-    assert write_config(tmp_path, eos_token_id=..., pad_token_id=None).eos_token_id == 47
-    assert write_config(tmp_path, eos_token_id=..., pad_token_id=None).pad_token_id == 47
+    assert write_config(tmp_path, eos_token_id=...).eos_token_id == 47
 
 
 def test_rope_may_be_written_as_transformers_5_does(tmp_path: Path) -> None:
