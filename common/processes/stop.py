@@ -73,9 +73,10 @@ def end_undisturbed() -> None:
 
 
 def _raise_stopped(signal_number: int, frame: FrameType | None) -> NoReturn:
-    # A second signal while the first is being served must not cut the clean-up short.
+    # A second signal while the first is being served must not cut the clean-up short. Of one that came with the first
+    # Python would say, with SIG_IGN in its handler's place, that it is ignored "due to race condition".
     for other in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(other, signal.SIG_IGN)
+        signal.signal(other, lambda *_: None)
     raise Stopped(signal_number)
 
 

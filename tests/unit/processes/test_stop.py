@@ -29,6 +29,23 @@ def test_a_signal_ends_what_works() -> None:
     assert run(code + "    sys.exit(str(stopped))") == (1, "stopped by SIGTERM\n")
 
 
+def test_two_signals_at_once_are_one_stop() -> None:
+    code = """
+both = signal.SIGINT, signal.SIGTERM
+try:
+    signal.pthread_sigmask(signal.SIG_BLOCK, both)
+    for one in both:
+        os.kill(os.getpid(), one)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+    time.sleep(600)
+except Stopped as stopped:
+    time.sleep(0.1)
+    end_undisturbed()
+    sys.exit(str(stopped))
+"""
+    assert run(code) == (1, "stopped by SIGINT\n")
+
+
 def test_a_signal_changes_nothing_of_an_end_that_has_begun() -> None:
     assert run("end_undisturbed()\nsys.exit(2)") == (2, "")
 
