@@ -75,8 +75,7 @@ def end_undisturbed() -> None:
 def _raise_stopped(signal_number: int, frame: FrameType | None) -> NoReturn:
     # A second signal while the first is being served must not cut the clean-up short. Of one that came with the first
     # Python would say, with SIG_IGN in its handler's place, that it is ignored "due to race condition".
-    for other in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(other, lambda *_: None)
+    end_undisturbed()
     raise Stopped(signal_number)
 
 
