@@ -130,13 +130,15 @@ def _class_kernel(
     drawn_weight = best_logit
     if IS_SAMPLED:
         drawn_weight = tl.where(tl.load(noise_ptr + row) > 0, _log_sum(top_drawn, total_drawn), best_logit)
-    weight = total * tl.exp(top - tl.max(top, axis=1)[:, None])
+    highest = tl.max(top, axis=1)
+    weight = total * tl.exp(top - highest[:, None])
+    whole = tl.sum(weight, axis=1)
     out = out_ptr + (row * tl.num_programs(0) + group) * VALUES
     tl.store(out, tl.sum(tl.where(is_winner, token, 0.0), axis=1) + vocab_start)
     tl.store(out + 1, best_logit)
     tl.store(out + 2, drawn_weight)
-    tl.store(out + 3, _log_sum(top, total))
-    tl.store(out + 4, tl.sum(weight * mean, axis=1) / tl.sum(weight, axis=1))
+    tl.store(out + 3, highest + tl.log(whole))
+    tl.store(out + 4, tl.sum(weight * mean, axis=1) / whole)
     tl.store(out + 5, best)
 
 
