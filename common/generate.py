@@ -152,7 +152,7 @@ class Generator:
         prompts = PromptMaker(
             self.tokenizer,
             add_bos=self.run.input is not None and self.run.input.add_bos_token,
-            max_tokens=self.engine.capacity.max_model_len,
+            max_tokens=self.max_model_len,
             vocab_size=self.vocab_size,
         )
         return RequestMaker(self.run.decode, prompts, max_model_len=self.max_model_len, check=self.check)

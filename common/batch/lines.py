@@ -60,10 +60,13 @@ def why_unused(lines: Sequence[InputLine], source: InputConfig) -> str | None:
     return f"input.settings_field is {field}, and no line has this field: all are decoded by the run's settings"
 
 
-def prompt_maker(generator: Generator, source: InputConfig, max_model_len: int) -> PromptMaker:
+def prompt_maker(generator: Generator, source: InputConfig) -> PromptMaker:
     """Return what makes the prompts of this input for this model."""
     return PromptMaker(
-        generator.tokenizer, add_bos=source.add_bos_token, max_tokens=max_model_len, vocab_size=generator.vocab_size
+        generator.tokenizer,
+        add_bos=source.add_bos_token,
+        max_tokens=generator.max_model_len,
+        vocab_size=generator.vocab_size,
     )
 
 

@@ -30,7 +30,6 @@ def records(
     turns: Iterator[int],
     source: InputConfig,
     stops: Sequence[str],
-    max_model_len: int,
 ) -> Iterator[dict[str, Any]]:
     """Yield the output lines of the requests that this replica takes, as they end and are marked.
 
@@ -39,8 +38,10 @@ def records(
     """
     task = None if stops else task_of(source)
     decode = generator.run.decode if task is None else generator.run.decode.model_copy(update={"stop": task.stop})
-    prompts = prompt_maker(generator, source, max_model_len)
-    own = RequestMaker(decode, prompts, max_model_len=max_model_len, check=generator.check, names_base=task is not None)
+    prompts = prompt_maker(generator, source)
+    own = RequestMaker(
+        decode, prompts, max_model_len=generator.max_model_len, check=generator.check, names_base=task is not None
+    )
     maker = LineRequests(source, own)
     line_of = {line.key: line for line in lines}
     refused: list[dict[str, Any]] = []
@@ -73,14 +74,13 @@ def likelihood_records(
     turns: Iterator[int],
     source: InputConfig,
     stops: Sequence[str],
-    max_model_len: int,
 ) -> Iterator[dict[str, Any]]:
     """Yield, in the place of `records`, how likely the model takes each line's own text to be after its prompt.
 
     The lines are dealt out beforehand, since all ranks of a replica compute each of their passes; turns, stops: not
     looked at.
     """
-    prompts = prompt_maker(generator, source, max_model_len)
+    prompts = prompt_maker(generator, source)
     asked: list[tuple[InputLine, Ids, Ids]] = []
     for line in lines[generator.replica :: generator.num_replicas]:
         made = _text_of(line, source, prompts)

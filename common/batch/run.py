@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Answering = Callable[
-    ["Generator", Sequence[InputLine], Iterator[int], InputConfig, Sequence[str], int], Iterator[dict[str, Any]]
+    ["Generator", Sequence[InputLine], Iterator[int], InputConfig, Sequence[str]], Iterator[dict[str, Any]]
 ]  # as `records`
 _MANY = 100  # requests, of which a user may not know
 
@@ -136,7 +136,7 @@ def _decode(
     try:
         # The others of a replica hear of its requests from its leader.
         mine = turns if generator.is_leader else iter(())
-        for record in answering(generator, pending, mine, run.input, run.decode.stop, generator.max_model_len):
+        for record in answering(generator, pending, mine, run.input, run.decode.stop):
             if output is not None:
                 output.append(record)
             if progress is not None:

@@ -56,14 +56,13 @@ class _Call:
 
 def openai_records(
     generator: Generator, lines: Sequence[InputLine], turns: Iterator[int], source: InputConfig, stops: Sequence[str],
-    max_model_len: int,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Yield OpenAI's output line for each line that this replica takes, as they end. A line that is refused costs the
     others nothing.
 
     lines, turns: as for `common.batch`'s own records. stops: those of the run, beside which requests have their own.
     """
-    door = _Door(generator, source, max_model_len)
+    door = _Door(generator, source)
     refusals: list[dict[str, Any]] = []
     waiting: dict[str, tuple[_Call, Order]] = {}
     for result in generator.generate(_requests((lines[place] for place in turns), door, refusals, waiting)):
@@ -103,11 +102,13 @@ def _drain(refusals: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 class _Door:
     """What a server's routes do with a body, without a server."""
 
-    def __init__(self, generator: Generator, source: InputConfig, max_model_len: int) -> None:
+    def __init__(self, generator: Generator, source: InputConfig) -> None:
         self._generator = generator
         self._names = model_names(generator.run)
-        self._prompts = prompt_maker(generator, source, max_model_len)
-        maker = RequestMaker(generator.run.decode, self._prompts, max_model_len=max_model_len, check=generator.check)
+        self._prompts = prompt_maker(generator, source)
+        maker = RequestMaker(
+            generator.run.decode, self._prompts, max_model_len=generator.max_model_len, check=generator.check
+        )
         self._book = OrderBook(generator.run, maker, generator.run.max_num_requests)
 
     def call(self, line: InputLine) -> _Call:
