@@ -29,10 +29,6 @@ class QuantReport:
     bytes_before: int
     bytes_after: int
 
-    def worst(self, count: int) -> list[LinearReport]:
-        """Sort by output error where it was measured, else by weight error; the largest first."""
-        return sorted(self.linears, key=lambda own: own.output_error or own.weight_error, reverse=True)[:count]
-
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -31,7 +31,6 @@ from common.config.strategies import (
     Levenshtein,
     MultiBlock,
     Strategy,
-    Vanilla,
     name_after,
 )
 from common.config.sweep import OWN, Sweep, SweepLaunch, SweepPoint, load_sweep, slug
@@ -65,7 +64,6 @@ __all__ = [
     "Sweep",
     "SweepLaunch",
     "SweepPoint",
-    "Vanilla",
     "Way",
     "as_yaml",
     "explain",

@@ -5,7 +5,6 @@ from common.model.moe import Routing, choose_experts, mixture, route
 from common.model.noise import (
     NUM_SAMPLING_FIELDS,
     UNIFORM_SCALE,
-    Int32,
     SamplingRows,
     column_keys,
     gumbel_noise,
@@ -43,7 +42,6 @@ __all__ = [
     "Activation",
     "Decoder",
     "Gather",
-    "Int32",
     "Linear",
     "MoE",
     "Ops",

@@ -9,12 +9,12 @@ from common.runtime.collectives import Collectives
 from common.runtime.engine import DeviceEngine
 from common.runtime.facts import facts_of
 from common.runtime.fitting import check_decode, check_settings, check_strategy
-from common.runtime.floors import REPEATS, Clock, matrix_size, measure_floors
+from common.runtime.floors import REPEATS, matrix_size, measure_floors
 from common.runtime.memory import allocating_kv, pages_within
 from common.runtime.paging import NO_SLOT, PagedCapacity, PagePool, PageTable, PrefixCache, pages_for, slots_going_on
 from common.runtime.reads import ReadBuffers, ReadsKey
 from common.runtime.upload import Upload
-from common.runtime.waiting import DeviceEvent, explained, wait_until_done
+from common.runtime.waiting import DeviceEvent, wait_until_done
 from common.runtime.weights import Holdings, ModelLoader, linear_schemes, scheme_at_load
 from common.runtime.workload import (
     num_matrix_weights,
@@ -27,7 +27,6 @@ from common.runtime.workload import (
 __all__ = [
     "NO_SLOT",
     "REPEATS",
-    "Clock",
     "Collectives",
     "DeviceEngine",
     "DeviceEvent",
@@ -46,7 +45,6 @@ __all__ = [
     "check_settings",
     "check_strategy",
     "class_statistics",
-    "explained",
     "facts_of",
     "linear_schemes",
     "matrix_size",

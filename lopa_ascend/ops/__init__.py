@@ -17,12 +17,9 @@ from lopa_ascend.ops.results import (
     AttentionForm,
     AttentionVersion,
     HeadNorms,
-    Normed,
-    Projections,
     Quantized,
-    QuantizedNorm,
 )
-from lopa_ascend.ops.rows import QueryGroups, VirtualRows, group_queries
+from lopa_ascend.ops.rows import VirtualRows, group_queries
 from lopa_ascend.ops.rules import OpRuleError
 from lopa_ascend.ops.side_stream import lower_prefetch
 from lopa_ascend.ops.twins.activations import WIDEST_GATE_UP
@@ -34,13 +31,9 @@ __all__ = [
     "AttentionVersion",
     "Dispatched",
     "HeadNorms",
-    "Normed",
     "OpRuleError",
     "Ops",
-    "Projections",
     "Quantized",
-    "QuantizedNorm",
-    "QueryGroups",
     "VirtualRows",
     "group_queries",
     "keep_kv_writes_in_place",

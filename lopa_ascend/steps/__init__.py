@@ -4,10 +4,9 @@ from lopa_ascend.steps.agreement import agreements
 from lopa_ascend.steps.graph_cache import folder_of
 from lopa_ascend.steps.layout import FlatStep, filler, lay_out, most_reads, pad, read_entries
 from lopa_ascend.steps.patience import Patience
-from lopa_ascend.steps.step import DeviceStep, LayersKey, ReadBuffers, Sizes, StepBuffers
+from lopa_ascend.steps.step import LayersKey, ReadBuffers, Sizes, StepBuffers
 
 __all__ = [
-    "DeviceStep",
     "FlatStep",
     "LayersKey",
     "Patience",

@@ -4,9 +4,8 @@
 by name.
 """
 
-from lopa_cuda.parallel.all_reduce import CudaCollectives, build_collectives
+from lopa_cuda.parallel.all_reduce import build_collectives
 
 __all__ = [
-    "CudaCollectives",
     "build_collectives",
 ]

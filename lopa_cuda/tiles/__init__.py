@@ -7,10 +7,9 @@ Files are read where the engine is built. What has no entry runs on the library.
 
 from lopa_cuda.tiles.files import TileEntry, TilesFile, impossible, read_tiles, save_tiles, shared_bytes, to_json
 from lopa_cuda.tiles.linears import ModelLinear, model_linears
-from lopa_cuda.tiles.lookup import Device, DeviceTiles, is_file, load_tiles, own_folder, tell, this_device
+from lopa_cuda.tiles.lookup import Device, is_file, load_tiles, own_folder, tell, this_device
 from lopa_cuda.tiles.table import (
     MOST_TILE_TOKENS,
-    Fusion,
     Kind,
     LinearConfig,
     LinearShape,
@@ -41,8 +40,6 @@ __all__ = [
     "MOST_WIDE_TOKENS",
     "WIDE_STEP",
     "Device",
-    "DeviceTiles",
-    "Fusion",
     "Kind",
     "LinearConfig",
     "LinearShape",

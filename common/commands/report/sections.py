@@ -190,7 +190,7 @@ def _tpf_over_k(study: Study) -> Section:
     canvas = [metrics["tpf"]["canvas"]["per_request_mean"] for _, metrics in pairs]
     plot = Plot(
         title, ticks(counts[0], counts[-1]), ticks(0, max(*canvas, *(_tpf(metrics) for _, metrics in pairs))),
-        "lookahead branches k", "TPF",
+        "lookahead branches k", "tokens per forward pass",
     )  # fmt: skip
     for place, curve in enumerate(curves):
         effective = [(point.decode[_K], _tpf(metrics)) for point, metrics in curve.pairs]

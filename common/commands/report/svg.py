@@ -54,6 +54,9 @@ class Plot:
     _parts: list[str] = field(default_factory=list)
     _taken: list[tuple[float, float, float, float]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._taken.append((_LEFT, 0, _LEFT + 4 + len(self.y_label) * _LETTER, _TOP))
+
     def at(self, x: float, y: float) -> tuple[float, float]:
         across = (x - self.x[0]) / (self.x[-1] - self.x[0])
         up = (y - self.y[0]) / (self.y[-1] - self.y[0])
@@ -117,6 +120,7 @@ class Plot:
             yield f'<text class="tick middle" x="{at:.1f}" y="{HEIGHT - _BOTTOM + 13}">{name}</text>'
         middle = (_LEFT + WIDTH - _RIGHT) / 2
         yield f'<text class="axis middle" x="{middle}" y="{HEIGHT - 5}">{html.escape(self.x_label)}</text>'
+        yield f'<text class="axis" x="{_LEFT + 4}" y="9">{html.escape(self.y_label)}</text>'
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,6 @@ def test_the_report_states_every_linear(tmp_path: Path, model: Path) -> None:
     assert len(report.linears) == 7 * NUM_LAYERS and report.scheme == "w8a8_dynamic"
     assert all(0.001 < linear.weight_error < 0.02 for linear in report.linears)
     assert all(linear.output_error and 0.001 < linear.output_error < 0.03 for linear in report.linears)
-    assert report.worst(3)[0].output_error == max(linear.output_error or 0 for linear in report.linears)
     assert report.bytes_after < report.bytes_before
     assert report.as_dict()["linears"][2]["shape"] == (KV, HIDDEN)
     assert error_of(tmp_path / "out") < 0.03
