@@ -50,9 +50,9 @@ THEMES = (
 def draw(results: Path, theme: Theme) -> str:
     """All panels, as an SVG file. Raises OSError or KeyError for a result file that is not there or not whole."""
     panels = [
-        lookahead_panel("Math problems: accuracy", read(results / "lookahead_math.json"), "c0"),
-        lookahead_panel("Code problems: accuracy", read(results / "lookahead_code.json"), "c1"),
-        steps_panel("A step of a 7B model on one H200: ms", read(results / "steps_h200.json")),
+        lookahead_panel("Math problems", read(results / "lookahead_math.json"), "c0"),
+        lookahead_panel("Code problems", read(results / "lookahead_code.json"), "c1"),
+        steps_panel("A step of a 7B model on one H200", read(results / "steps_h200.json")),
     ]
     return side_by_side(panels, theme)
 

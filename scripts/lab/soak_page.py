@@ -26,7 +26,7 @@ def draw(result: dict[str, Any], theme: Theme) -> str:
 def memory(samples: dict[str, list[float]]) -> Plot:
     """Resident memory by part of the server, faults and all."""
     series = {name: samples[f"{name} MiB"] for name in ("replicas", "front end", "launcher")}
-    return _over_hours("Resident memory, MiB", samples["hours"], series, "MiB")
+    return _over_hours("Resident memory", samples["hours"], series, "MiB")
 
 
 def held(rounds: list[dict[str, Any]]) -> Plot:
@@ -37,7 +37,7 @@ def held(rounds: list[dict[str, Any]]) -> Plot:
 def alone(rounds: list[dict[str, Any]]) -> Plot:
     """One request of 192 tokens after each fault."""
     hours, milliseconds = [one["hours"] for one in rounds], [1000 * one["probe s"] for one in rounds]
-    plot = _over_hours("One long request alone, ms", hours, {"after each fault": milliseconds}, "ms")
+    plot = _over_hours("One long request alone", hours, {"after each fault": milliseconds}, "ms")
     for one, hour, ms in zip(rounds, hours, milliseconds, strict=True):
         plot.dot(hour, ms, "c0", f"{one['fault']}: {ms:.0f} ms")
     return plot
