@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from contextlib import suppress
@@ -54,6 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name in skips.keys() & item.keywords.keys():
             item.add_marker(skips[name])
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from looking at thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
