@@ -112,6 +112,14 @@ class FastDllm(Strategy):
         description="The most steps that a block gets; masks that are left are filled by the first step of a later "
         "block, or never. `null` is no limit.",
     )
+    survival_margin: int | None = Field(
+        default=None,
+        ge=0,
+        le=MOST,
+        description="Cut the canvas after its first pass to the length that the probabilities of an end token let "
+        "expect (arXiv 2608.26374) and so many tokens more, rounded up to a block; canvases of requests with a format "
+        "stay whole, and `null` cuts none.",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> FastDllm:

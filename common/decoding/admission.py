@@ -37,6 +37,8 @@ def _why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: 
         return reason
     if request.num_logprobs is not None and not capacity.gives_logprobs:
         return "logprobs: this engine tells no log probabilities; ask for none"
+    if scheduler.asks_for_length(request) and not capacity.gives_logprobs:
+        return "survival_margin: this engine tells no log probabilities; set it to null"
     if num_tokens > room:
         return (
             f"the prompt has {num_tokens} tokens, {room} fit beside max_new_tokens {decode.max_new_tokens}; "

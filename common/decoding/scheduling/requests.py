@@ -26,6 +26,7 @@ from common.decoding.scheduling.planning import (
 from common.decoding.scheduling.rules import Rules
 from common.decoding.scheduling.scoring import best_rows, select
 from common.decoding.scheduling.state import DecodingRequest, Observer
+from common.decoding.scheduling.strategies.survival import cut_canvases
 from common.decoding.scheduling.tables import NOWHERE, ORIGIN, Sizes, TableStore, positions_of
 from common.policies import Draws
 from common.policies.spawn_rules import NESTED
@@ -231,6 +232,9 @@ class Requests:
         ended_N, places_N = np.empty(len(order_N), np.int64), self._places_N
         if views:
             places_N = np.array([place for place in places_N.tolist() if place not in views], dtype=np.int64)
+        cut = [each for each in self._new if each.rules.survival_margin is not None and each.held is None]
+        if cut and tell is not None:
+            cut_canvases(cut, self._store.loops, self._rows_8R, tell)
         num_ended = advance(places_N, order_N, self._store.parts, self._values_3T, self._rows_8R, winner_N, ended_N)
         for place, view in views.items():
             ended_N[place] = self._advance_by_hand(view, int(winner_N[place]))

@@ -188,6 +188,12 @@ class Rules:
         is_by_position = isinstance(strategy, Levenshtein) and strategy.most_block_steps is None
         return self.most_block_steps * (self.decode.block_size if is_by_position else 1)
 
+    @cached_property
+    def survival_margin(self) -> int | None:
+        """Tokens that a canvas keeps beyond the expected length; None: it is not cut."""
+        strategy = self.decode.strategy
+        return strategy.survival_margin if isinstance(strategy, FastDllm) and self.end_token_ids else None
+
     @property
     def max_steps(self) -> int:
         """Steps after which the request ends in any case."""

@@ -187,6 +187,10 @@ class Scheduler:
             return str(error)
         return None
 
+    def asks_for_length(self, request: GenerationRequest) -> bool:
+        """Return whether the canvas is cut to the length that its first pass tells (`strategies.survival`)."""
+        return self._rules_of(request).survival_margin is not None
+
     def why_not_held(self, request: GenerationRequest) -> str | None:
         """Return why the request's answer cannot be held to its format; None if it can."""
         if request.automaton is None:

@@ -404,6 +404,7 @@ def test_an_override_sets_a_key_of_a_strategy_that_the_file_only_names(tmp_path:
     strategy = load_run(path, ["decode.strategy.cache=dual", "decode.strategy.min_block_steps=2"]).decode.strategy
     assert strategy.model_dump() == {
         "name": "fast_dllm", "cache": "dual", "cfg_scale": 0, "min_block_steps": 2, "max_block_steps": None,
+        "survival_margin": None,
     }  # fmt: skip
     assert load_run(path).decode.model_dump()["strategy"] == "fast_dllm"
 
