@@ -17,6 +17,7 @@ from common.config import DeviceProfile, RunConfig
 from common.decoding import Sampling
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
+from tests.soaking import soaking
 
 pytestmark = pytest.mark.sim
 VOCAB, WIDTH, READS = 38016, 3584, 128  # a rank of TP4
@@ -74,7 +75,7 @@ def test_a_head_keeps_its_budget(npu: Any, engine: AscendEngine, strategy: Any) 
 
 @pytest.mark.usefixtures("npu")
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.9, "top_k": 20}], ids=["all", "cut"])
-def test_sampled_steps_are_replayed_and_give_the_tokens_of_eager(settings: dict[str, Any]) -> None:
+def test_sampled_steps_are_replayed_and_give_the_tokens_of_the_ref_lane(settings: dict[str, Any]) -> None:
     decode = causal(temperature=0.7, **settings)
     engine = engine_on("npu", decode, None, "npugraph")
     kinds, reads_key = [], engine.reads_key
@@ -87,12 +88,12 @@ def test_sampled_steps_are_replayed_and_give_the_tokens_of_eager(settings: dict[
     found = decode_all(engine, decode)
     assert len(kinds) == engine.num_steps
     assert all(key.is_captured and key.sampling.is_sampled and key.sampling.is_cut == bool(settings) for key in kinds)
-    assert found == decode_all(engine_on("npu", decode, None), decode)
-    assert found != decode_all(engine_on("npu", causal(), None), causal())
+    assert found == decode_all(engine_on("cpu", decode, None), decode)
+    assert found != decode_all(engine_on("cpu", causal(), None), causal())
 
 
 @pytest.mark.usefixtures("torch_npu")
-@pytest.mark.parametrize("world_size", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [4, pytest.param(8, marks=soaking)])
 def test_sampled_tokens_do_not_depend_on_the_mesh(world_size: int) -> None:
     """tp 1, 2, 4 and bp 1, 2 (both at their most on eight devices), from the same hidden states."""
     by_rank = run_ranks("head_ranks:sampled_tokens", world_size, timeout_s=60.0 * world_size)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from sim.ranks import run_ranks
 
+from tests.soaking import soaking
+
 pytestmark = [pytest.mark.sim, pytest.mark.usefixtures("torch_npu")]
 
 
@@ -27,7 +29,7 @@ def test_a_shape_that_one_rank_cannot_capture_is_captured_nowhere() -> None:
         assert alone.startswith("collectives that do not pair, a device would hang: rank 0:")
 
 
-@pytest.mark.slow
+@soaking
 def test_every_axis_of_the_mesh_has_its_groups() -> None:
     sums = run_ranks("npu_ranks:groups_per_axis", world_size=8)
     for rank, (dp, bp, tp) in enumerate(sums):
@@ -40,7 +42,7 @@ def test_a_tensor_parallel_layer_equals_the_whole_one() -> None:
     assert differences[0] == differences[1] < 0.02
 
 
-@pytest.mark.slow
+@soaking
 def test_a_node_of_sixteen() -> None:
     places = run_ranks("npu_ranks:place", world_size=16)
     assert places == [[rank, rank, str(rank)] for rank in range(16)]
