@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.ascend_launch import Decoded, Mesh, decoded, finish, merged, start, worker, write_model
+from tests.soaking import soaking
 
 pytestmark = pytest.mark.slow
-MESHES = [(1, 2, 2), (1, 4, 4)]
+MESHES = [(1, 2, 2), pytest.param((1, 4, 4), marks=soaking)]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import pytest
 
 from common.config import DeviceProfile
 from tests.distributed.meshes import ROOT
+from tests.soaking import soaking
 
 WORKER = Path(__file__).with_name("formats_worker.py")
 sys.path.insert(0, str(WORKER.parent))  # as the worker itself has it
@@ -39,8 +40,15 @@ def test_the_ascend_engine_decodes_as_the_cuda_engine() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["lopa_cuda", "lopa_ascend"])
-@pytest.mark.parametrize("mesh", [(2, 1), (1, 2)], ids=["bp2", "tp2"])
+@pytest.mark.parametrize(
+    ("mesh", "engine"),
+    [
+        ((2, 1), "lopa_cuda"),
+        ((1, 2), "lopa_ascend"),
+        pytest.param((1, 2), "lopa_cuda", marks=soaking),
+        pytest.param((2, 1), "lopa_ascend", marks=soaking),
+    ],
+)
 def test_the_mesh_does_not_change_the_tokens(mesh: tuple[int, int], engine: str, tmp_path: Path) -> None:
     command = [sys.executable, str(WORKER), *map(str, mesh), str(tmp_path), engine]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

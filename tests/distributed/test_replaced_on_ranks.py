@@ -14,6 +14,7 @@ from common.config import MeshConfig
 from tests.conftest import GOLDEN
 from tests.distributed import weights_worker
 from tests.other_weights import write_other
+from tests.soaking import soaking
 
 WORKER = Path(weights_worker.__file__)
 MODEL = GOLDEN / "model_a"
@@ -26,8 +27,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["lopa_cuda", "lopa_ascend"])
-@pytest.mark.parametrize(("bp", "tp"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("bp", "tp", "engine"),
+    [
+        (1, 2, "lopa_cuda"),
+        (2, 1, "lopa_ascend"),
+        pytest.param(2, 1, "lopa_cuda", marks=soaking),
+        pytest.param(1, 2, "lopa_ascend", marks=soaking),
+    ],
+)
 def test_all_ranks_replace_or_none(engine: str, bp: int, tp: int, models: list[str], tmp_path: Path) -> None:
     fresh = [weights_worker.tokens_of(weights_worker.engine_of(engine, model, MeshConfig())) for model in models]
     assert fresh[0] != fresh[1] != fresh[2] != fresh[0]

@@ -15,12 +15,13 @@ import pytest
 
 from common.config import DeviceProfile
 from tests.distributed.meshes import ROOT, Mesh, name_of
+from tests.soaking import soaking
 
 WORKER = Path(__file__).with_name("strategies_worker.py")
 sys.path.insert(0, str(WORKER.parent))  # as the worker itself has it
 from strategies_worker import CASES, decode_all  # noqa: E402
 
-MESHES = [(1, 4, 1), (2, 1, 1), (1, 2, 2)]
+MESHES = [(1, 2, 2), *(pytest.param(mesh, marks=soaking) for mesh in ((1, 4, 1), (2, 1, 1)))]
 
 
 ONE = DeviceProfile(name="one", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256)
@@ -44,7 +45,12 @@ def test_the_mesh_does_not_change_the_tokens(mesh: Mesh, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mesh", "names"), [((1, 2, 2), ["sdar fused", "llada2 edits"]), ((1, 1, 4), ["llada2 edits"])], ids=str
+    ("mesh", "names"),
+    [
+        ((1, 1, 4), ["llada2 edits"]),
+        pytest.param((1, 2, 2), ["sdar fused", "llada2 edits"], marks=soaking),
+    ],
+    ids=str,
 )
 def test_the_ascend_engines_meshes_decode_as_one_process_of_the_cuda_engine(
     mesh: Mesh, names: list[str], tmp_path: Path

@@ -17,6 +17,7 @@ from common.platforms import build_engine
 from common.runtime import facts_of
 from tests.engine.families.test_dummy_weights import CONFIGS
 from tests.engine.lopa_ascend.test_ascend_families import BLOCKS, CASES, FAMILIES, one_thread
+from tests.soaking import soaking
 
 __all__ = ["one_thread"]  # a fixture of this module, too
 NUM_SHARED = 150  # tokens: two pages of 64, one of 128
@@ -73,14 +74,18 @@ def decoded(
     return {result.id: result for result in results if isinstance(result, Completion)}
 
 
-def is_few(case: str, engine: str, num_lookahead: int) -> bool:
-    return case in FEW and num_lookahead == (3 if case == "sdar" else 0)
+def marks_of(case: str, engine: str, num_lookahead: int) -> Any:
+    """Of most, one engine and number of lookaheads is enough, in turns."""
+    if case in FEW and num_lookahead == (3 if case == "sdar" else 0):
+        return ()
+    is_turn = (num_lookahead == 0) == (engine == "lopa_cuda")
+    return pytest.mark.slow if is_turn else soaking
 
 
 @pytest.mark.parametrize(
     ("case", "engine", "num_lookahead"),
     [
-        pytest.param(case, engine, k, marks=() if is_few(case, engine, k) else pytest.mark.slow)
+        pytest.param(case, engine, k, marks=marks_of(case, engine, k))
         for case, (_, settings) in OF_FAMILIES.items()
         for engine in ("lopa_cuda", "lopa_ascend")
         for k in (0, 3)

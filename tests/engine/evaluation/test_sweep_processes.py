@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.soaking import soaking
+
 ROOT = Path(__file__).resolve().parents[3]
 SWEEP = """
 run: demo
@@ -76,7 +78,7 @@ def wait_for(path: Path, name: str, count: int) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=soaking)])
 def test_a_killed_sweep_leaves_no_process_and_goes_on_where_it_was(tmp_path: Path, number: signal.Signals) -> None:
     path = sweep_in(tmp_path)
     process = started(path)
