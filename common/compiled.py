@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,16 +45,44 @@ def compiled(function: Function) -> Function:
     """Compile the function at its first call with arguments of new types; the identity without numba.
 
     A compiled function makes no arrays: it writes into those that it is given. Numba then counts no references to them
-    (`_nrt`), which would take ten times as long as the loops themselves.
+    (`_nrt`), which would take ten times as long as the loops themselves. What other compiled functions call is compiled
+    without a way in from Python, which takes as long again.
     """
     if numba is None:
         return function
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = (
-        machine_code_folder()
-    )  # looked at while the decorator runs; other users of numba keep theirs
+    made: Function = _Compiled(function)  # type: ignore[assignment]
+    return made
+
+
+class _Compiled:
+    """A compiled function: one for Python, made once Python calls it, and one for compiled callers."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.py_func = function
+        self._for_callers = _kept("inner", function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+        self.__name__, self.__doc__, self.__wrapped__ = function.__name__, function.__doc__, function
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What numba takes the function for where a compiled one names it."""
+        return self._for_callers._numba_type_
+
+    @cached_property
+    def _for_python(self) -> Callable[..., Any]:
+        made: Callable[..., Any] = _kept("", self.py_func)
+        return made
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._for_python(*arguments)
+
+
+def _kept(folder: str, function: Callable[..., Any], **more: bool) -> Any:
+    """Return the function, to be compiled, its machine code kept in this part of `machine_code_folder`."""
+    before, parent = numba.config.CACHE_DIR, machine_code_folder()
+    # Looked at while the decorator runs; other users of numba keep theirs.
+    numba.config.CACHE_DIR = parent and str(Path(parent, folder))
     try:
-        return _jitted(function, cache=True)
+        return _jitted(function, cache=True, **more)
     finally:
         numba.config.CACHE_DIR = before
 
