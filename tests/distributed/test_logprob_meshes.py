@@ -26,6 +26,8 @@ NAMES = {
     [
         (2, 2, "lopa_cuda"),
         (1, 2, "lopa_ascend"),
+        pytest.param(2, 1, "lopa_cuda", marks=soaking),
+        pytest.param(1, 2, "lopa_cuda", marks=soaking),
         pytest.param(2, 1, "lopa_ascend", marks=soaking),
         pytest.param(2, 2, "lopa_ascend", marks=soaking),
     ],

@@ -1,6 +1,6 @@
 """Problems of the shipped model, decoded freely: lopa_ascend on simulated devices against lopa_cuda.
 
-LOPA_ACCURACY_PROBLEMS=100 makes the numbers of scripts/lab/ascend_evidence.md, in 25 times the time: a problem
+LOPA_ACCURACY_PROBLEMS=100 makes the numbers of scripts/lab/ascend_evidence.md, in sixteen times the time: a problem
 takes 15 s of one core in W8A8.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.sim
-NUM_PROBLEMS, NUM_LOOKAHEAD = int(os.environ.get("LOPA_ACCURACY_PROBLEMS", "4")), 1
+NUM_PROBLEMS, NUM_LOOKAHEAD = int(os.environ.get("LOPA_ACCURACY_PROBLEMS", "6")), 1
 # Large temporaries stay with the process, instead of going back to the system and being zeroed again.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_TOP_PAD_": str(2**26)}
 

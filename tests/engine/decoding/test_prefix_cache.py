@@ -75,7 +75,7 @@ def decoded(
 
 
 def marks_of(case: str, engine: str, num_lookahead: int) -> Any:
-    """Of most, one engine and number of lookaheads is enough, in turns."""
+    """Leave all but one engine and number of lookaheads to LOPA_SOAK=1, in turns."""
     if case in FEW and num_lookahead == (3 if case == "sdar" else 0):
         return ()
     is_turn = (num_lookahead == 0) == (engine == "lopa_cuda")
