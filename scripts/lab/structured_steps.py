@@ -81,11 +81,14 @@ def times(generator: Generator, at_once: int, automaton: Automaton | None, name:
     return found
 
 
-def compared(without: Times, held: Times) -> tuple[float, float, int]:
-    """Return mean milliseconds without and with, over shapes that both have had five times, and the passes compared."""
+def compared(without: Times, held: Times) -> tuple[float, float, int] | None:
+    """Return mean milliseconds without and with, over shapes that both have had five times, and the passes compared.
+
+    None: there is no such shape, as for short answers that are never all under way.
+    """
     shapes = [shape for shape in without if min(len(without[shape]), len(held[shape])) >= 5]
     if not shapes:
-        return float("nan"), float("nan"), 0
+        return None
     return (
         fmean(median(without[shape]) for shape in shapes),
         fmean(median(held[shape]) for shape in shapes),
@@ -110,7 +113,9 @@ def measure(profile: str, automata: str, output: str) -> None:
                     for into, one in ((without, None), (held, automaton)):
                         for shape, seen in times(generator, at_once, one, f"{name}/{number}").items():
                             into[shape] += seen
-                free_ms, held_ms, count = compared(without, held)
+                if (found := compared(without, held)) is None:
+                    continue
+                free_ms, held_ms, count = found
                 rows.append([at_once, name, free_ms, held_ms, 100 * (held_ms / free_ms - 1), count])
                 print(rows[-1], flush=True)
     result = {

@@ -166,7 +166,7 @@ class Batches:
             if code and not said.strip().splitlines()[-1:]:
                 counts["silent ends"] += fault.act not in (killed,)
             if "Traceback" in said:
-                self.broken.append(f"batch, {name}: a traceback: {said[-500:]}")
+                self.broken.append(f"batch, {name}: a traceback: {said[said.index('Traceback') :][:4000]}")
             if code:
                 counts["restarts"] += self._finish(home, "out", ranks)
             self._compare(name, ends_of(output), self._expected[shape], counts)
