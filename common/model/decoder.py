@@ -62,7 +62,9 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, ops: Ops, *, tp_rank: int = 0, tp_size: int = 1) -> None:
         super().__init__()
         self.ops = ops
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Not drawn at random: on the meta device that would import all of torch._dynamo, for seconds of a start.
+        shape = config.vocab_size, config.hidden_size
+        self.embed_tokens = nn.Embedding(*shape, _weight=torch.empty(shape))
         self.layers = nn.ModuleList(DecoderLayer(config, n, tp_rank, tp_size) for n in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.vocab_start, vocab_end = shard_bounds(config.vocab_size, tp_rank, tp_size)

@@ -1,4 +1,4 @@
-"""The ranks of a test as forks of one process: torch is imported once, which is what starting them costs."""
+"""The ranks of a test as forks of one process: torch and the loops are read once, which is what starting them costs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 from torch import multiprocessing
 
+from common.decoding.scheduling.warm import warm_up
 from tests.ports import free_port
 
 
 def fork_ranks(run: Callable[..., None], num_ranks: int, *calls: tuple[Any, ...]) -> None:
     """Call `run(*call)` for one call after another in `num_ranks` processes with the environment that torchrun would
     give them, on a port of its own for each call."""
+    warm_up()
     size = str(num_ranks)
     os.environ.update(MASTER_ADDR="127.0.0.1", WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     ports: dict[int, None] = {}
