@@ -38,9 +38,9 @@ class Case(NamedTuple):
     most: int = 8192
 
 
-D2F: dict[str, Any] = {"num_lookahead": 3, "block_size": 16, "max_new_tokens": 32}
+D2F: dict[str, Any] = {"num_lookahead": 3, "block_size": 16, "max_new_tokens": 16}
 CAUSAL = {**D2F, "window_attention": "block_causal"}
-BLOCKS: dict[str, Any] = {"num_lookahead": 3, "block_size": 16, "max_new_tokens": 32, "mask_token_id": 511}
+BLOCKS: dict[str, Any] = {"num_lookahead": 3, "block_size": 16, "max_new_tokens": 16, "mask_token_id": 511}
 # All of a prompt's positions see all of it, or its blocks what lies before; dense and MoE; whole prompts and pieces.
 CASES = {
     "full": Case("golden/model_a", D2F),

@@ -36,7 +36,7 @@ def settings() -> list[tuple[str, DecodeConfig]]:
         (
             f"{attention} k={k} T={temperature} {shift_row}",
             DecodeConfig(
-                num_lookahead=k, block_size=16, max_new_tokens=48, window_attention=attention, temperature=temperature,
+                num_lookahead=k, block_size=16, max_new_tokens=32, window_attention=attention, temperature=temperature,
                 top_p=0.9 if temperature == 1 else 1.0, shift_row=shift_row,
             ),
         )

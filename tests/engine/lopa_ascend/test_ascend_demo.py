@@ -34,6 +34,7 @@ from common.decoding import (
 )
 from common.decoding.scheduling.by_request import view_of
 from common.platforms import build_engine
+from tests.soaking import soaking
 
 ISA = "ONEDNN_MAX_CPU_ISA"
 DEMO = Path(__file__).parents[3] / "models" / "demo"
@@ -137,7 +138,7 @@ class Decisions:
         return self.num_equal / self.num_filled
 
 
-@pytest.mark.slow
+@soaking
 def test_in_8_bits_the_tokens_of_a_step_are_nearly_those_of_bfloat16() -> None:
     share = Decisions(engine_of("lopa_ascend", "bfloat16"), engine_of("lopa_ascend", "bfloat16", "w8a8")).decode()
     print(f"lopa_ascend W8A8 fills {share:.2%} of the positions as lopa_ascend bfloat16 does")

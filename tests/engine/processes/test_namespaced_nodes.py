@@ -28,22 +28,23 @@ def start_on(folder: Path, both: list[Node], *options: str) -> list[subprocess.P
     ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def of_one(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[int, str]:  # noqa: F811
+    """The texts of one node."""
+    folder = tmp_path_factory.mktemp("one")
+    write_files(folder, model)
+    finish(start(folder))
+    return texts(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("axis", [TP, BP, DP])
-def test_two_nodes_give_the_tokens_of_one(axis: str, tmp_path: Path, model: Path) -> None:  # noqa: F811
-    found = []
-    for name, mesh in (("one", {}), ("two", {axis: 2})):
-        folder = tmp_path / name
-        folder.mkdir()
-        write_files(folder, model, mesh=mesh)
-        if name == "one":
-            finish(start(folder))
-        else:
-            with nodes(2) as both:
-                for process in start_on(folder, both):
-                    finish(process)
-        found.append(texts(folder))
-    assert found[0] == found[1] and len(found[0]) == 6
+def test_two_nodes_give_the_tokens_of_one(axis: str, tmp_path: Path, model: Path, of_one: dict[int, str]) -> None:  # noqa: F811
+    write_files(tmp_path, model, mesh={axis: 2})
+    with nodes(2) as both:
+        for process in start_on(tmp_path, both):
+            finish(process)
+    assert texts(tmp_path) == of_one and len(of_one) == 6
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 from tests.engine.batch.conftest import model  # noqa: F401  a fixture
 from tests.engine.batch.test_run_batch import finish, start, texts, wait_for_lines, workers_of, write_files
 from tests.ports import free_port
+from tests.soaking import soaking
 
 DP, BP = "data_parallel_size", "branch_parallel_size"
 
@@ -19,7 +20,7 @@ DP, BP = "data_parallel_size", "branch_parallel_size"
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "axis"),
-    [(0, DP), (0, BP), (1, DP), (1, BP)],
+    [(0, BP), (1, DP), *(pytest.param(*one, marks=soaking) for one in ((0, DP), (1, BP)))],
 )
 def test_both_nodes_name_the_worker_that_was_killed(
     victim: int,

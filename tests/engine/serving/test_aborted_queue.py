@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from tests.engine.serving.served import QUESTION, Served
+from tests.soaking import soaking
 
-NUM_TOKENS = 128
+NUM_TOKENS = 64
 SETTINGS = ("max_num_requests=1", "decode.num_lookahead=1", "decode.skip_threshold=1.0", "max_model_len=320")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("bp", "tp"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize(("bp", "tp"), [(1, 1), (1, 2), pytest.param(2, 1, marks=soaking)])
 def test_whoever_waits_and_is_aborted_is_not_decoded(tmp_path: Path, bp: int, tp: int) -> None:
     settings = [*SETTINGS, f"mesh.branch_parallel_size={bp}", f"mesh.tensor_parallel_size={tp}"]
     options = [item for setting in settings for item in ("--set", setting)]

@@ -19,7 +19,7 @@ from tests.engine.serving.served import Served
 from tests.engine.serving.storms import FEW_BRANCHES, children_of, resident_kib
 
 pytestmark = pytest.mark.slow
-_SECONDS = float(os.environ.get("LOPA_FLOOD_SECONDS") or 15)
+_SECONDS = float(os.environ.get("LOPA_FLOOD_SECONDS") or 8)
 
 
 @pytest.fixture(scope="module")
