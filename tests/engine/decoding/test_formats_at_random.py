@@ -19,7 +19,7 @@ from tests.soaking import SOAKS
 pytest.importorskip("outlines_core", reason="needs the extra structured")
 jsonschema = pytest.importorskip("jsonschema")
 
-COUNT = 200 if SOAKS else 24
+COUNT = 200 if SOAKS else 12
 LOOSEST = 60  # tokens that a canvas has more than the shortest answer
 SETTINGS = {
     "d2f": ("demo", []),

@@ -272,6 +272,7 @@ print(weights, engine.cache.num_bytes, *found)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["lopa_cuda", "lopa_ascend"])
 def test_released_memory_is_the_machines(engine: str, tmp_path: Path) -> None:
     config = json.loads((MODEL / "config.json").read_text())

@@ -13,6 +13,7 @@ import pytest
 from tests.engine.poisoned import BAD, GOOD, poison
 from tests.engine.serving.served import Served, events_of
 from tests.engine.serving.storms import FEW_BRANCHES
+from tests.soaking import soaking
 
 ANSWER = {"max_tokens": 32, "ignore_eos": True}
 
@@ -27,7 +28,7 @@ def served_on(folder: Path, bp: int, tp: int, **options: Any) -> Served:
 MESHES = [
     pytest.param((1, 1)),
     pytest.param((2, 1), marks=pytest.mark.slow),
-    pytest.param((1, 2), marks=pytest.mark.slow),
+    pytest.param((1, 2), marks=soaking),
 ]
 
 

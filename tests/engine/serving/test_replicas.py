@@ -21,7 +21,7 @@ from tests.engine.serving.served import QUESTION, ROOT, WAIT_S, Served
 from tests.engine.serving.streams import Stream, pid_of
 
 TWO = ("--set", "mesh.data_parallel_size=2")
-LENGTH = 192
+LENGTH = 96
 
 
 def streaming(served: Served, number: int) -> Stream:

@@ -97,7 +97,7 @@ class Load:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [6, pytest.param(20, marks=soaking)])
+@pytest.mark.parametrize("count", [4, pytest.param(20, marks=soaking)])
 def test_weights_are_replaced_under_load(
     count: int, served: Served, folders: list[Path], fresh: dict[str, dict[str, str]]
 ) -> None:
@@ -199,7 +199,7 @@ def test_a_pause_ends_what_is_open(trained: Served) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [(), TP_2], ids=["bp2", "tp2"])
+@pytest.mark.parametrize("mesh", [pytest.param((), marks=soaking), TP_2], ids=["bp2", "tp2"])
 def test_all_ranks_of_a_server_replace(
     mesh: tuple[str, ...], folders: list[Path], fresh: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from common.config import DecodeConfig, find_config, load_profile, load_run
 from common.decoding import Completion, GenerationRequest
 from common.generate import build_generator
 from tests.engine.serving.served import QUESTION, ROOT, Served
+from tests.soaking import soaking
 
 DECODE = {"num_lookahead": 1, "block_size": 8, "max_new_tokens": 16}
 NUM_REQUESTS = 16
@@ -47,7 +48,7 @@ def temperature_of(number: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("bp", "tp"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize(("bp", "tp"), [(1, 1), (1, 2), pytest.param(2, 1, marks=soaking)])
 def test_tokens_are_those_of_a_batch_run(tmp_path: Path, bp: int, tp: int) -> None:
     mesh = {"mesh.branch_parallel_size": bp, "mesh.tensor_parallel_size": tp}
     decode = {f"decode.{name}": value for name, value in DECODE.items()}
