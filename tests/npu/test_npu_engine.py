@@ -121,7 +121,7 @@ def test_the_engine_gives_the_tokens_of_the_ref_lane(quantization: str | None, s
 
 
 @pytest.mark.usefixtures("npu")
-@pytest.mark.parametrize("mode", ["eager", "npugraph", pytest.param("npugraph_ex", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["eager", "npugraph", pytest.param("npugraph_ex", marks=soaking)])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_log_probabilities_are_those_of_the_ref_lane(mode: str, temperature: float) -> None:
     """After replays too: they are no part of a graph."""
@@ -141,7 +141,7 @@ def told(engine: AscendEngine, decode: DecodeConfig) -> dict[str, tuple[tuple[in
     return {done.id: (done.token_ids, [one.logprob for one in done.logprobs]) for done in completions}
 
 
-@pytest.mark.parametrize("mode", ["eager", "npugraph", pytest.param("torchair", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["eager", "npugraph", pytest.param("torchair", marks=soaking)])
 def test_a_head_in_eight_bits_gives_the_tokens_of_the_ref_lane(npu: Any, mode: str) -> None:
     decode = causal(shift_row="fresh")
     engines = (
