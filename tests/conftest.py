@@ -8,8 +8,10 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-# Machine code of the scheduler's loops is made once, whatever HOME a test gives its processes. Imports below read this.
-os.environ.setdefault("LOPA_LOOPS_FOLDER", str(Path(__file__).parents[1] / "build" / "loops"))
+from common.user_files import user_folder
+
+# The loops' machine code is the user's, whatever HOME a test gives its processes. Imports below read this.
+os.environ.setdefault("LOPA_LOOPS_FOLDER", str(user_folder("LOPA_LOOPS_FOLDER", "loops")))
 
 import pytest
 import torch
