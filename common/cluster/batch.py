@@ -80,6 +80,10 @@ class _Cluster:
                 yield from _decoded(profile, run, replicas, requests)
 
             @property
+            def max_model_len(self) -> int:
+                return min(profile.max_model_len, model_config.max_position_embeddings)
+
+            @property
             def vocab_size(self) -> int:
                 return model_config.vocab_size
 

@@ -60,6 +60,7 @@ from common.decoding.scheduling import (
     StepRecord,
     host_seconds,
     start_warming,
+    warm_up_observed,
 )
 from common.decoding.wrapped import WrappedEngine
 
@@ -123,5 +124,6 @@ __all__ = [
     "start_forward",
     "start_warming",
     "taking_orders",
+    "warm_up_observed",
     "why_not_routed",
 ]

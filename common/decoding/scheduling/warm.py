@@ -7,7 +7,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median
@@ -22,11 +22,13 @@ from common.decoding.plan import ClassField, ClassStatistics, Predictions
 from common.decoding.request import GenerationRequest
 from common.decoding.scheduling.rules import ModelFacts
 from common.decoding.scheduling.scheduler import Scheduler
+from common.decoding.scheduling.state import StepRecord
 
 logger = logging.getLogger(__name__)
 
 _STEPS = 32  # of requests that are made up
 _MOST_TIMED = 64  # requests at once
+_SHORT = DecodeConfig(num_lookahead=1, block_size=2, max_new_tokens=4)
 _ANY_TEXT = Automaton(np.ones(8, np.int32), np.array([[NEVER, 0]], np.int32), np.ones(1, np.bool_), 0, "any text")
 
 
@@ -43,11 +45,16 @@ def warm_up() -> None:
         logger.warning(SLOW)
         return
     with _one_process_at_a_time():
-        decode = DecodeConfig(num_lookahead=1, block_size=2, max_new_tokens=4)
-        scheduler, _ = _decoded(decode, 1)
+        scheduler, _ = _decoded(_SHORT, 1)
         scheduler.can_begin(GenerationRequest("", (1,)))
         for temperature in (0.0, 1.0):
-            _decoded(decode.changed({"temperature": temperature}), 1, _ANY_TEXT)
+            _decoded(_SHORT.changed({"temperature": temperature}), 1, _ANY_TEXT)
+
+
+def warm_up_observed() -> None:
+    """Do so for steps that an observer sees, which call the loops one by one: some twenty seconds the first time."""
+    if IS_COMPILED:
+        _decoded(_SHORT, 1, observer=lambda _: None)
 
 
 def host_seconds(decode: DecodeConfig, num_requests: int) -> tuple[float, float]:
@@ -59,13 +66,18 @@ def host_seconds(decode: DecodeConfig, num_requests: int) -> tuple[float, float]
 
 
 def _decoded(
-    decode: DecodeConfig, num_requests: int, automaton: Automaton | None = None
+    decode: DecodeConfig,
+    num_requests: int,
+    automaton: Automaton | None = None,
+    observer: Callable[[StepRecord], None] | None = None,
 ) -> tuple[Scheduler, list[float]]:
     """Decode so many requests for some steps, or to their end: with predictions below the usual thresholds, so that
     every lookahead is tried. Returns the seconds of each step too. automaton: that of their format."""
     endless = decode.changed({"stop": (), "stop_token_ids": (), "eos_token_id": -1})
     facts = ModelFacts(shift=int(not decode.strategy.num_best), edit_ids=(2, 3))
-    scheduler = Scheduler(endless, mask_token_id=0, eos_token_id=None, num_slots=num_requests, facts=facts)
+    scheduler = Scheduler(
+        endless, mask_token_id=0, eos_token_id=None, num_slots=num_requests, facts=facts, observer=observer
+    )
     for index in range(num_requests):
         scheduler.admit(GenerationRequest(str(index), (1,) * decode.block_size, automaton=automaton))
     seconds: list[float] = []
