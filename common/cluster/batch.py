@@ -41,6 +41,8 @@ def run_on_ray(
     Raises ConfigError and EngineError.
     """
     require_ray()
+    if run.input is not None and run.input.target_field is not None:
+        raise ConfigError("input.target_field: replicas on Ray decode and tell no likelihoods: leave out --ray")
     if replicas is None:
         replicas = 1 if profile.mesh == "auto" else profile.mesh.data_parallel_size
     with _Cluster(profile, run, address, replicas) as cluster:

@@ -16,6 +16,7 @@ from common.batch import run_batch
 from common.cluster import batch
 from common.config import load_profile, load_run
 from common.decoding import Completion, GenerationRequest, Rejection
+from common.errors import ConfigError
 from common.generate import build_generator
 
 
@@ -46,3 +47,9 @@ def test_its_records_are_those_of_one_process(tmp_path: Path, monkeypatch: pytes
         records = [json.loads(line) for line in output.read_text().splitlines()]
         found.append({record["id"]: record.get("text", record.get("error")) for record in records})
     assert found[0] == found[1] and found[0].keys() == {0, 1} and "5" in found[0][0]
+
+
+def test_what_they_cannot_do_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "require_ray", lambda: None)
+    with pytest.raises(ConfigError, match="input.target_field: replicas on Ray decode and tell no likelihoods"):
+        batch.run_on_ray(load_profile("cpu"), load_run("demo", ["input.target_field=answer"]), "local", 2)
