@@ -51,5 +51,5 @@ def test_its_records_are_those_of_one_process(tmp_path: Path, monkeypatch: pytes
 
 def test_what_they_cannot_do_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "require_ray", lambda: None)
-    with pytest.raises(ConfigError, match="input.target_field: replicas on Ray decode and tell no likelihoods"):
+    with pytest.raises(ConfigError, match="replicas on Ray decode and tell no likelihoods"):
         batch.run_on_ray(load_profile("cpu"), load_run("demo", ["input.target_field=answer"]), "local", 2)
