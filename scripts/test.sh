@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install what the tests need into .venv and run those that need no accelerator, for about five minutes on two idle cores:
+# Install what the tests need into .venv and run those that need no accelerator, for some ten minutes on two cores:
 #
 #   scripts/test.sh [pytest arguments]
 set -euo pipefail
