@@ -79,13 +79,9 @@ def serve(
 
     def build() -> Any:
         # Here: probes are answered while torch is being loaded.
-        from common.decoding import warm_up_observed
         from common.generate import build_generator
 
-        generator = build_generator(device_profile, run_config)
-        if generator.is_leader:  # the page and `stream_mode: denoise` look on
-            warm_up_observed()
-        return generator
+        return build_generator(device_profile, run_config)
 
     serve_run(device_profile, run_config, build)
 

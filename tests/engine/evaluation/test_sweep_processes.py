@@ -98,12 +98,11 @@ def test_a_killed_sweep_leaves_no_process_and_goes_on_where_it_was(tmp_path: Pat
 
 def test_a_launch_of_several_processes_that_fails_does_not_keep_the_others(tmp_path: Path) -> None:
     """What fails is the device memory that a point asks for; the two processes of c report it."""
-    rows = SWEEP.splitlines(keepends=True)
-    broken = "  - {{name: c, profile: cpu_bp2, set: {{max_num_requests: 100000000}}}}\n"
-    path = sweep_in(tmp_path, "".join([*rows[:-3], broken, *rows[-3:-1]]))
+    broken = SWEEP + "  - {{name: d, profile: cpu_bp2, set: {{max_num_requests: 100000000}}}}\n"
+    path = sweep_in(tmp_path, broken)
     process = started(path)
     said = finished(process)
     assert process.returncode == 2, said
-    assert statuses(path) == {"a": "done", "b": "done", "c": "failed"}
-    assert said.count("trying again what has failed: c") == 1
-    assert "1 of 3 points failed (c: " in said and "Traceback" not in said
+    assert statuses(path) == {"a": "done", "b": "done", "c": "done", "d": "failed"}
+    assert said.count("trying again what has failed: d") == 1
+    assert "1 of 4 points failed (d: " in said and "Traceback" not in said
