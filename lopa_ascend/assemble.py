@@ -25,7 +25,7 @@ from common.processes import (
     poll_on,
     resolve_mesh,
 )
-from common.runtime import Collectives, Holdings, PagePool, allocating_kv, linear_schemes, pages_within
+from common.runtime import Collectives, Holdings, PagePool, allocating_kv, linear_schemes, longest_request, pages_within
 from graphs.hccl import most_aiv_tokens
 from lopa_ascend.engine import AscendEngine, Graphs
 from lopa_ascend.kv import (
@@ -82,7 +82,7 @@ def assemble(
             logger.info("%s", told_sums(mesh.tp_size, config.hidden_size, dtype.itemsize, os.environ))
     graphs = graphs or _graphs(profile, config, ops, shapes)
     num_heads = config.num_heads // mesh.tp_size
-    max_model_len = min(profile.max_model_len, config.max_position_embeddings)
+    max_model_len = longest_request(profile, config)
     stages = AscendStages(ops, collectives, num_heads, attention_scale(config), profile.npu.weight_prefetch_mb * 2**20)
     loader = loader_of(profile, run, config, stages, ops, mesh, device)
     model = load_model(loader)

@@ -20,6 +20,7 @@ from common.runtime import (
     ModelLoader,
     PagedCapacity,
     allocating_kv,
+    longest_request,
     measure_floors,
     pages_within,
 )
@@ -59,7 +60,7 @@ def assemble(
     mesh = init_mesh(profile, platform_of(profile).group_backends())
     dtype = getattr(torch, profile.dtype)
     capture = capture or _capture(profile, dtype, config)
-    max_model_len = min(profile.max_model_len, config.max_position_embeddings)
+    max_model_len = longest_request(profile, config)
     sizes = CacheSizes(
         config.num_layers, run.max_num_requests, max_model_len, config.kv_heads_of_rank(mesh.tp_size),
         config.head_size, dtype,

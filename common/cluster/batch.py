@@ -61,7 +61,7 @@ class _Cluster:
         # Here: a run that turns out to be done has no reason to load torch.
         from common.checkpoint import load_model_config, load_tokenizer
         from common.generate import Generator
-        from common.runtime import check_decode
+        from common.runtime import check_decode, longest_request
 
         profile, run, replicas = one_replica(self._profile), self._run, self._replicas
         model_config = load_model_config(run.model)
@@ -83,7 +83,7 @@ class _Cluster:
 
             @property
             def max_model_len(self) -> int:
-                return min(profile.max_model_len, model_config.max_position_embeddings)
+                return longest_request(profile, model_config)
 
             @property
             def vocab_size(self) -> int:

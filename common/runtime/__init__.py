@@ -8,7 +8,7 @@ from common.runtime.classes import Tiles, class_statistics
 from common.runtime.collectives import Collectives
 from common.runtime.engine import DeviceEngine
 from common.runtime.facts import facts_of
-from common.runtime.fitting import check_decode, check_settings, check_strategy
+from common.runtime.fitting import check_decode, check_settings, check_strategy, longest_request
 from common.runtime.floors import REPEATS, matrix_size, measure_floors
 from common.runtime.memory import allocating_kv, pages_within
 from common.runtime.paging import NO_SLOT, PagedCapacity, PagePool, PageTable, PrefixCache, pages_for, slots_going_on
@@ -47,6 +47,7 @@ __all__ = [
     "class_statistics",
     "facts_of",
     "linear_schemes",
+    "longest_request",
     "matrix_size",
     "measure_floors",
     "num_matrix_weights",

@@ -15,6 +15,11 @@ from common.processes import resolve_mesh
 logger = logging.getLogger(__name__)
 
 
+def longest_request(profile: DeviceProfile, model: ModelConfig) -> int:
+    """Return the most positions that a request may have, prompt and answer together."""
+    return min(profile.max_model_len, model.max_position_embeddings)
+
+
 def check_settings(settings: Mapping[str, DecodeConfig], profile: DeviceProfile, run: RunConfig) -> None:
     """Check each of several settings, by its row's name, against the run's model. Raises ConfigError naming the row."""
     if not settings:
@@ -56,7 +61,7 @@ def check_decode(decode: DecodeConfig, profile: DeviceProfile, model: ModelConfi
         )
     if decode.strategy.guidance and resolve_mesh(profile).branch_parallel_size > 1:
         raise ConfigError("cfg_scale: a row and the one that guides it need one rank; set branch_parallel_size to 1")
-    if decode.max_new_tokens >= min(profile.max_model_len, model.max_position_embeddings):
+    if decode.max_new_tokens >= longest_request(profile, model):
         raise ConfigError(
             f"decode.max_new_tokens {decode.max_new_tokens} leaves no room for a prompt: the model has "
             f"{model.max_position_embeddings} positions, the profile's max_model_len is {profile.max_model_len}"

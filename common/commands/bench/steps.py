@@ -9,7 +9,6 @@ from typing import Any
 import typer
 
 from common.commands.arguments.options import WholeNumber, add_model_and_settings, load_to_run
-from common.config import DeviceProfile, RunConfig
 from common.errors import ConfigError
 from common.processes import global_rank
 
@@ -31,8 +30,10 @@ def measure(arguments: list[str]) -> None:
     profile, run = load_to_run(known.profile, known.model, known.set, "scripts/bench.sh")
     # Here: it loads torch, which a wrong argument has no reason to wait for.
     from common.bench import BenchOptions, run_bench
+    from common.checkpoint import load_model_config
+    from common.runtime import longest_request
 
-    most = _positions(profile, run)
+    most = longest_request(profile, load_model_config(run.model))
     if known.cached is None:  # a prompt of the usual length, or of a quarter of a small model's positions
         known.cached = min(BenchOptions().num_cached, most // 4)
     if profile.device == "cpu":
@@ -102,13 +103,6 @@ def _parser() -> argparse.ArgumentParser:
 def _shape(text: str) -> tuple[int, int]:
     rows, _, width = text.partition("x")
     return _COUNT(rows), _COUNT(width)
-
-
-def _positions(profile: DeviceProfile, run: RunConfig) -> int:
-    """The most that a request may have."""
-    from common.checkpoint import load_model_config
-
-    return min(profile.max_model_len, load_model_config(run.model).max_position_embeddings)
 
 
 def _check(known: argparse.Namespace, most: int) -> None:
