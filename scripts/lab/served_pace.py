@@ -15,22 +15,20 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from http.client import HTTPConnection
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from common.batch import InputLine, read_lines
-from common.config import load_profile, load_run
+from common.batch import read_lines
+from common.commands.arguments.options import save_run_file
+from common.config import SweepPoint, find_config, load_profile, load_sweep
 from common.scoring import score
-from scripts.lab.result import ROOT, card, commit, write
+from scripts.lab.result import card, commit, write
 from tests.engine.serving.served import Served
 
 LEVELS = (1, 2, 4, 8, 16, 32, 64, 32, 16, 8, 4, 2, 1)
-_RUN = "demo"
-_SWEEP = ROOT / "configs" / "sweeps" / "pace.yaml"
 _PROCESSES = 4  # of clients: one would be slower than the server
 _WARM_S = 5.0
 
@@ -42,17 +40,6 @@ class Ended(NamedTuple):
     problem: int
     num_tokens: int
     text: str
-
-
-def rows() -> dict[str, list[str]]:
-    """Return options of the server for each row of the sweep."""
-    sweep = yaml.safe_load(_SWEEP.read_text(encoding="utf-8"))
-    found = {}
-    for row in sweep["rows"]:
-        settings = {f"decode.{key}": value for key, value in {**sweep["decode"], **row.get("decode", {})}.items()}
-        settings |= row.get("set", {})
-        found[row["name"]] = [f"{key}={value}" for key, value in settings.items()]
-    return found
 
 
 def ask(port: int, prompts: list[str], share: tuple[int, int], levels: list[int], stretch_s: float) -> list[Ended]:
@@ -90,23 +77,18 @@ def ask(port: int, prompts: list[str], share: tuple[int, int], levels: list[int]
     return ended
 
 
-def problems() -> tuple[list[InputLine], list[str]]:
-    given = load_run(_RUN).input
-    assert given is not None, "the run has one"
-    lines = read_lines(given)
-    assert given.prompt_template is not None, "the run has one"
-    return lines, [given.prompt_template.format(**line.fields) for line in lines]
-
-
-def measured(name: str, settings: list[str], profile: str, stretch_s: float) -> list[Any]:
+def measured(point: SweepPoint, profile: str, stretch_s: float) -> list[Any]:
     """Return a row: tokens/s of each level, of all, and the share of right answers."""
-    lines, prompts = problems()
-    given = [word for setting in (*settings, f"max_num_requests={max(LEVELS)}") for word in ("--set", setting)]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Served(Path(folder) / "log", *given, model=_RUN, profile=profile) as server,
-        ProcessPoolExecutor(_PROCESSES) as pool,
-    ):
+    source = point.run.input
+    assert source is not None and source.prompt_template is not None, "the run has both"
+    lines = read_lines(source)
+    prompts = [source.prompt_template.format(**line.fields) for line in lines]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        save_run_file(folder / "run.yaml", point.run)
+        served = Served(folder / "log", model=str(folder / "run.yaml"), profile=profile)
+        server = stack.enter_context(served)
+        pool = stack.enter_context(ProcessPoolExecutor(_PROCESSES))
         shares = [(number, _PROCESSES) for number in range(_PROCESSES)]
 
         def asked(levels: list[int], seconds: float) -> list[Ended]:
@@ -124,14 +106,14 @@ def measured(name: str, settings: list[str], profile: str, stretch_s: float) -> 
         for own in sorted(set(LEVELS))
     ]
     right = sum(bool(score(lines[one.problem].fields, one.text)) for one in found) / len(found)
-    return [name, *by_level, sum(tokens) / stretch_s / len(LEVELS), 100 * right, len(found)]
+    return [point.name, *by_level, sum(tokens) / stretch_s / len(LEVELS), 100 * right, len(found)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profile")
     parser.add_argument("output", type=Path)
-    parser.add_argument("--settings", nargs="+", choices=list(rows()), default=list(rows()))
+    parser.add_argument("--settings", nargs="+", default=(), help="names of rows; all if not given")
     parser.add_argument("--stretch", type=float, default=3.0, help="seconds of a level")
     known = parser.parse_args()
     columns = [["setting", ""], *([f"{level} at once", ",.0f"] for level in sorted(set(LEVELS)))]
@@ -145,8 +127,9 @@ def main() -> None:
         "columns": columns,
         "rows": [],
     }
-    for name in known.settings:
-        result["rows"].append(measured(name, rows()[name], known.profile, known.stretch))
+    overrides = [f"max_num_requests={max(LEVELS)}"]
+    for point in load_sweep(find_config("sweeps", "pace"), known.profile, "demo", overrides, known.settings).points:
+        result["rows"].append(measured(point, known.profile, known.stretch))
         print(result["rows"][-1], flush=True)
         write(known.output, result)
 
