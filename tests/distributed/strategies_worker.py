@@ -70,7 +70,7 @@ def decode_all(profile: DeviceProfile, name: str, num_slots: int = 2, *, shares:
     engine: Any = build_engine(profile, RunConfig(model=str(MODELS / model), decode=most, max_num_requests=num_slots))
     facts = facts_of(load_model_config(MODELS / model))
     mine = [(n, prompt) for n, prompt in enumerate(ALL) if n % engine.mesh.dp_size == engine.mesh.dp_rank]
-    for k in (0, 7):
+    for k in (0, 3, 7):
         decode = DecodeConfig.model_validate({**SHARED, **own, "num_lookahead": k})
         scheduler = Scheduler(
             decode, mask_token_id=MASK, eos_token_id=None, num_slots=num_slots, facts=facts,
