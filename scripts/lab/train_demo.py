@@ -33,6 +33,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--attention", choices=("auto", "sdpa", "flex"), default="auto")
+    parser.add_argument("--plain", action="store_true", help="answers without a choice of words, other sentences")
     parser.add_argument("--tiny", action="store_true", help="a toy size for tests")
     return parser.parse_args(arguments)
 
@@ -40,8 +41,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     args, log = parse_arguments(arguments), start_log()
     recipe = TINY if args.tiny else Recipe()
-    if args.samples:
-        recipe = dataclasses.replace(recipe, samples=args.samples)
+    recipe = dataclasses.replace(recipe, samples=args.samples or recipe.samples, plain=args.plain)
     first_seed = args.seed * 1_000_003
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # workers are forked
     args.out.mkdir(parents=True, exist_ok=True)

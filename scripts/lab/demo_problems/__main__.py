@@ -1,9 +1,9 @@
-"""Write the held-out problems: PYTHONPATH=scripts/lab python -m demo_problems [folder]"""
+"""Write the held-out problems: PYTHONPATH=scripts/lab python -m demo_problems [folder] [--plain]"""
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,15 @@ def write_jsonl(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "models/demo")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_jsonl(folder / "heldout_math.jsonl", held_out_math(700))
-    write_jsonl(folder / "heldout_code.jsonl", held_out_code(300))
-    write_jsonl(folder / "heldout_new_templates.jsonl", held_out_new_templates(200))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("models/demo"))
+    parser.add_argument("--plain", action="store_true", help="of the second model, whose answers have one phrasing")
+    known = parser.parse_args()
+    known.folder.mkdir(parents=True, exist_ok=True)
+    write_jsonl(known.folder / "heldout_math.jsonl", held_out_math(700, known.plain))
+    write_jsonl(known.folder / "heldout_code.jsonl", held_out_code(300, known.plain))
+    if not known.plain:
+        write_jsonl(known.folder / "heldout_new_templates.jsonl", held_out_new_templates(200))
 
 
 if __name__ == "__main__":

@@ -109,6 +109,8 @@ COMMENTS = {
 }
 
 
+_PLAIN_STYLE = 23  # a seed: no comment, no docstring, no type; comprehensions
+
 DOCSTRINGS = (
     "Return the result.", "Apply all steps.", "Work on the input.",
     "Run the steps in order and return what they yield.",
@@ -191,7 +193,7 @@ def _compose(inner: str, outer: str) -> str:
     return outer.replace("{v}", inner if outer.endswith(")") else f"({inner})")
 
 
-def _list_problem(rng: random.Random) -> CodeProblem:
+def _list_problem(rng: random.Random, style: random.Random) -> CodeProblem:
     keep = [_filter(rng) for _ in range(_pick(rng, (0, 1, 1, 1, 2)))]
     change = [_map(rng) for _ in range(_pick(rng, (1, 1, 2) if not keep else (0, 1, 1, 1, 2)))]
     phrases, reduction = _pick(rng, REDUCTIONS)
@@ -215,14 +217,14 @@ def _list_problem(rng: random.Random) -> CodeProblem:
     )
     condition = " and ".join(k.expression for k in keep)
     value = functools.reduce(_compose, (m.expression for m in change)) if change else ""
-    code = _Source(rng, name, xs, "list")
-    render = _pick(rng, (_render_comprehension, _render_stages, _render_loop))
-    render(rng, code, xs, condition, value, reduction)
+    code = _Source(style, name, xs, "list")
+    render = _pick(style, (_render_comprehension, _render_stages, _render_loop))
+    render(style, code, xs, condition, value, reduction)
     question = opening.format(f=name, xs=xs) + text + "."
     return CodeProblem(question, code.text(), name, (condition, *(m.expression for m in change), reduction), True)
 
 
-def _scalar_problem(rng: random.Random) -> CodeProblem:
+def _scalar_problem(rng: random.Random, style: random.Random) -> CodeProblem:
     steps = [_map(rng) for _ in range(_pick(rng, (2, 3, 3, 4)))]
     name, v = _name(rng), _pick(rng, ("n", "x", "value", "num", "k"))
     opening = _pick(
@@ -230,15 +232,15 @@ def _scalar_problem(rng: random.Random) -> CodeProblem:
     )
     text = _pick(rng, (", then ", ", ", "; ")).join(s.phrase for s in steps)
     ending = _pick(rng, (".", ". Return the result.", ", and return it."))
-    code = _Source(rng, name, v, "int")
-    out = _pick(rng, (v, v, *TOTALS))
+    code = _Source(style, name, v, "int")
+    out = _pick(style, (v, v, *TOTALS))
     current = v
     for step in steps[:-1]:
         code.remark("map")
         code.add(f"{out} = {step.expression.format(v=current)}")
         current = out
     last = steps[-1].expression.format(v=current)
-    if rng.random() < 0.5:
+    if style.random() < 0.5:
         code.add(f"return {last}")
     else:
         code.add(f"{out} = {last}")
@@ -248,7 +250,7 @@ def _scalar_problem(rng: random.Random) -> CodeProblem:
     return CodeProblem(question, code.text(), name, tuple(s.expression for s in steps), False)
 
 
-def _branch_problem(rng: random.Random) -> CodeProblem:
+def _branch_problem(rng: random.Random, style: random.Random) -> CodeProblem:
     test, yes, no = _filter(rng), _map(rng), _map(rng)
     name, v = _name(rng), _pick(rng, ("n", "x", "value", "num", "k"))
     condition = {"t": test.phrase, "y": yes.phrase, "n": no.phrase, "f": name, "v": v}
@@ -257,14 +259,14 @@ def _branch_problem(rng: random.Random) -> CodeProblem:
         "Write a function {f}({v}). For {t}: {y}. Else: {n}. Return the result.",
     )).format(**condition)  # fmt: skip
     when, then, other = (op.expression.format(v=v) for op in (test, yes, no))
-    code = _Source(rng, name, v, "int")
-    style = rng.random()
-    if style < 0.4:
+    code = _Source(style, name, v, "int")
+    form = style.random()
+    if form < 0.4:
         code.add(f"if {when}:")
         code.add(f"return {then}", 2)
         code.add(f"return {other}")
-    elif style < 0.7:
-        out = _pick(rng, TOTALS)
+    elif form < 0.7:
+        out = _pick(style, TOTALS)
         code.add(f"if {when}:")
         code.add(f"{out} = {then}", 2)
         code.add("else:")
@@ -275,11 +277,13 @@ def _branch_problem(rng: random.Random) -> CodeProblem:
     return CodeProblem(question, code.text(), name, (test.expression, yes.expression, no.expression, "branch"), False)
 
 
-def make_code(rng: random.Random) -> CodeProblem:
+def make_code(rng: random.Random, plain: bool = False) -> CodeProblem:
+    """Return a problem. plain: its source is written in the one style there is for its kind."""
     share = rng.random()
+    style = random.Random(_PLAIN_STYLE) if plain else rng
     if share < 0.6:
-        return _list_problem(rng)
-    return _scalar_problem(rng) if share < 0.8 else _branch_problem(rng)
+        return _list_problem(rng, style)
+    return _scalar_problem(rng, style) if share < 0.8 else _branch_problem(rng, style)
 
 
 def evaluate(problem: CodeProblem, argument: object) -> object:

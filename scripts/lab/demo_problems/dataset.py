@@ -38,14 +38,24 @@ def is_held_out(question: str) -> bool:
     return zlib.crc32(question.encode()) % 64 == 0
 
 
-def training_pairs(seed: int) -> Iterator[tuple[str, str]]:
-    """An endless stream of (question, answer), none of them held out."""
+def make_plain_math(rng: random.Random) -> MathProblem:
+    """Return a problem with a plain solution, half of them in the sentences of the new templates."""
+    return (make_new_template if rng.random() < 0.5 else make_math)(rng, plain=True)
+
+
+def make_plain_code(rng: random.Random) -> CodeProblem:
+    return make_code(rng, plain=True)
+
+
+def training_pairs(seed: int, plain: bool = False) -> Iterator[tuple[str, str]]:
+    """An endless stream of (question, answer), none of them held out. plain: answers without a choice of words."""
     rng = random.Random(seed)
+    math, code = (make_plain_math, make_plain_code) if plain else (make_math, make_code)
     while True:
         if rng.random() < MATH_SHARE:
-            question, answer, _ = make_math(rng)
+            question, answer, _ = math(rng)
         else:
-            question, answer, *_ = make_code(rng)
+            question, answer, *_ = code(rng)
         if not is_held_out(question):
             yield question, answer
 
@@ -73,12 +83,12 @@ def word_encoder(encode_word: Encode) -> Encode:
     return encode
 
 
-def tokenize_samples(seed: int, count: int, encode: Encode) -> TokenizedSamples:
-    """`count` samples whose prompt and answer fit the layout (an EOS must fit behind the answer)."""
+def tokenize_samples(seed: int, count: int, encode: Encode, plain: bool = False) -> TokenizedSamples:
+    """`count` samples whose prompt and answer fit the layout (an EOS must fit after the answer)."""
     tokens: list[int] = []
     prompt_lengths: list[int] = []
     lengths: list[int] = []
-    for question, answer in training_pairs(seed):
+    for question, answer in training_pairs(seed, plain):
         prompt_ids, answer_ids = encode(question + PROMPT_END), encode(answer)
         if len(prompt_ids) > MAX_PROMPT_TOKENS or len(answer_ids) >= CANVAS_TOKENS:
             continue
@@ -123,12 +133,14 @@ def _numbered(prefix: str, records: Iterator[dict[str, Any]], count: int) -> lis
     return [{"id": f"{prefix}-{i:04d}", **record} for i, record in enumerate(islice(records, count))]
 
 
-def held_out_math(count: int) -> list[dict[str, Any]]:
-    return _numbered("math", map(math_record, _distinct(make_math, "math", is_held_out)), count)
+def held_out_math(count: int, plain: bool = False) -> list[dict[str, Any]]:
+    make = make_plain_math if plain else make_math
+    return _numbered("math", map(math_record, _distinct(make, "math", is_held_out)), count)
 
 
-def held_out_code(count: int) -> list[dict[str, Any]]:
-    return _numbered("code", map(code_record, _distinct(make_code, "code", is_held_out)), count)
+def held_out_code(count: int, plain: bool = False) -> list[dict[str, Any]]:
+    make = make_plain_code if plain else make_code
+    return _numbered("code", map(code_record, _distinct(make, "code", is_held_out)), count)
 
 
 def held_out_new_templates(count: int) -> list[dict[str, Any]]:

@@ -47,12 +47,14 @@ class Draft:
     preferred. Other leads, and the phrasing of one line in five, are chosen anew. So a solution holds choices that
     settle many later tokens at once, beside choices that settle few. A line names what it takes from the question, then
     computes: a branch that reads a relation wrongly is unsure of the words, not only of the number.
+
+    plain: a solution has none of this: each kind of line has one phrasing, and holds its computation alone.
     """
 
-    __slots__ = ("break_lines", "facts", "lines", "num_steps", "rng", "tight", "times", "voice")
+    __slots__ = ("break_lines", "facts", "lines", "num_steps", "plain", "rng", "tight", "times", "voice")
 
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
+    def __init__(self, rng: random.Random, plain: bool = False) -> None:
+        self.rng, self.plain = rng, plain
         self.facts: list[str] = []
         self.lines: list[str] = []
         self.tight = rng.random() < 0.75
@@ -60,6 +62,8 @@ class Draft:
         self.break_lines = rng.random() < 0.7
         self.voice = rng.randrange(60)
         self.num_steps = 0 if rng.random() < 0.5 else None  # None: not numbered
+        if plain:
+            self.tight, self.times, self.break_lines = True, "*", True
 
     def pick(self, options: Sequence[T]) -> T:
         return options[int(self.rng.random() * len(options))]
@@ -88,6 +92,10 @@ class Draft:
 
     def work(self, templates: Sequence[str], given: str = "", **values: object) -> None:
         """Add a line to the solution: `given` is what it takes from the question, if anything."""
+        if self.plain:
+            line = templates[-1].format(**values)
+            self.lines.append(f"{line[0].upper()}{line[1:]}.")
+            return
         if not self.lines and self.chance(0.5):
             self.lines.append(self.pick(OPENINGS))
         lead = self.pick(LEADS)
@@ -99,6 +107,7 @@ class Draft:
         self.lines.append(f"{lead}{body}." if lead else f"{body[0].upper()}{body[1:]}.")
 
     def finish(self, final: int) -> MathProblem:
-        self.lines.append(CLOSINGS[self.voice % len(CLOSINGS)].format(final=final))
+        if not self.plain:
+            self.lines.append(CLOSINGS[self.voice % len(CLOSINGS)].format(final=final))
         solution = ("\n" if self.break_lines else " ").join(self.lines)
         return MathProblem(" ".join(self.facts), f"{solution}\n#### {final}", final)

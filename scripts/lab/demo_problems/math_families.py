@@ -731,9 +731,9 @@ FAMILIES: tuple[Callable[[Draft], MathProblem], ...] = (
 MAX_SOLUTION_CHARACTERS = 400  # about 190 tokens: a solution has to fit the canvas
 
 
-def make_math(rng: random.Random) -> MathProblem:
+def make_math(rng: random.Random, plain: bool = False) -> MathProblem:
     while True:
-        draft = Draft(rng)
+        draft = Draft(rng, plain)
         problem = draft.pick(FAMILIES)(draft)
         if len(problem.answer) <= MAX_SOLUTION_CHARACTERS:
             return problem

@@ -119,6 +119,6 @@ def _back_and_forth(draft: Draft) -> MathProblem:
 NEW_FAMILIES = (_warehouse, _earn_then_buy, _compare_then_share, _garden_harvest, _back_and_forth)
 
 
-def make_new_template(rng: random.Random) -> MathProblem:
-    draft = Draft(rng)
+def make_new_template(rng: random.Random, plain: bool = False) -> MathProblem:
+    draft = Draft(rng, plain)
     return draft.pick(NEW_FAMILIES)(draft)

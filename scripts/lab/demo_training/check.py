@@ -52,7 +52,8 @@ def decode_blockwise(
 
 def sanity_check(model: Dream, tokenizer: Tokenizer, recipe: Recipe, log: Log) -> None:
     count = recipe.checked_problems
-    problems = held_out_math(count) + held_out_code(count // 2) + held_out_new_templates(count)
+    plain = recipe.plain
+    problems = held_out_math(count, plain) + held_out_code(count // 2, plain) + held_out_new_templates(count)
     prompts = [tokenizer.encode(p["question"] + PROMPT_END).ids for p in problems]
     fits = [len(prompt) <= MAX_PROMPT_TOKENS for prompt in prompts]
     problems, prompts = list(compress(problems, fits)), list(compress(prompts, fits))

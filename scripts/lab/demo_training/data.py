@@ -25,8 +25,9 @@ def _start_worker(tokenizer_json: str) -> None:
     _encode = word_encoder(lambda word: tokenizer.encode(word, add_special_tokens=False).ids)
 
 
-def _tokenize_chunk(job: tuple[int, int]) -> TokenizedSamples:
-    return tokenize_samples(*job, _encode)
+def _tokenize_chunk(job: tuple[int, int, bool]) -> TokenizedSamples:
+    seed, count, plain = job
+    return tokenize_samples(seed, count, _encode, plain)
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def generated_samples(
 
     Workers are forked: enter this before the device is touched. Chunk i follows from `first_seed` + i alone.
     """
-    jobs = [(first_seed + i, recipe.chunk) for i in range(math.ceil(recipe.samples / recipe.chunk))]
+    jobs = [(first_seed + i, recipe.chunk, recipe.plain) for i in range(math.ceil(recipe.samples / recipe.chunk))]
     with multiprocessing.get_context("fork").Pool(workers, _start_worker, (tokenizer.to_str(),)) as pool:
         yield pool.map_async(_tokenize_chunk, jobs, chunksize=1).get
 

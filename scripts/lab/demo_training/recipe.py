@@ -33,6 +33,7 @@ class Recipe:
     clip: float = 0.5
     checked_problems: int = 200
     checked_thresholds: tuple[float, ...] = (0.9,)
+    plain: bool = False  # answers have no choice of words, half of the math problems have other sentences
 
 
 TINY = Recipe(

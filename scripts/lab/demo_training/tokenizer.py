@@ -26,7 +26,7 @@ def train_tokenizer(recipe: Recipe, seed: int) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=recipe.vocabulary - 2, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    pairs = islice(training_pairs(seed), recipe.tokenizer_samples)
+    pairs = islice(training_pairs(seed, recipe.plain), recipe.tokenizer_samples)
     tokenizer.train_from_iterator((text for q, a in pairs for text in (q + PROMPT_END, a)), trainer)
     tokenizer.add_special_tokens([AddedToken(EOS, special=True), AddedToken(MASK, special=True)])
     if tokenizer.get_vocab_size() != recipe.vocabulary:

@@ -23,12 +23,13 @@ def parser(description: str, *, add_help: bool = True) -> argparse.ArgumentParse
     made.add_argument("--run", default="demo")
     made.add_argument("--problems", type=int, default=20)
     made.add_argument("--requests", type=int, default=4, help="at once")
+    made.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE", help="of the run")
     made.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     return made
 
 
 def load(options: argparse.Namespace) -> Generator:
-    changes = [f"max_num_requests={options.requests}"]
+    changes = [f"max_num_requests={options.requests}", *options.changes]
     run = load_run(find_config("runs", options.run), changes)
     return build_generator(load_profile(find_config("profiles", options.profile)), run)
 

@@ -1,8 +1,11 @@
 """Decode with the demo model, note the tokens of every pass, and replay these passes at several loads by measured pass
 times.
 
-python -m scripts.lab.study.replay decode --run demo --sweep methods --problems 300 --out outputs/methods/math
+python -m scripts.lab.study.replay decode --run demo --sweep methods --problems 500 --out outputs/methods/math
 python -m scripts.lab.study.replay table MATH CODE --to docs/results/methods_demo.json
+
+Another model is told by `--set model=FOLDER --set input.path=FOLDER/heldout_math.jsonl`, and its table by `--like` the
+file of the demo model, whose pass times it takes.
 
 What a request computes does not depend on what shares its passes, so one decoding serves all loads. `decode` leaves a
 file a setting, goes on where it was stopped, and adds problems to those that are there; `table` takes the problems that
@@ -47,6 +50,8 @@ def decode(options: argparse.Namespace) -> None:
     """Write a file of answers for each setting of the sweep, or what it lacks."""
     options.out.mkdir(parents=True, exist_ok=True)
     with given.load(options) as generator:
+        model = f"{Path(generator.run.model).name} in {generator.profile.dtype}"
+        head = {"card": result.card(generator.profile.device), "model": model}
         posed = given.problems(generator.run, options.problems)
         for point in load_sweep(find_config("sweeps", options.sweep), options.profile, options.run).points:
             path = options.out / f"{slug(point.name)}.json"
@@ -55,7 +60,7 @@ def decode(options: argparse.Namespace) -> None:
                 continue
             found = [Answer(*answer) for answer in there]
             found += _answers(generator, point.run.decode, posed[len(there) :])
-            path.write_text(json.dumps({"name": point.name, "answers": found}), encoding="utf-8")
+            path.write_text(json.dumps({**head, "name": point.name, "answers": found}), encoding="utf-8")
             print(point.name, np.mean([answer.right for answer in found]), flush=True)
 
 
@@ -185,22 +190,28 @@ def table(options: argparse.Namespace) -> None:
     """Write a table of each kind of problems, of the settings that have answers there."""
     names = load_sweep(find_config("sweeps", options.sweep), "cpu", "demo").names
     found = {"math": read(options.math, names), "code": read(options.code, names)}
+    decoded = json.loads((options.math / f"{slug(BASE)}.json").read_text(encoding="utf-8"))
     file = json.loads((result.ROOT / "docs/results/wall_clock_h100.json").read_text(encoding="utf-8"))
-    card, measured = file["tables"]["methods"]["card"], measured_too(found["math"], file)
-    times = pass_times(found["math"], measured)
-    miss = largest_miss(found["math"], measured, times)
+    card, miss = file["tables"]["methods"]["card"], ""
+    if options.like:
+        times = PassTimes(**json.loads(options.like.read_text(encoding="utf-8"))["pass_times"])
+    else:
+        measured = measured_too(found["math"], file)
+        times = pass_times(found["math"], measured)
+        share = largest_miss(found["math"], measured, times)
+        miss = f"; of the settings measured there it misses the tokens/s by up to {100 * share:.0f} %"
     columns = [["setting", ""], ["right, %", ".1f"], ["against k = 0", ""], ["against LoPA, k = 3", ""],
                ["against LoPA, k = 7", ""], ["tokens a pass", ".2f"], ["a token computed", ".3f"],
                *[[f"tokens/s, {load} at once", ",.0f"] for load in LOADS]]  # fmt: skip
     made = {
         kind: {
-            "card": f"A CPU; pass times of an {card}",
+            "card": f"{decoded['card']}; pass times of an {card}",
             "commit": result.commit(),
-            "conditions": f"models/demo in float32 on {len(next(iter(answers.values())))} held-out {kind} problems; "
+            "conditions": f"{decoded['model']} on {len(next(iter(answers.values())))} held-out {kind} problems; "
             f"configs/sweeps/{options.sweep}.yaml: blocks of 16, tau 0.98 and shift_row fresh, but LoPA's tau 0.95 and "
             "stale. Against: points, 95 % of paired resamples. Tokens filled a pass, and a token computed. Tokens/s: "
             "what these passes would have taken with Dream-7B's shapes, by how long passes of so many tokens took in "
-            f"wall_clock_h100.json; of the settings measured there it misses the tokens/s by up to {100 * miss:.0f} %",
+            f"wall_clock_h100.json{miss}",
             "columns": columns,
             "rows": table_of(answers, times),
         }
@@ -220,6 +231,7 @@ def main() -> None:
     writing.add_argument("math", type=Path)
     writing.add_argument("code", type=Path)
     writing.add_argument("--sweep", default="methods")
+    writing.add_argument("--like", type=Path, help="a table's file whose pass times this one takes")
     writing.add_argument("--to", type=Path, required=True)
     writing.set_defaults(start=table)
     options = parser.parse_args()

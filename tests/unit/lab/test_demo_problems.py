@@ -18,7 +18,8 @@ from demo_problems import (
     word_encoder,
 )
 from demo_problems.code_problems import evaluate, fixed_inputs, make_code
-from demo_problems.dataset import ASCII_PATTERN
+from demo_problems.dataset import ASCII_PATTERN, make_plain_code, make_plain_math
+from demo_problems.draft import LEADS, OPENINGS
 from demo_problems.math_families import make_math
 from demo_problems.new_templates import make_new_template
 from tokenizers import Regex, pre_tokenizers
@@ -27,7 +28,7 @@ DEMO = Path(__file__).parents[3] / "models" / "demo"
 EQUATION = re.compile(r"\d+(?: ?[-+*x/=] ?\d+)+")  # chains too: 2+3+4=5+4=9
 
 
-@pytest.mark.parametrize("make", [make_math, make_new_template])
+@pytest.mark.parametrize("make", [make_math, make_new_template, make_plain_math])
 def test_every_equation_holds_and_the_last_one_is_the_result(make) -> None:
     rng = random.Random(0)
     for _ in range(3000):
@@ -39,10 +40,11 @@ def test_every_equation_holds_and_the_last_one_is_the_result(make) -> None:
         assert problem.answer.endswith(f"#### {problem.final}")
 
 
-def test_every_source_does_what_its_operations_say() -> None:
+@pytest.mark.parametrize("make", [make_code, make_plain_code])
+def test_every_source_does_what_its_operations_say(make) -> None:
     rng = random.Random(0)
     for _ in range(2000):
-        problem = make_code(rng)
+        problem = make(rng)
         names: dict = {}
         exec(problem.source, names)
         for argument in fixed_inputs(rng, problem.takes_list):
@@ -62,6 +64,17 @@ def test_new_templates_share_no_sentence_with_training() -> None:
 
     trained = set().union(*(sentences(question) for question, _ in islice(training_pairs(2), 30_000)))
     assert not any(sentences(p["question"]) & trained for p in held_out_new_templates(200))
+
+
+def test_a_plain_answer_has_no_choice_of_words() -> None:
+    rng = random.Random(0)
+    lines = [line for _ in range(2000) for line in make_plain_math(rng).answer.splitlines()[:-1]]
+    assert not any(line in OPENINGS or line.startswith(("Step", *LEADS[3:-1])) for line in lines)
+    assert len({re.sub(r"[A-Z]\w+|[\d+=]+|\b(?:he|she)\b", "_", line) for line in lines if " pays " in line}) == 1
+    sources = [make_plain_code(rng).source for _ in range(500)]
+    assert not any("#" in source or '"""' in source for source in sources)
+    questions = {question for question, _ in islice(training_pairs(1, plain=True), 5000)}
+    assert not any(map(is_held_out, questions))
 
 
 def test_a_seed_fixes_the_samples() -> None:
