@@ -52,6 +52,8 @@ class EngineCore:
         self._is_over = False
         self._num_steps = 0
         self._num_ended = 0  # in the last step
+        self._finished_at: float | None = None  # the last pass, if another was started at once
+        self._seconds: float | None = None  # of the last pass
         self._held: Hold = ""
         self._orders: deque[tuple[Order, Callable[[str | None], None]]] = deque()
 
@@ -119,6 +121,8 @@ class EngineCore:
             raise self._failure
         self._queue.prefetch(max(1, self._num_ended))  # while the device computes
         command = self._agree()
+        if command.seconds is not None:
+            self.scheduler.took(command.seconds)
         has_finished = self._under_way is not None
         outputs = [self._ended(result) for result in (*self._finish_pass(), *self._abort(command.aborted))]
         self._num_ended = len(outputs)
@@ -127,6 +131,8 @@ class EngineCore:
         if not command.held:
             outputs += [self._ended(rejection) for rejection in self._admit()]
         failure = None if command.held == "passes" else self._start_pass()
+        if self._under_way is None:
+            self._finished_at = None
         # While the device computes:
         if self._under_way is not None:
             self.scheduler.look_ahead()
@@ -152,13 +158,13 @@ class EngineCore:
         aborted, self._aborted = tuple(self._aborted), []
         order = self._orders[0][0] if self._orders else None
         if self._relay is None:
-            return Command(aborted=aborted, held=self._held, order=order)
+            return Command(aborted=aborted, held=self._held, order=order, seconds=self._seconds)
         plan = self._under_way[0] if self._under_way else None
         digest = digest_of(plan)
         command = Command()
         if self._is_leader:
             added = self._queue.release(self.scheduler.num_slots)
-            command = Command(added, aborted, digest, held=self._held, order=order)
+            command = Command(added, aborted, digest, held=self._held, order=order, seconds=self._seconds)
         command = self._relay.exchange(command, self._num_steps)
         if command.is_over:
             self._is_over = True
@@ -178,11 +184,16 @@ class EngineCore:
             self._orders.popleft()[1](problem)
 
     def _finish_pass(self) -> list[Completion | Rejection]:
+        self._seconds = None
         if self._under_way is None:
             return []
         (plan, receive), self._under_way = self._under_way, None
         scheduler = self.scheduler
-        winners = scheduler.select_winners(self._check.contained(receive(), plan, self._num_steps))
+        predictions = receive()
+        began, self._finished_at = self._finished_at, time.perf_counter()
+        if began is not None:
+            self._seconds = self._finished_at - began
+        winners = scheduler.select_winners(self._check.contained(predictions, plan, self._num_steps))
         self.engine.commit(plan, winners)
         self._num_steps += 1
         # Only requests that ask have it called.

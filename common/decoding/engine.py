@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
-import numpy as np
-
 from common.config import DecodeConfig
 from common.decoding.orders import DropWeights, Order, ReadWeights, Tag
-from common.decoding.plan import Int, Logprobs, Predictions, Score, StepPlan
+from common.decoding.plan import Int, Logprobs, Predictions, StepPlan
 from common.decoding.relay import Relay
 from common.errors import ConfigError
 
@@ -145,11 +144,12 @@ class PassCosts(NamedTuple):
     host_of_one: float = 0.0
     host_of_more: float = 0.0
 
-    def at(self, tokens_X: Score) -> Score:
-        """Return the seconds of passes of so many tokens: linear between measurements, extrapolated beyond the last."""
-        slope = (self.seconds[-1] - self.seconds[-2]) / (self.tokens[-1] - self.tokens[-2])
-        beyond_X: Score = np.maximum(tokens_X - self.tokens[-1], 0.0) * max(slope, 0.0)
-        return np.interp(tokens_X, self.tokens, self.seconds) + beyond_X
+    def at(self, tokens: float) -> float:
+        """Return the seconds of a pass of so many tokens: linear between measurements, extrapolated beyond the last."""
+        after = min(max(bisect(self.tokens, tokens), 1), len(self.tokens) - 1)
+        low, high = self.tokens[after - 1], self.tokens[after]
+        slope = (self.seconds[after] - self.seconds[after - 1]) / (high - low)
+        return self.seconds[after - 1] + max(tokens - low, 0.0) * max(slope, 0.0)
 
     def host_s(self, num_requests: int) -> float:
         """Return seconds of the scheduler between two passes of so many requests."""

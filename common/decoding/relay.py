@@ -14,7 +14,8 @@ Hold = Literal["", "requests", "passes"]  # nothing; no request is let in; no pa
 
 class Command(NamedTuple):
     """added: in the order in which they wait. aborted: ids. digest: of the pass under way. is_over: no step follows.
-    held: what does not go on in this step. order: to be carried out in it."""
+    held: what does not go on in this step. order: to be carried out in it. seconds: that the last finished pass took,
+    from the end of the one before it; None where the device waited in between."""
 
     added: tuple[GenerationRequest, ...] = ()
     aborted: tuple[str, ...] = ()
@@ -22,6 +23,7 @@ class Command(NamedTuple):
     is_over: bool = False
     held: Hold = ""
     order: Order | None = None
+    seconds: float | None = None
 
 
 class Relay(Protocol):

@@ -95,9 +95,11 @@ def replayed(
             state[1] += 1 / len(own.passes)
             num_tokens += own.num_tokens / len(own.passes)
             steps[way_of[slot]] = steps.get(way_of[slot], 0) + 1
-        seconds += float(costs.at(np.array(sum(entries), dtype=np.float64)) + costs.host_s(len(active)))
+        took = costs.at(sum(entries)) + costs.host_s(len(active))
+        seconds += took
         if isinstance(way, Pacer):
             way.note(slot_N, np.array(entries, dtype=np.float64))
+            way.took(took)
         for slot in [slot for slot, state in active.items() if state[1] > 1 - 1e-6]:
             if isinstance(way, Pacer):
                 way.end(slot, answers_W[way_of[slot]][int(active[slot][0])].num_tokens)
@@ -235,8 +237,8 @@ def _speeds(found: dict[str, list[list[Answer]]], costs: PassCosts) -> list[list
     for pace in PACES:
         own = ways_of(decode, pace)
         answers_W = [mixed[way.name] for way in own]
-        speeds = [at_load(answers_W, Pacer(own, costs, max(LOADS)), costs, load) for load in LOADS]
-        speeds.append(rising(answers_W, Pacer(own, costs, max(LOADS)), costs))
+        speeds = [at_load(answers_W, Pacer(own, costs), costs, load) for load in LOADS]
+        speeds.append(rising(answers_W, Pacer(own, costs), costs))
         best = np.max([fixed[way.name] for way in own], axis=0)
         rows.append([pace, *speeds, float((np.array(speeds) / best).min())])
     return rows

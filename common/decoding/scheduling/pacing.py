@@ -1,15 +1,18 @@
 """Which way of decoding brings the most tokens a second at the present load (`pace`).
 
-The time of a pass by its number of tokens is measured before the first request. What a way brings a pass, and what it
-computes, is learnt from the requests that were decoded in it from beginning to end. Load is the number of requests
-under way. All of it is the same on every rank of a replica, and so are the choices, without messages.
+The time of a pass by its number of tokens is measured before the first request, and what passes of each way take beyond
+that is learnt at every load, by rank 0's clock. What a way brings a pass, and what it computes, is learnt from the
+requests that were decoded in it from beginning to end. Load is the number of requests under way. Rank 0 tells its
+seconds to the other ranks of its replica, so all of it is the same there, and so are the choices.
 
-Shapes: W ways, N requests in a step's order.
+Shapes: W ways, N requests in a step's order. What has a number a way is a list: arrays of so few take longer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,7 +25,28 @@ _MEMORY = 2048.0  # requests of a way after which an observation counts e times 
 _EXPLORE_EVERY = 32  # requests: then one is decoded in the way that might be the best
 _HOPE = 0.5  # how much better than believed a way may be that nobody has seen
 _LEAST_GAIN = 1.01  # for which requests under way change theirs
+_REVIEW_EVERY = 8  # steps between two choices at one load
+_NUM_LOADS = 16  # powers of two
+_TIMED_PASSES = 64  # over which the time of passes is averaged
+_TRIED_PASSES = 8  # after which a way is no longer hoped to be faster at a load than was expected
+_TRIAL = 0.25  # how much faster it may be until then
 UNPACED = -1  # in the place of a way
+
+
+@dataclass
+class _Open:
+    """A request under way. is_pinned: the load does not change its way. stays: (way, first step)."""
+
+    way: int
+    is_pinned: bool
+    first_step: int
+    stays: list[tuple[int, int]] = field(default_factory=list)
+
+    def change(self, way: int, step: int) -> None:
+        if self.stays and self.stays[-1][1] == step:
+            self.stays.pop()
+        self.stays.append((way, step))
+        self.way = way
 
 
 class Pacer:
@@ -31,50 +55,73 @@ class Pacer:
     num_steps_W: steps of requests in each way so far.
     """
 
-    def __init__(self, ways: Sequence[Way], costs: PassCosts, num_slots: int) -> None:
+    def __init__(self, ways: Sequence[Way], costs: PassCosts) -> None:
         self.names = tuple(way.name for way in ways)
         self.num_steps_W = np.zeros(len(ways), dtype=np.int64)
         self._costs = costs
         self._learnt = _Learnt(ways)
-        self._way, self._load = 0, 0  # those of the last step
+        self._extra = _ExtraTime(len(ways))
+        self._way, self._load, self._step = 0, 0, 0
+        self._noted = (0, 0, 0.0)  # of the last pass that was noted: way, load, seconds expected
         self._num_admitted = 0
-        self._way_of_slot = np.full(num_slots, UNPACED)
-        self._is_pinned = np.zeros(num_slots, dtype=np.bool_)
-        self._stays_of_slot: list[list[tuple[int, int]]] = [[] for _ in range(num_slots)]  # (way, first step)
-        self._num_steps_of_slot = np.zeros(num_slots, dtype=np.int64)
+        self._open: dict[int, _Open] = {}  # by slot
+        self._new: set[int] = set()  # slots of requests that have had no pass
+        self._num_pinned = 0
 
     def admit(self, slot: int, is_paced: bool) -> None:
         """Note a new request. is_paced: the load chooses its way."""
-        self._way_of_slot[slot] = UNPACED
-        self._num_steps_of_slot[slot] = 0
-        self._is_pinned[slot] = not is_paced
-        self._stays_of_slot[slot] = []
+        own = self._open[slot] = _Open(UNPACED, not is_paced, self._step)
+        self._new.add(slot)
         if is_paced:
             self._num_admitted += 1
             if self._num_admitted % _EXPLORE_EVERY == 0:
-                self._is_pinned[slot] = True
-                self._change(slot, self._most_hopeful())
+                own.is_pinned = True
+                own.change(self._most_hopeful(), self._step)
+        self._num_pinned += own.is_pinned
 
     def turn(self, slot_N: Int) -> list[tuple[int, int]]:
         """Choose for the coming step. Returns slot and way of the requests whose way changes."""
-        if len(slot_N) != self._load or self._learnt.has_changed:
+        way = self._way
+        if len(slot_N) != self._load or self._step % _REVIEW_EVERY == 0:
             self._load = len(slot_N)
-            self._way = self._best()
-        changing_N = slot_N[~self._is_pinned[slot_N] & (self._way_of_slot[slot_N] != self._way)]
-        for slot in changing_N.tolist():
-            self._change(slot, self._way)
-        new_N = slot_N[(self._num_steps_of_slot[slot_N] == 0) & (self._way_of_slot[slot_N] != UNPACED)]
-        return [(slot, int(self._way_of_slot[slot])) for slot in sorted({*changing_N.tolist(), *new_N.tolist()})]
+            way = self._best()
+        if way == self._way and not self._new:
+            return []
+        changing = self._open if way != self._way else self._new
+        self._way = way
+        changed = []
+        for slot in changing:
+            own = self._open[slot]
+            if not own.is_pinned and own.way != way:
+                own.change(way, self._step)
+                changed.append(slot)
+        changed += [slot for slot in self._new if self._open[slot].is_pinned and self._open[slot].way != UNPACED]
+        return [(slot, self._open[slot].way) for slot in sorted(changed)]
 
     def note(self, slot_N: Int, entries_N: Score) -> None:
         """Note how many entries a pass computes of each request."""
-        way_N, is_first_N = self._way_of_slot[slot_N], self._num_steps_of_slot[slot_N] == 0
-        self._num_steps_of_slot[slot_N] += 1
-        is_paced_N = way_N != UNPACED
-        self.num_steps_W += np.bincount(way_N[is_paced_N], minlength=len(self.names))
-        self._learnt.add_entries(way_N[is_paced_N & ~is_first_N], entries_N[is_paced_N & ~is_first_N])
-        if is_first_N.any():
-            self._learnt.add_prompts(entries_N[is_first_N])
+        self._step += 1
+        load, num_entries = len(slot_N), float(entries_N.sum())
+        self._noted = self._way, load, self._expected(num_entries, load)
+        if not self._new and not self._num_pinned:
+            self.num_steps_W[self._way] += load
+            self._learnt.add_entries(self._way, num_entries, load)
+            return
+        for slot, entries in zip(slot_N.tolist(), entries_N.tolist(), strict=True):
+            own = self._open[slot]
+            if own.way != UNPACED:
+                self.num_steps_W[own.way] += 1
+            if slot in self._new:
+                self._learnt.add_prompt(entries)
+            elif own.way != UNPACED:
+                self._learnt.add_entries(own.way, entries, 1)
+        self._new.clear()
+
+    def took(self, seconds: float) -> None:
+        """Note how long the pass noted last took, all that came between it and the pass before included."""
+        way, load, expected = self._noted
+        if load:
+            self._extra.add(way, load, seconds, expected)
 
     def end(self, slot: int, num_tokens: int | None) -> tuple[tuple[str, int], ...]:
         """Note the end of a request and learn from it. Returns its steps by way, in the order in which it took them;
@@ -82,88 +129,136 @@ class Pacer:
 
         num_tokens: of its answer; None: it was ended from outside.
         """
-        stays, num_steps = self._stays_of_slot[slot], int(self._num_steps_of_slot[slot])
+        own = self._open.pop(slot)
+        self._new.discard(slot)
+        self._num_pinned -= own.is_pinned
+        stays, num_steps = own.stays, self._step - own.first_step
         if len(stays) == 1 and num_tokens is not None and num_steps:
             self._learnt.add_request(stays[0][0], num_tokens, num_steps)
-        ends = [*(first for _, first in stays[1:]), num_steps][: len(stays)]
+        ends = [*(first for _, first in stays[1:]), self._step][: len(stays)]
         return tuple((self.names[way], end - first) for (way, first), end in zip(stays, ends, strict=True))
 
-    def tokens_per_s(self, num_requests: int) -> Score:
-        """[W]: what so many requests bring together in each way, as far as is known."""
-        return self._rate(self._learnt.tokens_W, num_requests)
+    def tokens_per_s(self, num_requests: int) -> list[float]:
+        """Return what so many requests bring together in each way, as far as is known."""
+        return self._rates(self._learnt.tokens, num_requests)
 
     def _best(self) -> int:
-        rate_W = self.tokens_per_s(self._load)
-        self._learnt.has_changed = False
-        best = int(rate_W.argmax())
-        is_worth_it = rate_W[best] > _LEAST_GAIN * rate_W[self._way]
-        return best if is_worth_it else self._way
+        self._learnt.review()
+        doubts = self._extra.doubts(self._load)
+        rates = [rate * (1 + _TRIAL * doubt) for rate, doubt in zip(self.tokens_per_s(self._load), doubts, strict=True)]
+        best = max(range(len(rates)), key=rates.__getitem__)
+        return best if rates[best] > _LEAST_GAIN * rates[self._way] else self._way
 
     def _most_hopeful(self) -> int:
-        return int(self._rate(self._learnt.hoped_W, max(self._load, 1)).argmax())
+        rates = self._rates(self._learnt.hoped, max(self._load, 1))
+        return max(range(len(rates)), key=rates.__getitem__)
 
-    def _rate(self, tokens_W: Score, num_requests: int) -> Score:
-        learnt = self._learnt
-        entries_W = learnt.entries_W + learnt.prompt_entries * tokens_W / learnt.request_tokens
-        seconds_W = self._costs.at(num_requests * entries_W) + self._costs.host_s(num_requests)
-        rate_W: Score = num_requests * tokens_W / seconds_W
-        return rate_W
+    def _rates(self, tokens: Sequence[float], num_requests: int) -> list[float]:
+        learnt, rates = self._learnt, []
+        extras = self._extra.at(num_requests)
+        for brought, computed, extra in zip(tokens, learnt.entries, extras, strict=True):
+            entries = computed + learnt.prompt_entries * brought / learnt.request_tokens
+            expected = self._expected(num_requests * entries, num_requests)
+            rates.append(num_requests * brought / max(expected + extra, expected / 2))
+        return rates
 
-    def _change(self, slot: int, way: int) -> None:
-        self._way_of_slot[slot] = way
-        step, stays = int(self._num_steps_of_slot[slot]), self._stays_of_slot[slot]
-        if stays and stays[-1][1] == step:
-            stays.pop()
-        stays.append((way, step))
+    def _expected(self, num_entries: float, num_requests: int) -> float:
+        return self._costs.at(num_entries) + self._costs.host_s(num_requests)
+
+
+class _ExtraTime:
+    """Seconds that passes take beyond what was expected of them: the mean of each way at each load, drawn towards that
+    of all ways there; at a load without a pass, that of the nearest one."""
+
+    def __init__(self, num_ways: int) -> None:
+        self._seconds = [[0.0] * num_ways for _ in range(_NUM_LOADS)]
+        self._passes = [[0] * num_ways for _ in range(_NUM_LOADS)]
+
+    def add(self, way: int, load: int, seconds: float, expected: float) -> None:
+        own, passes = self._seconds[_place(load)], self._passes[_place(load)]
+        passes[way] = min(passes[way] + 1, _TIMED_PASSES)
+        # One pass that was disturbed counts as ten at the most.
+        extra = min(max(seconds - expected, -expected / 2), 10 * expected)
+        own[way] += (extra - own[way]) / passes[way]
+
+    def at(self, load: int) -> list[float]:
+        """Return those of each way at so many requests."""
+        place = _place(load)
+        nearest = min(range(_NUM_LOADS), key=lambda other: (not any(self._passes[other]), abs(other - place)))
+        seconds, passes = self._seconds[nearest], self._passes[nearest]
+        of_all = sum(own * count for own, count in zip(seconds, passes, strict=True)) / max(sum(passes), 1)
+        return [
+            (own * count + of_all * _TRIED_PASSES) / (count + _TRIED_PASSES)
+            for own, count in zip(seconds, passes, strict=True)
+        ]
+
+    def doubts(self, load: int) -> list[float]:
+        """Return how little is known of each way at so many requests, from 1 to 0."""
+        return [max(1 - count / _TRIED_PASSES, 0.0) for count in self._passes[_place(load)]]
+
+
+def _place(load: int) -> int:
+    return min(max(load, 1).bit_length(), _NUM_LOADS) - 1
 
 
 class _Learnt:
     """What passes of each way bring and compute: what was believed, scaled by what has been seen of all ways, until
     enough has been seen of the way itself.
 
-    prompt_entries, request_tokens: of a request, the mean.
+    tokens, entries, hoped: a number a way; `review` brings them up to date. prompt_entries, request_tokens: of a
+    request, the mean.
     """
 
     def __init__(self, ways: Sequence[Way]) -> None:
-        self.has_changed = False
         self.prompt_entries, self.request_tokens = 0.0, 100.0
-        self.tokens_W = self.hoped_W = self._prior_tokens_W = np.array([way.tokens for way in ways])
-        self.entries_W = self._prior_entries_W = np.array([way.entries for way in ways])
-        self._tokens_W, self._passes_W = np.zeros(len(ways)), np.zeros(len(ways))
-        self._computed_W, self._computing_W = np.zeros(len(ways)), np.zeros(len(ways))
-        self._num_requests_W = np.zeros(len(ways))
+        self.tokens = self.hoped = self._prior_tokens = [way.tokens for way in ways]
+        self.entries = self._prior_entries = [way.entries for way in ways]
+        self._tokens, self._passes, self._computed, self._computing, self._requests = (
+            [0.0] * len(ways) for _ in range(5)
+        )
         self._prompts, self._num_prompts = 0.0, 0.0
+        self._is_known = True
 
-    def add_entries(self, way_N: Int, entries_N: Score) -> None:
-        num_ways = len(self.tokens_W)
-        self._computed_W += np.bincount(way_N, weights=entries_N, minlength=num_ways)
-        self._computing_W += np.bincount(way_N, minlength=num_ways)
+    def add_entries(self, way: int, entries: float, num_passes: int) -> None:
+        self._computed[way] += entries
+        self._computing[way] += num_passes
 
-    def add_prompts(self, entries_N: Score) -> None:
-        kept = np.exp(-len(entries_N) / _MEMORY)
-        self._prompts = self._prompts * kept + entries_N.sum()
-        self._num_prompts = self._num_prompts * kept + len(entries_N)
+    def add_prompt(self, entries: float) -> None:
+        self._prompts = self._prompts * _KEPT + entries
+        self._num_prompts = self._num_prompts * _KEPT + 1
         self.prompt_entries = self._prompts / self._num_prompts
 
     def add_request(self, way: int, num_tokens: int, num_passes: int) -> None:
-        kept = np.exp(-1 / _MEMORY)
-        for seen_W, value in (
-            (self._tokens_W, num_tokens), (self._passes_W, num_passes), (self._num_requests_W, 1),
-            (self._computed_W, 0), (self._computing_W, 0),
+        for seen, value in (
+            (self._tokens, num_tokens), (self._passes, num_passes), (self._requests, 1),
+            (self._computed, 0), (self._computing, 0),
         ):  # fmt: skip
-            seen_W[way] = seen_W[way] * kept + value
-        self.request_tokens += (max(num_tokens, 1) - self.request_tokens) / min(1 + self._num_requests_W.sum(), _MEMORY)
-        self.tokens_W = _believed(self._prior_tokens_W, self._tokens_W, self._passes_W)
-        self.entries_W = _believed(self._prior_entries_W, self._computed_W, self._computing_W)
-        doubt_W = 1 / np.sqrt(1 + self._num_requests_W)
-        might_W = self.tokens_W + doubt_W * np.maximum(self._prior_tokens_W - self.tokens_W, 0)
-        self.hoped_W = might_W * (1 + _HOPE * doubt_W)
-        self.has_changed = True
+            seen[way] = seen[way] * _KEPT + value
+        self.request_tokens += (max(num_tokens, 1) - self.request_tokens) / min(1 + sum(self._requests), _MEMORY)
+        self._is_known = False
+
+    def review(self) -> None:
+        if self._is_known:
+            return
+        self.tokens = _believed(self._prior_tokens, self._tokens, self._passes)
+        self.entries = _believed(self._prior_entries, self._computed, self._computing)
+        doubts = [1 / math.sqrt(1 + count) for count in self._requests]
+        self.hoped = [
+            (own + doubt * max(prior - own, 0.0)) * (1 + _HOPE * doubt)
+            for own, prior, doubt in zip(self.tokens, self._prior_tokens, doubts, strict=True)
+        ]
+        self._is_known = True
 
 
-def _believed(prior_W: Score, total_W: Score, count_W: Score) -> Score:
+_KEPT = math.exp(-1 / _MEMORY)
+
+
+def _believed(priors: Sequence[float], totals: Sequence[float], counts: Sequence[float]) -> list[float]:
     """Return means of what was counted, drawn towards what was believed at first in the proportions of the ways."""
-    as_believed = _PRIOR_PASSES * prior_W.mean()
-    scale = (total_W.sum() + as_believed) / ((prior_W * count_W).sum() + as_believed)
-    found_W: Score = (total_W + _PRIOR_PASSES * scale * prior_W) / (count_W + _PRIOR_PASSES)
-    return found_W
+    as_believed = _PRIOR_PASSES * sum(priors) / len(priors)
+    expected = sum(prior * count for prior, count in zip(priors, counts, strict=True))
+    scale = (sum(totals) + as_believed) / (expected + as_believed)
+    return [
+        (total + _PRIOR_PASSES * scale * prior) / (count + _PRIOR_PASSES)
+        for prior, total, count in zip(priors, totals, counts, strict=True)
+    ]

@@ -85,7 +85,7 @@ class Scheduler:
         self._pacer: Pacer | None = None
         if pace != "fixed":
             assert costs is not None, "whoever sets a pace has measured what passes cost"
-            self._pacer = Pacer(ways_of(decode, pace), costs, num_slots)
+            self._pacer = Pacer(ways_of(decode, pace), costs)
         self._plan: StepPlan | None = None
         self._closed_of: dict[tuple[str, tuple[int, ...]], Automaton] = {}  # the one used last comes last
         self._requests = Requests(num_slots, self.sampling.mask_token_id)
@@ -236,7 +236,7 @@ class Scheduler:
         winners = self._requests.select_winners(predictions)
         if self._pacer is not None and self._plan is not None:
             plan = self._plan
-            entries_N = np.bincount(plan.request_R, weights=plan.num_entries_R).astype(np.float64)
+            entries_N = np.bincount(plan.request_R, weights=plan.num_entries_R)
             self._pacer.note(self._requests.slot_N, entries_N)
         return winners
 
@@ -246,6 +246,11 @@ class Scheduler:
         ended = [self._freed(*ended) for ended in self._requests.advance(winner_row_of_request, self._clock(), tell)]
         failed = [self.drop(request_id) for request_id in [*self._failures]]
         return [*ended, *(result for result in failed if result is not None)]
+
+    def took(self, seconds: float) -> None:
+        """Note how long the last pass took, from the end of the one before it: rank 0's seconds, on every rank."""
+        if self._pacer is not None:
+            self._pacer.took(seconds)
 
     def steps_by_way(self) -> dict[str, int]:
         """Return the steps of requests in each way of the run's pace so far; none where it is `fixed`."""

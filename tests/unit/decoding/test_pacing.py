@@ -21,10 +21,14 @@ PACES: tuple[Pace, ...] = ("careful", "balanced", "fast")
 class Played:
     """Requests of 100 tokens, so many at once, whose way brings and computes what `truth` says.
 
-    truth: tokens and entries of a pass by way, as shares of what is believed at first.
+    truth: tokens and entries of a pass by way, as shares of what is believed at first. late: seconds of a pass, and of
+    a request in it, beyond the costs.
     """
 
-    def __init__(self, ways: tuple[Way, ...], truth: dict[str, tuple[float, float]]) -> None:
+    def __init__(
+        self, ways: tuple[Way, ...], truth: dict[str, tuple[float, float]], late: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
+        self.late = late
         self.tokens_W = np.array([way.tokens * truth.get(way.name, (1, 1))[0] for way in ways])
         self.entries_W = np.array([way.entries * truth.get(way.name, (1, 1))[1] for way in ways])
 
@@ -43,7 +47,10 @@ class Played:
                 for slot, own in way.turn(slot_N):
                     way_S[slot] = own
                 way.note(slot_N, self.entries_W[way_S[slot_N]])
-            seconds += float(COSTS.at(self.entries_W[way_S[slot_N]].sum()))
+            took = COSTS.at(self.entries_W[way_S[slot_N]].sum()) + self.late[0] + self.late[1] * load
+            if isinstance(way, Pacer):
+                way.took(took)
+            seconds += took
             left_S[slot_N] -= self.tokens_W[way_S[slot_N]]
             brought += self.tokens_W[way_S[slot_N]].sum()
             for slot in slot_N[left_S[slot_N] <= 0].tolist():
@@ -68,7 +75,7 @@ def test_a_pace_is_as_fast_as_its_fastest_way_at_every_load(pace: Pace, truth: d
     ways = ways_of(DECODE, pace)
     played = Played(ways, truth)
     for load in LOADS:
-        pacer = Pacer(ways, COSTS, max(LOADS))
+        pacer = Pacer(ways, COSTS)
         best = max(played.tokens_per_s(way, [load], 100) for way in range(len(ways)))
         if truth:
             played.tokens_per_s(pacer, [load], 3000)
@@ -76,9 +83,21 @@ def test_a_pace_is_as_fast_as_its_fastest_way_at_every_load(pace: Pace, truth: d
         assert found > (0.88 if truth else 0.97) * best, (load, found / best)
 
 
+@pytest.mark.parametrize("late", [(0.05, 0.0), (0.0, 0.01), (-2e-3, 0.0)])
+@pytest.mark.parametrize("pace", PACES)
+def test_what_passes_take_beyond_their_costs_is_learnt(pace: Pace, late: tuple[float, float]) -> None:
+    ways = ways_of(DECODE, pace)
+    played, pacer = Played(ways, {}, late), Pacer(ways, COSTS)
+    for load in (1, 8, 64):
+        best = max(played.tokens_per_s(way, [load], 200) for way in range(len(ways)))
+        played.tokens_per_s(pacer, [load], 200)
+        found = played.tokens_per_s(pacer, [load], 400)
+        assert found > 0.97 * best, (load, found / best)
+
+
 def test_a_load_that_rises_and_falls_is_followed() -> None:
     ways, loads = ways_of(DECODE, "balanced"), [1, 2, 4, 8, 16, 8, 4, 2, 1]
-    played, pacer = Played(ways, {}), Pacer(ways, COSTS, max(LOADS))
+    played, pacer = Played(ways, {}), Pacer(ways, COSTS)
     found = played.tokens_per_s(pacer, loads, 100)
     fixed = [played.tokens_per_s(way, loads, 100) for way in range(len(ways))]
     assert found > 1.05 * max(fixed), "no way is the best at all of these loads"
@@ -86,14 +105,14 @@ def test_a_load_that_rises_and_falls_is_followed() -> None:
 
 
 def test_the_ways_of_a_pace_are_told_apart_by_load() -> None:
-    pacer = Pacer(ways_of(DECODE, "fast"), COSTS, 64)
-    best = [pacer.names[int(pacer.tokens_per_s(load).argmax())] for load in LOADS]
+    pacer = Pacer(ways_of(DECODE, "fast"), COSTS)
+    best = [pacer.names[int(np.argmax(pacer.tokens_per_s(load)))] for load in LOADS]
     assert best[0] == "k3" and best[-1] == "k0_in_turn"
     assert len(dict.fromkeys(best)) >= 3
 
 
 def test_what_a_request_took_is_told_in_order() -> None:
-    pacer = Pacer(ways_of(DECODE, "balanced"), COSTS, 64)
+    pacer = Pacer(ways_of(DECODE, "balanced"), COSTS)
     pacer.admit(0, is_paced=True)
     for load in (1, 1, 64, 64, 64, 1):
         for slot in range(1, load):
