@@ -190,7 +190,7 @@ class EngineCore:
         (plan, receive), self._under_way = self._under_way, None
         scheduler = self.scheduler
         predictions = receive()
-        began, self._finished_at = self._finished_at, time.perf_counter()
+        began, self._finished_at = self._finished_at, scheduler.clock()
         if began is not None:
             self._seconds = self._finished_at - began
         winners = scheduler.select_winners(self._check.contained(predictions, plan, self._num_steps))

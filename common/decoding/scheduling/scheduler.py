@@ -80,7 +80,7 @@ class Scheduler:
         self.num_queried = self.num_hit = 0
         self._room_of_slot: dict[int, Room] = {}
         self._failures: dict[str, str] = {}  # of requests that the coming `advance` ends: why
-        self._clock = clock
+        self.clock = clock
         self._num_begun = 0  # prompt tokens of requests that begin in the coming step
         self._pacer: Pacer | None = None
         if pace != "fixed":
@@ -153,7 +153,7 @@ class Scheduler:
         self._num_begun += rules.num_first(len(request.prompt) - num_reused)
         if self._pacer is not None:
             self._pacer.admit(slot, bool(rules.ways))
-        decoding = DecodingRequest(request, rules, slot, key, num_reused, self._clock(), self._failures)
+        decoding = DecodingRequest(request, rules, slot, key, num_reused, self.clock(), self._failures)
         if request.automaton is not None:
             decoding.held = Held.of(self._closed(request.automaton, rules), request, rules, key)
         self._requests.add(decoding)
@@ -164,7 +164,7 @@ class Scheduler:
 
     def drop(self, request_id: str) -> Completion | Rejection | None:
         """End a request between two steps with what it has; returns None if it is not being decoded."""
-        dropped = self._requests.drop(request_id, self._clock())
+        dropped = self._requests.drop(request_id, self.clock())
         return None if dropped is None else self._freed(*dropped)
 
     def room_of(self, request: GenerationRequest) -> Room:
@@ -236,14 +236,14 @@ class Scheduler:
         winners = self._requests.select_winners(predictions)
         if self._pacer is not None and self._plan is not None:
             plan = self._plan
-            entries_N = np.bincount(plan.request_R, weights=plan.num_entries_R)
+            entries_N = np.bincount(plan.request_R, weights=plan.num_entries_R).astype(np.float64)
             self._pacer.note(self._requests.slot_N, entries_N)
         return winners
 
     def advance(self, winner_row_of_request: Int, tell: Tell | None = None) -> list[Completion | Rejection]:
         """Turn every winner into the next anchor with its lookaheads. Returns the requests that have ended, and frees
         their slots. tell: gives the log probabilities of requests that ask for them."""
-        ended = [self._freed(*ended) for ended in self._requests.advance(winner_row_of_request, self._clock(), tell)]
+        ended = [self._freed(*ended) for ended in self._requests.advance(winner_row_of_request, self.clock(), tell)]
         failed = [self.drop(request_id) for request_id in [*self._failures]]
         return [*ended, *(result for result in failed if result is not None)]
 

@@ -362,9 +362,8 @@ def test_a_rank_that_has_planned_another_pass_says_so_within_a_step() -> None:
 
 def test_passes_are_timed_where_one_follows_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10**6))
-    core, told = core_of(HashedEngine()), list[float]()
+    core, told = core_of(HashedEngine(), clock=lambda: next(clock)), list[float]()
     monkeypatch.setattr(core.scheduler, "took", told.append)
-    monkeypatch.setattr("common.decoding.core.time.perf_counter", lambda: next(clock))
     for name in ("first", "second"):
         core.add_request(request(name))
         while core.has_pass or core.is_decoding or core.num_waiting:
@@ -372,4 +371,4 @@ def test_passes_are_timed_where_one_follows_the_other(monkeypatch: pytest.Monkey
         for _ in range(1000):
             next(clock)
     passes = core.engine.num_passes
-    assert passes - 6 <= len(told) < passes and set(told) == {1}
+    assert passes - 6 <= len(told) < passes and 0 < min(told) <= max(told) < 1000
