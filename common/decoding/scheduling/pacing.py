@@ -11,7 +11,8 @@ Shapes: W ways, N requests in a step's order. What has a number a way is a list:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,16 +21,17 @@ from common.config import Way
 from common.decoding.engine import PassCosts
 from common.decoding.plan import Int, Score
 
-_PRIOR_PASSES = 100.0  # that what is believed of a way at first counts as
+_PRIOR_PASSES = 50.0  # that what is believed of a way at first counts as
 _MEMORY = 2048.0  # requests of a way after which an observation counts e times less
 _EXPLORE_EVERY = 32  # requests: then one is decoded in the way that might be the best
 _HOPE = 0.5  # how much better than believed a way may be that nobody has seen
 _LEAST_GAIN = 1.01  # for which requests under way change theirs
 _REVIEW_EVERY = 8  # steps between two choices at one load
 _NUM_LOADS = 16  # powers of two
-_TIMED_PASSES = 64  # over which the time of passes is averaged
+_TIMED_PASSES = 31  # the last ones, of which the median counts
 _TRIED_PASSES = 8  # after which a way is no longer hoped to be faster at a load than was expected
 _TRIAL = 0.25  # how much faster it may be until then
+_FORGET_EVERY = 2048  # steps after which ways that are not in use are tried again
 UNPACED = -1  # in the place of a way
 
 
@@ -84,6 +86,8 @@ class Pacer:
         way = self._way
         if len(slot_N) != self._load or self._step % _REVIEW_EVERY == 0:
             self._load = len(slot_N)
+            if self._step % _FORGET_EVERY == 0:
+                self._extra.forget(self._load, self._way)
             way = self._best()
         if way == self._way and not self._new:
             return []
@@ -121,7 +125,7 @@ class Pacer:
         """Note how long the pass noted last took, all that came between it and the pass before included."""
         way, load, expected = self._noted
         if load:
-            self._extra.add(way, load, seconds, expected)
+            self._extra.add(way, load, seconds - expected)
 
     def end(self, slot: int, num_tokens: int | None) -> tuple[tuple[str, int], ...]:
         """Note the end of a request and learn from it. Returns its steps by way, in the order in which it took them;
@@ -167,34 +171,42 @@ class Pacer:
 
 
 class _ExtraTime:
-    """Seconds that passes take beyond what was expected of them: the mean of each way at each load, drawn towards that
-    of all ways there; at a load without a pass, that of the nearest one."""
+    """Seconds that passes take beyond what was expected of them, by way and load: medians, since some passes are
+    disturbed. Of a way that has hardly been tried, what the others take there; at a load without a pass, at the nearest
+    one."""
 
     def __init__(self, num_ways: int) -> None:
-        self._seconds = [[0.0] * num_ways for _ in range(_NUM_LOADS)]
-        self._passes = [[0] * num_ways for _ in range(_NUM_LOADS)]
+        self._timed = [[deque[float](maxlen=_TIMED_PASSES) for _ in range(num_ways)] for _ in range(_NUM_LOADS)]
 
-    def add(self, way: int, load: int, seconds: float, expected: float) -> None:
-        own, passes = self._seconds[_place(load)], self._passes[_place(load)]
-        passes[way] = min(passes[way] + 1, _TIMED_PASSES)
-        # One pass that was disturbed counts as ten at the most.
-        extra = min(max(seconds - expected, -expected / 2), 10 * expected)
-        own[way] += (extra - own[way]) / passes[way]
+    def add(self, way: int, load: int, seconds: float) -> None:
+        self._timed[_place(load)][way].append(seconds)
 
     def at(self, load: int) -> list[float]:
         """Return those of each way at so many requests."""
         place = _place(load)
-        nearest = min(range(_NUM_LOADS), key=lambda other: (not any(self._passes[other]), abs(other - place)))
-        seconds, passes = self._seconds[nearest], self._passes[nearest]
-        of_all = sum(own * count for own, count in zip(seconds, passes, strict=True)) / max(sum(passes), 1)
+        nearest = min(range(_NUM_LOADS), key=lambda other: (not any(self._timed[other]), abs(other - place)))
+        timed = self._timed[nearest]
+        medians = [_median(own) if own else None for own in timed]
+        known = [own for own in medians if own is not None]
+        of_all = sum(known) / len(known) if known else 0.0
         return [
-            (own * count + of_all * _TRIED_PASSES) / (count + _TRIED_PASSES)
-            for own, count in zip(seconds, passes, strict=True)
+            own if own is not None and len(passes) >= _TRIED_PASSES else of_all
+            for own, passes in zip(medians, timed, strict=True)
         ]
 
     def doubts(self, load: int) -> list[float]:
         """Return how little is known of each way at so many requests, from 1 to 0."""
-        return [max(1 - count / _TRIED_PASSES, 0.0) for count in self._passes[_place(load)]]
+        return [max(1 - len(own) / _TRIED_PASSES, 0.0) for own in self._timed[_place(load)]]
+
+    def forget(self, load: int, but: int) -> None:
+        """Forget what passes took at so many requests in other ways than this one."""
+        for way, own in enumerate(self._timed[_place(load)]):
+            if way != but:
+                own.clear()
+
+
+def _median(values: Collection[float]) -> float:
+    return sorted(values)[len(values) // 2]
 
 
 def _place(load: int) -> int:

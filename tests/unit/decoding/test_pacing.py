@@ -19,7 +19,7 @@ PACES: tuple[Pace, ...] = ("careful", "balanced", "fast")
 
 
 class Played:
-    """Requests of 100 tokens, so many at once, whose way brings and computes what `truth` says.
+    """Requests of 50 to 150 tokens, so many at once, whose way brings and computes what `truth` says.
 
     truth: tokens and entries of a pass by way, as shares of what is believed at first. late: seconds of a pass, and of
     a request in it, beyond the costs.
@@ -36,10 +36,11 @@ class Played:
         """loads: for so many passes each."""
         left_S, way_S = np.zeros(max(LOADS)), np.full(max(LOADS), way if isinstance(way, int) else 0)
         rng, seconds, brought = np.random.default_rng(0), 0.0, 0.0
+        size_S = left_S.copy()
         for load in np.repeat(loads, num_passes).tolist():
             while (left_S > 0).sum() < load:
                 slot = int((left_S <= 0).argmax())
-                left_S[slot] = 100.0 * rng.uniform(0.5, 1.5)
+                size_S[slot] = left_S[slot] = 100.0 * rng.uniform(0.5, 1.5)
                 if isinstance(way, Pacer):
                     way.admit(slot, is_paced=True)
             slot_N = (left_S > 0).nonzero()[0]
@@ -49,13 +50,14 @@ class Played:
                 way.note(slot_N, self.entries_W[way_S[slot_N]])
             took = COSTS.at(self.entries_W[way_S[slot_N]].sum()) + self.late[0] + self.late[1] * load
             if isinstance(way, Pacer):
-                way.took(took)
+                way.took(took + (0.5 if rng.random() < 0.05 else 0.0))  # some passes are disturbed
             seconds += took
-            left_S[slot_N] -= self.tokens_W[way_S[slot_N]]
-            brought += self.tokens_W[way_S[slot_N]].sum()
+            tokens_N = np.minimum(self.tokens_W[way_S[slot_N]], left_S[slot_N])
+            left_S[slot_N] -= tokens_N
+            brought += tokens_N.sum()
             for slot in slot_N[left_S[slot_N] <= 0].tolist():
                 if isinstance(way, Pacer):
-                    way.end(slot, 100)
+                    way.end(slot, int(size_S[slot]))
         return brought / seconds
 
 
