@@ -3,6 +3,8 @@
 python -m scripts.lab.pace decode OUT --problems 200     the demo model's answers, a file a way, on a CPU
 python -m scripts.lab.pace table OUT                     writes docs/results/pace.json
 
+Another model is told by `--model FOLDER`, which has its held-out problems too, and its file by `--to`.
+
 What a request computes does not depend on what shares its passes, so one decoding of a way serves all loads. A replay
 runs the `Pacer` of the engine itself over these answers. A request that changes its way goes on with the same share of
 the other way's passes.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -33,7 +36,7 @@ RESULT = ROOT / "docs" / "results" / "pace.json"
 MEASURED = ROOT / "docs" / "results" / "wall_clock_h100.json"
 PACES: tuple[Pace, ...] = get_args(Pace)[1:]
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-RUNS = ("demo", "demo_code")
+RUNS = {"demo": "heldout_math.jsonl", "demo_code": "heldout_code.jsonl"}
 CAREFUL = "k0_in_turn"  # what accuracy is held against: no lookahead, one block after another
 RISING = (1, 2, 4, 8, 16, 32, 16, 8, 4, 2, 1)  # requests at once, a stretch of problems each
 _AT_ONCE = 16
@@ -124,14 +127,19 @@ def rising(answers_W: Sequence[Sequence[Answer]], way: int | Pacer, costs: PassC
     return replayed(answers_W, way, costs, load_at, lambda _, seconds: seconds >= _STRETCH_S * len(levels))[0]
 
 
-def decode(folder: Path, num_problems: int, only: Sequence[str]) -> None:
+def decode(folder: Path, model_folder: str, num_problems: int, only: Sequence[str]) -> None:
     """Write a file of answers for each way and each pace."""
     from common.batch import prompt_or_reason, read_lines
     from common.generate import build_generator
     from common.runtime import facts_of
 
     folder.mkdir(parents=True, exist_ok=True)
-    runs = [load_run(name, [f"max_num_requests={max(RISING)}"]) for name in RUNS]
+    runs = [
+        load_run(
+            name, [f"max_num_requests={max(RISING)}", f"model={model_folder}", f"input.path={model_folder}/{file}"]
+        )
+        for name, file in RUNS.items()
+    ]
     with build_generator(load_profile("cpu"), runs[0]) as generator:
         model = generator.model_config
         for name, settings, pace in settings_of(runs[0].decode):
@@ -142,13 +150,14 @@ def decode(folder: Path, num_problems: int, only: Sequence[str]) -> None:
                 assert run.input is not None, "both runs have one"
                 lines = read_lines(run.input)[:num_problems]
                 prompts = [prompt_or_reason(line, run.input, generator.tokenizer) for line in lines]
+                clock = _Clock(pass_costs())
                 scheduler = Scheduler(
-                    settings, mask_token_id=model.mask_of(None), eos_token_id=model.eos_token_id,
-                    num_slots=max(RISING), facts=facts_of(model), pace=pace, costs=pass_costs(),
+                    settings, mask_token_id=model.mask_of(None), eos_token_id=model.eos_token_id, clock=clock,
+                    num_slots=max(RISING), facts=facts_of(model), pace=pace, costs=clock.costs,
                 )  # fmt: skip
                 requests = [GenerationRequest(str(index), prompt) for index, prompt in enumerate(prompts)]
                 levels = RISING if pace != "fixed" else (_AT_ONCE,)
-                done, passes = decoded(requests, scheduler, generator.engine, levels)
+                done, passes = decoded(requests, scheduler, generator.engine, levels, clock)
                 texts = [generator.tokenizer.decode(list(each.token_ids), skip_special_tokens=True) for each in done]
                 found[run.model + str(run.input.path)] = [
                     Answer(bool(score(line.fields, text)), each.num_effective_tokens, passes[each.id])
@@ -168,8 +177,18 @@ def _ways(decode: DecodeConfig) -> dict[str, DecodeConfig]:
     return {way.name: way.decode for pace in PACES for way in ways_of(decode, pace)}
 
 
+class _Clock:
+    """The seconds that passes would have taken by these costs."""
+
+    def __init__(self, costs: PassCosts) -> None:
+        self.costs, self.now = costs, 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def decoded(
-    requests: Sequence[GenerationRequest], scheduler: Scheduler, engine: Any, levels: Sequence[int]
+    requests: Sequence[GenerationRequest], scheduler: Scheduler, engine: Any, levels: Sequence[int], clock: _Clock
 ) -> tuple[list[Completion], dict[str, list[int]]]:
     """Return the completions in the requests' order, and the entries of each request's passes. levels: of the load, for
     equal parts of the requests one after another."""
@@ -179,6 +198,7 @@ def decoded(
     def noted() -> Any:
         plan = plan_step()
         entries_N = np.bincount(plan.request_R, weights=plan.num_entries_R)
+        clock.now += clock.costs.at(entries_N.sum()) + clock.costs.host_s(len(entries_N))
         for decoding, count in zip(scheduler.active, entries_N.tolist(), strict=True):
             passes[decoding.request.id].append(int(count))
         return plan
@@ -198,14 +218,14 @@ def _read(folder: Path, name: str) -> list[list[Answer]]:
     return [[Answer(*each) for each in own] for own in json.loads((folder / f"{name}.json").read_text("utf-8"))]
 
 
-def table(folder: Path) -> None:
+def table(folder: Path, model: str, to: Path) -> None:
     """Write the result file."""
     costs = pass_costs()
     found = {name: _read(folder, name) for name in _ways(load_run("demo").decode)}
-    head = {"commit": commit(), "command": "python -m scripts.lab.pace table outputs/pace"}
+    head = {"commit": commit(), "command": "python -m scripts.lab.pace " + " ".join(sys.argv[1:])}
     num = [min(map(len, kind)) for kind in zip(*found.values(), strict=True)]
     where = (
-        f"models/demo, float32, on a CPU; the first {num[0]} held-out math and {num[1]} code problems. "
+        f"{model}, float32, on a CPU; the first {num[0]} held-out math and {num[1]} code problems. "
         f"Pass times: Dream-7B's shapes, one H100, from docs/results/wall_clock_h100.json"
     )
     speeds = {
@@ -223,7 +243,7 @@ def table(folder: Path) -> None:
         "rows": [_accuracy(name, folder) for name in (*found, *PACES) if (folder / f"{name}.json").exists()],
         **head,
     }  # fmt: skip
-    write(RESULT, {"cpu": busy_cpu(), "tables": {"speeds": speeds, "accuracy": accuracy}})
+    write(to, {"cpu": busy_cpu(), "tables": {"speeds": speeds, "accuracy": accuracy}})
 
 
 def _speeds(found: dict[str, list[list[Answer]]], costs: PassCosts) -> list[list[Any]]:
@@ -264,12 +284,14 @@ def main() -> None:
     parser.add_argument("what", choices=("decode", "table"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--problems", type=int, default=200, help="of each kind")
+    parser.add_argument("--model", default="models/demo", help="a folder, with its held-out problems")
+    parser.add_argument("--to", type=Path, default=RESULT, help="the result file")
     parser.add_argument("--only", nargs="+", default=(), help="ways and paces to decode")
     known = parser.parse_args()
     if known.what == "decode":
-        decode(known.folder, known.problems, known.only)
+        decode(known.folder, known.model, known.problems, known.only)
     else:
-        table(known.folder)
+        table(known.folder, known.model, known.to)
 
 
 if __name__ == "__main__":

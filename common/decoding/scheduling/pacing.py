@@ -21,10 +21,9 @@ from common.config import Way
 from common.decoding.engine import PassCosts
 from common.decoding.plan import Int, Score
 
-_PRIOR_PASSES = 50.0  # that what is believed of a way at first counts as
+_PRIOR_PASSES = 12.0  # that what is believed of a way at first counts as
 _MEMORY = 2048.0  # requests of a way after which an observation counts e times less
-_EXPLORE_EVERY = 32  # requests: then one is decoded in the way that might be the best
-_HOPE = 0.5  # how much better than believed a way may be that nobody has seen
+_EXPLORE_EVERY = 16  # requests: then one is decoded in the way that might be the best; later if it may be slow
 _LEAST_GAIN = 1.01  # for which requests under way change theirs
 _REVIEW_EVERY = 8  # steps between two choices at one load
 _NUM_LOADS = 16  # powers of two
@@ -65,7 +64,7 @@ class Pacer:
         self._extra = _ExtraTime(len(ways))
         self._way, self._load, self._step = 0, 0, 0
         self._noted = (0, 0, 0.0)  # of the last pass that was noted: way, load, seconds expected
-        self._num_admitted = 0
+        self._num_unexplored, self._explore_after = 0, _EXPLORE_EVERY  # requests since one was decoded to learn
         self._open: dict[int, _Open] = {}  # by slot
         self._new: set[int] = set()  # slots of requests that have had no pass
         self._num_pinned = 0
@@ -75,10 +74,10 @@ class Pacer:
         own = self._open[slot] = _Open(UNPACED, not is_paced, self._step)
         self._new.add(slot)
         if is_paced:
-            self._num_admitted += 1
-            if self._num_admitted % _EXPLORE_EVERY == 0:
+            self._num_unexplored += 1
+            if self._num_unexplored >= self._explore_after and (way := self._worth_exploring()) is not None:
                 own.is_pinned = True
-                own.change(self._most_hopeful(), self._step)
+                own.change(way, self._step)
         self._num_pinned += own.is_pinned
 
     def turn(self, slot_N: Int) -> list[tuple[int, int]]:
@@ -153,9 +152,17 @@ class Pacer:
         best = max(range(len(rates)), key=rates.__getitem__)
         return best if rates[best] > _LEAST_GAIN * rates[self._way] else self._way
 
-    def _most_hopeful(self) -> int:
-        rates = self._rates(self._learnt.hoped, max(self._load, 1))
-        return max(range(len(rates)), key=rates.__getitem__)
+    def _worth_exploring(self) -> int | None:
+        """Return the way that might be faster than the present one; None if there is none, or too few requests have
+        come to pay for one that it may slow down."""
+        load = max(self._load, 1)
+        hoped, believed = self._rates(self._learnt.hoped, load), self.tokens_per_s(load)
+        way = max(range(len(hoped)), key=hoped.__getitem__)
+        self._explore_after = int(_EXPLORE_EVERY * max(believed[self._way] / believed[way], 1.0))
+        if self._num_unexplored < self._explore_after:
+            return None
+        self._num_unexplored, self._explore_after = 0, _EXPLORE_EVERY
+        return way if way != self._way else None
 
     def _rates(self, tokens: Sequence[float], num_requests: int) -> list[float]:
         learnt, rates = self._learnt, []
@@ -254,11 +261,10 @@ class _Learnt:
             return
         self.tokens = _believed(self._prior_tokens, self._tokens, self._passes)
         self.entries = _believed(self._prior_entries, self._computed, self._computing)
-        doubts = [1 / math.sqrt(1 + count) for count in self._requests]
-        self.hoped = [
-            (own + doubt * max(prior - own, 0.0)) * (1 + _HOPE * doubt)
-            for own, prior, doubt in zip(self.tokens, self._prior_tokens, doubts, strict=True)
-        ]
+        doubts = [1 / (1 + count) for count in self._requests]
+        # A text that needs no lookaheads brings as much without them.
+        most = max(self.tokens)
+        self.hoped = [own + doubt * (most - own) for own, doubt in zip(self.tokens, doubts, strict=True)]
         self._is_known = True
 
 
