@@ -89,6 +89,7 @@ def test_a_pace_is_as_fast_as_its_fastest_way_at_every_load(pace: Pace, truth: d
         assert found > (0.95 if truth else 0.97) * best, (load, found / best)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [(0.05, 0.0), (0.0, 0.01), (-2e-3, 0.0)])
 @pytest.mark.parametrize("pace", PACES)
 def test_what_passes_take_beyond_their_costs_is_learnt(pace: Pace, late: tuple[float, float]) -> None:
