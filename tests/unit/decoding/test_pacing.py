@@ -3,14 +3,25 @@ and learns from the requests what each way brings."""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
-from test_core import HashedEngine, request
+from test_core import HashedEngine, Replay, Wire, request
 
 from common.config import DecodeConfig, Pace, Way, paced, ways_of
-from common.decoding import Completion, GenerationRequest, Pacer, PassCosts, Scheduler, decode_requests, host_seconds
+from common.decoding import (
+    Completion,
+    EngineCore,
+    GenerationRequest,
+    Pacer,
+    PassCosts,
+    Scheduler,
+    decode_requests,
+    host_seconds,
+)
+from common.processes import Mesh
 
 COSTS = PassCosts((16, 256, 512, 8192), (5e-3, 5.5e-3, 10e-3, 165e-3))  # of a 7B model on a large GPU, about
 DECODE = DecodeConfig(block_size=16, max_new_tokens=64, stop_at_eos=False)
@@ -165,6 +176,28 @@ def test_requests_that_change_their_way_fill_their_canvas(pace: Pace, own: dict[
         assert one.num_forwards == sum(steps for _, steps in one.ways)
         if one.finish_reason == "length" and not decode.strategy.is_from_zero:
             assert len(one.canvas_token_ids) == whole and one.num_canvas_tokens == whole
+
+
+def test_a_rank_that_hears_how_long_passes_took_paces_as_rank_0_does() -> None:
+    wire, rng, ways = Wire(), np.random.default_rng(0), []
+    uneven = accumulate(rng.exponential(10.0) for _ in range(10**6))
+    for mesh, clock in (
+        (Mesh(bp_size=2, relay=wire), lambda: next(uneven)),
+        (Mesh(rank=1, bp_rank=1, bp_size=2, relay=Replay(wire.said)), lambda: 0.0),
+    ):
+        scheduler = Scheduler(
+            paced(DECODE, "fast"), mask_token_id=1, eos_token_id=2, num_slots=3, pace="fast", costs=_per_entry(DECODE),
+            clock=clock,
+        )  # fmt: skip
+        core = EngineCore(scheduler, HashedEngine(mesh))
+        for number in range(40 * mesh.is_leader):
+            core.add_request(request(str(number)))
+        ended = []
+        while core.has_work:
+            ended += [output.result for output in core.step() if output.result is not None]
+        core.end()
+        ways.append([(one.id, one.ways) for one in ended])
+    assert ways[0] == ways[1] and len({way for _, own in ways[0] for way, _ in own}) > 2
 
 
 def test_a_request_that_sets_its_pace_keeps_it() -> None:
