@@ -2,6 +2,7 @@
 
     python scripts/lab/train_demo_block.py --out models/demo_block --minutes 8                  # one GPU
     python scripts/lab/train_demo_block.py --out models/demo_block_distilled --minutes 4 --teacher models/demo_block
+    python scripts/lab/train_demo_block.py --out outputs/demo_experts --minutes 8 --experts 8   # SDAR-MoE's layout
     python scripts/lab/train_demo_block.py --out /tmp/demo --minutes 0.3 --tiny                 # CPU: the same path
 
 Order: samples (worker processes) -> with a teacher, its own answers -> noised copies beside a clean one -> Muon and
@@ -39,6 +40,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, required=True, help="wall time of all but the check at the end")
     parser.add_argument("--teacher", type=Path, help="distil this block-diffusion model for few passes")
+    parser.add_argument("--experts", type=int, default=0, help="of each layer, in the place of its MLP")
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "models" / "demo", help="folder of its four files")
     parser.add_argument("--samples", type=int, help="samples to generate instead of the recipe's")
     parser.add_argument("--seed", type=int, default=1)
@@ -54,9 +56,11 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def recipe_of(args: argparse.Namespace) -> BlockRecipe:
+    if args.experts and (args.teacher or args.experts < 2):
+        raise SystemExit(f"--experts {args.experts}: two or more, of which a token takes two, and no --teacher.")
     recipe = DISTILLED if args.teacher else BlockRecipe()
     recipe = tiny(recipe) if args.tiny else recipe
-    return dataclasses.replace(recipe, samples=args.samples) if args.samples else recipe
+    return dataclasses.replace(recipe, samples=args.samples or recipe.samples, experts=args.experts)
 
 
 def main(arguments: list[str] | None = None) -> None:

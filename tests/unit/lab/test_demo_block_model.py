@@ -8,7 +8,7 @@ import pytest
 import torch
 from demo_training.block.decode import decode_blocks
 from demo_training.block.loss import block_loss
-from demo_training.block.model import BlockDiffusion, view_of
+from demo_training.block.model import BlockDiffusion, Experts, view_of
 from demo_training.block.noise import NOISED, add_block_noise, training_view
 from demo_training.block.recipe import BLOCK, DISTILLED, BlockRecipe, tiny
 from demo_training.recipe import SEQUENCE
@@ -121,3 +121,17 @@ def test_certainty_forcing_raises_what_is_right_and_nothing_else() -> None:
                 block_loss(model, batch, training_view(LENGTH, model.recipe, torch.device("cpu"), False)).item()
             )
         assert (losses[1] > losses[0]) == has_term and (losses[1] == losses[0]) == (not has_term)
+
+
+def test_a_token_is_the_weighted_sum_of_its_two_best_experts() -> None:
+    torch.manual_seed(0)
+    layer = Experts(dataclasses.replace(RECIPE, experts=4))
+    x_TD = torch.randn(7, layer.gate.in_features)
+    with torch.no_grad():
+        found_TD = layer(x_TD[None])[0]
+        for x_D, found_D in zip(x_TD, found_TD, strict=True):
+            share = layer.gate(x_D).softmax(0).tolist()
+            best = sorted(range(4), key=share.__getitem__)[-2:]
+            whole = sum(share[expert] for expert in best)
+            wanted_D = sum(share[expert] / whole * layer.experts[expert](x_D) for expert in best)
+            torch.testing.assert_close(found_D, wanted_D)

@@ -18,6 +18,9 @@ from demo_training.training import Trainer  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
+from common.config import load_profile, load_run  # noqa: E402
+from common.generate import build_generator  # noqa: E402
+
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 
 
@@ -102,6 +105,19 @@ def test_the_saved_files_alone_give_qwen3_the_logits_of_the_trained_model(checkp
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_a_model_with_experts_has_qwen3_moe_names_and_is_decoded(tmp_path: Path) -> None:
+    train("--out", str(tmp_path), "--experts", "4")
+    config, tensors = config_of(tmp_path), load_file(tmp_path / "model.safetensors")
+    assert (config["model_type"], config["num_experts"], config["num_experts_per_tok"]) == ("sdar_moe", 4, 2)
+    assert tensors["model.layers.0.mlp.gate.weight"].shape == (4, config["hidden_size"])
+    down = tensors["model.layers.1.mlp.experts.3.down_proj.weight"]
+    assert down.shape == (config["hidden_size"], config["moe_intermediate_size"])
+    run = load_run("demo_block", [f"model={tmp_path}", "decode.max_new_tokens=16"])
+    with build_generator(load_profile("cpu"), run) as generator:
+        assert len(generator.complete("How many?")) == 1
+
+
 def sure_of_the_end(checkpoint: Path, folder: Path) -> Path:
     """The checkpoint with weights that predict an end everywhere, so that its answers to code problems are kept."""
     config = config_of(checkpoint)
@@ -138,6 +154,7 @@ def test_answers_with_another_result_are_left_out() -> None:
     ("arguments", "words"),
     [
         (["--tokenizer", "nowhere"], "--tokenizer nowhere: no tokenizer.json"),
+        (["--experts", "1"], "--experts 1: two or more"),
         (["--teacher", "nowhere"], "--teacher nowhere: no config.json"),
         (["--teacher", str(DEMO)], "model_type is 'Dream', not 'sdar'"),
     ],

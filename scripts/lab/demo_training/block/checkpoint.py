@@ -56,6 +56,12 @@ def save_block_settings(recipe: BlockRecipe, tokenizer: Tokenizer, tokenizer_fol
         **{key: getattr(recipe, name) for name, key in SIZES.items()},
         "mask_token_id": mask_id, "pad_token_id": eos_id, "bos_token_id": eos_id, "eos_token_id": eos_id,
     }  # fmt: skip
+    if recipe.experts:
+        config |= {
+            "architectures": ["SDARMoeForCausalLM"], "model_type": "sdar_moe", "num_experts": recipe.experts,
+            "num_experts_per_tok": recipe.active_experts, "moe_intermediate_size": recipe.expert_width,
+            "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        }  # fmt: skip
     write_json(out / "config.json", config)
     ids = {"eos_token_id": eos_id, "pad_token_id": eos_id, "mask_token_id": mask_id}
     write_json(out / "generation_config.json", ids)

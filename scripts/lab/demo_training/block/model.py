@@ -1,10 +1,12 @@
-"""The block-diffusion model. Module names are the tensor names of an SDAR (Qwen3) checkpoint.
+"""The block-diffusion model. Module names are the tensor names of an SDAR checkpoint: Qwen3's, with experts
+Qwen3-MoE's.
 
 Shape letters: B rows, N heads, K KV heads, T positions of a pass, P positions before it, H head size, V vocabulary.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -74,11 +76,32 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).reshape(rows, length, -1)), (k, v)
 
 
+class Experts(nn.Module):
+    """Mixture of experts, each token's most probable ones. All experts compute all tokens, which at this size takes
+    less than sorting them."""
+
+    def __init__(self, recipe: BlockRecipe) -> None:
+        super().__init__()
+        self.num_active = recipe.active_experts
+        self.gate = nn.Linear(recipe.hidden, recipe.experts, bias=False)
+        narrow = replace(recipe, intermediate=recipe.expert_width)
+        self.experts = nn.ModuleList(MLP(narrow) for _ in range(recipe.experts))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share = self.gate(x).float().softmax(dim=-1)
+        kept, place = share.topk(self.num_active, dim=-1)
+        weight = torch.zeros_like(share).scatter(-1, place, kept / kept.sum(dim=-1, keepdim=True)).to(x.dtype)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            out = out + weight[..., number, None] * expert(x)
+        return out
+
+
 class Layer(nn.Module):
     def __init__(self, recipe: BlockRecipe) -> None:
         super().__init__()
         self.self_attn = Attention(recipe)
-        self.mlp = MLP(recipe)
+        self.mlp = Experts(recipe) if recipe.experts else MLP(recipe)
         self.input_layernorm = RMSNorm(recipe.hidden, recipe.norm_eps)
         self.post_attention_layernorm = RMSNorm(recipe.hidden, recipe.norm_eps)
 

@@ -16,9 +16,13 @@ class BlockRecipe(Recipe):
     `positions` of a step are shared by as many rows as fit, `lengths` are the rows' possible tokens before they are
     copied, `full_share` is the share of blocks with every answer token masked. `certainty_weight` scales the entropy,
     at `certainty_temperature`, of predictions that are right already; `trajectory_*` says how the teacher decodes.
+    `experts`, if any, are MLPs of `expert_width` in the place of each layer's one, `active_experts` of them a token.
     """
 
     head_size: int = 64
+    experts: int = 0
+    active_experts: int = 2
+    expert_width: int = 192
     samples: int = 2_500_000
     positions: int = 110_592
     lengths: tuple[int, ...] = (160, SEQUENCE)
@@ -40,6 +44,7 @@ DISTILLED = BlockRecipe(
 def tiny(recipe: BlockRecipe) -> BlockRecipe:
     """The same run at a size that a CPU finishes in seconds, with the shipped tokenizer."""
     return replace(
-        recipe, hidden=32, layers=2, heads=2, kv_heads=1, head_size=16, intermediate=48, samples=300, chunk=100,
-        positions=3 * SEQUENCE, warmup_steps=4, trajectory_rows=16, checked_problems=4, checked_thresholds=(0.0,),
+        recipe, hidden=32, layers=2, heads=2, kv_heads=1, head_size=16, intermediate=48, expert_width=32, samples=300,
+        chunk=100, positions=3 * SEQUENCE, warmup_steps=4, trajectory_rows=16, checked_problems=4,
+        checked_thresholds=(0.0,),
     )  # fmt: skip
