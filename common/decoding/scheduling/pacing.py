@@ -23,7 +23,9 @@ from common.decoding.plan import Int, Score
 
 _PRIOR_PASSES = 12.0  # that what is believed of a way at first counts as
 _MEMORY = 2048.0  # requests of a way after which an observation counts e times less
-_EXPLORE_EVERY = 16  # requests: then one is decoded in the way that might be the best; later if it may be slow
+_EXPLORE_EVERY = 16  # requests: then one is decoded in a way that might be faster
+_EARN = 48  # requests that pay for one that takes twice as long as theirs
+_HOPE = 1.1  # of what the best way brings a pass: what another may bring that nobody has seen
 _LEAST_GAIN = 1.01  # for which requests under way change theirs
 _REVIEW_EVERY = 8  # steps between two choices at one load
 _NUM_LOADS = 16  # powers of two
@@ -64,7 +66,7 @@ class Pacer:
         self._extra = _ExtraTime(len(ways))
         self._way, self._load, self._step = 0, 0, 0
         self._noted = (0, 0, 0.0)  # of the last pass that was noted: way, load, seconds expected
-        self._num_unexplored, self._explore_after = 0, _EXPLORE_EVERY  # requests since one was decoded to learn
+        self._credit = 0  # requests that have not been spent on exploring
         self._open: dict[int, _Open] = {}  # by slot
         self._new: set[int] = set()  # slots of requests that have had no pass
         self._num_pinned = 0
@@ -74,8 +76,8 @@ class Pacer:
         own = self._open[slot] = _Open(UNPACED, not is_paced, self._step)
         self._new.add(slot)
         if is_paced:
-            self._num_unexplored += 1
-            if self._num_unexplored >= self._explore_after and (way := self._worth_exploring()) is not None:
+            self._credit += 1
+            if self._credit % _EXPLORE_EVERY == 0 and (way := self._worth_exploring()) is not None:
                 own.is_pinned = True
                 own.change(way, self._step)
         self._num_pinned += own.is_pinned
@@ -153,16 +155,21 @@ class Pacer:
         return best if rates[best] > _LEAST_GAIN * rates[self._way] else self._way
 
     def _worth_exploring(self) -> int | None:
-        """Return the way that might be faster than the present one; None if there is none, or too few requests have
-        come to pay for one that it may slow down."""
+        """Return the way that might be the fastest of those that might be faster than the present one and that enough
+        requests have paid for; None if there is none."""
         load = max(self._load, 1)
         hoped, believed = self._rates(self._learnt.hoped, load), self.tokens_per_s(load)
-        way = max(range(len(hoped)), key=hoped.__getitem__)
-        self._explore_after = int(_EXPLORE_EVERY * max(believed[self._way] / believed[way], 1.0))
-        if self._num_unexplored < self._explore_after:
+        now = believed[self._way]
+        # Whole multiples, since the next one is looked for when the credit is one.
+        prices = [max(int(_EARN * (now / own - 1) / _EXPLORE_EVERY + 1), 1) * _EXPLORE_EVERY for own in believed]
+        able = [
+            way for way, price in enumerate(prices) if price <= self._credit and hoped[way] > now and way != self._way
+        ]
+        if not able:
             return None
-        self._num_unexplored, self._explore_after = 0, _EXPLORE_EVERY
-        return way if way != self._way else None
+        way = max(able, key=hoped.__getitem__)
+        self._credit -= prices[way]
+        return way
 
     def _rates(self, tokens: Sequence[float], num_requests: int) -> list[float]:
         learnt, rates = self._learnt, []
@@ -263,7 +270,7 @@ class _Learnt:
         self.entries = _believed(self._prior_entries, self._computed, self._computing)
         doubts = [1 / (1 + count) for count in self._requests]
         # A text that needs no lookaheads brings as much without them.
-        most = max(self.tokens)
+        most = _HOPE * max(self.tokens)
         self.hoped = [own + doubt * (most - own) for own, doubt in zip(self.tokens, doubts, strict=True)]
         self._is_known = True
 
