@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median_high
 
 import numpy as np
 
@@ -200,7 +201,7 @@ class _ExtraTime:
         place = _place(load)
         nearest = min(range(_NUM_LOADS), key=lambda other: (not any(self._timed[other]), abs(other - place)))
         timed = self._timed[nearest]
-        medians = [_median(own) if own else None for own in timed]
+        medians = [median_high(own) if own else None for own in timed]
         known = [own for own in medians if own is not None]
         of_all = sum(known) / len(known) if known else 0.0
         return [
@@ -217,10 +218,6 @@ class _ExtraTime:
         for way, own in enumerate(self._timed[_place(load)]):
             if way != but:
                 own.clear()
-
-
-def _median(values: Collection[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _place(load: int) -> int:

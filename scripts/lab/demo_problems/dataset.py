@@ -47,10 +47,14 @@ def make_plain_code(rng: random.Random) -> CodeProblem:
     return make_code(rng, plain=True)
 
 
+def _makers(plain: bool) -> tuple[Callable[[random.Random], MathProblem], Callable[[random.Random], CodeProblem]]:
+    return (make_plain_math, make_plain_code) if plain else (make_math, make_code)
+
+
 def training_pairs(seed: int, plain: bool = False) -> Iterator[tuple[str, str]]:
     """An endless stream of (question, answer), none of them held out. plain: answers without a choice of words."""
     rng = random.Random(seed)
-    math, code = (make_plain_math, make_plain_code) if plain else (make_math, make_code)
+    math, code = _makers(plain)
     while True:
         if rng.random() < MATH_SHARE:
             question, answer, _ = math(rng)
@@ -134,13 +138,11 @@ def _numbered(prefix: str, records: Iterator[dict[str, Any]], count: int) -> lis
 
 
 def held_out_math(count: int, plain: bool = False) -> list[dict[str, Any]]:
-    make = make_plain_math if plain else make_math
-    return _numbered("math", map(math_record, _distinct(make, "math", is_held_out)), count)
+    return _numbered("math", map(math_record, _distinct(_makers(plain)[0], "math", is_held_out)), count)
 
 
 def held_out_code(count: int, plain: bool = False) -> list[dict[str, Any]]:
-    make = make_plain_code if plain else make_code
-    return _numbered("code", map(code_record, _distinct(make, "code", is_held_out)), count)
+    return _numbered("code", map(code_record, _distinct(_makers(plain)[1], "code", is_held_out)), count)
 
 
 def held_out_new_templates(count: int) -> list[dict[str, Any]]:

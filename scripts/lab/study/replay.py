@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.config import find_config, load_sweep, slug
-from common.decoding import Completion
+from common.decoding import Completion, PassCosts
 from common.scoring import score
 from scripts.lab import result
 from scripts.lab.study import given
@@ -92,18 +92,7 @@ def _answers(generator: given.Generator, decode: Any, posed: Sequence[Any]) -> l
     return found
 
 
-class PassTimes(NamedTuple):
-    """Seconds of passes of so many tokens, ascending."""
-
-    tokens: Sequence[float]
-    seconds: Sequence[float]
-
-    def at(self, tokens: float) -> float:
-        slope = (self.seconds[-1] - self.seconds[-2]) / (self.tokens[-1] - self.tokens[-2])
-        return float(np.interp(tokens, self.tokens, self.seconds)) + max(tokens - self.tokens[-1], 0.0) * slope
-
-
-def replayed(answers: Sequence[Answer], at_once: int, times: PassTimes | None) -> tuple[float, float, float]:
+def replayed(answers: Sequence[Answer], at_once: int, times: PassCosts | None) -> tuple[float, float, float]:
     """Return tokens a second, tokens filled a pass and tokens computed a pass of so many requests at once, each
     followed by the next one; what comes after the last has begun is left out. times None: a pass takes a second."""
     waiting = deque(list(answers) * -(-_LEAST_ROUNDS * at_once // len(answers)))
@@ -138,7 +127,7 @@ def measured_too(answers: Mapping[str, Sequence[Answer]], file: Mapping[str, Any
     return [one for one in found if one.name in answers and one.tokens_per_s is not None]
 
 
-def pass_times(answers: Mapping[str, Sequence[Answer]], measured: Sequence[Measured]) -> PassTimes:
+def pass_times(answers: Mapping[str, Sequence[Answer]], measured: Sequence[Measured]) -> PassCosts:
     """Return what passes took in these settings, by their mean number of tokens."""
     points = []
     for one in measured:
@@ -146,15 +135,15 @@ def pass_times(answers: Mapping[str, Sequence[Answer]], measured: Sequence[Measu
         points.append((computed, filled / one.tokens_per_s))
     points.sort()
     rising = np.maximum.accumulate([seconds for _, seconds in points])
-    return PassTimes([tokens for tokens, _ in points], rising.tolist())
+    return PassCosts([tokens for tokens, _ in points], rising.tolist())
 
 
-def largest_miss(answers: Mapping[str, Sequence[Answer]], measured: Sequence[Measured], times: PassTimes) -> float:
+def largest_miss(answers: Mapping[str, Sequence[Answer]], measured: Sequence[Measured], times: PassCosts) -> float:
     """Return by what share at the most the replay of a setting misses what was measured of it."""
     return max(abs(replayed(answers[one.name], one.at_once, times)[0] / one.tokens_per_s - 1) for one in measured)
 
 
-def table_of(found: Mapping[str, Sequence[Answer]], times: PassTimes) -> list[list[Any]]:
+def table_of(found: Mapping[str, Sequence[Answer]], times: PassCosts) -> list[list[Any]]:
     """Return a row a setting: accuracy, against other settings', tokens a pass and a token computed, tokens/s."""
     rows = []
     for name, answers in found.items():
@@ -194,7 +183,7 @@ def table(options: argparse.Namespace) -> None:
     file = json.loads((result.ROOT / "docs/results/wall_clock_h100.json").read_text(encoding="utf-8"))
     card, miss = file["tables"]["methods"]["card"], ""
     if options.like:
-        times = PassTimes(**json.loads(options.like.read_text(encoding="utf-8"))["pass_times"])
+        times = PassCosts(**json.loads(options.like.read_text(encoding="utf-8"))["pass_times"])
     else:
         measured = measured_too(found["math"], file)
         times = pass_times(found["math"], measured)
@@ -217,7 +206,7 @@ def table(options: argparse.Namespace) -> None:
         }
         for kind, answers in found.items()
     }
-    result.write(options.to, {"tables": made, "pass_times": times._asdict()})
+    result.write(options.to, {"tables": made, "pass_times": {"tokens": times.tokens, "seconds": times.seconds}})
 
 
 def main() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from common.decoding import PassCosts
 from scripts.lab.study.replay import (
     LOADS,
     Answer,
-    PassTimes,
     largest_miss,
     measured_too,
     pass_times,
@@ -31,7 +31,7 @@ MEASURED = {
 
 
 def test_a_pass_takes_as_long_as_its_tokens_say() -> None:
-    times = PassTimes([10, 30], [1.0, 3.0])
+    times = PassCosts([10, 30], [1.0, 3.0])
     assert [times.at(tokens) for tokens in (5, 20, 40)] == [1.0, 2.0, 4.0]
     tokens_per_s, filled, computed = replayed(TWO, 1, times)
     passes = 4 * 3 - 1  # two answers four times over, without what is after the last one's begin
@@ -57,7 +57,7 @@ def test_a_row_compares_a_setting_with_the_others_problem_by_problem(tmp_path: P
         (tmp_path / f"{slug}.json").write_text(json.dumps({"name": name, "answers": [*TWO, *more]}))
     answers = read(tmp_path, names)
     assert {len(own) for own in answers.values()} == {2}, "the problems that all have"
-    rows = table_of(answers, PassTimes([1, 2], [1, 2]))
+    rows = table_of(answers, PassCosts([1, 2], [1, 2]))
     assert rows[0][:3] == ["k = 0", 50.0, None]
     assert rows[1][2] == "+0.0 (+0.0 to +0.0)" and rows[1][3] is None
     assert rows[0][5:7] == [pytest.approx(12 / 3), pytest.approx(12 / 60)]
