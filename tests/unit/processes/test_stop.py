@@ -9,7 +9,7 @@ import sys
 import pytest
 
 PREPARE = """
-import os, signal, sys, time, weakref
+import os, signal, sys, threading, time, weakref
 from common.processes.stop import Stopped, end_undisturbed, stop_on_signals
 stop_on_signals(grace_s=GRACE_S)
 class Thing: pass
@@ -35,7 +35,7 @@ both = signal.SIGINT, signal.SIGTERM
 try:
     signal.pthread_sigmask(signal.SIG_BLOCK, both)
     for one in both:
-        os.kill(os.getpid(), one)
+        signal.pthread_kill(threading.get_ident(), one)  # to this thread: others do not block them
     signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
     time.sleep(600)
 except Stopped as stopped:
