@@ -4,6 +4,8 @@ times.
 python -m scripts.lab.study.replay decode --run demo --sweep methods --problems 500 --out outputs/methods/math
 python -m scripts.lab.study.replay table MATH CODE --to docs/results/methods_demo.json
 
+With `--sweep pace` it decodes the ways that paces choose from, for `scripts/lab/pace.py`.
+
 Another model is told by `--set model=FOLDER --set input.path=FOLDER/heldout_math.jsonl`, and its table by `--like` the
 file of the demo model, whose pass times it takes.
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.config import find_config, load_sweep, slug
-from common.decoding import Completion, PassCosts
+from common.decoding import Completion, Pacer, PassCosts
 from common.scoring import score
 from scripts.lab import result
 from scripts.lab.study import given
@@ -56,7 +58,11 @@ def decode(options: argparse.Namespace) -> None:
         for point in load_sweep(find_config("sweeps", options.sweep), options.profile, options.run).points:
             path = options.out / f"{slug(point.name)}.json"
             there = json.loads(path.read_text(encoding="utf-8"))["answers"] if path.exists() else []
-            if len(there) >= len(posed) or (options.only and point.name not in options.only):
+            if (
+                len(there) >= len(posed)
+                or (options.only and point.name not in options.only)
+                or point.run.pace != "fixed"
+            ):
                 continue
             found = [Answer(*answer) for answer in there]
             found += _answers(generator, point.run.decode, posed[len(there) :])
@@ -92,21 +98,69 @@ def _answers(generator: given.Generator, decode: Any, posed: Sequence[Any]) -> l
     return found
 
 
-def replayed(answers: Sequence[Answer], at_once: int, times: PassCosts | None) -> tuple[float, float, float]:
-    """Return tokens a second, tokens filled a pass and tokens computed a pass of so many requests at once, each
-    followed by the next one; what comes after the last has begun is left out. times None: a pass takes a second."""
-    waiting = deque(list(answers) * -(-_LEAST_ROUNDS * at_once // len(answers)))
-    active: list[tuple[Answer, int]] = []
-    seconds, filled, computed, num_passes = 0.0, 0.0, 0.0, 0
-    while waiting:
-        while len(active) < at_once and waiting:
-            active.append((waiting.popleft(), 0))
-        tokens = sum(answer.passes[step] for answer, step in active)
-        seconds += 1.0 if times is None else times.at(tokens)
-        computed, num_passes = computed + tokens, num_passes + 1
-        filled += sum(answer.num_tokens / len(answer.passes) for answer, _ in active)
-        active = [(answer, step + 1) for answer, step in active if step + 1 < len(answer.passes)]
-    return filled / seconds, filled / num_passes, computed / num_passes
+class Replay:
+    """Requests of these answers at any load, in passes that take these times.
+
+    answers_W: of each way of decoding, to the same problems. pacer: chooses among the ways; a request that changes its
+    way goes on with the same share of the other way's passes. Without one all requests go the first way. costs None:
+    a pass takes a second.
+    """
+
+    def __init__(
+        self, answers_W: Sequence[Sequence[Answer]], costs: PassCosts | None = None, pacer: Pacer | None = None
+    ) -> None:
+        self._answers_W, self._costs, self._pacer = answers_W, costs, pacer
+        self._free: list[int] = []
+        self._way_of: dict[int, int] = {}  # by slot
+        self._active: dict[int, tuple[int, float]] = {}  # slot -> problem, share that is done
+        self.num_begun = self.num_passes = 0
+        self.seconds = self.filled = self.computed = 0.0
+
+    def step(self, at_once: int) -> None:
+        """Decode a pass of so many requests; places that have become free are taken first."""
+        while len(self._active) < at_once:
+            slot = self._free.pop() if self._free else len(self._way_of)
+            self._way_of[slot] = 0
+            self._active[slot] = (self.num_begun % len(self._answers_W[0]), 0.0)
+            self.num_begun += 1
+            if self._pacer is not None:
+                self._pacer.admit(slot, is_paced=True)
+        slot_N = np.array([*self._active])
+        if self._pacer is not None:
+            self._way_of.update(self._pacer.turn(slot_N))
+        tokens_N = []
+        for slot, (problem, share) in self._active.items():
+            own = self._answers_W[self._way_of[slot]][problem]
+            tokens_N.append(own.passes[min(int(share * len(own.passes) + 0.5), len(own.passes) - 1)])
+            self._active[slot] = (problem, share + 1 / len(own.passes))
+            self.filled += own.num_tokens / len(own.passes)
+        took = 1.0 if self._costs is None else self._costs.at(sum(tokens_N))
+        self.seconds, self.computed = self.seconds + took, self.computed + sum(tokens_N)
+        self.num_passes += 1
+        if self._pacer is not None:
+            self._pacer.note(slot_N, np.array(tokens_N, dtype=np.float64))
+            self._pacer.took(took)
+        for slot, (problem, share) in [*self._active.items()]:
+            if share > 1 - 1e-6:
+                if self._pacer is not None:
+                    self._pacer.end(slot, self._answers_W[self._way_of[slot]][problem].num_tokens)
+                del self._active[slot]
+                self._free.append(slot)
+
+
+def replayed(answers: Sequence[Answer], at_once: int, costs: PassCosts | None) -> Replay:
+    """Return the replay of so many requests at once, each followed by the next one; what comes after the last has begun
+    is left out."""
+    replay = Replay([answers], costs)
+    while replay.num_begun < len(answers) * -(-_LEAST_ROUNDS * at_once // len(answers)):
+        replay.step(at_once)
+    return replay
+
+
+def speed(answers: Sequence[Answer], at_once: int, costs: PassCosts) -> float:
+    """Return tokens a second of so many requests at once."""
+    replay = replayed(answers, at_once, costs)
+    return replay.filled / replay.seconds
 
 
 class Measured(NamedTuple):
@@ -131,16 +185,22 @@ def pass_times(answers: Mapping[str, Sequence[Answer]], measured: Sequence[Measu
     """Return what passes took in these settings, by their mean number of tokens."""
     points = []
     for one in measured:
-        _, filled, computed = replayed(answers[one.name], one.at_once, None)
+        replay = replayed(answers[one.name], one.at_once, None)
+        filled, computed = replay.filled / replay.num_passes, replay.computed / replay.num_passes
         points.append((computed, filled / one.tokens_per_s))
     points.sort()
     rising = np.maximum.accumulate([seconds for _, seconds in points])
     return PassCosts([tokens for tokens, _ in points], rising.tolist())
 
 
+def read_pass_times(path: Path) -> PassCosts:
+    """Return the pass times that a table's file holds."""
+    return PassCosts(**json.loads(path.read_text(encoding="utf-8"))["pass_times"])
+
+
 def largest_miss(answers: Mapping[str, Sequence[Answer]], measured: Sequence[Measured], times: PassCosts) -> float:
     """Return by what share at the most the replay of a setting misses what was measured of it."""
-    return max(abs(replayed(answers[one.name], one.at_once, times)[0] / one.tokens_per_s - 1) for one in measured)
+    return max(abs(speed(answers[one.name], one.at_once, times) / one.tokens_per_s - 1) for one in measured)
 
 
 def table_of(found: Mapping[str, Sequence[Answer]], times: PassCosts) -> list[list[Any]]:
@@ -159,7 +219,7 @@ def table_of(found: Mapping[str, Sequence[Answer]], times: PassCosts) -> list[li
         num_tokens = sum(answer.num_tokens for answer in answers)
         row.append(num_tokens / sum(len(answer.passes) for answer in answers))
         row.append(num_tokens / sum(sum(answer.passes) for answer in answers))
-        rows.append(row + [replayed(answers, at_once, times)[0] for at_once in LOADS])
+        rows.append(row + [speed(answers, at_once, times) for at_once in LOADS])
     return rows
 
 
@@ -175,15 +235,22 @@ def read(folder: Path, names: Sequence[str]) -> dict[str, list[Answer]]:
     return {name: answers[:fewest] for name, answers in found.items()}
 
 
+def read_head(folder: Path, name: str) -> dict[str, Any]:
+    """Return what a file of answers says of the card and the model."""
+    head: dict[str, Any] = json.loads((folder / f"{slug(name)}.json").read_text(encoding="utf-8"))
+    del head["answers"]
+    return head
+
+
 def table(options: argparse.Namespace) -> None:
     """Write a table of each kind of problems, of the settings that have answers there."""
     names = load_sweep(find_config("sweeps", options.sweep), "cpu", "demo").names
     found = {"math": read(options.math, names), "code": read(options.code, names)}
-    decoded = json.loads((options.math / f"{slug(BASE)}.json").read_text(encoding="utf-8"))
+    decoded = read_head(options.math, BASE)
     file = json.loads((result.ROOT / "docs/results/wall_clock_h100.json").read_text(encoding="utf-8"))
     card, miss = file["tables"]["methods"]["card"], ""
     if options.like:
-        times = PassCosts(**json.loads(options.like.read_text(encoding="utf-8"))["pass_times"])
+        times = read_pass_times(options.like)
     else:
         measured = measured_too(found["math"], file)
         times = pass_times(found["math"], measured)

@@ -16,6 +16,7 @@ from scripts.lab.study.replay import (
     pass_times,
     read,
     replayed,
+    speed,
     table_of,
 )
 
@@ -33,11 +34,13 @@ MEASURED = {
 def test_a_pass_takes_as_long_as_its_tokens_say() -> None:
     times = PassCosts([10, 30], [1.0, 3.0])
     assert [times.at(tokens) for tokens in (5, 20, 40)] == [1.0, 2.0, 4.0]
-    tokens_per_s, filled, computed = replayed(TWO, 1, times)
-    passes = 4 * 3 - 1  # two answers four times over, without what is after the last one's begin
-    assert filled == pytest.approx((4 * 8 + 4 * 4) / (passes + 1))
-    assert computed == pytest.approx(20) and tokens_per_s == pytest.approx(filled / 2)
-    assert replayed(TWO, 4, None)[2] > 3 * computed
+    replay = replayed(TWO, 1, times)
+    assert replay.num_passes == 4 * 3  # two answers four times over
+    assert replay.filled == pytest.approx(4 * 8 + 4 * 4)
+    assert replay.computed == 12 * 20 and replay.seconds == pytest.approx(12 * 2)
+    assert speed(TWO, 1, times) == pytest.approx(2)
+    at_four = replayed(TWO, 4, None)
+    assert at_four.computed / at_four.num_passes > 3 * 20 and at_four.seconds == at_four.num_passes
 
 
 def test_what_passes_took_follows_from_the_settings_that_were_measured_too() -> None:
@@ -46,7 +49,7 @@ def test_what_passes_took_follows_from_the_settings_that_were_measured_too() -> 
     times = pass_times({"k = 0": TWO}, measured)
     assert times.tokens[0] == pytest.approx(20) and times.seconds[0] == pytest.approx(4 / 12)
     assert len(times.tokens) == 2 and times.seconds == sorted(times.seconds)
-    assert replayed(TWO, 1, times)[0] == pytest.approx(12, rel=0.1)
+    assert speed(TWO, 1, times) == pytest.approx(12, rel=0.1)
     assert 0 < largest_miss({"k = 0": TWO}, measured, times) < 0.2
 
 
