@@ -31,7 +31,7 @@ RESULTS = ROOT / "docs" / "results"
 PACES: tuple[Pace, ...] = get_args(Pace)[1:]
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CAREFUL = "k0_in_turn"  # what accuracy is held against: no lookahead, one block after another
-_LEAST_REQUESTS = 400
+_LEAST_REQUESTS = 2000
 _STRETCH_S = 4.0
 
 
@@ -101,8 +101,8 @@ def main() -> None:
     num = [len(found[CAREFUL]) for found in kinds]
     head = read_head(known.math, CAREFUL)
     where = (
-        f"{head['model']} on the first {num[0]} held-out math and {num[1]} code problems. {head['card']}. Pass times: "
-        "Dream-7B's shapes, one H100, from docs/results/methods_demo.json"
+        f"{head['model']} on the first {num[0]} held-out math and {num[1]} code problems, decoded at {head['commit']}. "
+        "Pass times: Dream-7B's shapes, one H100, from docs/results/methods_demo.json"
     )
     made = {"commit": commit(), "command": "python -m scripts.lab.pace " + " ".join(sys.argv[1:])}
     lost = f"Lost: points against {CAREFUL}, 95 % of paired resamples"

@@ -24,9 +24,11 @@ from common.decoding.plan import Int, Score
 
 _PRIOR_PASSES = 12.0  # that what is believed of a way at first counts as
 _MEMORY = 2048.0  # requests of a way after which an observation counts e times less
-_EXPLORE_EVERY = 16  # requests: then one is decoded in a way that might be faster
-_EARN = 48  # requests that pay for one that takes twice as long as theirs
+_EXPLORE_EVERY = 17  # requests: then one tries a way that might be faster. Odd: kinds of requests may alternate
+_EARN = 64  # requests that pay for one that takes twice as long as theirs
+_MOST_CREDIT = 2.0 * _EARN  # what a run begins with, too
 _HOPE = 1.1  # of what the best way brings a pass: what another may bring that nobody has seen
+_SOME = 1.5  # requests after which half of the hope is left
 _LEAST_GAIN = 1.01  # for which requests under way change theirs
 _REVIEW_EVERY = 8  # steps between two choices at one load
 _NUM_LOADS = 16  # powers of two
@@ -67,7 +69,8 @@ class Pacer:
         self._extra = _ExtraTime(len(ways))
         self._way, self._load, self._step = 0, 0, 0
         self._noted = (0, 0, 0.0)  # of the last pass that was noted: way, load, seconds expected
-        self._credit = 0  # requests that have not been spent on exploring
+        self._num_paced = 0  # requests so far
+        self._credit = _MOST_CREDIT  # requests that have not been spent on exploring
         self._open: dict[int, _Open] = {}  # by slot
         self._new: set[int] = set()  # slots of requests that have had no pass
         self._num_pinned = 0
@@ -77,8 +80,9 @@ class Pacer:
         own = self._open[slot] = _Open(UNPACED, not is_paced, self._step)
         self._new.add(slot)
         if is_paced:
-            self._credit += 1
-            if self._credit % _EXPLORE_EVERY == 0 and (way := self._worth_exploring()) is not None:
+            self._num_paced += 1
+            self._credit = min(self._credit + 1, _MOST_CREDIT)
+            if self._num_paced % _EXPLORE_EVERY == 0 and (way := self._worth_exploring()) is not None:
                 own.is_pinned = True
                 own.change(way, self._step)
         self._num_pinned += own.is_pinned
@@ -156,19 +160,16 @@ class Pacer:
         return best if rates[best] > _LEAST_GAIN * rates[self._way] else self._way
 
     def _worth_exploring(self) -> int | None:
-        """Return the way that might be the fastest of those that might be faster than the present one and that enough
-        requests have paid for; None if there is none."""
+        """Return the way that might gain the most on the present one for its price, if enough requests have paid for
+        it; None until then, and if no way might gain."""
         load = max(self._load, 1)
         hoped, believed = self._rates(self._learnt.hoped, load), self.tokens_per_s(load)
         now = believed[self._way]
-        # Whole multiples, since the next one is looked for when the credit is one.
-        prices = [max(int(_EARN * (now / own - 1) / _EXPLORE_EVERY + 1), 1) * _EXPLORE_EVERY for own in believed]
-        able = [
-            way for way, price in enumerate(prices) if price <= self._credit and hoped[way] > now and way != self._way
-        ]
-        if not able:
+        prices = [max(_EARN * (now / own - 1), _EXPLORE_EVERY) for own in believed]
+        gains = [0.0 if way == self._way else hoped[way] / now - 1 for way in range(len(hoped))]
+        way = max(range(len(gains)), key=lambda way: gains[way] / prices[way])
+        if gains[way] <= 0 or prices[way] > self._credit:
             return None
-        way = max(able, key=hoped.__getitem__)
         self._credit -= prices[way]
         return way
 
@@ -176,7 +177,8 @@ class Pacer:
         learnt, rates = self._learnt, []
         extras = self._extra.at(num_requests)
         for brought, computed, extra in zip(tokens, learnt.entries, extras, strict=True):
-            entries = computed + learnt.prompt_entries * brought / learnt.request_tokens
+            first = min(brought / learnt.request_tokens, 1.0)  # the share of passes that compute a prompt
+            entries = computed + first * (learnt.prompt_entries - computed)
             expected = self._expected(num_requests * entries, num_requests)
             rates.append(num_requests * brought / max(expected + extra, expected / 2))
         return rates
@@ -236,7 +238,7 @@ class _Learnt:
         self.prompt_entries, self.request_tokens = 0.0, 100.0
         self.tokens = self.hoped = self._prior_tokens = [way.tokens for way in ways]
         self.entries = self._prior_entries = [way.entries for way in ways]
-        self._tokens, self._passes, self._computed, self._computing, self._requests = (
+        self._tokens, self._passes, self._computed, self._computing, self.requests = (
             [0.0] * len(ways) for _ in range(5)
         )
         self._prompts, self._num_prompts = 0.0, 0.0
@@ -253,19 +255,19 @@ class _Learnt:
 
     def add_request(self, way: int, num_tokens: int, num_passes: int) -> None:
         for seen, value in (
-            (self._tokens, num_tokens), (self._passes, num_passes), (self._requests, 1),
+            (self._tokens, num_tokens), (self._passes, num_passes), (self.requests, 1),
             (self._computed, 0), (self._computing, 0),
         ):  # fmt: skip
             seen[way] = seen[way] * _KEPT + value
-        self.request_tokens += (max(num_tokens, 1) - self.request_tokens) / min(1 + sum(self._requests), _MEMORY)
+        self.request_tokens += (max(num_tokens, 1) - self.request_tokens) / min(1 + sum(self.requests), _MEMORY)
         self._is_known = False
 
     def review(self) -> None:
         if self._is_known:
             return
-        self.tokens = _believed(self._prior_tokens, self._tokens, self._passes)
+        self.tokens = _believed(self._prior_tokens, self._tokens, self._passes, is_additive=True)
         self.entries = _believed(self._prior_entries, self._computed, self._computing)
-        doubts = [1 / (1 + count) for count in self._requests]
+        doubts = [1 / (1 + count / _SOME) for count in self.requests]
         # A text that needs no lookaheads brings as much without them.
         most = _HOPE * max(self.tokens)
         self.hoped = [own + doubt * (most - own) for own, doubt in zip(self.tokens, doubts, strict=True)]
@@ -275,12 +277,20 @@ class _Learnt:
 _KEPT = math.exp(-1 / _MEMORY)
 
 
-def _believed(priors: Sequence[float], totals: Sequence[float], counts: Sequence[float]) -> list[float]:
-    """Return means of what was counted, drawn towards what was believed at first in the proportions of the ways."""
+def _believed(
+    priors: Sequence[float], totals: Sequence[float], counts: Sequence[float], *, is_additive: bool = False
+) -> list[float]:
+    """Return means of what was counted, drawn towards what was believed at first in the proportions of the ways.
+
+    is_additive: where more was seen than that, each way is believed to have as much more: text that is easy without
+    lookaheads gains less by them.
+    """
     as_believed = _PRIOR_PASSES * sum(priors) / len(priors)
     expected = sum(prior * count for prior, count in zip(priors, counts, strict=True))
     scale = (sum(totals) + as_believed) / (expected + as_believed)
+    more = (sum(totals) - expected) / (sum(counts) + _PRIOR_PASSES)
+    moved = [prior + more if is_additive and more > 0 else prior * scale for prior in priors]
     return [
-        (total + _PRIOR_PASSES * scale * prior) / (count + _PRIOR_PASSES)
-        for prior, total, count in zip(priors, totals, counts, strict=True)
+        (total + _PRIOR_PASSES * prior) / (count + _PRIOR_PASSES)
+        for prior, total, count in zip(moved, totals, counts, strict=True)
     ]

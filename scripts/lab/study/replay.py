@@ -53,7 +53,7 @@ def decode(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     with given.load(options) as generator:
         model = f"{Path(generator.run.model).name} in {generator.profile.dtype}"
-        head = {"card": result.card(generator.profile.device), "model": model}
+        head = {"card": result.card(generator.profile.device), "model": model, "commit": result.commit()}
         posed = given.problems(generator.run, options.problems)
         for point in load_sweep(find_config("sweeps", options.sweep), options.profile, options.run).points:
             path = options.out / f"{slug(point.name)}.json"
@@ -263,7 +263,8 @@ def table(options: argparse.Namespace) -> None:
         kind: {
             "card": f"{decoded['card']}; pass times of an {card}",
             "commit": result.commit(),
-            "conditions": f"{decoded['model']} on {len(next(iter(answers.values())))} held-out {kind} problems; "
+            "conditions": f"{decoded['model']}, decoded at {decoded['commit']}, on "
+            f"{len(next(iter(answers.values())))} held-out {kind} problems; "
             f"configs/sweeps/{options.sweep}.yaml: blocks of 16, tau 0.98 and shift_row fresh, but LoPA's tau 0.95 and "
             "stale. Against: points, 95 % of paired resamples. Tokens filled a pass, and a token computed. Tokens/s: "
             "what these passes would have taken with Dream-7B's shapes, by how long passes of so many tokens took in "
