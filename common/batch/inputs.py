@@ -200,5 +200,6 @@ def _problem(fields: Mapping[str, Any], template: str | None) -> str | None:
     if contents[0] == "prompt" and isinstance(value, list) and value and all(type(item) is int for item in value):
         return None  # token ids
     if contents[0] != "messages":
-        return None if isinstance(value, str) else f"{contents[0]} must be a string"
+        kinds = "a string, or a list of token ids" if contents[0] == "prompt" else "a string"
+        return None if isinstance(value, str) else f"{contents[0]} must be {kinds}"
     return why_no_conversation(value) or (None if variables is None else why_no_variables(variables))

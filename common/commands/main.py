@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -111,6 +112,10 @@ def open_standard_streams() -> None:
 def main() -> None:
     """The console script: errors of users and machines end in one sentence; only defects show a traceback."""
     open_standard_streams()
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # torch, for one, would call itself broken
+        sys.exit(fail("the working directory was deleted: change to another one"))
     # With torch-npu installed but no CANN, importing torch would fail with torch-npu's traceback; engines import it.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     die_with_launcher()

@@ -23,7 +23,17 @@ REFUSED_KEYS = {
 }
 _STRATEGY = "strategy"  # the key whose section is of one of several kinds
 _MAX_GIVEN = 200  # characters of a value that is repeated in a sentence
-_written = Repr()
+
+
+class _Written(Repr):
+    def repr_int(self, number: int, level: int) -> str:
+        try:
+            return super().repr_int(number, level)
+        except ValueError:  # Python writes no decimal that long
+            return "a number of thousands of digits"
+
+
+_written = _Written()
 _written.maxstring = _written.maxother = _written.maxlong = 2 * _MAX_GIVEN
 _written.maxlist = _written.maxdict = _written.maxtuple = _MAX_GIVEN
 _written.maxlevel = 8

@@ -6,6 +6,7 @@ from common.constraints.compiler import Compiler
 from common.constraints.formats import Format, of_calls, of_response_format, of_structured_outputs
 from common.constraints.lift import ByteAutomaton, Trie, lift
 from common.constraints.making import made
+from common.constraints.recent import Recent
 
 __all__ = [
     "MASK",
@@ -15,6 +16,7 @@ __all__ = [
     "Compiler",
     "Format",
     "Graph",
+    "Recent",
     "Trie",
     "lift",
     "made",

@@ -79,6 +79,11 @@ class Automaton:
     def num_classes(self) -> int:
         return int(self.next_QC.shape[1])
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its tables."""
+        return self.class_V.nbytes + self.next_QC.nbytes + self.is_final_Q.nbytes
+
     @cached_property
     def graph(self) -> Graph:
         source_E, class_E, target_E = self.edges_3E.astype(np.int32)

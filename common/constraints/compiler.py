@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from threading import Lock
@@ -11,9 +10,8 @@ from common.constraints.apart import PassingError, made_apart
 from common.constraints.automaton import Automaton
 from common.constraints.formats import Format
 from common.constraints.lift import Trie
+from common.constraints.recent import Recent
 from common.errors import ConfigError
-
-_MOST_KEPT = 64  # automata
 
 
 class Compiler:
@@ -31,7 +29,7 @@ class Compiler:
         self._vocab_size = vocab_size
         self._make = make
         self._making, self._looking = Lock(), Lock()
-        self._kept: OrderedDict[Format, Automaton | ConfigError] = OrderedDict()
+        self._kept: Recent[bytes, Automaton | ConfigError] = Recent()
 
     def automaton(self, format: Format) -> Automaton:
         """Return the format's automaton. Takes from milliseconds to seconds the first time, in which other threads get
@@ -53,9 +51,7 @@ class Compiler:
 
     def _look(self, format: Format) -> Automaton | ConfigError | None:
         with self._looking:
-            if format in self._kept:
-                self._kept.move_to_end(format)
-            return self._kept.get(format)
+            return self._kept.get(format.digest)
 
     def _keep(self, format: Format) -> Automaton | ConfigError:
         found: Automaton | ConfigError
@@ -66,9 +62,7 @@ class Compiler:
         except ConfigError as error:
             found = error
         with self._looking:
-            self._kept[format] = found
-            if len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
+            self._kept.keep(format.digest, found, found.num_bytes if isinstance(found, Automaton) else 0)
         return found
 
     @cached_property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from common.constraints.patterns import require_short
 from common.errors import ConfigError, first_line
 
 _OF_OUTPUTS = ("json", "regex", "choice", "json_object")
@@ -20,6 +22,11 @@ class Format(NamedTuple):
 
     kind: Literal["json", "regex", "choice", "json_object", "call"]
     text: str = ""
+
+    @property
+    def digest(self) -> bytes:
+        """A key that is short however long the text is."""
+        return hashlib.sha256(f"{self.kind} {self.text}".encode()).digest()
 
 
 def of_response_format(given: Any) -> Format | None:
@@ -57,6 +64,7 @@ def of_structured_outputs(given: Any) -> Format | None:
     if name == "regex":
         if not isinstance(value, str):
             raise ConfigError("regex: write a regular expression")
+        require_short(value, "regex: it")
         _require_whole(value, "regex")
         return Format("regex", value)
     if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):

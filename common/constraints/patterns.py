@@ -8,9 +8,10 @@ import re
 from common.errors import ConfigError
 
 _MOST_LETTERS = 20_000
-_ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?:|.", re.DOTALL)
+_ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?:|\{(?:\d+(?:,\d*)?|,\d*)\}|.", re.DOTALL)
 _SETS = {"d": "0-9", "w": "A-Za-z0-9_", "s": r" \t\n\r\f\v"}
-_SYNTAX = {"*", "+", "?", "{", "}", "(", "(?:", ")", "|"}
+_SYNTAX = {"*", "+", "?", "(", "(?:", ")", "|"}
+_ANGLES = (r"\<", r"\>")  # where a word begins and ends, to the library
 _ESCAPED = ['"', "\\", *map(chr, range(32)), *map(chr, range(0x7F, 0xA0))]  # of these, what JSON or its texts escape
 _SET_SYNTAX = re.compile(r"\[|&&|--|~~")  # of the library's sets, and letters to Python
 _LOOKS = re.compile(r"\(\?<?[=!]")
@@ -25,15 +26,22 @@ def in_ascii(regex: str) -> str:
     return "".join(map(_in_ascii, _without_ends(atoms, begins, ends)))
 
 
-def _atoms(regex: str) -> list[str]:
+def require_short(regex: str, name: str = "it") -> None:
+    """Raise ConfigError for an expression of more letters than are compiled. name: in the sentence."""
     if len(regex) > _MOST_LETTERS:
-        raise ConfigError(f"it has {len(regex)} letters, at most {_MOST_LETTERS} are compiled")
+        raise ConfigError(f"{name} has {len(regex)} letters, at most {_MOST_LETTERS} are compiled")
+
+
+def _atoms(regex: str) -> list[str]:
+    require_short(regex)
     try:
         re.compile(regex)  # of two halves of a group, one might close what stands around them
     except (re.error, RecursionError, OverflowError) as error:
         raise ConfigError(f"it is no regular expression ({error})") from None
     atoms = _ATOM.findall(regex)
-    for atom in atoms:
+    for before, atom in zip(("", *atoms), atoms, strict=False):
+        if atom == "+" and (before in ("*", "+", "?") or _is_count(before)):
+            raise ConfigError(f"{before:.60}+ is not compiled: leave the + out, which keeps texts from matching")
         inner = atom[2:-1] if atom.startswith("[^") else atom[1:-1]
         if atom[0] == "[" and _SET_SYNTAX.search(re.sub(r"\\.", " ", inner, flags=re.DOTALL)):
             raise ConfigError(
@@ -61,7 +69,7 @@ def in_json_string(pattern: str) -> str:
     begins, ends = atoms[:1] == ["^"], atoms[-1:] == ["$"]
     inner = _without_ends(atoms, begins, ends)
     for atom in inner:
-        if atom not in _SYNTAX:
+        if atom not in _SYNTAX and not _is_count(atom):
             _require_plain(atom)
     body = f"(?:{''.join(map(_in_ascii, inner))})"
     return f"{'' if begins else LETTERS + '*'}{body}{'' if ends else LETTERS + '*'}"
@@ -77,6 +85,12 @@ def _require_plain(atom: str) -> None:
 def _in_ascii(atom: str) -> str:
     if atom[0] == "[":
         return re.sub(r"\\(.)", _in_set, atom, flags=re.DOTALL)
+    if _is_count(atom):
+        return atom.replace("{,", "{0,")
+    if atom in ("{", "}"):
+        return f"\\{atom}"
+    if atom in _ANGLES:
+        return atom[1]
     if atom[0] == "\\" and atom[1:] in _SETS:
         return f"[{_SETS[atom[1:]]}]"
     if atom[0] == "\\" and atom[1:].lower() in _SETS:
@@ -84,6 +98,12 @@ def _in_ascii(atom: str) -> str:
     return atom
 
 
+def _is_count(atom: str) -> bool:
+    return len(atom) > 1 and atom[0] == "{"
+
+
 def _in_set(found: re.Match[str]) -> str:
     name = found[1]
+    if found[0] in _ANGLES:
+        return name
     return f"[^{_SETS[name.lower()]}]" if name in "DWS" else _SETS.get(name, found[0])

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from common.constraints import Automaton
+from common.constraints import Automaton, Recent
 from common.serving.messages import Add
-
-_MOST_KEPT = 16
 
 
 class SentAutomata:
@@ -19,7 +16,7 @@ class SentAutomata:
     both keep and drop the same, since they see the same messages in the same order."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, Automaton] = OrderedDict()
+        self._kept: Recent[str, Automaton] = Recent()
 
     def packed(self, messages: Sequence[Any]) -> bytes:
         """Return a pickle that `unpacked` of the other side reads."""
@@ -40,15 +37,13 @@ class SentAutomata:
         return automaton.key, None if is_there else pickle.dumps(automaton, protocol=pickle.HIGHEST_PROTOCOL)
 
     def named(self, key: str, body: bytes | None) -> Automaton:
-        automaton: Automaton = self._kept[key] if body is None else pickle.loads(body)
+        automaton: Automaton | None = self._kept.get(key) if body is None else pickle.loads(body)
+        assert automaton is not None, "both sides keep the same"
         self._keep(automaton)
         return automaton
 
     def _keep(self, automaton: Automaton) -> None:
-        self._kept[automaton.key] = automaton
-        self._kept.move_to_end(automaton.key)
-        if len(self._kept) > _MOST_KEPT:
-            self._kept.popitem(last=False)
+        self._kept.keep(automaton.key, automaton, automaton.num_bytes)
 
 
 class _Pickler(pickle.Pickler):

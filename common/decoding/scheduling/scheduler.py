@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from common.config import DecodeConfig, Pace, is_paced, ways_of
-from common.constraints import Automaton
+from common.constraints import Automaton, Recent
 from common.decoding.engine import Capacity, PassCosts, Prefixes, PrefixRoot, Room
 from common.decoding.plan import Int, Predictions, Sampling, StepPlan
 from common.decoding.request import HOLE, Completion, GenerationRequest, Rejection, TokenLogprob
@@ -30,7 +30,6 @@ from common.policies import number_of, parsed
 # Settings of a whole pass, which all its requests share: attention, and how confidences come out of the logits.
 SHARED_SETTINGS = ("window_attention", "sampling_strategy", "mask_token_id", "mask_probability", "temperature_acts_on")
 MOST_RULES = 1000  # of different settings that are kept for requests to come
-_MOST_AUTOMATA = 64  # that are kept likewise
 
 
 class Scheduler:
@@ -87,7 +86,7 @@ class Scheduler:
             assert costs is not None, "whoever sets a pace has measured what passes cost"
             self._pacer = Pacer(ways_of(decode, pace), costs)
         self._plan: StepPlan | None = None
-        self._closed_of: dict[tuple[str, tuple[int, ...]], Automaton] = {}  # the one used last comes last
+        self._closed_of: Recent[tuple[str, tuple[int, ...]], Automaton] = Recent()
         self._requests = Requests(num_slots, self.sampling.mask_token_id)
         self._requests.observer = None if observer is None else Observer(observer)
 
@@ -292,10 +291,10 @@ class Scheduler:
     def _closed(self, automaton: Automaton, rules: Rules) -> Automaton:
         """Return the automaton of canvases; one object of equal ones, so that an engine prepares it once."""
         ends = tuple(sorted(rules.end_token_ids))
-        found = self._closed_of.pop((automaton.key, ends), None) or automaton.closed(ends)
-        self._closed_of[automaton.key, ends] = found
-        if len(self._closed_of) > _MOST_AUTOMATA:
-            del self._closed_of[next(iter(self._closed_of))]
+        found = self._closed_of.get((automaton.key, ends))
+        if found is None:
+            found = automaton.closed(ends)
+            self._closed_of.keep((automaton.key, ends), found, found.num_bytes)
         return found
 
     def _freed(self, decoding: DecodingRequest, completion: Completion) -> Completion | Rejection:

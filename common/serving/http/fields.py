@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import reprlib
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -20,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from common.config import given_value
 from common.requests import (
     FIRST_ERROR,
     AnswerFields,
@@ -134,7 +134,7 @@ class Fields(BaseModel):
         for name, value in (self.model_extra or {}).items():
             neutral, why = _NEUTRAL.get(name, ((), _NEW_NAME if name.startswith("guided_") else ""))
             if why and not any(_is_same(value, one) for one in neutral):
-                return name, f"{name}: {_shown(value)} is refused, as {why} remove {name:.100}"
+                return name, f"{name}: {given_value(value):.100} is refused, as {why} remove {name:.100}"
             if not why and name not in _WITHOUT_EFFECT and name not in _logged and len(_logged) < _MOST_LOGGED:
                 _logged.add(name)
                 logger.warning("%.100r is no field that this server knows: ignored, and not told of again", name)
@@ -386,14 +386,6 @@ def _add(given: dict[str, Any], more: dict[str, Any]) -> None:
         if name in given:
             raise ValueError(f"{name}: it is given twice, once by another name; send one of the two")
         given[name] = value
-
-
-def _shown(value: Any) -> str:
-    """Return the beginning of a value."""
-    try:
-        return f"{reprlib.repr(value):.100}"
-    except ValueError:  # a number of thousands of digits
-        return "a number"
 
 
 def _is_same(value: Any, neutral: Any) -> bool:

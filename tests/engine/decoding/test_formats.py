@@ -141,6 +141,6 @@ def test_a_format_of_every_text_changes_nothing(name: str) -> None:
     next_QC = np.array([[-1, 0]], np.int32)
     anything = type(anything)(class_V, next_QC, np.ones(1, np.bool_), 0, "anything")
     plain = decoded(name, None, 3, 0.0, 20)
-    COMPILER._kept[Format("regex", "anything")] = anything
+    COMPILER._kept.keep(Format("regex", "anything").digest, anything, anything.num_bytes)
     held = decoded(name, Format("regex", "anything"), 3, 0.0, 20)
     assert [one.token_ids for one in held] == [one.token_ids for one in plain]

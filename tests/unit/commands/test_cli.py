@@ -250,3 +250,10 @@ def test_standard_input_that_is_closed_is_said(tmp_path: Path) -> None:
     command = ["bash", "-c", 'exec "$@" 0<&-', "bash", sys.executable, str(SCRIPTED), *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "standard input is closed" in done.stderr
+
+
+def test_a_working_directory_that_was_deleted_is_said(tmp_path: Path) -> None:
+    command = ["bash", "-c", 'rmdir "$PWD" && exec "$@"', "bash", sys.executable, "-m", "common.commands", "doctor"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "working directory was deleted" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.constraints import Compiler, Format, made, of_structured_outputs
+from common.constraints import Compiler, Format, Recent, made, of_structured_outputs
 from common.constraints.apart import PassingError
 from common.constraints.automaton import FAR, distances
 from common.errors import ConfigError
@@ -54,6 +55,32 @@ def test_what_the_library_reads_otherwise_is_refused(regex: str) -> None:
         COMPILER.automaton(Format("regex", regex))
 
 
+@pytest.mark.parametrize("regex", ["(?:yes)?+yes", "[0-9]*+7", "a{2}+", "a{,3}+", r"\?++"])
+def test_a_quantifier_that_gives_nothing_back_is_refused(regex: str) -> None:
+    with pytest.raises(ConfigError, match=r"leave the \+ out|no regular expression"):  # Python 3.10 has none of them
+        COMPILER.automaton(Format("regex", regex))
+    with pytest.raises(ConfigError, match=r"leave the \+ out|no regular expression"):
+        COMPILER.automaton(Format("json", json.dumps({"type": "string", "pattern": regex})))
+
+
+def test_an_expression_that_is_too_long_is_refused_before_it_is_kept() -> None:
+    with pytest.raises(ConfigError, match="at most 20000"):
+        of_structured_outputs({"regex": "\U0001f600" * 20_001})
+
+
+def test_automata_are_kept_by_their_bytes() -> None:
+    kept: Recent[str, str] = Recent(most_bytes=100)
+    for name, num_bytes in (("a", 40), ("b", 40), ("a", 50), ("c", 20), ("d", 0)):
+        assert kept.get(name) in (None, name)
+        kept.keep(name, name, num_bytes)
+    assert "b" not in kept and kept.get("a") == "a" and len(kept) == 3
+    kept.keep("large", "large", 1000)
+    assert kept.get("large") == "large" and len(kept) == 1, "the last one stays"
+    for number in range(1000):
+        kept.keep(str(number), "", 0)
+    assert len(kept) == 64
+
+
 @pytest.mark.parametrize(
     ("regex", "texts", "others"),
     [
@@ -62,6 +89,9 @@ def test_what_the_library_reads_otherwise_is_refused(regex: str) -> None:
         (r"[\[\D]", ["[", "x", "é"], ["1"]),
         (r"[(?=]", ["=", "("], ["a"]),
         (r"\^a\$", ["^a$"], ["a"]),
+        (r"\<b\>[a-z]\</b\>[\<]", ["<b>x</b><"], ["bx/b"]),
+        ("a{,2}b{1,}", ["b", "aabb"], ["aaab", "a"]),
+        ("{a} a{1 {} b{,}", ["{a} a{1 {} ", "{a} a{1 {} bb"], ["aa"]),
     ],
 )
 def test_expressions_mean_what_they_say(regex: str, texts: list[str], others: list[str]) -> None:

@@ -62,14 +62,14 @@ def test_it_is_sent_once_and_named_afterwards() -> None:
 def test_both_sides_forget_the_same_ones() -> None:
     replica, writer, link = connected()
     draws = random.Random(0)
-    for _ in range(200):
-        number = draws.randrange(24)
+    for _ in range(400):
+        number = draws.randrange(96)
         given = None if number == 0 else automaton(number)
         replica.send([Add(GenerationRequest("a", (1,), automaton=given))])
         (added,) = received(link)
         assert (added.request.automaton is None) == (given is None)
         assert given is None or added.request.automaton.next_QC[0, 0] == number
-    assert 24 < sum(length > LARGE for length in writer.lengths) < 150
+    assert 96 < sum(length > LARGE for length in writer.lengths) < 300
 
 
 def test_another_start_of_the_engine_is_sent_it_again() -> None:
