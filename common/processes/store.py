@@ -81,8 +81,12 @@ def _next_key(kind: str) -> str:
     return f"lopa/{kind}/{next(_next)}"
 
 
-@cache
 def _store() -> Any:
+    return _store_at(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+
+
+@cache
+def _store_at(host: str, port: int) -> Any:
     import torch.distributed as dist
 
-    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
+    return dist.TCPStore(host, port, is_master=False)  # type: ignore[attr-defined]
