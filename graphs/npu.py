@@ -33,10 +33,10 @@ class NpuCapture:
     """graphs.runner.Capture by torch.npu.NPUGraph.
 
     lengths: the attention's host lists of the coming capture or replay, by the operator's own names. updates: whether
-    changed ones are written, and events recorded, after the replay's launch (`behind`) or before it.
+    changed ones are written, and events recorded, after the replay's launch (`after`) or before it.
     """
 
-    def __init__(self, updates: Literal["behind", "before"] = "behind") -> None:
+    def __init__(self, updates: Literal["after", "before"] = "after") -> None:
         self._npu: Any = import_module("torch_npu").npu
         self._pool: Any = None
         self._replays: WeakSet[NpuReplay] = WeakSet()
@@ -115,7 +115,7 @@ class AsItIs:
     def __init__(self) -> None:
         self._npu: Any = import_module("torch_npu").npu
         self.lengths: dict[str, list[int]] = {}  # inputs of the work, so nobody looks at them here
-        self.updates: Literal["behind", "before"] = "before"
+        self.updates: Literal["after", "before"] = "before"
 
     def __call__(self, work: Replay) -> Replay:
         return work

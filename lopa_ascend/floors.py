@@ -16,10 +16,10 @@ from lopa_ascend.ops import Ops
 
 class LengthsCapture(Capture, Protocol):
     """A capture whose replays follow the attention's host lists. updates: whether changed ones are written after
-    (`behind`) or before the replay is launched."""
+    (`after`) or before the replay is launched."""
 
     lengths: dict[str, list[int]]
-    updates: Literal["behind", "before"]
+    updates: Literal["after", "before"]
 
 
 @runtime_checkable
@@ -70,7 +70,7 @@ def length_updates_ms(capture: LengthsCapture, run: UpdatedReplay, device: torch
 
     usual = capture.updates
     found = {"lengths kept": median_seconds(run, device) * 1e3}
-    for order in ("behind", "before"):
+    for order in ("after", "before"):
         capture.updates = order
         found[f"written {order}"] = median_seconds(with_update, device) * 1e3
     capture.updates = usual

@@ -106,9 +106,9 @@ class NpuConfig(Settings):
         ge=3,
         description="The most shapes that are captured, a third of them of the head; other steps run as they are.",
     )
-    length_updates: Literal["behind", "before"] = Field(
-        default="behind",
-        description="`npugraph` and `npugraph_ex`: new attention lengths are written while the replay runs (`behind`), "
+    length_updates: Literal["after", "before"] = Field(
+        default="after",
+        description="`npugraph` and `npugraph_ex`: new attention lengths are written while the replay runs (`after`), "
         "or `before` it, which virtual NPUs need.",
     )
     cache_dir: str | None = Field(

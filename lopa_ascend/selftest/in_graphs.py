@@ -69,7 +69,7 @@ def _replayed(bench: Bench, then: Callable[[Tensor], Tensor], agree: Agree = boo
     bench.finish()
     capture.lengths = bench.ops.attention_lengths(rows)
     replay, verdict = _captured(capture, work, agree), Verdict(Grade.SAME, "equal")
-    for updates, lengths in (("before", later), ("before", later), ("behind", rows)):
+    for updates, lengths in (("before", later), ("before", later), ("after", rows)):
         capture.updates, capture.lengths = updates, bench.ops.attention_lengths(lengths)
         on_host = virtual_rows(LATER if lengths is later else ROWS, torch.device("cpu"))
         wanted = bench.twins.paged_attention(*inputs, on_host, SCALE)

@@ -118,8 +118,8 @@ def test_a_graph_is_captured_before_it_is_replayed() -> None:
         torch.npu.NPUGraph().replay()
 
 
-@pytest.mark.parametrize("updates", ["behind", "before"])
-def test_lengths_are_written_behind_the_launch_or_before_it(npu: Any, updates: Literal["behind", "before"]) -> None:
+@pytest.mark.parametrize("updates", ["after", "before"])
+def test_lengths_are_written_after_the_launch_or_before_it(npu: Any, updates: Literal["after", "before"]) -> None:
     """Behind: when the writing begins, what lies in front of the attention has run, and the replay waits for its event;
     two attentions are written one by one, and the first has run before the second is."""
     attention, capture = Attention("v1"), NpuCapture(updates)
@@ -149,20 +149,20 @@ def test_lengths_are_written_behind_the_launch_or_before_it(npu: Any, updates: L
             npu.stream.clear()
             seen.clear()
             replay()
-            is_behind = updates == "behind"
-            assert seen == [("update", is_behind), ("attentions", int(is_behind)), ("attentions", 2 * is_behind)]
+            is_after = updates == "after"
+            assert seen == [("update", is_after), ("attentions", int(is_after)), ("attentions", 2 * is_after)]
             assert npu.graphs.waiting is None
             assert torch.equal(total, attention(lengths) * 2 + attention(lengths))
             npu.stream.clear()
             seen.clear()
             replay()  # the same lengths: nothing is written, the events are recorded on the same side of the launch
-            assert seen == [("attentions", int(is_behind)), ("attentions", 2 * is_behind)]
+            assert seen == [("attentions", int(is_after)), ("attentions", 2 * is_after)]
             assert npu.graphs.waiting is None and torch.equal(total, attention(lengths) * 2 + attention(lengths))
 
 
 def test_a_replay_that_waits_for_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ASCEND_LAUNCH_BLOCKING would do with lengths written after a launch; lopa_ascend.variables refuses it."""
-    attention, capturing = Attention("v1"), NpuCapture("behind")
+    attention, capturing = Attention("v1"), NpuCapture("after")
     total = torch.zeros(8, 7, 128, device="npu").bfloat16()
     capturing.lengths = attention.ops.attention_lengths(attention.rows(LENGTHS))
     replay = capturing(lambda: total.copy_(attention(LENGTHS)))

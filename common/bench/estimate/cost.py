@@ -90,7 +90,7 @@ def _lengths_s(setup: Setup, hardware: Hardware, layers_s: float) -> float:
         if order is not None and figure is not None:
             layer_s = figure.value * 1e-6
             hidden_s = min((num_layers - 1) * layer_s, layers_s * (num_layers - 1) / num_layers)
-            waited_s += share * (num_layers * layer_s - (hidden_s if order == "behind" else 0.0))
+            waited_s += share * (num_layers * layer_s - (hidden_s if order == "after" else 0.0))
     return waited_s
 
 

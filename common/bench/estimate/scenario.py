@@ -89,9 +89,9 @@ def _changed_setups(setup: Setup) -> Iterator[tuple[str, Setup]]:
     if setup.tp > 1 and setup.hccl is not None:
         value = str(not sums_in_one_order(setup.hccl)).lower()
         yield f"{DETERMINISTIC}: {value}", replace(setup, hccl={**setup.hccl, DETERMINISTIC: value})
-    if setup.length_updates == "behind":
+    if setup.length_updates == "after":
         yield "attention lengths written before the replay", replace(setup, length_updates="before")
-    if setup.length_events == "behind":
+    if setup.length_events == "after":
         yield "events of kept lengths recorded before the replay", replace(setup, length_events="before")
     if replace(setup, cuts_all_reduces=True).all_reduce_pieces > setup.all_reduce_pieces:
         yield "all-reduces in pieces that vector cores take", replace(setup, cuts_all_reduces=True)

@@ -94,8 +94,8 @@ class Setup:
     is_captured: bool = True
     hides_all_reduce: bool = False  # the next linear's weight is prefetched into L2 under the all-reduce
     prefetch_bytes: float = float("inf")  # at most, beside what fits into L2 and into the time
-    length_updates: Literal["behind", "before"] | None = None  # when a replay's new attention lengths are written
-    length_events: Literal["behind", "before"] | None = None  # when a replay is told that they are as they were
+    length_updates: Literal["after", "before"] | None = None  # when a replay's new attention lengths are written
+    length_events: Literal["after", "before"] | None = None  # when a replay is told that they are as they were
     hccl: Mapping[str, str] | None = None
     cuts_all_reduces: bool = False  # into pieces that HCCL runs on vector cores
     hides_host: bool = False  # the host lays out a step while the one before it runs

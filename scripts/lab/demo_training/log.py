@@ -9,7 +9,7 @@ Log = Callable[[str], None]
 
 
 def start_log() -> Log:
-    """Prints a line behind the seconds since this call."""
+    """Return what prints a line after the seconds since this call."""
     began = time.perf_counter()
 
     def log(text: str) -> None:

@@ -104,7 +104,7 @@ def window_horizon(block_BS: torch.Tensor, d: Draws) -> torch.Tensor:
 
 
 def loss_weight(offset_BS: torch.Tensor, block_BS: torch.Tensor, answer_length: torch.Tensor, d: Draws) -> torch.Tensor:
-    """EOS padding counts little; blocks far behind the EOS only where the whole canvas is in play."""
+    """EOS padding counts little; blocks far after the EOS only where the whole canvas is in play."""
     weight = torch.where(offset_BS > answer_length, 0.1, 1.0)
     is_far = block_BS > d.eos_block + 2
     weight = torch.where(is_far, torch.where(d.is_whole, 0.02, 0.0), weight)

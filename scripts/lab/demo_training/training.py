@@ -35,7 +35,7 @@ def dream_loss(device: torch.device) -> Callable[[Dream, Batch, bool], torch.Ten
 
 
 def random_batch(recipe: Recipe, device: torch.device) -> Batch:
-    """Of the usual size, for measuring."""
+    """Return a batch of the usual size, for measuring."""
     tokens_BS = torch.randint(recipe.vocabulary - 2, (recipe.batch, SEQUENCE), device=device)
     prompt = torch.randint(20, MAX_PROMPT_TOKENS, (recipe.batch, 1), device=device)
     return add_noise(tokens_BS, prompt, torch.randint_like(prompt, 30, CANVAS_TOKENS), recipe.vocabulary - 1)

@@ -3,7 +3,7 @@
 python -m scripts.lab.study.foresight --profile cpu --run demo --problems 50 --out outputs/study/foresight.json
 
 Every step is looked at in two ways. Among its branches: the rank correlation of C(B) with the masks that the branch
-would fill at once. Over time: that of the winner's C(B) with the tokens of this step and of the steps behind it.
+would fill at once. Over time: that of the winner's C(B) with the tokens of this step and of the steps after it.
 """
 
 from __future__ import annotations

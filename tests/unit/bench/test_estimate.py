@@ -320,13 +320,13 @@ def test_a_length_update_behind_the_launch_costs_its_first_layer(ascend: Hardwar
     share = on_ascend().length_changes
     assert share == pytest.approx(min(1.0, 2 * 10 / 32))
     assert lengths_ms(ascend, "before")[0] == pytest.approx(28 * layer_ms * share)
-    assert lengths_ms(ascend, "behind")[0] == pytest.approx(layer_ms * share)
+    assert lengths_ms(ascend, "after")[0] == pytest.approx(layer_ms * share)
     slow = ascend.model_copy(update={"length_update_us": ascend.length_update_us.model_copy(update={"value": 1000.0})})
-    waited_ms, layers_ms = lengths_ms(slow, "behind")
+    waited_ms, layers_ms = lengths_ms(slow, "after")
     assert waited_ms == pytest.approx((28 - layers_ms * 27 / 28) * share)
 
 
-@pytest.mark.parametrize(("order", "layers"), [("behind", 1), ("before", 28)])
+@pytest.mark.parametrize(("order", "layers"), [("after", 1), ("before", 28)])
 def test_steps_that_keep_their_lengths_record_events(ascend: Hardware, order: str, layers: int) -> None:
     step = estimate_step(on_ascend(length_events=order, tokens_per_step=4.0), ascend)
     assert ascend.length_event_us is not None
@@ -394,7 +394,7 @@ def test_lengths_are_written_for_captured_steps_alone() -> None:
         found = setup_of(profile, RunConfig(model="m"), DREAM_7B, Options())
         orders.append(found.length_updates)
         assert (found.tp, found.bp) == (2, 8)
-    assert orders == ["behind", None, None]
+    assert orders == ["after", None, None]
 
 
 def test_a_profile_that_prefetches_is_estimated_so() -> None:

@@ -20,7 +20,7 @@ def batch_size(length: int, recipe: BlockRecipe) -> int:
 
 
 def samples_by_length(corpus: Corpus, lengths: tuple[int, ...]) -> list[torch.Tensor]:
-    """For each length of rows the samples that it takes: the text, its EOS, and a block of EOS behind where one fits.
+    """For each length of rows the samples that it takes: the text, its EOS, and a block of EOS after it where one fits.
 
     The last length takes all that remain. The samples of each length are its places in the corpus.
     """
@@ -42,7 +42,7 @@ def block_batches(corpus: Corpus, recipe: BlockRecipe, eos_id: int, mask_id: int
 
 
 def random_block_batch(length: int, recipe: BlockRecipe, device: torch.device) -> BlockBatch:
-    """Of the usual size, for compiling and measuring."""
+    """Return a batch of the usual size, for compiling and measuring."""
     tokens_BS = torch.randint(recipe.vocabulary - 2, (batch_size(length, recipe), length), device=device)
     prompt = torch.randint(20, MAX_PROMPT_TOKENS, (len(tokens_BS), 1), device=device)
     answer = torch.randint_like(prompt, 20, length - MAX_PROMPT_TOKENS)

@@ -35,7 +35,7 @@ def weighted_mean(value_N: torch.Tensor, weight_N: torch.Tensor) -> torch.Tensor
 
 
 def entropy(logits_NV: torch.Tensor) -> torch.Tensor:
-    """Of the softmax, in nats, [N]."""
+    """Return the entropy of the softmax, in nats, [N]."""
     log_probability_NV = logits_NV.log_softmax(-1)
     return -(log_probability_NV.exp() * log_probability_NV).sum(-1)
 

@@ -13,9 +13,9 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from .model import View, view_of
 from .recipe import BLOCK, BlockRecipe
 
-NOISED = 2  # copies whose masks complement each other; the clean copy comes behind them
+NOISED = 2  # copies whose masks complement each other; the clean copy comes after them
 COPIES = NOISED + 1
-END_BLOCKS = 2  # blocks behind the one that holds the EOS in which EOS is still learnt
+END_BLOCKS = 2  # blocks after the one that holds the EOS in which EOS is still learnt
 END_WEIGHT = 0.1
 
 

@@ -28,7 +28,7 @@ def split_samples(corpus: Corpus, first: int, count: int) -> tuple[list[list[int
 
 
 def kept_answers(tokenizer: Tokenizer, answers: list[list[int]], references: list[list[int]]) -> list[bool]:
-    """Where the result behind `####` is the reference's. Code has none and is not run here: it is kept unchecked."""
+    """Where the result after `####` is the reference's. Code has none and is not run here: it is kept unchecked."""
     texts = zip(tokenizer.decode_batch(answers), tokenizer.decode_batch(references), strict=True)
     return ["####" not in reference or score({"answer": reference}, answer) for answer, reference in texts]
 
