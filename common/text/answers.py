@@ -72,9 +72,9 @@ class AnswerText:
         self._held = ""  # sure, and may begin a stop string; with marks
 
     @property
-    def num_held(self) -> int:
-        """Characters that are sure and wait, since a stop string may begin with them."""
-        return len(_shown(self._held))
+    def held(self) -> str:
+        """Text that is sure and waits, since a stop string may begin with it."""
+        return _shown(self._held)
 
     def add(self, ids: Sequence[int]) -> str:
         """Return the text that these tokens make sure, often less than theirs. After the stop nothing counts."""

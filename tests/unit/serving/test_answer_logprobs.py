@@ -71,6 +71,14 @@ def test_halves_of_a_character_go_out_together_and_an_end_last() -> None:
     assert tokens == [[(1, 0)], [], [(HALF, 2), (HALF, 2)], [(END, 3)]]
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3,)])
+@pytest.mark.parametrize("stop", [(), ("\N{REPLACEMENT CHARACTER} wo!",)])
+def test_a_token_after_half_a_character_stands_after_it(sizes: tuple[int, ...], stop: tuple[str, ...]) -> None:
+    texts, tokens = told([1, HALF, 3, 4], *sizes, stop=stop)
+    assert "".join(texts) == "He\N{REPLACEMENT CHARACTER} world"
+    assert [one for piece in tokens for one in piece] == [(1, 0), (HALF, 2), (3, 3), (4, 7)]
+
+
 ONE = Told(1, TokenLogprob(-0.5, ((2, -0.25), (1, -0.5))), 0)
 TWO = Told(HALF, TokenLogprob(-3.0, ((END, -0.1), (1, -2.0))), 2)
 

@@ -25,6 +25,7 @@ class ToldText:
     def __init__(self, text: AnswerText) -> None:
         self._text = text
         self._num_given = 0
+        self._is_amid_letter = False  # whether the last token has shown no text
         self._owed: list[Told] = []
 
     @property
@@ -38,8 +39,13 @@ class ToldText:
             return self._text.add(token_ids), ()
         added = ""
         for token_id, logprob in zip(token_ids, logprobs, strict=True):
-            self._owed.append(Told(token_id, logprob, self._num_given + self._text.num_held))
+            num_held = len(self._text.held)
             new = self._text.add([token_id])
+            own = (new + self._text.held)[num_held:]
+            # What shows that bytes of tokens before it make no letter stands in front of its own text.
+            num_broken = len(own) - len(own.lstrip(BROKEN)) if self._is_amid_letter else 0
+            self._owed.append(Told(token_id, logprob, self._num_given + num_held + num_broken))
+            self._is_amid_letter = not own
             added, self._num_given = added + new, self._num_given + len(new)
         waits = (place for place, told in enumerate(self._owed) if told.offset >= self._num_given)
         return added, self._paid(next(waits, None))
