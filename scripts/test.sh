@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Install what the tests need into .venv and run those that need no accelerator, for some ten minutes on two cores:
+# Install what the tests need into .venv and run those that need no accelerator, for some five minutes on two
+# cores, and two more the first time, in which the loops of the scheduler are compiled:
 #
 #   scripts/test.sh [pytest arguments]
 set -euo pipefail

@@ -32,6 +32,7 @@ def alone(name: str) -> dict[str, Any]:
     return decode_all(ONE, name, num_slots=1, shares=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_several_requests_at_once_decode_as_one_after_another(name: str) -> None:
     assert decode_all(ONE, name, num_slots=8) == alone(name)

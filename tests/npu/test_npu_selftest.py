@@ -221,6 +221,7 @@ def test_a_spoiled_operator_of_experts_in_8_bits_is_named(case: str) -> None:
     assert unlike(with_wrong(operator, spoil), EXPERTS, ("W8A8_DYNAMIC",)) == dict.fromkeys(names, WRONG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SPOILED_EXPERTS)
 def test_a_spoiled_operator_of_experts_is_named_and_stops_only_models_that_have_some(case: str) -> None:
     operator, spoil, grades = SPOILED_EXPERTS[case]
@@ -228,6 +229,7 @@ def test_a_spoiled_operator_of_experts_is_named_and_stops_only_models_that_have_
     assert unlike(with_wrong(operator, spoil), SMALL, ("FLOAT",)) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SPOILED)
 def test_a_spoiled_operator_is_named_and_graded(case: str) -> None:
     operator, spoil, grades = SPOILED[case]

@@ -57,6 +57,7 @@ def text_of(found: Completion | Rejection) -> tuple[int, ...]:
     return found.token_ids[:end]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HELD)
 @pytest.mark.parametrize(
     "settings",

@@ -53,6 +53,7 @@ def tokens_of(generator: Generator, texts: list[str]) -> list[Any]:
     return [found[place] for place in range(len(texts))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [1, 4])
 @pytest.mark.parametrize("name", DECODES)
 def test_others_beside_and_after_it_get_their_tokens(model: Path, name: str, num_slots: int) -> None:

@@ -82,6 +82,7 @@ def marks_of(case: str, engine: str, num_lookahead: int) -> Any:
     return pytest.mark.slow if is_turn else soaking
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "engine", "num_lookahead"),
     [

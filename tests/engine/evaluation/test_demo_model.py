@@ -13,6 +13,8 @@ from common.decoding import Completion, GenerationRequest
 from common.generate import build_generator
 from common.scoring import score
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "models" / "demo"
 
@@ -64,7 +66,6 @@ def test_block_diffusion_models_solve_them_too(name: str) -> None:
     assert mean_tpf > (8 if "distilled" in name else 5)
 
 
-@pytest.mark.slow
 def test_questions_of_another_kind_go_through_all_the_same() -> None:
     lines = (ROOT / "tests/data/gsm8k_sample.jsonl").read_text().splitlines()
     decoded = completions_of(demo_run("max_num_requests=3"), [json.loads(line)["question"] for line in lines])

@@ -58,7 +58,8 @@ def test_prompts_of_ones_own_are_decoded_anywhere(tmp_path: Path) -> None:
     assert "#### 17" in (tmp_path / "outputs" / "demo_mine.jsonl").read_text()
 
 
-@pytest.mark.parametrize("model", ["demo_block", pytest.param("demo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["demo_block", "demo"])
 def test_a_folder_is_enough(tmp_path: Path, model: str) -> None:
     done = lopa(tmp_path, "run", str(ROOT / "models" / model), QUESTION, "-k", "2")
     assert done.returncode == 0, done.stderr

@@ -90,6 +90,7 @@ def test_steps_driven_from_outside_give_what_generate_gives(generator: Generator
     assert {result.id: result.token_ids for result in generator.generate(requests(3))} == wanted
 
 
+@pytest.mark.slow
 def test_complete_takes_ids_conversations_and_wishes(generator: Generator) -> None:
     ids = generator.tokenizer.encode(QUESTION)
     (whole,) = generator.generate([GenerationRequest("a", tuple(ids))])
@@ -136,6 +137,7 @@ def test_a_mask_set_by_the_run_is_plain_text_to_the_tokenizer(generator: Generat
     assert other.tokenizer.decode(other.tokenizer.encode(text)) == text
 
 
+@pytest.mark.slow
 def test_the_python_api_applies_the_profiles_environment() -> None:
     code = (
         "import os, torch\n"

@@ -79,6 +79,7 @@ def test_every_step_of_the_trace_is_reproduced(path: Path) -> None:
     assert first_difference(trace, GOLDEN / trace.model, profile()) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -99,7 +100,8 @@ def test_tokens_are_those_of_the_cuda_engine(settings: dict[str, Any]) -> None:
     assert found == wanted
 
 
-@pytest.mark.parametrize("shift_row", ["stale", pytest.param("fresh", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("shift_row", ["stale", "fresh"])
 def test_a_request_alone_or_among_others_gets_the_same_tokens(shift_row: str) -> None:
     decode = causal(shift_row=shift_row)
     together = decode_all(build_engine(profile(), run_of(decode, len(PROMPTS))), decode)
@@ -143,6 +145,7 @@ def test_a_failed_step_names_rank_and_step_and_leaves_the_groups_alone(monkeypat
     engine.close()
 
 
+@pytest.mark.slow
 def test_requests_wait_when_pages_run_out_and_get_their_tokens_all_the_same() -> None:
     decode = causal()
     wanted = decode_all(build_engine(profile(), run_of(decode, len(PROMPTS))), decode)

@@ -112,12 +112,14 @@ ONE_ROW_COMMITS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_lookahead", [0, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", REVISING)
 def test_revised_tokens_are_those_of_the_cuda_engine(case: str, num_lookahead: int) -> None:
     test_tokens_are_those_of_the_cuda_engine(case, num_lookahead)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_lookahead", [0, 3])
 @pytest.mark.parametrize("case", [case for case in CASES if case not in REVISING])
 def test_tokens_are_those_of_the_cuda_engine(case: str, num_lookahead: int) -> None:

@@ -9,6 +9,7 @@ from tests.distributed.logprobs_worker import likelihoods
 from tests.telling import Decoded, Recomputing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("k", [0, 3])
 @pytest.mark.parametrize("name", ["dream fresh", "llada d2f", "sdar fused", "llada2 edits"])

@@ -77,6 +77,7 @@ BROKEN = {
 SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in ("mismatched", "old", "no CANN")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["no device", *SLOW])
 def test_one_sentence_and_exit_code_2(case: str, tmp_path: Path) -> None:
     torch_npu, release, sentence = BROKEN[case]
@@ -84,6 +85,7 @@ def test_one_sentence_and_exit_code_2(case: str, tmp_path: Path) -> None:
     assert_one_sentence(done, sentence)
 
 
+@pytest.mark.slow
 def test_without_torch_npu(tmp_path: Path) -> None:
     try:
         version("torch-npu")

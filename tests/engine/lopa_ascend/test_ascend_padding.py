@@ -18,6 +18,8 @@ from lopa_ascend.shapes import Shapes
 from lopa_ascend.steps import FlatStep, filler, pad
 from tests.engine.lopa_ascend.test_ascend_engine import PROMPTS, causal, decode_all, profile, run_of
 
+pytestmark = pytest.mark.slow
+
 
 class CallAgain:
     """A capture for the CPU: replaying is calling, on the same static buffers."""

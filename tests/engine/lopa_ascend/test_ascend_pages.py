@@ -144,6 +144,7 @@ def cases(draw: st.DrawFn) -> tuple[DecodeConfig, list[int], int, int]:
     return decode, prompt_lengths, draw(st.integers(1, 4)), draw(st.integers(0, 99))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(cases())
 def test_every_row_reads_what_was_committed_and_no_page_leaks(case: tuple[DecodeConfig, list[int], int, int]) -> None:

@@ -64,6 +64,7 @@ def decode(engine: CudaEngine, prompts: list[tuple[int, ...]], **settings: objec
 PROMPTS = [tuple(range(10, 10 + length)) for length in (5, 23, 60, 9)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -65,6 +65,7 @@ def test_a_pool_a_third_of_all_requests_at_their_longest(alone: dict[str, tuple[
     assert pages["total"] == 8 >= pages["most_in_use"] > 4 and 1 < most < 6, "some waited"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -58,6 +58,7 @@ def test_the_client_gets_an_error_of_openais_form_and_the_others_their_answers(s
     assert "Traceback" not in served.text and served.get("/health")[0] == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("route", "more"),
     [("/v1/completions", {}), ("/generate", {"stream_mode": "denoise"}), ("/v1/completions", {"n": 3})],

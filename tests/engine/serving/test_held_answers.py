@@ -18,6 +18,8 @@ from pydantic import BaseModel
 
 from tests.engine.serving.served import QUESTION, ROOT, WAIT_S, Served
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("outlines_core", reason="needs the extra structured")
 
 ASKED: dict[str, Any] = {
@@ -93,7 +95,6 @@ def test_what_cannot_be_kept_is_refused_in_a_sentence(client: OpenAI, body: Any,
     assert refused.value.param == field
 
 
-@pytest.mark.slow
 def test_a_hostile_expression_is_refused_while_others_are_answered(client: OpenAI, served: Served) -> None:
     """One that the library would compile for minutes. The front end answers until its time is over."""
     outputs = {"structured_outputs": {"regex": NESTED}}
@@ -110,7 +111,6 @@ def test_a_hostile_expression_is_refused_while_others_are_answered(client: OpenA
     assert "Traceback" not in served.text
 
 
-@pytest.mark.slow
 def test_lines_of_batch_files_have_formats(tmp_path: Path) -> None:
     outputs = {"structured_outputs": {"regex": "[0-9]{2} apples"}}
     prompt = QUESTION.format(12) + "\n"

@@ -20,6 +20,8 @@ from tests.engine.serving.test_replicas import pid_of, wait_for_all
 from tests.other_weights import DEMO, write_other
 from tests.soaking import soaking
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [QUESTION.format(number) + "\n" for number in range(10, 14)]
 LENGTH = 64
 TP_2 = ("--set", "mesh.branch_parallel_size=1", "--set", "mesh.tensor_parallel_size=2")
@@ -96,7 +98,6 @@ class Load:
             client.result()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, pytest.param(20, marks=soaking)])
 def test_weights_are_replaced_under_load(
     count: int, served: Served, folders: list[Path], fresh: dict[str, dict[str, str]]
@@ -140,7 +141,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield server
 
 
-@pytest.mark.slow
 def test_log_probabilities_are_those_of_a_fresh_start(trained: Served, folders: list[Path], tmp_path: Path) -> None:
     before = told(trained, PROMPTS[0])
     assert replace(trained, folders[1], weight_version="step 4")["weight_version"] == "step 4"
@@ -169,7 +169,6 @@ def test_a_folder_that_does_not_fit_gets_a_sentence_and_changes_nothing(trained:
     assert (after["text"], after["weight_version"]) == (before["text"], before["weight_version"])
 
 
-@pytest.mark.slow
 def test_a_pause_and_a_release_hold_requests_and_lose_none(trained: Served, folders: list[Path]) -> None:
     wanted = {prompt: ask(trained, prompt)["text"] for prompt in PROMPTS}
     for path, body, undo in (
@@ -198,7 +197,6 @@ def test_a_pause_ends_what_is_open(trained: Served) -> None:
     assert ask(trained, PROMPTS[0])["finish_reason"] == "length"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [pytest.param((), marks=soaking), TP_2], ids=["bp2", "tp2"])
 def test_all_ranks_of_a_server_replace(
     mesh: tuple[str, ...], folders: list[Path], fresh: dict[str, dict[str, str]], tmp_path: Path
@@ -215,7 +213,6 @@ def test_all_ranks_of_a_server_replace(
     assert all(answer["text"] == of[answer["weight_version"]][prompt] for prompt, answer in load.answers)
 
 
-@pytest.mark.slow
 def test_all_replicas_replace_and_one_that_comes_again_has_the_new_weights(
     folders: list[Path], fresh: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
@@ -240,7 +237,6 @@ def test_all_replicas_replace_and_one_that_comes_again_has_the_new_weights(
             assert (answer["weight_version"], answer["text"]) == ("first", fresh[str(folders[0])][PROMPTS[1]])
 
 
-@pytest.mark.slow
 def test_keys_guard_these_routes(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("secret\n")
     with Served(tmp_path / "log", "--set", f"serve.api_key_file={tmp_path / 'keys'}") as server:

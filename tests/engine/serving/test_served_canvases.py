@@ -15,6 +15,8 @@ from openai import OpenAI
 
 from tests.engine.serving.served import QUESTION, ROOT, WAIT_S, Served
 
+pytestmark = pytest.mark.slow
+
 PROMPT = f"{QUESTION.format(12)}\n"
 STRATEGY = ("decode.strategy=fast_dllm", "decode.num_lookahead=3")
 

@@ -17,6 +17,8 @@ from common.evaluation.harness_model import HarnessModel
 from common.generate import Generator, build_generator
 from tests.engine.serving.served import QUESTION, ROOT, Served, events_of
 
+pytestmark = pytest.mark.slow
+
 END = "<|endoftext|>"
 PROMPT = QUESTION.format(12) + "\n"
 DECODE = {"num_lookahead": 0, "max_new_tokens": 64, "eos_token_id": 3, "stop": ["the run's own"]}
@@ -78,7 +80,6 @@ def changed(generator: Generator, skip_special_tokens: bool) -> Any:
     return generator.run.decode.changed({"skip_special_tokens": skip_special_tokens})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: json.dumps(case.settings))
 def test_over_http(served: Served, texts: tuple[str, str], case: Case) -> None:
     body = {"prompt": PROMPT, "max_tokens": 64, **case.settings}

@@ -14,6 +14,8 @@ from openai import OpenAI
 
 from tests.engine.serving.served import QUESTION, ROOT, WAIT_S, Served
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("outlines_core", reason="needs the extra structured")
 
 SCHEMA = {

@@ -167,6 +167,7 @@ def test_the_summary_is_short_and_the_table_comes_on_request(
     assert "TPF, mean of requests" in long and "canvas: every generated position counts" in long
 
 
+@pytest.mark.slow
 def test_details_are_an_option_of_the_command(tmp_path: Path) -> None:
     command = start_run(tmp_path)
     short = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)

@@ -365,6 +365,7 @@ def save_shards(folder: Path, tensors: Tensors, mapped: dict[str, str] | None = 
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+@pytest.mark.slow
 def test_the_single_file_is_read_before_an_index_and_its_shards(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -604,6 +605,7 @@ def test_vocabulary_files_beside_tokenizer_json_are_not_read(tmp_path: Path, spe
 NAMED = [{"name": "rag", "template": "rag"}, {"name": "default", "template": "named"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("own", "files"),
     [

@@ -138,6 +138,7 @@ def process_of(renderer: ChatRenderer) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_conversations_share_one_process_and_a_killed_one_is_replaced() -> None:
     renderer = ChatRenderer(Path("folder"), {})
     assert renderer._process is None

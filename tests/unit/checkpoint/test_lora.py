@@ -138,6 +138,7 @@ def test_adapter_may_be_sharded_and_name_its_default_adapter(tmp_path: Path) -> 
     assert all(torch.equal(merged[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

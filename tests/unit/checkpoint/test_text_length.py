@@ -79,6 +79,7 @@ def test_a_token_that_takes_spaces_with_it_leaves_no_bound(tmp_path: Path, side:
     assert character_bound(found) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     st.text(

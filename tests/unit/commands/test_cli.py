@@ -32,6 +32,7 @@ def test_the_help_names_every_command(tmp_path: Path) -> None:
     assert all(command in printed for command in COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(tmp_path: Path, command: str) -> None:
     help = lopa(tmp_path, command, "--help")
@@ -118,6 +119,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: li
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -141,6 +143,7 @@ def test_an_address_or_keys_that_cannot_be_had_are_one_sentence(
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "remedy"),
     [
@@ -212,6 +215,7 @@ def test_a_value_error_that_nobody_named_is_a_defect(tmp_path: Path, monkeypatch
     assert "Traceback" in result.stderr and "ValueError: a defect" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_missing_trace_is_one_sentence_too(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "common.commands", "parity", str(tmp_path / "absent.json")]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

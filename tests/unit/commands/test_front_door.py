@@ -340,6 +340,7 @@ def test_many_requests_are_told_with_how_to_take_fewer(tmp_path: Path) -> None:
 # Help
 
 
+@pytest.mark.slow
 def test_help_is_there_in_three_ways(tmp_path: Path) -> None:
     asked = [lopa(tmp_path, *arguments) for arguments in (("run", "-h"), ("run", "--help"), ("help", "run"))]
     for help in asked:

@@ -38,6 +38,7 @@ def run(folder: Path, *arguments: str) -> Any:
     return lopa(folder, "run", "run.yaml", "questions.parquet", "-p", "cpu", "-o", "answers.parquet", *arguments)
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_json_lines(tmp_path: Path) -> None:
     rows = [{"id": "a", "prompt": "one"}, {"id": "b", "prompt": None}, {"id": "c", "prompt": "three"}]
     write(tmp_path / "questions.parquet", rows)
@@ -96,6 +97,7 @@ def test_the_questions_are_never_written_over(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "questions.parquet is the input too" in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"PAR1", b"PAR1 and something else", b"PAR1" + b"\0" * 64 + b"PAR1"])
 def test_a_damaged_file_is_a_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "questions.parquet").write_bytes(content)

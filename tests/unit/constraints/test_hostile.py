@@ -31,6 +31,7 @@ HOSTILE: dict[str, tuple[str, Any, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_takes_too_much_is_refused(name: str) -> None:
     pytest.importorskip("outlines_core", reason="needs the extra structured")

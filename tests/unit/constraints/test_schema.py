@@ -105,6 +105,7 @@ def test_every_text_of_a_schema_is_valid(schema: Any) -> None:
         jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SUITE)
 def test_texts_of_published_cases_are_valid(name: str) -> None:
     jsonschema, schema = pytest.importorskip("jsonschema"), SUITE[name].schema

@@ -161,6 +161,7 @@ def test_others_are_decoded_as_without_it(config: tuple[DecodeConfig, ModelFacts
     assert {name: one.token_ids for name, one in among.items()} == {name: one.token_ids for name, one in alone.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pace", ["careful", "balanced", "fast"])
 @pytest.mark.parametrize("strategy", ["d2f", "fast_dllm", "block_diffusion"])
 def test_answers_are_accepted_in_whatever_ways_the_load_chooses(pace: Pace, strategy: str) -> None:

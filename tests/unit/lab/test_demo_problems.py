@@ -40,6 +40,7 @@ def test_every_equation_holds_and_the_last_one_is_the_result(make) -> None:
         assert problem.answer.endswith(f"#### {problem.final}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_code, make_plain_code])
 def test_every_source_does_what_its_operations_say(make) -> None:
     rng = random.Random(0)

@@ -20,6 +20,7 @@ if IS_INTERPRETED:
     from lopa_ascend.kernels import rotate_and_write
 
 
+@pytest.mark.slow
 def test_in_the_interpreter() -> None:
     if IS_INTERPRETED:
         pytest.skip("this is the interpreter's process")

@@ -56,6 +56,7 @@ if IS_INTERPRETED:
     from lopa_cuda.ops.fused import sampled_of
 
 
+@pytest.mark.slow
 def test_in_the_interpreter() -> None:
     if IS_INTERPRETED:
         pytest.skip("this is the interpreter's process")

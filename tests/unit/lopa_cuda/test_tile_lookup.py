@@ -141,6 +141,7 @@ def test_a_start_names_the_files_and_the_linears_without_an_entry(committed: Pat
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
 def test_the_linears_are_those_of_the_model(cuda: DeviceProfile, folder: Path, tp_size: int) -> None:

@@ -62,6 +62,7 @@ def dream() -> RunConfig:
     return RunConfig(model=str(ROOT / "configs/models/dream_7b"), load_format="dummy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", [None, "fp8", "w8a8"])
 @pytest.mark.parametrize("tp_size", [1, 4])
 @pytest.mark.parametrize("model", ["dream_7b", "llada_8b", "fast_dllm_v2_1_5b", "llada2_mini"])
@@ -388,6 +389,7 @@ def test_a_mistake_on_the_command_line_is_one_sentence(arguments: tuple[str, ...
     assert done.stderr.startswith(sentence) and done.stderr.count("\n") == 1, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", ["0", "32769", "x", "1.5"])
 def test_numbers_of_tokens_are_checked(tokens: str) -> None:
     done = lopa("-p", "cpu", "demo", "--tokens", "16", tokens)

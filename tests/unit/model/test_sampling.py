@@ -95,6 +95,7 @@ CUTS = [(1.0, 0), (0.7, 0), (1.0, 5), (0.9, 3)]
 TEMPERATURES = [0.0, 1e-3, 0.05, 0.3, 1.0, 2.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_p, top_k", CUTS)
 @pytest.mark.parametrize("strategy", shipped("token_confidences"))
 @pytest.mark.parametrize("parts", [1, 2, 4])

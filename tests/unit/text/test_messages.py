@@ -101,6 +101,7 @@ def through_the_doors(folder: Path, messages: list[dict[str, Any]], **variables:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "messages", "variables"),
     [
@@ -127,6 +128,7 @@ def test_every_door_makes_what_transformers_makes(
     assert through_the_doors(tmp_path, messages, **variables) == [expected] * (5 if variables else 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "messages", "same"),
     [
