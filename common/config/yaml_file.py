@@ -40,12 +40,8 @@ def parse_yaml(text: str) -> Any:
             return None
         _measure(node, {}, depth=1)
         return loader.construct_document(node)
-    except (
-        LookupError,
-        AttributeError,
-        TypeError,
-        OverflowError,
-    ) as error:  # yaml's own constructors, of a tag over a value of another
+    except (LookupError, AttributeError, TypeError, OverflowError) as error:
+        # From yaml's own constructors, of a tag over a value of another kind and of numbers that are none.
         raise ValueError(f"a value does not fit its tag ({first_line(error)}): remove the tag") from None
     finally:
         loader.dispose()

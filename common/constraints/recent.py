@@ -9,15 +9,15 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-MOST_BYTES = 2**27
 _MOST = 64
+_MOST_BYTES = 2**27
 
 
 class Recent(Generic[K, V]):
     """Values by key, those used last: at most 64, and of `most_bytes` together. The last one stays however large it is.
     Not for several threads at once."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._num_bytes = 0

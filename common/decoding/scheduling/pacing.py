@@ -238,7 +238,7 @@ class _Learnt:
         self.prompt_entries, self.request_tokens = 0.0, 100.0
         self.tokens = self.hoped = self._prior_tokens = [way.tokens for way in ways]
         self.entries = self._prior_entries = [way.entries for way in ways]
-        self._tokens, self._passes, self._computed, self._computing, self.requests = (
+        self._tokens, self._passes, self._computed, self._computing, self._requests = (
             [0.0] * len(ways) for _ in range(5)
         )
         self._prompts, self._num_prompts = 0.0, 0.0
@@ -255,11 +255,11 @@ class _Learnt:
 
     def add_request(self, way: int, num_tokens: int, num_passes: int) -> None:
         for seen, value in (
-            (self._tokens, num_tokens), (self._passes, num_passes), (self.requests, 1),
+            (self._tokens, num_tokens), (self._passes, num_passes), (self._requests, 1),
             (self._computed, 0), (self._computing, 0),
         ):  # fmt: skip
             seen[way] = seen[way] * _KEPT + value
-        self.request_tokens += (max(num_tokens, 1) - self.request_tokens) / min(1 + sum(self.requests), _MEMORY)
+        self.request_tokens += (max(num_tokens, 1) - self.request_tokens) / min(1 + sum(self._requests), _MEMORY)
         self._is_known = False
 
     def review(self) -> None:
@@ -267,7 +267,7 @@ class _Learnt:
             return
         self.tokens = _believed(self._prior_tokens, self._tokens, self._passes, is_additive=True)
         self.entries = _believed(self._prior_entries, self._computed, self._computing)
-        doubts = [1 / (1 + count / _SOME) for count in self.requests]
+        doubts = [1 / (1 + count / _SOME) for count in self._requests]
         # A text that needs no lookaheads brings as much without them.
         most = _HOPE * max(self.tokens)
         self.hoped = [own + doubt * (most - own) for own, doubt in zip(self.tokens, doubts, strict=True)]
