@@ -24,7 +24,7 @@ import numpy as np
 from common.config import Pace, load_run, ways_of
 from common.decoding import Pacer, PassCosts
 from scripts.lab.result import ROOT, commit, write
-from scripts.lab.study.bootstrap import difference, paired_interval
+from scripts.lab.study.bootstrap import difference, in_points, paired_interval
 from scripts.lab.study.replay import Answer, Replay, read, read_head, read_pass_times
 
 RESULTS = ROOT / "docs" / "results"
@@ -82,8 +82,7 @@ def accuracy(way: str, kinds: Sequence[dict[str, list[Answer]]]) -> list[Any]:
         right, careful = ([float(answer.right) for answer in found[name]] for name in (way, CAREFUL))
         share = float(np.mean(right))
         cells.append(f"{100 * share:.1f} ± {100 * (share * (1 - share) / len(right)) ** 0.5:.1f} %")
-        value, low, high = paired_interval(right, careful, difference)
-        cells.append(f"{100 * value:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})")
+        cells.append(in_points(paired_interval(right, careful, difference)))
     both = [answer for found in kinds for answer in found[way]]
     num_passes = sum(len(answer.passes) for answer in both)
     later = [count for answer in both for count in answer.passes[1:]]

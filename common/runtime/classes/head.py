@@ -6,7 +6,6 @@ Shapes: N positions, V the shard's vocabulary, C classes, X entries, P branch ra
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.constraints import Automaton
+from common.constraints import Automaton, Recent
 from common.decoding import ClassField, ClassStatistics, Int, Sampling, StepPlan
 from common.model import SamplingRows
 from common.runtime.classes.tiles import Tiles, merge_classes
@@ -23,7 +22,6 @@ from common.runtime.logprobs import Float, Shares
 from common.runtime.reads import drawn_fields
 
 _AT_ONCE = 64  # positions
-_MOST_KEPT = 64  # automata whose tiles stay on the device
 _NOTHING = np.empty((0, 0, 0), np.float32)
 
 
@@ -53,7 +51,7 @@ class ClassHead:
         self._device = device
         self._vocab_start = vocab_start
         self._reduce = reduce
-        self._tiles: OrderedDict[str, Tiles] = OrderedDict()
+        self._tiles: Recent[str, Tiles] = Recent()
         self._asked: list[_Asked] = []
 
     @property
@@ -108,15 +106,14 @@ class ClassHead:
         return torch.cat(found)
 
     def _tiles_of(self, automaton: Automaton, num_columns: int) -> Tiles:
-        if automaton.key not in self._tiles:
+        tiles = self._tiles.get(automaton.key)
+        if tiles is None:
             class_V = np.zeros(num_columns, np.int64)  # padding has no part in any text
             own_V = automaton.class_V[self._vocab_start : self._vocab_start + num_columns]
             class_V[: len(own_V)] = own_V
-            self._tiles[automaton.key] = Tiles.of(class_V, automaton.num_classes, self._device)
-            if len(self._tiles) > _MOST_KEPT:
-                self._tiles.popitem(last=False)
-        self._tiles.move_to_end(automaton.key)
-        return self._tiles[automaton.key]
+            tiles = Tiles.of(class_V, automaton.num_classes, self._device)
+            self._tiles.keep(automaton.key, tiles, num_bytes=0)  # of a vocabulary's length: their number bounds them
+        return tiles
 
     def _sampling_rows(self, plan: StepPlan, entry_N: Int) -> SamplingRows | None:
         if plan.sampling_3R is None:

@@ -37,6 +37,12 @@ def paired_interval(
     return Interval(float(statistic(values[0], values[1])), float(low), float(high))
 
 
+def in_points(interval: Sequence[float]) -> str:
+    """Return value, low and high of shares as a table shows them, in points."""
+    value, low, high = (100 * number for number in interval)
+    return f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
 def difference(first: Values, second: Values) -> Values:
     """Mean of the first minus mean of the second."""
     found: Values = first.mean(axis=-1) - second.mean(axis=-1)

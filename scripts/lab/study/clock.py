@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config import slug
-from scripts.lab.study.bootstrap import difference, paired_interval
+from scripts.lab.study.bootstrap import difference, in_points, paired_interval
 
 MOST_LOST = 0.01  # of accuracy
 Rights = Mapping[str, Sequence[bool]]  # of each setting, a value a problem, in one order
@@ -75,9 +75,7 @@ def chosen(math: Rights, code: Rights, loads: Mapping[int, Mapping[str, float]])
         plain = fastest(first, {each: value for each, value in speed.items() if each.startswith("k = 0")})
         lopa = max(value for each, value in speed.items() if each.startswith("LoPA") and "entropy" not in each)
         lost = paired_interval(*([float(x) for x in other[each]] for each in (name, careful(first))), difference)
-        value, low, high = (100 * number for number in lost)
-        rows.append([str(at_once), name, speed[name], speed[name] / speed[plain], speed[name] / lopa,
-                     f"{value:+.1f} ({low:+.1f} to {high:+.1f})"])  # fmt: skip
+        rows.append([str(at_once), name, speed[name], speed[name] / speed[plain], speed[name] / lopa, in_points(lost)])
     return rows
 
 

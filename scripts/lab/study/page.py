@@ -16,7 +16,7 @@ from typing import Any
 
 from common.scoring import summarize
 from common.tables import markdown
-from scripts.lab.study.bootstrap import Interval, difference, gain, paired_interval
+from scripts.lab.study.bootstrap import Interval, difference, gain, in_points, paired_interval
 
 # What each sweep is compared with; of several the one that is right most often, and of equal ones the fastest.
 BASES = {
@@ -220,8 +220,7 @@ def _cells(row: Mapping[str, Any], base: str | None) -> Iterator[str]:
 def _interval(interval: Sequence[float] | None, unit: str) -> str:
     if interval is None:
         return "-"
-    value, low, high = (100 * number for number in interval)
-    return f"{value:+.1f} ({low:+.1f} to {high:+.1f}) {unit}"
+    return f"{in_points(interval)} {unit}"
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from common.decoding import Completion, Pacer, PassCosts
 from common.scoring import score
 from scripts.lab import result
 from scripts.lab.study import given
-from scripts.lab.study.bootstrap import difference, paired_interval
+from scripts.lab.study.bootstrap import difference, in_points, paired_interval
 
 LOADS = (1, 4, 16, 64)
 BASE, OTHERS = "k = 0", ("LoPA, k = 3", "LoPA, k = 7")
@@ -214,8 +214,7 @@ def table_of(found: Mapping[str, Sequence[Answer]], times: PassCosts) -> list[li
                 row.append(None)
                 continue
             second = [float(answer.right) for answer in found[other]]
-            value, low, high = (100 * number for number in paired_interval(first, second, difference))
-            row.append(f"{value:+.1f} ({low:+.1f} to {high:+.1f})")
+            row.append(in_points(paired_interval(first, second, difference)))
         num_tokens = sum(answer.num_tokens for answer in answers)
         row.append(num_tokens / sum(len(answer.passes) for answer in answers))
         row.append(num_tokens / sum(sum(answer.passes) for answer in answers))
