@@ -37,7 +37,7 @@ class GenerationRequest:
     of prompts is shared with requests of the same one alone. canvas: what stands after the prompt from the first pass
     on, HOLE for masks, and after it end tokens; None: masks. options: texts of the automaton whose probabilities are
     wanted. logit_bias: tokens and what is added to their logits, where the automaton has a class for each
-    (`Automaton.apart`).
+    (`Automaton.apart`). keeps_pace: it says how fast blocks are filled, be it as the run does; no pace changes that.
     """
 
     id: str
@@ -52,6 +52,7 @@ class GenerationRequest:
     canvas: tuple[int, ...] | None = None
     options: tuple[tuple[int, ...], ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
+    keeps_pace: bool = False
 
     @property
     def given(self) -> dict[int, int]:

@@ -90,7 +90,7 @@ class RequestMaker:
         return GenerationRequest(
             id, prompt, own, wishes.seed, noise_name, wishes.max_tokens if canvas is None else canvas.num_shown, None,
             automaton, wishes.cache_salt, None if canvas is None else canvas.token_ids,
-            options, wishes.logit_bias,
+            options, wishes.logit_bias, wishes.sets_pace,
         )  # fmt: skip
 
     def _with_classes(self, automaton: Automaton, wishes: Wishes) -> Automaton:

@@ -200,6 +200,11 @@ class Wishes(NamedTuple):
         """The field that says what stands in the answer or after it; None: nothing does."""
         return "suffix" if self.suffix is not None else "canvas" if self.canvas is not None else None
 
+    @property
+    def sets_pace(self) -> bool:
+        """Whether a setting says how fast blocks are filled."""
+        return not self.settings.keys().isdisjoint(_OF_PACE)
+
     def merged(self, base: DecodeConfig) -> DecodeConfig:
         """Return the run's settings with these in their place. Raises RequestError."""
         changes = dict(self.settings)

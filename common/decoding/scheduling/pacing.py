@@ -37,6 +37,7 @@ _TRIED_PASSES = 8  # after which a way is no longer hoped to be faster at a load
 _TRIAL = 0.25  # how much faster it may be until then
 _FORGET_EVERY = 2048  # steps after which ways that are not in use are tried again
 UNPACED = -1  # in the place of a way
+_NOTHING = (0, 0, 0.0)
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Pacer:
         self._learnt = _Learnt(ways)
         self._extra = _ExtraTime(len(ways))
         self._way, self._load, self._step = 0, 0, 0
-        self._noted = (0, 0, 0.0)  # of the last pass that was noted: way, load, seconds expected
+        self._noted = _NOTHING  # of the last pass that was noted: way, load, seconds expected
         self._num_paced = 0  # requests so far
         self._credit = _MOST_CREDIT  # requests that have not been spent on exploring
         self._open: dict[int, _Open] = {}  # by slot
@@ -126,6 +127,8 @@ class Pacer:
             elif own.way != UNPACED:
                 self._learnt.add_entries(own.way, entries, 1)
         self._new.clear()
+        if all(own.way == UNPACED for own in self._open.values()):
+            self._noted = _NOTHING
 
     def took(self, seconds: float) -> None:
         """Note how long the pass noted last took, all that came between it and the pass before included."""

@@ -151,7 +151,7 @@ class Scheduler:
         num_reused = self._claim(slot, request, self._root_of(request, rules.decode))
         self._num_begun += rules.num_first(len(request.prompt) - num_reused)
         if self._pacer is not None:
-            self._pacer.admit(slot, bool(rules.ways))
+            self._pacer.admit(slot, bool(rules.ways) and not request.keeps_pace)
         decoding = DecodingRequest(request, rules, slot, key, num_reused, self.clock(), self._failures)
         if request.automaton is not None:
             decoding.held = Held.of(self._closed(request.automaton, rules), request, rules, key)

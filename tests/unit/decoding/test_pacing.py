@@ -204,8 +204,28 @@ def test_a_request_that_sets_its_pace_keeps_it() -> None:
     decode = paced(DECODE, "balanced")
     own = decode.model_copy(update={"num_lookahead": 2})
     asked = [GenerationRequest(str(number), (5, 6, 7), decode=own) for number in range(4)]
+    asked += [GenerationRequest(f"as the run {number}", (5, 6, 7), keeps_pace=True) for number in range(4)]
     done = decoded("balanced", [*asked, *(request(f"r{number}") for number in range(4))])
     assert all(done[one.id].ways == () for one in asked) and done["r0"].ways
+
+
+def test_passes_of_requests_that_set_their_pace_say_nothing_of_its_ways() -> None:
+    ways = ways_of(DECODE, "balanced")
+    pacer, slots = Pacer(ways, COSTS), np.arange(2)
+    before = pacer.tokens_per_s(2)
+    for slot in range(2):
+        pacer.admit(slot, is_paced=False)
+    for _ in range(40):
+        assert pacer.turn(slots) == []
+        pacer.note(slots, np.full(2, 100.0))
+        pacer.took(1.0)
+    assert all(now > 0.7 * own for now, own in zip(pacer.tokens_per_s(2), before, strict=True)), "prompts are learnt"
+    pacer.admit(2, is_paced=True)
+    for _ in range(40):
+        pacer.turn(np.arange(3))
+        pacer.note(np.arange(3), np.full(3, 100.0))
+        pacer.took(1.0)
+    assert max(pacer.tokens_per_s(2)) < 0.1 * max(before)
 
 
 def test_without_a_pace_nothing_is_chosen() -> None:

@@ -66,7 +66,7 @@ good = st.fixed_dictionaries({}, optional=GOOD)
 one_odd = st.sampled_from([*WISHES]).flatmap(lambda name: st.fixed_dictionaries({name: WISHES[name]}))
 wishes = st.builds(lambda most, odd: {"max_tokens": 16, **most, **odd}, good, one_odd | st.just({}))
 prompts = st.sampled_from(["hi", "h" * 40, "", [104, 105], [1], [199, 200], [2**31 - 1]])
-Made = tuple[tuple[int, ...], DecodeConfig, int | None, int | None] | str
+Made = tuple[tuple[int, ...], DecodeConfig, int | None, int | None, bool] | str
 
 
 def maker_of(base: DecodeConfig) -> RequestMaker:
@@ -74,7 +74,7 @@ def maker_of(base: DecodeConfig) -> RequestMaker:
 
 
 def made(request: GenerationRequest, base: DecodeConfig) -> Made:
-    return request.prompt, request.decode or base, request.seed, request.max_tokens
+    return request.prompt, request.decode or base, request.seed, request.max_tokens, request.keeps_pace
 
 
 def refused(sentence: str) -> str:
