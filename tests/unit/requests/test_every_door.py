@@ -98,7 +98,8 @@ def by_http(base: DecodeConfig, prompt: Any, asked: dict[str, Any]) -> Made:
     except (ApiError, ConfigError) as error:
         return refused(str(error))
     found = order.request
-    return found.prompt, order.decode, None if fields.seed is None else found.seed, found.max_tokens
+    seed = None if fields.seed is None else found.seed
+    return found.prompt, order.decode, seed, found.max_tokens, found.keeps_pace
 
 
 def by_batch(base: DecodeConfig, prompt: Any, asked: dict[str, Any]) -> Made:
