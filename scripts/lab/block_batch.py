@@ -1,10 +1,10 @@
-"""Decode the demo's problems by BlockBatch (arXiv 2605.29233) in the plainest way, and replay it by measured pass times.
+"""Decode the demo's problems by BlockBatch (arXiv 2605.29233) in its plainest form; replay it by measured pass times.
 
 PYTHONPATH=scripts/lab python -m scripts.lab.block_batch [PROBLEMS]    writes docs/results/block_batch.json
 
-Branches with blocks of different sizes decode one problem, each block after block, in the same passes. After each pass a
-branch takes a token of those that are less far and agree with it, where it finds that token likely itself; who falls
-behind becomes a copy of the leader. A branch sees the text up to the end of its block, and nothing is cached, so what a
+Branches with blocks of different sizes decode one problem, each block after block, in the same passes. After each pass
+a branch takes tokens of those that are less far and agree with it, where it finds such a token likely itself; one that
+falls back becomes a copy of the leader. A branch sees the text up to the end of its block. Nothing is cached, so what a
 cache would have to compute again counts as nothing.
 
 Shapes: B branches, S positions of prompt and canvas, V vocabulary.
@@ -33,7 +33,7 @@ RESULTS = ROOT / "docs" / "results"
 SETTINGS = ((16,), (4, 8, 16), (8, 16, 32), (4, 8, 16, 32, 64))
 _FILL = 0.9  # from this probability on a mask is filled
 _MERGE = 0.5  # a branch's own probability of another's token: as published code has it
-_BEHIND = 8  # tokens: who is further behind copies the leader
+_BEHIND = 8  # tokens: a branch that lacks more than these copies the leader
 _COUNT = 100
 
 
@@ -47,8 +47,8 @@ class Branches:
         self.own_BSV = torch.zeros(*self.tokens_BS.shape, vocabulary)
 
     def spans(self) -> list[tuple[int, int]]:
-        """Return each branch's block: that of its first mask, cut at the canvas; behind the canvas where none is
-        left."""
+        """Return each branch's block: that of its first mask, cut at the canvas; nothing after the canvas where none
+        is left."""
         found = []
         for size, row_S in zip(self.sizes, self.tokens_BS, strict=True):
             masks = (row_S == self.mask_id).nonzero()
@@ -159,9 +159,9 @@ def main(count: int = _COUNT) -> None:
         print(json.dumps(rows[-1]), flush=True)
     columns = [["setting", ""], ["right", ""], ["tokens a pass", ".2f"], ["a token computed", ".3f"]]
     result = {
-        "conditions": f"models/demo in float32, the first {count} held-out math problems, block after block; fills from "
-        f"{_FILL} on, takes from {_MERGE} on, copies the leader from {_BEHIND + 1} tokens behind on. Pass times of "
-        "docs/results/methods_demo.json",
+        "conditions": f"models/demo in float32, the first {count} held-out math problems, block after block. A mask is "
+        f"filled from a probability of {_FILL} on, another branch's token is taken above {_MERGE}, the leader is "
+        f"copied by those that lack more than {_BEHIND} of its tokens. Pass times of docs/results/methods_demo.json",
         "command": "PYTHONPATH=scripts/lab python -m scripts.lab.block_batch",
         "commit": commit(),
         "columns": [*columns, *([f"tokens/s, {load} at once", ",.0f"] for load in LOADS)],
