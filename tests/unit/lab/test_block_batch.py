@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from scripts.lab.block_batch import Branches
 
 MASK, EOS, PROMPT, VOCABULARY = 0, 1, 3, 8
