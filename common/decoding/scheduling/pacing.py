@@ -22,20 +22,20 @@ from common.config import Way
 from common.decoding.engine import PassCosts
 from common.decoding.plan import Int, Score
 
-_PRIOR_PASSES = 12.0  # that what is believed of a way at first counts as
+_PRIOR_PASSES = 12.0  # weight of what is believed of a way at first, in passes
 _MEMORY = 2048.0  # requests of a way after which an observation counts e times less
-_EXPLORE_EVERY = 17  # requests: then one tries a way that might be faster. Odd: kinds of requests may alternate
-_EARN = 64  # requests that pay for one that takes twice as long as theirs
-_MOST_CREDIT = 2.0 * _EARN  # what a run begins with, too
-_HOPE = 1.1  # of what the best way brings a pass: what another may bring that nobody has seen
-_SOME = 1.5  # requests after which half of the hope is left
-_LEAST_GAIN = 1.01  # for which requests under way change theirs
+_EXPLORE_EVERY = 17  # requests for one that tries another way. Odd: kinds of requests may alternate
+_EARN = 64  # requests that pay for a trial that takes twice as long as they do
+_MOST_CREDIT = 2.0 * _EARN  # requests; a run begins with as many
+_HOPE = 1.1  # times the tokens a pass of the best way: what an untried way may bring
+_SOME = 1.5  # requests of a way after which half of that hope is left
+_LEAST_GAIN = 1.01  # times the tokens a second, for which requests under way change theirs
 _REVIEW_EVERY = 8  # steps between two choices at one load
 _NUM_LOADS = 16  # powers of two
-_TIMED_PASSES = 31  # the last ones, of which the median counts
-_TRIED_PASSES = 8  # after which a way is no longer hoped to be faster at a load than was expected
-_TRIAL = 0.25  # how much faster it may be until then
-_FORGET_EVERY = 2048  # steps after which ways that are not in use are tried again
+_TIMED_PASSES = 31  # the last ones of a way at a load, whose median counts
+_TRIED_PASSES = 8  # after which a way is no longer hoped to be faster at a load than its costs say
+_TRIAL = 0.25  # how much faster, at the most, it is hoped to be until then
+_FORGET_EVERY = 2048  # steps after which the pass times of ways that are not in use are forgotten
 UNPACED = -1  # in the place of a way
 _NOTHING = (0, 0, 0.0)
 
