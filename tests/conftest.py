@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from zlib import crc32
 
 from common.user_files import user_folder
 
@@ -49,14 +50,16 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    skips = {}
-    if not torch.cuda.is_available():
-        skips["cuda"] = pytest.mark.skip(reason="needs a CUDA device, none is visible")
-    if not os.environ.get("LOPA_SLOW"):
-        skips["slow"] = pytest.mark.skip(reason="others show it in part, or it takes minutes: set LOPA_SLOW=1")
+    slow = os.environ.get("LOPA_SLOW", "")
+    number, num_shares = map(int, slow.split("/")) if "/" in slow else (1, 1)  # 2/3: of the second third of all files
     for item in items:
-        for name in skips.keys() & item.keywords.keys():
-            item.add_marker(skips[name])
+        if "cuda" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, none is visible"))
+        if "slow" in item.keywords and not slow:
+            reason = "others show it in part, or it takes minutes: set LOPA_SLOW=1"
+            item.add_marker(pytest.mark.skip(reason=reason))
+        if "slow" in item.keywords and crc32(item.location[0].encode()) % num_shares != number - 1:
+            item.add_marker(pytest.mark.skip(reason=f"of another share of the slow tests than LOPA_SLOW={slow}"))
 
 
 def pytest_collection_finish() -> None:
