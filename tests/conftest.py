@@ -51,7 +51,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = os.environ.get("LOPA_SLOW", "")
-    number, num_shares = map(int, slow.split("/")) if "/" in slow else (1, 1)  # 2/3: of the second third of all files
+    number, num_shares = map(int, slow.split("/")) if "/" in slow else (1, 1)  # 2/4: of the second quarter of all files
     for item in items:
         if "cuda" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, none is visible"))

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.sim
+pytestmark = [pytest.mark.sim, pytest.mark.slow]
 NUM_PROBLEMS, NUM_LOOKAHEAD = int(os.environ.get("LOPA_ACCURACY_PROBLEMS", "6")), 1
 # Large temporaries stay with the process, instead of going back to the system and being zeroed again.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_TOP_PAD_": str(2**26)}

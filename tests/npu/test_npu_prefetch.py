@@ -77,7 +77,7 @@ def of_the_ref_lane(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any
 
 @pytest.mark.sim
 @pytest.mark.usefixtures("torch_npu")
-@pytest.mark.parametrize("mode", ["npugraph_ex", "torchair"])
+@pytest.mark.parametrize("mode", ["npugraph_ex", pytest.param("torchair", marks=pytest.mark.slow)])
 def test_every_all_reduce_has_the_next_weight_under_it(
     tmp_path: Path, of_the_ref_lane: tuple[Path, Any], mode: str
 ) -> None:
