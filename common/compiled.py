@@ -9,7 +9,9 @@ function's own file only, not at those it calls.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import warnings
 from collections.abc import Callable
 from functools import cache, cached_property
 from importlib import import_module
@@ -30,7 +32,10 @@ numba: Any
 try:
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         raise ImportError
-    numba = import_module("numba")
+    with warnings.catch_warnings(record=True) as told:  # its own show a traceback for an odd variable
+        numba = import_module("numba")
+    for one in told:
+        logging.getLogger(__name__).warning("numba: %s", str(one.message).partition("\n")[0])
 except ImportError:
     numba = None
 

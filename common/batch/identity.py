@@ -39,12 +39,14 @@ def identity(profile: DeviceProfile, run: RunConfig, found: Input) -> dict[str, 
         **_folder("tokenizer", run.tokenizer, with_weights=False),
         "load_format": run.load_format,
         "seed": run.seed,
+        "pace": run.pace,
         **_of_decode(run.decode.model_dump(mode="json")),
         **_input_identity(run.input),
         "input_bytes": found.num_bytes,
         "input_sha256": found.sha256,
         "dtype": profile.dtype,
         "quantization": profile.quantization,
+        "output.step_map": run.output is not None and run.output.step_map,
         **({} if run.input.target_field is None else {"num_maskings": run.num_maskings}),
     }
 
@@ -66,6 +68,7 @@ def check_identity(path: Path, identity: Mapping[str, Any]) -> None:
     if recorded_before is None:
         raise ConfigError(f"{path} exists but {sidecar_path(path).name} does not say which run wrote it: {FIX}")
     before = {**_of_decode(DecodeConfig().model_dump(mode="json")), **_input_identity(InputConfig(path="-"))}
+    before |= {"pace": "fixed", "output.step_map": False}
     before |= _with_names_of_today(recorded_before)
     wanted = json.loads(json.dumps(identity))
     changed = [_change(key, before, wanted) for key in sorted(before) if not _is_same(key, before, wanted)]
@@ -106,7 +109,9 @@ def _with_names_of_today(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 def _input_identity(source: InputConfig) -> dict[str, Any]:
     """What the prompts and the marks depend on beside the input's bytes."""
-    names = ("prompt_template", "add_bos_token", "benchmark", "apply_chat_template", "settings_field")
+    names = (
+        "prompt_template", "add_bos_token", "benchmark", "apply_chat_template", "settings_field", "target_field",
+    )  # fmt: skip
     task = task_of(source)
     shots = None if task is None else hashlib.sha256(task.shots.encode()).hexdigest()
     return {**{f"input.{name}": getattr(source, name) for name in names}, "input.fewshot_sha256": shots}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from common.config.strategies import merged, merged_decode
 from common.errors import ConfigError, did_you_mean
 
 OWN = "-"  # in the place of a profile or a run: the one that the sweep names
+_MOST_POINTS = 10_000
 _OF_A_POINT: Any = {"decode", "input", "output"}  # what points of one launch may differ in
 
 
@@ -234,6 +236,9 @@ def _rows(sweep: SweepConfig, path: Path) -> list[SweepRow]:
     twice = next((key for key in sweep.grid if key in sweep.zip), None)
     if twice is not None:
         raise ConfigError(f"{path}: {twice} is in grid and in zip: remove it from one of them")
+    num_points = math.prod(map(len, sweep.grid.values())) * max((*lengths.values(), 1))
+    if num_points > _MOST_POINTS:
+        raise ConfigError(f"{path}: grid and zip span {num_points} settings, at most {_MOST_POINTS}: take values away")
     rows = [*sweep.rows, *_spanned(sweep)]
     if not rows:
         raise ConfigError(f"{path}: no settings to compare; add rows, a grid or a zip")

@@ -11,6 +11,8 @@ from common.constraints.patterns import require_short
 from common.errors import ConfigError, first_line
 
 _OF_OUTPUTS = ("json", "regex", "choice", "json_object")
+# Of vLLM's object, false in what its clients send.
+_FLAGS = ("json_object", "disable_any_whitespace", "disable_additional_properties", "disable_fallback")
 _MOST_CHOICES = 1000
 _MOST_LETTERS = 200_000
 _MOST_CHOSEN = 20_000  # bytes of all texts: each may be a state
@@ -48,7 +50,9 @@ def of_structured_outputs(given: Any) -> Format | None:
     """Read `structured_outputs`; None: any text. Raises ConfigError."""
     if not isinstance(given, Mapping):
         raise ConfigError("write an object with one of json, regex and choice")
-    asked = {name: value for name, value in given.items() if value is not None and value is not False}
+    asked = {
+        name: value for name, value in given.items() if value is not None and not (value is False and name in _FLAGS)
+    }
     if not asked:
         return None
     unknown = [name for name in asked if name not in _OF_OUTPUTS]

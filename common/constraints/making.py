@@ -52,6 +52,8 @@ def of_regex(regex: str) -> ByteAutomaton:
         index = Index(f"\\x00(?:{regex})\\z", Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)}))
     except ValueError as error:
         why = first_line(error).removeprefix("Failed to build DFA ")
+        if "no transitions" in why:
+            raise ConfigError("no text matches it: write one that some text does") from None
         raise ConfigError(
             f"it does not compile ({why:.200}): look-arounds, back-references and comments are not taken; write it "
             "without them, or more simply"

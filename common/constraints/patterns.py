@@ -15,6 +15,8 @@ _ANGLES = (r"\<", r"\>")  # where a word begins and ends, to the library
 _ESCAPED = ['"', "\\", *map(chr, range(32)), *map(chr, range(0x7F, 0xA0))]  # of these, what JSON or its texts escape
 _SET_SYNTAX = re.compile(r"\[|&&|--|~~")  # of the library's sets, and letters to Python
 _LOOKS = re.compile(r"\(\?<?[=!]")
+_SPACED = re.compile(r"\(\?[a-z]*x")  # Python keeps white space in sets there, the library does not
+_ENDS = {r"\A": "^", r"\Z": "$"}
 LETTERS = r'[^"\\\x00-\x1F\x7F-\x9F]'  # of a JSON string, as they are
 
 
@@ -47,9 +49,12 @@ def _atoms(regex: str) -> list[str]:
             raise ConfigError(
                 f"{atom:.60} is read in several ways: write \\ in front of [, &, - and ~ that are letters"
             )
-    if _LOOKS.search("".join(atom for atom in atoms if atom[0] not in "\\[")):
+    outside = "".join(atom for atom in atoms if atom[0] not in "\\[")
+    if _LOOKS.search(outside):
         raise ConfigError("what looks ahead or back is not compiled: write out what the text is")
-    return atoms
+    if _SPACED.search(outside):
+        raise ConfigError("the flag x is not compiled: write the expression without white space and comments")
+    return [_ENDS.get(atom, atom) for atom in atoms]
 
 
 def _without_ends(atoms: list[str], begins: bool, ends: bool) -> list[str]:

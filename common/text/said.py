@@ -8,6 +8,7 @@ known that it is JSON.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -135,14 +136,28 @@ class MessageReader:
 def _call(text: str) -> ToolCall | None:
     """Return the call that a text is; None if it is none."""
     try:
-        found = json.loads(text, parse_constant=_refused)
+        found = json.loads(text, parse_constant=_refused, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         return None
-    arguments = found.get("arguments", {})
-    return ToolCall(found["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    name, arguments = found["name"], found.get("arguments", {})
+    if not isinstance(arguments, dict) or _has_surrogates(name):
+        return None
+    shown = json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(name, json.dumps(arguments) if _has_surrogates(shown) else shown)
+
+
+def _has_surrogates(text: str) -> bool:
+    """Return whether UTF-8 has no form of the text: an escape of JSON may be half of a letter."""
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _refused(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
+
+
+def _finite(number: str) -> float:
+    if math.isinf(found := float(number)):
+        raise ValueError(f"{number} is too large")
+    return found

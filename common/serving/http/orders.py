@@ -102,8 +102,9 @@ class OrderBook:
         call_id = prefix + (name or uuid.uuid4().hex)
         orders = []
         for place, prompt in enumerate(prompts):
-            # With a seed of its own a request is answered alike each time.
-            noise_name = name or (f"{call_id}-{place}" if fields.seed is None else "")
+            # With a seed of its own a request is answered alike each time, whatever a proxy calls it.
+            unnamed = name or f"{call_id}-{place}" if fields.seed is None else ""
+            noise_name = fields.request_id or unnamed
             first = self._request(f"{call_id}-{place * fields.n}", tuple(prompt), fields, noise_name)
             decode = first.decode or self._maker.base
             if fields.n > 1 and decode.temperature == 0:

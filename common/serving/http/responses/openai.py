@@ -64,10 +64,11 @@ class OpenAiCall:
                     ended.append(piece.ended)
                 for choice in self._parts(index, piece, readers[index]):
                     yield self._chunk([choice], options, num_tokens)
-        if options.include_usage:
+        if options.include_usage or call.fields.diffusion.stats:
             last = {**self._head(self._chunk_kind), "choices": []}
-            cached = num_cached(ended, call.orders.orders)
-            last["usage"] = usage(call.orders.num_prompt_tokens, num_tokens - call.orders.num_given, cached)
+            if options.include_usage:
+                cached = num_cached(ended, call.orders.orders)
+                last["usage"] = usage(call.orders.num_prompt_tokens, num_tokens - call.orders.num_given, cached)
             if call.fields.diffusion.stats:
                 last["diffusion"] = pass_counts(ended, call.orders.orders)
             yield event(last)
