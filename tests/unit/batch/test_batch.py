@@ -259,6 +259,27 @@ def test_an_output_is_overwritten_only_once_the_model_is_there(cpu: DeviceProfil
     execute(cpu, changed)
 
 
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"input.target_field": "prompt"}, "input.target_field"),
+        ({"output.step_map": True}, "output.step_map"),
+        ({"pace": "balanced"}, "pace"),
+    ],
+)
+def test_what_records_hold_depends_on(cpu: DeviceProfile, run: RunConfig, changes: dict[str, Any], key: str) -> None:
+    write_input(run, [{"id": number, "prompt": "abc"} for number in range(3)])
+    execute(cpu, run)
+    changed = run
+    for name, value in changes.items():
+        section, _, own = name.rpartition(".")
+        update = {section: getattr(run, section).model_copy(update={own: value})} if section else {own: value}
+        changed = changed.model_copy(update=update)
+    with pytest.raises(ConfigError, match=re.escape(key)):
+        execute(cpu, changed)
+    assert len(records(run)) == 3
+
+
 def test_a_setting_newer_than_the_output_had_its_default(cpu: DeviceProfile, run: RunConfig) -> None:
     write_input(run, [{"prompt": "abc"}])
     execute(cpu, run)

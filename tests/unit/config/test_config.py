@@ -323,6 +323,10 @@ def test_nonsense_in_a_profile_is_refused_by_key(tmp_path: Path, text: str, expe
         ("zip: {block_size: [16], skip_threshold: []}", "zip.skip_threshold: its list is empty"),
         ("zip: {block_size: [16], skip_threshold: [0.9, 1]}", "but block_size has 1, skip_threshold has 2 values"),
         ("grid: {block_size: [16]}\nzip: {block_size: [16]}", "block_size is in grid and in zip"),
+        (
+            f"grid: {{block_size: {[*range(200)]}, num_lookahead: {[*range(200)]}}}",
+            "grid and zip span 40000 settings, at most 10000: take values away",
+        ),
         ("grid: {block_sice: [16]}", "row 'block_sice=16': decode.block_sice: unknown key; did you mean block_size?"),
     ],
 )

@@ -41,11 +41,37 @@ def test_a_misshapen_schema_is_refused_by_its_place(schema: Any, why: str) -> No
 
 
 @pytest.mark.parametrize(
-    "asked", [{"choice": 0}, {"regex": 0}, {"choice": ["a\ud800"]}, {"regex": "\ud800"}], ids=ascii
+    "asked",
+    [{"choice": 0}, {"choice": False}, {"regex": 0}, {"regex": False}, {"choice": ["a\ud800"]}, {"regex": "\ud800"}],
+    ids=ascii,
 )
 def test_what_is_no_format_is_not_passed_over(asked: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^(choice|regex): "):
         of_structured_outputs(asked)
+
+
+def test_false_is_a_schema_that_nothing_meets_and_no_absence() -> None:
+    format = of_structured_outputs({"json": False})
+    assert format is not None
+    with pytest.raises(ConfigError):
+        COMPILER.automaton(format)
+    with pytest.raises(ConfigError, match="junk is not enforced here"):
+        of_structured_outputs({"junk": False})
+    assert of_structured_outputs({"json_object": False, "disable_fallback": False, "regex": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("regex", "why"),
+    [
+        ("(?x)[^ a]{8}", "the flag x is not compiled"),
+        ("a(?ix:b c)", "the flag x is not compiled"),
+        (r"a\Zb", "at its ends only"),
+        (r"[^\s\S]", "no text matches it"),
+    ],
+)
+def test_an_expression_that_the_library_reads_otherwise_is_refused(regex: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        COMPILER.automaton(Format("regex", regex))
 
 
 @pytest.mark.filterwarnings("ignore:Possible:FutureWarning")

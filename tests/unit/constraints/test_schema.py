@@ -141,7 +141,15 @@ def test_any_object_is_one_of_json() -> None:
 
 @pytest.mark.parametrize(
     "regex",
-    [r"1(?:x2)*(?:, ?[a-c]+(?:-[a-c]+)*){0,3}", r"\d{2}|\w+é?", r"a*", r"[\s\S]{0,4}", r"Answer: \d+", r"[\d.]+"],
+    [
+        r"1(?:x2)*(?:, ?[a-c]+(?:-[a-c]+)*){0,3}",
+        r"\d{2}|\w+é?",
+        r"a*",
+        r"[\s\S]{0,4}",
+        r"Answer: \d+",
+        r"[\d.]+",
+        r"\Aa+\Z",
+    ],
 )
 def test_a_regular_expression_takes_what_python_says_in_ascii(regex: str) -> None:
     own = COMPILER.automaton(Format("regex", regex))

@@ -303,3 +303,13 @@ def test_only_completions_repeat_their_prompt() -> None:
         with pytest.raises(ApiError, match="only /v1/completions repeats its prompt"):
             book().check(kind.model_validate({"messages": messages, "echo": True}))
         book().check(kind.model_validate({"messages": messages, "echo": False}))
+
+
+def test_a_seed_answers_alike_whatever_a_proxy_calls_the_request() -> None:
+    def noise(header_id: str | None, **fields: Any) -> str | None:
+        made = CompletionFields.model_validate({"prompt": "a", **fields})
+        (order,) = book().orders("cmpl-", made, [range(10)], header_id).orders
+        return order.request.noise_name
+
+    assert noise("a1", seed=7) == noise("b2", seed=7) == noise(None, seed=7)
+    assert noise("a1") == "a1" and noise("a1", request_id="own", seed=7) == "own"

@@ -43,3 +43,24 @@ def test_every_way_to_cut_a_text_says_the_same(reading: Reading, text: str, said
 def test_text_is_sent_as_soon_as_it_can_be_no_tag() -> None:
     reader = MessageReader(Reading(has_calls=True))
     assert [reader.add(piece).content for piece in ("a <tool", "s b", " ", "c")] == ["a", " <tools b", "", " c"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (r'{"x": "\ud800"}', r'{"x": "\ud800"}'),
+        (r'{"x": "\ud83d\ude00"}', '{"x": "😀"}'),
+        ('{"x": 1e999}', None),
+        ('{"x": -1e999}', None),
+    ],
+)
+def test_a_call_is_json_that_every_client_reads_or_none(arguments: str, shown: str | None) -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    said = MessageReader(Reading(has_calls=True)).add(text, is_last=True)
+    assert [call.arguments for call in said.calls] == ([] if shown is None else [shown])
+    assert said.content == (text if shown is None else "")
+
+
+def test_a_name_that_has_no_utf_8_is_no_call() -> None:
+    text = r'<tool_call>{"name": "\ud800", "arguments": {}}</tool_call>'
+    assert MessageReader(Reading(has_calls=True)).add(text, is_last=True).calls == ()
