@@ -101,6 +101,13 @@ def test_over_http(served: Served, texts: tuple[str, str], case: Case) -> None:
         assert events[-1]["usage"] == whole["usage"]
 
 
+def test_stats_come_in_a_stream_without_usage_too(served: Served) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 16, "stream": True, "diffusion": {"stats": True}}
+    events = events_of(served.send("POST", "/v1/completions", json.dumps(body).encode())[1])[:-1]
+    assert events[-1]["diffusion"]["forwards"] > 0 and "usage" not in events[-1]
+    assert all("diffusion" not in event for event in events[:-1])
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: json.dumps(case.settings))
 def test_from_python_and_for_lm_eval(generator: Generator, texts: tuple[str, str], case: Case) -> None:
     own = generator.with_decode(generator.run.decode.changed(case.settings))
