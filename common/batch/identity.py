@@ -67,9 +67,10 @@ def check_identity(path: Path, identity: Mapping[str, Any]) -> None:
     recorded_before = recorded_identity(path)
     if recorded_before is None:
         raise ConfigError(f"{path} exists but {sidecar_path(path).name} does not say which run wrote it: {FIX}")
-    before = {**_of_decode(DecodeConfig().model_dump(mode="json")), **_input_identity(InputConfig(path="-"))}
-    before |= {"pace": "fixed", "output.step_map": False}
-    before |= _with_names_of_today(recorded_before)
+    before = {
+        **_of_decode(DecodeConfig().model_dump(mode="json")), **_input_identity(InputConfig(path="-")),
+        "pace": "fixed", "output.step_map": False, **_with_names_of_today(recorded_before),
+    }  # fmt: skip
     wanted = json.loads(json.dumps(identity))
     changed = [_change(key, before, wanted) for key in sorted(before) if not _is_same(key, before, wanted)]
     if changed:

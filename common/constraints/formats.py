@@ -11,7 +11,7 @@ from common.constraints.patterns import require_short
 from common.errors import ConfigError, first_line
 
 _OF_OUTPUTS = ("json", "regex", "choice", "json_object")
-# Of vLLM's object, false in what its clients send.
+# Fields of vLLM's object that its clients send as false.
 _FLAGS = ("json_object", "disable_any_whitespace", "disable_additional_properties", "disable_fallback")
 _MOST_CHOICES = 1000
 _MOST_LETTERS = 200_000

@@ -25,7 +25,7 @@ from demo_training.tokenizer import special_ids
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from common.scoring import score
+from common.scoring import score, standard_error
 from scripts.lab.result import ROOT, commit, write
 from scripts.lab.study.replay import LOADS, Answer, read_pass_times, speed
 
@@ -146,11 +146,11 @@ def main(count: int = _COUNT) -> None:
             ids, passes = decode(model, prompt, sizes, *special_ids(tokenizer))
             answers.append(Answer(score(problem, tokenizer.decode(ids)), len(ids), passes))
         num_tokens = sum(answer.num_tokens for answer in answers)
-        share = sum(answer.right for answer in answers) / count
+        right = sum(answer.right for answer in answers)
         rows.append(
             [
                 "BlockBatch, " * (len(sizes) > 1) + f"blocks of {', '.join(map(str, sizes))}",
-                f"{100 * share:.1f} ± {100 * (share * (1 - share) / count) ** 0.5:.1f} %",
+                f"{100 * right / count:.1f} ± {100 * standard_error(right, count):.1f} %",
                 num_tokens / sum(len(answer.passes) for answer in answers),
                 num_tokens / sum(sum(answer.passes) for answer in answers),
                 *(speed(answers, at_once, costs) for at_once in LOADS),

@@ -65,14 +65,14 @@ class Ended(NamedTuple):
 def settings_of(decode: DecodeConfig, pace: Any) -> list[Setting]:
     """Return the pace itself, and those of its ways that a request can ask for."""
     first, *_ = ways = ways_of(decode, pace)
-    names = [*PaceFields.model_fields]
+    names = {*PaceFields.model_fields}
     same = [
         way
         for way in ways
         if not way.decode.num_lookahead
         or all(getattr(way.decode, name) == getattr(first.decode, name) for name in _OF_LOOKAHEADS)
     ]
-    return [Setting(pace, {}), *(Setting(way.name, way.decode.model_dump(include=set(names))) for way in same)]
+    return [Setting(pace, {}), *(Setting(way.name, way.decode.model_dump(include=names)) for way in same)]
 
 
 def ask(
