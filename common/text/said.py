@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 BEGIN_CALL, END_CALL = "<tool_call>", "</tool_call>"
 BEGIN_REASONING, END_REASONING = "<think>", "</think>"
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, which UTF-8 has no form of
 
 
 class ToolCall(NamedTuple):
@@ -142,15 +144,10 @@ def _call(text: str) -> ToolCall | None:
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         return None
     name, arguments = found["name"], found.get("arguments", {})
-    if not isinstance(arguments, dict) or _has_surrogates(name):
+    if not isinstance(arguments, dict) or _HALF.search(name):
         return None
     shown = json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(name, json.dumps(arguments) if _has_surrogates(shown) else shown)
-
-
-def _has_surrogates(text: str) -> bool:
-    """Return whether UTF-8 has no form of the text: an escape of JSON may be half of a letter."""
-    return any("\ud800" <= letter <= "\udfff" for letter in text)
+    return ToolCall(name, shown.encode(errors="backslashreplace").decode())  # halves of letters as JSON escapes them
 
 
 def _refused(name: str) -> None:
