@@ -192,11 +192,6 @@ def _ops(profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, colle
 
 
 def _check_8_bit_experts(profile: DeviceProfile, *widths: int) -> None:
-    if profile.quantization == "fp8":
-        raise MissingCapability(
-            f"profile {profile.name}: kernels for quantization fp8 of a mixture of experts are not implemented: set "
-            "quantization to w8a8, or kernels to torch"
-        )
     if any(width % 32 for width in widths):  # what the matrix unit takes of 8-bit numbers at a time
         raise MissingCapability(
             f"profile {profile.name}: the model is {widths[0]} wide and its experts {widths[1]}, kernels for experts "

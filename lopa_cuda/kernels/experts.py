@@ -1,15 +1,16 @@
 """The products of a mixture of experts: each expert that is hit reads its weights once, for all of its tokens.
 
-`route.deal` has said which (token, choice) pairs are whose. Two grouped products, gate and up with SwiGLU,
-then down, and a sum over each token's choices. A program computes a tile of one expert's tokens; those for which there
-are none end at once, so that few tokens cost what their experts' weights do. The grid has room for the case that every
-token goes to the same expert: it follows from T alone. Sums are taken in a fixed order, without atomics.
-Experts in 8 bits (quant.experts) multiply rows that are quantized per token before each product, and scale the sums.
+`route.deal` has said which (token, choice) pairs are whose, in tiles of one expert's. Two grouped products, gate and up
+with SwiGLU, then down, and a sum over each token's choices. A program computes some columns of a tile, and ends at once
+where the tile is empty. Sums are taken in a fixed order, without atomics. Experts in 8 bits (quant.experts) multiply
+rows that are quantized per token before each product, and scale the sums.
 
-Shapes: P pairs = T tokens times C choices, Er experts of this rank, X MLP width of an expert, D model width.
+Shapes: P pairs = T tokens times C choices, E experts of this rank, X MLP width of an expert, D model width.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
@@ -21,46 +22,39 @@ from common.model import MoE, Routing
 from lopa_cuda.kernels.launch import (
     KEEP,
     dequantize,
-    operand,
+    multiply,
     overlap,
     release_successor,
     start_after_predecessor,
 )
 from lopa_cuda.kernels.quantize import quantize_per_token, silu_times
 from lopa_cuda.kernels.route import Deal, deal
+from lopa_cuda.tiles import stays_in_unit
 
-MOST_BLOCK_TOKENS, BLOCK_COLUMNS, STAGES = 128, 64, 4
+LEAST_BLOCK_TOKENS, MOST_BLOCK_TOKENS = 16, 64
+BLOCK_ROWS, BLOCK_BYTES, STAGES = 128, 128, 3  # rows of weights that a program fetches at a time, and bytes of each
 SUM_BLOCK = 1024
 
 
 @triton.jit
-def _dot(acc, x, w, IS_SWAPPED: tl.constexpr):
-    """acc + x @ w.T, or its transpose: the weight rows then fill the matrix unit where tokens would not."""
-    if IS_SWAPPED:
-        x, w = w, x
-    return tl.dot(operand(x), tl.trans(operand(w)), acc, out_dtype=acc.dtype)
-
-
-@triton.jit
 def _expert_kernel(
-    x_ptr, x_scale_ptr, weight_ptr, weight_scale_ptr, pair_weight_ptr, out_ptr, order_ptr, first_ptr, count_ptr,
-    num_columns, blocks_of_tokens,
-    DEPTH: tl.constexpr, CHOSEN: tl.constexpr, IS_GATED: tl.constexpr, IS_SWAPPED: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    x_ptr, x_scale_ptr, weight_ptr, weight_scale_ptr, pair_weight_ptr, out_ptr,
+    order_ptr, expert_ptr, first_ptr, end_ptr, num_columns,
+    DEPTH: tl.constexpr, CHOSEN: tl.constexpr, IS_GATED: tl.constexpr, IS_SWAPPED: tl.constexpr, ACC: tl.constexpr,
+    ACCUMULATE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Gated: rows of x by token, out in the order of the deal. Else: rows of x in that order, out by pair, weighted."""
-    tiles = tl.cdiv(num_columns, BLOCK_C)  # those of one block of tokens one after another: they read the same tokens
-    tile, stretch = tl.program_id(0) % tiles, tl.program_id(0) // tiles
-    expert, block = stretch // blocks_of_tokens, stretch % blocks_of_tokens
+    column_tiles = tl.cdiv(num_columns, BLOCK_C)  # those of a tile one after another: they read the same tokens
+    column_tile, tile = tl.program_id(0) % column_tiles, tl.program_id(0) // column_tiles
     start_after_predecessor(PDL)
-    count = tl.load(count_ptr + expert)
-    if block * BLOCK_T < count:
-        row = block * BLOCK_T + tl.arange(0, BLOCK_T)
-        is_row = row < count
-        place = tl.load(first_ptr + expert) + row
+    first, end = tl.load(first_ptr + tile), tl.load(end_ptr + tile)
+    if first < end:
+        expert = tl.load(expert_ptr + tile)
+        place = first + tl.arange(0, BLOCK_T)
+        is_row = place < end
         pair = tl.load(order_ptr + place, mask=is_row, other=0)
-        column = tile * BLOCK_C + tl.arange(0, BLOCK_C)
+        column = column_tile * BLOCK_C + tl.arange(0, BLOCK_C)
         is_column = column < num_columns
         depth = tl.arange(0, BLOCK_K)
         source = (pair // CHOSEN if IS_GATED else place).to(tl.int64)
@@ -72,10 +66,11 @@ def _expert_kernel(
         acc_up = acc
         for at in tl.range(0, DEPTH, BLOCK_K, num_stages=STAGES):
             x = tl.load(x_at + at, mask=is_row[:, None], other=0.0)
-            acc = _dot(acc, x, tl.load(w_at + at, mask=is_column[:, None], other=0.0), IS_SWAPPED)
+            w = tl.load(w_at + at, mask=is_column[:, None], other=0.0)
+            acc = multiply(acc, x, w, IS_SWAPPED, ACCUMULATE)
             if IS_GATED:
                 up = tl.load(w_at + up_offset + at, mask=is_column[:, None], other=0.0)
-                acc_up = _dot(acc_up, x, up, IS_SWAPPED)
+                acc_up = multiply(acc_up, x, up, IS_SWAPPED, ACCUMULATE)
         release_successor(PDL)  # programs that wait would take room from those that stream
         if IS_SWAPPED:
             acc, acc_up = tl.trans(acc), tl.trans(acc_up)
@@ -124,8 +119,8 @@ def mix_experts(x_TD: Tensor, routing: Routing, moe: MoE, shared_TD: Tensor | No
     """
     expert_TC, weight_TC = routing
     num_experts = len(moe.experts_down)
-    dealt = deal(expert_TC, moe.first_expert, num_experts)
     block_t = block_tokens(len(x_TD), moe.config)
+    dealt = deal(expert_TC, moe.first_expert, num_experts, block_t)
     inner_PX = _launch(x_TD, moe.experts_gate_up, moe.experts_gate_up_scale, None, dealt, expert_TC, block_t)
     result_PD = _launch(inner_PX, moe.experts_down, moe.experts_down_scale, weight_TC, dealt, expert_TC, block_t)
     num_tokens, chosen = expert_TC.shape
@@ -145,31 +140,32 @@ def _launch(
     """bf16 [P, C], weighted; without weights gated, [P, C / 2]. scale_EC: of weights in 8 bits."""
     assert x_NK.is_contiguous() and weight_ECK.is_contiguous() and x_NK.dtype == torch.bfloat16
     x_scale_N = None
+    is_int, is_fp8 = weight_ECK.dtype == torch.int8, weight_ECK.dtype == torch.float8_e4m3fn
     if scale_EC is not None:
-        x_NK, x_scale_N = quantize_per_token(x_NK, "int8")
-    num_experts, num_rows, depth = weight_ECK.shape
+        x_NK, x_scale_N = quantize_per_token(x_NK, "int8" if is_int else "fp8")
+    _, num_rows, depth = weight_ECK.shape
     is_gated = weight_TC is None
-    num_columns, (num_tokens, chosen) = num_rows // (2 if is_gated else 1), expert_TC.shape
-    blocks_of_tokens = triton.cdiv(num_tokens, block_t)
+    parts = 2 if is_gated else 1
+    num_columns, block_c, block_k = num_rows // parts, BLOCK_ROWS // parts, _block_depth(weight_ECK)
     out_PC = torch.empty((expert_TC.numel(), num_columns), dtype=torch.bfloat16, device=x_NK.device)
-    _expert_kernel[(triton.cdiv(num_columns, BLOCK_COLUMNS) * num_experts * blocks_of_tokens,)](
-        x_NK, x_scale_N, weight_ECK, scale_EC, weight_TC, out_PC, *dealt,
-        num_columns=num_columns, blocks_of_tokens=blocks_of_tokens,
-        DEPTH=depth, CHOSEN=chosen, IS_GATED=is_gated, IS_SWAPPED=block_t < 64,
-        ACC=tl.float32 if scale_EC is None else tl.int32, BLOCK_T=block_t, BLOCK_C=BLOCK_COLUMNS,
-        BLOCK_K=_block_depth(depth), STAGES=STAGES, num_warps=4, **overlap(),
+    _expert_kernel[(triton.cdiv(num_columns, block_c) * len(dealt.expert_L),)](
+        x_NK, x_scale_N, weight_ECK, scale_EC, weight_TC, out_PC, *dealt, num_columns=num_columns,
+        DEPTH=depth, CHOSEN=expert_TC.shape[1], IS_GATED=is_gated, IS_SWAPPED=block_t < 64,
+        ACC=tl.int32 if is_int else tl.float32, ACCUMULATE=block_k if is_fp8 and not stays_in_unit(depth) else None,
+        BLOCK_T=block_t, BLOCK_C=block_c, BLOCK_K=block_k, STAGES=STAGES, num_warps=4, **overlap(),
     )  # fmt: skip
     return out_PC
 
 
 def block_tokens(num_tokens: int, config: MoEConfig) -> int:
-    """Tokens of a tile: about what an expert gets where all are hit alike."""
-    usual = triton.next_power_of_2(max(1, num_tokens * config.experts_per_token // config.num_experts))
-    return max(16, min(MOST_BLOCK_TOKENS, usual))
+    """Tokens of a tile: about twice what an expert gets where all are hit alike, as many get more."""
+    usual = num_tokens * config.experts_per_token / config.num_experts
+    return max(LEAST_BLOCK_TOKENS, min(MOST_BLOCK_TOKENS, triton.next_power_of_2(math.ceil(2 * usual))))
 
 
-def _block_depth(depth: int) -> int:
-    for size in (64, 32, 16):
-        if depth % size == 0:
-            return size
-    raise ValueError(f"experts of width {depth}: the kernels take multiples of 16; set kernels to torch")
+def _block_depth(weight_ECK: Tensor) -> int:
+    depth, size = weight_ECK.shape[2], BLOCK_BYTES // weight_ECK.element_size()
+    for block in (size, size // 2, size // 4):
+        if depth % block == 0:
+            return block
+    raise ValueError(f"experts of width {depth}: the kernels take multiples of {size // 4}; set kernels to torch")

@@ -105,6 +105,18 @@ def operand(x):
 
 
 @triton.jit
+def multiply(acc, x, w, IS_SWAPPED: tl.constexpr, ACCUMULATE: tl.constexpr):
+    """acc + x @ w.T, or its transpose: the weight rows then fill the matrix unit where tokens would not. ACCUMULATE:
+    channels after which float8 sums leave the unit; None: they stay."""
+    x, w = operand(x), operand(w)
+    if IS_SWAPPED:
+        acc = tl.dot(w, tl.trans(x), acc, max_num_imprecise_acc=ACCUMULATE, out_dtype=acc.dtype)
+    else:
+        acc = tl.dot(x, tl.trans(w), acc, max_num_imprecise_acc=ACCUMULATE, out_dtype=acc.dtype)
+    return acc
+
+
+@triton.jit
 def prefetch_l2(address, num_bytes):
     """Start pulling num_bytes (a multiple of 16) at each int64 address into L2; nothing waits for it."""
     tl.inline_asm_elementwise(

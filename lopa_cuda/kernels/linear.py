@@ -24,7 +24,7 @@ from lopa_cuda.kernels.launch import (
     Quantize,
     dequantize,
     load_sum,
-    operand,
+    multiply,
     overlap,
     partial_arguments,
     prefetch_l2,
@@ -56,17 +56,6 @@ def _prefetch_rows(
 
 
 @triton.jit
-def _multiply(acc, x, w, IS_SWAPPED: tl.constexpr, ACCUMULATE: tl.constexpr):
-    """acc + x @ w.T, or its transpose: the weight rows then fill the matrix unit where tokens would not."""
-    x, w = operand(x), operand(w)
-    if IS_SWAPPED:
-        acc = tl.dot(w, tl.trans(x), acc, max_num_imprecise_acc=ACCUMULATE, out_dtype=acc.dtype)
-    else:
-        acc = tl.dot(x, tl.trans(w), acc, max_num_imprecise_acc=ACCUMULATE, out_dtype=acc.dtype)
-    return acc
-
-
-@triton.jit
 def _prefetch_tile(
     weight_ptr, column0, num_columns, num_rows, first, last, row_bytes, prefetch_bytes,
     IS_GATED: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_C: tl.constexpr, THREADS: tl.constexpr,
@@ -84,9 +73,9 @@ def _add_block(
     IS_GATED: tl.constexpr, IS_SWAPPED: tl.constexpr, ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
     """One block of input channels, from `at` on, into a tile's sums; into those of up as well where it is gated."""
-    acc = _multiply(acc, x, weight_desc.load([column, at]), IS_SWAPPED, ACCUMULATE)
+    acc = multiply(acc, x, weight_desc.load([column, at]), IS_SWAPPED, ACCUMULATE)
     if IS_GATED:
-        acc_up = _multiply(acc_up, x, weight_desc.load([num_columns + column, at]), IS_SWAPPED, ACCUMULATE)
+        acc_up = multiply(acc_up, x, weight_desc.load([num_columns + column, at]), IS_SWAPPED, ACCUMULATE)
     return acc, acc_up
 
 

@@ -1,11 +1,11 @@
 """The router of a mixture of experts, from its logits on, and which tokens each expert gets.
 
 `route` follows common.model.moe.choose_experts, one program a token; with a capacity the program looks at the logits of
-all tokens of its block first. `deal` sorts the (token, choice) pairs by expert without asking the host: the program of
-an expert counts the pairs of the experts before it, which is where its own begin, and writes its own there. Shapes
-follow from T alone, so both are captured.
+all tokens of its block first. `deal` sorts the (token, choice) pairs by expert and cuts them into tiles without asking
+the host: the program of an expert counts the pairs of the experts before it, which is where its own begin, and writes
+its own there. Shapes follow from T alone, so both are captured.
 
-Shapes: E experts, G groups, C chosen experts of a token, Er experts of this rank.
+Shapes: E experts, G groups, C chosen experts of a token, P pairs, L tiles.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ ROWS = 8  # tokens of a block that are looked at at once
 
 
 class Deal(NamedTuple):
-    """order_P: indices of pairs, those of this rank's first expert first. first_E, count_E: where an expert's are."""
+    """order_P: indices of pairs, those of this rank's first expert first. A tile is some pairs of one expert: the
+    expert's number on this rank, and the places in order_P where the tile begins and its expert's pairs end; some tiles
+    are empty. All int32."""
 
     order_P: Tensor
-    first_E: Tensor
-    count_E: Tensor
+    expert_L: Tensor
+    first_L: Tensor
+    end_L: Tensor
 
 
 @triton.jit
@@ -133,8 +136,9 @@ def _route_kernel(
 
 @triton.jit
 def _deal_kernel(
-    expert_ptr, order_ptr, first_ptr, count_ptr, num_pairs, first_expert, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
+    chosen_ptr, order_ptr, expert_ptr, first_ptr, end_ptr, num_pairs, num_tiles, first_expert,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     own = tl.program_id(0)
     release_successor(PDL)
     start_after_predecessor(PDL)
@@ -143,18 +147,29 @@ def _deal_kernel(
     mine = tl.zeros([BLOCK], tl.int32)
     for start in range(0, num_pairs, BLOCK):
         pair = start + lane
-        expert = tl.load(expert_ptr + pair, mask=pair < num_pairs, other=NOBODY) - first_expert
+        expert = tl.load(chosen_ptr + pair, mask=pair < num_pairs, other=NOBODY) - first_expert
         before += ((expert >= 0) & (expert < own)).to(tl.int32)
         mine += (expert == own).to(tl.int32)
     place = tl.sum(before, axis=0)
-    tl.store(first_ptr + own, place)
-    tl.store(count_ptr + own, tl.sum(mine, axis=0))
-    for start in range(0, num_pairs, BLOCK):
+    end = place + tl.sum(mine, axis=0)
+    # Whole tiles of the pairs before, and one an expert for the rest of its pairs: enough without the others' counts.
+    next_tile = end // TILE + own + 1
+    if own == tl.num_programs(0) - 1:
+        next_tile = num_tiles
+    first = place
+    for tile in range(place // TILE + own, next_tile):
+        tl.store(expert_ptr + tile, own)
+        tl.store(first_ptr + tile, first)
+        tl.store(end_ptr + tile, end)
+        first += TILE
+    start = 0
+    while place < end:
         pair = start + lane
-        expert = tl.load(expert_ptr + pair, mask=pair < num_pairs, other=NOBODY) - first_expert
+        expert = tl.load(chosen_ptr + pair, mask=pair < num_pairs, other=NOBODY) - first_expert
         is_mine = (expert == own).to(tl.int32)
         tl.store(order_ptr + place + tl.cumsum(is_mine, axis=0) - 1, pair, mask=is_mine > 0)
         place += tl.sum(is_mine, axis=0)
+        start += BLOCK
 
 
 def route(logits_TE: Tensor, expert_bias_E: Tensor | None, config: MoEConfig) -> Routing:
@@ -179,14 +194,15 @@ def route(logits_TE: Tensor, expert_bias_E: Tensor | None, config: MoEConfig) ->
     return Routing(expert_TC, weight_TC)
 
 
-def deal(expert_TC: Tensor, first_expert: int, num_experts: int) -> Deal:
-    """The pairs of the experts [first_expert, first_expert + num_experts); the end of order_P is undefined where others
-    have some."""
-    device, num_pairs = expert_TC.device, expert_TC.numel()
-    order_P = torch.empty(num_pairs, dtype=torch.int32, device=device)
-    first_E, count_E = (torch.empty(num_experts, dtype=torch.int32, device=device) for _ in range(2))
+def deal(expert_TC: Tensor, first_expert: int, num_experts: int, tile: int) -> Deal:
+    """The pairs of the experts [first_expert, first_expert + num_experts) in tiles of at most `tile`; the end of
+    order_P is undefined where others have some."""
+    num_pairs = expert_TC.numel()
+    num_tiles = num_experts + num_pairs // tile
+    lengths = (num_pairs, num_tiles, num_tiles, num_tiles)
+    dealt = Deal(*(torch.empty(length, dtype=torch.int32, device=expert_TC.device) for length in lengths))
     _deal_kernel[(num_experts,)](
-        expert_TC, order_P, first_E, count_E, num_pairs=num_pairs, first_expert=first_expert, BLOCK=DEAL_BLOCK,
-        num_warps=4, **overlap(),
+        expert_TC, *dealt, num_pairs=num_pairs, num_tiles=num_tiles, first_expert=first_expert, TILE=tile,
+        BLOCK=DEAL_BLOCK, num_warps=4, **overlap(),
     )  # fmt: skip
-    return Deal(order_P, first_E, count_E)
+    return dealt

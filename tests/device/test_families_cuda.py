@@ -21,6 +21,8 @@ from common.model import route as plain_route
 from common.runtime import synthetic_plan
 from graphs.cuda import CudaCapture
 from lopa_cuda.assemble import assemble
+from quant.experts import swap_experts
+from quant.scheme import Scheme
 
 pytestmark = pytest.mark.cuda
 if torch.cuda.is_available():
@@ -70,6 +72,20 @@ def test_experts_mix_as_the_plain_version(num_tokens: int, tp_size: int) -> None
     mixed = kernels.mix_experts(x, routing, moe, shared)
     moe.shared_gate_up_proj = moe.shared_down_proj = None
     assert relative_error(mixed, mixture(x, moe).float() + shared.float()) < 2e-2
+
+
+@pytest.mark.parametrize("num_tokens", [1, 33, 512, 2000])
+@pytest.mark.parametrize("scheme", ["w8a8_dynamic", "fp8"])
+def test_experts_in_8_bits_mix_as_the_plain_version(num_tokens: int, scheme: Scheme) -> None:
+    """Scales of channels span two orders, so that one read at a wrong place shows."""
+    config, width = mini()
+    moe, x = random_moe(replace(config, num_shared_experts=0), width), random(num_tokens, width)
+    for weight in (moe.experts_gate_up, moe.experts_down):
+        weight.data *= torch.logspace(-1, 1, weight.shape[1], device="cuda")[:, None].bfloat16()
+    swap_experts(moe, scheme)
+    routing = plain_route(x, moe)
+    mixed = kernels.mix_experts(x, routing._replace(expert_TC=routing.expert_TC.int()), moe, None)
+    assert relative_error(mixed, mixture(x, moe)) < 2e-2
 
 
 def random_logits(num_tokens: int, num_experts: int) -> Tensor:

@@ -64,18 +64,15 @@ def test_another_block_size_than_the_models_is_told_of(
     assert told == ["decode.block_size is 16, the model was trained with blocks of 4: set it to 4"] * warnings
 
 
-@pytest.mark.parametrize(
-    ("scheme", "problem"),
-    [("w8a8", "take multiples of 32: remove quantization"), ("fp8", "fp8 of a mixture of experts .* set quantization")],
-)
-def test_what_kernels_for_experts_in_8_bits_do_not_take_is_said(scheme: Any, problem: str) -> None:
+@pytest.mark.parametrize("scheme", ["w8a8", "fp8"])
+def test_what_kernels_for_experts_in_8_bits_do_not_take_is_said(scheme: Any) -> None:
     profile = DeviceProfile(name="test", engine="lopa_cuda", device="cuda", max_model_len=64, quantization=scheme)
     config = load_model_config(FAMILIES / "llada2" / "model_a")
     assert config.moe is not None
     config = replace(config, moe=replace(config.moe, intermediate_size=48))
     cache: Any = SimpleNamespace(committed=torch.zeros(1, dtype=torch.bfloat16))
     nowhere: Any = None
-    with pytest.raises(MissingCapability, match=problem):
+    with pytest.raises(MissingCapability, match="take multiples of 32: remove quantization"):
         _ops(profile, config, cache, nowhere)
 
 
