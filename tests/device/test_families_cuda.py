@@ -89,7 +89,7 @@ def test_experts_in_8_bits_mix_as_the_plain_version(num_tokens: int, scheme: Sch
 
 
 def random_logits(num_tokens: int, num_experts: int) -> Tensor:
-    """Scores far enough apart for any sigmoid, but for the first two experts', which tie."""
+    """Scores whose differences, and those less 0.001, are 1e-5 or more, but for the first two experts', which tie."""
     draws = [torch.randperm(num_experts, device="cuda") for _ in range(num_tokens)]
     logits = (torch.stack(draws) / num_experts * 8 - 4).float()
     logits[:, 1] = logits[:, 0]
@@ -101,7 +101,8 @@ def random_logits(num_tokens: int, num_experts: int) -> Tensor:
 def test_blocks_admit_the_experts_that_the_plain_version_does(num_tokens: int, capacity: int, block_size: int) -> None:
     config, _ = mini()
     config = replace(config, num_groups=1, top_groups=1, capacity=capacity, block_size=block_size)
-    logits, bias = random_logits(num_tokens, config.num_experts), torch.randn(config.num_experts, device="cuda") * 1e-3
+    logits = random_logits(num_tokens, config.num_experts)
+    bias = 1e-3 * torch.randint(0, 2, (config.num_experts,), device="cuda")
     bias[1] = bias[0]
     expected, found = choose_experts(logits, bias, config), kernels.route(logits, bias, config)
     assert torch.equal(found.expert_TC.long(), expected.expert_TC)
