@@ -19,6 +19,7 @@ from common.batch.template import fits, require_fit
 from common.config import InputConfig
 from common.errors import ConfigError, first_line
 from common.processes import global_rank
+from common.requests import read_json
 from common.scoring import task_of
 from common.text import why_no_conversation, why_no_variables
 
@@ -104,9 +105,12 @@ def is_openai(fields: Mapping[str, Any]) -> bool:
 
 
 def _have_own_prompts(lines: Sequence[Mapping[str, Any]], config: InputConfig, name: str) -> bool:
-    """Whether all lines say what they ask without the template, and it fits none of them."""
+    """Whether all lines say what they ask without the template, and it fits none of them; or some line is OpenAI's,
+    which all have to be then."""
     assert config.prompt_template is not None, "the caller has asked"
-    has_own = all("prompt" in fields or "messages" in fields or is_openai(fields) for fields in lines)
+    if any(map(is_openai, lines)):
+        return True
+    has_own = all("prompt" in fields or "messages" in fields for fields in lines)
     is_unused = has_own and not any(fits(config.prompt_template, fields) for fields in lines)
     if is_unused and any("prompt" in fields for fields in lines):
         template = repr(config.prompt_template)
@@ -173,7 +177,7 @@ def parse_line(number: int, raw: bytes, config: InputConfig) -> InputLine:
     # Not the bare number: another line's own id may well be that number.
     unknown_id = f"line-{number}"
     try:
-        fields = json.loads(raw.decode("utf-8"))
+        fields = read_json(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         return InputLine(unknown_id, number, error=f"line {number} is not valid JSON: {first_line(error)}")
     if not isinstance(fields, dict):

@@ -31,6 +31,7 @@ from common.config import DeviceProfile, RunConfig, find_config, short_name
 from common.errors import ConfigError
 
 STANDARD_INPUT = "-"
+_OF_FILES = (".json", ".txt", ".csv", ".tsv", ".gz", ".yaml", ".yml")  # one word that ends so is no question
 
 
 def run(
@@ -147,6 +148,8 @@ def _answer(prompt: str, profile: DeviceProfile, run: RunConfig) -> None:
 def _is_file(prompt: str) -> bool:
     if prompt == STANDARD_INPUT or prompt.endswith((".jsonl", ".jsonl.gz", ".parquet")):
         return True
+    if prompt.endswith(_OF_FILES) and not any(map(str.isspace, prompt)):
+        return True
     try:
         is_file, is_folder = Path(prompt).is_file(), os.sep in prompt and Path(prompt).is_dir()
     except (OSError, ValueError):  # a text that no file can be called
@@ -163,6 +166,8 @@ def _files(model: str, file: str | None, given: Sequence[str]) -> list[str]:
         if find_config("runs", model).is_dir() and not keys & {"input", "input.path"}:
             raise ConfigError(f"run {model}: give what is to be answered after it: a text, or a JSONL file of requests")
         return []
+    if keys & {"input", "input.path"}:
+        raise ConfigError(f"{file} and --set input.path are two inputs: leave one of them out")
     stem = "stdin" if file == STANDARD_INPUT else Path(file.removesuffix(".gz")).stem
     output = f"output.path=outputs/{short_name(model)}_{stem}.jsonl"
     return [f"input.path={file}", *([] if keys & {"output", "output.path"} else [output])]

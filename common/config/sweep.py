@@ -166,6 +166,10 @@ class _Loader:
     def point(self, row: SweepRow) -> SweepPoint:
         profile_path = self._find("profiles", "profile", self._profile or row.profile or self._sweep.profile, row)
         run_path = self._find("runs", "run", self._run or row.run or self._sweep.run, row)
+        if row.set.keys() & {"output", "output.path"}:
+            raise ConfigError(
+                f"{self._path}: row {row.name!r}: output.path: a row's file is named after it: set folder instead"
+            )
         own = [] if self._sweep.folder is None else [f"output.path={json.dumps(f'{self._sweep.folder}.jsonl')}"]
         own += [f"{key}={_as_yaml(value)}" for key, value in {**self._sweep.set, **row.set}.items()]
         overrides = [*(Override(text, "set") for text in own), *self._overrides]
@@ -185,7 +189,13 @@ class _Loader:
             )
         folder = Path(next(iter(folders)))
         for place, point in enumerate(points):
-            output = OutputConfig(path=str(folder / f"{slug(point.name)}.jsonl"))
+            path = str(folder / f"{slug(point.name)}.jsonl")
+            if point.run.output is not None and point.run.output.metrics_path is not None:
+                raise ConfigError(
+                    f"{self._path}: row {point.name!r}: output.metrics_path: a row's numbers are written beside its "
+                    "records: remove it"
+                )
+            output = OutputConfig(path=path, step_map=point.run.output is not None and point.run.output.step_map)
             run = point.run.model_copy(update={"output": output})
             points[place] = SweepPoint(point.name, point.profile_path, point.run_path, point.profile, run)
         return folder

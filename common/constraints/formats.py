@@ -34,12 +34,16 @@ class Format(NamedTuple):
 def of_response_format(given: Any) -> Format | None:
     """Read `response_format`; None: any text. Raises ConfigError."""
     kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind not in ("text", "json_object", "json_schema"):
+        raise ConfigError("write type: one of text, json_object, json_schema")
+    own = ("type", "json_schema") if kind == "json_schema" else ("type",)
+    other = next((name for name, value in given.items() if name not in own and value is not None), None)
+    if other is not None:
+        raise ConfigError(f"{other:.60} has no place beside type {kind}: write type json_schema and a json_schema")
     if kind == "text":
         return None
     if kind == "json_object":
         return Format("json_object")
-    if kind != "json_schema":
-        raise ConfigError("write type: one of text, json_object, json_schema")
     named = given.get("json_schema")
     if not isinstance(named, Mapping) or "schema" not in named:
         raise ConfigError("json_schema: write an object with a name and a schema")

@@ -2,6 +2,7 @@
 
 from common.requests.maker import RequestMaker
 from common.requests.prompts import LONG, Offered, PromptMaker
+from common.requests.reading import read_json
 from common.requests.refusal import RequestError, first_error, path_of, refusal
 from common.requests.tools import forced_call, why_no_choice, why_no_tools
 from common.requests.wishes import (
@@ -32,6 +33,7 @@ __all__ = [
     "first_error",
     "forced_call",
     "path_of",
+    "read_json",
     "refusal",
     "why_no_choice",
     "why_no_tools",

@@ -55,7 +55,7 @@ def _read_bias(value: Any) -> tuple[tuple[int, float], ...]:
     found = {}
     for key, bias in value.items():
         id = str(key)
-        if not (id.isascii() and id.isdecimal() and len(id) < 10):
+        if not (id.isascii() and id.isdecimal() and len(id) < 10 and str(int(id)) == id):
             raise ValueError(f"write token ids as keys (given {given_value(key)})")
         if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not -100 <= bias <= 100:
             raise ValueError(f"write a number from -100 to 100 for token {id} (given {given_value(bias)})")

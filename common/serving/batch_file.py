@@ -82,8 +82,10 @@ def _requests(
     waiting: dict[str, tuple[_Call, Order]],
 ) -> Iterator[GenerationRequest]:
     for line in lines:
-        if line.error is not None or not line.is_openai:
-            refusals.append(unreadable(line.id, line.error or f"line {line.number}: write custom_id, url and body"))
+        is_request = line.is_openai or not line.fields
+        problem = line.error if is_request else f"line {line.number}: write custom_id, url and body"
+        if problem is not None:
+            refusals.append(unreadable(line.id, problem))
             continue
         try:
             call = door.call(line)
@@ -161,15 +163,9 @@ class _Door:
         tokenizer, includes_stop = self._generator.tokenizer, fields.include_stop_str_in_output
         text = ToldText(AnswerText(tokenizer, order.decode, includes_stop=includes_stop))
         written, told = text.end(completion.token_ids, completion.logprobs)
-        ended = Ended(
-            completion.id,
-            completion.token_ids,
-            completion.finish_reason if text.stopped_by is None else "stop",
-            num_tokens=len(completion.token_ids),
-            num_forwards=completion.num_forwards,
-            num_lookahead_wins=completion.num_lookahead_wins,
-            num_forced_fills=completion.num_forced_fills,
-        )
+        ended = Ended.of(completion)
+        if text.stopped_by is not None:
+            ended = ended._replace(finish_reason="stop")
         return Finished(written, completion.token_ids, ended, text.stopped_by, told)
 
     def _strings(self, token_ids: Sequence[int]) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from common.config import DecodeConfig, RunConfig
-from common.decoding import FIRST_VERSION, GenerationRequest, Order, StepRecord, TokenLogprob
+from common.decoding import FIRST_VERSION, Completion, GenerationRequest, Order, StepRecord, TokenLogprob
 
 if TYPE_CHECKING:
     from common.generate import Generator
@@ -160,6 +160,26 @@ class Ended(NamedTuple):
     weight_version: str = FIRST_VERSION
     num_cached_tokens: int = 0
     option_logprobs: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, result: Completion) -> Ended:
+        """What a completion says, none of whose tokens has been told of."""
+        return cls(
+            id=result.id,
+            token_ids=result.token_ids,
+            finish_reason=result.finish_reason,
+            num_tokens=len(result.token_ids),
+            num_forwards=result.num_forwards,
+            num_lookahead_wins=result.num_lookahead_wins,
+            num_forced_fills=result.num_forced_fills,
+            tokens_per_step=result.tokens_per_step,
+            prefill_s=result.first_step_s,
+            total_s=result.total_s,
+            logprobs=result.logprobs,
+            step_map=result.step_map,
+            num_cached_tokens=result.num_cached_tokens,
+            option_logprobs=result.option_logprobs,
+        )
 
 
 class Failed(NamedTuple):

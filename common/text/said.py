@@ -35,10 +35,12 @@ class Said(NamedTuple):
 
 class Reading(NamedTuple):
     """How an answer is read. begins: with its content; with reasoning, if there is a tag (`maybe`); within reasoning;
-    within a call, of which the tags are not in the text. has_calls: content may hold calls."""
+    within a call, of which the tags are not in the text. has_calls: content may hold calls, of which all but the first
+    are left out where it is_single."""
 
     begins: Literal["content", "maybe", "reasoning", "call"] = "content"
     has_calls: bool = False
+    is_single: bool = False
 
 
 PLAIN = Reading()
@@ -65,6 +67,8 @@ class MessageReader:
             new = getattr(self, f"_{before}")(is_last)
             said = Said(said.content + new.content, said.reasoning + new.reasoning, said.calls + new.calls)
             if self._place == before:
+                if self.reading.is_single:
+                    said = said._replace(calls=said.calls[: max(0, 1 - self.num_calls)])
                 self.num_calls += len(said.calls)
                 return said
 

@@ -100,7 +100,7 @@ def save_run_file(path: Path | None, run: RunConfig) -> None:
     if path is None or global_rank():
         return
     if path.exists():
-        raise ConfigError(f"--save-run {path}: it is there already; choose another name")
+        raise ConfigError(f"--save-run {path}: it is there already; start it (lopa run {path}), or choose another name")
     # A repository by its name, at this very commit.
     named = {key: known_as(folder) for key in HUB_KEYS if (folder := getattr(run, key)) is not None}
     started_by = f"# Start it by `lopa run {path}`, `lopa serve {path}` or `lopa chat {path}`.\n"

@@ -28,7 +28,7 @@ from common.decoding import (
     ResumeMemory,
     Tag,
 )
-from common.errors import ConfigError, EngineError, is_out_of_memory
+from common.errors import ConfigError, EngineError, is_out_of_memory, one_line
 from common.model import Decoder
 from common.runtime.memory import return_free_memory
 from common.runtime.weights.load import ModelLoader, Origin
@@ -131,7 +131,7 @@ class Holdings:
         self._origin = None if origin.tensors is not None else origin
         del read, layers
         return_free_memory(self._loader.device)
-        logger.info("weights of version %s are in force, from %s", self.version, origin.folder or "memory")
+        logger.info("%s", one_line(f"weights of version {self.version} are in force, from {origin.folder or 'memory'}"))
         was_whole = not self.released
         self._go_on({"weights"})
         if was_whole and not can_write:

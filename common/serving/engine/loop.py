@@ -153,23 +153,11 @@ class RequestLoop:
             return
         assert result is not None, "its caller has looked"
         self._answers.append(
-            Ended(
-                id=output.id,
+            Ended.of(result)._replace(
                 token_ids=last.token_ids,
-                finish_reason=result.finish_reason,
-                num_tokens=served.num_final,
-                num_forwards=result.num_forwards,
-                num_lookahead_wins=result.num_lookahead_wins,
-                num_forced_fills=result.num_forced_fills,
-                tokens_per_step=result.tokens_per_step,
-                queue_s=max(0.0, time.perf_counter() - served.added_at - result.total_s),
-                prefill_s=result.first_step_s,
-                total_s=result.total_s,
                 logprobs=last.logprobs,
-                step_map=result.step_map,
+                queue_s=max(0.0, time.perf_counter() - served.added_at - result.total_s),
                 weight_version=self.engine.weight_version,
-                num_cached_tokens=result.num_cached_tokens,
-                option_logprobs=result.option_logprobs,
             )
         )
 

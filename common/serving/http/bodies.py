@@ -7,7 +7,6 @@ is bounded before it is parsed, and lists are left at their first wrong item (`r
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from pydantic import BaseModel
 from starlette.types import Receive
 
 from common.errors import first_line
+from common.requests import read_json
 from common.serving.http.errors import ApiError
 from common.serving.http.explain import checked
 
@@ -120,6 +120,9 @@ class _CheckedRequest(Request):
     async def _read(self) -> None:
         if int(self.headers.get("content-length", "0")) > self._bodies.max_bytes:
             raise _too_large(self._bodies.max_bytes)
+        encoding = self.headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            raise ApiError(415, f"Content-Encoding {encoding:.40} is not undone here: send the body as it is")
         left, began_at = dict(_MOST_SIGNS), time.monotonic()
         while True:
             message = await _received(self.receive, began_at, len(self._data))
@@ -159,7 +162,7 @@ async def _received(receive: Receive, began_at: float, num_bytes: int) -> Mappin
 
 def _parsed(data: bytearray, kind: type[BaseModel]) -> BaseModel:
     try:
-        given = json.loads(data)
+        given = read_json(data)
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply: send a flatter one") from None
     except ValueError as error:

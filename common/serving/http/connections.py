@@ -16,6 +16,7 @@ import resource
 import socket
 import time
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -37,6 +38,7 @@ _DEAR_S = 0.002  # of the processor, for what was read at once: a thousand heade
 _RESTS = 3  # times as long as it took
 _SELDOM_S = 60.0
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_TOO_MANY = "there are as many connections as this server takes: connect again later"
 
 
 class Room:
@@ -132,7 +134,7 @@ class Connection(H11Protocol):
         if self.room.enter(self):
             self.until = time.monotonic() + _HEAD_S
             return
-        transport.write(_turned_away())
+        transport.write(_closing(ApiError(503, _TOO_MANY)))
         if self.is_turned_away:  # else its request, which nobody reads, would take the answer with it
             transport.write_eof()
             self.until = time.monotonic() + _LINGER_S
@@ -184,6 +186,13 @@ class Connection(H11Protocol):
         self.until = math.inf if self.is_answering else time.monotonic() + KEEP_ALIVE_S
         super().resume_writing()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP as every other error is answered."""
+        error = ApiError(400, f"{msg.rstrip('.')}: correct its first line, its headers or the lengths of its body")
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else an answer has begun
+            self.transport.write(_closing(error))
+        self.transport.close()
+
     def _ask(self) -> None:
         """Write what a client skips: the socket learns from it whether the client is gone."""
         self._was_asked = True
@@ -194,13 +203,14 @@ class Connection(H11Protocol):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-def _turned_away() -> bytes:
-    error = ApiError(503, "there are as many connections as this server takes: connect again later")
+def _closing(error: ApiError) -> bytes:
+    """Return an answer after which the connection is closed."""
     body = json.dumps(error.body).encode()
     headers = {
         **error.headers, "Content-Type": "application/json", "Content-Length": len(body), "Connection": "close",
     }  # fmt: skip
-    lines = ["HTTP/1.1 503 Service Unavailable", *(f"{name}: {value}" for name, value in headers.items())]
+    status = HTTPStatus(error.status)
+    lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 

@@ -88,6 +88,13 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "logits_processors": (([],), _BIASED),
     "echo": ((False,), _ROUTE),
     "structural_tag": (("",), _NEW_NAME),
+    "regex": ((), _NEW_NAME),
+    "json_schema": ((), _NEW_NAME),
+    "ebnf": ((), _NEW_NAME),
+    "grammar": ((), _NEW_NAME),
+    "stop_regex": (([], ""), "texts and tokens end an answer, not patterns: set stop, and"),
+    "no_stop_trim": ((False,), "a stop text is kept by include_stop_str_in_output: set that, and"),
+    "max_new_tokens": ((), "the longest answer is named max_tokens: set that, and"),
     "tools": (([],), _NO_TOOLS),
     "tool_choice": (("none", "auto"), _NO_TOOLS),
     "functions": (([],), _NO_TOOLS),
@@ -111,9 +118,9 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "spaces_between_special_tokens": ((True,), "tokens are joined as the tokenizer's own decoder does:"),
     "web_search_options": ((), "nothing is searched for:"),
 }
+_OF_SAMPLING_PARAMS: dict[Any, str] = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _WITHOUT_EFFECT = {
-    "user", "metadata", "store", "service_tier", "priority", "parallel_tool_calls", "safety_identifier",
-    "prompt_cache_key",
+    "user", "metadata", "store", "service_tier", "priority", "safety_identifier", "prompt_cache_key",
 }  # fmt: skip
 
 
@@ -264,12 +271,14 @@ class _OnePrompt(BaseModel):
 
 
 class ChatFields(Sampling):
-    """tool_choice: absent, it is auto."""
+    """tool_choice: absent, it is auto. parallel_tool_calls: whether an answer may have several calls, else its first is
+    given alone."""
 
     messages: Messages
     chat_template_kwargs: Variables = {}
     tools: Tools = []
     tool_choice: Annotated[Any, WithJsonSchema({"type": ["string", "object"]})] = "auto"
+    parallel_tool_calls: StrictBool = True
     logprobs: StrictBool = False
     top_logprobs: _NumTop = 0
 
@@ -322,7 +331,8 @@ class GenerateFields(_OnePrompt, Sampling):
     """prompt: one. stream_mode: also `denoise`, an event a pass.
 
     input_ids, sampling_params, return_logprob, top_logprobs_num: SGLang's names, for rollouts. The first stands for
-    prompt, the second holds fields of this body, of which max_new_tokens stands for max_tokens.
+    prompt, the second holds fields of this body, of which max_new_tokens stands for max_tokens and min_new_tokens for
+    min_tokens.
     """
 
     prompt: StrictStr | TokenIds | None = None
@@ -342,7 +352,7 @@ class GenerateFields(_OnePrompt, Sampling):
         given = {key: item for key, item in value.items() if item is not None}
         own = given.get("sampling_params", {})
         if isinstance(own, dict):
-            _add(given, {("max_tokens" if key == "max_new_tokens" else key): item for key, item in own.items()})
+            _add(given, {_OF_SAMPLING_PARAMS.get(str(key), str(key)): item for key, item in own.items()})
         _add(given, {"prompt": given["input_ids"]} if "input_ids" in given else {})
         return given
 

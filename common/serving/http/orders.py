@@ -124,7 +124,8 @@ class OrderBook:
         if request.automaton is not None and fields.is_held:  # the whole answer is the format's text
             is_call = fields.offered is not None and fields.offered.is_forced
             return Reading("call" if is_call else "content")
-        return self._maker.prompts.reading(request.prompt, has_calls=fields.offered is not None)
+        reading = self._maker.prompts.reading(request.prompt, has_calls=fields.offered is not None)
+        return reading._replace(is_single=not fields.parallel_tool_calls)
 
     def _check_count(self, fields: Sampling, num_prompts: int) -> None:
         """Refuse a call of more answers than could ever be taken at once."""

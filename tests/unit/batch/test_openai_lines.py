@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,6 +84,28 @@ def test_a_line_that_is_refused_is_a_line_with_the_servers_sentence(cpu: DeviceP
     assert set(lines) - set(told) >= {"line-12"} and "not valid JSON" in lines["line-12"]["error"]["message"]
     assert "write custom_id, url and body" in lines[13]["error"]["message"]
     assert set(told) == {"fine"} and told["fine"] == (200, "")
+
+
+def test_a_line_that_is_no_request_costs_a_run_with_a_template_nothing(cpu: DeviceProfile, run: RunConfig) -> None:
+    assert run.input is not None
+    source = run.input.model_copy(update={"prompt_template": "{question}"})
+    write_input(run, [asked("fine", prompt="hi"), {"foo": 1}, {"url": "/v1/completions", "body": {"prompt": "x"}}])
+    lines = answer(cpu, run.model_copy(update={"input": source}))
+    assert len(lines) == 3 and lines["fine"]["error"] is None
+    told = [line["error"]["message"] for name, line in lines.items() if name != "fine"]
+    assert all("write custom_id, url and body" in sentence for sentence in told)
+
+
+def test_an_object_with_a_key_twice_is_no_line(cpu: DeviceProfile, run: RunConfig) -> None:
+    assert run.input is not None
+    line = json.dumps(asked("fine", prompt="hi"))
+    write_input(run, [asked("other", prompt="hi")])
+    with Path(run.input.path).open("a") as stream:
+        stream.write(line[:-1] + ', "custom_id": "again"}\n')
+    lines = answer(cpu, run)
+    assert lines["other"]["error"] is None
+    (told,) = (line["error"]["message"] for name, line in lines.items() if name != "other")
+    assert "an object has the key 'custom_id' twice" in told
 
 
 def test_a_run_is_resumed_by_custom_id_and_errors_are_tried_again(cpu: DeviceProfile, run: RunConfig) -> None:

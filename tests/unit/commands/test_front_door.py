@@ -302,6 +302,8 @@ def test_options_of_files_are_refused_with_one_prompt(tmp_path: Path) -> None:
         (["demo", "hello", "--overwrite"], "--overwrite: the answer to one prompt is printed"),
         (["demo", "in.jsonl", "--overwrite", "--retry-errors"], "--retry-errors: --overwrite decodes all"),
         (["demo", "./"], "./: a folder; give a text to answer, or a JSONL file"),
+        (["demo", "prompts.json"], "prompts.json: no such input file"),
+        (["demo", "in.jsonl", "--set", "input.path=b.jsonl"], "in.jsonl and --set input.path"),
         (["", "hello"], "the model's name is empty"),
     ],
     ids=str,

@@ -317,6 +317,9 @@ def test_nonsense_in_a_profile_is_refused_by_key(tmp_path: Path, text: str, expe
         ("rows: [{name: a, set: {input.pat: x}}]", "row 'a': set input.pat=\"x\": input.pat: unknown key"),
         ("set: {seed: x}\nrows: [{name: a}]", "row 'a': set seed=\"x\": seed: set it to a whole number"),
         ("rows: [{name: a, set: {nonsense: 1}}]", "nonsense: unknown key"),
+        ("folder: q\nrows: [{name: a, set: {output.path: x}}]", "row 'a': output.path: a row's file is named after it"),
+        ("rows: [{name: a, set: {output: {path: x}}}]", "row 'a': output.path: a row's file is named after it"),
+        ("set: {output.metrics_path: x}\nrows: [{name: a}]", "row 'a': output.metrics_path: a row's numbers are"),
         ("rows: [{name: a}, {name: A}]", "rows 'a' and 'A' both write to a.jsonl"),
         ("rows: []", "no settings to compare; add rows, a grid or a zip"),
         ("grid: {block_size: []}", "grid.block_size: its list is empty, so that there is no setting: add a value"),
@@ -425,6 +428,15 @@ def test_a_grid_spans_keys_of_a_strategy(tmp_path: Path) -> None:
         ("prefix", 0), ("prefix", 1), ("none", 0), ("none", 1),
     ]  # fmt: skip
     assert points[0].name == "strategy.cache=prefix, num_lookahead=0"
+
+
+def test_a_sweeps_records_have_what_its_run_asks_for(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("folder: results\nset: {output.step_map: true}\nrows: [{name: a}, {name: b}]")
+    outputs = [point.run.output for point in load_sweep(path, "cpu", "demo").points]
+    assert [(output.path, output.step_map) for output in outputs if output] == [
+        ("results/a.jsonl", True), ("results/b.jsonl", True),
+    ]  # fmt: skip
 
 
 OLD = {

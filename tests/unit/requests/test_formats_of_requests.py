@@ -51,6 +51,16 @@ def test_a_choice_becomes_an_automaton_and_the_runs_stops_are_left_aside() -> No
         ({"structured_outputs": {"choice": []}}, "structured_outputs", ""),
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs", "list of texts"),
         ({"response_format": {"type": "yaml"}}, "response_format", "json_schema"),
+        (
+            {"response_format": {"type": "json_object", "schema": {}}},
+            "response_format",
+            "schema has no place beside type",
+        ),
+        (
+            {"response_format": {"type": "text", "json_schema": {}}},
+            "response_format",
+            "json_schema has no place beside",
+        ),
         ({"response_format": {"type": "json_schema"}}, "response_format", "schema"),
     ],
     ids=str,

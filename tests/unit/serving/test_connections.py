@@ -135,6 +135,23 @@ def test_half_a_second_head_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
     served(talk)
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [b"no request\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"],
+    ids=["no request", "two hosts"],
+)
+def test_what_is_no_http_is_answered_as_any_error(sent: bytes) -> None:
+    async def talk(port: int, room: Room, app: App) -> None:
+        reader, _ = await connected(port, sent)
+        head, _, body = (await whole(reader)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n") and b"application/json" in head
+        error = json.loads(body)["error"]
+        assert error["message"].startswith("Invalid HTTP request received: correct its first line")
+        assert error["code"] == 400 and not app.started
+
+    served(talk)
+
+
 def test_a_new_connection_takes_the_place_of_idle_ones() -> None:
     async def talk(port: int, room: Room, app: App) -> None:
         busy = await connected(port, request("/slow"))

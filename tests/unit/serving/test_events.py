@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 
 import pytest
 
 from common.config import DecodeConfig, FastDllmV2
 from common.decoding import ModelFacts
 from common.serving import DenoiseEvents
+from common.serving.messages import Ended
 from tests.unit.decoding.test_block_strategies import EDIT_IDS, EOS, Decoded
 from tests.unit.decoding.test_scheduler import run
+
+
+def test_the_end_of_a_request_says_what_its_completion_does() -> None:
+    _, (completion,), _ = run(DecodeConfig(num_lookahead=3, block_size=4, max_new_tokens=16), 0)
+    completion = replace(completion, num_cached_tokens=3, option_logprobs=(-1.0, -2.0))
+    ended = Ended.of(completion)
+    shared = {field.name for field in fields(completion)} & set(Ended._fields)
+    assert {"num_cached_tokens", "option_logprobs", "step_map", "logprobs", "tokens_per_step"} < shared
+    assert {name: getattr(ended, name) for name in shared} == {name: getattr(completion, name) for name in shared}
+    assert (ended.num_tokens, ended.prefill_s) == (len(completion.token_ids), completion.first_step_s)
 
 
 @pytest.mark.parametrize("strategy", ["d2f", "fast_dllm", "vanilla"])

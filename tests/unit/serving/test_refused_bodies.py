@@ -97,6 +97,27 @@ def test_other_fields_are_told_by_their_paths(fields: dict[str, Any], sentence: 
     assert str(error).startswith(sentence) and error.param == sentence.partition(":")[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("regex", "[0-9]"), ("json_schema", "{}"), ("ebnf", "root ::= x"), ("stop_regex", "x+"), ("no_stop_trim", True),
+        ("structural_tag", "x"), ("presence_penalty", 1),
+    ],
+)  # fmt: skip
+def test_what_sampling_params_cannot_have_is_refused_as_in_the_body(name: str, value: Any) -> None:
+    for fields in ({name: value}, {"sampling_params": {name: value}}):
+        found = GenerateFields.model_validate({"prompt": "x", **fields}).unsupported()
+        assert found is not None and found[0] == name and f"remove {name}" in found[1]
+
+
+def test_sampling_params_have_their_own_names_of_lengths() -> None:
+    own = {"max_new_tokens": 7, "min_new_tokens": 3}
+    fields = GenerateFields.model_validate({"prompt": "x", "sampling_params": own})
+    assert (fields.max_tokens, fields.min_tokens) == (7, 3)
+    found = GenerateFields.model_validate({"prompt": "x", "max_new_tokens": 7}).unsupported()
+    assert found is not None and "is named max_tokens: set that" in found[1]
+
+
 def test_a_name_of_any_length_is_cut() -> None:
     error = refused(CompletionFields, {"prompt": "a", "diffusion": {"x" * 9999: 1}})
     assert error.param is not None and len(error.param) == 200 and len(str(error)) < 500
@@ -141,6 +162,11 @@ def answered(*parts: bytes, route: str = "/tokenize", ends: bool = True, **heade
         (b'{"prompt": ' + b"9" * 5000 + b"}", "the body holds a number of more than 4,300 digits"),
         (b'{"prompt": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "the body is nested too deeply"),
         (b'{"prompt":', "the body is not valid JSON (Expecting value"),
+        (b'{"prompt": "a", "prompt": "b"}', "the body is not valid JSON (an object has the key 'prompt' twice)"),
+        (
+            b'{"prompt": "a", "diffusion": {"a": 1, "a": 1, "a": 1}}',
+            "the body is not valid JSON (an object has the key 'a' 3",
+        ),
     ],
 )
 def test_a_body_that_cannot_be_read_is_told_why(body: bytes, why: str) -> None:
@@ -164,6 +190,14 @@ def test_a_body_that_is_too_long_is_refused(headers: dict[str, str]) -> None:
         413,
         "the body has more than 1000000 bytes: send less",
     )
+
+
+def test_a_body_that_is_packed_is_refused() -> None:
+    assert answered(b"{}", **{"content-encoding": "gzip"}) == (
+        415,
+        "Content-Encoding gzip is not undone here: send the body as it is",
+    )
+    assert answered(b'{"prompt":', **{"content-encoding": "identity"})[0] == 400
 
 
 def test_a_body_that_does_not_go_on_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ BROKEN = '<tool_call>\n{"name": "add", "arguments": [1]}\n</tool_call>'
         (Reading(has_calls=True), f"1 < 2 <tool {BROKEN} x", Said(f"1 < 2 <tool{BROKEN} x")),
         (Reading(has_calls=True), CALL.removesuffix("</tool_call>"), Said(calls=(ADD,))),
         (Reading(has_calls=True), "a \n", Said("a \n")),
+        (Reading(has_calls=True, is_single=True), f"So {CALL}\n{CALL} and {CALL}", Said("Soand", calls=(ADD,))),
         (Reading("call"), '{"name": "add", "arguments": {}}', Said(calls=(ToolCall("add", "{}"),))),
         (Reading("call"), '{"name": "add", "argu', Said('{"name": "add", "argu')),
     ],
