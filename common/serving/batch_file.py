@@ -82,8 +82,8 @@ def _requests(
     waiting: dict[str, tuple[_Call, Order]],
 ) -> Iterator[GenerationRequest]:
     for line in lines:
-        is_request = line.is_openai or not line.fields
-        problem = line.error if is_request else f"line {line.number}: write custom_id, url and body"
+        is_other = bool(line.fields) and not line.is_openai
+        problem = f"line {line.number}: write custom_id, url and body" if is_other else line.error
         if problem is not None:
             refusals.append(unreadable(line.id, problem))
             continue
