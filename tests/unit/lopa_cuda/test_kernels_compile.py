@@ -21,6 +21,7 @@ from triton.compiler import ASTSource
 
 import lopa_cuda.kernels  # noqa: F401  # whose modules have the names of functions
 from lopa_cuda.kernels.attention import BLOCK_QUERIES, choose_splits
+from lopa_cuda.kernels.experts import STAGES
 from lopa_cuda.machine import MACHINE
 
 pytestmark = pytest.mark.slow
@@ -31,15 +32,16 @@ MULTIPLES_OF_16 = (
 )  # fmt: skip
 SHARED_BYTES = 227 * 2**10  # that a program may have
 INTEGERS = (
-    "a_out_ptr", "a_ptr", "b_out_ptr", "b_ptr", "count_ptr", "expert_ptr", "first_ptr", "horizon_ptr", "index_ptr",
-    "order_ptr", "position_ptr", "table_ptr", "tile_ptr", "token_ptr",
+    "a_out_ptr", "a_ptr", "b_out_ptr", "b_ptr", "chosen_ptr", "end_ptr", "expert_ptr", "first_ptr", "horizon_ptr",
+    "index_ptr", "order_ptr", "position_ptr", "table_ptr", "tile_ptr", "token_ptr",
 )  # fmt: skip
 ADDRESSES = ("flags_ptr", "windows_ptr")
 FLOATS = ("bias_ptr", "log_sum_ptr", "pair_weight_ptr", "part_ptr", "rotary_ptr", "scale_ptr",
     "weight_scale_ptr", "x_scale_ptr",
 )  # fmt: skip
-EXPERT_8 = {"DEPTH": 2048, "CHOSEN": 8, "BLOCK_C": 64, "BLOCK_K": 64, "STAGES": 4, "ACC": tl.int32}
-EXPERT = {**EXPERT_8, "ACC": tl.float32, "x_scale_ptr": None, "weight_scale_ptr": None}
+EXPERT_8 = {"DEPTH": 2048, "CHOSEN": 8, "BLOCK_K": 128, "STAGES": STAGES, "ACC": tl.int32, "ACCUMULATE": None}
+EXPERT_FP8 = {**EXPERT_8, "DEPTH": 8192, "ACC": tl.float32, "ACCUMULATE": 128}
+EXPERT = {**EXPERT_8, "ACC": tl.float32, "BLOCK_K": 64, "x_scale_ptr": None, "weight_scale_ptr": None}
 ROUTE = {
     "CHOSEN": 8, "CHOSEN_BLOCK": 8, "IS_NORMALISED": True, "CAPACITY": 48, "ROUTING_BLOCK": 32, "ROWS": 8,
 }  # fmt: skip
@@ -56,15 +58,15 @@ ROWS = {"A_BLOCK": 2048, "B_BLOCK": 2048, "C_BLOCK": 1, "c_ptr": None, "c_out_pt
 GROUPED = {"TOP_GROUPS": 4, "IS_GROUPED": True, "IS_SIGMOID": True, "GROUPS": 8, "LENGTH": 32}
 UNGROUPED = {"TOP_GROUPS": 1, "IS_GROUPED": False, "IS_SIGMOID": False, "GROUPS": 1, "LENGTH": 128, "bias_ptr": None}
 DRAWN = {"noise_ptr": None}
-GATED = {"IS_GATED": True, "pair_weight_ptr": None}
+GATED, DOWN = {"IS_GATED": True, "pair_weight_ptr": None, "BLOCK_C": 64}, {"IS_GATED": False, "BLOCK_C": 128}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gate and up, few tokens": ("experts", "_expert_kernel", {**EXPERT, **GATED, "IS_SWAPPED": True, "BLOCK_T": 16}),
-    "gate and up, many": ("experts", "_expert_kernel", {**EXPERT, **GATED, "IS_SWAPPED": False, "BLOCK_T": 128}),
-    "down": ("experts", "_expert_kernel", {**EXPERT, "IS_GATED": False, "IS_SWAPPED": True, "BLOCK_T": 32}),
+    "gate and up, many": ("experts", "_expert_kernel", {**EXPERT, **GATED, "IS_SWAPPED": False, "BLOCK_T": 64}),
+    "down": ("experts", "_expert_kernel", {**EXPERT, **DOWN, "IS_SWAPPED": True, "BLOCK_T": 32}),
     "gate and up in 8 bits": ("experts", "_expert_kernel", {**EXPERT_8, **GATED, "IS_SWAPPED": True, "BLOCK_T": 16}),
-    "down in 8 bits": (
-        "experts", "_expert_kernel", {**EXPERT_8, "IS_GATED": False, "IS_SWAPPED": False, "BLOCK_T": 64}
-    ),
+    "down in 8 bits": ("experts", "_expert_kernel", {**EXPERT_8, **DOWN, "IS_SWAPPED": False, "BLOCK_T": 64}),
+    "gate and up in fp8": ("experts", "_expert_kernel", {**EXPERT_FP8, **GATED, "IS_SWAPPED": False, "BLOCK_T": 64}),
+    "down in fp8": ("experts", "_expert_kernel", {**EXPERT_FP8, **DOWN, "IS_SWAPPED": True, "BLOCK_T": 16}),
     "tiles of a class": (
         "class_statistics", "_tile_kernel",
         {
@@ -79,7 +81,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sum": ("experts", "_sum_choices_kernel", {"CHOSEN": 8, "BLOCK": 1024}),
     "route in groups": ("route", "_route_kernel", {**ROUTE, **GROUPED}),
     "route among all": ("route", "_route_kernel", {**ROUTE, **UNGROUPED}),
-    "deal": ("route", "_deal_kernel", {"BLOCK": 1024}),
+    "deal": ("route", "_deal_kernel", {"TILE": 16, "BLOCK": 1024}),
     "half of a head": (
         "rope_prewrite", "_rope_prewrite_kernel", {**ROPE, **ALONE, "PAIRS": 32, "BLOCK": 32, "REST_BLOCK": 64}
     ),
@@ -168,6 +170,7 @@ def type_of(argument: str, constants: dict[str, Any]) -> str:
     if argument.endswith("_ptr"):
         is_float = argument in FLOATS or (argument in ("logits_ptr", "weight_ptr") and "IS_SIGMOID" in constants)
         is_quantized = argument == "out_ptr" and constants.get("QUANTIZED_MAX", 0) > 0
-        is_quantized |= argument in ("x_ptr", "weight_ptr") and constants.get("ACC") == tl.int32
+        if argument in ("x_ptr", "weight_ptr") and "ACC" in constants and "x_scale_ptr" not in constants:
+            return "*i8" if constants["ACC"] == tl.int32 else "*fp8e4nv"
         return "*i32" if argument in INTEGERS else "*fp32" if is_float else "*i8" if is_quantized else "*bf16"
     return "fp32" if argument in ("scale", "scaling", "eps") else "i32"
