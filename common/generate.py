@@ -44,12 +44,19 @@ Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
 
 class OneAtATime:
-    """An engine's state is that of one decoding: a second one in between would corrupt both."""
+    """An engine's state is that of one decoding: a second one in between would corrupt both. None begins after
+    `close`."""
 
     def __init__(self) -> None:
         self._is_busy = False
+        self._is_closed = False
+
+    def close(self) -> None:
+        self._is_closed = True
 
     def __enter__(self) -> None:
+        if self._is_closed:
+            raise EngineError("this generator is closed: build another one")
         if self._is_busy:
             raise EngineError("this engine is decoding already: finish or close the first generate() before the next")
         self._is_busy = True
@@ -94,7 +101,11 @@ class Generator:
         """
         with self._one_at_a_time:
             self._require_memory()
-            yield EngineCore(self._scheduler(), self.engine)
+            core = EngineCore(self._scheduler(), self.engine)
+            try:
+                yield core
+            finally:
+                core.close()
 
     @cached_property
     def scorer(self) -> TextScorer:
@@ -230,6 +241,7 @@ class Generator:
         return {**self.engine.describe(), "profile": self.profile.name, "seed": self.run.seed}
 
     def close(self) -> None:
+        self._one_at_a_time.close()
         self.engine.close()
 
     def __enter__(self) -> Generator:

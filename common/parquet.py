@@ -23,9 +23,14 @@ def read_as_lines(stream: BinaryIO, name: str) -> bytes:
     from pyarrow.parquet import ParquetFile
 
     try:
-        batches = list(ParquetFile(stream).iter_batches())
+        file = ParquetFile(stream)
+        columns = file.schema_arrow.names
+        batches = list(file.iter_batches())
     except (ArrowException, OSError) as error:
         raise ConfigError(f"{name}: no whole Parquet file ({first_line(error)}); write it again") from None
+    twice = next((column for column in columns if columns.count(column) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{name}: the column {twice!r:.60} stands there twice: leave one of them out")
     try:
         return b"".join(_line(row) for batch in batches for row in batch.to_pylist())
     except (ArrowException, ArithmeticError, LookupError, ValueError) as error:

@@ -170,6 +170,8 @@ def _ops(profile: DeviceProfile, config: ModelConfig, cache: PagedKVCache, colle
     dtype = cache.committed.dtype
     if not _wants_kernels(profile, dtype, config):
         return TorchOps(config, cache, collectives)
+    if profile.kernels == "npu":
+        raise MissingCapability(f"profile {profile.name}: kernels npu are of engine lopa_ascend: set kernels to auto")
     if profile.kernels not in ("triton", "auto") or not _can_fuse(profile, dtype, config):
         raise MissingCapability(
             f"profile {profile.name}: kernels {profile.kernels} of engine lopa_cuda need device cuda, dtype bfloat16 "

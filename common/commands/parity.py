@@ -9,7 +9,7 @@ import typer
 
 
 def parity(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Golden traces, JSON.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Golden traces, JSON.")],
 ) -> None:
     """Replay traces of the published implementation step by step and compare everything.
 

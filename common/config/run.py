@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -185,7 +186,7 @@ class ServeConfig(Settings):
     @field_validator("otlp_traces_endpoint")
     @classmethod
     def _is_a_whole_address(cls, value: str | None) -> str | None:
-        if value is not None and re.fullmatch(r"https?://[^/\s]+/\S+", value) is None:
+        if value is not None and not _is_address(value):
             raise ValueError(
                 "give the whole address at which the collector takes OTLP over HTTP, such as "
                 "http://localhost:4318/v1/traces"
@@ -266,3 +267,10 @@ class RunConfig(Settings):
     @property
     def tokenizer_folder(self) -> str:
         return self.tokenizer or self.model
+
+
+def _is_address(value: str) -> bool:
+    try:
+        return re.fullmatch(r"https?://[^/\s]+/\S+", value) is not None and urlsplit(value).port != 0
+    except ValueError:  # no port has that number
+        return False

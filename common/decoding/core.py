@@ -50,6 +50,7 @@ class EngineCore:
         self._num_given: dict[str, int] = {}
         self._most_of: dict[str, int] = {}  # tokens of open answers that are cut
         self._is_over = False
+        self._is_closed = False
         self._num_steps = 0
         self._num_ended = 0  # in the last step
         self._finished_at: float | None = None  # the last pass, if another was started at once
@@ -60,8 +61,9 @@ class EngineCore:
     def add_request(self, request: GenerationRequest) -> None:
         """Queue the request; later steps return its tokens and its end. Called on rank 0.
 
-        Raises ValueError if a request of this id waits or is being decoded.
+        Raises ValueError if a request of this id waits or is being decoded, EngineError after `close`.
         """
+        self._require_open()
         self._queue.add(request)
 
     def abort(self, request_id: str) -> None:
@@ -117,6 +119,7 @@ class EngineCore:
 
         Raises EngineError where the device, a peer or the model fails; results of the pass before are returned first.
         """
+        self._require_open()
         if self._failure is not None:
             raise self._failure
         self._queue.prefetch(max(1, self._num_ended))  # while the device computes
@@ -152,6 +155,14 @@ class EngineCore:
         """Tell the other ranks that nothing more will come. Rank 0 calls it when has_work is False."""
         if self._relay is not None and self._is_leader:
             self._relay.exchange(Command(is_over=True), self._num_steps)
+
+    def close(self) -> None:
+        """Take no step any more: the engine may serve another decoding from here on."""
+        self._is_closed = True
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("this decoding is over: begin another one by decoding()")
 
     def _agree(self) -> Command:
         """Exchange which requests come and go in this step; rank 0 decides."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from common.errors import ConfigError
+from common.errors import ConfigError, first_line
 from common.evaluation.harness_model import HarnessModel
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ Build = Callable[[str | None, str, list[str]], "Generator"]  # profile, run, ove
 def drive(arguments: Sequence[str], build: Build) -> None:
     """Run lm-eval's command line. Raises ConfigError without lm-eval; lm-eval itself may end the process."""
     try:
+        from datasets.exceptions import DatasetsError
+        from jinja2 import TemplateError
         from lm_eval.__main__ import cli_evaluate
     except ImportError as error:
         raise ConfigError(f"lm-eval cannot be loaded ({error}): install it with pip install 'lopa[eval]'") from None
@@ -32,6 +34,11 @@ def drive(arguments: Sequence[str], build: Build) -> None:
         cli_evaluate()
     except FileNotFoundError as error:
         raise ConfigError(f"lm-eval: {error}; put it there, or correct data_files in the task's YAML file") from error
+    except DatasetsError as error:
+        why = f" ({first_line(error.__cause__)})" if error.__cause__ else ""
+        raise ConfigError(f"lm-eval: the task's data: {first_line(error)}{why}; correct it") from error
+    except TemplateError as error:
+        raise ConfigError(f"lm-eval: a template of the task: {first_line(error)}; correct it") from error
     except ValueError as error:  # what it says of its own command line and tasks
         raise ConfigError(f"lm-eval: {error}") from error
 
@@ -44,8 +51,23 @@ def register(build: Build) -> type[HarnessModel]:
     def __init__(self: HarnessModel, **arguments: Any) -> None:  # noqa: N807  of the class below
         HarnessModel.__init__(self, build(*settings_of(arguments)))
 
+    def create(cls: type[HarnessModel], given: dict[str, Any], _: object = None) -> HarnessModel:
+        twice = sorted(given.keys() & _OF_LM_EVAL)
+        if twice:
+            raise ConfigError(
+                f"--model_args {twice[0]}: the profile says what runs the model, max_num_requests how many requests "
+                f"are decoded at once: write these, and remove {twice[0]}"
+            )
+        return cls(**given)
+
+    def create_from_text(cls: type[HarnessModel], given: str, _: object = None) -> HarnessModel:
+        from lm_eval.utils import simple_parse_args_string
+
+        return create(cls, simple_parse_args_string(given))
+
+    makers = {"create_from_arg_obj": classmethod(create), "create_from_arg_string": classmethod(create_from_text)}
     # Not a class statement: without lm-eval its base class has no type that could be checked.
-    model: type[HarnessModel] = type(LM)("LopaModel", (HarnessModel, LM), {"__init__": __init__})
+    model: type[HarnessModel] = type(LM)("LopaModel", (HarnessModel, LM), {"__init__": __init__, **makers})
     register_model(NAME)(model)
     return model
 

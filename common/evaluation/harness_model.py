@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tqdm import tqdm
@@ -29,7 +30,7 @@ _NO_ROLLING = (
 Instance = Any  # a request of lm-eval's, whose `args` are its context and what the task asks of the generation
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 _TEXT = ("stop_token_ids", "skip_special_tokens")
-_KNOWN = {"until", "do_sample", "temperature", "top_p", "top_k", *_LIMITS, *_TEXT}
+_KNOWN = {"until", "seed", "do_sample", "temperature", "top_p", "top_k", *_LIMITS, *_TEXT}
 
 
 class HarnessModel:
@@ -131,16 +132,15 @@ class HarnessModel:
     def wishes_of(self, asked: Mapping[str, Any]) -> Wishes:
         """What the task asks for: its stop strings, its temperature, and at most as many tokens as it wants, of those
         that the run gives. Raises ConfigError."""
-        until = asked.get("until") or ()
-        wanted = [asked[name] for name in _LIMITS if asked.get(name) is not None]
-        given = {
-            "stop": [text for text in ([until] if isinstance(until, str) else until) if text],
-            **({"max_tokens": min([self._generator.run.decode.max_new_tokens, *wanted])} if wanted else {}),
-            **{name: asked[name] for name in _TEXT if asked.get(name) is not None},
-            **_sampling(asked),
-        }
         with _of_task():
-            return Wishes.read(given)
+            wanted = [_whole(name, asked[name]) for name in _LIMITS if asked.get(name) is not None]
+            given = {
+                "stop": _stops(asked.get("until") or ()),
+                **({"max_tokens": min([self._generator.run.decode.max_new_tokens, *wanted])} if wanted else {}),
+                **{name: asked[name] for name in _TEXT if asked.get(name) is not None},
+                **_sampling(asked),
+            }
+            return Wishes.read(given, asked.get("seed"))
 
     def _asked(self, index: int, request: Instance, wishes: Wishes) -> GenerationRequest | str:
         """Return the request, or why there is none."""
@@ -160,11 +160,29 @@ class HarnessModel:
             self.cache_hook.add_partial("generate_until", request.args, text)
 
 
+def _stops(until: object) -> list[str]:
+    texts = [until] if isinstance(until, str) else until
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"until: write a text or a list of texts (given {until!r:.60})")
+    return [text for text in texts if text]
+
+
+def _whole(name: str, limit: object) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise ConfigError(f"{name}: write a whole number (given {limit!r:.60})")
+    return limit
+
+
+@cache
+def _tell_unknown(names: str) -> None:
+    logger.warning("generation_kwargs without a meaning here, left out: %s", names)
+
+
 def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return how the task draws tokens; nothing where it does not say, so that the run's settings stand."""
     unknown = sorted(asked.keys() - _KNOWN)
     if unknown:
-        logger.debug("generation_kwargs without a meaning here: %s", ", ".join(unknown))
+        _tell_unknown(", ".join(unknown))
     if not asked.keys() & {"do_sample", "temperature"}:
         return {}
     temperature = asked.get("temperature", 1.0 if asked.get("do_sample") else 0.0)

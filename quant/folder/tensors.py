@@ -199,7 +199,11 @@ class ShardWriter:
         if not self._waiting:
             return
         self._shards.append(list(self._waiting))
-        save_file(self._waiting, self._folder / _unnumbered(len(self._shards)), metadata={"format": "pt"})
+        path = self._folder / _unnumbered(len(self._shards))
+        path.touch()
+        mode = path.stat().st_mode  # as of any new file; safetensors makes its own for nobody else to read
+        save_file(self._waiting, path, metadata={"format": "pt"})
+        path.chmod(mode)
         self._waiting = {}
         self._waiting_bytes = 0
 

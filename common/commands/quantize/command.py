@@ -35,18 +35,18 @@ def quantize(
 ) -> None:
     """Write an 8-bit folder in msmodelslim's layout, and say what it cost, linear by linear.
 
-    MODEL is a float one; of a run only the model is used.
+    MODEL is a float one. A run's settings are those of the calibration, unless --report names another run.
     """
     from common.commands.quantize.model import QuantizeRequest, quantize_model
 
-    if report is None:
-        device_profile, run_config = load_profile_or_found(profile, set or []), None
-    else:
-        device_profile, run_config = load_both(profile, report, set)
     named = load_run(model)
+    if report is None and calibration is None:
+        device_profile, base = load_profile_or_found(profile, set or []), named
+    else:
+        device_profile, base = load_both(profile, report or model, set)
     request = QuantizeRequest(
         named.model, out, device_profile, scheme, calibration, folder_of(lora) if lora else named.lora_path, smooth,
-        tuple(exclude or ()), run_config,
+        tuple(exclude or ()), None if report is None else base, base,
     )  # fmt: skip
     typer.echo(quantize_model(request))
     typer.echo(f"written: {out}; start it as any model: lopa run {out} PROMPT")

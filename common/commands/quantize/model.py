@@ -35,8 +35,8 @@ _REPORT_FILE = "quantization_report.json"
 
 @dataclass(frozen=True, slots=True)
 class QuantizeRequest:
-    """profile: runs the models for calibration and report. run: how, and on what the report is made; None: no report,
-    and calibration decodes with default settings."""
+    """profile: runs the models for calibration and report. run: how, and on what the report is made; None: no report.
+    base: how the calibration's prompts are decoded where no run says so; None: with default settings."""
 
     model: str
     out: str
@@ -47,6 +47,7 @@ class QuantizeRequest:
     smooth: float | None = None
     exclude: Sequence[str] = ()
     run: RunConfig | None = None
+    base: RunConfig | None = None
 
 
 def quantize_model(request: QuantizeRequest) -> str:
@@ -114,7 +115,7 @@ def _calibrate(request: QuantizeRequest, path: str) -> Calibration:
     modules that are observed."""
     plain = {"kernels": "torch", "graph": GraphConfig(), "quantization": None}
     profile = request.profile.model_copy(update=plain)
-    base = request.run or RunConfig(model=request.model)
+    base = request.run or request.base or RunConfig(model=request.model)
     decode = DecodeConfig.model_validate({**base.decode.model_dump(), "num_lookahead": 0})
     template = base.input.prompt_template if base.input is not None else None
     source = InputConfig(path=path, prompt_template=template)

@@ -20,7 +20,8 @@ from typing import Any
 
 import uvicorn
 
-from common.processes import log_to_stderr
+from common.errors import ConfigError
+from common.processes import log_to_stderr, say
 from common.serving.events import shown_settings
 from common.serving.http.app import build_app
 from common.serving.http.connections import KEEP_ALIVE_S, connection_class, make_room, tell_of_loop, tell_seldom
@@ -219,8 +220,12 @@ def main() -> None:
     log_to_stderr(time=True)
     logging.getLogger("common").setLevel(logging.INFO)
     tell_seldom()
-    with suppress(KeyboardInterrupt):
-        asyncio.run(_main(*(socket.socket(fileno=int(number)) for number in sys.argv[1:])))
+    try:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(_main(*(socket.socket(fileno=int(number)) for number in sys.argv[1:])))
+    except ConfigError as error:
+        say(str(error))
+        sys.exit(2)
 
 
 main()

@@ -20,6 +20,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from common.errors import ConfigError, first_line
 from common.serving.http.engines.replica import Answer
 from common.serving.messages import Ended
 from common.version import LOPA_VERSION
@@ -36,7 +37,10 @@ class Tracer:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # the exporter says it once, below
         resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME") or "lopa"})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(_Exporter(endpoint)))
+        try:
+            self._provider.add_span_processor(BatchSpanProcessor(_Exporter(endpoint)))
+        except ValueError as error:
+            raise ConfigError(f"OTEL_BSP_*: {first_line(error)}; correct or unset these variables") from None
         self._tracer = self._provider.get_tracer("lopa", LOPA_VERSION)
         self._model_name = model_name
 

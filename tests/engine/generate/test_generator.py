@@ -90,6 +90,29 @@ def test_steps_driven_from_outside_give_what_generate_gives(generator: Generator
     assert {result.id: result.token_ids for result in generator.generate(requests(3))} == wanted
 
 
+def test_steps_after_the_end_of_a_decoding_are_refused_and_harm_no_other(generator: Generator) -> None:
+    wanted = [result.token_ids for result in generator.generate(requests(2))]
+    with generator.decoding() as old:
+        old.add_request(requests(1)[0])
+        old.step()
+    going = generator.generate(requests(2))
+    tokens = [next(going).token_ids]
+    for late in (old.step, lambda: old.add_request(requests(1)[0])):
+        with pytest.raises(EngineError, match="this decoding is over"):
+            late()
+    assert [*tokens, *(result.token_ids for result in going)] == wanted
+
+
+def test_a_closed_generator_decodes_no_more() -> None:
+    profile = DeviceProfile(name="test", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=320)
+    built = build_generator(profile, RunConfig(model=str(MODEL), decode=DECODE))
+    other = built.with_decode(DECODE)
+    built.close()
+    for closed in (built, other):
+        with pytest.raises(EngineError, match="this generator is closed: build another one"):
+            closed.complete(QUESTION)
+
+
 @pytest.mark.slow
 def test_complete_takes_ids_conversations_and_wishes(generator: Generator) -> None:
     ids = generator.tokenizer.encode(QUESTION)

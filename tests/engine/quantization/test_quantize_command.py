@@ -15,10 +15,12 @@ import tokenizers
 import torch
 from safetensors.torch import save_file
 from tokenizers import models, pre_tokenizers
+from typer.testing import CliRunner
 
 from common.batch import run_batch
 from common.checkpoint import SafetensorsFolder, load_model_config, quantizable
 from common.checkpoint.rules import checkpoint_shapes
+from common.commands.main import app
 from common.commands.quantize.compare import PairedEngine
 from common.commands.quantize.model import QuantizeRequest, quantize_model
 from common.config import DeviceProfile, RunConfig
@@ -117,6 +119,23 @@ def test_static_scales_come_from_decoding_the_calibration_prompts(model: Path, p
     report = json.loads((tmp_path / "out/quantization_report.json").read_text())
     assert all(0 < linear["output_error"] < 0.1 for linear in report["linears"])
     assert report["comparison"]["agreement"] > 0.5
+
+
+def test_a_folder_may_be_read_by_whoever_may_read_new_files(model: Path, tmp_path: Path) -> None:
+    quantize_model(request(model, tmp_path / "out"))
+    (tmp_path / "new").touch()
+    modes = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    assert modes == {(tmp_path / "new").stat().st_mode}
+
+
+def test_a_calibration_decodes_as_the_models_run_does(tmp_path: Path) -> None:
+    """A block-diffusion model is never decoded as d2f; settings of the run are taken beside the profile's."""
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Tom has 12 apples.\\n"}\n')
+    words = ["quantize", "demo_block", "--out", str(tmp_path / "out"), "--scheme", "w8a8", "--calibration"]
+    more = [str(tmp_path / "prompts.jsonl"), "-p", "cpu", "--set", "decode.max_new_tokens=16", "--set", "dtype=float32"]
+    done = CliRunner().invoke(app, [*words, *more])
+    assert done.exit_code == 0, done.exception
+    assert "linears in w8a8;" in done.stdout
 
 
 def test_the_report_compares_tokens_and_accuracy(model: Path, prompts: Path, tmp_path: Path) -> None:

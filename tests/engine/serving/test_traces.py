@@ -218,10 +218,20 @@ def test_without_the_packages_a_server_that_is_to_trace_says_so(monkeypatch: pyt
         front.check_serving(ServeConfig(otlp_traces_endpoint="http://localhost:4318/v1/traces"))
 
 
-@pytest.mark.parametrize("address", ["http://localhost:4318", "localhost:4317", "grpc://localhost:4317/v1/traces"])
+@pytest.mark.parametrize(
+    "address",
+    ["http://localhost:4318", "localhost:4317", "grpc://localhost:4317/v1/traces", "http://localhost:99999/v1/traces"],
+)
 def test_an_address_that_takes_no_http_is_a_sentence(address: str) -> None:
     with pytest.raises(ConfigError, match="such as http://localhost:4318/v1/traces"):
         load_run("demo", [f"serve.otlp_traces_endpoint={address}"])
+
+
+def test_variables_of_the_sdk_that_it_does_not_take_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer = pytest.importorskip("common.serving.http.traces", reason="needs the extra otel").Tracer
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-4")
+    with pytest.raises(ConfigError, match=r"^OTEL_BSP_\*: .*; correct or unset these variables"):
+        tracer("http://localhost:4318/v1/traces", "m")
 
 
 def test_the_flag_is_the_setting() -> None:

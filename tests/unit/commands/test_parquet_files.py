@@ -106,6 +106,16 @@ def test_a_damaged_file_is_a_sentence(tmp_path: Path, content: bytes) -> None:
     assert "Traceback" not in refused.stderr
 
 
+def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    columns = [pyarrow.array(["a"]), pyarrow.array(["b"])]
+    table, content = pyarrow.Table.from_arrays(columns, names=["question", "question"]), io.BytesIO()
+    pytest.importorskip("pyarrow.parquet").write_table(table, content)
+    (tmp_path / "twice.parquet").write_bytes(content.getvalue())
+    with pytest.raises(ConfigError, match="the column 'question' stands there twice: leave one of them out"):
+        read_lines(InputConfig(path=str(tmp_path / "twice.parquet")))
+
+
 def test_a_file_that_is_not_there_is_one_all_the_same(tmp_path: Path) -> None:
     refused = run(tmp_path)
     assert refused.returncode == 2 and "questions.parquet: no such input file" in refused.stderr

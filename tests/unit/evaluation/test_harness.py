@@ -107,6 +107,31 @@ def test_what_a_task_asks_for_is_checked(model: HarnessModel) -> None:
         model.generate_until(ask("a", do_sample=True, top_p=3), disable_tqdm=True)
 
 
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"until": 5}, "until: write a text or a list of texts"),
+        ({"until": ["a", 5]}, "until: write a text or a list of texts"),
+        ({"max_gen_toks": "abc"}, "max_gen_toks: write a whole number"),
+        ({"max_tokens": True}, "max_tokens: write a whole number"),
+    ],
+)
+def test_a_value_of_another_type_is_told(model: HarnessModel, asked: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^generation_kwargs of the task: {problem} .*; change --gen_kwargs"):
+        model.wishes_of(asked)
+
+
+def test_a_seed_is_passed_on_and_what_has_no_meaning_is_told_once(
+    model: HarnessModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert model.wishes_of({"seed": 7}).seed == 7
+    for _ in range(2):
+        model.wishes_of({"repetition_penalty": 1.5, "a_new_one": 1})
+    assert [record.getMessage() for record in caplog.records] == [
+        "generation_kwargs without a meaning here, left out: a_new_one, repetition_penalty"
+    ]
+
+
 def test_prompts_that_do_not_fit_have_no_text(model: HarnessModel, caplog: pytest.LogCaptureFixture) -> None:
     assert model.generate_until(ask("a", "b" * 500), disable_tqdm=True) == ["A", ""]
     assert "1 of 2 requests have no text (the prompt has 501 tokens" in caplog.text
@@ -176,6 +201,11 @@ def test_lm_eval_finds_the_model_by_its_name(monkeypatch: pytest.MonkeyPatch, ge
         assert isinstance(model, LM)
         texts.extend(model.generate_until(ask("a"), disable_tqdm=True))
 
+        for given in ({"run": "demo", "device": "cuda"}, {"run": "demo", "batch_size": 4}):
+            with pytest.raises(ConfigError, match=r"^--model_args (device|batch_size): the profile says what runs"):
+                models["lopa"].create_from_arg_obj(given, {"batch_size": 1, "device": None})
+        assert isinstance(models["lopa"].create_from_arg_obj({"run": "demo"}, {"batch_size": 1}), LM)
+
     contents = {
         "lm_eval": {},
         "lm_eval.__main__": {"cli_evaluate": cli_evaluate},
@@ -190,7 +220,7 @@ def test_lm_eval_finds_the_model_by_its_name(monkeypatch: pytest.MonkeyPatch, ge
     monkeypatch.setattr(sys, "argv", ["lopa"])
     built: list[Any] = []
     drive(["--model", "lopa"], lambda *given: built.append(given) or generator)  # type: ignore[arg-type, func-returns-value, return-value]
-    assert texts == ["A"] and built == [("cpu", "demo", ["max_num_requests=4"])]
+    assert texts == ["A"] and built == [("cpu", "demo", ["max_num_requests=4"]), (None, "demo", [])]
 
 
 def test_stop_strings_that_would_cut_answers_of_a_chat_are_told(
