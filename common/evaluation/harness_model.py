@@ -174,16 +174,17 @@ def _whole(name: str, limit: object) -> int:
 
 
 @cache
-def _tell_unknown(names: str) -> None:
+def _tell_left_out(names: str) -> None:
     logger.warning("generation_kwargs without a meaning here, left out: %s", names)
 
 
 def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return how the task draws tokens; nothing where it does not say, so that the run's settings stand."""
-    unknown = sorted(asked.keys() - _KNOWN)
-    if unknown:
-        _tell_unknown(", ".join(unknown))
-    if not asked.keys() & {"do_sample", "temperature"}:
+    is_said = bool(asked.keys() & {"do_sample", "temperature"})
+    left_out = sorted(asked.keys() - (_KNOWN if is_said else _KNOWN - {"top_p", "top_k"}))
+    if left_out:
+        _tell_left_out(", ".join(left_out))
+    if not is_said:
         return {}
     temperature = asked.get("temperature", 1.0 if asked.get("do_sample") else 0.0)
     if not temperature or asked.get("do_sample") is False:

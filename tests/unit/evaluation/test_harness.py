@@ -126,9 +126,10 @@ def test_a_seed_is_passed_on_and_what_has_no_meaning_is_told_once(
 ) -> None:
     assert model.wishes_of({"seed": 7}).seed == 7
     for _ in range(2):
-        model.wishes_of({"repetition_penalty": 1.5, "a_new_one": 1})
+        model.wishes_of({"repetition_penalty": 1.5, "a_new_one": 1, "top_k": 3})
+    model.wishes_of({"do_sample": True, "top_k": 3})
     assert [record.getMessage() for record in caplog.records] == [
-        "generation_kwargs without a meaning here, left out: a_new_one, repetition_penalty"
+        "generation_kwargs without a meaning here, left out: a_new_one, repetition_penalty, top_k"
     ]
 
 
