@@ -214,6 +214,8 @@ class DeviceProfile(Settings):
             raise ValueError("quantize_lm_head needs quantization: set it to w8a8 or fp8, or remove quantize_lm_head")
         if self.npu.weight_prefetch_mb and self.device != "npu":
             raise ValueError(f"npu.weight_prefetch_mb acts on npu only, and device is {self.device}: remove it")
+        if self.npu != NpuConfig() and self.device != "npu" and self.engine != "lopa_ascend":
+            raise ValueError(f"npu has settings of engine lopa_ascend, and device is {self.device}: remove them")
         if self.batch_invariant and not self._can_be_invariant():
             raise ValueError(
                 "batch_invariant needs engine lopa_cuda or auto, device cuda, dtype bfloat16 without quantization, "

@@ -299,6 +299,7 @@ def test_what_is_a_text_needs_no_quotes_in_quotes(tmp_path: Path, override: str,
         ("environment: {A: [1]}", "FILE: environment.A: write it as text, in quotes if need be (given [1])"),
         ("environment: {A: null}", "FILE: environment.A: write it as text, in quotes if need be (given None)"),
         ("environment: {OMP_NUM_THREADS: abc}", "FILE: environment: OMP_NUM_THREADS is 'abc': set it to a number of"),
+        ("npu: {max_graphs: 3}", "FILE: npu has settings of engine lopa_ascend, and device is cpu: remove them"),
         ("max_model_len: true", "FILE: max_model_len: set it to a number, not to true or false"),
     ],
 )
