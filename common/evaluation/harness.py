@@ -23,8 +23,6 @@ Build = Callable[[str | None, str, list[str]], "Generator"]  # profile, run, ove
 def drive(arguments: Sequence[str], build: Build) -> None:
     """Run lm-eval's command line. Raises ConfigError without lm-eval; lm-eval itself may end the process."""
     try:
-        from datasets.exceptions import DatasetsError
-        from jinja2 import TemplateError
         from lm_eval.__main__ import cli_evaluate
     except ImportError as error:
         raise ConfigError(f"lm-eval cannot be loaded ({error}): install it with pip install 'lopa[eval]'") from None
@@ -34,13 +32,19 @@ def drive(arguments: Sequence[str], build: Build) -> None:
         cli_evaluate()
     except FileNotFoundError as error:
         raise ConfigError(f"lm-eval: {error}; put it there, or correct data_files in the task's YAML file") from error
-    except DatasetsError as error:
+    except _errors_of("datasets.exceptions", "DatasetsError") as error:
         why = f" ({first_line(error.__cause__)})" if error.__cause__ else ""
         raise ConfigError(f"lm-eval: the task's data: {first_line(error)}{why}; correct it") from error
-    except TemplateError as error:
+    except _errors_of("jinja2", "TemplateError") as error:
         raise ConfigError(f"lm-eval: a template of the task: {first_line(error)}; correct it") from error
     except ValueError as error:  # what it says of its own command line and tasks
         raise ConfigError(f"lm-eval: {error}") from error
+
+
+def _errors_of(module: str, name: str) -> tuple[type[BaseException], ...]:
+    """Return the errors of a library that lm-eval brings along, none where it has not loaded that."""
+    found = sys.modules.get(module)
+    return () if found is None else (getattr(found, name),)
 
 
 def register(build: Build) -> type[HarnessModel]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from types import ModuleType, SimpleNamespace
@@ -222,6 +223,32 @@ def test_lm_eval_finds_the_model_by_its_name(monkeypatch: pytest.MonkeyPatch, ge
     built: list[Any] = []
     drive(["--model", "lopa"], lambda *given: built.append(given) or generator)  # type: ignore[arg-type, func-returns-value, return-value]
     assert texts == ["A"] and built == [("cpu", "demo", ["max_num_requests=4"]), (None, "demo", [])]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "sentence"),
+    [
+        ("datasets.exceptions", "DatasetsError", "lm-eval: the task's data: a line is cut (not whole); correct it"),
+        ("jinja2", "TemplateError", "lm-eval: a template of the task: a line is cut; correct it"),
+    ],
+)
+def test_broken_data_and_templates_of_a_task_are_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, module: str, name: str, sentence: str
+) -> None:
+    kind = type(name, (Exception,), {})
+
+    def cli_evaluate() -> None:
+        raise kind("a line is cut") from OSError("not whole")
+
+    contents = {"lm_eval": {}, "lm_eval.__main__": {"cli_evaluate": cli_evaluate}, module: {name: kind}}
+    for known, content in contents.items():
+        made = ModuleType(known)
+        vars(made).update(content)
+        monkeypatch.setitem(sys.modules, known, made)
+    monkeypatch.setattr("common.evaluation.harness.register", lambda build: None)
+    monkeypatch.setattr(sys, "argv", ["lopa"])
+    with pytest.raises(ConfigError, match=rf"^{re.escape(sentence)}$"):
+        drive([], lambda *_: None)  # type: ignore[arg-type, return-value]
 
 
 def test_stop_strings_that_would_cut_answers_of_a_chat_are_told(
