@@ -31,6 +31,7 @@ from common.decoding.orders import (
     ReleaseMemory,
     ResumeMemory,
     Tag,
+    TakeMemory,
 )
 from common.decoding.plan import (
     NUM_UPLOADED_FIELDS,
@@ -112,6 +113,7 @@ __all__ = [
     "StepPlan",
     "StepRecord",
     "Tag",
+    "TakeMemory",
     "TextScorer",
     "TokenLogprob",
     "WrappedEngine",

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 from common.config import DecodeConfig
-from common.decoding.orders import DropWeights, Order, ReadWeights, Tag
+from common.decoding.orders import DropWeights, Order, ReadWeights, ResumeMemory, Tag, TakeMemory
 from common.decoding.plan import Int, Logprobs, Predictions, StepPlan
 from common.decoding.relay import Relay
 from common.errors import ConfigError
@@ -265,16 +265,20 @@ def taking_orders(engine: Engine) -> TakesOrders:
 
 
 def carry_out(engine: Engine, order: Order) -> str | None:
-    """Carry an order out on this rank, as all ranks of its replica do. Return why one of them cannot, the same on all;
-    None once all have."""
-    problem = None
-    try:
-        taking_orders(engine).obey(order)
-    except ConfigError as error:
-        problem = str(error)
-    relay = engine.mesh.relay
-    problems = [problem] if relay is None else relay.gather(problem)
-    found = next((one for one in problems if one is not None), None)
-    if found is not None and problem is None and isinstance(order, ReadWeights):
-        taking_orders(engine).obey(DropWeights())
-    return found
+    """Carry an order out on this rank, as all ranks of its replica do. Return why one of them cannot, the same on all,
+    with nothing changed on any; None once all have."""
+    parts = (TakeMemory(order.tags), order) if isinstance(order, ResumeMemory) else (order,)
+    for part in parts:
+        problem = None
+        try:
+            taking_orders(engine).obey(part)
+        except ConfigError as error:
+            problem = str(error)
+        relay = engine.mesh.relay
+        problems = [problem] if relay is None else relay.gather(problem)
+        found = next((one for one in problems if one is not None), None)
+        if found is not None:
+            if problem is None and isinstance(part, (ReadWeights, TakeMemory)):
+                taking_orders(engine).obey(DropWeights())
+            return found
+    return None

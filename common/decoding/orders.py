@@ -15,7 +15,8 @@ FIRST_VERSION = "0"  # of weights that nothing has replaced
 
 
 class ReadWeights(NamedTuple):
-    """Read other weights into the host's memory, beside those in force, and check them.
+    """Read other weights into the host's memory, beside those in force, check them, and take the device's memory for
+    them if it was given back. PutWeights or DropWeights follows.
 
     source: a model folder, or tensors by the checkpoint's names.
     """
@@ -30,7 +31,7 @@ class PutWeights(NamedTuple):
 
 
 class DropWeights(NamedTuple):
-    """Forget what was read."""
+    """Forget what was read, and give back what was taken for it."""
 
 
 class ReleaseMemory(NamedTuple):
@@ -39,8 +40,15 @@ class ReleaseMemory(NamedTuple):
     tags: tuple[Tag, ...] = TAGS
 
 
+class TakeMemory(NamedTuple):
+    """Take memory again, and read the weights that belong there from the folder that they came from. Part of
+    ResumeMemory: what one rank may fail at, before anything is changed."""
+
+    tags: tuple[Tag, ...] = TAGS
+
+
 class ResumeMemory(NamedTuple):
-    """Take memory again. Weights are read again from the folder that they came from."""
+    """Take memory again, weights included, and go on. `carry_out` has every rank obey TakeMemory first."""
 
     tags: tuple[Tag, ...] = TAGS
 
@@ -49,4 +57,4 @@ class ForgetKV(NamedTuple):
     """Use no KV of earlier requests again, which every order does."""
 
 
-Order = ReadWeights | PutWeights | DropWeights | ReleaseMemory | ResumeMemory | ForgetKV
+Order = ReadWeights | PutWeights | DropWeights | ReleaseMemory | TakeMemory | ResumeMemory | ForgetKV

@@ -46,7 +46,8 @@ def test_all_ranks_replace_or_none(engine: str, bp: int, tp: int, models: list[s
     assert done.returncode == 0, done.stderr[-3000:]
     ranks = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank*.json"))]
     assert len(ranks) == bp * tp
-    for *replaced, (problem, after), resumed in ranks:
+    for *replaced, (problem, after), (shortage, released), resumed in ranks:
         assert replaced == fresh
         assert "none: no such folder" in problem, "what one rank cannot do, none does"
+        assert "not all free" in shortage and released == ["kv_cache", "weights"]
         assert after == resumed == fresh[-1]

@@ -48,6 +48,10 @@ def tokens_of(engine: Any) -> list[list[int]]:
     return [list(done.canvas_token_ids) for done in sorted(ended, key=lambda done: done.id)]
 
 
+def _find_none(storage: torch.UntypedStorage, num_bytes: int) -> None:
+    raise torch.OutOfMemoryError("out of memory")
+
+
 def run_rank(name: str, mesh: MeshConfig, models: list[str], output: Path) -> None:
     torch.set_num_threads(1)
     engine = engine_of(name, models[0], mesh)
@@ -58,8 +62,13 @@ def run_rank(name: str, mesh: MeshConfig, models: list[str], output: Path) -> No
         found.append(tokens_of(engine))
     missing = ReadWeights(models[0] if engine.mesh.rank == 0 else "none")
     found.append([carry_out(engine, missing), tokens_of(engine)])
-    for order in (ReleaseMemory(), ResumeMemory()):
-        assert carry_out(engine, order) is None
+    assert carry_out(engine, ReleaseMemory()) is None
+    resize = torch.UntypedStorage.resize_
+    if engine.mesh.rank:  # this rank alone lacks memory
+        torch.UntypedStorage.resize_ = _find_none  # type: ignore[method-assign, assignment]
+    found.append([carry_out(engine, ResumeMemory()), sorted(engine.released)])
+    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+    assert carry_out(engine, ResumeMemory()) is None
     found.append(tokens_of(engine))
     (output / f"rank{engine.mesh.rank}.json").write_text(json.dumps(found))
     engine.close()

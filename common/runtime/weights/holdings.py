@@ -27,6 +27,7 @@ from common.decoding import (
     ReleaseMemory,
     ResumeMemory,
     Tag,
+    TakeMemory,
 )
 from common.errors import ConfigError, EngineError, is_out_of_memory, one_line
 from common.model import Decoder
@@ -64,26 +65,30 @@ class Holdings:
         """Carry an order out. Raises ConfigError, with nothing changed, where it cannot be."""
         if isinstance(order, ReadWeights):
             self._read = self._read_from(order.source)
+            self._take({"weights"})
         elif isinstance(order, PutWeights):
             self._put(order.version)
         elif isinstance(order, DropWeights):
-            self._read = None
-            return_free_memory(self._loader.device)
+            self._drop()
         elif isinstance(order, ReleaseMemory):
             self._release(set(order.tags) - self.released)
+        elif isinstance(order, TakeMemory):
+            self._take_again(self.released & set(order.tags))
         elif isinstance(order, ResumeMemory):
             self._resume(self.released & set(order.tags))
 
-    def _read_from(self, source: str | Mapping[str, Tensor]) -> tuple[Decoder, Origin]:
-        loader = self._loader
+    def _read_from(self, source: str | Mapping[str, Tensor] | Origin) -> tuple[Decoder, Origin]:
+        """source: an Origin is one whose weights have been in force."""
         try:
-            if isinstance(source, str):
+            if isinstance(source, Origin):
+                origin = source
+            elif isinstance(source, str):
                 origin = Origin(source)
                 self._check_folder(source)
             else:
                 origin = Origin("", tensors=source)
             self._check_schemes(origin)
-            return loader.read(origin, _HOST), origin
+            return self._loader.read(origin, _HOST), origin
         except (QuantizationError, EngineError) as error:
             raise ConfigError(str(error)) from error
 
@@ -116,7 +121,6 @@ class Holdings:
     @torch.no_grad()
     def _put(self, version: str | None) -> None:
         assert self._read is not None, "weights are read first"
-        self._take(self._tensors_of("weights"))
         (read, origin), self._read = self._read, None
         can_write = all(map(self._loader.can_write, self._tensors_of("weights")))
         if not can_write:
@@ -148,8 +152,15 @@ class Holdings:
             assert ours[name].shape == tensor.shape, f"{name} is laid out as at the start"
             ours[name].copy_(tensor)
 
-    def _release(self, tags: set[Tag]) -> None:
+    def _drop(self) -> None:
+        """Forget what was read, and free what was taken and is not in use."""
         self._read = None
+        for tensor in (tensor for tag in self.released for tensor in self._tensors_of(tag)):
+            self._give_back(tensor)
+        return_free_memory(self._loader.device)
+
+    def _release(self, tags: set[Tag]) -> None:
+        self._drop()
         if tags:
             self._forget_graphs()
         for tensor in (tensor for tag in tags for tensor in self._tensors_of(tag)):
@@ -161,18 +172,20 @@ class Holdings:
         self.released |= tags
         return_free_memory(self._loader.device)
 
+    def _take_again(self, tags: frozenset[Tag]) -> None:
+        if "weights" in tags:
+            if self._origin is None:
+                raise ConfigError(
+                    "the weights came from memory and were not kept: update them instead, which takes their memory too"
+                )
+            self._read = self._read_from(self._origin)
+        self._take(tags)
+
     def _resume(self, tags: frozenset[Tag]) -> None:
-        if "weights" in tags and self._origin is None:
-            raise ConfigError(
-                "the weights came from memory and were not kept: update them instead, which takes their memory too"
-            )
-        if "weights" in tags and self._origin is not None:
-            self._read = self._loader.read(self._origin, _HOST), self._origin
-        self._take(tensor for tag in tags for tensor in self._tensors_of(tag))
         if "kv_cache" in tags:
             for tensor in self._kv:
                 tensor.zero_()
-        if self._read is not None:
+        if "weights" in tags:
             self._put(self.version)
         self._go_on(tags)
 
@@ -196,27 +209,23 @@ class Holdings:
             self._num_bytes[tensor] = storage.nbytes()
             storage.resize_(0)
 
-    def _take(self, tensors: Iterable[Tensor]) -> None:
-        """Give storages that were freed their memory again. Raises ConfigError, and takes nothing, where there is too
-        little."""
-        taken = []
+    def _take(self, tags: Iterable[Tag]) -> None:
+        """Give storages that were freed their memory again. Raises ConfigError, with all as it was and nothing read,
+        where there is too little."""
+        tensors = [tensor for tag in tags for tensor in self._tensors_of(tag) if tensor in self._num_bytes]
+        needed = sum(self._num_bytes[tensor] for tensor in tensors)
         try:
             for tensor in tensors:
-                if tensor in self._num_bytes:
-                    tensor.untyped_storage().resize_(self._num_bytes[tensor])
-                    taken.append(tensor)
+                tensor.untyped_storage().resize_(self._num_bytes[tensor])
         except RuntimeError as error:
+            self._drop()
             if not is_out_of_memory(error):
                 raise
-            for tensor in taken:
-                tensor.untyped_storage().resize_(0)
-            return_free_memory(self._loader.device)
-            needed = sum(self._num_bytes.values())
             raise ConfigError(
                 f"{needed / 2**30:.1f} GiB were given back and are not all free on {self._loader.device} now: free "
                 "what other processes hold, and resume again"
             ) from error
-        for tensor in taken:
+        for tensor in tensors:
             del self._num_bytes[tensor]
 
 

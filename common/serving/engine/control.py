@@ -24,6 +24,7 @@ _AMID = (
     "/abort_request first"
 )
 _OTHER = "the weights are being replaced by another call: send it again once that has ended"
+_STARTED_AGAIN = "a replica was started again meanwhile and has the weights of before: send it again"
 _RUNNING = "requests are being decoded: send it again once they have ended"
 
 
@@ -112,8 +113,7 @@ class Control:
     def _is_ordered(self, asked: _Asked, order: Order) -> bool:
         ask = asked.ask
         if isinstance(order, (PutWeights, DropWeights)):
-            assert self._reader == ask.key, "the call that has read goes on"
-            return self._begin(ask, order)
+            return self._begin(ask, order) if self._reader == ask.key else self._tell(ask, _STARTED_AGAIN, 503)
         if self._reader or self._ordered:
             return self._tell(ask, _OTHER, BUSY)
         if asked.victims is None:

@@ -106,6 +106,76 @@ def test_memory_that_was_given_back_is_taken_again(
     assert running.weight_version == "second" and not running.released
 
 
+def _find_no_memory(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Have storages find no memory, but for so many first ones."""
+    resize, taken = torch.UntypedStorage.resize_, []
+
+    def scarce(storage: torch.UntypedStorage, num_bytes: int) -> Any:
+        taken.extend([num_bytes] * bool(num_bytes))
+        if num_bytes and len(taken) > after:
+            raise torch.OutOfMemoryError("out of memory")
+        return resize(storage, num_bytes)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", scarce)
+
+
+def test_memory_that_is_not_free_changes_nothing(other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = predicted(engine_of(MODEL))
+    running = engine_of(MODEL)
+    held = [*running.model.parameters(), *running.model.buffers(), *running.cache.tensors]
+    assert carry_out(running, ReleaseMemory()) is None
+    orders = ReadWeights(str(other)), ResumeMemory(), ResumeMemory(("weights",)), ResumeMemory(("kv_cache",))
+    for order, num_first in zip(orders, (1, 1, 1, 0), strict=True):  # the cache is one storage
+        with monkeypatch.context() as patch:
+            _find_no_memory(patch, after=num_first)
+            assert "were given back and are not all free" in str(carry_out(running, order))
+        assert running.released == {"weights", "kv_cache"}
+        assert not any(tensor.untyped_storage().nbytes() for tensor in held)
+    assert carry_out(running, ResumeMemory(("kv_cache",))) is None
+    assert running.released == {"weights"}, "what was read for an order that failed does not come into force"
+    assert carry_out(running, ResumeMemory()) is None
+    np.testing.assert_array_equal(predicted(running), first)
+    assert running.weight_version == "0"
+
+
+def test_other_memory_is_taken_without_the_weights_that_were_read(other: Path) -> None:
+    first, second = (predicted(engine_of(model)) for model in (MODEL, other))
+    running = engine_of(MODEL)
+    assert carry_out(running, ReleaseMemory(("kv_cache",))) is None
+    assert carry_out(running, ReadWeights(str(other))) is carry_out(running, ResumeMemory(("kv_cache",))) is None
+    np.testing.assert_array_equal(predicted(running), first)
+    assert carry_out(running, PutWeights()) is None
+    np.testing.assert_array_equal(predicted(running), second)
+
+
+def test_dropped_weights_give_their_memory_back(other: Path) -> None:
+    running = engine_of(MODEL)
+    assert carry_out(running, ReleaseMemory()) is carry_out(running, ReadWeights(str(other))) is None
+    assert any(tensor.untyped_storage().nbytes() for tensor in running.model.parameters())
+    assert carry_out(running, DropWeights()) is None
+    assert not any(tensor.untyped_storage().nbytes() for tensor in running.model.parameters())
+    assert running.released == {"weights", "kv_cache"}
+
+
+def test_a_folder_that_was_damaged_meanwhile_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "int8"
+    quantize_folder(MODEL, folder, quantizable(load_model_config(MODEL)), "w8a8_dynamic")
+    running = engine_of(folder, quantization="w8a8")
+    before = predicted(running)
+    assert carry_out(running, ReleaseMemory(("weights",))) is None
+    whole = {path: path.read_bytes() for path in folder.glob("*.safetensors")}
+    for path in whole:
+        tensors = load_file(path)
+        del tensors[next(name for name in tensors if name.endswith("weight_scale"))]
+        save_file(tensors, path)
+    assert carry_out(running, ResumeMemory()) is not None
+    assert running.released == {"weights"}
+    for path, content in whole.items():
+        path.write_bytes(content)
+    assert carry_out(running, ResumeMemory()) is None
+    np.testing.assert_array_equal(predicted(running), before)
+
+
 @pytest.mark.parametrize("engine", ["lopa_cuda", "lopa_ascend"])
 def test_experts_are_replaced(engine: str, tmp_path: Path) -> None:
     changed = write_other(tmp_path / "other", 10, EXPERTS)

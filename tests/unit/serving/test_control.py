@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from common.decoding import (
+    DropWeights,
     EngineCore,
     ForgetKV,
     Order,
@@ -266,6 +267,16 @@ def test_a_replica_that_comes_again_has_the_weights_of_the_others(tmp_path: Path
     path.write_text('["gone", "two"]')
     with pytest.raises(EngineError, match="cannot be read again: gone: does not fit"):
         Engine(in_force=path).control.catch_up()
+
+
+def test_a_replica_that_has_not_read_says_so_and_goes_on() -> None:
+    """It was started again between the reading and the putting in force, which the call that asks cannot know."""
+    engine = Engine(*NAMES)
+    for order in (PutWeights(), DropWeights()):
+        engine.ask(order)
+        assert "started again" in str(engine.obeyed())
+    engine.finish()
+    assert {name for name, (version, tokens) in engine.ended.items() if version == "0" and tokens} == set(NAMES)
 
 
 def test_an_engine_that_takes_no_orders_says_so() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from uuid import uuid4
 
 from common.decoding import DropWeights, Order, PutWeights, ReadWeights
 from common.serving.http.engines.client import EngineClient
 from common.serving.http.errors import ApiError
-from common.serving.messages import Continue, Pause
+from common.serving.messages import Continue, Obeyed, Pause
 
 _ENDED = "a replica has ended meanwhile: send it again once GET /ready lists all of them as ready"
 
@@ -22,7 +23,7 @@ class Rollouts:
 
     async def ask(self, what: Order | Pause | Continue) -> None:
         """Have all replicas do something. Raises ApiError where one cannot."""
-        await self._ask(what, uuid4().hex)
+        _check((await self._client.ask(what, uuid4().hex)).values())
 
     async def replace(self, folder: str, version: str | None, *, is_aborting: bool) -> str:
         """Replace the weights of all replicas by a folder's, once what is being decoded has ended or was aborted.
@@ -41,15 +42,19 @@ class Rollouts:
             if problem is None:
                 raise ApiError(503, _ENDED)
             raise ApiError(problem.status, problem.problem or "", "model_path")
-        versions = await self._client.ask(PutWeights(version), key, to=have_read)
-        in_force = [one.weight_version for one in versions.values() if one is not None]
-        if not in_force:
+        put = [
+            one for one in (await self._client.ask(PutWeights(version), key, to=have_read)).values() if one is not None
+        ]
+        if not put:
             raise ApiError(503, _ENDED)
-        return in_force[0]
+        _check(put)
+        return put[0].weight_version
 
-    async def _ask(self, what: Order | Pause | Continue, key: str) -> None:
-        for obeyed in (await self._client.ask(what, key)).values():
-            if obeyed is None:
-                raise ApiError(503, _ENDED)
-            if obeyed.problem is not None:
-                raise ApiError(obeyed.status, obeyed.problem)
+
+def _check(told: Iterable[Obeyed | None]) -> None:
+    """Raise ApiError where a replica could not do what was asked of it."""
+    for obeyed in told:
+        if obeyed is None:
+            raise ApiError(503, _ENDED)
+        if obeyed.problem is not None:
+            raise ApiError(obeyed.status, obeyed.problem)
