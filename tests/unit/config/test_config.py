@@ -23,7 +23,9 @@ from common.config import (
     renewed,
 )
 from common.config.files import load_run
+from common.config.strategies import Strategy
 from common.errors import ConfigError
+from common.policies.settings import settings_of
 
 ROOT = Path(__file__).resolve().parents[3]
 PROFILE = "name: p\nengine: lopa_cuda\ndevice: cpu\n"
@@ -502,3 +504,26 @@ def test_what_an_earlier_version_recorded_is_read_by_its_new_names() -> None:
     }  # fmt: skip
     assert recorded(old)["strategy"] == FastDllm(cache="dual").model_dump()
     assert recorded({"strategy": "d2f", "cache": "prefix"})["strategy"] == "d2f"
+
+
+def _strategies(parent: type[Strategy] = Strategy) -> list[type[Strategy]]:
+    return [each for own in parent.__subclasses__() for each in (own, *_strategies(own))]
+
+
+def test_no_integer_is_larger_than_the_loops_can_hold() -> None:
+    names = {(kind, name) for kind in _strategies() for name in kind.model_fields} | {
+        (DecodeConfig, name)
+        for name in DecodeConfig.model_fields
+        if name != "max_new_tokens"  # the context bounds it
+    }
+    num_tried = 0
+    for kind, name in names:
+        for value in (2**31, 2**63):
+            try:
+                made = kind(**{name: value})
+                decode = made if isinstance(made, DecodeConfig) else DecodeConfig(strategy=made)
+            except (ValidationError, ConfigError):
+                num_tried += 1
+                continue
+            settings_of(decode)
+    assert num_tried > 40
