@@ -213,7 +213,7 @@ class _Loader:
     def _load(
         self, profile: Path, run: Path, overrides: list[Override], row: SweepRow
     ) -> tuple[DeviceProfile, RunConfig]:
-        key = (str(profile), str(run), *map(str, overrides))
+        key = (str(profile), str(run), *(override.text for override in overrides))
         if key not in self._loaded:
             try:
                 self._loaded[key] = load_profile_and_run(profile, run, overrides)

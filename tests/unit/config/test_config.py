@@ -440,6 +440,16 @@ def test_a_sweeps_records_have_what_its_run_asks_for(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_rows_with_long_settings_that_begin_alike_keep_their_own(tmp_path: Path) -> None:
+    path, long = tmp_path / "sweep.yaml", "a" * 300
+    path.write_text(
+        "rows:\n"
+        + "".join(f'  - {{name: {end}, set: {{input.prompt_template: "{long} {{question}} {end}"}}}}\n' for end in "xy")
+    )
+    templates = [point.run.input.prompt_template for point in load_sweep(path, "cpu", "demo").points if point.run.input]
+    assert templates == [f"{long} {{question}} x", f"{long} {{question}} y"]
+
+
 OLD = {
     "commit: separate": "commit is no key of decode any more: write strategy: {name: block_diffusion, commit: separ",
     "strategy: fast_dllm, cache: dual, min_block_steps: 2": "cache and min_block_steps are no keys of decode any more: "
