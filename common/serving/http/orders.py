@@ -103,8 +103,9 @@ class OrderBook:
         orders = []
         for place, prompt in enumerate(prompts):
             # With a seed of its own a request is answered alike each time, whatever a proxy calls it.
-            unnamed = name or f"{call_id}-{place}" if fields.seed is None else ""
-            noise_name = fields.request_id or unnamed
+            noise_name = fields.request_id or ((name or call_id) if fields.seed is None else "")
+            if noise_name and place:  # equal prompts of a list are drawn apart
+                noise_name += f"-{place}"
             first = self._request(f"{call_id}-{place * fields.n}", tuple(prompt), fields, noise_name)
             decode = first.decode or self._maker.base
             if fields.n > 1 and decode.temperature == 0:

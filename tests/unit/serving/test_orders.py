@@ -297,6 +297,14 @@ def test_a_refusal_shows_the_beginning_of_what_was_sent() -> None:
         assert len(str(refused.value)) < 400
 
 
+@pytest.mark.parametrize(("header_id", "fields"), [(None, {}), ("a", {}), (None, {"request_id": "a"})], ids=str)
+def test_equal_prompts_of_a_list_are_drawn_apart(header_id: str | None, fields: dict[str, Any]) -> None:
+    made = CompletionFields.model_validate({"prompt": ["a", "a", "a"], **fields})
+    names = [order.request.noise_name for order in book().orders("cmpl-", made, [range(10)] * 3, header_id).orders]
+    first = names[0]
+    assert first and names == [first, f"{first}-1", f"{first}-2"]
+
+
 def test_only_completions_repeat_their_prompt() -> None:
     messages = [{"role": "user", "content": "a"}]
     for kind in (ChatFields, GenerateFields):
