@@ -186,6 +186,26 @@ def test_each_front_end_hears_of_its_own_requests_and_of_the_engine() -> None:
     assert [type(message) for message in other.receive(wait_s=60)] == [Counts, Tokens]
 
 
+def test_what_a_front_end_has_not_read_holds_back_no_other() -> None:
+    links, one, other = fronts()
+    one.send([Add(order("a").request)])
+    other.send([Add(order("b").request)])
+    asked: list[Any] = []
+    while len(asked) < 2:
+        asked += links.receive(wait_s=60)
+    links.send([Tokens("cmpl-a-0", (3,) * 2**23)])
+    assert links.is_behind("cmpl-a-0") and not links.is_behind("cmpl-b-0") and not links.is_behind("nobody")
+    for count in (1, 2):
+        links.send([Counts(num_rows=count), Accepted("cmpl-b-0")])
+        assert other.receive(wait_s=60) == [Counts(num_rows=count), Accepted("cmpl-b-0")]
+    found: list[Any] = []
+    while len(found) < 2:
+        found += one.receive()
+        links.send([])
+    assert [type(message) for message in found] == [Tokens, Counts] and found[1].num_rows == 2
+    assert not links.is_behind("cmpl-a-0") and other.receive() == []
+
+
 def test_an_open_id_belongs_to_one_front_end() -> None:
     links, one, other = fronts()
     one.send([Add(order("a").request)])
