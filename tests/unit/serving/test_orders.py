@@ -81,6 +81,14 @@ def test_blocks_from_position_0_end_with_the_context(prompt_length: int, longest
     assert order.request.max_tokens == order.decode.max_new_tokens == longest
 
 
+@pytest.mark.parametrize(("prompt_length", "longest"), [(10, 64), (200, 56), (230, 26), (255, 1)])
+def test_a_canvas_of_any_length_ends_with_the_context(prompt_length: int, longest: int) -> None:
+    chat = ChatFields.model_validate({"messages": [{"role": "user", "content": "a"}]})
+    decode = DecodeConfig(strategy="vanilla", block_size=16, max_new_tokens=64)
+    (order,) = book(decode).orders("c-", chat, [range(prompt_length)], None).orders
+    assert order.request.max_tokens == order.decode.max_new_tokens == longest
+
+
 def test_a_last_block_from_position_0_has_to_fit() -> None:
     run = RunConfig(model="m", decode=BLOCKS)
     own = book_of(run, 150)
