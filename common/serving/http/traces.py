@@ -94,12 +94,13 @@ class Spans:
 
     def ended(self, answer: Answer, ended: Ended, reason: str, first_at: float | None) -> None:
         """Send the span of an answer. first_at: when its first tokens came, by `time.monotonic`."""
+        num_tokens = answer.order.num_filled(ended.num_tokens)
         attributes: dict[str, AttributeValue] = {
             "gen_ai.response.finish_reasons": (reason,),
-            "gen_ai.usage.output_tokens": ended.num_tokens,
+            "gen_ai.usage.output_tokens": num_tokens,
             "gen_ai.latency.time_in_queue": ended.queue_s,
             "lopa.passes": ended.num_forwards,
-            "lopa.tokens_per_pass": ended.num_tokens / max(1, ended.num_forwards),
+            "lopa.tokens_per_pass": num_tokens / max(1, ended.num_forwards),
         }
         if first_at is not None:
             attributes["gen_ai.response.time_to_first_chunk"] = first_at - answer.added_at

@@ -82,7 +82,7 @@ class Call:
             if part.token_ids and first_at is None:
                 first_at = time.monotonic()
                 self.metrics.first_token(answer, first_at - answer.added_at)
-            self.metrics.tokens(answer, len(part.token_ids))
+            self.metrics.tokens(answer, order.num_new(num_given + len(pending), len(part.token_ids)))
             pending, logprobs = pending + part.token_ids, logprobs + part.logprobs
             if isinstance(part, Ended):
                 last, told = text.end(pending, logprobs)
@@ -135,8 +135,9 @@ class Call:
             self.spans.ended(answer, ended, finish_reason(ended), first_at)
         logger.info(
             "%s: %s, %s in %s, %.0f ms, %s",
-            answer.id, counted(answer.order.num_prompt_tokens, "prompt token"), counted(ended.num_tokens, "token"),
-            counted(ended.num_forwards, "pass", "es"), 1000 * seconds, ended.finish_reason,
+            answer.id, counted(answer.order.num_prompt_tokens, "prompt token"),
+            counted(answer.order.num_filled(ended.num_tokens), "token"), counted(ended.num_forwards, "pass", "es"),
+            1000 * seconds, ended.finish_reason,
         )  # fmt: skip
 
 
