@@ -300,6 +300,13 @@ def test_options_of_files_are_refused_with_one_prompt(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["demo", "hello", "--overwrite"], "--overwrite: the answer to one prompt is printed"),
+        (["demo", "hello", "--details"], "--details: the answer to one prompt is printed"),
+        (["demo", "hello", "--allow-code-execution"], "--allow-code-execution: the answer to one prompt is printed"),
+        (["demo", "hello", "--limit", "3"], "--limit: the answer to one prompt is printed"),
+        (["demo", "hello", "--set", "output.step_map=true"], "--set output.step_map: the answer to one prompt is"),
+        (["demo", "hello", "--set", "output={path: x}"], "--set output: the answer to one prompt is printed"),
+        (["demo", "hello", "--set", "input.path=x.jsonl"], "--set input.path: the answer to one prompt is printed"),
+        (["demo", "hello", "--set", "input.settings_field=a"], "--set input.settings_field: the answer to one prompt"),
         (["demo", "in.jsonl", "--overwrite", "--retry-errors"], "--retry-errors: --overwrite decodes all"),
         (["demo", "./"], "./: a folder; give a text to answer, or a JSONL file"),
         (["demo", "prompts.json"], "prompts.json: no such input file"),
