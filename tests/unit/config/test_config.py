@@ -440,6 +440,23 @@ def test_a_sweeps_records_have_what_its_run_asks_for(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("override", "folder"),
+    [
+        ("output.step_map=true", "outputs/demo/sweep"),
+        ("output.path=x/y.jsonl", "x/y"),
+        ("output={path: x/y.jsonl, step_map: true}", "x/y"),
+    ],
+)
+def test_only_a_path_says_where_results_go(tmp_path: Path, override: str, folder: str) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("rows: [{name: a}]")
+    assert load_sweep(path, "cpu", "demo", [override]).folder == Path(folder)
+    key, _, value = override.partition("=")
+    path.write_text(f"set: {{{key}: {value}}}\nrows: [{{name: a}}]")
+    assert load_sweep(path, "cpu", "demo").folder == Path(folder)
+
+
 def test_rows_with_long_settings_that_begin_alike_keep_their_own(tmp_path: Path) -> None:
     path, long = tmp_path / "sweep.yaml", "a" * 300
     path.write_text(
