@@ -168,6 +168,33 @@ def test_an_abort_counts_those_of_all_replicas() -> None:
     with_replicas(2, talk)
 
 
+def test_an_abort_counts_a_replica_that_ends_once() -> None:
+    async def talk(client: EngineClient, engines: list[Link]) -> None:
+        asking = asyncio.ensure_future(client.abort_call(None))
+        await asyncio.sleep(0)
+        numbers = [engine.receive(wait_s=60)[0].number for engine in engines]
+        engines[0].send([Aborted(numbers[0], 2)])
+        engines[0]._socket.shutdown(socket.SHUT_WR)
+        await until(lambda: client.replicas[0].state == "dead")
+        engines[1].send([Aborted(numbers[1], 3)])
+        engines[2].send([Aborted(numbers[2], 4)])
+        assert await asking == 2 + 3 + 4
+
+    with_replicas(3, talk)
+
+
+def test_an_abort_waits_for_no_replica_that_has_ended() -> None:
+    async def talk(client: EngineClient, engines: list[Link]) -> None:
+        asking = asyncio.ensure_future(client.abort_call(None))
+        await asyncio.sleep(0)
+        number = engines[1].receive(wait_s=60)[0].number
+        engines[0]._socket.close()
+        engines[1].send([Aborted(number, 3)])
+        assert await asking == 3
+
+    with_replicas(2, talk)
+
+
 def fronts() -> tuple[Links, Link, Link]:
     """A replica's end of the links to two front ends, and theirs."""
     pairs = [socket.socketpair() for _ in range(2)]
