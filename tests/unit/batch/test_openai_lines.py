@@ -76,8 +76,8 @@ def test_a_line_that_is_refused_is_a_line_with_the_servers_sentence(cpu: DeviceP
         ("field", 400, "temperature: set it to a number"),
         ("tools", 400, "tools.0: "),
         ("nothing", 400, "prompt: "),
-        ("body", 400, "send a JSON object"),
-        ("none", 400, "send a JSON object"),
+        ("body", 400, "body: write a JSON object, the fields of the request"),
+        ("none", 400, "body: write a JSON object, the fields of the request"),
         ("nowhere", 404, "url: None is not answered from a file"),
     ):
         assert told.pop(name)[0] == status and words in lines[name]["response"]["body"]["error"]["message"]
