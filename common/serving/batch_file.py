@@ -114,7 +114,7 @@ class _Door:
         self._book = OrderBook(generator.run, maker, generator.run.max_num_requests)
 
     def call(self, line: InputLine) -> _Call:
-        """Make the line's requests. Raises ApiError."""
+        """Make the line's requests. Raises ApiError, and EngineError where no line's prompt could be made here."""
         route = _route_of(line.fields)
         body = line.fields.get("body")
         if not isinstance(body, dict):
