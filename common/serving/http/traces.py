@@ -21,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from common.errors import ConfigError, first_line
-from common.serving.http.engines.replica import Answer
+from common.serving.http.engines.replica import GIVEN_UP, OTHER_FAILED, Answer
 from common.serving.messages import Ended
 from common.version import LOPA_VERSION
 
@@ -107,12 +107,13 @@ class Spans:
         self._sent.add(answer.id)
         self._tracer.send(self, answer, attributes)
 
-    def close(self, answers: Sequence[Answer]) -> None:
-        """Send the spans of those that have ended without an answer."""
+    def close(self, answers: Sequence[Answer], *, has_failed: bool) -> None:
+        """Send the spans of those that have ended without an answer. has_failed: one of them, and not the client."""
         for answer in answers:
             if answer.id not in self._sent:
-                kind = "engine" if answer.is_over else "client_gone"
-                problem = "the engine did not answer" if answer.is_over else "given up by its client"
+                kind = "engine" if answer.is_over or has_failed else "client_gone"
+                problem = OTHER_FAILED if has_failed else GIVEN_UP
+                problem = "the engine did not answer" if answer.is_over else problem
                 self._tracer.send(self, answer, {"error.type": kind}, problem)
 
 
