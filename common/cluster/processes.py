@@ -56,7 +56,9 @@ class EngineProcesses:
     def connect(self) -> socket.socket:
         """Wait for the first process, and return this end of the socket to it. Raises EngineError where it has
         ended, or could not be started."""
-        while not select.select([self._listening], [], [], _LOOK_S)[0]:
+        waiting = select.poll()  # which takes descriptors of any number
+        waiting.register(self._listening, select.POLLIN)
+        while not waiting.poll(1000 * _LOOK_S):
             if self._has_ended.is_set():
                 raise EngineError(self.why_ended())
         return self._listening.accept()[0]

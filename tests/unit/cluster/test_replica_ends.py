@@ -6,10 +6,12 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from common.cluster import processes, replica
+from common.cluster import processes, replica, serve
 from common.cluster.processes import EngineProcesses, Order
 from common.cluster.replica import Replica
 from common.config import DecodeConfig, load_profile, load_run
@@ -17,6 +19,7 @@ from common.decoding import GenerationRequest, Rejection
 from common.errors import EngineError
 from common.serving import HostedServer, Ready, framed
 from common.serving.link import Link
+from tests.descriptors import high_descriptor
 
 READY = Ready(DecodeConfig(), 1, 100, 1000)
 WAIT_S = 60
@@ -100,6 +103,39 @@ def test_a_process_that_cannot_be_started_is_told_of(monkeypatch: pytest.MonkeyP
     waiting.join(WAIT_S)
     assert said == ["the engine's process cannot be started: [Errno 12] Cannot allocate memory"]
     ours.close()
+
+
+def test_processes_may_meet_at_any_descriptor() -> None:
+    ours = object.__new__(EngineProcesses)
+    ours._has_ended = threading.Event()
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(1)
+        with high_descriptor(listening) as own, socket.create_connection(listening.getsockname()):
+            ours._listening = own
+            ours.connect().close()
+
+
+def test_an_engine_that_is_slow_to_end_does_not_stop_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on, codes = threading.Event(), list[int]()
+    monkeypatch.setattr(serve, "_LINGER_S", 0)
+    monkeypatch.setattr(serve.os, "_exit", codes.append)
+
+    def why_ended() -> str:
+        assert may_go_on.wait(WAIT_S)
+        return "killed"
+
+    async def leave() -> None:
+        actor = object.__new__(serve.ServedReplica)
+        actor._processes = cast("Any", SimpleNamespace(why_ended=why_ended))
+        actor._leave()
+        assert not codes
+        may_go_on.set()
+        await actor._leaving
+
+    monkeypatch.delattr(serve.ServedReplica, "__del__")
+    asyncio.run(leave())
+    assert codes == [1]
 
 
 def started_server(load: Callable[[Ready], None], engine: socket.socket, own: socket.socket) -> HostedServer:
