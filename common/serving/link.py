@@ -16,7 +16,8 @@ _READ_BYTES = 2**18
 
 
 def framed(messages: Sequence[Any], sent: SentAutomata | None = None) -> bytes:
-    """sent: what the connection has brought before; None: messages that hold no automata."""
+    """Return messages as the bytes of one batch. sent: what the connection has brought before; None: messages that hold
+    no automata."""
     body = pickle.dumps(list(messages), protocol=pickle.HIGHEST_PROTOCOL) if sent is None else sent.packed(messages)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 

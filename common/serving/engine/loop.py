@@ -35,7 +35,8 @@ class _Served:
 
 @dataclass(slots=True)
 class RequestLoop:
-    """From the front end into an EngineCore and back. `is_over` once the front end has said so.
+    """Rank 0's loop: takes requests from the front ends, steps the core, sends back what came of them. `is_over` once
+    the front ends have said so.
 
     A front end that lags costs its own clients their streams of passes, and other clients nothing: what has become
     final for it waits here, together, until it reads again. in_force: as Control's.

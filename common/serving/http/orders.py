@@ -79,7 +79,7 @@ class OrderBook:
         self._check_lookahead(fields.diffusion.num_lookahead or 0)
 
     def is_prepared(self, fields: Sampling) -> bool:
-        """Return whether `orders` takes no time, or refuses. Raises ApiError."""
+        """Return whether `orders` takes no time, since nothing is left to compile. Raises ApiError."""
         try:
             return self._maker.formats.is_compiled(fields.wishes)
         except RequestError as error:
