@@ -243,8 +243,8 @@ class Levenshtein(Strategy):
 
     @property
     def commit(self) -> str:
-        """As of `block_diffusion`: whether a pass of its own writes KV of the prompt, and of a block whose last pass
-        has changed it."""
+        """How a finished block's KV becomes final, as in `block_diffusion`: `separate` where a pass of its own writes
+        that of the prompt, and of a block whose last pass has changed it."""
         return "fused" if self.variant == "checkpoint" else "separate"
 
     @property

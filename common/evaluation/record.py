@@ -36,7 +36,7 @@ def record_trace(generator: Generator, prompt: str) -> dict[str, Any] | None:
         records.append(record)
 
     completion = watch(generator, request, observe)
-    return None if completion is None else _trace(generator, prompt, completion, records, seconds)
+    return None if completion is None else _trace(generator, prompt, request, completion, records, seconds)
 
 
 def request_of(generator: Generator, fields: Mapping[str, Any]) -> GenerationRequest:
@@ -76,9 +76,14 @@ def watch(generator: Generator, request: GenerationRequest, observe: Callable[[S
 
 
 def _trace(
-    generator: Generator, prompt: str, completion: Completion, records: list[StepRecord], seconds: list[float]
+    generator: Generator,
+    prompt: str,
+    request: GenerationRequest,
+    completion: Completion,
+    records: list[StepRecord],
+    seconds: list[float],
 ) -> dict[str, Any]:
-    tokenizer, decode = generator.tokenizer, generator.run.decode
+    tokenizer, decode = generator.tokenizer, request.decode or generator.run.decode
     text_of = partial(tokenizer.decode, skip_special_tokens=False)
     told = DenoiseEvents(completion.prompt_length, decode, text_of)
     events = [told.of(record) for record in records]

@@ -300,6 +300,7 @@ def test_what_is_a_text_needs_no_quotes_in_quotes(tmp_path: Path, override: str,
         ('environment: {A: "\\ud800"}', "FILE: environment.A: '\\ud800' holds half a surrogate pair"),
         ("environment: {A: [1]}", "FILE: environment.A: write it as text, in quotes if need be (given [1])"),
         ("environment: {A: null}", "FILE: environment.A: write it as text, in quotes if need be (given None)"),
+        ("environment: {OMP_NUM_THREADS: ²}", "FILE: environment: OMP_NUM_THREADS is '²': set it to a number of"),
         ("environment: {OMP_NUM_THREADS: abc}", "FILE: environment: OMP_NUM_THREADS is 'abc': set it to a number of"),
         ("npu: {max_graphs: 3}", "FILE: npu has settings of engine lopa_ascend, and device is cpu: remove them"),
         ("max_model_len: true", "FILE: max_model_len: set it to a number, not to true or false"),
@@ -440,6 +441,33 @@ def test_a_sweeps_records_have_what_its_run_asks_for(tmp_path: Path) -> None:
     assert [(output.path, output.step_map) for output in outputs if output] == [
         ("results/a.jsonl", True), ("results/b.jsonl", True),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("override", "folder"),
+    [
+        ("output.step_map=true", "outputs/demo/sweep"),
+        ("output.path=x/y.jsonl", "x/y"),
+        ("output={path: x/y.jsonl, step_map: true}", "x/y"),
+    ],
+)
+def test_only_a_path_says_where_results_go(tmp_path: Path, override: str, folder: str) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("rows: [{name: a}]")
+    assert load_sweep(path, "cpu", "demo", [override]).folder == Path(folder)
+    key, _, value = override.partition("=")
+    path.write_text(f"set: {{{key}: {value}}}\nrows: [{{name: a}}]")
+    assert load_sweep(path, "cpu", "demo").folder == Path(folder)
+
+
+def test_rows_with_long_settings_that_begin_alike_keep_their_own(tmp_path: Path) -> None:
+    path, long = tmp_path / "sweep.yaml", "a" * 300
+    path.write_text(
+        "rows:\n"
+        + "".join(f'  - {{name: {end}, set: {{input.prompt_template: "{long} {{question}} {end}"}}}}\n' for end in "xy")
+    )
+    templates = [point.run.input.prompt_template for point in load_sweep(path, "cpu", "demo").points if point.run.input]
+    assert templates == [f"{long} {{question}} x", f"{long} {{question}} y"]
 
 
 OLD = {
