@@ -3,14 +3,17 @@
 The one module that imports numba. A function marked `compiled` is written in the part of Python that numba takes;
 `NUMBA_DISABLE_JIT=1` runs it uncompiled, so that a debugger steps through it. Machine code is kept in the user's cache
 folder (`LOPA_LOOPS_FOLDER`, else `lopa/loops`), apart for every state of the sources: numba itself looks at a
-function's own file only, not at those it calls.
+function's own file only, not at those it calls. Where that folder cannot be written, every start compiles.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable
 from functools import cache, cached_property
@@ -26,6 +29,9 @@ from common.user_files import user_folder
 Function = TypeVar("Function", bound=Callable[..., Any])
 Records = npt.NDArray[np.void]
 
+logger = logging.getLogger(__name__)
+
+_LEAST_FREE = 300 << 20  # bytes, of which machine code takes two thirds
 _SOURCES = ("compiled.py", "policies/*.py", "decoding/scheduling/**/*.py")
 
 numba: Any
@@ -35,11 +41,12 @@ try:
     with warnings.catch_warnings(record=True) as told:  # its own show a traceback for an odd variable
         numba = import_module("numba")
     for one in told:
-        logging.getLogger(__name__).warning("numba: %s", str(one.message).partition("\n")[0])
+        logger.warning("numba: %s", str(one.message).partition("\n")[0])
 except ImportError:
     numba = None
 
 IS_COMPILED = numba is not None
+HAS_ALL = "has_all"  # a file in the folder of machine code, once all that a start compiles is there
 SLOW = (
     "numba is not installed or switched off, so the scheduler's loops run as Python: milliseconds a step instead of "
     "microseconds. pip install numba"
@@ -81,10 +88,14 @@ class _Compiled:
 
 
 def _kept(folder: str, function: Callable[..., Any], **more: bool) -> Any:
-    """Return the function, to be compiled, its machine code kept in this part of `machine_code_folder`."""
+    """Return the function, to be compiled, its machine code kept in this part of `machine_code_folder`.
+
+    The parts must be two folders: numba would take code without a way in from Python for code with one.
+    """
     before, parent = numba.config.CACHE_DIR, machine_code_folder()
-    # Looked at while the decorator runs; other users of numba keep theirs.
-    numba.config.CACHE_DIR = parent and str(Path(parent, folder))
+    if not parent:
+        return _jitted(function, **more)
+    numba.config.CACHE_DIR = str(Path(parent, folder))  # looked at while the decorator runs; other users keep theirs
     try:
         return _jitted(function, cache=True, **more)
     finally:
@@ -97,8 +108,9 @@ def _jitted(function: Function, **more: bool) -> Function:
 
 
 def kept_by_callers(function: Function) -> Function:
-    """As `compiled`, for a function made by another one: its machine code is kept with that of what calls it."""
-    return function if numba is None else _jitted(function)
+    """Compile a function that another function makes and that compiled ones alone call: its machine code is kept with
+    theirs."""
+    return function if numba is None else _jitted(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def inlined(function: Function) -> Function:
@@ -117,14 +129,28 @@ def records(array: npt.NDArray[Any]) -> Records:
 
 @cache
 def machine_code_folder() -> str:
-    """Return a folder for the machine code of these sources; "" (beside the sources) where none can be made."""
+    """Return a folder for the machine code of these sources; "" where none can be written."""
     root, digest = Path(__file__).parent, hashlib.blake2b(digest_size=8)
     for pattern in _SOURCES:
         for path in sorted(root.glob(pattern)):
             digest.update(path.read_bytes())
     folder = user_folder("LOPA_LOOPS_FOLDER", "loops") / digest.hexdigest()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+        for part in (folder, folder / "inner"):
+            part.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=part).close()
+        if not has_all_code(folder) and shutil.disk_usage(folder).free < _LEAST_FREE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        logger.warning(
+            "%s: machine code of the scheduler's loops cannot be kept there (%s), so every start compiles them for a "
+            "minute or two: set LOPA_LOOPS_FOLDER to a folder that can be written, with %d MiB free",
+            folder, error.strerror, _LEAST_FREE >> 20,
+        )  # fmt: skip
         return ""
     return str(folder)
+
+
+def has_all_code(folder: Path) -> bool:
+    """Return whether a warm-up has ended with its machine code kept in the folder (`decoding.scheduling.warm`)."""
+    return (folder / HAS_ALL).exists()

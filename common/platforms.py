@@ -2,7 +2,7 @@
 
 A platform is an object of few functions that an engine package provides. Nothing in `common` knows an engine by another
 way. To add one: a package with a module `platforms` whose `PLATFORMS` lists its objects, and that module's name in
-`_PROVIDERS` (docs/architecture.md shows it whole).
+`_PROVIDERS` (examples/third_platform.py is a whole one).
 """
 
 from __future__ import annotations

@@ -104,6 +104,7 @@ class GraphRunner(Generic[KeyT, BuffersT]):
         """Forget every shape, and free what it holds; it may be captured again. A communicator cannot be left while a
         graph holds collectives of it."""
         self._entries.clear()
+        self._is_refused = False
         self.num_captured, self.capture_seconds, self.capture_bytes = 0, 0.0, 0
 
     def _captured(self, key: KeyT, capture: Capture) -> Entry[BuffersT]:

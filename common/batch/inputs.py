@@ -128,7 +128,7 @@ def require_shareable(config: InputConfig, num_processes: int) -> None:
 
 
 def _lines(stream: BinaryIO, config: InputConfig, name: str, digest: _Digest) -> Iterator[InputLine]:
-    num_found = 0
+    num_found = num_others = 0
     for number, raw in enumerate(stream, start=1):
         is_whole = raw.endswith(b"\n") or _is_json(raw)
         digest.add(raw, is_whole=is_whole)
@@ -139,6 +139,8 @@ def _lines(stream: BinaryIO, config: InputConfig, name: str, digest: _Digest) ->
             if _is_asked(line, config):
                 num_found += 1
                 yield line
+            else:
+                num_others += 1
         elif global_rank() == 0:
             logger.warning(
                 "%s: line %d, the last, is not whole yet: it has no line end and is not valid JSON. The next start "
@@ -146,6 +148,11 @@ def _lines(stream: BinaryIO, config: InputConfig, name: str, digest: _Digest) ->
                 name,
                 number,
             )
+    if num_others and not num_found:
+        raise ConfigError(
+            f"{name}: none of its rows is of the test split of {config.benchmark}, which alone is asked: give the file "
+            "with that split"
+        )
 
 
 def _is_json(raw: bytes) -> bool:

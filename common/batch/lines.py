@@ -53,7 +53,7 @@ class LineRequests:
 
 
 def why_unused(lines: Sequence[InputLine], source: InputConfig) -> str | None:
-    """Why no line has settings of its own although the run file lets them; None: some have, or it does not."""
+    """Return why no line has settings of its own although the run file lets them; None: some have, or it does not."""
     field = source.settings_field
     if field is None or any(field in line.fields or "seed" in line.fields for line in lines):
         return None

@@ -196,7 +196,7 @@ def _metrics_of(path: Path, summary: dict[str, Any]) -> dict[str, Any] | None:
     """Return the metrics that an earlier start wrote, if they are of these records."""
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     current = json.loads(json.dumps(summary))
     is_current = isinstance(metrics, dict) and all(metrics.get(key) == value for key, value in current.items())

@@ -66,7 +66,8 @@ def lock_shared(lock: int, path: Path) -> None:
 
 @contextmanager
 def writing_alone(descriptor: int) -> Iterator[bool]:
-    """Keep other processes of the run out meanwhile. Yields False where that cannot be had."""
+    """Keep other processes of the run out within the block. Yields False where that cannot be had: the file system
+    has no locks."""
     is_held = _lock(descriptor, fcntl.LOCK_EX)
     try:
         yield bool(is_held)

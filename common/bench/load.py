@@ -40,7 +40,7 @@ class LoadOptions:
         """Return `settings`, or `decode` with each number of lookaheads."""
         return self.settings or tuple(
             Setting(name, decode.model_copy(update={"num_lookahead": int(name)}))
-            if name.isdigit()
+            if name.isdecimal()
             else Setting(name, paced(decode, cast(Pace, name)), cast(Pace, name))
             for name in self.lookahead
         )

@@ -127,7 +127,7 @@ def _steps(title: str, section: Result) -> str:
 
 
 def _rate(per_second: float, what: str) -> str:
-    """In units that a GPU's and a CPU's both fit."""
+    """Return a rate as text, in units that a GPU's and a CPU's both fit."""
     exponent, prefix = (12, "T") if per_second >= 1e11 else (9, "G")
     return f"{per_second / 10**exponent:.3g} {prefix}{what}/s"
 

@@ -1,7 +1,7 @@
 """Tokens per second of a model over many requests at once: the first run and the second, step times, captures.
 
 At each number of requests at once an engine is built, and all prompts are decoded twice. A step at full load is one
-with as many requests as that.
+with as many requests as that; where there was none, its time is null.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def measure_requests(profile: DeviceProfile, run: RunConfig, options: LoadOption
     rows = []
     for at_once in options.at_once:
         rows.append(_measure(profile, for_loads(run, at_once), options.num_prompts, at_once))
-        tell(*(f"{name} {rows[-1][name]}" for name in _COLUMNS))
+        tell(*(f"{name} {_cell(rows[-1][name])}" for name in _COLUMNS))
     headings = [name.replace("_", " ") for name in _COLUMNS]
     return LoadResult(markdown(headings, [[_cell(row[name]) for name in _COLUMNS] for row in rows]), rows)
 
 
-def _cell(value: float) -> str:
-    return f"{value:,.2f}" if isinstance(value, float) else str(value)
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}" if isinstance(value, float) else str(value)
 
 
 def _measure(profile: DeviceProfile, run: RunConfig, num_prompts: int, at_once: int) -> dict[str, Any]:
@@ -63,7 +63,8 @@ def _decode(generator: Generator, requests: list[GenerationRequest], at_once: in
             num_tokens += sum(len(output.token_ids) for output in outputs)
             assert all(output.result is None or isinstance(output.result, Completion) for output in outputs)
     tps = num_tokens / (time.perf_counter() - began)
-    times_ms = times_ms or [0.0]  # fewer prompts than requests at once
+    if not times_ms:  # fewer prompts than requests at once
+        return {"tps": tps, "step_ms": None, "p99_ms": None, "steps": 0}
     p99_ms = quantiles(times_ms, n=100)[98] if len(times_ms) > 1 else times_ms[0]
     return {"tps": tps, "step_ms": median(times_ms), "p99_ms": p99_ms, "steps": len(times_ms)}
 

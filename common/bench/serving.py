@@ -25,6 +25,7 @@ from common.bench.load import LEAST_REQUESTS, LoadOptions, LoadResult, for_loads
 from common.bench.throughput import AnsweredEngine, Timed
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import Completion, Engine, GenerationRequest
+from common.errors import EngineError
 from common.generate import Generator, build_generator
 from common.platforms import build_engine
 from common.tables import markdown
@@ -97,39 +98,56 @@ def _without_http(
     }
 
 
-def _median_step_ms(engine: AnsweredEngine, at_once: int) -> float:
-    """From one pass's start to the next's at full load, answers included."""
+def _median_step_ms(engine: AnsweredEngine, at_once: int) -> float | None:
+    """Return the time from one pass's start to the next's at full load, answers included; None: no two were."""
     full = [note for note in engine.passes if note.num_requests == at_once]
     gaps = [after.began_at - before.began_at for before, after in itertools.pairwise(full)]
-    return median(gaps) * 1e3 if gaps else 0.0
+    return median(gaps) * 1e3 if gaps else None
 
 
 def _with_http(generator: Generator, orders: Sequence[dict[str, Any]], port: int) -> list[dict[str, Any]]:
-    """Serves until the clients, a process of their own, have been through all loads."""
+    """Serve until the clients, a process of their own, have been through all loads. Raises EngineError where they
+    fail."""
     from common.serving import serve  # here: it needs the extra `server`
 
-    engine, loads = cast(AnsweredEngine, generator.engine), []
+    engine, loads, failures = cast(AnsweredEngine, generator.engine), [], list[Exception]()
 
     def drive() -> None:
-        _wait_until_ready(port)
-        for order in orders:
-            engine.passes.clear()
-            command = [sys.executable, "-I", str(_CLIENT), str(port)]
-            run = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True)
-            load = json.loads(run.stdout) if run.returncode == 0 else {"error": run.stderr[-500:]}
-            loads.append({**load, "step_ms": _median_step_ms(engine, order["at_once"])})
-            tell("server", order["at_once"], order["num_lookahead"], loads[-1])
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            _wait_until_ready(port)
+            for order in orders:
+                engine.passes.clear()
+                load = _asked(order, port)
+                loads.append({**load, "step_ms": _median_step_ms(engine, order["at_once"])})
+                tell("server", order["at_once"], order["num_lookahead"], loads[-1])
+        except Exception as error:
+            failures.append(error)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     driver = threading.Thread(target=drive, daemon=True)
     driver.start()
     run = generator.run.model_copy(update={"serve": generator.run.serve.model_copy(update={"port": port})})
     serve(generator.profile, run, lambda: generator)
     driver.join()
+    if failures:
+        raise failures[0]
     return loads
 
 
+def _asked(order: dict[str, Any], port: int) -> dict[str, float]:
+    """Return what the clients measured of one load. Raises EngineError."""
+    command = [sys.executable, "-I", str(_CLIENT), str(port)]
+    run = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True)
+    if run.returncode:
+        said = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
+        raise EngineError(f"bench load: clients of {order['at_once']} requests at once: {said}")
+    found: dict[str, float] = json.loads(run.stdout)
+    return found
+
+
 def _wait_until_ready(port: int) -> None:
+    """Raises EngineError where the server does not come up."""
     began = time.perf_counter()
     while time.perf_counter() - began < _READY_S:
         try:
@@ -140,13 +158,18 @@ def _wait_until_ready(port: int) -> None:
         except OSError:
             pass
         time.sleep(0.1)
+    raise EngineError(f"bench load: the server was not ready after {_READY_S:.0f} s; what it had to say is above")
 
 
 def _table(loads: Sequence[dict[str, Any]]) -> str:
     headings = ["at once", "k", *(f"{side}: {name}" for name in _NAMES for side in ("engine", "server"))]
     rows = [
         [str(load["at_once"]), str(load["num_lookahead"])]
-        + [f"{load[side].get(name, float('nan')):,.2f}" for name in _NAMES for side in ("engine", "server")]
+        + [_cell(load[side][name]) for name in _NAMES for side in ("engine", "server")]
         for load in loads
     ]
     return markdown(headings, rows)
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}"

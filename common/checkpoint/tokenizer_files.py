@@ -82,7 +82,8 @@ def read_spec(folder: Path, settings: Mapping[str, Any], roles: Mapping[str, str
 def _added_tokens(
     folder: Path, spec: Mapping[str, Any], settings: Mapping[str, Any], roles: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """By id. Ids of tokenizer.json (`spec`) go before those of the other files. ValueError where two contradict.
+    """Return added tokens by id. Ids of tokenizer.json (`spec`) go before those of the other files. Raises ValueError
+    where two contradict.
 
     Special are tokens with a role, and those that tokenizer.json or tokenizer_config.json calls so; where a class
     builds the tokenizer anew from the vocabulary, the latter alone says it.

@@ -13,6 +13,7 @@ import torch
 
 from common.checkpoint.families.quantized import UNQUANTIZED
 from common.checkpoint.folder import is_file, plain, shown
+from common.checkpoint.lora import LoraSource
 from common.checkpoint.model_config import ModelConfig
 from common.checkpoint.rules import (
     Piece,
@@ -77,8 +78,6 @@ def load_weights(
     if tp_rank == 0:
         _warn_of_own_head(source, config)
     if lora_path is not None:
-        from common.checkpoint.lora import LoraSource  # here because common.checkpoint.lora stands on this module
-
         shares = replace(shares, source=LoraSource(source, lora_path, config))
     weights = {rule.name: shares.parameter(rule, device) for rule in rules}
     if load_format != "dummy" and not look_finite(weights.values()):

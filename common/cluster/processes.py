@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import common
 from common.config import DeviceProfile, RunConfig
-from common.errors import EngineError
+from common.errors import EngineError, first_line
 from common.platforms import platform_of
 from common.processes import read_error_file
 
@@ -47,6 +47,7 @@ class EngineProcesses:
         self._listening.bind(str(folder / SOCKET))
         self._listening.listen(1)
         self._process: subprocess.Popen[bytes] | None = None
+        self._problem: str | None = None  # why there is no process
         self._is_started, self._has_ended = threading.Event(), threading.Event()
         # In a thread of their own: the kernel ends them with the thread that started them, and actors' come and go.
         threading.Thread(target=self._start_and_wait, args=(order.profile,), daemon=True).start()
@@ -54,8 +55,10 @@ class EngineProcesses:
 
     def connect(self) -> socket.socket:
         """Wait for the first process, and return this end of the socket to it. Raises EngineError where it has
-        ended."""
-        while not select.select([self._listening], [], [], _LOOK_S)[0]:
+        ended, or could not be started."""
+        waiting = select.poll()  # which takes descriptors of any number
+        waiting.register(self._listening, select.POLLIN)
+        while not waiting.poll(1000 * _LOOK_S):
             if self._has_ended.is_set():
                 raise EngineError(self.why_ended())
         return self._listening.accept()[0]
@@ -63,6 +66,8 @@ class EngineProcesses:
     def why_ended(self) -> str:
         """Return the last words of processes that have ended, or are about to."""
         self._has_ended.wait(_END_S)
+        if self._problem is not None:
+            return self._problem
         if (said := read_error_file(self._error)) is not None:
             return said
         code = None if self._process is None else self._process.poll()
@@ -85,10 +90,13 @@ class EngineProcesses:
                 env=environment_of(profile, os.environ) | {"TORCHELASTIC_ERROR_FILE": str(self._error)},
                 start_new_session=True,
             )
-        finally:
             self._is_started.set()
-        self._process.wait()
-        self._has_ended.set()
+            self._process.wait()
+        except Exception as error:  # `connect` tells it
+            self._problem = f"the engine's process cannot be started: {first_line(error)}"
+        finally:
+            self._has_ended.set()
+            self._is_started.set()
 
 
 def environment_of(profile: DeviceProfile, own: os._Environ[str] | dict[str, str]) -> dict[str, str]:

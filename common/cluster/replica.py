@@ -68,17 +68,23 @@ class Replica:
         self._processes.close()
 
     def _read(self) -> None:
-        while messages := _messages(self._incoming):
-            for message in messages:
-                with self._lock:
-                    request_id, future = self._open.pop(message.id)
-                future.set_result(replace(message, id=request_id))
-        failure = EngineError(self._processes.why_ended())
+        try:
+            while messages := _messages(self._incoming):
+                for message in messages:
+                    with self._lock:
+                        request_id, future = self._open.pop(message.id)
+                    if future.set_running_or_notify_cancel():
+                        future.set_result(replace(message, id=request_id))
+        finally:
+            self._fail(EngineError(self._processes.why_ended()))
+
+    def _fail(self, failure: EngineError) -> None:
         with self._lock:
             self.failure, left = failure, [future for _, future in self._open.values()]
             self._open.clear()
         for future in left:
-            future.set_exception(failure)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(failure)
 
 
 class LastingReplica:
@@ -110,11 +116,13 @@ class LastingReplica:
 
 
 def _messages(incoming: BinaryIO) -> list[Any]:
-    """Return what comes next over a link; nothing at its end."""
+    """Return what comes next over a link; nothing at its end, which may be amid a message."""
     try:
         head = incoming.read(LENGTH_BYTES)
-        body = incoming.read(int.from_bytes(head, "big"))
+        length = int.from_bytes(head, "big")
+        body = incoming.read(length)
     except (OSError, ValueError):  # it was closed here
         return []
-    messages: list[Any] = pickle.loads(body) if body else []
+    is_whole = len(head) == LENGTH_BYTES and len(body) == length
+    messages: list[Any] = pickle.loads(body) if is_whole else []
     return messages

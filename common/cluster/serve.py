@@ -93,7 +93,7 @@ class ServedReplica:
         own = await asyncio.to_thread(self._processes.connect)
         self._hosted = HostedServer(run, own, on_end=self._leave)
         if not await self._hosted.start():
-            raise EngineError(self._processes.why_ended())
+            raise EngineError(await asyncio.to_thread(self._processes.why_ended))
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._hosted.app
@@ -109,8 +109,14 @@ class ServedReplica:
 
     def _leave(self) -> None:
         """End the actor after its engine, so that Serve notices at once and starts another."""
-        logger.error("%s", self._processes.why_ended())
-        asyncio.get_running_loop().call_later(_LINGER_S, os._exit, 1)
+        self._leaving = asyncio.ensure_future(self._say_and_leave())
+
+    async def _say_and_leave(self) -> None:
+        try:
+            logger.error("%s", await asyncio.to_thread(self._processes.why_ended))  # which may take seconds
+            await asyncio.sleep(_LINGER_S)
+        finally:
+            os._exit(1)
 
 
 def _arguments(args: Mapping[str, Any]) -> AppArguments:

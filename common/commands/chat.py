@@ -50,6 +50,8 @@ def _prompts() -> Iterator[str]:
             line = input("> ") if is_terminal else sys.stdin.readline()
         except EOFError:
             return
+        except UnicodeDecodeError:
+            raise ConfigError("chat: standard input is no text in UTF-8: convert it") from None
         if not line and not is_terminal:
             return
         if line.strip():

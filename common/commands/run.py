@@ -31,6 +31,17 @@ from common.config import DeviceProfile, RunConfig, find_config, short_name
 from common.errors import ConfigError
 
 STANDARD_INPUT = "-"
+_FLAGS = {"output.path": "--output", "input.limit": "--limit"}  # that set these keys
+_OF_INPUT_FILES = {
+    "input",
+    "input.path",
+    "input.limit",
+    "input.num_fewshot",
+    "input.fewshot_path",
+    "input.run_generated_code",
+    "input.settings_field",
+    "input.target_field",
+}  # settings that do nothing to one prompt; the others say how it is asked, or where its answer ends
 _OF_FILES = (".json", ".txt", ".csv", ".tsv", ".gz", ".yaml", ".yml")  # one word that ends so is no question
 
 
@@ -70,7 +81,14 @@ def run(
     if replicas is not None and ray is None:
         raise ConfigError("--replicas: they are actors on a Ray cluster; give its address, or local, with --ray")
     if prompt is not None and not _is_file(prompt):
-        _require_no_file_options(set or [], {"--ray": ray, "--overwrite": overwrite, "--retry-errors": retry_errors})
+        flags = {
+            "--ray": ray,
+            "--overwrite": overwrite,
+            "--retry-errors": retry_errors,
+            "--allow-code-execution": allow_code_execution,
+            "--details": details,
+        }
+        _require_no_file_options(set or [], flags)
         device_profile, run_config = load_to_run(profile, model, set)
         save_run_file(save_run, run_config)
         _answer(prompt, device_profile, run_config)
@@ -129,9 +147,9 @@ def _decode_file(
 def _require_no_file_options(given: Sequence[str], flags: Mapping[str, object]) -> None:
     """ConfigError for what would have no effect on one prompt."""
     found = [flag for flag, value in flags.items() if value]
-    for key, flag in (("output.path", "--output"), ("input.limit", "--limit")):
-        if any(one.startswith(f"{key}=") for one in given):
-            found.append(flag)
+    for key in (one.partition("=")[0] for one in given):
+        if key.partition(".")[0] == "output" or key in _OF_INPUT_FILES:
+            found.append(_FLAGS.get(key, f"--set {key}"))
     if found:
         raise ConfigError(
             f"{found[0]}: the answer to one prompt is printed; give a JSONL file of requests, or leave it out"

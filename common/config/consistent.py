@@ -107,7 +107,8 @@ def _of_fill_rule(decode: Any, rule: str, numbers: dict[str, float]) -> Iterator
 
 
 def _of_drafts(decode: Any, score: str) -> Iterator[str]:
-    """Where a step does not follow from the tokens alone, what is accepted would not be what it is compared with."""
+    """Yield why drafts cannot be checked: a step must depend on the tokens alone, or an accepted draft could differ
+    from plain decoding."""
     strategy, (rule, numbers) = decode.strategy, parsed(decode.fill_rule)
     if strategy.name == "levenshtein":
         yield f"branch_score {score}: levenshtein moves tokens, so no draft of its blocks can be compared; use another"
@@ -129,7 +130,7 @@ def _of_drafts(decode: Any, score: str) -> Iterator[str]:
 
 
 def _of_tokens(decode: Any) -> Iterator[str]:
-    """What finds a position's most probable tokens does nothing else with its logits."""
+    """Yield what cannot go with several tokens a mask: they are found in the plain logits."""
     start, strategy = f"spawn_rule {decode.spawn_rule} tries several tokens of a mask", decode.strategy
     if parsed(decode.spawn_rule)[0] == "nested":
         yield f"{start}, and nested drafts have one a mask: remove tokens"

@@ -200,7 +200,7 @@ class DeviceProfile(Settings):
         for name, text in value.items():
             if not name or "=" in name or re.search(r"[\0\ud800-\udfff]", name + text):
                 raise ValueError(f"{name!r} cannot be a variable: write it as NAME: value")
-            if name.endswith("_NUM_THREADS") and not (text.isdigit() and int(text) > 0):
+            if name.endswith("_NUM_THREADS") and not (text.isdecimal() and int(text) > 0):
                 raise ValueError(f"{name} is {text!r}: set it to a number of threads, 1 or more")
         return value
 

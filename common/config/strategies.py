@@ -81,6 +81,7 @@ class MultiBlock(Strategy):
     cache_delay: int = Field(
         default=0,
         ge=0,
+        le=MOST,
         description="Passes that a finished block waits before its KV is kept; meanwhile passes forward everything and "
         "renew what is cached.",
     )
@@ -109,6 +110,7 @@ class FastDllm(Strategy):
     max_block_steps: int | None = Field(
         default=None,
         ge=1,
+        le=MOST,
         description="The most steps that a block gets; masks that are left are filled by the first step of a later "
         "block, or never. `null` is no limit.",
     )
@@ -241,8 +243,8 @@ class Levenshtein(Strategy):
 
     @property
     def commit(self) -> str:
-        """As of `block_diffusion`: whether a pass of its own writes KV of the prompt, and of a block whose last pass
-        has changed it."""
+        """How a finished block's KV becomes final, as in `block_diffusion`: `separate` where a pass of its own writes
+        that of the prompt, and of a block whose last pass has changed it."""
         return "fused" if self.variant == "checkpoint" else "separate"
 
     @property

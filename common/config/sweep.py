@@ -179,8 +179,9 @@ class _Loader:
 
     def folder(self, points: list[SweepPoint]) -> Path:
         """Settle where the results of all points go; the points know their files from here on."""
-        given = [*self._sweep.set, *(override.text for override in self._overrides)]
-        is_given = self._sweep.folder is not None or any(one.startswith("output") for one in given)
+        given = {*self._sweep.set, *(".".join(override.keys) for override in self._overrides)}
+        # A whole section has a path too, or the runs would have been refused.
+        is_given = self._sweep.folder is not None or not given.isdisjoint({"output", "output.path"})
         part = "" if is_given else self._path.stem
         folders = {str(_folder_of(point.run, point.run_path) / part): None for point in points}
         if len(folders) > 1:
@@ -213,7 +214,7 @@ class _Loader:
     def _load(
         self, profile: Path, run: Path, overrides: list[Override], row: SweepRow
     ) -> tuple[DeviceProfile, RunConfig]:
-        key = (str(profile), str(run), *map(str, overrides))
+        key = (str(profile), str(run), *(override.text for override in overrides))
         if key not in self._loaded:
             try:
                 self._loaded[key] = load_profile_and_run(profile, run, overrides)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import numpy as np
 
@@ -16,7 +16,7 @@ def why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: C
     """Return why this engine could not decode the request even if it were empty; None if it could."""
     try:
         return _why_impossible(request, scheduler, capacity)
-    except Exception as error:  # of what the request holds, or of a stop finder
+    except Exception as error:  # whatever a request holds, or another package's stop finder does
         return f"it cannot be judged ({type(error).__name__}: {first_line(error)}); correct it"
 
 
@@ -31,17 +31,23 @@ def _why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: 
             f"the prompt holds {unknown[0]!r}, which is no token: the model's vocabulary has {capacity.vocab_size}; "
             "use the tokenizer of this checkpoint"
         )
+    if request.canvas is not None and (unknown := _unknown_tokens(request.given.values(), capacity.vocab_size)):
+        return f"canvas: it holds {unknown[0]!r}, which is no token of the model's vocabulary of {capacity.vocab_size}"
     if (reason := scheduler.why_apart(decode)) is not None:
         return reason
     if (reason := capacity.why_refused(decode) or scheduler.why_not_held(request)) is not None:
         return reason
-    if request.num_logprobs is not None and not capacity.gives_logprobs:
-        return "logprobs: this engine tells no log probabilities; ask for none"
+    if request.num_logprobs is not None:
+        if not capacity.gives_logprobs:
+            return "logprobs: this engine tells no log probabilities; ask for none"
+        most = capacity.vocab_size
+        if request.num_logprobs < 0 or (most is not None and request.num_logprobs > most):
+            return f"logprobs: {request.num_logprobs} alternatives, of a vocabulary of {most}: ask for fewer, or none"
     if scheduler.asks_for_length(request) and not capacity.gives_logprobs:
         return "survival_margin: this engine tells no log probabilities; set it to null"
     if num_tokens > room:
         return (
-            f"the prompt has {num_tokens} tokens, {room} fit beside max_new_tokens {decode.max_new_tokens}; "
+            f"the prompt has {num_tokens} tokens, {max(room, 0)} fit beside max_new_tokens {decode.max_new_tokens}; "
             "shorten it, or raise max_model_len in the profile if the model has more positions"
         )
     if not capacity.can_hold([scheduler.room_of(request)]):
@@ -52,10 +58,12 @@ def _why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: 
     return None
 
 
-def _unknown_tokens(prompt: Sequence[int], vocab_size: int | None) -> list[int]:
-    """Return what of the prompt is not a token id of the vocabulary."""
-    is_usual = set(map(type, prompt)) == {int} and min(prompt) >= 0  # nearly always, and a prompt may be long
-    if is_usual and (vocab_size is None or max(prompt) < vocab_size):
+def _unknown_tokens(prompt: Collection[int], vocab_size: int | None) -> list[int]:
+    """Return what of them is not a token id of the vocabulary."""
+    is_usual = not prompt or (
+        set(map(type, prompt)) == {int} and min(prompt) >= 0
+    )  # nearly always, and a prompt may be long
+    if is_usual and (vocab_size is None or max(prompt, default=0) < vocab_size):
         return []
     return [token for token in prompt if not _is_token(token, vocab_size)]
 

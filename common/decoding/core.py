@@ -22,7 +22,7 @@ from common.decoding.plan import Predictions, StepPlan
 from common.decoding.relay import Command, Hold, digest_of
 from common.decoding.request import Completion, GenerationRequest, Rejection, RequestOutput, RequestQueue
 from common.decoding.scheduling import Scheduler
-from common.errors import EngineError
+from common.errors import EngineError, first_line
 
 _IDLE_S = 0.001  # of a step that finds nothing to do
 _LEAST_JUDGED = 4  # waiting requests of a step that are looked at ahead; as many as ended last, if those were more
@@ -272,6 +272,8 @@ class EngineCore:
             self.scheduler.admit(request)
         except ValueError as error:
             return str(error)
+        except Exception as error:  # one request never ends another
+            return f"it cannot be begun ({type(error).__name__}: {first_line(error)}); correct it"
         if request.max_tokens is not None:
             self._most_of[request.id] = request.max_tokens
         return None

@@ -126,7 +126,7 @@ class Board:
         """What the file says; nothing where it is not there, or is no JSON object."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
 

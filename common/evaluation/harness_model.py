@@ -1,6 +1,6 @@
 """A generator as what lm-eval (EleutherAI) calls a model: requests of its tasks in, texts out.
 
-Nothing here imports lm-eval: `start` puts its base class under this one.
+Nothing here imports lm-eval: `harness.register` puts its base class under this one.
 """
 
 from __future__ import annotations

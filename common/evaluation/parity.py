@@ -25,6 +25,7 @@ from common.decoding import (
     Scheduler,
     StepRecord,
     decode_requests,
+    warm_up_observed,
 )
 from common.errors import ConfigError, EngineError
 from common.evaluation.difference import first_step
@@ -78,6 +79,7 @@ def _decode(
     """Return every step's record, and the completion."""
     config = load_model_config(model)
     _check_token_ids(prompt, decode, config.vocab_size)
+    warm_up_observed()
     engine = build_engine(profile, RunConfig(model=str(model), decode=decode))
     try:
         return _replay(engine, decode, prompt, facts_of(config))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.batch import InputLine, prompt_or_reason
 from common.config import InputConfig
-from common.decoding import Completion, GenerationRequest, Rejection, StepRecord
+from common.decoding import Completion, GenerationRequest, Rejection, StepRecord, warm_up_observed
 from common.errors import ConfigError, placed
 from common.hub import known_as
 from common.requests import Wishes
@@ -27,14 +27,16 @@ def record_trace(generator: Generator, prompt: str) -> dict[str, Any] | None:
     """
     records: list[StepRecord] = []
     seconds: list[float] = []
-    request, begin = request_of(generator, {"question": prompt}), time.perf_counter()
+    request = request_of(generator, {"question": prompt})
+    warm_up_observed()
+    begin = time.perf_counter()
 
     def observe(record: StepRecord) -> None:
         seconds.append(round(time.perf_counter() - begin, 6))
         records.append(record)
 
     completion = watch(generator, request, observe)
-    return None if completion is None else _trace(generator, prompt, completion, records, seconds)
+    return None if completion is None else _trace(generator, prompt, request, completion, records, seconds)
 
 
 def request_of(generator: Generator, fields: Mapping[str, Any]) -> GenerationRequest:
@@ -74,9 +76,14 @@ def watch(generator: Generator, request: GenerationRequest, observe: Callable[[S
 
 
 def _trace(
-    generator: Generator, prompt: str, completion: Completion, records: list[StepRecord], seconds: list[float]
+    generator: Generator,
+    prompt: str,
+    request: GenerationRequest,
+    completion: Completion,
+    records: list[StepRecord],
+    seconds: list[float],
 ) -> dict[str, Any]:
-    tokenizer, decode = generator.tokenizer, generator.run.decode
+    tokenizer, decode = generator.tokenizer, request.decode or generator.run.decode
     text_of = partial(tokenizer.decode, skip_special_tokens=False)
     told = DenoiseEvents(completion.prompt_length, decode, text_of)
     events = [told.of(record) for record in records]

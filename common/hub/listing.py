@@ -79,7 +79,7 @@ def has_all(folder: Path, *, with_weights: bool) -> bool:
 def _has_shards(index: Path) -> bool:
     try:
         shards = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return True  # loading it says what is wrong with it
     return all((index.parent / str(shard)).is_file() for shard in shards)
 

@@ -20,7 +20,7 @@ def apply_environment(wanted: Mapping[str, str]) -> None:
     os.environ.update(missing)
     if "torch" not in sys.modules:
         return
-    if missing.get(_NUM_THREADS, "").isdigit():
+    if missing.get(_NUM_THREADS, "").isdecimal():
         sys.modules["torch"].set_num_threads(max(1, int(missing.pop(_NUM_THREADS))))
     late = [name for name in missing if name.startswith(_READ_WHEN_TORCH_LOADS)]
     if late:

@@ -87,8 +87,8 @@ def _of_pod(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _integer(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name) or str(default)
-    if not text.isdigit():
-        raise ConfigError(f"{name} is {text!r}: set it to a number")
+    if not (text.isdecimal() and len(text) < 10):
+        raise ConfigError(f"{name} is {text[:80]!r}: set it to a number")
     return int(text)
 
 

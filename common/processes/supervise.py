@@ -130,5 +130,5 @@ def read_error_file(path: Path) -> str | None:
     try:
         message = json.loads(path.read_text(encoding="utf-8"))["message"]
         return str(message["message"] if isinstance(message, dict) else message)
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None

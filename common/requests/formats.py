@@ -12,6 +12,7 @@ from common.requests.refusal import RequestError
 from common.requests.wishes import Wishes
 
 _CONFIDENCES = ("default", "neg_entropy")
+_DRAWS_FROM_ALL: dict[str, tuple[float | None, ...]] = {"top_p": (None, 1.0), "top_k": (None, 0, -1)}
 
 
 class Formats:
@@ -78,8 +79,8 @@ def choices_of(wishes: Wishes) -> list[str]:
 def limited(wishes: Wishes, decode: DecodeConfig, what: str) -> DecodeConfig:
     """Return settings by which tokens can be kept out of an answer: none is edited, and all that may stand at a place
     is drawn from. what: keeps them out, "a format" or a field. Raises RequestError where there are none."""
-    for name in ("top_p", "top_k"):
-        if decode.temperature > 0 and wishes.settings.get(name) not in (None, 1.0, 0, -1):
+    for name, neutral in _DRAWS_FROM_ALL.items():
+        if decode.temperature > 0 and wishes.settings.get(name) not in neutral:
             raise RequestError(name, f"an answer with {what} is drawn from all that may stand there: remove it")
     strategy, why = decode.strategy, f"leave {what.replace('a ', 'the ', 1)} out, or"
     if strategy.num_best:

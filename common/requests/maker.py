@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 
-from common.config import DecodeConfig
+from common.config import TAKE_ANY_LENGTH, DecodeConfig
 from common.constraints import Automaton
 from common.decoding import GenerationRequest, Room
 from common.requests.canvases import any_text, canvas_of, held
@@ -121,10 +121,12 @@ class RequestMaker:
         return decode.model_copy(update={"eos_token_id": _NO_EOS}) if wishes.ignore_eos else decode
 
     def most_tokens(self, num_prompt_tokens: int, block_size: int | None = None) -> int:
-        """Return the longest answer: the run's, or what the context leaves in whole blocks."""
-        size = block_size or self.base.block_size
+        """Return the longest answer: the run's, or what the context leaves, in whole blocks where those are needed."""
+        size, strategy = block_size or self.base.block_size, self.base.strategy
+        if strategy.name in TAKE_ANY_LENGTH and not strategy.is_from_zero:
+            size = 1
         # Blocks begin after the prompt, or at position 0.
-        begin = 0 if self.base.strategy.is_from_zero else num_prompt_tokens
+        begin = 0 if strategy.is_from_zero else num_prompt_tokens
         end = begin + (self.max_model_len - begin) // size * size
         return max(1, min(self.base.max_new_tokens, end - num_prompt_tokens))
 

@@ -114,9 +114,12 @@ class _Door:
         self._book = OrderBook(generator.run, maker, generator.run.max_num_requests)
 
     def call(self, line: InputLine) -> _Call:
-        """Make the line's requests. Raises ApiError."""
+        """Make the line's requests. Raises ApiError, and EngineError where no line's prompt could be made here."""
         route = _route_of(line.fields)
-        fields = checked(line.fields.get("body"), route.fields)
+        body = line.fields.get("body")
+        if not isinstance(body, dict):
+            raise ApiError(400, "body: write a JSON object, the fields of the request", "body")
+        fields = checked(body, route.fields)
         check_model(fields.model, self._names)
         if fields.stream:
             raise ApiError(400, "stream: a line has the whole answer: remove it", "stream")

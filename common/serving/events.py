@@ -51,7 +51,7 @@ _ALWAYS_SHOWN = (
 
 
 def shown_settings(decode: DecodeConfig) -> dict[str, Any]:
-    """Return what a reader of the passes asks for first, and what else is not as usual."""
+    """Return the settings that a reader of the passes needs: a few always, others where they are not the default."""
     changed = decode.model_dump(mode="json", exclude_defaults=True)
     strategy = {"strategy": decode.strategy.name, **decode.strategy.unusual()}
     return {name: getattr(decode, name) for name in _ALWAYS_SHOWN} | changed | strategy

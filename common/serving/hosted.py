@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from common.config import RunConfig
-from common.errors import ConfigError
 from common.serving.engine.front import check_serving
 from common.serving.events import shown_settings
 from common.serving.messages import Ready
@@ -42,8 +41,8 @@ class HostedServer:
         self.app: Any = build_app(self._service, keys)
 
     async def start(self) -> bool:
-        """Wait for the engine to be ready; False where it has ended instead. Raises ConfigError for a tokenizer that
-        cannot be loaded."""
+        """Wait for the engine to be ready; False where it has ended instead. Raises what loading the tokenizer
+        raises."""
         self._talking = asyncio.ensure_future(self._talk())
         return await self._loaded
 
@@ -67,11 +66,13 @@ class HostedServer:
         async def load() -> None:
             try:
                 await asyncio.to_thread(self._service.load, ready)
-            except ConfigError as error:
-                self._loaded.set_exception(error)
+            except Exception as error:
+                if not self._loaded.done():
+                    self._loaded.set_exception(error)
                 return
             self._engine.is_loaded = True
-            self._loaded.set_result(True)
+            if not self._loaded.done():  # else the engine has ended meanwhile
+                self._loaded.set_result(True)
 
         self._loading = asyncio.ensure_future(load())
 

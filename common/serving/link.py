@@ -16,7 +16,8 @@ _READ_BYTES = 2**18
 
 
 def framed(messages: Sequence[Any], sent: SentAutomata | None = None) -> bytes:
-    """sent: what the connection has brought before; None: messages that hold no automata."""
+    """Return messages as the bytes of one batch. sent: what the connection has brought before; None: messages that hold
+    no automata."""
     body = pickle.dumps(list(messages), protocol=pickle.HIGHEST_PROTOCOL) if sent is None else sent.packed(messages)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
@@ -100,6 +101,9 @@ class Link:
 
 def wait_for_any(links: Sequence[Link], wait_s: float) -> None:
     """Wait up to so long for something to read from one of them, or room for what is unsent. Raises LinkClosed."""
-    select.select(links, [link for link in links if link.has_unsent], [], wait_s)
+    waiting = select.poll()  # which takes descriptors of any number
+    for link in links:
+        waiting.register(link, select.POLLIN | (select.POLLOUT if link.has_unsent else 0))
+    waiting.poll(1000 * wait_s)
     for link in links:
         link.send([])

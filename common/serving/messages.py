@@ -68,7 +68,7 @@ class Obeyed(NamedTuple):
 
 
 class Over(NamedTuple):
-    """Nothing more will come: the engine's process may end."""
+    """Notice that this front end will send nothing more; the engine may stop."""
 
 
 class Begin(NamedTuple):

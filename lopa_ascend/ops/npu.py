@@ -120,5 +120,5 @@ def _count(torch_npu: Any) -> int:
 def _number(full: str) -> tuple[int, ...]:
     """Turn 2.10.0.post4 into (2, 10, 0, 4); what has no post number counts as 0."""
     post = re.search(r"\.post(\d+)", full)
-    parts = [int(part) if part.isdigit() else 0 for part in release_of(full).split(".")]
+    parts = [int(part) if part.isdecimal() else 0 for part in release_of(full).split(".")]
     return (*parts, *[0] * (3 - len(parts)), int(post[1]) if post else 0)

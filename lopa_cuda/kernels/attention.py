@@ -254,7 +254,7 @@ def _merge_kernel(
     part_stride, log_sum_stride, HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, SPLITS: tl.constexpr,
     QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0)
+    token = tl.program_id(0).to(tl.int64)
     release_successor(PDL)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     channel = tl.arange(0, HEAD_SIZE)[None, :]
@@ -272,12 +272,13 @@ def _merge_kernel(
         log_sum_at = log_sum_ptr + split * log_sum_stride + token * num_heads + head
         weight = tl.exp2(tl.load(log_sum_at, mask=is_head, other=float("-inf")) - best)
         total += weight
-        y += weight[:, None] * tl.load(part_ptr + split * part_stride + offset, mask=is_head[:, None], other=0.0)
+        y += weight[:, None] * tl.load(part_ptr + offset, mask=is_head[:, None], other=0.0)
+        part_ptr += part_stride  # all parts together may have more values than int32 counts
     y *= (1.0 / tl.where(total > 0, total, 1.0))[:, None]
     y = tl.reshape(y, [HEADS * HEAD_SIZE]).to(tl.bfloat16)
     column = tl.program_id(1) * HEADS * HEAD_SIZE + tl.arange(0, HEADS * HEAD_SIZE)
     mask = column < num_heads * HEAD_SIZE
-    offset = token.to(tl.int64) * num_heads * HEAD_SIZE + column
+    offset = token * num_heads * HEAD_SIZE + column
     if QUANTIZED_MAX > 0:
         quantized, scale = quantize_row(y.to(tl.float32), QUANTIZED_MAX, IS_INT)
         tl.store(out_ptr + offset, quantized, mask=mask, eviction_policy=KEEP)

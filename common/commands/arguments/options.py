@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import typer
 
 from common.commands.arguments.found import load_both
-from common.config import DecodeConfig, DeviceProfile, RunConfig, as_yaml, shipped_names
+from common.config import DecodeConfig, DeviceProfile, RunConfig, as_yaml, given_value, shipped_names
 from common.errors import ConfigError, placed
 from common.hub import known_as
 from common.platforms import platform_of
@@ -75,8 +75,10 @@ class WholeNumber:
         self._most, self._least = most, least
 
     def __call__(self, text: str) -> int:
-        if not text.isdecimal() or not self._least <= int(text) <= self._most:
-            raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers from {self._least} to {self._most}")
+        is_short = text.isdecimal() and len(text) < 10
+        if not is_short or not self._least <= int(text) <= self._most:
+            given = given_value(text)
+            raise argparse.ArgumentTypeError(f"{given}: give whole numbers from {self._least} to {self._most}")
         return int(text)
 
 

@@ -88,8 +88,10 @@ def plan_sweep(arguments: Sequence[str]) -> SweepPlan:
     known, others = parser.parse_known_args(arguments)
     if len(known.files) not in (1, 3):
         raise ConfigError("evaluate: give PROFILE RUN SWEEP, or only SWEEP if that names a profile and a run")
-    if not known.retries.isdigit():
-        raise ConfigError(f"--retries {known.retries}: give a whole number, how often a failed point is tried again")
+    if not (known.retries.isdecimal() and len(known.retries) < 10):
+        raise ConfigError(
+            f"--retries {known.retries[:80]}: give a whole number, how often a failed point is tried again"
+        )
     profile, run, name = known.files if len(known.files) == 3 else (OWN, OWN, known.files[0])
     known.set = allowing(known.set, known.allow_code_execution)
     settings = [word for override in known.set for word in ("--set", override)]

@@ -104,15 +104,16 @@ def _scheme(request: QuantizeRequest) -> FolderScheme:
 
 
 def _check_names(request: QuantizeRequest) -> None:
-    """quantize_folder checks the same, but only once it is called."""
+    """Check scheme and patterns before anything is loaded, as quantize_folder does later. Raises ConfigError or what
+    that raises."""
     _scheme(request)
     layout = quantizable(load_model_config(request.model))
     chosen_linears(layout, request.exclude, is_calibrated=request.calibration is not None)
 
 
 def _calibrate(request: QuantizeRequest, path: str) -> Calibration:
-    """From decoding the file's prompts without lookahead, in plain operators: graphs and fused kernels do not call the
-    modules that are observed."""
+    """Observe the model while it decodes the file's prompts without lookahead, in plain operators: graphs and fused
+    kernels do not call the modules that are observed."""
     plain = {"kernels": "torch", "graph": GraphConfig(), "quantization": None}
     profile = request.profile.model_copy(update=plain)
     base = request.run or request.base or RunConfig(model=request.model)
@@ -140,7 +141,7 @@ def _decode(generator: Generator, requests: Sequence[GenerationRequest], path: s
 
 
 def _merging(model: str, lora: str) -> Callable[[str, Tensor], Tensor]:
-    """quant.quantize.MergeLora."""
+    """Return a `quant.quantize.MergeLora`, which reads a weight by its name with the adapter added."""
     merged = LoraSource(SafetensorsFolder(model), lora, load_model_config(model))
     return lambda name, _: merged.read(name)
 

@@ -39,6 +39,12 @@ class _Rates(_Shape):
     mean: float | None
     max: float | None
 
+    @model_validator(mode="after")
+    def _has_both_or_neither(self) -> _Rates:
+        if (self.mean is None) != (self.max is None):
+            raise ValueError("a mean has a largest value beside it")
+        return self
+
 
 class _Effective(_Shape):
     with_first_step: _Rates

@@ -88,7 +88,7 @@ class Plot:
         self._parts.append(f'<circle class="dot {style}" cx="{at:.1f}" cy="{up:.1f}" r="3.6">{title}</circle>')
 
     def label(self, x: float, y: float, text: str, style: str) -> None:
-        """Beside a point, where there is room, clear of all that is drawn; nowhere if there is none."""
+        """Write a text beside a point, clear of all that is drawn; nothing where there is no room."""
         at, up = self.at(x, y)
         width = len(text) * _LETTER
         places = [

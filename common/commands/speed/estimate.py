@@ -12,7 +12,7 @@ from common.commands.arguments.options import ModelArgument, OptionalCount, Opti
 
 
 def _finite(value: float) -> float:
-    """nan is neither below a bound nor above one."""
+    """Refuse nan, which is neither below a bound nor above one, and infinity. Raises BadParameter."""
     if not isfinite(value):
         raise typer.BadParameter("give a number")
     return value

@@ -60,7 +60,7 @@ class Requests:
         return [*self._decoding.values()]
 
     def add(self, decoding: DecodingRequest) -> None:
-        """Add a request; it is part of the next step."""
+        """Add a request; it is part of the next step. If this raises, nothing has been added."""
         rules, length = decoding.rules, decoding.prompt_length
         decode, slot = rules.decode, decoding.slot
         num_positions = Room(length, decode).num_positions
@@ -103,10 +103,10 @@ class Requests:
             is_masked_P[length : length + len(own_C)] = own_C == HOLE
         first = int(state["first_position"])
         tables.origin_P[first : first + num_positions] = np.zeros((), ORIGIN)
+        begin_request(tables, slot, decoding.num_reused)
         request = decoding.request
         if request.num_logprobs is not None:
             self._books[request.id] = Book(slot, request.num_logprobs, {})
-        begin_request(tables, slot, decoding.num_reused)
         self._decoding[slot] = decoding
         self._new.append(decoding)
         self._count(decoding, 1)
@@ -187,7 +187,7 @@ class Requests:
             store = self._store
             for decoding in self._decoding.values():
                 if decoding.held is not None and decoding.request.id not in decoding.failures:
-                    decoding.held.look_ahead(store.loops, store.parts, decoding.slot)
+                    decoding.asked(decoding.held.look_ahead, store.loops, store.parts, decoding.slot)
 
     def select_winners(self, predictions: Predictions) -> Int:
         """Return the winning row of each request in the step planned last."""
@@ -422,5 +422,9 @@ def _keep_to_format(of_pass: tuple[DecodingRequest, Pass, int | None], spaces: W
     assert held is not None, "the caller has looked"
     if name in decoding.failures:
         return
-    if not (held.score_ready(own) if winner is None else held.solve(own, winner, spaces)):
+    if winner is None:
+        is_kept = decoding.asked(held.score_ready, own)
+    else:
+        is_kept = decoding.asked(held.solve, own, winner, spaces)
+    if is_kept is False:
         decoding.failures[name] = "decoding this request failed (nothing that its format allows is left)"

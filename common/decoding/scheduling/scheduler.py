@@ -146,16 +146,21 @@ class Scheduler:
         rules = self._rules_of(request)
         name = request.id if request.noise_name is None else request.noise_name
         key = noise_key(self._seed if request.seed is None else request.seed, name)
-        slot = self._free_slots.pop(0)  # after what can raise
+        held = None
+        if request.automaton is not None:
+            held = Held.of(self._closed(request.automaton, rules), request, rules, key)
+        slot = self._free_slots.pop(0)
         self._room_of_slot[slot] = Room(len(request.prompt), rules.decode)
         num_reused = self._claim(slot, request, self._root_of(request, rules.decode))
         self._num_begun += rules.num_first(len(request.prompt) - num_reused)
         if self._pacer is not None:
             self._pacer.admit(slot, bool(rules.ways) and not request.keeps_pace)
-        decoding = DecodingRequest(request, rules, slot, key, num_reused, self.clock(), self._failures)
-        if request.automaton is not None:
-            decoding.held = Held.of(self._closed(request.automaton, rules), request, rules, key)
-        self._requests.add(decoding)
+        decoding = DecodingRequest(request, rules, slot, key, num_reused, self.clock(), self._failures, held=held)
+        try:
+            self._requests.add(decoding)
+        except Exception:
+            self._free(slot, None, is_sound=False)
+            raise
 
     def fail(self, decoding: DecodingRequest, reason: str) -> None:
         """End the request after the step under way, with `reason` as its result."""
@@ -193,7 +198,7 @@ class Scheduler:
     def why_not_held(self, request: GenerationRequest) -> str | None:
         """Return why the request's answer cannot be held to its format; None if it can."""
         if request.automaton is None:
-            return None
+            return None if request.canvas is None else "canvas: it needs an automaton, be it one of any text"
         rules = self._rules_of(request)
         if not rules.end_token_ids:
             return "an answer that is held to a format ends with an end token, and none is known: set eos_token_id"
@@ -298,15 +303,19 @@ class Scheduler:
         return found
 
     def _freed(self, decoding: DecodingRequest, completion: Completion) -> Completion | Rejection:
-        self._free_slots.append(decoding.slot)
-        del self._room_of_slot[decoding.slot]
-        if self._pacer is not None:
-            num_tokens = None if completion.finish_reason == "abort" else completion.num_effective_tokens
-            completion = replace(completion, ways=self._pacer.end(decoding.slot, num_tokens))
         reason = self._failures.pop(completion.id, None)
+        num_tokens = None if completion.finish_reason == "abort" else completion.num_effective_tokens
+        ways = self._free(decoding.slot, num_tokens, is_sound=reason is None)  # else its KV may hold what is no number
+        return replace(completion, ways=ways) if reason is None else Rejection(completion.id, reason, "error")
+
+    def _free(self, slot: int, num_tokens: int | None, *, is_sound: bool) -> tuple[tuple[str, int], ...]:
+        """Free the slot, and return the ways that its request was decoded in. num_tokens: those of the answer; None:
+        it has not ended by itself. is_sound: others may use its KV."""
+        self._free_slots.append(slot)
+        del self._room_of_slot[slot]
         if self._prefixes is not None:
-            self._prefixes.end(decoding.slot, is_sound=reason is None)  # else its KV may hold what is no number
-        return completion if reason is None else Rejection(completion.id, reason, "error")
+            self._prefixes.end(slot, is_sound=is_sound)
+        return () if self._pacer is None else self._pacer.end(slot, num_tokens)
 
     def _claim(self, slot: int, request: GenerationRequest, root: PrefixRoot | None) -> int:
         """Return of how many positions of the prompt the slot has KV from now on."""

@@ -39,8 +39,8 @@ class DecodingRequest:
         return len(self.request.prompt)
 
     def asked(self, decide: Callable[..., AnswerT], *given: object) -> AnswerT | None:
-        """Return what a policy or a stop search answers for this request. If it raises, return None: this request ends
-        with the step, and the others go on."""
+        """Return what a policy, a stop search or a format answers for this request. If it raises, return None: this
+        request ends with the step, and the others go on."""
         try:
             return decide(*given)
         except Exception as error:

@@ -15,7 +15,7 @@ from threading import Thread
 
 import numpy as np
 
-from common.compiled import IS_COMPILED, SLOW, machine_code_folder
+from common.compiled import HAS_ALL, IS_COMPILED, SLOW, machine_code_folder
 from common.config import DecodeConfig
 from common.constraints import NEVER, Automaton
 from common.decoding.plan import ClassField, ClassStatistics, Predictions
@@ -26,6 +26,7 @@ from common.decoding.scheduling.state import StepRecord
 
 logger = logging.getLogger(__name__)
 
+_HAS_OBSERVED = "has_observed"
 _STEPS = 32  # of requests that are made up
 _MOST_TIMED = 64  # requests at once
 _SHORT = DecodeConfig(num_lookahead=1, block_size=2, max_new_tokens=4)
@@ -40,21 +41,23 @@ def start_warming() -> Thread:
 
 
 def warm_up() -> None:
-    """Decode a request of four tokens. About a minute the first time, then two seconds to read machine code."""
+    """Decode requests of four tokens. A minute or two the first time, then two seconds to read machine code."""
     if not IS_COMPILED:
         logger.warning(SLOW)
         return
-    with _one_process_at_a_time():
+    with _one_process_at_a_time(HAS_ALL, "the scheduler's loops takes a minute or two"):
         scheduler, _ = _decoded(_SHORT, 1)
         scheduler.can_begin(GenerationRequest("", (1,)))
+        _decoded(_SHORT.changed({"branch_score": "exact"}), 1)
         for temperature in (0.0, 1.0):
             _decoded(_SHORT.changed({"temperature": temperature}), 1, _ANY_TEXT)
 
 
 def warm_up_observed() -> None:
-    """Do so for steps that an observer sees, which call the loops one by one: some twenty seconds the first time."""
+    """Do so for steps that an observer sees, which call the loops one by one."""
     if IS_COMPILED:
-        _decoded(_SHORT, 1, observer=lambda _: None)
+        with _one_process_at_a_time(_HAS_OBSERVED, "what observed steps take is half a minute's work"):
+            _decoded(_SHORT, 1, observer=lambda _: None)
 
 
 def host_seconds(decode: DecodeConfig, num_requests: int) -> tuple[float, float]:
@@ -100,17 +103,20 @@ def _decoded(
 
 
 @contextmanager
-def _one_process_at_a_time() -> Iterator[None]:
-    """Let the first process of a machine compile, and the others read what it has made, side by side."""
+def _one_process_at_a_time(has_it: str, work: str) -> Iterator[None]:
+    """Let the first process of a machine compile, and the others read what it has made, side by side. has_it: a file
+    that is there afterwards."""
     folder = machine_code_folder()
-    has_all = Path(folder, "has_all")
+    is_there = Path(folder, has_it)
     with ExitStack() as stack:
-        with suppress(OSError):  # a folder that cannot be written: each compiles for itself
-            if folder and not has_all.exists():
+        if not folder:  # each compiles for itself
+            yield
+            return
+        with suppress(OSError):
+            if not is_there.exists():
                 lock = stack.enter_context(Path(folder, "lock").open("w"))
-                logger.info("first start of this version: compiling the scheduler's loops takes a minute or two")
+                logger.info("first start of this version: compiling %s", work)
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield
         with suppress(OSError):
-            if folder:
-                has_all.touch()
+            is_there.touch()

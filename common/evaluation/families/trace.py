@@ -64,7 +64,7 @@ def is_family_trace(path: Path) -> bool:
     try:
         steps = json.loads(path.read_bytes())["steps"]
         return "kind" in steps[0]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
 
 

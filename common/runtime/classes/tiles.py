@@ -17,6 +17,7 @@ from torch import Tensor
 from common.decoding import Int, Sampling
 from common.model import NEVER, SamplingRows, gumbel_noise
 
+_MOST_VALUES = 1 << 26  # of a tensor: 256 MiB, a few of which are there at once
 _SCORE = 5  # of the class's token, which the shards are compared by; after ClassField
 
 
@@ -43,11 +44,11 @@ class Tiles(NamedTuple):
         return cls(*(torch.from_numpy(array).to(device) for array in (token_KB, tile_CX, first_1C)))
 
     def tiled(self, values_NV: Tensor) -> Tensor:
-        """[N, K, B]."""
+        """Return the values sorted into tiles, [N, K, B]."""
         return _selected(values_NV, self.token_KB)
 
     def by_class(self, values_NK: Tensor) -> Tensor:
-        """[N, C, X]."""
+        """Return the values of tiles by class, [N, C, X]."""
         return _selected(values_NK, self.tile_CX)
 
 
@@ -56,6 +57,14 @@ def class_statistics(
 ) -> Tensor:
     """[N, C, 6] float32 of a shard: `common.decoding.ClassField`, and the score that the class's token won by. rows:
     how each position is drawn; None: all take the most probable token. top_p and top_k are not looked at."""
+    most = max(1, _MOST_VALUES // tiles.token_KB.numel())
+    if len(logits_NV) > most:
+        parts = torch.split(logits_NV, most)
+        rows_of = [None] * len(parts) if rows is None else map(SamplingRows, *(torch.split(one, most) for one in rows))
+        found = [
+            class_statistics(part, vocab_start, tiles, sampling, own) for part, own in zip(parts, rows_of, strict=True)
+        ]
+        return torch.cat(found)
     logits_NV = logits_NV.float()
     column = sampling.mask_token_id - vocab_start
     if 0 <= column < logits_NV.shape[1]:

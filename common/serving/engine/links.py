@@ -6,7 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from common.serving.link import Link, wait_for_any
-from common.serving.messages import TAKEN_ID, Abort, AbortCall, Aborted, Add, Ended, Over, Passed, Rejected, call_names
+from common.serving.messages import (
+    TAKEN_ID,
+    Abort,
+    AbortCall,
+    Aborted,
+    Add,
+    Counts,
+    Ended,
+    Over,
+    Passed,
+    Rejected,
+    call_names,
+)
 
 
 class Links:
@@ -16,12 +28,15 @@ class Links:
     def __init__(self, links: Sequence[Link]) -> None:
         self._open = [*links]
         self._link_of: dict[str, Link] = {}  # of requests that have not ended
+        self._late: dict[Link, Counts] = {}  # the newest, for those that are behind
 
     def send(self, messages: Sequence[Any]) -> None:
-        """Send what the sockets take. Raises LinkClosed."""
+        """Send what the sockets take; to a front end that is behind, the counts only once it has caught up. Raises
+        LinkClosed."""
         wanted_by = [self._link_of.get(request_id) if (request_id := _request_of(m)) else None for m in messages]
         for link in self._open:
-            link.send([m for m, own in zip(messages, wanted_by, strict=True) if own in (None, link)])
+            own = [m for m, wanted in zip(messages, wanted_by, strict=True) if wanted in (None, link)]
+            link.send(self._in_time(link, own))
         for message in messages:
             if isinstance(message, (Ended, Rejected)):
                 self._link_of.pop(message.id, None)
@@ -31,16 +46,26 @@ class Links:
         for link in self._open:
             link.send_last(messages, seconds)
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether one of them reads much more slowly than it is written to, or has stopped."""
-        return any(link.is_behind for link in self._open)
+    def is_behind(self, request_id: str) -> bool:
+        """Whether the front end of a request reads much more slowly than it is written to, or has stopped."""
+        link = self._link_of.get(request_id)
+        return link is not None and link.is_behind
 
     def receive(self, wait_s: float = 0.0) -> list[Any]:
         """Return what has come, after waiting for something up to so long. Raises LinkClosed."""
         if wait_s:
             wait_for_any(self._open, wait_s)
         return [one for link in [*self._open] for message in link.receive() for one in self._asked(link, message)]
+
+    def _in_time(self, link: Link, messages: list[Any]) -> list[Any]:
+        """Return what a front end is told now: counts add nothing to what already waits for it."""
+        late = [self._late.pop(link)] if link in self._late else []
+        if not link.is_behind:
+            return late + messages
+        late += [message for message in messages if isinstance(message, Counts)]
+        if late:
+            self._late[link] = late[-1]
+        return [message for message in messages if not isinstance(message, Counts)]
 
     def _asked(self, link: Link, message: Any) -> list[Any]:
         """Return what a front end's message asks of the engine."""

@@ -35,10 +35,11 @@ class _Served:
 
 @dataclass(slots=True)
 class RequestLoop:
-    """From the front end into an EngineCore and back. `is_over` once the front end has said so.
+    """Rank 0's loop: takes requests from the front ends, steps the core, sends back what came of them. `is_over` once
+    the front ends have said so.
 
-    A front end that lags costs its clients their streams of passes and the others nothing: what has become final waits
-    here, together, until it reads again. in_force: as Control's.
+    A front end that lags costs its own clients their streams of passes, and other clients nothing: what has become
+    final for it waits here, together, until it reads again. in_force: as Control's.
     """
 
     core: EngineCore
@@ -69,11 +70,9 @@ class RequestLoop:
             if has_peers or self.core.has_work:
                 self._tell(self.core.step())
             told = self.control.go_on()
-            if self.link.is_behind:
-                self._lose_watched()
-            else:
-                self._flush()
-                self._count(is_due=bool(told))
+            self._lose_watched()
+            self._flush()
+            self._count(is_due=bool(told))
             self._answers += told
             self.link.send(self._answers)
             self._answers.clear()
@@ -115,15 +114,16 @@ class RequestLoop:
             self.core.scheduler.observe(None)
 
     def _lose_watched(self) -> None:
-        for request_id in [*self._watched]:
+        """Give up watching for front ends that lag."""
+        for request_id in [one for one in self._watched if self.link.is_behind(one)]:
             logger.warning("%s: %s", request_id, _LAGS)
             self._served[request_id].is_lost = True
             self._unwatch(request_id)
             self.core.abort(request_id)
 
     def _flush(self) -> None:
-        self._answers += self._untold.values()
-        self._untold.clear()
+        for request_id in [one for one in self._untold if not self.link.is_behind(one)]:
+            self._answers.append(self._untold.pop(request_id))
 
     def _tell(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:

@@ -1,7 +1,7 @@
 """Bodies of requests: read within bounds of time, bytes and counts, then parsed and checked without stopping the loop.
 
 While one call of the JSON parser or of pydantic lasts, no other thread of this process runs. So what a body may hold
-is bounded before it is parsed, and lists are left at their first wrong item (`requests.fields`).
+is bounded before it is parsed, and lists are left at their first wrong item (`common.requests.FIRST_ERROR`).
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _ask(self) -> None:
-        """Write what a client skips: the socket learns from it whether the client is gone."""
+        """Send bytes that a client skips, since the socket learns from them whether the client is gone."""
         self._was_asked = True
         if self.conn.our_state is h11.SEND_BODY:
             with suppress(h11.LocalProtocolError):  # not of a stream, whose parts are whole events

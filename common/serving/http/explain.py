@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from common.config import given_value
-from common.errors import EngineError, first_line
 from common.requests import RequestError, first_error, path_of, refusal
 from common.serving.http.errors import ApiError
 from common.serving.http.fields import Sampling
@@ -32,8 +31,6 @@ def refusing() -> Iterator[None]:
         yield
     except RequestError as error:
         raise ApiError(400, str(error), error.field) from None
-    except EngineError as error:
-        raise ApiError(503, first_line(error)) from None
 
 
 def explained(errors: Sequence[Mapping[str, Any]]) -> ApiError:

@@ -349,10 +349,10 @@ class GenerateFields(_OnePrompt, Sampling):
     def _takes_other_names(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        given = {key: item for key, item in value.items() if item is not None}
+        given = _without_null(value)
         own = given.get("sampling_params", {})
         if isinstance(own, dict):
-            _add(given, {_OF_SAMPLING_PARAMS.get(str(key), str(key)): item for key, item in own.items()})
+            _add(given, {_OF_SAMPLING_PARAMS.get(str(key), str(key)): item for key, item in _without_null(own).items()})
         _add(given, {"prompt": given["input_ids"]} if "input_ids" in given else {})
         return given
 
@@ -388,6 +388,11 @@ class AbortFields(Fields):
     request_id: Name | None = None
     rid: Name | None = None
     abort_all: StrictBool = False
+
+
+def _without_null(given: dict[Any, Any]) -> dict[Any, Any]:
+    """Return what is given: null is the same as absent."""
+    return {key: item for key, item in given.items() if item is not None}
 
 
 def _add(given: dict[str, Any], more: dict[str, Any]) -> None:

@@ -57,7 +57,9 @@ class Metrics:
         self._prefill = self._histogram("vllm:request_prefill_time_seconds", "The first pass.", _REQUEST_S)
         self._decode = self._histogram("vllm:request_decode_time_seconds", "After the first pass.", _REQUEST_S)
         self._prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", _LENGTHS)
-        self._lengths = self._histogram("vllm:request_generation_tokens", "Tokens of an answer.", _LENGTHS)
+        self._lengths = self._histogram(
+            "vllm:request_generation_tokens", "Tokens of an answer that passes have filled.", _LENGTHS
+        )
         self._most = self._histogram("vllm:request_params_max_tokens", "max_tokens of a request.", _LENGTHS)
         self._fills = self._histogram("lopa_tokens_per_forward", "Positions of a request that a pass filled.", _FILLS)
         self._request_passes = self._counter("lopa_request_forwards", "Passes of requests that have ended.")
@@ -81,11 +83,12 @@ class Metrics:
         self._of(answer, self._first).observe(seconds)
 
     def tokens(self, answer: Answer, count: int) -> None:
+        """Count tokens that passes have filled."""
         self._of(answer, self._generated).inc(count)
 
     def ended(self, answer: Answer, ended: Ended, reason: str, seconds: float, after_first_s: float | None) -> None:
         """Count a request. seconds: the whole of it; after_first_s: those after its first tokens."""
-        order = answer.order
+        order, num_tokens = answer.order, answer.order.num_filled(ended.num_tokens)
         self._of(answer, self._success, reason).inc()
         self._of(answer, self._prompt_tokens).inc(order.num_prompt_tokens)
         self._of(answer, self._request_passes).inc(ended.num_forwards)
@@ -93,7 +96,7 @@ class Metrics:
         self._of(answer, self._forced).inc(ended.num_forced_fills)
         for histogram, value in (
             (self._prompt_lengths, order.num_prompt_tokens),
-            (self._lengths, ended.num_tokens),
+            (self._lengths, num_tokens),
             (self._most, order.request.max_tokens or 0),
             (self._e2e, seconds),
             (self._queue, ended.queue_s),
@@ -102,8 +105,8 @@ class Metrics:
             (self._decode, max(0.0, ended.total_s - ended.prefill_s)),
         ):
             self._of(answer, histogram).observe(value)
-        if after_first_s is not None and ended.num_tokens > 1:
-            self._of(answer, self._per_token).observe(after_first_s / (ended.num_tokens - 1))
+        if after_first_s is not None and num_tokens > 1:
+            self._of(answer, self._per_token).observe(after_first_s / (num_tokens - 1))
         fills = self._of(answer, self._fills)
         for count in ended.tokens_per_step:
             fills.observe(count)

@@ -34,11 +34,14 @@ class Order:
     def num_prompt_tokens(self) -> int:
         return len(self.request.prompt)
 
-    @property
-    def num_given(self) -> int:
-        """Tokens of the answer that the request has brought."""
-        shown = (self.request.canvas or ())[: self.request.max_tokens]
-        return len(shown) - shown.count(HOLE)
+    def num_filled(self, num_tokens: int) -> int:
+        """Return how many of the answer's first tokens passes have filled: the request has brought the others."""
+        shown = (self.request.canvas or ())[:num_tokens]
+        return num_tokens - len(shown) + shown.count(HOLE)
+
+    def num_new(self, num_before: int, num_tokens: int) -> int:
+        """Return how many of so many tokens, which follow so many others, passes have filled."""
+        return self.num_filled(num_before + num_tokens) - self.num_filled(num_before)
 
     @property
     def room(self) -> Room:
@@ -56,11 +59,6 @@ class Orders:
     def num_prompt_tokens(self) -> int:
         """Prompt tokens, of each prompt once, however many answers it gets."""
         return sum({order.prompt_index: order.num_prompt_tokens for order in self.orders}.values())
-
-    @property
-    def num_given(self) -> int:
-        """Tokens of the answers that the requests have brought."""
-        return sum(order.num_given for order in self.orders)
 
 
 class OrderBook:
@@ -81,7 +79,7 @@ class OrderBook:
         self._check_lookahead(fields.diffusion.num_lookahead or 0)
 
     def is_prepared(self, fields: Sampling) -> bool:
-        """Return whether `orders` takes no time, or refuses. Raises ApiError."""
+        """Return whether `orders` takes no time, since nothing is left to compile. Raises ApiError."""
         try:
             return self._maker.formats.is_compiled(fields.wishes)
         except RequestError as error:
@@ -103,8 +101,9 @@ class OrderBook:
         orders = []
         for place, prompt in enumerate(prompts):
             # With a seed of its own a request is answered alike each time, whatever a proxy calls it.
-            unnamed = name or f"{call_id}-{place}" if fields.seed is None else ""
-            noise_name = fields.request_id or unnamed
+            noise_name = fields.request_id or ((name or call_id) if fields.seed is None else "")
+            if noise_name and place:  # equal prompts of a list are drawn apart
+                noise_name += f"-{place}"
             first = self._request(f"{call_id}-{place * fields.n}", tuple(prompt), fields, noise_name)
             decode = first.decode or self._maker.base
             if fields.n > 1 and decode.temperature == 0:

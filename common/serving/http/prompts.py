@@ -10,6 +10,7 @@ from typing import Any
 
 from common.checkpoint import Tokenizer
 from common.config import DecodeConfig
+from common.errors import EngineError, first_line
 from common.requests import LONG, Offered, PromptMaker
 from common.serving.http.errors import ApiError
 from common.serving.http.explain import refusing
@@ -48,9 +49,12 @@ class Prompts:
         """Token ids up to where the answer begins."""
         with refusing():
             loop = asyncio.get_running_loop()
-            text = await loop.run_in_executor(
-                self._chats, self.maker.chat_text, messages, variables, "messages", offered
-            )
+            try:
+                text = await loop.run_in_executor(
+                    self._chats, self.maker.chat_text, messages, variables, "messages", offered
+                )
+            except EngineError as error:  # no template can be rendered now
+                raise ApiError(503, first_line(error)) from None
         return await self.of_text(text, add_special_tokens=False, field="messages")
 
     def answer_text(self, decode: DecodeConfig, *, includes_stop: bool) -> AnswerText:

@@ -21,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from common.errors import ConfigError, first_line
-from common.serving.http.engines.replica import Answer
+from common.serving.http.engines.replica import GIVEN_UP, OTHER_FAILED, Answer
 from common.serving.messages import Ended
 from common.version import LOPA_VERSION
 
@@ -94,24 +94,26 @@ class Spans:
 
     def ended(self, answer: Answer, ended: Ended, reason: str, first_at: float | None) -> None:
         """Send the span of an answer. first_at: when its first tokens came, by `time.monotonic`."""
+        num_tokens = answer.order.num_filled(ended.num_tokens)
         attributes: dict[str, AttributeValue] = {
             "gen_ai.response.finish_reasons": (reason,),
-            "gen_ai.usage.output_tokens": ended.num_tokens,
+            "gen_ai.usage.output_tokens": num_tokens,
             "gen_ai.latency.time_in_queue": ended.queue_s,
             "lopa.passes": ended.num_forwards,
-            "lopa.tokens_per_pass": ended.num_tokens / max(1, ended.num_forwards),
+            "lopa.tokens_per_pass": num_tokens / max(1, ended.num_forwards),
         }
         if first_at is not None:
             attributes["gen_ai.response.time_to_first_chunk"] = first_at - answer.added_at
         self._sent.add(answer.id)
         self._tracer.send(self, answer, attributes)
 
-    def close(self, answers: Sequence[Answer]) -> None:
-        """Send the spans of those that have ended without an answer."""
+    def close(self, answers: Sequence[Answer], *, has_failed: bool) -> None:
+        """Send the spans of those that have ended without an answer. has_failed: one of them, and not the client."""
         for answer in answers:
             if answer.id not in self._sent:
-                kind = "engine" if answer.is_over else "client_gone"
-                problem = "the engine did not answer" if answer.is_over else "given up by its client"
+                kind = "engine" if answer.is_over or has_failed else "client_gone"
+                problem = OTHER_FAILED if has_failed else GIVEN_UP
+                problem = "the engine did not answer" if answer.is_over else problem
                 self._tracer.send(self, answer, {"error.type": kind}, problem)
 
 

@@ -84,6 +84,11 @@ def test_usual_settings_are_told_and_whatever_is_unusual(generator: Generator) -
     assert "top_p" not in found["settings"]
 
 
+def test_the_settings_of_a_shortened_answer_are_told(generator: Generator) -> None:
+    found = record_trace(generator, "a " * 290)
+    assert found is not None and found["settings"]["max_new_tokens"] == 16 < generator.run.decode.max_new_tokens
+
+
 @pytest.mark.parametrize("prompt", ["", " \n"])
 def test_an_empty_prompt_is_refused(generator: Generator, prompt: str) -> None:
     with pytest.raises(ConfigError, match="PROMPT is empty: give the text to answer"):

@@ -241,6 +241,14 @@ def test_metrics_of_other_records_are_not_taken_for_these(cpu: DeviceProfile, ru
     assert json.loads(output_path(run).with_suffix(".metrics.json").read_text())["requests"]["finished"] == 3
 
 
+def test_metrics_that_are_nested_too_deep_are_written_anew(cpu: DeviceProfile, run: RunConfig) -> None:
+    write_input(run, [{"id": 0, "prompt": "abc"}])
+    first = execute(cpu, run)
+    output_path(run).with_suffix(".metrics.json").write_text("[" * 100_000)
+    again = execute(cpu, run)
+    assert again is not None and first is not None and again["requests"] == first["requests"]
+
+
 def test_an_output_is_overwritten_only_once_the_model_is_there(cpu: DeviceProfile, run: RunConfig) -> None:
     write_input(run, [{"id": number, "prompt": "abc"} for number in range(3)])
     execute(cpu, run)

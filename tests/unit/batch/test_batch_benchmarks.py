@@ -206,6 +206,13 @@ def test_rows_beyond_the_test_split_are_not_asked(cpu: DeviceProfile, run: RunCo
     assert [record["id"] for record in records(run)] == [11]
 
 
+def test_a_file_without_rows_of_the_test_split_is_told_so(cpu: DeviceProfile, run: RunConfig) -> None:
+    write_input(run, [{**ADD_MBPP, "task_id": number} for number in (601, 700)])
+    chosen = of(run, benchmark="mbpp", num_fewshot=0, run_generated_code=False)
+    with pytest.raises(ConfigError, match=r"in\.jsonl: none of its rows is of the test split of mbpp"):
+        run_batch(cpu, chosen, never)
+
+
 @pytest.mark.parametrize(("lines", "benchmark"), [(HUMANEVAL, "humaneval"), (DEMO, None)])
 def test_programs_are_refused_before_the_model_is_loaded(
     cpu: DeviceProfile, run: RunConfig, lines: list[dict[str, Any]], benchmark: str | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import pytest
 from batch_files import execute, output_path, records, write_input
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
-from scripted import ScriptedGenerator
+from scripted import ScriptedGenerator, ScriptedTokenizer
 
 from common.batch import require_some_finished, run_batch
 from common.config import DeviceProfile, RunConfig
-from common.errors import ConfigError
+from common.errors import ConfigError, EngineError
 from common.serving import openai_records
 
 
@@ -76,14 +77,27 @@ def test_a_line_that_is_refused_is_a_line_with_the_servers_sentence(cpu: DeviceP
         ("field", 400, "temperature: set it to a number"),
         ("tools", 400, "tools.0: "),
         ("nothing", 400, "prompt: "),
-        ("body", 400, "send a JSON object"),
-        ("none", 400, "send a JSON object"),
+        ("body", 400, "body: write a JSON object, the fields of the request"),
+        ("none", 400, "body: write a JSON object, the fields of the request"),
         ("nowhere", 404, "url: None is not answered from a file"),
     ):
         assert told.pop(name)[0] == status and words in lines[name]["response"]["body"]["error"]["message"]
     assert set(lines) - set(told) >= {"line-12"} and "not valid JSON" in lines["line-12"]["error"]["message"]
     assert "write custom_id, url and body" in lines[13]["error"]["message"]
     assert set(told) == {"fine"} and told["fine"] == (200, "")
+
+
+def test_chats_that_cannot_be_rendered_on_this_machine_end_the_run(
+    cpu: DeviceProfile, run: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = asked("c", "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
+    write_input(run, [asked("a", prompt="hi"), chat])
+    error = EngineError("chat templates cannot be rendered (exit code 1): install transformers and jinja2 anew")
+    fails: Callable[..., Any] = lambda *_: (_ for _ in ()).throw(error)  # noqa: E731
+    monkeypatch.setattr(ScriptedTokenizer, "chat_text", fails)
+    with pytest.raises(EngineError, match="cannot be rendered"):
+        answer(cpu, run)
+    assert [record["custom_id"] for record in records(run)] == ["a"]
 
 
 def test_a_line_that_is_no_request_costs_a_run_with_a_template_nothing(cpu: DeviceProfile, run: RunConfig) -> None:

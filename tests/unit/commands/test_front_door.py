@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
 import os
 import subprocess
@@ -16,8 +18,9 @@ from typer.testing import CliRunner
 
 import common.commands.arguments.found as found
 from common.commands.arguments.found import load_both
-from common.commands.arguments.options import save_run_file
+from common.commands.arguments.options import WholeNumber, save_run_file
 from common.commands.arguments.shorthands import AT_ONCE, DECODING, LIMIT, OUTPUT
+from common.commands.chat import _prompts
 from common.commands.filling import Filling
 from common.commands.main import app
 from common.config import find_config, load_profile, load_profile_and_run, load_run
@@ -300,6 +303,13 @@ def test_options_of_files_are_refused_with_one_prompt(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["demo", "hello", "--overwrite"], "--overwrite: the answer to one prompt is printed"),
+        (["demo", "hello", "--details"], "--details: the answer to one prompt is printed"),
+        (["demo", "hello", "--allow-code-execution"], "--allow-code-execution: the answer to one prompt is printed"),
+        (["demo", "hello", "--limit", "3"], "--limit: the answer to one prompt is printed"),
+        (["demo", "hello", "--set", "output.step_map=true"], "--set output.step_map: the answer to one prompt is"),
+        (["demo", "hello", "--set", "output={path: x}"], "--set output: the answer to one prompt is printed"),
+        (["demo", "hello", "--set", "input.path=x.jsonl"], "--set input.path: the answer to one prompt is printed"),
+        (["demo", "hello", "--set", "input.settings_field=a"], "--set input.settings_field: the answer to one prompt"),
         (["demo", "in.jsonl", "--overwrite", "--retry-errors"], "--retry-errors: --overwrite decodes all"),
         (["demo", "./"], "./: a folder; give a text to answer, or a JSONL file"),
         (["demo", "prompts.json"], "prompts.json: no such input file"),
@@ -311,6 +321,19 @@ def test_options_of_files_are_refused_with_one_prompt(tmp_path: Path) -> None:
 def test_words_that_contradict_each_other_are_refused(arguments: list[str], sentence: str) -> None:
     result = CliRunner().invoke(app, ["run", *arguments])
     assert result.exit_code != 0 and str(result.exception).startswith(sentence)
+
+
+@pytest.mark.parametrize("text", ["0", "11", "²", "-1", "9" * 5000], ids=lambda text: text[:9])
+def test_a_number_out_of_range_is_said_with_the_range(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^'.{1,300}: give whole numbers from 1 to 10$"):
+        WholeNumber(10)(text)
+    assert WholeNumber(10)("10") == 10
+
+
+def test_a_chat_takes_text_in_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é\n".encode("latin-1")), "utf-8"))
+    with pytest.raises(ConfigError, match=r"^chat: standard input is no text in UTF-8: convert it$"):
+        next(_prompts())
 
 
 @pytest.mark.slow

@@ -125,6 +125,8 @@ def test_what_is_started_in_a_pod_has_no_variables_of_the_pod() -> None:
         ({"PET_NNODES": "1:3"}, "PET_NNODES is '1:3': set it to a number"),
         ({"WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "NNODES is 2 but NODE_RANK is not set"),
         ({"NNODES": "two"}, "NNODES is 'two': set it to a number"),
+        ({"NNODES": "²"}, "NNODES is '²': set it to a number"),
+        ({"NNODES": "9" * 5000}, "NNODES is '9{80}': set it to a number"),
         ({"NNODES": "2", "MASTER_ADDR": "a"}, "NNODES is 2 but NODE_RANK is not set"),
         ({"NNODES": "2", "NODE_RANK": "0"}, "NNODES is 2 but MASTER_ADDR is not set"),
         ({"WORLD_SIZE": "2", "RANK": "x", "MASTER_ADDR": "a"}, "^RANK is 'x': set it to a number"),

@@ -100,6 +100,8 @@ def test_a_dry_run_prints_a_launch_for_each_profile(
         (["cpu", "-", "demo"], "row 'D2F, k = 0': it has no run"),
         (["cpu", "demo", "demo", "--retry-errors"], "evaluate: No such option: --retry-errors"),
         (["cpu", "demo", "demo", "--retries", "often"], "--retries often: give a whole number"),
+        (["cpu", "demo", "demo", "--retries", "²"], "--retries ²: give a whole number"),
+        (["cpu", "demo", "demo", "--retries", "9" * 5000], "--retries 9{80}: give a whole number"),
         (["paper_h200", "--row", "S19"], "no row is called 'S19': did you mean S9\\? name one of 'S1', 'S2'"),
     ],
 )

@@ -23,7 +23,9 @@ from common.config import (
     renewed,
 )
 from common.config.files import load_run
+from common.config.strategies import Strategy
 from common.errors import ConfigError
+from common.policies.settings import settings_of
 
 ROOT = Path(__file__).resolve().parents[3]
 PROFILE = "name: p\nengine: lopa_cuda\ndevice: cpu\n"
@@ -298,6 +300,7 @@ def test_what_is_a_text_needs_no_quotes_in_quotes(tmp_path: Path, override: str,
         ('environment: {A: "\\ud800"}', "FILE: environment.A: '\\ud800' holds half a surrogate pair"),
         ("environment: {A: [1]}", "FILE: environment.A: write it as text, in quotes if need be (given [1])"),
         ("environment: {A: null}", "FILE: environment.A: write it as text, in quotes if need be (given None)"),
+        ("environment: {OMP_NUM_THREADS: ²}", "FILE: environment: OMP_NUM_THREADS is '²': set it to a number of"),
         ("environment: {OMP_NUM_THREADS: abc}", "FILE: environment: OMP_NUM_THREADS is 'abc': set it to a number of"),
         ("npu: {max_graphs: 3}", "FILE: npu has settings of engine lopa_ascend, and device is cpu: remove them"),
         ("max_model_len: true", "FILE: max_model_len: set it to a number, not to true or false"),
@@ -440,6 +443,33 @@ def test_a_sweeps_records_have_what_its_run_asks_for(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("override", "folder"),
+    [
+        ("output.step_map=true", "outputs/demo/sweep"),
+        ("output.path=x/y.jsonl", "x/y"),
+        ("output={path: x/y.jsonl, step_map: true}", "x/y"),
+    ],
+)
+def test_only_a_path_says_where_results_go(tmp_path: Path, override: str, folder: str) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("rows: [{name: a}]")
+    assert load_sweep(path, "cpu", "demo", [override]).folder == Path(folder)
+    key, _, value = override.partition("=")
+    path.write_text(f"set: {{{key}: {value}}}\nrows: [{{name: a}}]")
+    assert load_sweep(path, "cpu", "demo").folder == Path(folder)
+
+
+def test_rows_with_long_settings_that_begin_alike_keep_their_own(tmp_path: Path) -> None:
+    path, long = tmp_path / "sweep.yaml", "a" * 300
+    path.write_text(
+        "rows:\n"
+        + "".join(f'  - {{name: {end}, set: {{input.prompt_template: "{long} {{question}} {end}"}}}}\n' for end in "xy")
+    )
+    templates = [point.run.input.prompt_template for point in load_sweep(path, "cpu", "demo").points if point.run.input]
+    assert templates == [f"{long} {{question}} x", f"{long} {{question}} y"]
+
+
 OLD = {
     "commit: separate": "commit is no key of decode any more: write strategy: {name: block_diffusion, commit: separ",
     "strategy: fast_dllm, cache: dual, min_block_steps: 2": "cache and min_block_steps are no keys of decode any more: "
@@ -502,3 +532,26 @@ def test_what_an_earlier_version_recorded_is_read_by_its_new_names() -> None:
     }  # fmt: skip
     assert recorded(old)["strategy"] == FastDllm(cache="dual").model_dump()
     assert recorded({"strategy": "d2f", "cache": "prefix"})["strategy"] == "d2f"
+
+
+def _strategies(parent: type[Strategy] = Strategy) -> list[type[Strategy]]:
+    return [each for own in parent.__subclasses__() for each in (own, *_strategies(own))]
+
+
+def test_no_integer_is_larger_than_the_loops_can_hold() -> None:
+    names = {(kind, name) for kind in _strategies() for name in kind.model_fields} | {
+        (DecodeConfig, name)
+        for name in DecodeConfig.model_fields
+        if name != "max_new_tokens"  # the context bounds it
+    }
+    num_tried = 0
+    for kind, name in names:
+        for value in (2**31, 2**63):
+            try:
+                made = kind(**{name: value})
+                decode = made if isinstance(made, DecodeConfig) else DecodeConfig(strategy=made)
+            except (ValidationError, ConfigError):
+                num_tried += 1
+                continue
+            settings_of(decode)
+    assert num_tried > 40

@@ -3,6 +3,7 @@ final in order, what has been told as final stays, and no prediction is needed t
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from common.decoding import (
     StepRecord,
 )
 from common.decoding.scheduling.advancing import quota
+from common.decoding.scheduling.strategies.blocks import filled_share
 from common.policies import Filling, policy, shipped
 from common.policies.settings import STRATEGIES
 
@@ -296,3 +298,12 @@ def test_settings_that_contradict_each_other_are_refused(settings_: dict[str, An
     with pytest.raises(ValidationError) as refused:
         DecodeConfig(**settings_)
     assert problem in sentence_of(refused.value, DecodeConfig)
+
+
+def test_a_share_that_is_met_is_not_missed_by_rounding() -> None:
+    share = getattr(filled_share, "__wrapped__", filled_share)
+    for length in range(1, 129):
+        for num_filled in range(length + 1):
+            block = SimpleNamespace(num_masked=length - num_filled, start=7, end=7 + length)
+            assert share(block, 0) == num_filled / length
+            assert share(block, length - num_filled) == 1.0

@@ -10,7 +10,9 @@ import pytest
 from test_core import HashedEngine, Replay, Wire, alone, core_of, request, run, told
 
 from common.config import DecodeConfig
+from common.constraints import Automaton
 from common.decoding import (
+    HOLE,
     Capacity,
     Completion,
     GenerationRequest,
@@ -20,12 +22,17 @@ from common.decoding import (
     StepRecord,
 )
 from common.decoding.scheduling import by_request
+from common.decoding.scheduling.requests import Requests
 from common.decoding.scheduling.scheduler import noise_key
+from common.decoding.scheduling.state import DecodingRequest
 from common.errors import EngineError
 from common.policies import registry
 from common.processes import Mesh
 
 BAD = "bad"
+ANYTHING = Automaton(
+    np.ones(99, np.int32), np.array([[-1, 0]], np.int32), np.ones(1, np.bool_), 0, "any", may_end=False
+)
 
 
 class Spoilt(HashedEngine):
@@ -229,10 +236,30 @@ def test_a_request_that_cannot_even_be_judged_is_rejected_alone() -> None:
     core.add_request(GenerationRequest(BAD, None))  # type: ignore[arg-type]
     core.add_request(GenerationRequest("worse", (5,), decode={"top_p": 1}))  # type: ignore[arg-type]
     core.add_request(GenerationRequest("worst", (5,), seed=10**5000))  # which cannot be written as text
+    core.add_request(GenerationRequest("negative", (5,), num_logprobs=-1))
+    core.add_request(GenerationRequest("odd", (5,), canvas=(10**6,), automaton=ANYTHING))
+    core.add_request(GenerationRequest("free", (5,), canvas=(HOLE,) * 100))
     results = run(core)
-    assert isinstance(results["good"], Completion)
-    assert all(isinstance(results[name], Rejection) for name in (BAD, "worse", "worst"))
+    assert isinstance(results.pop("good"), Completion)
+    assert len(results) == 6 and all(isinstance(result, Rejection) for result in results.values())
     assert sorted(core.scheduler._free_slots) == [0, 1, 2]
+
+
+def test_a_request_that_fails_as_it_begins_is_rejected_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often: what it took is free again."""
+    add = Requests.add
+
+    def failing(requests: Requests, decoding: DecodingRequest) -> None:
+        add(requests, decoding) if decoding.request.id == "good" else raising(None)
+
+    monkeypatch.setattr(Requests, "add", failing)
+    core = core_of(HashedEngine())
+    for name in (*"abcdef", "good"):
+        core.add_request(request(name))
+    results = run(core)
+    assert isinstance(results.pop("good"), Completion)
+    assert len(results) == 6 and all(isinstance(result, Rejection) for result in results.values())
+    assert sorted(core.scheduler._free_slots) == [0, 1, 2] and not core.scheduler.rooms()
 
 
 @pytest.mark.parametrize("num_others", [1, 5])

@@ -1,33 +1,84 @@
-"""Loops are compiled before the first request, whoever looks on."""
+"""Loops are compiled before the first request, whatever it asks for and whoever looks on, and wherever their machine
+code cannot be kept."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from common.compiled import IS_COMPILED
 
-OBSERVED = """
+pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="the loops are not compiled")
+
+AFTER = """
+from numba.core import event
 from common.config import DecodeConfig
-from common.decoding.scheduling import advancing, scoring, warm
+from common.decoding.scheduling import warm
+from common.policies.settings import STRATEGIES
 
-def compiled():
-    found = [each for module in (advancing, scoring) for each in vars(module).values() if hasattr(each, "_for_python")]
-    return sum(len(each._for_python.signatures) for each in found)
+class Compiled(event.Listener):
+    def on_start(self, event):
+        names.append(event.data["dispatcher"].py_func.__name__)
+    def on_end(self, event):
+        pass
 
+names, seen = [], []
 warm.warm_up()
-plain = compiled()
+event.register("numba:compile", Compiled())
+short = {"block_size": 8, "max_new_tokens": 16}
+for strategy in STRATEGIES:
+    fills = {"fill_rule": "entropy"} if strategy == "multi_block" else {}
+    for temperature in (0.0, 0.8)[: 1 if strategy == "levenshtein" else 2]:
+        warm._decoded(DecodeConfig(**short, num_lookahead=0, strategy=strategy, temperature=temperature, **fills), 2)
+for rules in ({"spawn_rule": "near(probability=0.2)"}, {"spawn_rule": "nested", "branch_score": "exact"},
+              {"spawn_rule": "nested", "branch_score": "subset"}, {"branch_score": "hedged"}):
+    warm._decoded(DecodeConfig(**short, num_lookahead=3, **rules), 2)
+warm._decoded(DecodeConfig(**short, num_lookahead=3), 2, warm._ANY_TEXT)
+print("unobserved", names)
 warm.warm_up_observed()
-warmed, seen = compiled(), []
-warm._decoded(DecodeConfig(num_lookahead=3, temperature=0.8, block_size=8, max_new_tokens=16), 2, observer=seen.append)
-print(len(seen), plain, warmed, compiled())
+names.clear()
+warm._decoded(DecodeConfig(**short, num_lookahead=3, temperature=0.8), 2, observer=seen.append)
+print("observed", names, len(seen) > 4)
+"""
+USED = """
+from common.decoding.scheduling import warm
+from common.compiled import machine_code_folder
+warm.warm_up = lambda: None
+print("folder", repr(machine_code_folder()))
 """
 
 
-@pytest.mark.skipif(not IS_COMPILED, reason="the loops are not compiled")
-def test_an_observed_request_has_nothing_compiled() -> None:
-    done = subprocess.run([sys.executable, "-c", OBSERVED], capture_output=True, text=True, check=True)
-    num_seen, plain, warmed, after = map(int, done.stdout.split())
-    assert num_seen > 4 and plain < warmed == after
+def test_requests_have_nothing_compiled() -> None:
+    done = subprocess.run([sys.executable, "-c", AFTER], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["unobserved []", "observed [] True"]
+
+
+@pytest.mark.parametrize("kind", ["a file", "below a file", "full"])
+def test_a_folder_that_cannot_be_written_is_told_of(kind: str, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    folder = {"a file": taken, "below a file": taken / "below", "full": tmp_path}[kind]
+    lines = ["import shutil", "from types import SimpleNamespace"]
+    lines += ["shutil.disk_usage = lambda path: SimpleNamespace(free=1 << 20)"] * (kind == "full")
+    environment = {**os.environ, "LOPA_LOOPS_FOLDER": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines) + USED], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "folder ''\n"
+    assert "cannot be kept there" in done.stderr and "set LOPA_LOOPS_FOLDER" in done.stderr
+    assert str(folder) in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_loops_run_where_their_machine_code_is_not_kept(tmp_path: Path) -> None:
+    """Each function has machine code with a way in from Python and without, which must not be taken for one another."""
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    script = "from common.decoding.scheduling import warm; warm.warm_up(); warm.warm_up(); print('done')"
+    environment = {**os.environ, "LOPA_LOOPS_FOLDER": str(taken)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "done\n"

@@ -18,6 +18,7 @@ from common.config import DecodeConfig, DeviceProfile, RunConfig, Sweep
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import EngineError
 from common.evaluation import Board, evaluate_sweep
+from common.evaluation.families.trace import is_family_trace
 from common.processes import Stopped
 from tests.unit.batch.batch_files import output_path, sweep_of, write_input
 
@@ -154,3 +155,17 @@ def test_a_start_that_finds_all_done_keeps_what_the_first_one_measured(sweep: Sw
     first = decode_all(sweep)
     again = decode_all(sweep)
     assert again == first
+
+
+DEEP = "[" * 100_000  # nested deeper than Python's parser goes
+
+
+def test_a_board_that_is_nested_too_deep_is_made_anew(sweep: Sweep) -> None:
+    sweep.folder.mkdir(parents=True)
+    Board(sweep).path.write_text(DEEP)
+    assert [row["status"] for row in decode_all(sweep)] == ["done"] * 3
+
+
+def test_a_trace_that_is_nested_too_deep_is_of_no_family(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text(DEEP)
+    assert not is_family_trace(tmp_path / "trace.json")

@@ -124,3 +124,18 @@ def test_what_the_peers_could_not_capture_runs_as_it_is(caplog: pytest.LogCaptur
     assert [record.getMessage() for record in caplog.records] == [
         "r 3 cannot be captured (another rank's device refused): it runs as it is, and so does what is new from here on"
     ]
+
+
+def test_after_a_release_a_device_that_refused_is_asked_again() -> None:
+    asked: list[bool] = []
+
+    def agree(is_captured: bool) -> bool:
+        asked.append(is_captured)
+        return len(asked) > 1
+
+    runner = GraphRunner("r", lambda key: [0] * key, lambda *_: None, Recorder(), agree=agree)
+    runner.entry(2)
+    assert runner.num_captured == 0
+    runner.release()
+    runner.entry(2)
+    assert runner.num_captured == 1 and asked == [True, True]

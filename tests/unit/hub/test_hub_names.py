@@ -28,6 +28,7 @@ from common.commands.job import plan_job
 from common.config import find_config, folder_of, load_profile, load_run, short_name
 from common.errors import ConfigError
 from common.hub import HubName, fetch, name_of, weight_bytes
+from common.hub.listing import has_all
 
 ROOT = Path(__file__).resolve().parents[3]
 NAME = "hf://demo-org/demo"
@@ -192,6 +193,13 @@ def test_a_connection_that_breaks_goes_on_where_it_broke(hub: Hub, repository: P
     assert (folder / "model.safetensors").read_bytes() == (repository / "model.safetensors").read_bytes()
     first, second = hub.downloads("model.safetensors")
     assert first.endswith(" ") and int(second.partition("bytes=")[2].rstrip("-")) > 0
+
+
+def test_an_index_that_is_nested_too_deep_is_left_to_loading(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
+    assert has_all(tmp_path, with_weights=True)
 
 
 @pytest.mark.slow

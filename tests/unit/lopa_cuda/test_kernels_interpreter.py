@@ -34,6 +34,7 @@ from common.model import (
     swiglu,
 )
 from common.runtime import Tiles, class_statistics, pages_for
+from common.runtime.classes import tiles as plain_tiles
 from lopa_cuda.ops.plain import visible_keys
 from lopa_cuda.steps import PAGE_SIZE, RECORD, Run, Share, Tiling, cut, deal, write_tiles
 from lopa_cuda.tiles import LinearConfig
@@ -403,7 +404,9 @@ def test_head_statistics_ties_go_to_the_lower_id(monkeypatch: pytest.MonkeyPatch
 
 @interpreted
 @pytest.mark.parametrize(("is_sampled", "tempers"), [(False, False), (True, False), (True, True)])
-def test_classes_are_reduced_as_by_plain_operators(is_sampled: bool, tempers: bool) -> None:
+def test_classes_are_reduced_as_by_plain_operators(
+    is_sampled: bool, tempers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings, places = np.array([(setting[0], 1, 0) for setting in SAMPLED_ROWS], dtype=np.float32), np.arange(8)
     fields = torch.from_numpy(sampling_fields(settings.T, places // 4 + 3, places, places * 5, len(places)))
     rows = SamplingRows.of(fields) if is_sampled else None
@@ -415,6 +418,8 @@ def test_classes_are_reduced_as_by_plain_operators(is_sampled: bool, tempers: bo
     tiles, sampling = Tiles.of(class_V, 5, logits.device), Sampling("default", 117, tempers_confidence=tempers)
     found = kernels.class_statistics(logits, 100, tiles, sampling, rows)
     wanted = class_statistics(logits.clone(), 100, tiles, sampling, rows)
+    monkeypatch.setattr(plain_tiles, "_MOST_VALUES", 3 * tiles.token_KB.numel())
+    assert torch.equal(wanted, class_statistics(logits.clone(), 100, tiles, sampling, rows)), "three positions at once"
     torch.testing.assert_close(found[:, :3], wanted[:, :3], rtol=1e-4, atol=1e-4)
     assert (found[:, 3:, 1:] <= -1e29).all() and (wanted[:, 3:, 1:] <= -1e29).all()
     assert is_sampled or found[2, 1, 0] == 101

@@ -77,6 +77,11 @@ def test_a_defect_points_to_its_own_traceback() -> None:
     assert root_cause({5: Failure(1)}) == ("rank 5 failed with exit code 1; its own output is above", 1)
 
 
+def test_last_words_that_are_nested_too_deep_are_none(tmp_path: Path) -> None:
+    (tmp_path / "error.json").write_text("[" * 100_000)
+    assert read_error_file(tmp_path / "error.json") is None
+
+
 def test_last_words_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))

@@ -63,6 +63,7 @@ def test_the_run_s_stop_strings_do_not_cut_a_canvas() -> None:
         ({"suffix": 5}, {}, "suffix: write it as text"),
         ({"suffix": "a", "stop": "b"}, {}, "stop: what stands after an answer says where it ends"),
         ({"suffix": "a", "top_k": 5}, {"temperature": 1.0}, "top_k: an answer with a canvas is drawn from all that"),
+        ({"suffix": "a", "top_k": 1}, {"temperature": 1.0}, "top_k: an answer with a canvas is drawn from all that"),
         ({"suffix": "a", "ignore_eos": True}, {}, "ignore_eos: no end token is filled into a hole"),
         (
             {"suffix": "a", "response_format": {"type": "json_object"}}, {},

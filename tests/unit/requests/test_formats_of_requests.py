@@ -44,6 +44,9 @@ def test_a_choice_becomes_an_automaton_and_the_runs_stops_are_left_aside() -> No
         ({**CHOICE, "stop": "x"}, "stop", "ends where that does"),
         ({**CHOICE, "ignore_eos": True}, "ignore_eos", "end token"),
         ({**CHOICE, "temperature": 1.0, "top_p": 0.5}, "top_p", "remove it"),
+        ({**CHOICE, "temperature": 1.0, "top_k": 1}, "top_k", "remove it"),
+        ({"min_tokens": 2, "temperature": 1.0, "top_k": 1}, "top_k", "remove it"),
+        ({"logit_bias": {"5": 1}, "temperature": 1.0, "top_k": 1}, "top_k", "remove it"),
         ({**CHOICE, "sampling_strategy": "margin"}, None, "neg_entropy"),
         ({**CHOICE, "response_format": {"type": "json_object"}}, "structured_outputs", "one of the two"),
         ({"structured_outputs": {"grammar": "a"}}, "structured_outputs", "grammar is not enforced"),
@@ -69,6 +72,11 @@ def test_what_does_not_go_together_is_refused(asked: dict[str, Any], field: str 
     with pytest.raises(RequestError) as refused:
         made(asked)
     assert refused.value.field == field and why in refused.value.reason
+
+
+@pytest.mark.parametrize("neutral", [{"top_p": 1.0}, {"top_k": 0}, {"top_k": -1}], ids=str)
+def test_what_leaves_all_tokens_to_draw_from_goes_with_a_format(neutral: dict[str, Any]) -> None:
+    assert made({**CHOICE, "temperature": 1.0, **neutral}).automaton is not None
 
 
 def test_without_the_library_one_sentence_says_what_to_install() -> None:

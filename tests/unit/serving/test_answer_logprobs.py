@@ -148,6 +148,13 @@ def test_what_contradicts_itself_is_refused(kind: Any, fields: dict[str, Any], s
         kind.model_validate({**prompt, **fields})
 
 
+def test_null_in_sampling_params_is_absent() -> None:
+    own = {"max_new_tokens": None, "n": None, "stop": None, "regex": None, "ignore_eos": None}
+    made = GenerateFields.model_validate({"prompt": "a", "max_tokens": 5, "sampling_params": own})
+    assert made.max_tokens == 5 and made.unsupported() is None and made.wishes == made.wishes._replace(max_tokens=5)
+    assert made.n == 1 and made.stop == [] and not made.ignore_eos
+
+
 def test_a_rollout_may_speak_as_to_sglang() -> None:
     sampling = {"max_new_tokens": 7, "temperature": 0.5, "stop_token_ids": [4], "ignore_eos": True, "top_k": -1}
     made = GenerateFields.model_validate({"input_ids": [5, 6], "sampling_params": sampling, "text": None})

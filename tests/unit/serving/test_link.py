@@ -11,6 +11,7 @@ import pytest
 from common.serving.engine.front import FrontEnd
 from common.serving.link import Link, LinkClosed, framed
 from common.serving.messages import Abort
+from tests.descriptors import high_descriptor
 
 
 def test_messages_come_whole_and_in_order_however_they_are_cut() -> None:
@@ -59,6 +60,13 @@ def test_a_side_that_reads_nothing_is_behind_and_ends_nothing() -> None:
         link.send([])
         found += other.receive()
     assert found == sent and not link.is_behind
+
+
+def test_a_link_may_have_any_descriptor() -> None:
+    here, there = socket.socketpair()
+    with high_descriptor(here) as own:
+        there.sendall(framed([Abort("a")]))
+        assert Link(own).receive(wait_s=60) == [Abort("a")]
 
 
 @pytest.mark.parametrize(

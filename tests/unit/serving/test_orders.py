@@ -81,6 +81,14 @@ def test_blocks_from_position_0_end_with_the_context(prompt_length: int, longest
     assert order.request.max_tokens == order.decode.max_new_tokens == longest
 
 
+@pytest.mark.parametrize(("prompt_length", "longest"), [(10, 64), (200, 56), (230, 26), (255, 1)])
+def test_a_canvas_of_any_length_ends_with_the_context(prompt_length: int, longest: int) -> None:
+    chat = ChatFields.model_validate({"messages": [{"role": "user", "content": "a"}]})
+    decode = DecodeConfig(strategy="vanilla", block_size=16, max_new_tokens=64)
+    (order,) = book(decode).orders("c-", chat, [range(prompt_length)], None).orders
+    assert order.request.max_tokens == order.decode.max_new_tokens == longest
+
+
 def test_a_last_block_from_position_0_has_to_fit() -> None:
     run = RunConfig(model="m", decode=BLOCKS)
     own = book_of(run, 150)
@@ -295,6 +303,14 @@ def test_a_refusal_shows_the_beginning_of_what_was_sent() -> None:
         with pytest.raises(ApiError) as refused:
             book().check(CompletionFields.model_validate({"prompt": "a", "tools": value}))
         assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize(("header_id", "fields"), [(None, {}), ("a", {}), (None, {"request_id": "a"})], ids=str)
+def test_equal_prompts_of_a_list_are_drawn_apart(header_id: str | None, fields: dict[str, Any]) -> None:
+    made = CompletionFields.model_validate({"prompt": ["a", "a", "a"], **fields})
+    names = [order.request.noise_name for order in book().orders("cmpl-", made, [range(10)] * 3, header_id).orders]
+    first = names[0]
+    assert first and names == [first, f"{first}-1", f"{first}-2"]
 
 
 def test_only_completions_repeat_their_prompt() -> None:

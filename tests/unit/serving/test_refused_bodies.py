@@ -11,11 +11,13 @@ from typing import Any, cast
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from common.errors import EngineError
 from common.serving.http import bodies
 from common.serving.http.app import build_app
 from common.serving.http.errors import ApiError
 from common.serving.http.explain import explained
 from common.serving.http.fields import ChatFields, CompletionFields, GenerateFields
+from common.serving.http.prompts import Prompts
 
 
 def refused(kind: type[BaseModel], fields: dict[str, Any]) -> ApiError:
@@ -204,6 +206,16 @@ def test_a_body_that_does_not_go_on_is_given_up(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(bodies, "_PART_S", 0.05)
     status, message = answered(b'{"prompt":', ends=False)
     assert status == 408 and message.startswith("after 10 bytes the body came too slowly")
+
+
+def test_chats_that_cannot_be_rendered_are_told_to_come_again() -> None:
+    def fails(*_: object) -> str:
+        raise EngineError("chat templates cannot be rendered (no process): end other processes")
+
+    tokenizer, maker = SimpleNamespace(has_chat_template=False), SimpleNamespace(chat_text=fails)
+    with pytest.raises(ApiError, match=r"^chat templates cannot be rendered") as refused:
+        asyncio.run(Prompts(cast("Any", tokenizer), cast("Any", maker), 10).of_chat([], {}))
+    assert refused.value.status == 503
 
 
 def test_bodies_that_are_held_leave_room_for_small_ones() -> None:

@@ -168,6 +168,33 @@ def test_an_abort_counts_those_of_all_replicas() -> None:
     with_replicas(2, talk)
 
 
+def test_an_abort_counts_a_replica_that_ends_once() -> None:
+    async def talk(client: EngineClient, engines: list[Link]) -> None:
+        asking = asyncio.ensure_future(client.abort_call(None))
+        await asyncio.sleep(0)
+        numbers = [engine.receive(wait_s=60)[0].number for engine in engines]
+        engines[0].send([Aborted(numbers[0], 2)])
+        engines[0]._socket.shutdown(socket.SHUT_WR)
+        await until(lambda: client.replicas[0].state == "dead")
+        engines[1].send([Aborted(numbers[1], 3)])
+        engines[2].send([Aborted(numbers[2], 4)])
+        assert await asking == 2 + 3 + 4
+
+    with_replicas(3, talk)
+
+
+def test_an_abort_waits_for_no_replica_that_has_ended() -> None:
+    async def talk(client: EngineClient, engines: list[Link]) -> None:
+        asking = asyncio.ensure_future(client.abort_call(None))
+        await asyncio.sleep(0)
+        number = engines[1].receive(wait_s=60)[0].number
+        engines[0]._socket.close()
+        engines[1].send([Aborted(number, 3)])
+        assert await asking == 3
+
+    with_replicas(2, talk)
+
+
 def fronts() -> tuple[Links, Link, Link]:
     """A replica's end of the links to two front ends, and theirs."""
     pairs = [socket.socketpair() for _ in range(2)]
@@ -184,6 +211,26 @@ def test_each_front_end_hears_of_its_own_requests_and_of_the_engine() -> None:
     links.send([Accepted("cmpl-a-0"), Counts(), Tokens("cmpl-b-0", (3,)), Ended("cmpl-a-0", (4,), "eos", 1)])
     assert [type(message) for message in one.receive(wait_s=60)] == [Accepted, Counts, Ended]
     assert [type(message) for message in other.receive(wait_s=60)] == [Counts, Tokens]
+
+
+def test_what_a_front_end_has_not_read_holds_back_no_other() -> None:
+    links, one, other = fronts()
+    one.send([Add(order("a").request)])
+    other.send([Add(order("b").request)])
+    asked: list[Any] = []
+    while len(asked) < 2:
+        asked += links.receive(wait_s=60)
+    links.send([Tokens("cmpl-a-0", (3,) * 2**23)])
+    assert links.is_behind("cmpl-a-0") and not links.is_behind("cmpl-b-0") and not links.is_behind("nobody")
+    for count in (1, 2):
+        links.send([Counts(num_rows=count), Accepted("cmpl-b-0")])
+        assert other.receive(wait_s=60) == [Counts(num_rows=count), Accepted("cmpl-b-0")]
+    found: list[Any] = []
+    while len(found) < 2:
+        found += one.receive()
+        links.send([])
+    assert [type(message) for message in found] == [Tokens, Counts] and found[1].num_rows == 2
+    assert not links.is_behind("cmpl-a-0") and other.receive() == []
 
 
 def test_an_open_id_belongs_to_one_front_end() -> None:

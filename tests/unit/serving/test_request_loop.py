@@ -291,3 +291,23 @@ def test_a_front_end_that_lags_loses_its_streams_of_passes_and_nothing_else(monk
         assert sum(isinstance(message, Tokens) and message.id == name for message in told) < 10, "they wait together"
     assert {message.record.request_id for message in fixture.of(Passed)} >= {"later"}
     assert {message.id for message in fixture.of(Ended)} == {"plain", "waits", "later"} and fixture.is_empty
+
+
+def test_a_front_end_that_lags_costs_the_clients_of_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    fixture = Fixture(2)
+    here, there = socket.socketpair()
+    lagging, other = Link(here), Link(there)
+    fixture.loop.link = Links([lagging, fixture.link])
+    lagging.send([Rejected("x", "y" * 5 * 2**20)])
+    other.send([Add(request("late"), True)])
+
+    def then(message: Any) -> list[Any]:
+        if isinstance(message, (Ended, Rejected)):
+            other.send([Over()])
+        return []
+
+    told = fixture.run(Add(request("a"), True), then=then)
+    (ended,) = fixture.of(Ended)
+    assert len(fixture.of(Passed)) == ended.num_forwards and fixture.of(Tokens)
+    assert tokens_of(told, "a") == wanted(request("a"))["a"] and not fixture.of(Rejected)
+    assert [record.args[0] for record in caplog.records if record.args] == ["late"]

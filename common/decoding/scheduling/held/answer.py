@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.config import DecodeConfig
-from common.constraints import NEVER, Automaton
+from common.constraints import NEVER, Automaton, Recent
 from common.decoding.plan import ClassField, ClassStatistics, Float, Int
 from common.decoding.request import GenerationRequest
 from common.decoding.scheduling.held.loops import (
@@ -41,25 +41,25 @@ _STREAM = 2  # of random numbers: others are the scores' and the spawn rules'
 
 _NO_CARRY = np.empty((0, 1, len(ClassField)), np.float32)
 _NO_PATH, _NO_DRAWS = np.empty(0, np.int32), np.empty(0)
-_MOST_SPACES = 64
+_MOST_SPACE_BYTES = 64 << 20  # of a thread, of which the pages that loops write to are taken
 
 
 class Workspaces:
     """Memory that a thread's loops write into, by automaton."""
 
     def __init__(self) -> None:
-        self._spaces: dict[str, Workspace] = {}
+        self._spaces: Recent[str, Workspace] = Recent(_MOST_SPACE_BYTES)
 
     def of(self, automaton: Automaton, width: int) -> Workspace:
         space = self._spaces.get(automaton.key)
         if space is None or len(space.path_W) < width:
-            self._spaces = {} if len(self._spaces) == _MOST_SPACES else self._spaces
             width, num_states, num_sets = 2 * width, automaton.num_states, len(automaton.graph.first_S1) - 1
-            space = self._spaces[automaton.key] = Workspace(
+            space = Workspace(
                 np.empty((width, automaton.num_classes)), np.empty(width + 1), np.empty((2, num_states)),
                 np.empty((2, num_states), np.int32), np.empty(num_sets), np.empty(num_sets, np.int32),
                 np.empty((width, num_states), np.int32), np.empty((width + 1, num_states)), np.empty(width, np.int32),
             )  # fmt: skip
+            self._spaces.keep(automaton.key, space, sum(array.nbytes for array in space))
         return space
 
 
@@ -109,7 +109,7 @@ class Held:
 
     @classmethod
     def of(cls, automaton: Automaton, request: GenerationRequest, rules: Rules, noise_key: int) -> Held:
-        """automaton: closed by the end tokens of the rules."""
+        """Make the state of a request that is held to an automaton, which the rules' end tokens close."""
         decode, begin = rules.decode, len(request.prompt)
         most = decode.max_new_tokens if decode.strategy.is_from_zero else rules.max_blocks * rules.block_size
         most = most if request.max_tokens is None else min(request.max_tokens, most)

@@ -54,7 +54,8 @@ def next_end(request: Request) -> int:
 @compiled
 def filled_share(block: Any, num_more: int) -> float:
     """Return how much of the block is filled if so many more of its masks were; what the prompt fills counts."""
-    return 1.0 - (block.num_masked - num_more) / (block.end - block.start)
+    length = block.end - block.start
+    return (length - block.num_masked + num_more) / length  # 1 - x / length may round below a threshold that is met
 
 
 @compiled

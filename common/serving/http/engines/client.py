@@ -45,7 +45,7 @@ _NOT_READY = {
 
 
 class QueueFull(ApiError):
-    """As many requests wait as may."""
+    """A refusal because the queue is full."""
 
 
 class EngineClient:
@@ -74,7 +74,7 @@ class EngineClient:
         self._most_silent_s = most_silent_s
         self._num_front_ends = num_front_ends
         self._next = 0  # of replicas that have as few requests, the first from here on
-        self._aborts: dict[int, asyncio.Queue[int]] = {}
+        self._aborts: dict[tuple[int, int], asyncio.Future[int]] = {}  # by call and replica
         self._num_aborts = 0
         self._asked: dict[tuple[str, int], asyncio.Future[Obeyed | None]] = {}  # by call and replica
 
@@ -161,13 +161,15 @@ class EngineClient:
         asked = self._usable()
         self._num_aborts += 1
         number = self._num_aborts
-        counts = self._aborts[number] = asyncio.Queue()
+        counts = {(number, replica.number): asyncio.get_running_loop().create_future() for replica in asked}
+        self._aborts |= counts
         try:
             for replica in asked:
                 replica.send([AbortCall(number, call_id)])
-            return sum([await counts.get() for _ in asked])
+            return sum([await count for count in counts.values()])
         finally:
-            del self._aborts[number]
+            for key in counts:
+                del self._aborts[key]
 
     async def ask(
         self, what: EngineOrder | Pause | Continue, key: str, *, is_aborting: bool = False,
@@ -256,8 +258,7 @@ class EngineClient:
         elif isinstance(message, Counts):
             replica.count(message)
         elif isinstance(message, Aborted):
-            if message.number in self._aborts:
-                self._aborts[message.number].put_nowait(message.num_requests)
+            self._count(message.number, replica, message.num_requests)
         elif isinstance(message, Obeyed):
             self._note(message.key, replica, message)
         elif not isinstance(message, Failed):
@@ -283,10 +284,16 @@ class EngineClient:
         for answer in moved:
             answer.has_moved = True
         self._send_off(moved)
-        for counts in self._aborts.values():
-            counts.put_nowait(0)
+        for number, _ in [*self._aborts]:
+            self._count(number, replica, 0)
         for key, _ in [*self._asked]:
             self._note(key, replica, None)
+
+    def _count(self, number: int, replica: Replica, num_requests: int) -> None:
+        """Note how many requests of a call a replica aborts, the first that is heard of it."""
+        future = self._aborts.get((number, replica.number))
+        if future is not None and not future.done():
+            future.set_result(num_requests)
 
     def _note(self, key: str, replica: Replica, obeyed: Obeyed | None) -> None:
         """Note what a replica says to what it was asked, unless another front end has asked."""

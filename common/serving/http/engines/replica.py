@@ -14,6 +14,9 @@ from common.serving.http.orders import Order
 from common.serving.link import framed
 from common.serving.messages import Accepted, Add, Counts, Ended, Failed, Passed, Ready, Rejected, Tokens
 
+GIVEN_UP = "given up by its client"  # why an answer is aborted
+OTHER_FAILED = "aborted, since another answer of its call failed"
+
 
 class Answer:
     """One request that has gone to an engine, and what has come of it.

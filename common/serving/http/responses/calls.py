@@ -14,7 +14,7 @@ from fastapi import Request
 
 from common.decoding import TokenLogprob
 from common.serving.http.engines.client import EngineClient
-from common.serving.http.engines.replica import Answer
+from common.serving.http.engines.replica import GIVEN_UP, OTHER_FAILED, Answer
 from common.serving.http.errors import ApiError
 from common.serving.http.fields import Sampling
 from common.serving.http.metrics import Metrics
@@ -82,7 +82,7 @@ class Call:
             if part.token_ids and first_at is None:
                 first_at = time.monotonic()
                 self.metrics.first_token(answer, first_at - answer.added_at)
-            self.metrics.tokens(answer, len(part.token_ids))
+            self.metrics.tokens(answer, order.num_new(num_given + len(pending), len(part.token_ids)))
             pending, logprobs = pending + part.token_ids, logprobs + part.logprobs
             if isinstance(part, Ended):
                 last, told = text.end(pending, logprobs)
@@ -116,16 +116,22 @@ class Call:
     @contextmanager
     def answering(self) -> Iterator[None]:
         """At the end, abort what has not ended by then: its client is gone, or another answer of the call failed."""
+        has_failed = False
         try:
             yield
+        except Exception:  # a client that goes cancels this
+            has_failed = True
+            raise
         finally:
             left = [answer for answer in self.answers if not answer.is_over]
             if left:
-                logger.info("%s: given up by its client", ", ".join(answer.id for answer in left[:3]))
-                self.metrics.given_up(left)
+                why = OTHER_FAILED if has_failed else GIVEN_UP
+                logger.info("%s: %s", ", ".join(answer.id for answer in left[:3]), why)
+                if not has_failed:
+                    self.metrics.given_up(left)
                 self.engine.abort(left)
             if self.spans is not None:
-                self.spans.close(self.answers)
+                self.spans.close(self.answers, has_failed=has_failed)
 
     def _log(self, answer: Answer, ended: Ended, first_at: float | None) -> None:
         seconds = time.monotonic() - answer.added_at
@@ -135,8 +141,9 @@ class Call:
             self.spans.ended(answer, ended, finish_reason(ended), first_at)
         logger.info(
             "%s: %s, %s in %s, %.0f ms, %s",
-            answer.id, counted(answer.order.num_prompt_tokens, "prompt token"), counted(ended.num_tokens, "token"),
-            counted(ended.num_forwards, "pass", "es"), 1000 * seconds, ended.finish_reason,
+            answer.id, counted(answer.order.num_prompt_tokens, "prompt token"),
+            counted(answer.order.num_filled(ended.num_tokens), "token"), counted(ended.num_forwards, "pass", "es"),
+            1000 * seconds, ended.finish_reason,
         )  # fmt: skip
 
 

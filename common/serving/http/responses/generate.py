@@ -58,7 +58,7 @@ class GenerateCall:
     def _last(self, one: Finished) -> dict[str, Any]:
         order, fields = self.call.answers[0].order, self.call.fields
         assert isinstance(fields, GenerateFields), "its route takes no others"
-        num_tokens = one.ended.num_tokens - order.num_given
+        num_tokens = order.num_filled(one.ended.num_tokens)
         counts = usage(order.num_prompt_tokens, num_tokens, one.ended.num_cached_tokens)
         body = {
             "id": self.call.orders.id,

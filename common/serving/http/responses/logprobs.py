@@ -105,6 +105,7 @@ def _with_top(one: Told, text_of: TextOf) -> dict[str, Any]:
 
 
 def _entry(token_id: int, logprob: float, text_of: TextOf) -> dict[str, Any]:
-    """bytes: null for a piece of a character, whose bytes its text does not show."""
+    """Return a token as OpenAI's log probabilities have it. bytes: null for a piece of a character, whose bytes its
+    text does not show."""
     (text,) = text_of([token_id])
     return {"token": text, "logprob": logprob, "bytes": None if BROKEN in text else list(text.encode())}

@@ -48,7 +48,8 @@ class OpenAiCall:
     async def events(self) -> AsyncIterator[str]:
         """Yield the stream's events, [DONE] last. Raises ApiError where it cannot be finished."""
         call, options = self.call, self.call.fields.stream_options or StreamOptions()
-        num_tokens, ended = 0, []
+        num_filled, ended = 0, []
+        num_tokens = [0] * len(call.answers)
         readers = [MessageReader(answer.order.reading) for answer in call.answers]
         with call.answering():
             if self.is_chat:
@@ -59,16 +60,17 @@ class OpenAiCall:
                     if text:
                         yield self._chunk([self._text_part(index, Piece(text, ()), None)], options, 0)
             async for index, piece in merged([call.pieces(answer) for answer in call.answers]):
-                num_tokens += len(piece.token_ids)
+                num_filled += call.answers[index].order.num_new(num_tokens[index], len(piece.token_ids))
+                num_tokens[index] += len(piece.token_ids)
                 if piece.ended is not None:
                     ended.append(piece.ended)
                 for choice in self._parts(index, piece, readers[index]):
-                    yield self._chunk([choice], options, num_tokens)
+                    yield self._chunk([choice], options, num_filled)
         if options.include_usage or call.fields.diffusion.stats:
             last = {**self._head(self._chunk_kind), "choices": []}
             if options.include_usage:
                 cached = num_cached(ended, call.orders.orders)
-                last["usage"] = usage(call.orders.num_prompt_tokens, num_tokens - call.orders.num_given, cached)
+                last["usage"] = usage(call.orders.num_prompt_tokens, num_filled, cached)
             if call.fields.diffusion.stats:
                 last["diffusion"] = pass_counts(ended, call.orders.orders)
             yield event(last)
@@ -81,10 +83,10 @@ class OpenAiCall:
     def _head(self, kind: str) -> dict[str, Any]:
         return head(kind, self.call.orders.id, self.model, self.created)
 
-    def _chunk(self, choices: list[dict[str, Any]], options: StreamOptions, num_tokens: int) -> str:
+    def _chunk(self, choices: list[dict[str, Any]], options: StreamOptions, num_filled: int) -> str:
         body: dict[str, Any] = {**self._head(self._chunk_kind), "choices": choices}
         if options.include_usage:
-            shown = usage(self.call.orders.num_prompt_tokens, num_tokens - self.call.orders.num_given)
+            shown = usage(self.call.orders.num_prompt_tokens, num_filled)
             body["usage"] = shown if options.continuous_usage_stats else None
         return event(body)
 

@@ -34,8 +34,7 @@ def finish_reason(ended: Ended) -> str:
 
 
 def usage(num_prompt_tokens: int, num_tokens: int, num_cached: int | None = None) -> dict[str, Any]:
-    """num_tokens: filled by passes, below 0 where what was given has not come yet. num_cached: None: not known yet."""
-    num_tokens = max(0, num_tokens)
+    """num_tokens: filled by passes. num_cached: None: not known yet."""
     counts = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
@@ -55,15 +54,20 @@ def num_cached(ended: Sequence[Ended], orders: Sequence[Order]) -> int:
     return sum(least.values())
 
 
+def num_filled(ended: Sequence[Ended], orders: Sequence[Order]) -> int:
+    """Return how many tokens of a call's answers passes have filled. orders: theirs, in any order."""
+    order_of = {order.request.id: order for order in orders}
+    return sum(order_of[one.id].num_filled(one.num_tokens) for one in ended)
+
+
 def pass_counts(ended: Sequence[Ended], orders: Sequence[Order]) -> dict[str, Any]:
     """Return what `diffusion.stats` asks for, of all answers of a call. orders: theirs, in any order."""
     room_of = {order.request.id: order.room for order in orders}
     blocks = [room_of[one.id].num_blocks(room_of[one.id].prompt_length + one.num_tokens) for one in ended]
     num_forwards = sum(one.num_forwards for one in ended)
-    num_tokens = sum(one.num_tokens for one in ended) - sum(order.num_given for order in orders)
     return {
         "forwards": num_forwards,
-        "tokens_per_forward": max(0, num_tokens) / max(1, num_forwards),
+        "tokens_per_forward": num_filled(ended, orders) / max(1, num_forwards),
         "lookahead_wins": sum(one.num_lookahead_wins for one in ended),
         "forced_fills": sum(one.num_forced_fills for one in ended),
         "blocks": sum(blocks),
@@ -91,11 +95,7 @@ def whole_body(
             else _choice(index, one, fields, echoes[index] if echoes else "", text_of)
             for index, one in enumerate(finished)
         ],
-        "usage": usage(
-            orders.num_prompt_tokens,
-            sum(one.num_tokens for one in ended) - orders.num_given,
-            num_cached(ended, orders.orders),
-        ),
+        "usage": usage(orders.num_prompt_tokens, num_filled(ended, orders.orders), num_cached(ended, orders.orders)),
     }
     if fields.diffusion.stats:
         body["diffusion"] = pass_counts(ended, orders.orders)

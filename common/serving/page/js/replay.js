@@ -1,6 +1,6 @@
 // What is known of a request: its passes, and from them the canvas after any of them. No DOM here.
 //
-// A pass is one event of the `denoise` stream, described in docs/trace.md. Text of events is never parsed as markup.
+// A pass is one event of the `denoise` stream, described in common/serving/events.py. Text of events is never parsed as markup.
 
 class Replay {
   constructor(settings) {

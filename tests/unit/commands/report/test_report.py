@@ -133,6 +133,7 @@ def _changed(content: Any, keys: str, value: Any) -> str:
         ("sweep.json", "rows.0.metrics.accuracy", {"share": 0.5}),
         ("sweep.json", "rows", {}),
         ("single.metrics.json", "tpf.effective.per_request_mean", None),
+        ("single.metrics.json", "tps.effective.with_first_step.max", None),
         ("single.metrics.json", "requests", []),
         ("single.metrics.json", "windows", {"wide": 3}),
         ("bench.json", "shapes.0.device_ms", "4.1"),
