@@ -21,6 +21,62 @@ class View:
 
 
 VIEWS: Mapping[str, View] = {
+    "cases_h200": View(
+        {name: name for name in ("case", "ms", "over the floor")},
+        where={
+            "case": (
+                "one GPU, 1 x 64",
+                "one GPU, 8 x 64",
+                "one GPU in fp8 with its head, 1 x 64",
+                "one GPU, a prompt of 1,040 tokens, whole step",
+                "bp 2, one row a GPU, 1 x 64",
+                "tp 2, 1 x 64",
+            )
+        },
+        conditions="Dream-7B's shapes, random weights, bf16 unless it says otherwise, 1,024 positions cached; medians. "
+        "`1 x 64` is one row with a window of 64. The floor is the longer of reading every weight once and multiplying "
+        "by it",
+    ),
+    "meshes_h200x4/decodes": View(
+        {
+            "mesh": "mesh",
+            "step, ms": "ms a step",
+            "tokens/s, TPF 10.7": "tokens/s at TPF 10.7",
+            "tokens/s, TPF 15.1": "tokens/s at TPF 15.1",
+        },
+        where={
+            "mesh": (
+                *("one GPU", "tp 2", "tp 4", "bp 4", "bp 2 x tp 2"),
+                *("one GPU, fp8", "tp 4, fp8", "bp 4, fp8", "bp 2 x tp 2, fp8"),
+            )
+        },
+        conditions="Dream-7B's shapes, random weights, k = 3, 1,024 positions cached. Tokens/s of "
+        "one request of 256 tokens, with the pass of its prompt; step: median at a window of 64",
+    ),
+    "batch_invariant_h200": View(
+        {
+            "batch_invariant": "batch_invariant",
+            "same texts": "same texts",
+            "tokens/s, 1 at once": "demo: tokens/s, 1 at once",
+            "64 at once": "64 at once",
+            "7B: 1 x 64, ms": "7B: 1 x 64, ms",
+            "8 x 64": "8 x 64, ms",
+        },
+        conditions="k = 7, bf16. Same texts: those of 300 that 64 requests at once give as one does. 7B: Dream-7B's "
+        "shapes",
+    ),
+    "start_h200": View(
+        {
+            "start": "Triton's kernels",
+            "graphs": "graphs",
+            "their capture, s": "their capture, s",
+            "ready after, s": "ready after, s",
+            "first answer, s": "first answer, s",
+        },
+        conditions="A server of Dream-7B's shapes, random weights made on the GPU, bf16, k = 7, for up to 16 requests "
+        "at once; answers of 256 tokens in 164 passes",
+        words={"kernels compiled": "compiled at the start", "kernels found": "found in the cache"},
+    ),
     "estimate_ascend/paper": View(
         {name: name for name in ("step", "measured, or by ascend_910c", "by ascend_910c_msmodeling")},
         where={"step": ("measured, MBPP", "measured, GSM8K", "estimated", "all-reduces by AI_CPU")},
@@ -43,7 +99,7 @@ VIEWS: Mapping[str, View] = {
         "demo model accepted",
     ),
     "load_7b_h200": View(
-        {name: name for name in ("requests at once", "k", "tokens/s", "TPF", "tokens a pass", "ms a step")},
+        {name: name for name in ("requests at once", "k", "tokens/s", "TPF", "ms a step")},
         where={"k": ("0", "3")},
         conditions="Dream-7B's shapes in bf16; the demo model answers in the place of random weights, outside of every "
         "clock",
@@ -57,7 +113,7 @@ VIEWS: Mapping[str, View] = {
             "public figure": (
                 "d3LLM-LLaDA-8B, H100, one request",
                 "d3LLM-Dream-7B, H100, one request",
-                *(f"LLaDA2.1-mini, H20, {n} at once" for n in (1, 32, 128)),
+                *(f"LLaDA2.1-mini, H20, {n} at once" for n in (1, 128)),
                 "SDAR-4B (JetEngine), H200, 128 at once",
             )
         },
