@@ -21,6 +21,11 @@ class View:
 
 
 VIEWS: Mapping[str, View] = {
+    "wide_h200": View(
+        {"linear": "linear", "128 tokens": "128 tokens", **{n: n for n in ("192", "256", "320")}},
+        where={"linear": ("bf16 gate/up", "bf16 down", "fp8 gate/up", "int8 gate/up")},
+        conditions="Dream-7B's linears, us with the stage after them. bf16 and int8 at commit a41e08e; fp8 at b242034",
+    ),
     "cases_h200": View(
         {name: name for name in ("case", "ms", "over the floor")},
         where={
