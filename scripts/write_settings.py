@@ -52,18 +52,15 @@ output: {path: answers.jsonl}
 
 This page is written by `scripts/write_settings.py` from the models in `common/config/`, which check every file.
 
-* A **profile** (`configs/profiles`) says what runs the model.
-* A **run** (`configs/runs`) says what is decoded. Its settings may be compared by a **sweep** (`configs/sweeps`).
-* `--set key=value` overrides one setting, such as `--set decode.num_lookahead=7`. The value is YAML. The key's first
-  part decides whether the profile or the run is meant.
-* A rule takes its numbers as arguments: `fill_rule: entropy_bounded(bound=0.35)`. Below each stands with its
-  defaults; every `branch_score` takes `created`, every `spawn_rule` `blocks`.
+* A **profile** (`configs/profiles`) says what runs the model, a **run** (`configs/runs`) what is decoded. A **sweep**
+  (`configs/sweeps`) compares settings of a run.
+* `--set key=value` overrides one setting of either, such as `--set decode.num_lookahead=7`. The value is YAML.
+* A rule takes its numbers as arguments: `fill_rule: entropy_bounded(bound=0.35)`. The tables show their defaults.
 * A strategy has keys of its own: `strategy: {name: block_diffusion, commit: separate}`, or
-  `--set decode.strategy.commit=separate`. They stay as long as its name does: `strategy: {commit: separate}` in a run
-  file changes one key of its preset's.
-* An unknown key is an error. Two keys of other projects are refused with their reason. `branching_factor` is used for
-  both k and k + 1 in published scripts. `trust_remote_code` is pointless, since no code of a
-  checkpoint is executed.
+  `--set decode.strategy.commit=separate`. `strategy: {commit: separate}` alone changes one key of the preset's
+  strategy.
+* An unknown key is an error. So are `branching_factor`, which other projects use for both k and k + 1, and
+  `trust_remote_code`: no code of a checkpoint is run.
 """
 SECTIONS: tuple[tuple[str, type[Frozen]], ...] = (
     ("A run file", RunConfig),
@@ -79,7 +76,7 @@ SECTIONS: tuple[tuple[str, type[Frozen]], ...] = (
     ("A sweep", SweepConfig),
     ("One of a sweep's `rows`", SweepRow),
 )
-_NAMES = {int: "whole number", float: "number", str: "text"}
+_NAMES = {int: "integer", float: "number", str: "text"}
 
 
 def page() -> str:
@@ -138,6 +135,9 @@ def _plural(annotation: Any) -> str:
 
 
 def _bounds(field: FieldInfo) -> str:
+    limits = {type(limit): limit for limit in field.metadata}
+    if Ge in limits and Le in limits:
+        return f" {limits[Ge].ge} to {limits[Le].le}"
     return "".join(_bound(limit) for limit in field.metadata)
 
 

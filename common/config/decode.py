@@ -26,11 +26,11 @@ class DecodeConfig(Settings):
 
     strategy: AnyStrategy = Field(
         default=D2F(),
-        description="The rule under the lookahead branches: its name, or an object with the name and keys of its own "
-        "(below), such as `{name: block_diffusion, commit: separate}`. `d2f` pipelines blocks, `multi_block` (d3LLM) "
-        "does over a whole canvas, `fast_dllm` fills one block after another, `vanilla` fills the whole canvas and "
-        "caches nothing, `block_diffusion` (SDAR, TraDo, LLaDA2), `levenshtein` (LLaDA2.2) and `fast_dllm_v2` are "
-        "those of models whose blocks are counted from position 0.",
+        description="The rule that lookaheads speed up: its name, or an object with its own keys (below), such as "
+        "`{name: block_diffusion, commit: separate}`; `d2f` pipelines blocks, `multi_block` (d3LLM) does so over a "
+        "whole canvas, `fast_dllm` fills one block after another, `vanilla` the whole canvas without a cache, and "
+        "`block_diffusion` (SDAR, TraDo, LLaDA2), `levenshtein` (LLaDA2.2) and `fast_dllm_v2` are for models whose "
+        "blocks are counted from position 0.",
     )
     num_lookahead: int = Field(
         default=3,
@@ -66,39 +66,37 @@ class DecodeConfig(Settings):
     )
     fill_rule: Annotated[str, Policy("fill_rules")] = Field(
         default="threshold",
-        description="Which masks of a block a step fills: those above `skip_threshold` (`threshold`); so many that "
-        "`steps` fill the block, the most confident (`static`), the first (`sequential`), or all above "
-        "`skip_threshold` if those are more (`dynamic`); those of the lowest entropies whose sum stays below `bound` "
-        "(`entropy_bounded`); the n most probable, n the most for which (n + 1)(1 - p) stays below `f` for all of them "
-        "(`factor`); the most probable while the Frechet bound of all of them being right stays above `delta` "
-        "(`frechet`); all whose entropy lies below `below` (`entropy`); or all above `skip_threshold` for which a "
-        "`share` of the branches predict the same token (`agreed`); at least one in any case.",
+        description="Which masks of a block a step fills, at least one in any case: all above `skip_threshold` "
+        "(`threshold`), of these the ones that a `share` of the branches agree on (`agreed`), or all with an entropy "
+        "below `below` (`entropy`); so many that `steps` fill the block, the most confident (`static`), the first "
+        "(`sequential`), or all above `skip_threshold` if those are more (`dynamic`); those of the lowest entropies "
+        "whose sum stays below `bound` (`entropy_bounded`); the n most probable, while (n + 1)(1 - p) stays below `f` "
+        "for each (`factor`), or while the Frechet bound of all being right stays above `delta` (`frechet`).",
     )
     sampling_strategy: Annotated[str, Policy("token_confidences")] = Field(
         default="neg_entropy",
         description="Token confidence, which ranks masks and branches: the highest probability (`default`), its lead "
-        "over the second (`margin`), the negative entropy (`neg_entropy`), or a policy that the head's kernels lack "
-        "(slower, `lopa_cuda`).",
+        "over the second (`margin`), the negative entropy (`neg_entropy`), or another policy (slower, `lopa_cuda` "
+        "only).",
     )
     branch_score: Annotated[str, Policy("branch_scores")] = Field(
         default="mean",
-        description="Branch confidence C(B): the mean over the remaining masks (`mean`), or over the `bottom_share` of "
-        "least confidence, over the weakest run of a block's length (`sliding_window`), with the logarithm of how "
-        "likely a branch's token is (`ripple`), or chance, as a control (`random`); or a rule that accepts drafts "
-        "(`spawn_rule: nested`): the most tokens of which the branch before predicts each (`agreement`), or the "
-        "fills that decoding without lookaheads would come to, as they are (`exact`: the same tokens in "
-        "fewer passes) or a part of them (`subset`). `created` is the weight of the "
-        "confidence that a branch's token had when it was spawned.",
+        description="How a branch is scored, C(B): by the mean confidence of its remaining masks (`mean`), of the "
+        "`bottom_share` of them, or of its weakest run of a block's length (`sliding_window`); by the number of masks "
+        "above `skip_threshold` (`num_sure`), with its own tokens by their likelihood (`expected`) or less `risk` "
+        "times the chance that they are wrong (`hedged`); by entropy and its own tokens' likelihood (`ripple`); of "
+        "drafts (`spawn_rule: nested`) the longest that the branch before agrees with (`agreement`), or the tokens of "
+        "k = 0 in fewer passes, all (`exact`) or a part of them (`subset`); `anchor`, `lookahead` and `random` are "
+        "controls, and `created` weighs the confidence that a branch's token had when it was spawned.",
     )
     spawn_rule: Annotated[str, Policy("spawn_rules")] = Field(
         default="confident",
-        description="Which masks the lookaheads fill: the most confident, or as controls the most uncertain or random "
-        "ones; with `nested` the j-th lookahead fills the j most confident, with `pivot` each fills the same "
-        "half-certain mask with another token. `blocks` is the number of open blocks that they may go into, from the "
-        "first one with masks on; "
-        "`confident(blocks=1)` suits `window_attention: block_causal`. `entropy` keeps them where the entropies of the "
-        "masks to the left sum to at most so many nats, which shortens the window; `tokens` tries so many of a mask's "
-        "most probable tokens, those at least `ratio` times as probable as the first, found by plain operators.",
+        description="Which masks the lookaheads fill: the most confident, those whose probability is nearest to "
+        "`probability` (`near`), a `share` of confident and else random ones (`mixed`), evenly spread ones, or as "
+        "controls uncertain or random ones; with `nested` the j-th lookahead fills the j most confident, with `pivot` "
+        "each fills one half-certain mask with another token; `blocks` allows only the first so many open blocks, "
+        "`entropy` only masks with at most so many nats of entropy to their left, which shortens the window, and "
+        "`tokens` tries so many tokens of a mask, those at least `ratio` times as probable as the first.",
     )
     lookahead_rule: Annotated[str, Policy("lookahead_rules")] = Field(
         default="all",
@@ -124,9 +122,9 @@ class DecodeConfig(Settings):
     )
     temperature_acts_on: Literal["draw", "draw_and_confidence"] = Field(
         default="draw",
-        description="What temperature, top_p and top_k change: which token is drawn (`draw`), so that thresholds mean "
-        "the same at every temperature, or its probability and the confidence too (`draw_and_confidence`), as some "
-        "published code has it (docs/families.md), so that at low temperatures nearly every token passes a threshold.",
+        description="What temperature, top_p and top_k change: only which token is drawn (`draw`), or its probability "
+        "and the confidence too, as in some published code (`draw_and_confidence`, docs/families.md), so that at low "
+        "temperatures nearly every token passes a threshold.",
     )
     top_p: float = Field(
         default=1.0,
@@ -166,8 +164,8 @@ class DecodeConfig(Settings):
     eos_token_id: int | None = Field(default=None, description="The end token; `null` is the checkpoint's own.")
     mask_probability: Literal["excluded", "counted"] = Field(
         default="excluded",
-        description="Whether the mask token, which is never filled in, has a part in the probabilities of the others "
-        "(`counted`, as in most published code, slower and on `lopa_cuda` only); trained models give it next to none.",
+        description="Whether the mask token, which is never filled in, counts in the probabilities of the others "
+        "(`counted`, as in most published code; slower, `lopa_cuda` only).",
     )
     mask_token_id: int | None = Field(
         default=None, description="The token of an unfilled position; `null` is the checkpoint's own."

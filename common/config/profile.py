@@ -87,8 +87,8 @@ class NpuConfig(Settings):
     )
     cores: Literal["all", "slice"] = Field(
         default="all",
-        description="The processor cores of a process, all that it was given or an equal slice of them a "
-        "process of the node, whose first core goes to the thread that waits for the device.",
+        description="The processor cores of a process: all that it was given, or an equal slice of the node's, whose "
+        "first core goes to the thread that waits for the device.",
     )
     start_timeout_s: float = Field(
         default=900.0,
@@ -154,9 +154,8 @@ class DeviceProfile(Settings):
     )
     kernels: Literal["torch", "triton", "npu", "auto"] = Field(
         default="auto",
-        description="Operators of the layers: plain PyTorch (`torch`), fused kernels (`triton`: those of `lopa_cuda`; "
-        "on device npu one of Triton-Ascend for rotation and KV write), those of `lopa_ascend` (`npu`), or the fastest "
-        "that device and dtype allow (`auto`; on npu Triton-Ascend's where a start finds it right and faster).",
+        description="Operators of the layers: plain PyTorch (`torch`), fused kernels (`triton`; on an NPU those of "
+        "Triton-Ascend), those of `lopa_ascend` (`npu`), or the fastest that device and dtype allow (`auto`).",
     )
     batch_invariant: bool = Field(
         default=False,

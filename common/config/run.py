@@ -137,8 +137,8 @@ class ServeConfig(Settings):
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="Names beside localhost that clients may call the server by, as Host and Origin say them; looked "
-        "at where it listens on this machine alone and wants no key.",
+        description="Names beside localhost that clients may call the server by (Host, Origin), where it listens on "
+        "this machine alone and needs no key.",
     )
     max_connections: int = Field(
         default=4096,
@@ -162,8 +162,8 @@ class ServeConfig(Settings):
     engine_silence_s: float = Field(
         default=120.0,
         gt=0,
-        description="Seconds without a word of a loaded engine after which probes and new requests get 503, until it "
-        "speaks again; it speaks between passes, so more than the longest pass takes.",
+        description="Seconds without a word of a loaded engine after which probes and new requests get 503; it speaks "
+        "between passes, so this must be more than the longest pass takes.",
     )
     keep_alive_s: float = Field(
         default=15.0, ge=0.1, le=3600, description="Seconds of silence after which a stream sends a comment line."
@@ -233,20 +233,19 @@ class RunConfig(Settings):
     max_num_batched_tokens: int = Field(
         default=8192,
         ge=1,
-        description="Prompt tokens of one pass: other prompts wait for the next, and a longer one begins alone or, "
-        "where positions see nothing after their block (`block_diffusion`, `fast_dllm_v2`), is cut.",
+        description="Prompt tokens of one pass: further prompts wait, and a longer one begins alone or, where "
+        "positions see nothing after their block (`block_diffusion`, `fast_dllm_v2`), is cut.",
     )
     enable_prefix_caching: bool = Field(
         default=True,
-        description="Keep the KV of prompts and answers for requests that begin alike, in whole pages, where it "
-        "depends on nothing that comes after it (`block_diffusion`, `levenshtein`, `fast_dllm_v2`; and `reuse_prefix` "
-        "of `d2f`).",
+        description="Share the KV of prompts and answers between requests that begin alike (`block_diffusion`, "
+        "`levenshtein`, `fast_dllm_v2`; with `reuse_prefix` also `d2f`).",
     )
     pace: Pace = Field(
         default="fixed",
-        description="`fixed` decodes as `decode` says; `careful`, `balanced` and `fast` choose lookaheads, their guard "
-        "and where blocks wait, by the load and by what passes cost, for the most tokens a second at this accuracy, in "
-        "the place of these keys of `decode`; tokens then depend on load (`lopa_cuda`).",
+        description="Whether the load chooses the lookaheads and when blocks open, for the most tokens a second "
+        "(docs/performance.md; `lopa_cuda` only): `fixed` decodes as `decode` says, and `careful`, `balanced` and "
+        "`fast` allow ever more loss of accuracy.",
     )
     seed: int = Field(default=0, ge=0, description="What random tokens and random controls depend on.")
     num_maskings: int = Field(

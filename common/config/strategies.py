@@ -118,9 +118,8 @@ class FastDllm(Strategy):
         default=None,
         ge=0,
         le=MOST,
-        description="Cut the canvas after its first pass to the length that the probabilities of an end token let "
-        "expect (arXiv 2608.26374) and so many tokens more, rounded up to a block; canvases of requests with a format "
-        "stay whole, and `null` cuts none.",
+        description="Cut the canvas after its first pass to the length that the probabilities of an end token predict "
+        "(arXiv 2608.26374) and so many tokens more, rounded up to a block (not with a format); `null` cuts none.",
     )
 
     @model_validator(mode="after")
@@ -154,8 +153,7 @@ class BlockDiffusion(Strategy):
     commit: Literal["fused", "separate"] = Field(
         default="fused",
         description="How a finished block's KV becomes final: in the next block's first pass (`fused`), or as "
-        "published, in a pass of its own, the last block's too (`separate`); without lookahead and temperature the "
-        "tokens are the same.",
+        "published in a pass of its own (`separate`); without lookahead and temperature the tokens are the same.",
     )
     end_at: Literal["token", "block"] = Field(
         default="token",
