@@ -21,6 +21,12 @@ class View:
 
 
 VIEWS: Mapping[str, View] = {
+    "structured_demo": View(
+        {"held to": "held to", **{n: n for n in ("correct", "ended", "tokens", "passes")}},
+        where={"k": (7,)},
+        conditions="The first 100 held-out math problems, models/demo, k = 7. Ended: before the canvas was full. "
+        "Tokens, passes: of an answer, the mean",
+    ),
     "estimate_h200": View(
         {name: name for name in ("engine", "rows x window", "measured ms", "predicted ms", "error")},
         where={"rows x window": ("1 x 64", "4 x 64", "8 x 64")},
@@ -76,18 +82,6 @@ VIEWS: Mapping[str, View] = {
         conditions="k = 7, bf16. Same texts: those of 300 that 64 requests at once give as one does. 7B: Dream-7B's "
         "shapes",
     ),
-    "start_h200": View(
-        {
-            "start": "Triton's kernels",
-            "graphs": "graphs",
-            "their capture, s": "their capture, s",
-            "ready after, s": "ready after, s",
-            "first answer, s": "first answer, s",
-        },
-        conditions="A server of Dream-7B's shapes, random weights made on the GPU, bf16, k = 7, for up to 16 requests "
-        "at once; answers of 256 tokens in 164 passes",
-        words={"kernels compiled": "compiled at the start", "kernels found": "found in the cache"},
-    ),
     "estimate_ascend/paper": View(
         {name: name for name in ("step", "measured, or by ascend_910c", "by ascend_910c_msmodeling")},
         where={"step": ("measured, MBPP", "measured, GSM8K", "estimated", "all-reduces by AI_CPU")},
@@ -131,25 +125,6 @@ VIEWS: Mapping[str, View] = {
         conditions="Random weights of the model's true shapes in bf16, k = 0. A claim is its authors', on their "
         "hardware, tasks and timing. Random weights send all masks to the same experts, so at few requests LLaDA2's "
         "passes read less than a trained model's",
-    ),
-    "records_h200": View(
-        {
-            **{name: name for name in ("public figure", "its tokens/s", "its TPF")},
-            "ours": "ours in",
-            "our TPF": "our TPF",
-            "tokens/s, different tokens": "ours, tokens/s",
-            "different / its": "ours / its",
-        },
-        conditions="LLaDA2-mini's shapes with random weights, one request. Random weights send all masks to the same "
-        "experts, so ours is timed on 32 different tokens, which hit 157 of 256 experts a layer",
-    ),
-    "replicas_h200x4/killed": View(
-        {
-            name: name
-            for name in ("replicas", "requests", "answered", "ended with an error", "seconds to the last error")
-        },
-        where={"run": ("dream_7b_dummy",)},
-        conditions="Dream-7B's shapes; one replica is killed while each has 64 streams under way and as many wait",
     ),
     "wall_clock_h100/chosen": View(
         {
