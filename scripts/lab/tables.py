@@ -37,7 +37,6 @@ _FRONT = (
     ("LoPA, k = 7", "LoPA, k = 7"),
     ("control: k = 7, a random winner", "k = 7, random winner"),
 )
-_FORMATS = ("bf16", "w8a8", "fp8")
 
 Result = Mapping[str, Any]
 
@@ -183,32 +182,13 @@ def loads(results: Mapping[str, Result]) -> str:
     return _with_source(source, study.written(["requests at once", "models/demo", "models/demo_block"], rows))
 
 
-def temperature(results: Mapping[str, Result], kept: Sequence[float] = ()) -> str:
-    """Temperatures down, all or those `kept`."""
+def temperature(results: Mapping[str, Result]) -> str:
+    """Temperatures down."""
     result = results["temperature_h100"]
     ways = [(k, acts_on) for k in (0, 7) for acts_on in ("draw", "draw_and_confidence")]
     of = {(p["temperature"], p["num_lookahead"], p["temperature_acts_on"]): p for p in result["points"]}
-    rows = [
-        [f"{t:g}", *(_share_and_tpf(of[(t, *way)]) for way in ways)] for t in sorted(kept or {key[0] for key in of})
-    ]
+    rows = [[f"{t:g}", *(_share_and_tpf(of[(t, *way)]) for way in ways)] for t in sorted({key[0] for key in of})]
     return _with_source(result, study.written(["temperature", *(f"k = {k}, {acts_on}" for k, acts_on in ways)], rows))
-
-
-def experts(results: Mapping[str, Result]) -> str:
-    """A pass of both shipped sizes of experts in three number formats, for one request and for sixteen."""
-    names = {"llada2_mini": "LLaDA2.0-mini", "sdar_30b_a3b": "SDAR-30B-A3B"}
-    found = {name: results["experts_8bit_h200"]["tables"][name] for name in names}
-    kept = {"1 x 32": "1", "16 x 32": "16"}
-    places = [[heading for heading, _ in found["llada2_mini"]["columns"]].index(f"{of}, ms") for of in _FORMATS]
-    rows = [
-        [label, kept[row[0]], *(f"{row[place]:.1f}" for place in places)]
-        for name, label in names.items()
-        for row in found[name]["rows"]
-        if row[0] in kept
-    ]
-    source = {key: found["llada2_mini"][key] for key in ("card", "commit")}
-    source["conditions"] = "Device ms of a pass with a block of 32 a request, random weights of the published shapes"
-    return _with_source(source, study.written(["model", "requests", *_FORMATS], rows))
 
 
 def _share_and_tpf(point: Mapping[str, Any]) -> str:
@@ -223,8 +203,6 @@ _WRITERS: Mapping[str, Callable[[Mapping[str, Result]], str]] = {
     "scheduler": scheduler,
     "loads": loads,
     "temperature": temperature,
-    "temperature/short": lambda results: temperature(results, (0, 0.1, 1)),
-    "experts": experts,
 }
 
 

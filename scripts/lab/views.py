@@ -70,18 +70,6 @@ VIEWS: Mapping[str, View] = {
         conditions="Dream-7B's shapes, random weights, k = 3, 1,024 positions cached. Tokens/s of "
         "one request of 256 tokens, with the pass of its prompt; step: median at a window of 64",
     ),
-    "batch_invariant_h200": View(
-        {
-            "batch_invariant": "batch_invariant",
-            "same texts": "same texts",
-            "tokens/s, 1 at once": "demo: tokens/s, 1 at once",
-            "64 at once": "64 at once",
-            "7B: 1 x 64, ms": "7B: 1 x 64, ms",
-            "8 x 64": "8 x 64, ms",
-        },
-        conditions="k = 7, bf16. Same texts: those of 300 that 64 requests at once give as one does. 7B: Dream-7B's "
-        "shapes",
-    ),
     "estimate_ascend/paper": View(
         {name: name for name in ("step", "measured, or by ascend_910c", "by ascend_910c_msmodeling")},
         where={"step": ("measured, MBPP", "measured, GSM8K", "estimated", "all-reduces by AI_CPU")},
@@ -105,7 +93,7 @@ VIEWS: Mapping[str, View] = {
     ),
     "load_7b_h200": View(
         {name: name for name in ("requests at once", "k", "tokens/s", "TPF", "ms a step")},
-        where={"k": ("0", "3")},
+        where={"k": ("0", "3"), "requests at once": ("1", "4", "16")},
         conditions="Dream-7B's shapes in bf16; the demo model answers in the place of random weights, outside of every "
         "clock",
     ),
