@@ -52,8 +52,8 @@ class GraphConfig(Settings):
     )
     token_buckets: tuple[Count, ...] = Field(
         default=(),
-        description="The padded numbers of tokens of a rank's step that are captured; an empty list leaves the choice "
-        "to the engine.",
+        description="The numbers of tokens that steps are padded to and captured at; an empty list lets the engine "
+        "choose.",
     )
 
     @model_validator(mode="before")
@@ -67,13 +67,12 @@ class NpuConfig(Settings):
 
     selftest: Literal["strict", "warn", "off"] = Field(
         default="strict",
-        description="What a start does about an operation that is wrong there: refuse (`strict`), say so "
-        "and go on (`warn`), or not look (`off`).",
+        description="What a start does about a wrong operation: refuse (`strict`), say so and go on (`warn`), or not "
+        "look (`off`).",
     )
     attention: Literal["auto", "v1", "v2"] = Field(
         default="v1",
-        description="The version of the attention operator; `auto` tries both over both views of the cache "
-        "when it starts, and takes the fastest that is right.",
+        description="The version of the attention operator; `auto` takes the fastest that is right.",
     )
     kv_view: Literal["3d", "4d"] = Field(
         default="3d",
@@ -98,8 +97,7 @@ class NpuConfig(Settings):
     )
     row_buckets: tuple[Count, ...] = Field(
         default=(),
-        description="The padded numbers of virtual rows that are captured; an empty list leaves "
-        "the choice to the engine.",
+        description="The numbers of virtual rows that steps are padded to; an empty list lets the engine choose.",
     )
     max_graphs: int = Field(
         default=48,
@@ -135,7 +133,7 @@ class DeviceProfile(Settings):
     device: Literal["cpu", "cuda", "npu"] = Field(description="The kind of device.")
     mesh: MeshConfig | Literal["auto"] = Field(
         default=MeshConfig(),
-        description="How the processes share the work; `auto` takes every visible device and chooses the split itself.",
+        description="How the processes share the work; `auto` takes every visible device and the fastest split.",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="bfloat16", description="Precision of weights, activations and KV, where they are not quantized."

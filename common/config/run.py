@@ -64,8 +64,8 @@ class InputConfig(Settings):
     settings_field: str | None = Field(
         default=None,
         min_length=1,
-        description="The field of a line, such as `decode`, that holds keys of `decode` for this request alone, beside "
-        "a `seed` of its own; `null` takes both as data.",
+        description="The field of a line, such as `decode`, that holds this request's own keys of `decode` and `seed`; "
+        "`null` takes both as data.",
     )
 
     target_field: str | None = Field(
@@ -211,12 +211,12 @@ class RunConfig(Settings):
     lora_path: str | None = Field(
         default=None,
         min_length=1,
-        description="PEFT LoRA, a folder or a hub's name, that is merged into the weights at load.",
+        description="PEFT LoRA, a folder or a hub's name, merged into the weights at load.",
     )
     tokenizer: str | None = Field(
         default=None,
         min_length=1,
-        description="Folder or hub's name of the tokenizer, where it is not the model's: `null` is `model`.",
+        description="Folder or hub's name of the tokenizer; `null` is `model`.",
     )
     load_format: Literal["auto", "dummy"] = Field(
         default="auto",
@@ -225,8 +225,8 @@ class RunConfig(Settings):
     preset: str | None = Field(
         default=None,
         min_length=1,
-        description="A file of configs/presets, or one of your own, whose `decode` stands for what the run's does not "
-        "say: the published settings of a family.",
+        description="A file of configs/presets, or your own, with defaults of `decode`: the published settings of a "
+        "family.",
     )
     decode: DecodeConfig = Field(default=DecodeConfig(), description="How requests are decoded.")
     max_num_requests: int = Field(default=1, ge=1, description="Requests that are decoded together.")

@@ -75,13 +75,13 @@ class SweepConfig(Settings):
     rows: tuple[SweepRow, ...] = Field(default=(), description="Settings one by one.")
     grid: dict[str, list[Any]] = Field(
         default_factory=dict,
-        description="Keys of `decode`, such as `skip_threshold` and `strategy.cache`, with lists of values, of which "
-        "every combination is a setting.",
+        description="Keys of `decode`, such as `skip_threshold` and `strategy.cache`, with lists of values; every "
+        "combination is a setting.",
     )
     zip: dict[str, list[Any]] = Field(
         default_factory=dict,
-        description="Keys of `decode` with lists of one length, whose first values are a setting, whose second values "
-        "are one, and so on; each of them is combined with each of the `grid`.",
+        description="Keys of `decode` with lists of one length: the first values are a setting, the second values "
+        "another; each is combined with each of the `grid`.",
     )
 
 

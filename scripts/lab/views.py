@@ -110,9 +110,9 @@ VIEWS: Mapping[str, View] = {
                 "SDAR-4B (JetEngine), H200, 128 at once",
             )
         },
-        conditions="Random weights of the model's true shapes in bf16, k = 0. A claim is its authors', on their "
-        "hardware, tasks and timing. Random weights send all masks to the same experts, so at few requests LLaDA2's "
-        "passes read less than a trained model's",
+        conditions="Random weights of the model's true shapes in bf16, k = 0; for one request 6 or 9 tokens are "
+        "accepted a step. A claim is its authors', on their hardware, tasks and timing. Random weights send all masks "
+        "to the same experts, so at few requests LLaDA2's passes read less than a trained model's",
     ),
     "wall_clock_h100/chosen": View(
         {
