@@ -71,7 +71,7 @@ def _mean_of_lowest(left: Any, share: float) -> float:
     return total / count
 
 
-@BRANCH_SCORES.add("num_sure", NUM_SURE, soon=1.0)
+@BRANCH_SCORES.add("num_sure", NUM_SURE, soon=Number(1.0, 0, 1))
 def num_sure(left: Any, tried: Any, settings: Any) -> float:
     """Return how many masks the next step would fill at once, those above `skip_threshold`; of equal counts the higher
     mean confidence decides.
@@ -89,7 +89,7 @@ def num_sure(left: Any, tried: Any, settings: Any) -> float:
     return total + 1 / (2 - min(_mean_of_lowest(left, 1.0), 1.0))  # the mean is 1 at the most: a tie break below 1
 
 
-@BRANCH_SCORES.add("expected", EXPECTED, trust=1.0, soon=1.0)
+@BRANCH_SCORES.add("expected", EXPECTED, trust=Number(1.0, 0), soon=Number(1.0, 0, 1))
 def expected(left: Any, tried: Any, settings: Any) -> float:
     """Return what a branch fills at once, its own tokens included, weighted with how likely those are by now.
 
@@ -103,7 +103,7 @@ def expected(left: Any, tried: Any, settings: Any) -> float:
     return (found + tried.num_fills) * likely
 
 
-@BRANCH_SCORES.add("hedged", HEDGED, risk=2.0, soon=1.0)
+@BRANCH_SCORES.add("hedged", HEDGED, risk=2.0, soon=Number(1.0, 0, 1))
 def hedged(left: Any, tried: Any, settings: Any) -> float:
     """Return the tokens that a branch fills, its own included, less what its own may cost where they are wrong.
 
@@ -113,7 +113,7 @@ def hedged(left: Any, tried: Any, settings: Any) -> float:
     return found + (tried.num_fills - settings.score_risk * (1 - tried.likely)) if tried.num_fills else found
 
 
-@BRANCH_SCORES.add("ripple", RIPPLE, trust=0.3)
+@BRANCH_SCORES.add("ripple", RIPPLE, trust=Number(0.3, 0))
 def ripple(left: Any, tried: Any, settings: Any) -> float:
     """Return minus the mean entropy of the masks that no lookahead fills, plus `trust` times the logarithm of how
     likely the branch's own tokens are by now (RPS, arXiv 2608.11742); a confidence is the negative entropy."""

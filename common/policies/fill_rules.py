@@ -111,7 +111,7 @@ def frechet(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
         is_chosen_M[order_M[rank]] = True
 
 
-@FILL_RULES.add("agreed", AGREED, share=1.0)
+@FILL_RULES.add("agreed", AGREED, share=Number(1.0, 0, 1))
 def agreed(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
     """Choose all above `skip_threshold` that enough branches agree on, or else the most confident one. share: of the
     branches that predict the winner's token."""

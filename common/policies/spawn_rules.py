@@ -80,7 +80,7 @@ def uncertain(masks: Open, settings: Any, rank_C: Any) -> None:
         rank_C[place] = -masks.confidence_C[place]
 
 
-@SPAWN_RULES.add("near", NEAR, probability=0.6)
+@SPAWN_RULES.add("near", NEAR, probability=Number(0.6, 0, 1))
 def near(masks: Open, settings: Any, rank_C: Any) -> None:
     """Rank masks first whose token is about as probable as this: likely enough to be right, and open enough to tell
     something."""
@@ -88,7 +88,7 @@ def near(masks: Open, settings: Any, rank_C: Any) -> None:
         rank_C[place] = -abs(masks.probability_C[place] - np.float32(settings.spawn_probability))
 
 
-@SPAWN_RULES.add("mixed", MIXED, share=0.5)
+@SPAWN_RULES.add("mixed", MIXED, share=Number(0.5, 0, 1))
 def mixed(masks: Open, settings: Any, rank_C: Any) -> None:
     """Rank the most confident masks first, and random ones after them. share: of the confident ones among the
     lookaheads."""

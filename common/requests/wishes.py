@@ -18,6 +18,7 @@ from pydantic import (
     Field,
     StrictBool,
     StrictFloat,
+    StrictStr,
     ValidationError,
     WithJsonSchema,
 )
@@ -38,7 +39,6 @@ FIRST_ERROR = Field(fail_fast=True)  # a list of a million wrong items has one e
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 MaxTokens = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
-_Stop = Annotated[str, Field(strict=True, max_length=4096)]
 
 
 MOST_GIVEN = 2**16  # characters of a canvas: they are tokenized while other requests wait
@@ -86,7 +86,7 @@ class AnswerFields(BaseModel):
     temperature: Annotated[float, Field(strict=True, ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = None
-    stop: _Stop | Annotated[list[_Stop], FIRST_ERROR] = []
+    stop: StrictStr | Annotated[list[StrictStr], FIRST_ERROR] = []
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_TOKENS, fail_fast=True)] = []
     ignore_eos: StrictBool = False
     skip_special_tokens: StrictBool | None = None

@@ -323,6 +323,13 @@ def test_words_that_contradict_each_other_are_refused(arguments: list[str], sent
     assert result.exit_code != 0 and str(result.exception).startswith(sentence)
 
 
+def test_a_pipe_is_a_file_of_requests(tmp_path: Path) -> None:
+    """As a shell's `<(...)` is."""
+    os.mkfifo(tmp_path / "pipe")
+    result = CliRunner().invoke(app, ["run", "demo", str(tmp_path / "pipe"), "--overwrite", "--retry-errors"])
+    assert str(result.exception).startswith("--retry-errors: --overwrite decodes all")
+
+
 @pytest.mark.parametrize("text", ["0", "11", "²", "-1", "9" * 5000], ids=lambda text: text[:9])
 def test_a_number_out_of_range_is_said_with_the_range(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"^'.{1,300}: give whole numbers from 1 to 10$"):

@@ -75,6 +75,14 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
             "model: m\ndecode: {branch_score: 'hedged(risk=1e308)'}",
             "FILE: decode.branch_score: hedged: set risk to a number between -1000000 and 1000000",
         ),
+        (
+            "model: m\ndecode: {spawn_rule: 'near(probability=9)'}",
+            "FILE: decode.spawn_rule: near: set probability to a number between 0 and 1",
+        ),
+        (
+            "model: m\ndecode: {branch_score: 'ripple(trust=-4)'}",
+            "FILE: decode.branch_score: ripple: set trust to a number between 0 and 1000000",
+        ),
         ('model: m\ndecode: {num_lookahead: "-1"}', "FILE: decode.num_lookahead: set it to 0 or more"),
         ('model: m\ndecode: {num_lookahead: "-3"}', "FILE: decode.num_lookahead: set it to 0 or more"),
         (

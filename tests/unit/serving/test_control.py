@@ -162,7 +162,7 @@ def test_a_second_call_waits_for_its_turn_elsewhere() -> None:
     engine.ask(ReadWeights("1"), "first")
     assert engine.obeyed() is None
     engine.ask(ReadWeights("2"), "second")
-    assert "by another call" in str(engine.obeyed())
+    assert "replaced by another call" in str(engine.obeyed())
     engine.ask(PutWeights(), "first")
     assert engine.obeyed() is None and engine.device.weights == 1
 
