@@ -3,10 +3,15 @@
 #
 #   scripts/demo.sh            PYTHON=python3.12 and NUM_PROBLEMS=60 may be set
 #
-# The first time it takes about three minutes on two cores, one of them for the installation; later two.
+# Some minutes on two cores; the first time also those of the installation.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 usage_if_asked "$@"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh
 .venv/bin/lopa demo --num-problems "${NUM_PROBLEMS:-60}"
+cat >&2 <<'END'
+Lookahead pays in seconds on an accelerator: docs/performance.md. Here lopa is .venv/bin/lopa:
+  .venv/bin/lopa chat demo
+  .venv/bin/pip install -e '.[server]' && .venv/bin/lopa serve demo
+END

@@ -9,6 +9,8 @@ as `load_7b_h200`, or a table that a function below makes of one. A result file 
     tables                                several of these by name, `NAME/part`, instead of the next two
     columns                               [heading, format of Python such as ".2f" or "" for text] each
     rows                                  a list of cells each; null is a dash
+
+A page that needs a few rows and columns of a table has a view of it, `NAME/short` (`views.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from textwrap import fill
 from typing import Any
 
 from scripts.lab.study import page as study
+from scripts.lab.views import VIEWS, View
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -34,6 +37,7 @@ _FRONT = (
     ("LoPA, k = 7", "LoPA, k = 7"),
     ("control: k = 7, a random winner", "k = 7, random winner"),
 )
+_FORMATS = ("bf16", "w8a8", "fp8")
 
 Result = Mapping[str, Any]
 
@@ -49,6 +53,7 @@ def tables() -> dict[str, str]:
     }
     made |= {f"study/{name}": text for name, text in study.tables(results["study"]).items()}
     made |= {name: write(results) for name, write in _WRITERS.items()}
+    made |= {f"{name}/short": short(results, name, view) for name, view in VIEWS.items()}
     return made
 
 
@@ -72,6 +77,27 @@ def _with_source(result: Result, text: str) -> str:
     said = ". ".join(part.rstrip(".") for part in parts if part)
     lines = fill(f"{said}.", WIDTH, break_long_words=False, break_on_hyphens=False)
     return f"{lines}\n\n{text}" if said else text
+
+
+def short(results: Mapping[str, Result], name: str, view: View) -> str:
+    """Return the view of a table. Raises ValueError for a cell that no row has."""
+    file, _, part = name.partition("/")
+    result = results[file]["tables"][part] if part else results[file]
+    headings = [heading for heading, _ in result["columns"]]
+    places = [headings.index(heading) for heading in view.columns]
+    rows = result["rows"]
+    for heading, said in view.where.items():
+        place = headings.index(heading)
+        if missing := set(said) - {row[place] for row in rows}:
+            raise ValueError(f"{name} has no {heading} of {sorted(missing)}")
+        rows = [row for row in rows if row[place] in said]
+    columns = [
+        [renamed, result["columns"][place][1]] for renamed, place in zip(view.columns.values(), places, strict=True)
+    ]
+    rows = [[view.words.get(str(row[place]), row[place]) for place in places] for row in rows]
+    source = {key: result[key] for key in ("card", "commit") if key in result}
+    source |= {"conditions": view.conditions} if view.conditions else {}
+    return table({**source, "columns": columns, "rows": rows})
 
 
 def front(results: Mapping[str, Result]) -> str:
@@ -117,11 +143,11 @@ def curve(results: Mapping[str, Result]) -> str:
 
 
 def block_diffusion(results: Mapping[str, Result]) -> str:
-    """Thresholds down, numbers of lookaheads across, of both block-diffusion models."""
+    """Thresholds down, numbers of lookaheads across, of both block-diffusion models; all: the study."""
     rows = []
     for name, label in (("demo_block/block", "demo_block"), ("demo_block_distilled/block", "distilled")):
         found = {row["name"]: row for row in results["study"][name]["rows"]}
-        for tau in ("0.6", "0.8", "0.9", "0.95", "0.98"):
+        for tau in ("0.9", "0.98"):
             points = [found[f"skip_threshold={tau}, num_lookahead={k}"] for k in (0, 1, 7)]
             rows.append([f"{label}, {tau}", *(cell for row in points for cell in study.accuracy_and_tpf(row))])
     headings = ["model, tau_conf", "k = 0", "TPF", "k = 1", "TPF", "k = 7", "TPF"]
@@ -157,12 +183,32 @@ def loads(results: Mapping[str, Result]) -> str:
     return _with_source(source, study.written(["requests at once", "models/demo", "models/demo_block"], rows))
 
 
-def temperature(results: Mapping[str, Result]) -> str:
+def temperature(results: Mapping[str, Result], kept: Sequence[float] = ()) -> str:
+    """Temperatures down, all or those `kept`."""
     result = results["temperature_h100"]
     ways = [(k, acts_on) for k in (0, 7) for acts_on in ("draw", "draw_and_confidence")]
     of = {(p["temperature"], p["num_lookahead"], p["temperature_acts_on"]): p for p in result["points"]}
-    rows = [[f"{t:g}", *(_share_and_tpf(of[(t, *way)]) for way in ways)] for t in sorted({key[0] for key in of})]
+    rows = [
+        [f"{t:g}", *(_share_and_tpf(of[(t, *way)]) for way in ways)] for t in sorted(kept or {key[0] for key in of})
+    ]
     return _with_source(result, study.written(["temperature", *(f"k = {k}, {acts_on}" for k, acts_on in ways)], rows))
+
+
+def experts(results: Mapping[str, Result]) -> str:
+    """A pass of both shipped sizes of experts in three number formats, for one request and for sixteen."""
+    names = {"llada2_mini": "LLaDA2.0-mini", "sdar_30b_a3b": "SDAR-30B-A3B"}
+    found = {name: results["experts_8bit_h200"]["tables"][name] for name in names}
+    kept = {"1 x 32": "1", "16 x 32": "16"}
+    places = [[heading for heading, _ in found["llada2_mini"]["columns"]].index(f"{of}, ms") for of in _FORMATS]
+    rows = [
+        [label, kept[row[0]], *(f"{row[place]:.1f}" for place in places)]
+        for name, label in names.items()
+        for row in found[name]["rows"]
+        if row[0] in kept
+    ]
+    source = {key: found["llada2_mini"][key] for key in ("card", "commit")}
+    source["conditions"] = "Device ms of a pass with a block of 32 a request, random weights of the published shapes"
+    return _with_source(source, study.written(["model", "requests", *_FORMATS], rows))
 
 
 def _share_and_tpf(point: Mapping[str, Any]) -> str:
@@ -177,6 +223,8 @@ _WRITERS: Mapping[str, Callable[[Mapping[str, Result]], str]] = {
     "scheduler": scheduler,
     "loads": loads,
     "temperature": temperature,
+    "temperature/short": lambda results: temperature(results, (0, 0.1, 1)),
+    "experts": experts,
 }
 
 

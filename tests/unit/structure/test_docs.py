@@ -17,6 +17,7 @@ from typer.main import get_command
 from common.commands.main import app
 from common.config import load_run
 from scripts.lab import tables
+from scripts.lab.views import View
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
@@ -208,6 +209,17 @@ def test_a_result_file_says_once_where_its_numbers_are_from() -> None:
     source, _, text = tables.table(result).partition("\n\n")
     assert source == "NVIDIA H200, at commit 1234567. Two rows. `lopa bench steps`."
     assert text.splitlines()[2:] == ["| a | 1.23 |", "| b | - |"]
+
+
+def test_a_page_may_show_some_rows_and_columns_of_a_table() -> None:
+    result = {"card": "NVIDIA H200", "conditions": "Two rows.", "columns": [["case", ""], ["k", ""], ["ms", ".1f"]],
+              "rows": [["a", "0", 1.25], ["a", "3", 2.0], ["b", "0", None]]}  # fmt: skip
+    view = View({"k": "lookaheads", "ms": "ms"}, where={"case": ("a",)}, conditions="One case", words={"0": "none"})
+    source, _, text = tables.short({"steps": result}, "steps", view).partition("\n\n")
+    assert source == "NVIDIA H200. One case."
+    assert text.splitlines() == ["| lookaheads | ms |", "| --- | ---: |", "| none | 1.2 |", "| 3 | 2.0 |"]
+    with pytest.raises(ValueError, match=r"steps has no case of \['c'\]"):
+        tables.short({"steps": result}, "steps", View({"ms": "ms"}, where={"case": ("c",)}))
 
 
 def test_the_drawing_of_the_rooms_is_that_of_the_imports() -> None:
