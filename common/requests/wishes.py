@@ -18,7 +18,6 @@ from pydantic import (
     Field,
     StrictBool,
     StrictFloat,
-    StrictStr,
     ValidationError,
     WithJsonSchema,
 )
@@ -43,6 +42,7 @@ Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 
 MOST_GIVEN = 2**16  # characters of a canvas: they are tokenized while other requests wait
 _MOST_PIECES = 1024
+_Stop = Annotated[str, Field(strict=True, max_length=MOST_GIVEN)]  # DecodeConfig takes fewer
 _MOST_BIASES = 300  # as OpenAI has it: each is a class that a pass reduces logits to
 _MOST_FIRST = 4096  # tokens before an end: a pass goes over as many states
 
@@ -86,7 +86,7 @@ class AnswerFields(BaseModel):
     temperature: Annotated[float, Field(strict=True, ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = None
-    stop: StrictStr | Annotated[list[StrictStr], FIRST_ERROR] = []
+    stop: _Stop | Annotated[list[_Stop], FIRST_ERROR] = []
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_TOKENS, fail_fast=True)] = []
     ignore_eos: StrictBool = False
     skip_special_tokens: StrictBool | None = None
