@@ -39,9 +39,9 @@ from common.runtime import facts_of
 logger = logging.getLogger(__name__)
 
 
-def replay_files(paths: Sequence[Path], profile: DeviceProfile | None = None) -> int:
+def replay_files(paths: Sequence[Path]) -> int:
     """Replay every trace, print a line each; 0 if all agree, 1 if some differ, 2 if some could not be replayed."""
-    codes = [_replay_file(path, profile or cpu_profile()) for path in paths]
+    codes = [_replay_file(path, cpu_profile()) for path in paths]
     print(f"{codes.count(0)} passed, {codes.count(1)} failed, {codes.count(2)} not replayed")
     return max(codes, default=0)
 

@@ -64,8 +64,8 @@ class Mirrors(NamedTuple):
 
 
 @functools.cache
-def has_dependent_launch(index: int | None = None) -> bool:
-    return not IS_INTERPRETED and torch.cuda.get_device_capability(index) >= (9, 0)
+def has_dependent_launch() -> bool:
+    return not IS_INTERPRETED and torch.cuda.get_device_capability() >= (9, 0)
 
 
 def overlap() -> dict[str, bool]:
