@@ -44,7 +44,6 @@ from common.decoding.plan import (
     Predictions,
     RowField,
     Sampling,
-    SamplingField,
     StepPlan,
     entries_from,
 )
@@ -108,7 +107,6 @@ __all__ = [
     "Room",
     "RowField",
     "Sampling",
-    "SamplingField",
     "Scheduler",
     "StepPlan",
     "StepRecord",

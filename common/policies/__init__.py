@@ -6,7 +6,7 @@ given and returns: `inputs.py`.
 
 from common.policies import branch_scores, fill_rules, lookahead_rules, rule, settings, spawn_rules
 from common.policies.inputs import Draws, Filling, Scoring, Spawning, Stepped, Token, Tried
-from common.policies.registry import calls, names, number_of, origins, parsed, policy, rule_of, shipped
+from common.policies.registry import calls, number_of, origins, parsed, policy, rule_of, shipped
 
 __all__ = [
     "Draws",
@@ -20,7 +20,6 @@ __all__ = [
     "calls",
     "fill_rules",
     "lookahead_rules",
-    "names",
     "number_of",
     "origins",
     "parsed",
