@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from reprlib import Repr
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -66,11 +65,6 @@ _FIXES = {
     "model_attributes_type": "write it as an object: keys with their values",
     "json_invalid": "not valid JSON ({error})",
 }
-
-
-def explain(error: ValidationError, path: Path, kind: type[BaseModel]) -> str:
-    """The sentence for the first of the errors."""
-    return f"{path}: {problem(error, kind)}"
 
 
 def problem(error: ValidationError, kind: type[BaseModel], section: str = "") -> str:

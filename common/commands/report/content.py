@@ -71,7 +71,7 @@ class _Run(_Shape):
     decode: dict[str, Any] | None = None
 
 
-class _Metrics(_Shape):
+class RunMetrics(_Shape):
     requests: _Requests
     accuracy: _Accuracy | None
     tpf: _Tpf
@@ -85,7 +85,7 @@ class _Metrics(_Shape):
     windows: dict[_Length, _Count] = {}
 
     @model_validator(mode="after")
-    def _has_numbers_of_what_finished(self) -> _Metrics:
+    def _has_numbers_of_what_finished(self) -> RunMetrics:
         if not self.requests.finished:
             return self
         numbers = [self.tpf.canvas.per_request_mean, self.tpf.effective.per_request_mean, self.latency_s.mean]
@@ -99,10 +99,10 @@ class _Metrics(_Shape):
 class _Row(_Shape):
     status: str = "done"
     decode: dict[str, Any] | None = None
-    metrics: _Metrics | None = None
+    metrics: RunMetrics | None = None
 
 
-class _Board(_Shape):
+class Board(_Shape):
     rows: list[_Row]
 
 
@@ -129,25 +129,13 @@ class _Steps(_Shape):
     median_ms: Annotated[dict[str, float | None], AfterValidator(_with_a_step)]
 
 
-class _Bench(_Shape):
+class Bench(_Shape):
     conditions: str | dict[str, Any]
     shapes: list[_Step]
     steps: list[_Steps] | None = None
 
 
-def is_board(found: Mapping[str, Any]) -> bool:
-    return _fits(_Board, found)
-
-
-def is_metrics(found: Mapping[str, Any]) -> bool:
-    return _fits(_Metrics, found)
-
-
-def is_bench(found: Mapping[str, Any]) -> bool:
-    return _fits(_Bench, found)
-
-
-def _fits(shape: type[_Shape], found: Mapping[str, Any]) -> bool:
+def fits(shape: type[_Shape], found: Mapping[str, Any]) -> bool:
     try:
         shape.model_validate(found)
     except ValidationError:
