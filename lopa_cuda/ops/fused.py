@@ -18,7 +18,7 @@ from common.checkpoint import ModelConfig
 from common.config import NUM_CANDIDATES
 from common.decoding import Sampling
 from common.model import Activation, Gather, MoE, QKNorm, RMSNorm, SamplingRows, cut_edge, merge_sampled
-from common.runtime import Collectives, Tiles
+from common.runtime import Collectives
 from lopa_cuda import kernels
 from lopa_cuda.ops.plain import rotary_of
 from lopa_cuda.parallel.exchange import build_exchange
@@ -123,27 +123,19 @@ class FusedOps:
             is_long=self.is_long, quantize=quantize_for(consumer),
         )  # fmt: skip
 
-    def copy_rows(self, parts: list[Tensor], to: list[Tensor], index_M: Tensor | None = None) -> None:
-        kernels.copy_rows(parts, to, index_M)
+    copy_rows = staticmethod(kernels.copy_rows)
 
     def logits(self, hidden: Activation, head: nn.Module) -> Tensor:
         return kernels.linear(hidden, *_operands(head))
 
-    def statistics(self, logits_MV: Tensor, vocab_start: int, sampling: Sampling) -> Tensor:
-        return kernels.head_statistics(logits_MV, vocab_start, sampling)
-
-    def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
-        return kernels.merge_statistics(statistics_PM6, strategy)
+    statistics = staticmethod(kernels.head_statistics)
+    merge = staticmethod(kernels.merge_statistics)
+    class_statistics = staticmethod(kernels.class_statistics)
 
     def sampled(
         self, logits_MV: Tensor, vocab_start: int, sampling: Sampling, rows: SamplingRows, gather: Gather
     ) -> Tensor:
         return sampled_of(logits_MV, vocab_start, sampling, rows, gather)
-
-    def class_statistics(
-        self, logits_NV: Tensor, vocab_start: int, tiles: Tiles, sampling: Sampling, rows: SamplingRows | None
-    ) -> Tensor:
-        return kernels.class_statistics(logits_NV, vocab_start, tiles, sampling, rows)
 
 
 class InvariantOps(FusedOps):
