@@ -122,7 +122,7 @@ class Generator:
 
     def likelihoods(self, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Iterator[Likelihood]:
         """Yield the estimated likelihood of each text after its prompt, both as token ids. All ranks of a replica make
-        the same call. Raises EngineError as `generate` does."""
+        the same call. Raises ConfigError for a text that cannot be scored, EngineError as `generate` does."""
         with self._one_at_a_time:
             self._require_memory()
             yield from self.scorer.scores(texts)

@@ -113,7 +113,9 @@ def _text_of(line: InputLine, source: InputConfig, prompts: PromptMaker) -> tupl
         return prompt
     try:
         is_ids = isinstance(target, list)
-        return prompt, prompts.of(target, field) if is_ids else prompts.of_text(_checked(target, field), with_bos=False)
+        return prompt, prompts.of(target, field) if is_ids else prompts.of_text(
+            _checked(target, field), with_bos=False, field=field
+        )
     except ValueError as error:
         return f"line {line.number}: {first_line(error)}"
 

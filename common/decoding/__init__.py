@@ -60,7 +60,7 @@ from common.decoding.scheduling import (
     StepRecord,
     host_seconds,
     start_warming,
-    warm_up_observed,
+    warm_up,
 )
 from common.decoding.wrapped import WrappedEngine
 
@@ -124,6 +124,6 @@ __all__ = [
     "start_forward",
     "start_warming",
     "taking_orders",
-    "warm_up_observed",
+    "warm_up",
     "why_not_routed",
 ]

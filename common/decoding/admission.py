@@ -25,13 +25,13 @@ def _why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: 
     num_tokens, room = len(request.prompt), scheduler.room_of(request).longest_prompt(capacity.max_model_len)
     if not num_tokens:
         return "the prompt is empty; give at least one token"
-    unknown = _unknown_tokens(request.prompt, capacity.vocab_size)
+    unknown = unknown_tokens(request.prompt, capacity.vocab_size)
     if unknown:
         return (
             f"the prompt holds {unknown[0]!r}, which is no token: the model's vocabulary has {capacity.vocab_size}; "
             "use the tokenizer of this checkpoint"
         )
-    if request.canvas is not None and (unknown := _unknown_tokens(request.given.values(), capacity.vocab_size)):
+    if request.canvas is not None and (unknown := unknown_tokens(request.given.values(), capacity.vocab_size)):
         return f"canvas: it holds {unknown[0]!r}, which is no token of the model's vocabulary of {capacity.vocab_size}"
     if (reason := scheduler.why_apart(decode)) is not None:
         return reason
@@ -58,7 +58,7 @@ def _why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: 
     return None
 
 
-def _unknown_tokens(prompt: Collection[int], vocab_size: int | None) -> list[int]:
+def unknown_tokens(prompt: Collection[int], vocab_size: int | None) -> list[int]:
     """Return what of them is not a token id of the vocabulary."""
     is_usual = not prompt or (
         set(map(type, prompt)) == {int} and min(prompt) >= 0

@@ -7,8 +7,18 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-_Count = Annotated[int, Field(ge=0)]
+_Count = Annotated[int, Field(ge=0, le=2**53)]
 _Length = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+
+
+def _with_plain_counts(decode: dict[str, Any]) -> dict[str, Any]:
+    k = decode.get("num_lookahead")
+    if k is not None and k != "auto" and not (isinstance(k, int) and 0 <= k <= 2**31):
+        raise ValueError("its num_lookahead is no number of lookaheads")
+    return decode
+
+
+_Decode = Annotated[dict[str, Any], AfterValidator(_with_plain_counts)]
 
 
 class _Shape(BaseModel):
@@ -68,7 +78,7 @@ class _Start(_Shape):
 
 class _Run(_Shape):
     input: dict[str, Any] | None = None
-    decode: dict[str, Any] | None = None
+    decode: _Decode | None = None
 
 
 class RunMetrics(_Shape):
@@ -98,7 +108,7 @@ class RunMetrics(_Shape):
 
 class _Row(_Shape):
     status: str = "done"
-    decode: dict[str, Any] | None = None
+    decode: _Decode | None = None
     metrics: RunMetrics | None = None
 
 

@@ -6,7 +6,7 @@ from common.decoding.scheduling.pacing import Pacer
 from common.decoding.scheduling.rules import DREAM, FindStop, ModelFacts
 from common.decoding.scheduling.scheduler import Scheduler
 from common.decoding.scheduling.state import Branch, Candidate, DecodingRequest, Revision, StepRecord
-from common.decoding.scheduling.warm import host_seconds, start_warming, warm_up_observed
+from common.decoding.scheduling.warm import host_seconds, start_warming, warm_up
 
 __all__ = [
     "DREAM",
@@ -21,5 +21,5 @@ __all__ = [
     "StepRecord",
     "host_seconds",
     "start_warming",
-    "warm_up_observed",
+    "warm_up",
 ]
