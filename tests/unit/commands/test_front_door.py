@@ -271,6 +271,12 @@ def test_a_name_that_is_nearly_one_is_told_which(arguments: list[str], hint: str
     assert isinstance(error, ConfigError) and hint in str(error)
 
 
+def test_what_is_written_in_8_bits_is_no_setting_of_a_profile(tmp_path: Path) -> None:
+    arguments = ["quantize", "demo", "--out", str(tmp_path / "out"), "--set", "quantization=fp8"]
+    with pytest.raises(ConfigError, match=r"^--set quantization: .* --scheme"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
 def test_a_model_is_named_alike_in_every_command(tmp_path: Path) -> None:
     """A run's name stands for its model where a folder is wanted, too."""
     wrong = CliRunner().invoke(app, ["quantize", "demo", "--out", str(tmp_path / "out"), "--scheme", "nope"]).exception

@@ -342,6 +342,8 @@ def test_nonsense_in_a_profile_is_refused_by_key(tmp_path: Path, text: str, expe
             f"grid: {{block_size: {[*range(200)]}, num_lookahead: {[*range(200)]}}}",
             "grid and zip span 40000 settings, at most 10000: take values away",
         ),
+        ("set: {output.path: .}\nrows: [{name: a}]", "output.path .: a folder without a name of its own"),
+        (f"rows: [{{name: a}}, {{name: {'x' * 300}}}]", "a row's name of more than 200 bytes, 'xxx"),
         ("grid: {block_sice: [16]}", "row 'block_sice=16': decode.block_sice: unknown key; did you mean block_size?"),
     ],
 )
@@ -440,6 +442,29 @@ def test_a_grid_spans_keys_of_a_strategy(tmp_path: Path) -> None:
         ("prefix", 0), ("prefix", 1), ("none", 0), ("none", 1),
     ]  # fmt: skip
     assert points[0].name == "strategy.cache=prefix, num_lookahead=0"
+
+
+def test_a_section_and_its_keys_are_merged_in_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    strategies = "strategy: [{name: fast_dllm, min_block_steps: 2}]"
+    for text in (
+        f"grid: {{strategy.cache: [prefix, dual], {strategies}}}",
+        f"grid: {{{strategies}, strategy.cache: [prefix, dual]}}",
+        f"grid: {{strategy.cache: [prefix, dual]}}\nzip: {{{strategies}}}",
+    ):
+        path.write_text(text)
+        found = [point.run.decode.strategy.unusual() for point in load_sweep(path, "cpu", "demo").points]
+        assert found == [{"min_block_steps": 2}, {"min_block_steps": 2, "cache": "dual"}]
+
+
+@pytest.mark.parametrize("folder", ["outputs/study/", "outputs/study", "outputs/\U0001f600", "a\u2028\x85b"])
+def test_a_sweeps_folder_and_texts_are_taken_as_they_stand(tmp_path: Path, folder: str) -> None:
+    path = tmp_path / "sweep.yaml"
+    own = {"folder": folder, "set": {"input.prompt_template": f"{folder} {{question}}"}, "rows": [{"name": "a"}]}
+    path.write_text(yaml.safe_dump(own))
+    (point,) = (sweep := load_sweep(path, "cpu", "demo")).points
+    assert sweep.folder == Path(folder) and point.run.input is not None
+    assert point.run.input.prompt_template == f"{folder} {{question}}"
 
 
 def test_a_sweeps_records_have_what_its_run_asks_for(tmp_path: Path) -> None:
