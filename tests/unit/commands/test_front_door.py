@@ -271,6 +271,11 @@ def test_a_name_that_is_nearly_one_is_told_which(arguments: list[str], hint: str
     assert isinstance(error, ConfigError) and hint in str(error)
 
 
+def test_usage_has_no_braces() -> None:
+    usage = CliRunner().invoke(app, ["parity", "--help"]).stdout.split("\n\n")[0]
+    assert "parity [OPTIONS] FILE..." in " ".join(usage.split()) and "}" not in usage
+
+
 def test_what_is_written_in_8_bits_is_no_setting_of_a_profile(tmp_path: Path) -> None:
     arguments = ["quantize", "demo", "--out", str(tmp_path / "out"), "--set", "quantization=fp8"]
     with pytest.raises(ConfigError, match=r"^--set quantization: .* --scheme"):
