@@ -25,7 +25,6 @@ from common.decoding import (
     Scheduler,
     StepRecord,
     decode_requests,
-    warm_up,
 )
 from common.errors import ConfigError, EngineError
 from common.evaluation.difference import first_step
@@ -41,7 +40,6 @@ logger = logging.getLogger(__name__)
 
 def replay_files(paths: Sequence[Path]) -> int:
     """Replay every trace, print a line each; 0 if all agree, 1 if some differ, 2 if some could not be replayed."""
-    warm_up()
     codes = [_replay_file(path, cpu_profile()) for path in paths]
     print(f"{codes.count(0)} passed, {codes.count(1)} failed, {codes.count(2)} not replayed")
     return max(codes, default=0)
