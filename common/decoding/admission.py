@@ -58,14 +58,13 @@ def _why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: 
     return None
 
 
-def unknown_tokens(prompt: Collection[int], vocab_size: int | None) -> list[int]:
+def unknown_tokens(token_ids: Collection[int], vocab_size: int | None) -> list[int]:
     """Return what of them is not a token id of the vocabulary."""
-    is_usual = not prompt or (
-        set(map(type, prompt)) == {int} and min(prompt) >= 0
-    )  # nearly always, and a prompt may be long
-    if is_usual and (vocab_size is None or max(prompt, default=0) < vocab_size):
+    # Nearly always all of them are, and a prompt may be long.
+    is_usual = set(map(type, token_ids)) <= {int} and min(token_ids, default=0) >= 0
+    if is_usual and (vocab_size is None or max(token_ids, default=0) < vocab_size):
         return []
-    return [token for token in prompt if not _is_token(token, vocab_size)]
+    return [token for token in token_ids if not _is_token(token, vocab_size)]
 
 
 def _is_token(token: object, vocab_size: int | None) -> bool:
