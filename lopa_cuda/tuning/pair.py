@@ -70,10 +70,10 @@ class LinearPair:
         with only_tiles({} if config is None else {self.shape: ((num_tokens, config),)}):
             return graph_us(run, max(_LEAST_LAUNCHES, len(self.weights)), replays)
 
-    def try_us(self, num_tokens: int, config: Tile | None) -> float | None:
+    def try_us(self, num_tokens: int, config: Tile | None, replays: int = _REPLAYS) -> float | None:
         """As `us`; None for what takes more than the device has, or its compiler can do."""
         try:
-            return self.us(num_tokens, config)
+            return self.us(num_tokens, config, replays)
         except (TritonError, RuntimeError) as error:
             if not is_refusal(error):
                 raise
