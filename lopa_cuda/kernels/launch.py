@@ -130,6 +130,19 @@ def prefetch_l2(address, num_bytes):
 
 
 @triton.jit
+def prefetch_rows(
+    weight_ptr, row0, num_rows, first_byte, row_bytes, num_bytes, ROWS: tl.constexpr, THREADS: tl.constexpr
+):
+    """Pull num_bytes from first_byte on of ROWS rows into L2, every thread its own run."""
+    runs: tl.constexpr = THREADS // ROWS if THREADS > ROWS else 1
+    element = tl.arange(0, ROWS * runs)
+    run_bytes = num_bytes // runs // 16 * 16
+    row = tl.minimum(row0 + element % ROWS, num_rows - 1).to(tl.int64)
+    address = weight_ptr.to(tl.int64) + row * row_bytes + first_byte + element // ROWS * run_bytes
+    prefetch_l2(address, tl.zeros_like(element) + run_bytes)
+
+
+@triton.jit
 def dequantize(acc, weight_scale_ptr, x_scale, bias_ptr, column, mask, IS_BIAS_INT: tl.constexpr):
     """quant.w8a8.dequantize; without scales and bias just fp32. x_scale: the rows' scales, or None."""
     if bias_ptr is not None and IS_BIAS_INT:
