@@ -206,8 +206,11 @@ def experts(results: Mapping[str, Result]) -> str:
         for row in found[name]["rows"]
         if row[0] in kept
     ]
-    source = {key: found["llada2_mini"][key] for key in ("card", "commit")}
-    source["conditions"] = "Device ms of a pass with a block of 32 a request, random weights of the published shapes"
+    source = {
+        "card": found["llada2_mini"]["card"],
+        "commit": ", ".join(f"{found[name]['commit']} ({label})" for name, label in names.items()),
+        "conditions": "Device ms of a pass with a block of 32 a request, random weights of the published shapes",
+    }
     return _with_source(source, study.written(["model", "requests", *_FORMATS], rows))
 
 

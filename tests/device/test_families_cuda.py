@@ -147,24 +147,43 @@ def test_heads_are_normed_and_rotated_in_part(rotary_size: int, num_tokens: int)
     assert relative_error(window[0], expected_k) < 1e-2 and torch.equal(window[1], v)
 
 
+def few_layers(folder: Path, name: str) -> Path:
+    """A model of two layers of a published size."""
+    tree = json.loads((MODELS / name / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**tree, FEW_LAYERS[name]: 2}))
+    return folder
+
+
 @pytest.mark.parametrize("name", FEW_LAYERS)
 def test_fused_kernels_predict_what_plain_operators_do(tmp_path: Path, name: str) -> None:
-    """Two layers of each published size, random weights."""
-    tree = json.loads((MODELS / name / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**tree, FEW_LAYERS[name]: 2}))
-    plain = predict(tmp_path, kernels="torch", mode="eager")
-    eager = predict(tmp_path, kernels="triton", mode="eager")
-    fused = predict(tmp_path, kernels="triton", mode="cuda_graph")
+    plain, eager, fused = (
+        predictions(few_layers(tmp_path, name), kernels=kernels, mode=mode)[0]
+        for kernels, mode in (("torch", "eager"), ("triton", "eager"), ("triton", "cuda_graph"))
+    )
     for found in (eager, fused):
         np.testing.assert_allclose(found.confidence_T, plain.confidence_T, atol=0.05)
         assert (found.token_T == plain.token_T).mean() > 0.7
 
 
-def predict(model: Path, *, kernels: Any, mode: Any) -> Predictions:
+@pytest.mark.parametrize("mode", ["eager", "cuda_graph"])
+@pytest.mark.parametrize("quantization", [None, "w8a8"])
+def test_experts_beside_shared_ones_give_the_same_each_time(tmp_path: Path, quantization: Any, mode: Any) -> None:
+    """They run on two streams: a race would change some passes."""
+    model = few_layers(tmp_path, "llada2_mini")
+    first, *again = predictions(model, num_passes=30, kernels="triton", mode=mode, quantization=quantization)
+    for found in again:
+        np.testing.assert_array_equal(found.confidence_T, first.confidence_T)
+        np.testing.assert_array_equal(found.token_T, first.token_T)
+
+
+def predictions(
+    model: Path, num_passes: int = 1, *, kernels: Any, mode: Any, quantization: Any = None
+) -> list[Predictions]:
     profile = DeviceProfile(
-        name="test", engine="lopa_cuda", device="cuda", max_model_len=512, kernels=kernels, graph=GraphConfig(mode=mode)
-    )
+        name="test", engine="lopa_cuda", device="cuda", max_model_len=512, kernels=kernels,
+        graph=GraphConfig(mode=mode), quantization=quantization,
+    )  # fmt: skip
     decode = DecodeConfig(num_lookahead=3, block_size=32, max_new_tokens=64)
     engine = assemble(profile, RunConfig(model=str(model), load_format="dummy", max_num_requests=1, decode=decode))
-    config = load_model_config(model)
-    return engine.forward(synthetic_plan(config, num_rows=2, width=48, num_cached=0, read_share=1.0))
+    plan = synthetic_plan(load_model_config(model), num_rows=2, width=48, num_cached=0, read_share=1.0)
+    return [Predictions(engine.forward(plan).values_3T.copy()) for _ in range(num_passes)]
