@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.compiled import compiled
-from common.policies.inputs import Score, Scoring
-from common.policies.rule import Number, Rule, Rules, settings_with, sort
+from common.policies.rule import Number, Rules, sort
 
 NO_MASK_LEFT = 1.0  # C of a branch without masks
 # created: the weight, in a branch's score, of the confidence that its lookahead token had when it was spawned.
@@ -207,23 +206,3 @@ def score_of(left: Any, tried: Any, settings: Any) -> float:
     if rule in (ANCHOR, EXACT, SUBSET):
         return anchor(left, tried, settings)
     return lookahead(left, tried, settings)
-
-
-def decide(rule: Rule, numbers: dict[str, float], scoring: Scoring) -> Score:
-    """Score branches by a rule that ships, for plug-ins and tests."""
-    (settings,) = settings_with(scoring.settings, "branch_score", rule, numbers)
-    num_branches, width = scoring.is_masked_BW.shape
-    draw_B = np.asarray(scoring.draws.generator().random(num_branches))
-    likely_B, is_agreed_B = scoring.likely_B, scoring.is_agreed_B
-    scores = []
-    for branch, is_masked_W in enumerate(scoring.is_masked_BW):
-        is_left_W = is_masked_W.copy()
-        if rule.code == RIPPLE:
-            is_left_W[[position - scoring.start for one in scoring.branches for position, _ in one.fills]] = False
-        column_M = is_left_W.nonzero()[0]
-        probability_M, confidence_M = scoring.probability_BW[branch][column_M], scoring.confidence_BW[branch][column_M]
-        left = Left(column_M, probability_M, confidence_M, np.zeros(width + 1))
-        own = len(scoring.branches[branch].fills), float(likely_B[branch]), bool(is_agreed_B[branch])
-        tried = Tried(*own, float(draw_B[branch]), width)
-        scores.append(score_of(left, tried, settings))
-    return np.array(scores, dtype=np.float64)

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.compiled import compiled
-from common.policies.inputs import Score, Spawning
-from common.policies.rule import MOST, Number, Rule, Rules, descending, settings_with
+from common.policies.rule import MOST, Number, Rules, descending
 
 # blocks: how many active blocks that hold masks lookaheads may go into, the first ones; 0: all of them. entropy: in
 # nats, as `num_guarded` takes it. tokens: how many of its most probable ones each mask is tried with, if they are
@@ -138,15 +137,3 @@ def rank(masks: Open, settings: Any, rank_C: Any) -> None:
         spread(masks, settings, rank_C)
     else:
         random(masks, settings, rank_C)
-
-
-def decide(rule: Rule, numbers: dict[str, float], spawning: Spawning) -> Score:
-    """Rank masks by a rule that ships, for plug-ins and tests."""
-    (settings,) = settings_with(spawning.settings, "spawn_rule", rule, numbers)
-    rank_C = np.zeros(len(spawning.column_C))
-    draw_C = spawning.draws.generator().random(len(rank_C))
-    order_C = np.zeros(len(rank_C), dtype=np.int64)
-    mass_C, spread_C = spawning.kept_2C
-    masks = Open(spawning.probability_C, spawning.confidence_C, mass_C, spread_C, draw_C, order_C)
-    rank(masks, settings, rank_C)
-    return rank_C
