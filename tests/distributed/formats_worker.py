@@ -1,6 +1,6 @@
 """The ranks of a distributed test: answers held to a format, on the mesh and engine of the command line.
 
-tests/distributed/formats_worker.py BP TP OUTPUT_FOLDER ENGINE
+python -m tests.distributed.formats_worker BP TP OUTPUT_FOLDER ENGINE
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ranks import fork_ranks
-from strategies_worker import CASES, MASK, MODELS
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
@@ -21,6 +19,8 @@ from common.constraints import Compiler, Format, made
 from common.decoding import GenerationRequest, Scheduler, decode_requests
 from common.platforms import build_engine
 from common.runtime import facts_of
+from tests.distributed.ranks import cpu_profile, fork_ranks
+from tests.distributed.strategies_worker import CASES, MASK, MODELS
 
 EOS = 1
 TEXTS = ["yes", "no", "not sure", "12 or 20 of these"]
@@ -52,9 +52,7 @@ def decode_all(profile: DeviceProfile) -> dict[str, list[int]]:
 
 def run_rank(mesh: MeshConfig, engine: str, output: Path) -> None:
     torch.set_num_threads(1)
-    settings = {"name": "distributed", "engine": engine, "device": "cpu", "dtype": "float32", "max_model_len": 256}
-    profile = DeviceProfile.model_validate({**settings, "mesh": mesh})
-    (output / f"{os.environ['RANK']}.json").write_text(json.dumps(decode_all(profile)))
+    (output / f"{os.environ['RANK']}.json").write_text(json.dumps(decode_all(cpu_profile(engine, mesh))))
 
 
 def main() -> None:

@@ -9,8 +9,16 @@ from typing import Any
 
 from torch import multiprocessing
 
+from common.config import DeviceProfile, MeshConfig
 from common.decoding.scheduling.warm import warm_up
 from tests.ports import free_port
+
+
+def cpu_profile(engine: str = "lopa_cuda", mesh: MeshConfig | None = None) -> DeviceProfile:
+    return DeviceProfile.model_validate(
+        {"name": "distributed", "engine": engine, "device": "cpu", "dtype": "float32", "max_model_len": 256,
+         "mesh": mesh or MeshConfig()}
+    )  # fmt: skip
 
 
 def fork_ranks(run: Callable[..., None], num_ranks: int, *calls: tuple[Any, ...]) -> None:

@@ -1,7 +1,7 @@
 """The ranks of a distributed test: decode on the mesh of the command line with every pass of prompts cut over the
 branch ranks, however short it is. Writes tokens, digests of the KV and lengths of passes as JSON.
 
-tests/distributed/slices_worker.py [[DP,BP,TP],...] OUTPUT_FOLDER CASE...
+python -m tests.distributed.slices_worker [[DP,BP,TP],...] OUTPUT_FOLDER CASE...
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from ranks import fork_ranks
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
@@ -22,6 +21,7 @@ from common.decoding import Completion, GenerationRequest, Int, Scheduler, StepP
 from common.platforms import build_engine
 from common.runtime import facts_of
 from lopa_cuda.steps import slices
+from tests.distributed.ranks import cpu_profile, fork_ranks
 
 TESTS = Path(__file__).parents[1]
 PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(20 + 41 * n)] for n in range(3)]
@@ -97,10 +97,7 @@ def decode_all(profile: DeviceProfile, case: Case, num_slots: int) -> dict[str, 
 
 def run_rank(mesh: MeshConfig, name: str, num_slots: int, output: Path) -> None:
     torch.set_num_threads(1)
-    profile = DeviceProfile(
-        name="distributed", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256, mesh=mesh
-    )
-    result = decode_all(profile, CASES[name], num_slots)
+    result = decode_all(cpu_profile(mesh=mesh), CASES[name], num_slots)
     output.mkdir(exist_ok=True)
     (output / f"{name}.{num_slots}.{os.environ['RANK']}.json").write_text(json.dumps(result))
 

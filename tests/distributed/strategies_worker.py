@@ -1,6 +1,6 @@
 """The ranks of a distributed test: decode every family's tiny model by its strategies on the mesh of the command line.
 
-tests/distributed/strategies_worker.py DP BP TP OUTPUT_FOLDER ENGINE CASE...
+python -m tests.distributed.strategies_worker DP BP TP OUTPUT_FOLDER ENGINE CASE...
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
 from common.platforms import build_engine
 from common.runtime import facts_of
-from tests.distributed.ranks import fork_ranks
+from tests.distributed.ranks import cpu_profile, fork_ranks
 
 MODELS = Path(__file__).parents[1] / "golden_families"
 MASK = 511
@@ -87,9 +87,7 @@ def decode_all(profile: DeviceProfile, name: str, num_slots: int = 2, *, shares:
 
 def run_rank(mesh: MeshConfig, engine: str, name: str, output: Path) -> None:
     torch.set_num_threads(1)
-    settings = {"name": "distributed", "engine": engine, "device": "cpu", "dtype": "float32", "max_model_len": 256}
-    profile = DeviceProfile.model_validate({**settings, "mesh": mesh})
-    (output / f"{name} {os.environ['RANK']}.json").write_text(json.dumps(decode_all(profile, name)))
+    (output / f"{name} {os.environ['RANK']}.json").write_text(json.dumps(decode_all(cpu_profile(engine, mesh), name)))
 
 
 def main() -> None:

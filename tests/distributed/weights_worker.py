@@ -1,6 +1,6 @@
 """The ranks of a distributed test: decode, replace the weights, decode again, on the mesh of the command line.
 
-tests/distributed/weights_worker.py ENGINE BP TP OUTPUT_FOLDER MODEL...
+python -m tests.distributed.weights_worker ENGINE BP TP OUTPUT_FOLDER MODEL...
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
+from common.config import DecodeConfig, MeshConfig, RunConfig
 from common.decoding import (
     Completion,
     GenerationRequest,
@@ -25,7 +25,7 @@ from common.decoding import (
     decode_requests,
 )
 from common.platforms import build_engine
-from tests.distributed.ranks import fork_ranks
+from tests.distributed.ranks import cpu_profile, fork_ranks
 
 MASK, EOS = 310, 300
 PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(9 + 6 * n)] for n in range(3)]
@@ -35,10 +35,7 @@ DECODE = DecodeConfig(
 
 
 def engine_of(name: str, model: str, mesh: MeshConfig) -> Any:
-    profile = DeviceProfile(
-        name="test", engine=name, device="cpu", dtype="float32", max_model_len=256, mesh=mesh  # type: ignore[arg-type]
-    )  # fmt: skip
-    return build_engine(profile, RunConfig(model=model, max_num_requests=2, decode=DECODE))
+    return build_engine(cpu_profile(name, mesh), RunConfig(model=model, max_num_requests=2, decode=DECODE))
 
 
 def tokens_of(engine: Any) -> list[list[int]]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from started import python
 
 from common.checkpoint import load_model_config, load_tokenizer
 from common.config import DecodeConfig, DeviceProfile, RunConfig
@@ -95,8 +94,8 @@ def test_the_tokens_are_those_of_the_cuda_engine(dtype: str) -> None:
     which one engine pads heads change the last bit. Which kernels it takes is decided when torch loads.
     """
     if dtype == "bfloat16" and os.environ.get(ISA) != "AVX2":
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "cuda and bfloat16"]
-        done = subprocess.run(command, env={**os.environ, ISA: "AVX2"}, capture_output=True, text=True, timeout=300)
+        chosen = ["-q", "-p", "no:cacheprovider", __file__, "-k", "cuda and bfloat16"]
+        done = python("-m", "pytest", *chosen, env={ISA: "AVX2"})
         assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-2000:]
         return
     found = tokens_of(engine_of("lopa_ascend", dtype))

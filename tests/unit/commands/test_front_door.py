@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import started
 import yaml
 from test_cli import lopa, write_run
 from typer.testing import CliRunner
@@ -357,9 +358,7 @@ def test_a_chat_takes_text_in_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_run_that_cannot_load_its_model_leaves_nothing(tmp_path: Path) -> None:
     write_run(tmp_path, "model: none\ninput: {path: in.jsonl}\noutput: {path: o.jsonl}\n")
-    command = [sys.executable, "-m", "common.commands", "run", "-p", "cpu", "run.yaml"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+    done = started.lopa("run", "-p", "cpu", "run.yaml", cwd=tmp_path)
     assert done.returncode == 2 and "none: no such folder" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "run.yaml"]
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from started import python
 
 PREPARE = """
 import os, signal, sys, threading, time, weakref
@@ -20,7 +21,7 @@ weakref.finalize(thing, os.kill, os.getpid(), signal.SIGTERM)  # the signal come
 
 def run(code: str, grace_s: int = 300) -> tuple[int, str]:
     prepared = PREPARE.replace("GRACE_S", str(grace_s)) + code
-    ended = subprocess.run([sys.executable, "-c", prepared], capture_output=True, text=True, timeout=240)
+    ended = python("-c", prepared, timeout=240)
     return ended.returncode, ended.stderr
 
 
