@@ -73,7 +73,6 @@ def compare_commits(engine: AscendEngine, tolerance: float) -> None:
 
 
 def run_rank(model: Path, output: Path, profile: DeviceProfile, settings: list[str]) -> None:
-    torch.set_num_threads(1)
     with simulated(profile.device) as device:
         engine = assemble(profile, RunConfig(model=str(model), max_num_requests=2, decode=decode_of("k=7")))
         compare_commits(engine, 1e-4 if profile.dtype == "float32" else 0.05)

@@ -6,8 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-import torch
-
 from common.checkpoint import load_model_config
 from common.config import MeshConfig
 from tests.distributed.ranks import cpu_profile, fork_ranks
@@ -15,7 +13,6 @@ from tests.engine.families.passes import engine_of, first_pass, read
 
 
 def run_rank(mesh: MeshConfig, name: str, output: Path) -> None:
-    torch.set_num_threads(1)
     trace = read(name)
     engine = engine_of(cpu_profile(mesh=mesh), trace)
     predictions = engine.forward(first_pass(trace, load_model_config(trace["folder"])))

@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.constraints import Compiler, Format, made
@@ -51,7 +49,6 @@ def decode_all(profile: DeviceProfile) -> dict[str, list[int]]:
 
 
 def run_rank(mesh: MeshConfig, engine: str, output: Path) -> None:
-    torch.set_num_threads(1)
     (output / f"{os.environ['RANK']}.json").write_text(json.dumps(decode_all(cpu_profile(engine, mesh))))
 
 

@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig
 from common.decoding import TextScorer
@@ -58,7 +56,6 @@ def likelihoods(engine: Any, name: str) -> list[float]:
 
 
 def run_rank(mesh: MeshConfig, engine_name: str, name: str, output: Path) -> None:
-    torch.set_num_threads(1)
     found, engine = told_of(cpu_profile(engine_name, mesh), name)
     if engine.mesh.is_leader:
         output.write_text(json.dumps(found))

@@ -13,8 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Int, Scheduler, StepPlan, decode_requests
@@ -96,7 +94,6 @@ def decode_all(profile: DeviceProfile, case: Case, num_slots: int) -> dict[str, 
 
 
 def run_rank(mesh: MeshConfig, name: str, num_slots: int, output: Path) -> None:
-    torch.set_num_threads(1)
     result = decode_all(cpu_profile(mesh=mesh), CASES[name], num_slots)
     output.mkdir(exist_ok=True)
     (output / f"{name}.{num_slots}.{os.environ['RANK']}.json").write_text(json.dumps(result))

@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
@@ -86,7 +84,6 @@ def decode_all(profile: DeviceProfile, name: str, num_slots: int = 2, *, shares:
 
 
 def run_rank(mesh: MeshConfig, engine: str, name: str, output: Path) -> None:
-    torch.set_num_threads(1)
     (output / f"{name} {os.environ['RANK']}.json").write_text(json.dumps(decode_all(cpu_profile(engine, mesh), name)))
 
 

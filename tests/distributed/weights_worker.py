@@ -50,7 +50,6 @@ def _find_none(storage: torch.UntypedStorage, num_bytes: int) -> None:
 
 
 def run_rank(name: str, mesh: MeshConfig, models: list[str], output: Path) -> None:
-    torch.set_num_threads(1)
     engine = engine_of(name, models[0], mesh)
     found: list[Any] = [tokens_of(engine)]
     for model in models[1:]:

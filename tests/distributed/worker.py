@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common.config import DecodeConfig, MeshConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
 from common.platforms import build_engine
@@ -70,7 +68,6 @@ def decode_all(engine: Any, decode: DecodeConfig) -> dict[str, Any]:
 
 
 def run_rank(mesh: MeshConfig, output: Path) -> None:
-    torch.set_num_threads(1)
     engine: Any = build_engine(cpu_profile(mesh=mesh), RunConfig(model=str(MODEL), max_num_requests=2))
     results = {name: decode_all(engine, decode) for name, decode in settings()}
     place = {"dp": engine.mesh.dp_rank, "bp": engine.mesh.bp_rank, "tp": engine.mesh.tp_rank}

@@ -16,10 +16,9 @@ from common.decoding.engine import taking_orders
 from common.platforms import build_engine
 from common.runtime import facts_of
 from tests.engine.families.test_dummy_weights import CONFIGS
-from tests.engine.lopa_ascend.test_ascend_families import BLOCKS, CASES, FAMILIES, one_thread
+from tests.engine.lopa_ascend.test_ascend_families import BLOCKS, CASES, FAMILIES
 from tests.soaking import soaking
 
-__all__ = ["one_thread"]  # a fixture of this module, too
 NUM_SHARED = 150  # tokens: two pages of 64, one of 128
 FAST = CASES["fast_dllm_v2"][1]
 OF_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {

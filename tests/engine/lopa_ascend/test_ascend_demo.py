@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from started import python
 
 from common.checkpoint import load_model_config, load_tokenizer
@@ -43,14 +42,6 @@ DECODE = DecodeConfig(
 )  # fmt: skip
 
 pytestmark = pytest.mark.skipif(not (DEMO / "config.json").is_file(), reason="models/demo holds no checkpoint")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def engine_of(engine: str, dtype: str, quantization: str | None = None) -> Engine:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from common.checkpoint import load_model_config, quantizable
 from common.config import DecodeConfig, DeviceProfile, RunConfig
@@ -35,15 +33,6 @@ MODEL = GOLDEN / "model_a"
 TRACES = sorted(GOLDEN.glob("0[567]_causal_*.json"))
 LENGTHS = (24, 5, 118, 131, 250)  # within a page, up to its border, behind it
 PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(length)] for n, length in enumerate(LENGTHS)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """These models are too small to be worth a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def profile(engine: str = "lopa_ascend", dtype: str = "float32", **settings: Any) -> DeviceProfile:

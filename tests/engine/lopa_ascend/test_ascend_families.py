@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from common.checkpoint import load_model_config, load_tokenizer
 from common.config import DecodeConfig, DeviceProfile, RunConfig
@@ -39,15 +37,6 @@ from tests.engine.lopa_ascend.watching import Agreement, WatchingEngine
 
 FAMILIES = GOLDEN.parent / "golden_families"
 DEMO = GOLDEN.parents[1] / "models" / "demo_block"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """These models are too small to be worth a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def profile(engine: str, dtype: str = "float32") -> DeviceProfile:
