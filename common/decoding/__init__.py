@@ -50,18 +50,11 @@ from common.decoding.plan import (
 from common.decoding.ranks import PredictionOrder, assign_rows, rows_by_rank
 from common.decoding.relay import Command, Hold, Relay
 from common.decoding.request import HOLE, Completion, GenerationRequest, Rejection, RequestOutput, TokenLogprob
-from common.decoding.scheduling import (
-    DREAM,
-    Branch,
-    ModelFacts,
-    Pacer,
-    Revision,
-    Scheduler,
-    StepRecord,
-    host_seconds,
-    start_warming,
-    warm_up,
-)
+from common.decoding.scheduling.pacing import Pacer
+from common.decoding.scheduling.rules import DREAM, ModelFacts
+from common.decoding.scheduling.scheduler import Scheduler
+from common.decoding.scheduling.state import Branch, Revision, StepRecord
+from common.decoding.scheduling.warm import host_seconds, start_warming, warm_up
 from common.decoding.wrapped import WrappedEngine
 
 __all__ = [

@@ -8,7 +8,7 @@ import numpy as np
 
 from common.decoding.engine import Capacity
 from common.decoding.request import GenerationRequest
-from common.decoding.scheduling import Scheduler
+from common.decoding.scheduling.scheduler import Scheduler
 from common.errors import first_line
 
 

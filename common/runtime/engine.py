@@ -29,15 +29,16 @@ from common.decoding import Capacity, Int, Logprobs, Order, PassCosts, Predictio
 from common.errors import EngineError
 from common.model import Decoder
 from common.processes import close_mesh
-from common.runtime.classes import ClassHead, Reduce, class_statistics
+from common.runtime.classes.head import ClassHead, Reduce
+from common.runtime.classes.tiles import class_statistics
 from common.runtime.collectives import Collectives
 from common.runtime.floors import Clock, measure_floors
 from common.runtime.logprobs import Shares, told_logprobs
-from common.runtime.paging import PrefixCache
+from common.runtime.paging.prefixes import PrefixCache
 from common.runtime.reads import ReadBuffers, ReadsKey
 from common.runtime.times import PassTimes, Stopwatch
 from common.runtime.waiting import DeviceEvent, explained
-from common.runtime.weights import Holdings
+from common.runtime.weights.holdings import Holdings
 from graphs.runner import Agree, Capture, Entry, GraphRunner, capture_costs, graph_uses
 
 logger = logging.getLogger(__name__)
