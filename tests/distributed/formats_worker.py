@@ -1,13 +1,9 @@
-"""The ranks of a distributed test: answers held to a format, on the mesh and engine of the command line.
-
-python -m tests.distributed.formats_worker BP TP OUTPUT_FOLDER ENGINE
-"""
+"""The ranks of a distributed test: answers held to a format, on any mesh and engine."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,7 @@ from common.constraints import Compiler, Format, made
 from common.decoding import GenerationRequest, Scheduler, decode_requests
 from common.platforms import build_engine
 from common.runtime import facts_of
-from tests.distributed.ranks import cpu_profile, fork_ranks
+from tests.distributed.ranks import cpu_profile
 from tests.distributed.strategies_worker import CASES, MASK, MODELS
 
 EOS = 1
@@ -48,15 +44,5 @@ def decode_all(profile: DeviceProfile) -> dict[str, list[int]]:
     return decoded
 
 
-def run_rank(mesh: MeshConfig, engine: str, output: Path) -> None:
-    (output / f"{os.environ['RANK']}.json").write_text(json.dumps(decode_all(cpu_profile(engine, mesh))))
-
-
-def main() -> None:
-    bp, tp = map(int, sys.argv[1:3])
-    mesh = MeshConfig(branch_parallel_size=bp, tensor_parallel_size=tp)
-    fork_ranks(run_rank, mesh.num_processes, (mesh, sys.argv[4], Path(sys.argv[3])))
-
-
-if __name__ == "__main__":
-    main()
+def run_rank(mesh: MeshConfig, engine: str, output: str) -> None:
+    Path(output, f"{os.environ['RANK']}.json").write_text(json.dumps(decode_all(cpu_profile(engine, mesh))))

@@ -1,19 +1,15 @@
-"""The ranks of a distributed test: log probabilities of every family's tiny model, as the first rank has them.
-
-python -m tests.distributed.logprobs_worker BP TP OUTPUT_FOLDER ENGINE CASE...
-"""
+"""The ranks of a distributed test: log probabilities of every family's tiny model, as the first rank has them."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig
 from common.decoding import TextScorer
-from tests.distributed.ranks import cpu_profile, fork_ranks
+from tests.distributed.ranks import cpu_profile
 from tests.distributed.strategies_worker import MASK, MODELS, PROMPTS, SHARED
 from tests.telling import FAMILIES, Decoded
 
@@ -55,19 +51,8 @@ def likelihoods(engine: Any, name: str) -> list[float]:
     return [one.logprob for one in scorer.scores(texts)]
 
 
-def run_rank(mesh: MeshConfig, engine_name: str, name: str, output: Path) -> None:
+def run_rank(mesh: MeshConfig, engine_name: str, name: str, output: str) -> None:
     found, engine = told_of(cpu_profile(engine_name, mesh), name)
     if engine.mesh.is_leader:
-        output.write_text(json.dumps(found))
+        Path(output, f"{name}.json").write_text(json.dumps(found))
     engine.close()
-
-
-def main() -> None:
-    bp, tp, output, engine, *names = sys.argv[1:]
-    mesh = MeshConfig(branch_parallel_size=int(bp), tensor_parallel_size=int(tp))
-    calls = [(mesh, engine, name, Path(output) / f"{name}.json") for name in names]
-    fork_ranks(run_rank, mesh.num_processes, *calls)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -13,20 +14,20 @@ from started import python
 Mesh = tuple[int, int, int]  # dp, bp, tp
 
 
-def start_ranks(worker: str, *arguments: object, timeout: float = 600) -> None:
-    """Run a worker of this folder until its ranks have written what they found."""
-    done = python("-m", f"tests.distributed.{worker}", *arguments, env={"OMP_NUM_THREADS": "1"}, timeout=timeout)
+def start_ranks(worker: str, mesh: Mesh, *calls: tuple[Any, ...], timeout: float = 600) -> None:
+    """Have the ranks of a mesh run a worker of this folder, with one call after another."""
+    command = ["-m", "tests.distributed.ranks", worker, *mesh, json.dumps(calls, default=str)]
+    done = python(*command, env={"OMP_NUM_THREADS": "1"}, timeout=timeout)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 @cache
 def ranks_of(mesh: Mesh) -> list[dict[str, Any]]:
     """What every rank of a mesh decoded and holds."""
-    dp, bp, tp = mesh
     with tempfile.TemporaryDirectory() as folder:
-        start_ranks("worker", dp, bp, tp, folder)
+        start_ranks("worker", mesh, (folder,))
         ranks = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank*.json"))]
-    assert len(ranks) == dp * bp * tp
+    assert len(ranks) == math.prod(mesh)
     return ranks
 
 

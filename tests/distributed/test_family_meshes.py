@@ -17,7 +17,7 @@ SMALL = TRACES[1::2]  # of each family's model_b, three of which have two KV hea
 
 @pytest.mark.slow
 def test_tp_changes_no_prediction(cpu: DeviceProfile, tmp_path: Path) -> None:
-    start_ranks("families_worker", 4, tmp_path, *SMALL)
+    start_ranks("families_worker", (1, 1, 4), *((name, number, tmp_path) for number, name in enumerate(SMALL)))
     for number, name in enumerate(SMALL):
         shared, trace = json.loads((tmp_path / f"{number}.json").read_text()), read(name)
         alone = engine_of(cpu, trace).forward(first_pass(trace, load_model_config(trace["folder"]))).values_3T

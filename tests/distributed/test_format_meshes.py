@@ -40,6 +40,6 @@ def test_the_ascend_engine_decodes_as_the_cuda_engine() -> None:
     ],
 )
 def test_the_mesh_does_not_change_the_tokens(mesh: tuple[int, int], engine: str, tmp_path: Path) -> None:
-    start_ranks("formats_worker", *mesh, tmp_path, engine)
+    start_ranks("formats_worker", (1, *mesh), (engine, tmp_path))
     for path in tmp_path.glob("*.json"):
         assert json.loads(path.read_text()) == alone()

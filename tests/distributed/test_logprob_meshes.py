@@ -31,7 +31,7 @@ NAMES = {
     ],
 )
 def test_the_mesh_does_not_change_them(tmp_path: Path, bp: int, tp: int, engine: str) -> None:
-    start_ranks("logprobs_worker", bp, tp, tmp_path, engine, *NAMES[engine])
+    start_ranks("logprobs_worker", (1, bp, tp), *((engine, name, tmp_path) for name in NAMES[engine]))
     for name in NAMES[engine]:
         found = json.loads((tmp_path / f"{name}.json").read_text())
         alone, _ = told_of(cpu_profile(engine), name)

@@ -23,7 +23,11 @@ ALONE = (1, 1, 1)
 def decoded_on(meshes: tuple[Mesh, ...], *names: str) -> dict[Mesh, dict[tuple[str, int], list[dict[str, Any]]]]:
     """What every rank decoded, by mesh, case and number of slots."""
     with tempfile.TemporaryDirectory() as folder:
-        start_ranks("slices_worker", json.dumps(meshes), folder, *names, timeout=1200)
+        for mesh in meshes:
+            output = Path(folder) / name_of(mesh)
+            output.mkdir()
+            calls = ((name, slots, output) for name in names for slots in NUM_SLOTS)
+            start_ranks("slices_worker", mesh, *calls, timeout=1200)
         return {
             mesh: {
                 (name, slots): [

@@ -36,7 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_all_ranks_replace_or_none(engine: str, bp: int, tp: int, models: list[str], tmp_path: Path) -> None:
     fresh = [weights_worker.tokens_of(weights_worker.engine_of(engine, model, MeshConfig())) for model in models]
     assert fresh[0] != fresh[1] != fresh[2] != fresh[0]
-    start_ranks("weights_worker", engine, bp, tp, tmp_path, *models)
+    start_ranks("weights_worker", (1, bp, tp), (engine, models, tmp_path))
     ranks = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank*.json"))]
     assert len(ranks) == bp * tp
     for *replaced, (problem, after), (shortage, released), resumed in ranks:

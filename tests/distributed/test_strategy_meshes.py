@@ -53,7 +53,7 @@ def test_the_ascend_engines_meshes_decode_as_one_process_of_the_cuda_engine(
 
 def decoded_on(mesh: Mesh, engine: str, names: Iterable[str], folder: Path) -> dict[str, dict[str, Any]]:
     """By case and setting, the requests of all replicas."""
-    start_ranks("strategies_worker", *mesh, folder, engine, *names)
+    start_ranks("strategies_worker", mesh, *((engine, name, folder) for name in names))
     decoded: dict[str, dict[str, Any]] = {}
     for path in folder.glob("*.json"):
         of_case = decoded.setdefault(path.stem.rpartition(" ")[0], {})
