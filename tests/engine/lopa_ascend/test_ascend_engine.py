@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from completing import completions_of
 
 from common.checkpoint import load_model_config, quantizable
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import (
-    Completion,
     Engine,
     GenerationRequest,
     Scheduler,
@@ -51,15 +51,8 @@ def run_of(decode: DecodeConfig, num_requests: int = 1, model: Path = MODEL) -> 
 
 
 def decode_all(engine: Engine, decode: DecodeConfig, prompts: list[list[int]] = PROMPTS) -> dict[str, tuple[int, ...]]:
-    config = load_model_config(MODEL)
-    scheduler = Scheduler(
-        decode, mask_token_id=config.mask_token_id, eos_token_id=config.eos_token_id,
-        num_slots=engine.capacity.num_slots,
-    )  # fmt: skip
-    requests = iter([GenerationRequest(str(n), tuple(prompt)) for n, prompt in enumerate(prompts)])
-    results = list(decode_requests(requests, scheduler, engine))
-    assert all(isinstance(result, Completion) for result in results)
-    return {result.id: (result.num_forwards, *result.canvas_token_ids) for result in results}
+    found = completions_of(engine, MODEL, decode, prompts)
+    return {id: (done.num_forwards, *done.canvas_token_ids) for id, done in found.items()}
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
