@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from common.checkpoint import ModelConfig, Tokenizer, load_model_config, load_tokenizer
-from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.config import DecodeConfig, DeviceProfile, InputConfig, RunConfig
 from common.decoding import (
     TAGS,
     Completion,
@@ -160,9 +160,13 @@ class Generator:
     @cached_property
     def requests(self) -> RequestMaker:
         """The maker of requests from prompts and wishes."""
+        return self.requests_of(self.run.input)
+
+    def requests_of(self, source: InputConfig | None) -> RequestMaker:
+        """Return a maker of requests whose prompts are those of an input."""
         prompts = PromptMaker(
             self.tokenizer,
-            add_bos=self.run.input is not None and self.run.input.add_bos_token,
+            add_bos=source is not None and source.add_bos_token,
             max_tokens=self.max_model_len,
             vocab_size=self.vocab_size,
         )

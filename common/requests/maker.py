@@ -52,6 +52,10 @@ class RequestMaker:
         self._names_base = names_base
         self._check = lru_cache(_MOST_CHECKED)(check)
 
+    def naming(self, base: DecodeConfig) -> RequestMaker:
+        """Return a maker beside other settings than the run's, which each request names."""
+        return RequestMaker(base, self.prompts, max_model_len=self.max_model_len, check=self._check, names_base=True)
+
     def request(
         self, id: str, prompt: tuple[int, ...], wishes: Wishes, noise_name: str | None = None
     ) -> GenerationRequest:
