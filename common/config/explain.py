@@ -124,6 +124,9 @@ def keys_of(location: Sequence[int | str]) -> list[str]:
 
 
 def _suggest(location: Sequence[int | str], kind: type[BaseModel]) -> str:
+    parts = ".".join(keys_of(location)).split(".")
+    if "." in str(location[-1]) and ".".join(parts) in _all_keys(kind):
+        return f"in a file it stands in its section: {': {'.join(parts)}: ...{'}' * (len(parts) - 1)}"
     homes = _homes_of(str(location[-1]), kind)
     if homes:
         return f"write it as {homes[0]}"

@@ -145,8 +145,7 @@ class RequestMaker:
             what += f", in whole blocks up to {num_positions - num_prompt_tokens},"
             if max_tokens <= own_size and canvas_field is None:  # one block, however few tokens
                 field = "block_size"
-        raise RequestError(
-            field,
-            f"{what} are more than the model's context of {self.max_model_len} tokens: shorten the prompt, or "
-            f"{'lower' if canvas_field is None else 'shorten'} it",
-        )
+        fix = "shorten the prompt"
+        if num_prompt_tokens < self.max_model_len:
+            fix += f", or {'lower' if canvas_field is None else 'shorten'} it"
+        raise RequestError(field, f"{what} are more than the model's context of {self.max_model_len} tokens: {fix}")

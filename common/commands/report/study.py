@@ -137,7 +137,7 @@ def _files(results: Path) -> list[Path]:
         return [results]
     found = []
     for path in results.rglob("*.json"):
-        if not path.name.endswith(".run.json"):
+        if path.is_file() and not path.name.endswith(".run.json"):
             found.append(path)
         if len(found) > _MOST_FILES:
             raise ConfigError(f"{results}: more than {_MOST_FILES} JSON files below it: name the folder of one study")

@@ -98,6 +98,7 @@ def test_a_sweep_does_not_take_a_file_for_its_folder(tmp_path: Path) -> None:
         (["run", "-p", "cpu", "run.yaml", "--set", "output.path=/proc/x"], "lopa: "),
         (["run", "-p", "cpu", "run.yaml", "--set", 'model="a\\0b"'], "lopa: model 'a\\x00b' is no name of a file"),
         (["run", "-p", "cpu", "run.yaml", "--set", 'lora_path="a\\0b"'], "lopa: lora_path 'a\\x00b' is no name"),
+        (["run", "-p", "cpu", "run.yaml", "--set", 'tokenizer="a\\0b"'], "lopa: tokenizer 'a\\x00b' is no name"),
         (
             ["run", "-p", "cpu", "run.yaml", "--set", 'decode.stop=["a\\uD800"]'],
             "lopa: --set decode.stop=[\"a\\uD800\"]: decode.stop: 'a\\ud800' holds half a surrogate pair",

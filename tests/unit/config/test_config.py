@@ -123,6 +123,11 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
         ("model: m\nxyz: 1", "FILE: xyz: unknown key; known keys: model, lora_path, "),
         ("model: m\nskip_treshold: 1", "FILE: skip_treshold: unknown key; did you mean decode.skip_threshold?"),
         ("model: m\nblock_size: 16", "FILE: block_size: unknown key; write it as decode.block_size"),
+        (
+            "model: m\ndecode.block_size: 16",
+            "FILE: decode.block_size: unknown key; in a file it stands in its section: ",
+        ),
+        ("model: m\ndecode: {strategy.cache: dual}", "in its section: decode: {strategy: {cache: ...}}"),
         ("model: m\ndecode: {tau: 1}", "FILE: decode.tau: unknown key; known keys of decode: strategy, num_lookahead"),
         ("model: m\ndecode: {block_size: 0}", "FILE: decode.block_size: set it to 1 or more (given 0)"),
         (
