@@ -139,7 +139,7 @@ def machine_code_folder() -> str:
         for part in (folder, folder / "inner"):
             part.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=part).close()
-        if not has_all_code(folder) and shutil.disk_usage(folder).free < _LEAST_FREE:
+        if not (folder / HAS_ALL).exists() and shutil.disk_usage(folder).free < _LEAST_FREE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         logger.warning(
@@ -149,8 +149,3 @@ def machine_code_folder() -> str:
         )  # fmt: skip
         return ""
     return str(folder)
-
-
-def has_all_code(folder: Path) -> bool:
-    """Return whether a warm-up has ended with its machine code kept in the folder (`decoding.scheduling.warm`)."""
-    return (folder / HAS_ALL).exists()

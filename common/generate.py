@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from common.checkpoint import ModelConfig, Tokenizer, load_model_config, load_tokenizer
-from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.config import DecodeConfig, DeviceProfile, InputConfig, RunConfig
 from common.decoding import (
     TAGS,
     Completion,
@@ -122,7 +122,7 @@ class Generator:
 
     def likelihoods(self, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Iterator[Likelihood]:
         """Yield the estimated likelihood of each text after its prompt, both as token ids. All ranks of a replica make
-        the same call. Raises EngineError as `generate` does."""
+        the same call. Raises ConfigError for a text that cannot be scored, EngineError as `generate` does."""
         with self._one_at_a_time:
             self._require_memory()
             yield from self.scorer.scores(texts)
@@ -160,9 +160,13 @@ class Generator:
     @cached_property
     def requests(self) -> RequestMaker:
         """The maker of requests from prompts and wishes."""
+        return self.requests_of(self.run.input)
+
+    def requests_of(self, source: InputConfig | None) -> RequestMaker:
+        """Return a maker of requests whose prompts are those of an input."""
         prompts = PromptMaker(
             self.tokenizer,
-            add_bos=self.run.input is not None and self.run.input.add_bos_token,
+            add_bos=source is not None and source.add_bos_token,
             max_tokens=self.max_model_len,
             vocab_size=self.vocab_size,
         )

@@ -1,4 +1,14 @@
+from importlib import metadata
+
 LOPA_VERSION = "0.1.0"
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package; None: it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def release_of(version: str) -> str:

@@ -8,8 +8,8 @@ QUESTION = "Tom has {} apples and buys 5 more. How many apples does he have now?
 
 
 def main() -> None:
-    profile = load_profile("configs/profiles/cpu.yaml")
-    run = load_run("configs/runs/demo.yaml", ["decode.num_lookahead=3", "max_num_requests=4"])
+    profile = load_profile("cpu")
+    run = load_run("demo", ["decode.num_lookahead=3", "max_num_requests=4"])
     with build_generator(profile, run) as generator:
         prompts = [QUESTION.format(number) for number in (3, 12, 40)]
         for prompt, answer in zip(prompts, generator.complete(*prompts), strict=True):

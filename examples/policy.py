@@ -31,8 +31,8 @@ def register(folder: Path) -> None:
 
 def main() -> None:
     for rule in ("all", "patient(plenty=6)"):
-        run = load_run("configs/runs/demo.yaml", [f"decode.lookahead_rule={rule}"])
-        with build_generator(load_profile("configs/profiles/cpu.yaml"), run) as generator:
+        run = load_run("demo", [f"decode.lookahead_rule={rule}"])
+        with build_generator(load_profile("cpu"), run) as generator:
             (done,) = generator.generate([GenerationRequest("0", generator.requests.prompts.of(PROMPT))])
             print(f"{rule}: {len(done.token_ids)} tokens, {done.num_forwards} passes, {done.num_rows} branches")
 

@@ -11,8 +11,8 @@ QUESTION = "Tom has {} apples and buys 5 more. How many apples does he have now?
 
 
 def main() -> None:
-    run = load_run("configs/runs/demo.yaml", ["decode.num_lookahead=3", "max_num_requests=2"])
-    with build_generator(load_profile("configs/profiles/cpu.yaml"), run) as generator, generator.decoding() as core:
+    run = load_run("demo", ["decode.num_lookahead=3", "max_num_requests=2"])
+    with build_generator(load_profile("cpu"), run) as generator, generator.decoding() as core:
         for name, number in (("first", 3), ("second", 12), ("third", 40)):
             core.add_request(GenerationRequest(name, generator.requests.prompts.of(QUESTION.format(number))))
         num_steps = 0

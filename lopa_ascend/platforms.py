@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import common.platforms
 from common.errors import MissingCapability
 from common.platforms import Finding, GroupBackends
 from common.version import release_of
+from common.version import version_of as _package
 
 if TYPE_CHECKING:
     from common.config import DeviceProfile
@@ -124,13 +124,6 @@ def _first_version(path: Path) -> str | None:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     found = next((line for line in lines if "version" in line.lower()), None)
     return f"{found.strip()} ({path})" if found else str(path)
-
-
-def _package(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 PLATFORMS = (ReferenceCpu(), Npu())

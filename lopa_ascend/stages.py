@@ -185,34 +185,30 @@ def link_linears(model: Decoder) -> None:
         (layer.down_proj if layer.moe is None else layer.moe).read_next = (follower,)
 
 
-def lay_out_experts(model: nn.Module) -> int:
-    """Lay the weights of experts out as the grouped product reads them, [experts, in, out]; return the number of
-    mixtures. In 8 bits the scales of down become bfloat16, as the operator wants them, which loses nothing."""
-    mixtures = [module for module in model.modules() if isinstance(module, MoE)]
-    for moe in mixtures:
+def lay_out_experts(model: nn.Module) -> None:
+    """Lay the weights of experts out as the grouped product reads them, [experts, in, out]. In 8 bits the scales of
+    down become bfloat16, as the operator wants them, which loses nothing."""
+    for moe in [module for module in model.modules() if isinstance(module, MoE)]:
         for name in EXPERTS:
             weight_EOK = moe.get_parameter(name).data
             setattr(moe, name, nn.Parameter(weight_EOK.transpose(1, 2).contiguous(), requires_grad=False))
         if moe.experts_down_scale is not None:
             moe.experts_down_scale = moe.experts_down_scale.bfloat16()
-    return len(mixtures)
 
 
-def prepare_linears(model: nn.Module, ops: Ops) -> int:
-    """Lay quantized weights out as the operators want them, [K, N] in FRACTAL_NZ, the last thing done to them; return
-    their number. What `ops.fuses_gate_up` takes is [1, K, N].
+def prepare_linears(model: nn.Module, ops: Ops) -> None:
+    """Lay quantized weights out as the operators want them, [K, N] in FRACTAL_NZ, the last thing done to them. What
+    `ops.fuses_gate_up` takes is [1, K, N].
 
     Static input scales become their reciprocals, by which the operator multiplies.
     """
-    count, in_groups = 0, set(_fused_gate_ups(model)) if ops.fuses_gate_up else set()
+    in_groups = set(_fused_gate_ups(model)) if ops.fuses_gate_up else set()
     for linear in model.modules():
         if isinstance(linear, QuantizedLinear):
             weight_KN = linear.weight.t().contiguous()
             linear.weight = ops.to_nz(weight_KN[None] if linear in in_groups else weight_KN)
             if linear.input_scale is not None:
                 linear.input_scale = linear.input_scale.reciprocal()
-            count += 1
-    return count
 
 
 def _fused_gate_ups(model: nn.Module) -> Iterator[nn.Module]:
@@ -237,12 +233,10 @@ class ColumnsLast(nn.Module):
         return x_TK @ self.weight if self.bias is None else torch.addmm(self.bias, x_TK, self.weight)
 
 
-def put_columns_last(model: nn.Module) -> int:
-    """Turn every float linear of the model into `ColumnsLast`, one at a time; return their number."""
-    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, Linear)]
-    for name, linear in linears:
+def put_columns_last(model: nn.Module) -> None:
+    """Turn every float linear of the model into `ColumnsLast`, one at a time."""
+    for name, linear in [(name, module) for name, module in model.named_modules() if isinstance(module, Linear)]:
         model.set_submodule(name, ColumnsLast(linear))
-    return len(linears)
 
 
 def as_parameters(model: nn.Module) -> None:

@@ -144,7 +144,7 @@ def _capture(profile: DeviceProfile, dtype: torch.dtype, config: ModelConfig) ->
 def _buckets(profile: DeviceProfile, run: RunConfig, config: ModelConfig, sizes: CacheSizes, mesh: Mesh) -> Buckets:
     """Sizes of any step up to the largest that is captured, those that steps usually have among them."""
     decode, num_slots = run.decode, run.max_num_requests
-    rows = num_slots * -(-(max(0, decode.num_lookahead) + 1) // mesh.bp_size)
+    rows = num_slots * -(-(decode.num_lookahead + 1) // mesh.bp_size)
     fixed = tuple(sorted(profile.graph.token_buckets))
     usual = most_reads(decode, num_slots, mesh.bp_size)
     most = most_captured_tokens(config, mesh.tp_size, sizes.bytes_per_position)

@@ -56,7 +56,7 @@ def warm_up(engine: CudaEngine, config: ModelConfig, decode: DecodeConfig) -> No
 
 def usual_tokens(decode: DecodeConfig, bp_size: int) -> list[int]:
     """Tokens on one rank of whole blocks of one request, with all its branches and with its anchor alone."""
-    branches = max(0, decode.num_lookahead) + 1  # `auto` is negative here, and comes again with its number
+    branches = decode.num_lookahead + 1
     num_blocks = min(WHOLE_BLOCKS, -(-decode.max_new_tokens // decode.block_size))
     is_full = decode.window_attention == "full"
     return [
@@ -75,5 +75,5 @@ def most_committed(block_size: int, num_requests: int, bytes_per_position: int) 
 
 def most_reads(decode: DecodeConfig, num_requests: int, bp_size: int) -> int:
     """Entries of a rank in a usual step of all requests, which is the most that goes through the head."""
-    branches = max(0, decode.num_lookahead) + 1
-    return -(-branches // bp_size) * num_requests * min(USUAL_BLOCKS * decode.block_size, decode.max_new_tokens)
+    rows = -(-(decode.num_lookahead + 1) // bp_size) * num_requests
+    return rows * min(USUAL_BLOCKS * decode.block_size, decode.max_new_tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quant.w8a8 import QuantizedActivation, QuantizedWeight
+from quant.w8a8 import QuantizedActivation, QuantizedWeight, channel_scale, dequantize
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -17,10 +17,8 @@ FP8_MAX = 448.0
 
 def quantize_weight(weight_NK: Tensor) -> QuantizedWeight:
     """scale = rowmax|w| / 448; a row of zeros has scale 1."""
-    weight = weight_NK.float()
-    scale = weight.abs().amax(dim=1) / FP8_MAX
-    scale = torch.where(scale > 0, scale, 1.0)
-    return QuantizedWeight(_round_to_fp8(weight / scale[:, None]), scale)
+    scale_N = channel_scale(weight_NK, FP8_MAX)
+    return QuantizedWeight(_round_to_fp8(weight_NK.float() / scale_N[:, None]), scale_N)
 
 
 def quantize_per_token(x: Tensor) -> QuantizedActivation:
@@ -40,12 +38,7 @@ def linear(
     out_dtype: torch.dtype,
 ) -> Tensor:
     """acc * weight_scale * x_scale + bias in fp32, rounded once to `out_dtype`."""
-    y = (x_TK.float() @ weight_NK.float().t()) * weight_scale_N.float()
-    if x_scale_T is not None:
-        y = y * x_scale_T.float()[:, None]
-    if bias_N is not None:
-        y = y + bias_N.float()
-    return y.to(out_dtype)
+    return dequantize(x_TK.float() @ weight_NK.float().t(), weight_scale_N, x_scale_T, bias_N, out_dtype)
 
 
 def _round_to_fp8(x: Tensor) -> Tensor:

@@ -35,9 +35,9 @@ class StaticParameters(NamedTuple):
     quant_bias: Tensor  # int32 [N]
 
 
-def channel_scale(weight_NK: Tensor) -> Tensor:
-    """rowmax|w| / 127 in fp32 [N]; 1 for a row of zeros."""
-    scale = weight_NK.float().abs().amax(dim=1) / INT8_MAX
+def channel_scale(weight_NK: Tensor, most: float = INT8_MAX) -> Tensor:
+    """rowmax|w| / most in fp32 [N]; 1 for a row of zeros."""
+    scale = weight_NK.float().abs().amax(dim=1) / most
     return torch.where(scale > 0, scale, 1.0)
 
 

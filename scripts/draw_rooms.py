@@ -27,12 +27,12 @@ def room_of(module: str) -> str | None:
     return rest.partition(".")[0] or None if package == "common" else package
 
 
-def uses(root: Path = ROOT) -> dict[str, set[str]]:
+def uses() -> dict[str, set[str]]:
     """Return the other rooms that each room imports."""
     found: dict[str, set[str]] = {}
     for package in PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
-            room = room_of(".".join(path.relative_to(root).with_suffix("").parts))
+        for path in sorted((ROOT / package).rglob("*.py")):
+            room = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
             if room is not None and room != "__init__":
                 found.setdefault(room, set()).update(_imported(path) - {room})
     return {room: used & found.keys() for room, used in found.items()}

@@ -18,8 +18,6 @@ import numpy as np
 from pydantic import ValidationError
 from reference_plain import PlainRequests
 from reference_plain.rules import Rules as PlainRules
-from reference_plain.state_shared import Admission
-from reference_plain.state_shared import Observer as PlainObserver
 
 from common.config import DecodeConfig, renewed
 from common.decoding import Completion, GenerationRequest, ModelFacts, Predictions, Sampling, StepPlan
@@ -61,11 +59,8 @@ def rows_of(plan: StepPlan) -> dict[int, list[Any]]:
 
 
 def plain_record(record: Any) -> dict[str, Any]:
-    """A record as a dict; lookaheads as (position, token, confidence)."""
-    found = asdict(record)
-    assert found.pop("revision", None) is None, "these strategies revise nothing"
-    if record.lookahead and not isinstance(record.lookahead[0][0], int):
-        found["lookahead"] = [(*fill, made.creation_confidence) for made in record.lookahead for fill in made.fills]
+    """A record as a dict; lookaheads without the rule that made them."""
+    found = asdict(record) | {"lookahead": [made[:2] for made in record.lookahead]}
     return {name: list(value.items()) if isinstance(value, dict) else value for name, value in found.items()}
 
 
@@ -73,21 +68,18 @@ class Decoded:
     """Requests decoded step by step with `at_once` of them together; one is dropped in the middle. watched: ids of
     those that are looked at; None: nobody looks."""
 
-    def __init__(
-        self, decoder: Any, observer: Any, rules_of: Any, admission: Any,
-        requests: list[tuple[GenerationRequest, DecodeConfig]], case: Case, watched: tuple[str, ...] | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, decoder: Any, rules_of: Any, case: Case, watched: tuple[str, ...] | None) -> None:
         self.plans: list[dict[int, list[Any]]] = []
         self.winners: list[list[int]] = []
         self.records: list[Any] = []
         self.completions: list[list[Completion]] = []
         self.tokens: dict[str, tuple[int, ...]] = {}
         if watched is not None:
-            decoder.observer = observer(
+            decoder.observer = Observer(
                 lambda record: self.records.append((len(self.plans), plain_record(record))), watched
             )
-        free, waiting = list(range(case.at_once)), list(enumerate(requests))
-        sampling = Sampling.of(requests[0][1], MASK)
+        free, waiting = list(range(case.at_once)), list(enumerate(case.requests))
+        sampling = Sampling.of(case.requests[0][1], MASK)
         while decoder.active or waiting:
             while waiting and free:
                 number, (request, decode) = waiting.pop(0)
@@ -95,7 +87,7 @@ class Decoded:
                 rules = rules_of(decode, EOS, no_stop_strings, case.facts, case.most_tokens)
                 is_longer = len(request.prompt) > case.num_reused
                 reused = case.num_reused if decode.strategy.name == "d2f" and is_longer else 0
-                decoder.add(admission(request, rules, slot, number, reused, 0.0))
+                decoder.add(DecodingRequest(request, rules, slot, number, reused, 0.0))
             plan = decoder.plan_step(sampling)
             self.plans.append(rows_of(plan))
             self.winners.append([int(decoder.num_prompt_tokens())])
@@ -111,9 +103,6 @@ class Decoded:
             self.completions.append(sorted((done for _, done in ended), key=lambda done: done.id))
             assert len(self.plans) < 5000
         self.records.sort(key=repr)
-
-    def _see(self, record: Any) -> None:
-        self.records.append((len(self.plans), plain_record(record)))
 
 
 FILL_RULES = (
@@ -209,11 +198,9 @@ def difference(seed: int) -> str | None:
     with nobody looking."""
     case = Case(seed)
     ids = tuple(str(number) for number in range(len(case.requests)))
-    plain = PlainRequests(MASK, None)
-    wanted = Decoded(plain, PlainObserver, PlainRules.of, Admission, case.requests, case, ids)
+    wanted = Decoded(PlainRequests(MASK), PlainRules.of, case, ids)
     for watched in (ids, ids[::2], None):
-        requests = Requests(case.at_once, MASK)
-        found = Decoded(requests, Observer, Rules.of, DecodingRequest, case.requests, case, watched)
+        found = Decoded(Requests(case.at_once, MASK), Rules.of, case, watched)
         for name in ("plans", "winners", "completions", "tokens"):
             left, right = getattr(found, name), getattr(wanted, name)
             if left != right:

@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
+from common.config import DecodeConfig, DeviceProfile, InputConfig, MeshConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import EngineError
 from common.processes import global_rank
@@ -81,7 +81,10 @@ class ScriptedGenerator:
 
     @property
     def requests(self) -> RequestMaker:
-        source, length = self.run.input, self.max_model_len
+        return self.requests_of(self.run.input)
+
+    def requests_of(self, source: InputConfig | None) -> RequestMaker:
+        length = self.max_model_len
         prompts = PromptMaker(self.tokenizer, add_bos=source is not None and source.add_bos_token, max_tokens=length)
         return RequestMaker(self.run.decode, prompts, max_model_len=length)
 

@@ -2,7 +2,7 @@
 
 from common.batch.files import input_and_output, kept_as_lines, metrics_path, real_file, require_file, write_whole
 from common.batch.inputs import InputLine, parse_line, read_lines, require_shareable
-from common.batch.lines import LineRequests, prompt_maker, prompt_or_reason
+from common.batch.lines import LineRequests, prompt_or_reason
 from common.batch.output import read_records, write_table
 from common.batch.records import answered, refused, unreadable
 from common.batch.report import accuracy, meanings, number, print_summary, print_table, sweep_table
@@ -22,7 +22,6 @@ __all__ = [
     "parse_line",
     "print_summary",
     "print_table",
-    "prompt_maker",
     "prompt_or_reason",
     "read_lines",
     "read_records",

@@ -30,7 +30,8 @@ def input_and_output(run: RunConfig) -> tuple[InputConfig, OutputConfig]:
         raise ConfigError("the run file has no output section: add output.path, the JSONL file for the results")
     if run.output.path == STANDARD_INPUT:
         raise ConfigError("output.path -: results go to a file, which the next start resumes; name one")
-    for setting, path in (("input.path", run.input.path), ("model", run.model), ("lora_path", run.lora_path or "")):
+    folders = ("model", run.model), ("tokenizer", run.tokenizer or ""), ("lora_path", run.lora_path or "")
+    for setting, path in (("input.path", run.input.path), *folders):
         require_speakable(setting, path)
     target = real_file(Path(run.output.path))
     require_file("output.path", target, ".run.json")

@@ -15,17 +15,17 @@ from common.scoring import BenchmarkTask, Row, task_of
 
 if TYPE_CHECKING:
     from common.checkpoint import Tokenizer
-    from common.generate import Generator
 
 _NO_OBJECT = 'write it as an object, such as {"num_lookahead": 0}, or leave it out'
 
 
 class LineRequests:
-    """Makes requests of lines."""
+    """Makes requests of lines. Where neither line nor run says where answers end, the input's benchmark does."""
 
     def __init__(self, source: InputConfig, maker: RequestMaker) -> None:
+        task = None if maker.base.stop else task_of(source)
         self._source = source
-        self._maker = maker
+        self._maker = maker if task is None else maker.naming(maker.base.model_copy(update={"stop": task.stop}))
 
     def request_or_reason(self, line: InputLine) -> GenerationRequest | str:
         """Return the line's request, or why there is none: the text of an error record. Raises as
@@ -58,16 +58,6 @@ def why_unused(lines: Sequence[InputLine], source: InputConfig) -> str | None:
     if field is None or any(field in line.fields or "seed" in line.fields for line in lines):
         return None
     return f"input.settings_field is {field}, and no line has this field: all are decoded by the run's settings"
-
-
-def prompt_maker(generator: Generator, source: InputConfig) -> PromptMaker:
-    """Return what makes the prompts of this input for this model."""
-    return PromptMaker(
-        generator.tokenizer,
-        add_bos=source.add_bos_token,
-        max_tokens=generator.max_model_len,
-        vocab_size=generator.vocab_size,
-    )
 
 
 def prompt_or_reason(line: InputLine, source: InputConfig, tokenizer: Tokenizer) -> tuple[int, ...] | str:

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from common.batch.inputs import InputLine
-from common.batch.lines import LineRequests, prompt_maker, prompt_of
+from common.batch.lines import LineRequests, prompt_of
 from common.config import DecodeConfig, InputConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import first_line
 from common.processes import Stopped
-from common.requests import PromptMaker, RequestError, RequestMaker
-from common.scoring import MarkingPool, request_record, task_of
+from common.requests import PromptMaker, RequestError
+from common.scoring import MarkingPool, request_record
 from common.text import answer_text
 
 if TYPE_CHECKING:
@@ -29,20 +29,12 @@ def records(
     lines: Sequence[InputLine],
     turns: Iterator[int],
     source: InputConfig,
-    stops: Sequence[str],
 ) -> Iterator[dict[str, Any]]:
     """Yield the output lines of the requests that this replica takes, as they end and are marked.
 
     lines: those of all replicas. turns: places among them, each asked for when there is room for it.
-    stops: where answers end, unless a line has its own; none are those of the input's benchmark, if it is one.
     """
-    task = None if stops else task_of(source)
-    decode = generator.run.decode if task is None else generator.run.decode.model_copy(update={"stop": task.stop})
-    prompts = prompt_maker(generator, source)
-    own = RequestMaker(
-        decode, prompts, max_model_len=generator.max_model_len, check=generator.check, names_base=task is not None
-    )
-    maker = LineRequests(source, own)
+    maker = LineRequests(source, generator.requests_of(source))
     line_of = {line.key: line for line in lines}
     refused: list[dict[str, Any]] = []
     decode_of: dict[str, DecodeConfig] = {}  # of requests with settings that are not the run's
@@ -73,14 +65,12 @@ def likelihood_records(
     lines: Sequence[InputLine],
     turns: Iterator[int],
     source: InputConfig,
-    stops: Sequence[str],
 ) -> Iterator[dict[str, Any]]:
     """Yield, in the place of `records`, how likely the model takes each line's own text to be after its prompt.
 
-    The lines are dealt out beforehand, since all ranks of a replica compute each of their passes; turns, stops: not
-    looked at.
+    The lines are dealt out beforehand, since all ranks of a replica compute each of their passes; turns: not looked at.
     """
-    prompts = prompt_maker(generator, source)
+    prompts = generator.requests_of(source).prompts
     asked: list[tuple[InputLine, Ids, Ids]] = []
     for line in lines[generator.replica :: generator.num_replicas]:
         made = _text_of(line, source, prompts)
@@ -113,7 +103,9 @@ def _text_of(line: InputLine, source: InputConfig, prompts: PromptMaker) -> tupl
         return prompt
     try:
         is_ids = isinstance(target, list)
-        return prompt, prompts.of(target, field) if is_ids else prompts.of_text(_checked(target, field), with_bos=False)
+        return prompt, prompts.of(target, field) if is_ids else prompts.of_text(
+            _checked(target, field), with_bos=False, field=field
+        )
     except ValueError as error:
         return f"line {line.number}: {first_line(error)}"
 

@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from common.generate import Generator
 
 logger = logging.getLogger(__name__)
-Answering = Callable[
-    ["Generator", Sequence[InputLine], Iterator[int], InputConfig, Sequence[str]], Iterator[dict[str, Any]]
-]  # as `records`
+Answering = Callable[["Generator", Sequence[InputLine], Iterator[int], InputConfig], Iterator[dict[str, Any]]]
 _MANY = 100  # requests, of which a user may not know
 
 
@@ -50,7 +48,7 @@ def run_batch(
     """Decode what is not in the output yet; on rank 0 the metrics of the whole output, also written beside it.
 
     `build` loads the model; it is called once the files are known to be in order, and not at all if nothing is left.
-    openai: what answers the lines of a file that has lines of OpenAI's batch files.
+    openai: what answers the lines of a file that has lines of OpenAI's batch files, called as `records` is.
     Raises ConfigError for files that do not fit the run, Stopped on SIGINT and SIGTERM; finished requests are kept.
     """
     source, target = input_and_output(run)
@@ -136,7 +134,7 @@ def _decode(
     try:
         # The others of a replica hear of its requests from its leader.
         mine = turns if generator.is_leader else iter(())
-        for record in answering(generator, pending, mine, run.input, run.decode.stop):
+        for record in answering(generator, pending, mine, run.input):
             if output is not None:
                 output.append(record)
             if progress is not None:

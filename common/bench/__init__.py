@@ -2,7 +2,10 @@
 and the time of a step predicted without the hardware (`estimate`).
 """
 
-from common.bench.estimate import Options, estimate_tables, fastest_mesh, tell_schemes
+from common.bench.estimate.mesh import fastest_mesh
+from common.bench.estimate.scenario import Options
+from common.bench.estimate.schemes import tell_schemes
+from common.bench.estimate.tables import estimate_tables
 from common.bench.host import HostOptions, HostSizes, measure_host
 from common.bench.load import LoadOptions, Setting
 from common.bench.marking import measure_marking

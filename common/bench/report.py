@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.batch import number
 from common.errors import ConfigError
 from common.tables import markdown
 
@@ -81,7 +82,7 @@ def _shapes(shapes: Sequence[Result]) -> str:
     names = ("layers_ms", "head_ms", "gather_ms", "device_ms", "call_ms", "weight_floor_ms", "matrix_floor_ms")
     rows = [
         [str(shape["rows"]), str(shape["width"]), str(shape["reads"])]
-        + [_number(shape.get(name)) for name in names]
+        + [number(shape.get(name), 3) for name in names]
         + [f"{shape['ratio']:.2f}"]
         + ([f"{shape['experts_hit']:.0f}"] if has_experts else [])
         for shape in shapes
@@ -96,7 +97,7 @@ def _length_updates(shapes: Sequence[Result]) -> list[str]:
         return []
     orders = list(updated[0]["length_updates_ms"])
     rows = [
-        [str(shape["rows"]), str(shape["width"]), *[_number(shape["length_updates_ms"][order]) for order in orders]]
+        [str(shape["rows"]), str(shape["width"]), *[number(shape["length_updates_ms"][order], 3) for order in orders]]
         for shape in updated
     ]
     return ["layers alone, ms from launch to end\n\n" + markdown(["rows/rank", "window", *orders], rows)]
@@ -107,7 +108,7 @@ def _mixes(mixes: Sequence[Result]) -> str:
     for mix in mixes:
         widths = " ".join(map(str, mix["widths"]))
         rows.append(
-            [str(mix["mean_width"]), widths, str(mix["rows"]), _number(mix["device_ms"]), _number(mix["call_ms"])]
+            [str(mix["mean_width"]), widths, str(mix["rows"]), number(mix["device_ms"], 3), number(mix["call_ms"], 3)]
         )
     return markdown(["mean window", "windows", "rows/rank", "device ms", "call ms"], rows)
 
@@ -115,13 +116,13 @@ def _mixes(mixes: Sequence[Result]) -> str:
 def _steps(title: str, section: Result) -> str:
     groups = {"all": section["median_ms"], "committing": section["committing_ms"], "not": section["other_ms"]}
     groups |= {f"not, window {width}": parts for width, parts in section["by_width"].items()}
-    rows = [[name, *[_number(parts.get(part)) for part in _PARTS]] for name, parts in groups.items()]
+    rows = [[name, *[number(parts.get(part), 3) for part in _PARTS]] for name, parts in groups.items()]
     facts = (
         f"{title}: {section['num_steps']} steps after the prompt, mean window {section['mean_width']:.0f}, "
         f"TPF {section['tpf']:.2f} ({section['effective_tpf']:.2f} up to the end of the text), "
         f"{section['tps']:.0f} tokens/s a request "
         f"({section['tps_without_first_step']:.0f} without the first step, {section['first_step_ms']:.1f} ms); "
-        f"a commit costs {_number(section['commit_cost_ms'])} ms at the same window; median ms:"
+        f"a commit costs {number(section['commit_cost_ms'], 3)} ms at the same window; median ms:"
     )
     return facts + "\n\n" + markdown(["steps", *map(_words, _PARTS)], rows)
 
@@ -130,10 +131,6 @@ def _rate(per_second: float, what: str) -> str:
     """Return a rate as text, in units that a GPU's and a CPU's both fit."""
     exponent, prefix = (12, "T") if per_second >= 1e11 else (9, "G")
     return f"{per_second / 10**exponent:.3g} {prefix}{what}/s"
-
-
-def _number(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _read(path: Path) -> dict[str, Any]:

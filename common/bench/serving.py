@@ -22,12 +22,13 @@ from statistics import fmean, median
 from typing import Any, cast
 
 from common.bench.load import LEAST_REQUESTS, LoadOptions, LoadResult, for_loads, prompts_of, tell, waits_for
-from common.bench.throughput import AnsweredEngine, Timed
+from common.bench.throughput import AnsweredEngine
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import Completion, Engine, GenerationRequest
 from common.errors import EngineError
 from common.generate import Generator, build_generator
 from common.platforms import build_engine
+from common.runtime import DeviceEngine
 from common.tables import markdown
 
 _READY_S = 120.0
@@ -45,7 +46,7 @@ def measure_serving(profile: DeviceProfile, run: RunConfig, answers: RunConfig, 
     run = for_loads(run, options.most).model_copy(update={"decode": answers.decode})
     quiet = answers.model_copy(update={"pace": "fixed"})
     with build_generator(profile, quiet) as answering, closing(build_engine(profile, run)) as engine:
-        both = AnsweredEngine(cast(Timed, engine), answering.engine, waits_for(profile))
+        both = AnsweredEngine(cast(DeviceEngine, engine), answering.engine, waits_for(profile))
         generator = Generator(profile, answers, cast(Engine, both), answering.tokenizer, answering.model_config)
         prompts = prompts_of(answers, answering.tokenizer, max(LEAST_REQUESTS, 2 * options.most))
         _without_http(generator, answers.decode, options.most, prompts[:LEAST_REQUESTS])  # what is slow once

@@ -13,15 +13,15 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from common.bench.report import publish
-from common.bench.timed import NotesBusyTime, ScriptedEngine, TimedDecoding, request_times
+from common.bench.timed import ScriptedEngine, TimedDecoding, request_times
 from common.checkpoint import ModelConfig, load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Engine, StepPlan
+from common.decoding import StepPlan
 from common.platforms import Platform, build_engine, platform_of
-from common.runtime import check_decode, facts_of, step_floors_ms, synthetic_plan
+from common.runtime import DeviceEngine, check_decode, facts_of, step_floors_ms, synthetic_plan
 
 TRACED_STEPS = 10
 SEVERAL_ROWS = ((2, 64), (4, 32), (4, 64), (8, 64), (8, 128))
@@ -44,32 +44,6 @@ class BenchOptions:
     trace: str | None = None
 
 
-class Measurable(Engine, NotesBusyTime, Protocol):
-    """What an engine adds for this module."""
-
-    def measure_floors(self) -> dict[str, float]:
-        """bytes_per_s and flops_per_s of this device, measured now."""
-
-    def keep_times(self, wanted: bool) -> None:
-        """Have the device note when each part of a pass begins and ends, or stop it: noting costs some 50 us a pass."""
-
-    def last_times_ms(self) -> dict[str, float]:
-        """Device milliseconds of the last pass by part; empty where the device keeps no times."""
-
-    def gather_ms(self, num_reads: int) -> float:
-        """Device milliseconds of gathering this many predictions of each rank over bp."""
-
-    def length_updates_ms(self) -> dict[str, float]:
-        """Milliseconds of the last pass's layers, launch and wait, where a replay needs its attention lengths written
-        apart: with those it has, and with new ones written after the launch or before it. Else empty."""
-
-    def num_experts_hit(self, plan: StepPlan) -> float | None:
-        """Experts of a layer that such a pass reads, the mean over layers; None for a model without, or not known."""
-
-    def memory(self) -> dict[str, float]:
-        """Bytes: the peak, what captured graphs hold; and seconds spent capturing."""
-
-
 def run_bench(profile: DeviceProfile, run: RunConfig, options: BenchOptions) -> dict[str, Any]:
     """Measure everything; the first rank also prints the tables and writes `options.output`.
 
@@ -77,7 +51,7 @@ def run_bench(profile: DeviceProfile, run: RunConfig, options: BenchOptions) -> 
     """
     config = load_model_config(run.model)
     check_decode(run.decode, profile, config)
-    engine = cast(Measurable, build_engine(profile, run))
+    engine = cast(DeviceEngine, build_engine(profile, run))
     try:
         bench = _Bench(engine, config, run.decode, options)
         result = bench.run()
@@ -92,7 +66,7 @@ def run_bench(profile: DeviceProfile, run: RunConfig, options: BenchOptions) -> 
 
 
 class _Bench:
-    def __init__(self, engine: Measurable, config: ModelConfig, decode: DecodeConfig, options: BenchOptions) -> None:
+    def __init__(self, engine: DeviceEngine, config: ModelConfig, decode: DecodeConfig, options: BenchOptions) -> None:
         self.engine = engine
         self.config = config
         self.decode = decode

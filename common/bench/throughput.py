@@ -13,11 +13,11 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean, median, quantiles
-from typing import Protocol, cast
+from typing import cast
 
 from common.bench.load import LEAST_REQUESTS, LoadOptions, LoadResult, Setting, for_loads, prompts_of, tell, waits_for
 from common.checkpoint import ModelConfig, load_model_config
-from common.config import DecodeConfig, DeviceProfile, RunConfig
+from common.config import DeviceProfile, RunConfig
 from common.decoding import (
     Completion,
     Engine,
@@ -25,7 +25,6 @@ from common.decoding import (
     Int,
     PassCosts,
     Predictions,
-    QueuesForwards,
     Scheduler,
     StepPlan,
     WrappedEngine,
@@ -33,18 +32,8 @@ from common.decoding import (
 )
 from common.generate import build_generator
 from common.platforms import build_engine
-from common.runtime import facts_of, step_floors_ms
+from common.runtime import DeviceEngine, facts_of, step_floors_ms
 from common.tables import markdown
-
-
-class Timed(Engine, QueuesForwards, Protocol):
-    """What the timed engine adds to `Engine`."""
-
-    def last_num_tokens(self) -> int: ...
-
-    def measure_floors(self) -> dict[str, float]: ...
-
-    def measure_passes(self, decode: DecodeConfig) -> PassCosts: ...
 
 
 class AnsweredEngine(WrappedEngine):
@@ -53,7 +42,7 @@ class AnsweredEngine(WrappedEngine):
     seconds_apart: spent on answers so far. passes: what each pass was.
     """
 
-    def __init__(self, engine: Timed, answering: Engine, finish: Callable[[], None]) -> None:
+    def __init__(self, engine: DeviceEngine, answering: Engine, finish: Callable[[], None]) -> None:
         super().__init__(engine)
         self.seconds_apart = 0.0
         self.passes: list[PassNote] = []
@@ -135,7 +124,7 @@ class Throughput:
     """
 
     def __init__(
-        self, engine: Timed, answering: Engine, timed_model: ModelConfig, answering_model: ModelConfig,
+        self, engine: DeviceEngine, answering: Engine, timed_model: ModelConfig, answering_model: ModelConfig,
         floors: dict[str, float], finish: Callable[[], None],
     ) -> None:  # fmt: skip
         self._engine = engine
@@ -145,7 +134,9 @@ class Throughput:
         self._floors = floors
         self._finish = finish
 
-    def measure(self, setting: Setting, costs: PassCosts, at_once: int, prompts: Sequence[tuple[int, ...]]) -> Load:
+    def measure(
+        self, setting: Setting, costs: PassCosts | None, at_once: int, prompts: Sequence[tuple[int, ...]]
+    ) -> Load:
         """costs: by which the load decides, where the setting has a pace."""
         answered = AnsweredEngine(self._engine, self._answering, self._finish)
         model, decode = self._answering_model, setting.decode
@@ -191,7 +182,7 @@ def measure_throughput(profile: DeviceProfile, run: RunConfig, answers: RunConfi
     answers = for_loads(answers, options.most)
     run = for_loads(run, options.most).model_copy(update={"decode": answers.decode})
     with build_generator(profile, answers) as answering, closing(build_engine(profile, run)) as timed:
-        engine = cast(Timed, timed)
+        engine = cast(DeviceEngine, timed)
         floors = engine.measure_floors()
         throughput = Throughput(
             engine, answering.engine, load_model_config(run.model), answering.model_config, floors, waits_for(profile)

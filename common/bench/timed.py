@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from statistics import fmean, median
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,15 +23,9 @@ from common.decoding import (
     StepPlan,
     WrappedEngine,
 )
+from common.runtime import DeviceEngine
 
 ACCEPTED, UNSURE = 0.99, 0.5
-
-
-class NotesBusyTime(Protocol):
-    """An engine that notes on the host's clock how long its device had work."""
-
-    def last_busy_ms(self) -> float:
-        """Return the last step's time from queueing a pass to seeing its predictions, all passes together."""
 
 
 class ScriptedEngine(WrappedEngine):
@@ -63,7 +57,7 @@ class TimedDecoding:
     PARTS = ("schedule", "forward", "select", "commit", "advance")
 
     def __init__(
-        self, engine: WrappedEngine, inner: NotesBusyTime, decode: DecodeConfig, mask_token_id: int, eos: int | None,
+        self, engine: WrappedEngine, inner: DeviceEngine, decode: DecodeConfig, mask_token_id: int, eos: int | None,
         facts: ModelFacts = DREAM,
     ) -> None:  # fmt: skip
         self._engine = engine

@@ -43,7 +43,8 @@ def main(parent: int) -> None:
 
 def _answer(line: str) -> dict[str, Any]:
     """The text, or what is wrong and whether the template rejects the messages or fails."""
-    from jinja2 import TemplateError
+    from jinja2 import TemplateError, TemplateSyntaxError
+    from jinja2.exceptions import SecurityError
 
     try:
         request = json.loads(line)
@@ -55,7 +56,7 @@ def _answer(line: str) -> dict[str, Any]:
             **request["variables"],
         )
     except (TemplateError, TypeError, ValueError) as error:
-        return {"error": _describe(error), "is_rejection": True}
+        return {"error": _describe(error), "is_rejection": not isinstance(error, (TemplateSyntaxError, SecurityError))}
     except MemoryError:
         return {"error": f"it takes more than {MEMORY_BYTES >> 20} MiB", "is_rejection": False}
     except Exception as error:

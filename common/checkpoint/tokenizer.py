@@ -1,9 +1,6 @@
 """Text to token ids and back, from the files of a checkpoint folder and nothing else: no code of the folder is run.
 Its chat template is rendered in a process of its own (`chat`).
 
-A folder with tokenizer.json is read as it is. Dream ships vocab.json, merges.txt and a tokenization_dream.py instead;
-that class is Qwen2's byte-level BPE, so the same pipeline is written down here in tokenizer.json's terms.
-
 A prompt may contain the mask token's text. Encoding knows every special token but that one, so such text becomes
 ordinary tokens and a prompt never contains the mask id.
 """

@@ -73,6 +73,7 @@ def read_spec(folder: Path, settings: Mapping[str, Any], roles: Mapping[str, str
             f"{folder}: the added tokens are not readable ({brief(error)}); download its files again"
         ) from None
     _check_growth(path, spec)
+    _check_merges(path, model)
     if isinstance(model["vocab"], dict):
         # `tokenizers` numbers added tokens by their order unless the vocabulary has them: put their ids there.
         model["vocab"] = model["vocab"] | {token["content"]: token["id"] for token in spec["added_tokens"]}
@@ -220,6 +221,21 @@ def _check_growth(path: Path, spec: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{path}: {' and '.join(keys)}: more than {_MOST_STEPS} steps, or a text becomes {_MOST_GROWTH} times "
                 "longer; download the file again"
+            )
+
+
+def _check_merges(path: Path, model: Mapping[str, Any]) -> None:
+    """`tokenizers` cuts the prefix off the second part of every merge; where that cuts a letter in two, the process
+    ends. Raises ConfigError."""
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
+    if not isinstance(prefix, str) or not isinstance(merges, list):
+        return
+    for merge in merges:
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if isinstance(parts, list) and parts and not str(parts[-1]).startswith(prefix):
+            raise ConfigError(
+                f"{path}: model.merges: {shown(merge)} does not go on with continuing_subword_prefix {shown(prefix)}; "
+                "download the file again"
             )
 
 

@@ -41,24 +41,21 @@ class DecodeRows:
         from common.checkpoint import load_model_config, load_tokenizer
         from common.requests import PromptMaker, RequestMaker
         from common.runtime import check_decode
-        from common.scoring import task_of
 
         self._replica = LastingReplica(profile, run)
         self._source = source = run.input or InputConfig(path="-")
         model_config = load_model_config(run.model)
-        task = None if run.decode.stop else task_of(source)
-        self._decode = run.decode if task is None else run.decode.model_copy(update={"stop": task.stop})
+        self._decode = run.decode
         self._tokenizer = load_tokenizer(run.tokenizer_folder, model_config.mask_of(run.decode.mask_token_id))
         ready = self._replica.ready
         prompts = PromptMaker(
             self._tokenizer, add_bos=source.add_bos_token, max_tokens=ready.max_model_len, vocab_size=ready.vocab_size
         )
         maker = RequestMaker(
-            self._decode,
+            run.decode,
             prompts,
             max_model_len=ready.max_model_len,
             check=lambda decode: check_decode(decode, profile, model_config),
-            names_base=task is not None,
         )
         self._requests = LineRequests(source, maker)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import sys
@@ -20,6 +19,7 @@ from common.errors import ConfigError
 from common.platforms import Finding, Platform, all_platforms, platform_of
 from common.processes import Nodes, processes_here, resolve_mesh
 from common.scoring import fingerprint
+from common.version import version_of
 
 
 def doctor(
@@ -103,8 +103,8 @@ def machine() -> Iterator[Finding]:
             yield Finding(f"{own.device} devices", f"{own.num_visible_devices()} visible{_visibility(own)}")
         yield from (Finding(name, version or "not found") for name, version in own.versions().items())
     for package in ("triton", "transformers", "tokenizers", "safetensors", "numpy"):
-        yield Finding(package, _package(package) or "not installed")
-    here = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "hccl": _package("torch-npu")}
+        yield Finding(package, version_of(package) or "not installed")
+    here = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "hccl": version_of("torch-npu")}
     yield Finding("collectives", ", ".join(name for name, is_here in here.items() if is_here) or "none")
 
 
@@ -130,13 +130,6 @@ def requirements(profile: DeviceProfile) -> Iterator[Finding]:
 def _visibility(own: Platform) -> str:
     name = own.visible_devices_variable or ""
     return f" ({name}={os.environ[name]})" if name in os.environ else ""
-
-
-def _package(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _print(title: str, findings: Sequence[Finding], bad: str = "missing") -> None:

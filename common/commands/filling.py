@@ -29,14 +29,12 @@ def answer(generator: Generator, fields: Mapping[str, Any]) -> str:
     prompt that cannot be decoded, EngineError.
     """
     # Here: they load torch, which a wrong argument has no reason to wait for.
-    from common.decoding import warm_up_observed
     from common.evaluation import request_of, watch
     from common.serving import DenoiseEvents
     from common.text import answer_text
 
     request = request_of(generator, fields)
     decode = request.decode or generator.run.decode
-    warm_up_observed()
     told = DenoiseEvents(len(request.prompt), decode, generator.tokenizer.decode, request.given)
     filling = Filling(len(request.prompt))
     console = Console(stderr=True, highlight=False)

@@ -138,7 +138,7 @@ def main() -> None:
         sys.exit(stopped.exit_code)
     except (ConfigError, QuantizationError, EngineError, OSError) as error:
         end_undisturbed()  # before the sentence is written
-        if os.environ.get("LOPA_TRACEBACK"):
+        if os.environ.get("LOPA_TRACEBACK", "0") not in ("", "0"):
             traceback.print_exc()
         sys.exit(fail(one_line(" ".join(str(error).split()))))
     finally:

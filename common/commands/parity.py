@@ -15,6 +15,8 @@ def parity(
 
     Exit 1 if one differs, 2 if one cannot be replayed; the others are replayed all the same.
     """
+    from common.decoding import warm_up
     from common.evaluation import replay_files
 
+    warm_up()  # no generator, which has this done, replays them
     raise typer.Exit(replay_files(files))

@@ -169,12 +169,12 @@ def _is_file(prompt: str) -> bool:
     if prompt.endswith(_OF_FILES) and not any(map(str.isspace, prompt)):
         return True
     try:
-        is_file, is_folder = Path(prompt).is_file(), os.sep in prompt and Path(prompt).is_dir()
+        is_folder, exists = Path(prompt).is_dir(), Path(prompt).exists()
     except (OSError, ValueError):  # a text that no file can be called
         return False
-    if is_folder:
+    if is_folder and os.sep in prompt:
         raise ConfigError(f"{prompt}: a folder; give a text to answer, or a JSONL file of requests")
-    return is_file
+    return exists and not is_folder
 
 
 def _files(model: str, file: str | None, given: Sequence[str]) -> list[str]:

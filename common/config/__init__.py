@@ -6,7 +6,7 @@ after this room sees a dict or fills in a default.
 
 from common.config.consistent import MIN_TEMPERATURE
 from common.config.decode import MOST_STOP_TOKENS, NUM_CANDIDATES, DecodeConfig, is_greedy
-from common.config.explain import explain, given_value, keys_of, problem, remedy
+from common.config.explain import given_value, keys_of, problem, remedy
 from common.config.files import as_yaml, load_profile, load_profile_and_run, load_run, load_yaml
 from common.config.frozen import Frozen, Settings
 from common.config.names import (
@@ -66,7 +66,6 @@ __all__ = [
     "SweepPoint",
     "Way",
     "as_yaml",
-    "explain",
     "fewshot_file",
     "find_config",
     "folder_of",

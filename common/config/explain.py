@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from reprlib import Repr
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -68,11 +67,6 @@ _FIXES = {
 }
 
 
-def explain(error: ValidationError, path: Path, kind: type[BaseModel]) -> str:
-    """The sentence for the first of the errors."""
-    return f"{path}: {problem(error, kind)}"
-
-
 def problem(error: ValidationError, kind: type[BaseModel], section: str = "") -> str:
     """Say the key of the error to begin with, and what to do. section: the key under which the settings stand."""
     first = error_to_begin_with(error)
@@ -130,6 +124,9 @@ def keys_of(location: Sequence[int | str]) -> list[str]:
 
 
 def _suggest(location: Sequence[int | str], kind: type[BaseModel]) -> str:
+    parts = ".".join(keys_of(location)).split(".")
+    if "." in str(location[-1]) and ".".join(parts) in _all_keys(kind):
+        return f"in a file it stands in its section: {': {'.join(parts)}: ...{'}' * (len(parts) - 1)}"
     homes = _homes_of(str(location[-1]), kind)
     if homes:
         return f"write it as {homes[0]}"

@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from common.policies import policy
+from common.policies import check
 
 _NUMBERS = (int, float)
 
@@ -67,5 +67,5 @@ class Policy:
         return core_schema.no_info_after_validator_function(self._known, handler(source))
 
     def _known(self, name: str) -> str:
-        policy(self.folder, name)
+        check(self.folder, name)
         return name

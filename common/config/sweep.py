@@ -30,6 +30,7 @@ from common.errors import ConfigError, did_you_mean
 
 OWN = "-"  # in the place of a profile or a run: the one that the sweep names
 _MOST_POINTS = 10_000
+_MOST_NAME_BYTES = 200  # of a file system's 255, with what is put after them
 _OF_A_POINT: Any = {"decode", "input", "output"}  # what points of one launch may differ in
 
 
@@ -170,7 +171,7 @@ class _Loader:
             raise ConfigError(
                 f"{self._path}: row {row.name!r}: output.path: a row's file is named after it: set folder instead"
             )
-        own = [] if self._sweep.folder is None else [f"output.path={json.dumps(f'{self._sweep.folder}.jsonl')}"]
+        own = [] if self._sweep.folder is None else [f"output.path={_as_yaml(f'{Path(self._sweep.folder)}.jsonl')}"]
         own += [f"{key}={_as_yaml(value)}" for key, value in {**self._sweep.set, **row.set}.items()]
         overrides = [*(Override(text, "set") for text in own), *self._overrides]
         profile, run = self._load(profile_path, run_path, overrides, row)
@@ -267,9 +268,9 @@ def _spanned(sweep: SweepConfig) -> Iterator[SweepRow]:
 
 
 def _nested(point: Mapping[str, Any]) -> dict[str, Any]:
-    """`strategy.cache` as a key of `strategy`."""
+    """`strategy.cache` as a key of `strategy`, whichever of the two comes first."""
     decode: dict[str, Any] = {}
-    for key, value in point.items():
+    for key, value in sorted(point.items(), key=lambda item: "." in item[0]):
         section, dot, name = key.partition(".")
         decode[section] = merged(decode.get(section), {name: value}) if dot else value
     return decode
@@ -279,6 +280,9 @@ def _check_names(names: list[str], only: Sequence[str], path: Path) -> None:
     nameless = next((name for name in names if not slug(name)), None)
     if nameless is not None:
         raise ConfigError(f"{path}: a row is called {nameless!r}: give it a name with a letter or a digit in it")
+    long = next((name for name in names if len(slug(name).encode()) > _MOST_NAME_BYTES), None)
+    if long is not None:
+        raise ConfigError(f"{path}: a row's name of more than {_MOST_NAME_BYTES} bytes, {long[:40]!r}...: shorten it")
     first: dict[str, str] = {}
     for name in names:
         if slug(name) in first:
@@ -292,12 +296,15 @@ def _check_names(names: list[str], only: Sequence[str], path: Path) -> None:
 
 
 def _as_yaml(value: Any) -> str:
-    return json.dumps(value, default=str)
+    text = json.dumps(value, default=str, ensure_ascii=False)  # of JSON's escapes YAML knows those of half a pair not
+    return re.sub(r"[\x7f-\x9f\u2028\u2029\ufffe\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _folder_of(run: RunConfig, path: Path) -> Path:
     if run.output is None:
         raise ConfigError(f"{path}: the run file has no output section: add output.path, or set folder in the sweep")
+    if not Path(run.output.path).name:
+        raise ConfigError(f"output.path {run.output.path}: a folder without a name of its own; give a file's name")
     folder = Path(run.output.path).with_suffix("")
     if folder.is_file():
         raise ConfigError(

@@ -55,8 +55,7 @@ def of_regex(regex: str) -> ByteAutomaton:
         if "no transitions" in why:
             raise ConfigError("no text matches it: write one that some text does") from None
         raise ConfigError(
-            f"it does not compile ({why:.200}): look-arounds, back-references and comments are not taken; write it "
-            "without them, or more simply"
+            f"it does not compile ({why:.200}): docs/structured.md says what is taken; write it more simply"
         ) from None
     rows: Mapping[int, Mapping[int, int]] = index.get_transitions()
     (begin,) = [target for byte, target in rows[index.get_initial_state()].items() if byte == 0]

@@ -44,25 +44,17 @@ from common.decoding.plan import (
     Predictions,
     RowField,
     Sampling,
-    SamplingField,
     StepPlan,
     entries_from,
 )
 from common.decoding.ranks import PredictionOrder, assign_rows, rows_by_rank
 from common.decoding.relay import Command, Hold, Relay
 from common.decoding.request import HOLE, Completion, GenerationRequest, Rejection, RequestOutput, TokenLogprob
-from common.decoding.scheduling import (
-    DREAM,
-    Branch,
-    ModelFacts,
-    Pacer,
-    Revision,
-    Scheduler,
-    StepRecord,
-    host_seconds,
-    start_warming,
-    warm_up_observed,
-)
+from common.decoding.scheduling.pacing import Pacer
+from common.decoding.scheduling.rules import DREAM, ModelFacts
+from common.decoding.scheduling.scheduler import Scheduler
+from common.decoding.scheduling.state import Branch, Revision, StepRecord
+from common.decoding.scheduling.warm import host_seconds, start_warming, warm_up
 from common.decoding.wrapped import WrappedEngine
 
 __all__ = [
@@ -108,7 +100,6 @@ __all__ = [
     "Room",
     "RowField",
     "Sampling",
-    "SamplingField",
     "Scheduler",
     "StepPlan",
     "StepRecord",
@@ -126,6 +117,6 @@ __all__ = [
     "start_forward",
     "start_warming",
     "taking_orders",
-    "warm_up_observed",
+    "warm_up",
     "why_not_routed",
 ]

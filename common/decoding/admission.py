@@ -8,7 +8,7 @@ import numpy as np
 
 from common.decoding.engine import Capacity
 from common.decoding.request import GenerationRequest
-from common.decoding.scheduling import Scheduler
+from common.decoding.scheduling.scheduler import Scheduler
 from common.errors import first_line
 
 
@@ -25,13 +25,13 @@ def _why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: 
     num_tokens, room = len(request.prompt), scheduler.room_of(request).longest_prompt(capacity.max_model_len)
     if not num_tokens:
         return "the prompt is empty; give at least one token"
-    unknown = _unknown_tokens(request.prompt, capacity.vocab_size)
+    unknown = unknown_tokens(request.prompt, capacity.vocab_size)
     if unknown:
         return (
             f"the prompt holds {unknown[0]!r}, which is no token: the model's vocabulary has {capacity.vocab_size}; "
             "use the tokenizer of this checkpoint"
         )
-    if request.canvas is not None and (unknown := _unknown_tokens(request.given.values(), capacity.vocab_size)):
+    if request.canvas is not None and (unknown := unknown_tokens(request.given.values(), capacity.vocab_size)):
         return f"canvas: it holds {unknown[0]!r}, which is no token of the model's vocabulary of {capacity.vocab_size}"
     if (reason := scheduler.why_apart(decode)) is not None:
         return reason
@@ -58,14 +58,13 @@ def _why_impossible(request: GenerationRequest, scheduler: Scheduler, capacity: 
     return None
 
 
-def _unknown_tokens(prompt: Collection[int], vocab_size: int | None) -> list[int]:
+def unknown_tokens(token_ids: Collection[int], vocab_size: int | None) -> list[int]:
     """Return what of them is not a token id of the vocabulary."""
-    is_usual = not prompt or (
-        set(map(type, prompt)) == {int} and min(prompt) >= 0
-    )  # nearly always, and a prompt may be long
-    if is_usual and (vocab_size is None or max(prompt, default=0) < vocab_size):
+    # Nearly always all of them are, and a prompt may be long.
+    is_usual = set(map(type, token_ids)) <= {int} and min(token_ids, default=0) >= 0
+    if is_usual and (vocab_size is None or max(token_ids, default=0) < vocab_size):
         return []
-    return [token for token in prompt if not _is_token(token, vocab_size)]
+    return [token for token in token_ids if not _is_token(token, vocab_size)]
 
 
 def _is_token(token: object, vocab_size: int | None) -> bool:

@@ -21,7 +21,7 @@ from common.decoding.orders import Order
 from common.decoding.plan import Predictions, StepPlan
 from common.decoding.relay import Command, Hold, digest_of
 from common.decoding.request import Completion, GenerationRequest, Rejection, RequestOutput, RequestQueue
-from common.decoding.scheduling import Scheduler
+from common.decoding.scheduling.scheduler import Scheduler
 from common.errors import EngineError, first_line
 
 _IDLE_S = 0.001  # of a step that finds nothing to do

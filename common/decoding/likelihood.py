@@ -20,6 +20,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from common.config import DecodeConfig
+from common.decoding.admission import unknown_tokens
 from common.decoding.engine import Engine, GivesLogprobs, Room, prefixes_of, start_forward
 from common.decoding.plan import Int, RowField, Sampling, Score, StepPlan
 from common.errors import ConfigError, EngineError
@@ -101,8 +102,10 @@ class TextScorer:
         most, vocab_size = self._engine.capacity.max_model_len, self._engine.capacity.vocab_size
         if not prompt or not text:
             return f"the {'text' if prompt else 'prompt'} is empty: give at least one token"
-        if vocab_size is not None and max(*prompt, *text) >= vocab_size:
+        if unknown_tokens((*prompt, *text), vocab_size):
             return "it holds what is no token of the model: use the tokenizer of this checkpoint"
+        if self._sampling.mask_token_id in (*prompt, *text):
+            return f"it holds the mask token {self._sampling.mask_token_id}, which is no text: leave it out"
         length = self._spans(len(prompt), len(text))[-1].row_end
         if length > most:
             return f"prompt and text come to {length} positions, and {most} fit: shorten the prompt"
@@ -114,14 +117,16 @@ class TextScorer:
         return self._engine.capacity.max_model_len - text_length - rest
 
     def scores(self, texts: Iterable[tuple[Ids, Ids]]) -> Iterator[Likelihood]:
-        """Yield the likelihood of each text after its prompt, in their order; those that `why_not` refuses must not be
-        among them. Every rank of a replica makes the same call."""
+        """Yield the likelihood of each text after its prompt, in their order. Every rank of a replica makes the same
+        call. Raises ConfigError for what `why_not` refuses."""
         prefixes = prefixes_of(self._engine)
         if prefixes is not None:
             prefixes.forget()  # its rows take pages that no scheduler has reserved
         waiting: deque[_Open] = deque()
         rows: _Rows = []
         for prompt, text in texts:
+            if (reason := self.why_not(prompt, text)) is not None:
+                raise ConfigError(f"likelihood: {reason}")
             spans = self._spans(len(prompt), len(text))
             made = self._rows(prompt, text, spans)
             waiting.append(_Open(spans, [[] for _ in spans], len(made)))

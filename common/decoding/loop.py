@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from common.decoding.core import EngineCore
 from common.decoding.engine import Engine
 from common.decoding.request import Completion, GenerationRequest, Rejection, RequestQueue
-from common.decoding.scheduling import Scheduler
+from common.decoding.scheduling.scheduler import Scheduler
 
 
 def decode_requests(

@@ -11,7 +11,8 @@ import numpy as np
 from common.config import DecodeConfig
 from common.decoding.plan import Predictions, StepPlan
 from common.decoding.request import Completion, GenerationRequest, Rejection
-from common.decoding.scheduling import DecodingRequest, Scheduler
+from common.decoding.scheduling.scheduler import Scheduler
+from common.decoding.scheduling.state import DecodingRequest
 from common.errors import EngineError
 
 _PROBE_ID = "\0probe"  # no user's

@@ -12,7 +12,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from common.batch import sweep_table, write_whole
 from common.config import Sweep, SweepPoint, slug
@@ -22,7 +22,6 @@ from common.scoring import DEFINITIONS, area_under_accuracy, flat_numbers
 from common.tables import markdown
 
 Row = dict[str, Any]
-Status = Literal["waiting", "running", "done", "failed"]
 _SHOWN_DECODE = (
     "strategy", "num_lookahead", "block_size", "max_new_tokens", "block_add_threshold", "decoded_token_threshold",
     "skip_threshold",

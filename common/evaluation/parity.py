@@ -25,7 +25,6 @@ from common.decoding import (
     Scheduler,
     StepRecord,
     decode_requests,
-    warm_up_observed,
 )
 from common.errors import ConfigError, EngineError
 from common.evaluation.difference import first_step
@@ -39,9 +38,9 @@ from common.runtime import facts_of
 logger = logging.getLogger(__name__)
 
 
-def replay_files(paths: Sequence[Path], profile: DeviceProfile | None = None) -> int:
+def replay_files(paths: Sequence[Path]) -> int:
     """Replay every trace, print a line each; 0 if all agree, 1 if some differ, 2 if some could not be replayed."""
-    codes = [_replay_file(path, profile or cpu_profile()) for path in paths]
+    codes = [_replay_file(path, cpu_profile()) for path in paths]
     print(f"{codes.count(0)} passed, {codes.count(1)} failed, {codes.count(2)} not replayed")
     return max(codes, default=0)
 
@@ -79,7 +78,6 @@ def _decode(
     """Return every step's record, and the completion."""
     config = load_model_config(model)
     _check_token_ids(prompt, decode, config.vocab_size)
-    warm_up_observed()
     engine = build_engine(profile, RunConfig(model=str(model), decode=decode))
     try:
         return _replay(engine, decode, prompt, facts_of(config))

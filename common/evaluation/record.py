@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.batch import InputLine, prompt_or_reason
 from common.config import InputConfig
-from common.decoding import Completion, GenerationRequest, Rejection, StepRecord, warm_up_observed
+from common.decoding import Completion, GenerationRequest, Rejection, StepRecord
 from common.errors import ConfigError, placed
 from common.hub import known_as
 from common.requests import Wishes
@@ -27,9 +27,7 @@ def record_trace(generator: Generator, prompt: str) -> dict[str, Any] | None:
     """
     records: list[StepRecord] = []
     seconds: list[float] = []
-    request = request_of(generator, {"question": prompt})
-    warm_up_observed()
-    begin = time.perf_counter()
+    request, begin = request_of(generator, {"question": prompt}), time.perf_counter()
 
     def observe(record: StepRecord) -> None:
         seconds.append(round(time.perf_counter() - begin, 6))

@@ -41,6 +41,8 @@ def evaluate_sweep(
     again. Raises ConfigError, EngineError, OSError, and Stopped on SIGINT and SIGTERM.
     """
     points, board = sweep.points, Board(sweep)
+    for point in points:
+        input_and_output(point.run)
     is_first = global_rank() == 0
     if is_first:
         board.begin(points)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from common.config import DecodeConfig, Frozen, explain, problem, renewed
+from common.config import DecodeConfig, Frozen, problem, renewed
 from common.errors import ConfigError
 
 
@@ -60,4 +60,4 @@ def read_trace(path: Path) -> Trace:
     try:
         return Trace.model_validate_json(path.read_bytes(), strict=True)
     except ValidationError as error:
-        raise ConfigError(explain(error, path, Trace)) from None
+        raise ConfigError(f"{path}: {problem(error, Trace)}") from None

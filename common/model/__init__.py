@@ -1,7 +1,7 @@
 """The model: decoder layers over injected operators, the plain version of each operator, and what is made of logits."""
 
 from common.model.decoder import Decoder, build_decoder
-from common.model.moe import Routing, choose_experts, mixture, route
+from common.model.moe import Routing, best_columns, choose_experts, mixture, route
 from common.model.noise import (
     NUM_SAMPLING_FIELDS,
     UNIFORM_SCALE,
@@ -51,6 +51,7 @@ __all__ = [
     "SamplingRows",
     "add_rms_norm",
     "attention",
+    "best_columns",
     "best_statistics",
     "build_decoder",
     "changed_logits",

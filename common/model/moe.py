@@ -43,7 +43,7 @@ def choose_experts(logits_TE: Tensor, bias_E: Tensor | None, config: MoEConfig) 
         choice_TE = _among_admitted(choice_TE, config)
     elif config.top_groups < config.num_groups:
         choice_TE = _in_best_groups(choice_TE, config)
-    expert_TC = _best(choice_TE, config.experts_per_token)
+    expert_TC = best_columns(choice_TE, config.experts_per_token)
     weight_TC = scores_TE.gather(1, expert_TC)
     if config.normalise:
         weight_TC = weight_TC / (weight_TC.sum(dim=-1, keepdim=True) + 1e-20)
@@ -71,7 +71,7 @@ def mixture(x_TD: Tensor, moe: MoE) -> Tensor:
 def _in_best_groups(choice_TE: Tensor, config: MoEConfig) -> Tensor:
     """Set scores outside the best groups to -inf; a group's score is the sum of its two largest."""
     choice_TGE = choice_TE.view(len(choice_TE), config.num_groups, -1)
-    best_TG = _best(choice_TGE.topk(2, dim=-1).values.sum(dim=-1), config.top_groups)
+    best_TG = best_columns(choice_TGE.topk(2, dim=-1).values.sum(dim=-1), config.top_groups)
     is_out_TG = torch.ones(choice_TGE.shape[:2], dtype=torch.bool, device=choice_TE.device).scatter_(1, best_TG, False)
     return choice_TGE.masked_fill(is_out_TG[:, :, None], -torch.inf).flatten(1)
 
@@ -84,12 +84,12 @@ def _among_admitted(choice_TE: Tensor, config: MoEConfig) -> Tensor:
     blocks_NBE = functional.pad(choice_TE, (0, 0, 0, num_missing), value=-torch.inf).view(
         -1, config.block_size, num_experts
     )
-    admitted_NA = _best(blocks_NBE.amax(dim=1), config.capacity)
+    admitted_NA = best_columns(blocks_NBE.amax(dim=1), config.capacity)
     is_out_NE = torch.ones((len(admitted_NA), num_experts), dtype=torch.bool, device=choice_TE.device)
     is_out_NE = is_out_NE.scatter_(1, admitted_NA, False)
     return blocks_NBE.masked_fill(is_out_NE[:, None], -torch.inf).flatten(0, 1)[:num_tokens]
 
 
-def _best(scores_TN: Tensor, count: int) -> Tensor:
+def best_columns(scores_TN: Tensor, count: int) -> Tensor:
     """Return the best, equal scores in the order of their ids, which topk leaves open."""
     return scores_TN.sort(dim=-1, descending=True, stable=True).indices[:, :count]

@@ -6,7 +6,7 @@ given and returns: `inputs.py`.
 
 from common.policies import branch_scores, fill_rules, lookahead_rules, rule, settings, spawn_rules
 from common.policies.inputs import Draws, Filling, Scoring, Spawning, Stepped, Token, Tried
-from common.policies.registry import calls, names, number_of, origins, parsed, policy, rule_of, shipped
+from common.policies.registry import calls, check, number_of, origins, parsed, policy, rule_of, shipped
 
 __all__ = [
     "Draws",
@@ -18,9 +18,9 @@ __all__ = [
     "Tried",
     "branch_scores",
     "calls",
+    "check",
     "fill_rules",
     "lookahead_rules",
-    "names",
     "number_of",
     "origins",
     "parsed",

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.compiled import compiled
-from common.policies.inputs import Score, Scoring
-from common.policies.rule import Number, Rule, Rules, settings_with, sort
+from common.policies.rule import Number, Rules, sort
 
 NO_MASK_LEFT = 1.0  # C of a branch without masks
 # created: the weight, in a branch's score, of the confidence that its lookahead token had when it was spawned.
@@ -71,7 +70,7 @@ def _mean_of_lowest(left: Any, share: float) -> float:
     return total / count
 
 
-@BRANCH_SCORES.add("num_sure", NUM_SURE, soon=1.0)
+@BRANCH_SCORES.add("num_sure", NUM_SURE, soon=Number(1.0, 0, 1))
 def num_sure(left: Any, tried: Any, settings: Any) -> float:
     """Return how many masks the next step would fill at once, those above `skip_threshold`; of equal counts the higher
     mean confidence decides.
@@ -89,7 +88,7 @@ def num_sure(left: Any, tried: Any, settings: Any) -> float:
     return total + 1 / (2 - min(_mean_of_lowest(left, 1.0), 1.0))  # the mean is 1 at the most: a tie break below 1
 
 
-@BRANCH_SCORES.add("expected", EXPECTED, trust=1.0, soon=1.0)
+@BRANCH_SCORES.add("expected", EXPECTED, trust=Number(1.0, 0), soon=Number(1.0, 0, 1))
 def expected(left: Any, tried: Any, settings: Any) -> float:
     """Return what a branch fills at once, its own tokens included, weighted with how likely those are by now.
 
@@ -103,7 +102,7 @@ def expected(left: Any, tried: Any, settings: Any) -> float:
     return (found + tried.num_fills) * likely
 
 
-@BRANCH_SCORES.add("hedged", HEDGED, risk=2.0, soon=1.0)
+@BRANCH_SCORES.add("hedged", HEDGED, risk=2.0, soon=Number(1.0, 0, 1))
 def hedged(left: Any, tried: Any, settings: Any) -> float:
     """Return the tokens that a branch fills, its own included, less what its own may cost where they are wrong.
 
@@ -113,7 +112,7 @@ def hedged(left: Any, tried: Any, settings: Any) -> float:
     return found + (tried.num_fills - settings.score_risk * (1 - tried.likely)) if tried.num_fills else found
 
 
-@BRANCH_SCORES.add("ripple", RIPPLE, trust=0.3)
+@BRANCH_SCORES.add("ripple", RIPPLE, trust=Number(0.3, 0))
 def ripple(left: Any, tried: Any, settings: Any) -> float:
     """Return minus the mean entropy of the masks that no lookahead fills, plus `trust` times the logarithm of how
     likely the branch's own tokens are by now (RPS, arXiv 2608.11742); a confidence is the negative entropy."""
@@ -207,23 +206,3 @@ def score_of(left: Any, tried: Any, settings: Any) -> float:
     if rule in (ANCHOR, EXACT, SUBSET):
         return anchor(left, tried, settings)
     return lookahead(left, tried, settings)
-
-
-def decide(rule: Rule, numbers: dict[str, float], scoring: Scoring) -> Score:
-    """Score branches by a rule that ships, for plug-ins and tests."""
-    (settings,) = settings_with(scoring.settings, "branch_score", rule, numbers)
-    num_branches, width = scoring.is_masked_BW.shape
-    draw_B = np.asarray(scoring.draws.generator().random(num_branches))
-    likely_B, is_agreed_B = scoring.likely_B, scoring.is_agreed_B
-    scores = []
-    for branch, is_masked_W in enumerate(scoring.is_masked_BW):
-        is_left_W = is_masked_W.copy()
-        if rule.code == RIPPLE:
-            is_left_W[[position - scoring.start for one in scoring.branches for position, _ in one.fills]] = False
-        column_M = is_left_W.nonzero()[0]
-        probability_M, confidence_M = scoring.probability_BW[branch][column_M], scoring.confidence_BW[branch][column_M]
-        left = Left(column_M, probability_M, confidence_M, np.zeros(width + 1))
-        own = len(scoring.branches[branch].fills), float(likely_B[branch]), bool(is_agreed_B[branch])
-        tried = Tried(*own, float(draw_B[branch]), width)
-        scores.append(score_of(left, tried, settings))
-    return np.array(scores, dtype=np.float64)

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.compiled import compiled
-from common.policies.inputs import Bool, Filling
-from common.policies.rule import MOST, Number, Rule, Rules, descending, most_confident, settings_with
+from common.policies.rule import MOST, Number, Rules, descending, most_confident
 
 FILL_RULES = Rules("fill")
 # Steps in which a whole block is filled, so many positions a step.
@@ -111,7 +110,7 @@ def frechet(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
         is_chosen_M[order_M[rank]] = True
 
 
-@FILL_RULES.add("agreed", AGREED, share=1.0)
+@FILL_RULES.add("agreed", AGREED, share=Number(1.0, 0, 1))
 def agreed(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
     """Choose all above `skip_threshold` that enough branches agree on, or else the most confident one. share: of the
     branches that predict the winner's token."""
@@ -164,15 +163,3 @@ def choose(masks: Masks, settings: Any, is_chosen_M: Any) -> None:
         frechet(masks, settings, is_chosen_M)
     else:
         agreed(masks, settings, is_chosen_M)
-
-
-def decide(rule: Rule, numbers: dict[str, float], filling: Filling) -> Bool:
-    """Choose masks by a rule that ships, for plug-ins and tests."""
-    (settings,) = settings_with(filling.settings, "fill_rule", rule, numbers)
-    token_BM = filling.values_3BM[0]
-    agreed_M = (token_BM == token_BM[filling.winner]).mean(axis=0)
-    is_chosen_M = np.zeros(token_BM.shape[1], dtype=np.bool_)
-    order_M = np.zeros(len(is_chosen_M), dtype=np.int64)
-    masks = Masks(filling.probability_M, filling.confidence_M, agreed_M, order_M, filling.quota)
-    choose(masks, settings, is_chosen_M)
-    return is_chosen_M

@@ -108,8 +108,7 @@ class Spawning(NamedTuple):
     """For `spawn_rules`: masks of the next anchor that lookaheads may fill. `rank` returns a number each, [C]; the
     highest are tried, of equal ones the earliest.
 
-    values_3W: token id, probability, confidence, as the winner predicts them; after them the ids and probabilities of
-    the most probable tokens, where `tokens` asks for more than one. column_C: where the masks are in it,
+    values_3W: token id, probability, confidence, as the winner predicts them. column_C: where the masks are in it,
     ascending. start: the position of its first column.
     """
 
@@ -128,13 +127,6 @@ class Spawning(NamedTuple):
     def confidence_C(self) -> Float:
         found: Float = self.values_3W[2][self.column_C]
         return found
-
-    @property
-    def kept_2C(self) -> Score:
-        """[2, C]: of each mask's most probable tokens, the sum of the probabilities and the entropy, in nats."""
-        first = 3 + (len(self.values_3W) - 3) // 2 if len(self.values_3W) > 3 else 1
-        share_CX = self.values_3W[first : None if first > 1 else 2, self.column_C].T.astype(np.float64)
-        return np.stack((share_CX.sum(axis=1), -(share_CX * np.log(np.maximum(share_CX, 1e-30))).sum(axis=1)))
 
 
 class Filling(NamedTuple):

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from common.compiled import compiled
-from common.policies.inputs import Stepped
-from common.policies.rule import MOST, Number, Rule, Rules, settings_with
+from common.policies.rule import MOST, Number, Rules
 
 LOOKAHEAD_RULES = Rules("lookahead")
 ALL, STALLED, DISPUTED = range(3)
@@ -48,9 +47,3 @@ def count(num_filled: int, num_masked: int, variance: float, settings: Any) -> i
     else:
         found = every(num_filled, num_masked, variance, settings)
     return min(max(found, 0), int(settings.num_lookahead))
-
-
-def decide(rule: Rule, numbers: dict[str, float], stepped: Stepped) -> int:
-    """Count by a rule that ships, for plug-ins and tests."""
-    (settings,) = settings_with(stepped.settings, "lookahead_rule", rule, numbers)
-    return int(count(stepped.num_filled, stepped.num_masked, stepped.variance, settings))

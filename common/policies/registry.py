@@ -19,11 +19,11 @@ from common.policies.token_confidences import TOKEN_CONFIDENCES
 
 logger = logging.getLogger(__name__)
 
-_SHIPPED: dict[str, tuple[Rules, Callable[..., Any]]] = {
-    "branch_scores": (branch_scores.BRANCH_SCORES, branch_scores.decide),
-    "spawn_rules": (spawn_rules.SPAWN_RULES, spawn_rules.decide),
-    "fill_rules": (fill_rules.FILL_RULES, fill_rules.decide),
-    "lookahead_rules": (lookahead_rules.LOOKAHEAD_RULES, lookahead_rules.decide),
+_SHIPPED: dict[str, Rules] = {
+    "branch_scores": branch_scores.BRANCH_SCORES,
+    "spawn_rules": spawn_rules.SPAWN_RULES,
+    "fill_rules": fill_rules.FILL_RULES,
+    "lookahead_rules": lookahead_rules.LOOKAHEAD_RULES,
 }
 _CALL = re.compile(r"(\w+)(?:\((.*)\))?")
 
@@ -31,14 +31,14 @@ _CALL = re.compile(r"(\w+)(?:\((.*)\))?")
 @cache
 def shipped(kind: str) -> tuple[str, ...]:
     """Return the names of this package's policies."""
-    return tuple(sorted(TOKEN_CONFIDENCES if kind == "token_confidences" else _SHIPPED[kind][0]))
+    return tuple(sorted(TOKEN_CONFIDENCES if kind == "token_confidences" else _SHIPPED[kind]))
 
 
 def calls(kind: str) -> list[str]:
     """Return this package's own, each with the defaults of the numbers that are its alone."""
     if kind not in _SHIPPED:
         return list(shipped(kind))
-    rules = _SHIPPED[kind][0]
+    rules = _SHIPPED[kind]
     own = {name: [key for key in rules[name].numbers if key not in rules.plug_in.numbers] for name in shipped(kind)}
     return [_call(name, {key: rules[name].numbers[key] for key in keys}) for name, keys in own.items()]
 
@@ -53,20 +53,25 @@ def names(kind: str) -> tuple[str, ...]:
     return (*shipped(kind), *sorted(_installed(kind).keys() - set(shipped(kind))))
 
 
+def check(kind: str, setting: str) -> None:
+    """Raise ValueError for an unknown name, and for numbers that its policy does not take."""
+    name, numbers = _named(kind, setting)
+    if name not in shipped(kind):
+        policy(kind, setting)
+    else:
+        _check_numbers(name, numbers, _SHIPPED[kind][name].numbers if kind in _SHIPPED else {})
+
+
 @cache
 def policy(kind: str, setting: str) -> Callable[..., Any]:
-    """Return the function that a setting names, with its numbers bound. Raises ValueError for an unknown name."""
+    """Return the function of a token confidence, or of another package's policy with its numbers bound. Raises
+    ValueError if it cannot be loaded, or does not take the numbers."""
     name, numbers = _named(kind, setting)
     if kind == "token_confidences" and name in TOKEN_CONFIDENCES:
-        _check_numbers(name, numbers, {})
         return TOKEN_CONFIDENCES[name]
-    if name in shipped(kind):
-        rules, decide = _SHIPPED[kind]
-        _check_numbers(name, numbers, rules[name].numbers)
-        return partial(decide, rules[name], numbers)
     found = _loaded(kind, name)
     parameters = inspect.signature(found).parameters.values()
-    common = _SHIPPED[kind][0].plug_in.numbers if kind in _SHIPPED else {}
+    common = _SHIPPED[kind].plug_in.numbers if kind in _SHIPPED else {}
     own = {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
     _check_numbers(name, numbers, {**dict.fromkeys(own, Number(0)), **common})
     for each, default in own.items():
@@ -79,7 +84,7 @@ def policy(kind: str, setting: str) -> Callable[..., Any]:
 def rule_of(kind: str, setting: str) -> tuple[Rule, dict[str, float]]:
     """Return the code of a setting's rule for the loops, and its numbers; PLUG_IN is the code of another package's."""
     name, numbers = parsed(setting)
-    rules = _SHIPPED[kind][0]
+    rules = _SHIPPED[kind]
     return rules.get(name, rules.plug_in), numbers
 
 

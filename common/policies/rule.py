@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from common.compiled import Records, compiled
-from common.policies.settings import settings_of
+from common.compiled import compiled
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 PLUG_IN = -1  # the code of every rule that does not ship
@@ -71,13 +70,6 @@ def enter(own: Any, setting: str, rule: Rule, numbers: dict[str, float]) -> None
     own[setting] = rule.code
     for name, number in rule.numbers.items():
         own[f"{rule.kind}_{name}"] = numbers.get(name, number.default)
-
-
-def settings_with(decode: Any, setting: str, rule: Rule, numbers: dict[str, float]) -> Records:
-    """Return [1] SETTINGS with this one rule."""
-    made_1 = settings_of(decode)
-    enter(made_1[0], setting, rule, numbers)
-    return made_1
 
 
 @compiled

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.compiled import compiled
-from common.policies.inputs import Score, Spawning
-from common.policies.rule import MOST, Number, Rule, Rules, descending, settings_with
+from common.policies.rule import MOST, Number, Rules, descending
 
 # blocks: how many active blocks that hold masks lookaheads may go into, the first ones; 0: all of them. entropy: in
 # nats, as `num_guarded` takes it. tokens: how many of its most probable ones each mask is tried with, if they are
@@ -80,7 +79,7 @@ def uncertain(masks: Open, settings: Any, rank_C: Any) -> None:
         rank_C[place] = -masks.confidence_C[place]
 
 
-@SPAWN_RULES.add("near", NEAR, probability=0.6)
+@SPAWN_RULES.add("near", NEAR, probability=Number(0.6, 0, 1))
 def near(masks: Open, settings: Any, rank_C: Any) -> None:
     """Rank masks first whose token is about as probable as this: likely enough to be right, and open enough to tell
     something."""
@@ -88,7 +87,7 @@ def near(masks: Open, settings: Any, rank_C: Any) -> None:
         rank_C[place] = -abs(masks.probability_C[place] - np.float32(settings.spawn_probability))
 
 
-@SPAWN_RULES.add("mixed", MIXED, share=0.5)
+@SPAWN_RULES.add("mixed", MIXED, share=Number(0.5, 0, 1))
 def mixed(masks: Open, settings: Any, rank_C: Any) -> None:
     """Rank the most confident masks first, and random ones after them. share: of the confident ones among the
     lookaheads."""
@@ -138,15 +137,3 @@ def rank(masks: Open, settings: Any, rank_C: Any) -> None:
         spread(masks, settings, rank_C)
     else:
         random(masks, settings, rank_C)
-
-
-def decide(rule: Rule, numbers: dict[str, float], spawning: Spawning) -> Score:
-    """Rank masks by a rule that ships, for plug-ins and tests."""
-    (settings,) = settings_with(spawning.settings, "spawn_rule", rule, numbers)
-    rank_C = np.zeros(len(spawning.column_C))
-    draw_C = spawning.draws.generator().random(len(rank_C))
-    order_C = np.zeros(len(rank_C), dtype=np.int64)
-    mass_C, spread_C = spawning.kept_2C
-    masks = Open(spawning.probability_C, spawning.confidence_C, mass_C, spread_C, draw_C, order_C)
-    rank(masks, settings, rank_C)
-    return rank_C

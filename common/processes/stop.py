@@ -1,4 +1,5 @@
-"""How a process ends when somebody tells it to: SIGINT and SIGTERM stop cleanly, a stuck process ends all the same.
+"""How a process ends when somebody tells it to: SIGINT, SIGTERM and a closed terminal's SIGHUP stop cleanly, a stuck
+process ends all the same.
 
 Finished requests are already in the output file, so stopping means leaving the decode loop and closing files. A rank
 that waits inside a collective for a peer that has already gone never gets back to Python to do that; a watching thread
@@ -22,6 +23,7 @@ GRACE_S = 5.0
 _AGAIN_S = 0.01
 _ECHO_S = 1.0  # in which a launcher passes a signal on
 _PR_SET_PDEATHSIG = 1
+_ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 class Stopped(BaseException):
@@ -35,7 +37,7 @@ class Stopped(BaseException):
 
 
 def stop_on_signals(grace_s: float = GRACE_S) -> None:
-    """From now on SIGINT and SIGTERM raise Stopped in the main thread, and `grace_s` later end the process.
+    """From now on signals that end a process raise Stopped in the main thread, and `grace_s` later end the process.
 
     Python ignores what is raised in a finalizer or a callback of a weak reference, which imports have: there Stopped is
     raised once more, a moment later.
@@ -45,12 +47,13 @@ def stop_on_signals(grace_s: float = GRACE_S) -> None:
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=_end_after_grace, args=(reader, grace_s), daemon=True).start()
-    for signal_number in (signal.SIGINT, signal.SIGTERM):
+    for signal_number in _ending():
         signal.signal(signal_number, _raise_stopped)
 
 
 def drain_on_signals(drain: Callable[[], None]) -> None:
-    """From now on the first SIGINT or SIGTERM calls `drain`, in a thread, and a later one ends the process at once.
+    """From now on the first signal that ends a process calls `drain`, in a thread, and a later one ends the process at
+    once.
 
     What a launcher passes on of a signal that this process has got itself is not a later one.
     """
@@ -68,8 +71,13 @@ def end_undisturbed() -> None:
     The handler does nothing, where SIG_IGN would keep signals from the watching thread, which ends a process that hangs
     on its way out.
     """
-    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+    for signal_number in (*_ending(), signal.SIGALRM):
         signal.signal(signal_number, lambda *_: None)
+
+
+def _ending() -> list[signal.Signals]:
+    """Return the signals that end this process; `nohup` has SIGHUP ignored."""
+    return [number for number in _ENDING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
 
 
 def _raise_stopped(signal_number: int, frame: FrameType | None) -> NoReturn:
@@ -94,7 +102,7 @@ def _end_after_grace(reader: int, grace_s: float) -> None:
     thread is inside a collective."""
     while True:
         signal_number = os.read(reader, 1)[0]
-        if signal_number in (signal.SIGINT, signal.SIGTERM):
+        if signal_number in _ENDING:
             threading.Event().wait(grace_s)
             os._exit(128 + signal_number)
 
@@ -103,7 +111,7 @@ def _drain_then_end(reader: int, drain: Callable[[], None]) -> None:
     drained_at: float | None = None
     while True:
         signal_number = os.read(reader, 1)[0]
-        if signal_number not in (signal.SIGINT, signal.SIGTERM):
+        if signal_number not in _ENDING:
             continue
         if drained_at is None:
             drained_at = time.monotonic()

@@ -52,6 +52,10 @@ class RequestMaker:
         self._names_base = names_base
         self._check = lru_cache(_MOST_CHECKED)(check)
 
+    def naming(self, base: DecodeConfig) -> RequestMaker:
+        """Return a maker beside other settings than the run's, which each request names."""
+        return RequestMaker(base, self.prompts, max_model_len=self.max_model_len, check=self._check, names_base=True)
+
     def request(
         self, id: str, prompt: tuple[int, ...], wishes: Wishes, noise_name: str | None = None
     ) -> GenerationRequest:
@@ -141,8 +145,7 @@ class RequestMaker:
             what += f", in whole blocks up to {num_positions - num_prompt_tokens},"
             if max_tokens <= own_size and canvas_field is None:  # one block, however few tokens
                 field = "block_size"
-        raise RequestError(
-            field,
-            f"{what} are more than the model's context of {self.max_model_len} tokens: shorten the prompt, or "
-            f"{'lower' if canvas_field is None else 'shorten'} it",
-        )
+        fix = "shorten the prompt"
+        if num_prompt_tokens < self.max_model_len:
+            fix += f", or {'lower' if canvas_field is None else 'shorten'} it"
+        raise RequestError(field, f"{what} are more than the model's context of {self.max_model_len} tokens: {fix}")

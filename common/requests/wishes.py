@@ -38,11 +38,11 @@ FIRST_ERROR = Field(fail_fast=True)  # a list of a million wrong items has one e
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 MaxTokens = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
-_Stop = Annotated[str, Field(strict=True, max_length=4096)]
 
 
 MOST_GIVEN = 2**16  # characters of a canvas: they are tokenized while other requests wait
 _MOST_PIECES = 1024
+_Stop = Annotated[str, Field(strict=True, max_length=MOST_GIVEN)]  # DecodeConfig takes fewer
 _MOST_BIASES = 300  # as OpenAI has it: each is a class that a pass reduces logits to
 _MOST_FIRST = 4096  # tokens before an end: a pass goes over as many states
 

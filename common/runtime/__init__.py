@@ -4,18 +4,23 @@ memory, collectives, waiting with a deadline, times, floors; and the model, load
 Engine packages subclass `engine.DeviceEngine` over their kernels and their KV memory.
 """
 
-from common.runtime.classes import Tiles, class_statistics
+from common.runtime.classes.tiles import Tiles, class_statistics
 from common.runtime.collectives import Collectives
 from common.runtime.engine import DeviceEngine
 from common.runtime.facts import facts_of
 from common.runtime.fitting import check_decode, check_settings, check_strategy, longest_request
 from common.runtime.floors import REPEATS, matrix_size, measure_floors
 from common.runtime.memory import allocating_kv, pages_within
-from common.runtime.paging import NO_SLOT, PagedCapacity, PagePool, PageTable, PrefixCache, pages_for, slots_going_on
+from common.runtime.paging.capacity import PagedCapacity, pages_for
+from common.runtime.paging.pool import NO_SLOT, PagePool, slots_going_on
+from common.runtime.paging.prefixes import PrefixCache
+from common.runtime.paging.table import PageTable
 from common.runtime.reads import ReadBuffers, ReadsKey
 from common.runtime.upload import Upload
 from common.runtime.waiting import DeviceEvent, wait_until_done
-from common.runtime.weights import Holdings, ModelLoader, linear_schemes, scheme_at_load
+from common.runtime.weights.holdings import Holdings
+from common.runtime.weights.load import ModelLoader
+from common.runtime.weights.schemes import linear_schemes, scheme_at_load
 from common.runtime.workload import (
     num_matrix_weights,
     num_weights_read,

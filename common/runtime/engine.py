@@ -29,15 +29,16 @@ from common.decoding import Capacity, Int, Logprobs, Order, PassCosts, Predictio
 from common.errors import EngineError
 from common.model import Decoder
 from common.processes import close_mesh
-from common.runtime.classes import ClassHead, Reduce, class_statistics
+from common.runtime.classes.head import ClassHead, Reduce
+from common.runtime.classes.tiles import class_statistics
 from common.runtime.collectives import Collectives
 from common.runtime.floors import Clock, measure_floors
 from common.runtime.logprobs import Shares, told_logprobs
-from common.runtime.paging import PrefixCache
+from common.runtime.paging.prefixes import PrefixCache
 from common.runtime.reads import ReadBuffers, ReadsKey
 from common.runtime.times import PassTimes, Stopwatch
 from common.runtime.waiting import DeviceEvent, explained
-from common.runtime.weights import Holdings
+from common.runtime.weights.holdings import Holdings
 from graphs.runner import Agree, Capture, Entry, GraphRunner, capture_costs, graph_uses
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class Commits(Protocol):
 
 
 class DeviceEngine(ABC):
-    """`common.decoding.Engine` over one device a process, and what `common.bench.steps.Measurable` adds.
+    """`common.decoding.Engine` over one device a process, and what `common.bench` measures of it.
 
     capture: None runs every pass at its own size. wait: returns once the device has come past an event, or raises
     EngineError. details: more for `describe`. most: how many shapes of layers and of heads are captured; None: any
@@ -326,22 +327,26 @@ class DeviceEngine(ABC):
         return None
 
     def measure_floors(self) -> dict[str, float]:
+        """bytes_per_s and flops_per_s of this device, measured now."""
         return measure_floors(self.device, self.cache.dtype, self.clock)
 
     def keep_times(self, wanted: bool) -> None:
+        """Have the device note when each part of a pass begins and ends, or stop it: noting costs some 50 us a pass."""
         self._times.keep(wanted)
 
     def last_times_ms(self) -> dict[str, float]:
+        """Device milliseconds of the last pass by part; empty where the device keeps no times."""
         return self._times.last_ms()
 
     def last_busy_ms(self) -> float:
+        """The last step's time from queueing a pass to seeing its predictions, by the host's clock."""
         return self._busy.seconds * 1e3
 
     def last_num_tokens(self) -> int:
         return self.key.num_tokens
 
     def gather_ms(self, num_reads: int) -> float:
-        """Milliseconds of the gather over bp alone, captured where passes are."""
+        """Milliseconds of gathering this many predictions of each rank over bp, captured where passes are."""
         if self.mesh.bp_group is None:
             return 0.0
 
@@ -356,10 +361,13 @@ class DeviceEngine(ABC):
         return self.clock(gathers.entry(num_reads).run, self.device) / _GATHERS * 1e3
 
     def length_updates_ms(self) -> dict[str, float]:
+        """Milliseconds of the last pass's layers, launch and wait, where a replay needs its attention lengths written
+        apart: with those it has, and with new ones written after the launch or before it."""
         return {}  # replays read their lengths on the device
 
     def num_experts_hit(self, plan: StepPlan) -> float | None:
-        return None  # not counted
+        """Experts of a layer that such a pass reads, the mean over layers; None for a model without, or not known."""
+        return None
 
     def memory(self) -> dict[str, float]:
         """Peak bytes of this process on the device, and what capture cost."""

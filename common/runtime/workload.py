@@ -65,7 +65,7 @@ def _num_weights(config: ModelConfig, num_experts: float) -> float:
 
 
 def synthetic_plan(
-    config: ModelConfig, *, num_rows: int, width: int, num_cached: int, read_share: float, seed: int = 0,
+    config: ModelConfig, *, num_rows: int, width: int, num_cached: int, read_share: float,
     block_size: int | None = None,
 ) -> StepPlan:  # fmt: skip
     """Make a step of branches of one request, all as wide, after `num_cached` committed positions; nothing is
@@ -73,7 +73,7 @@ def synthetic_plan(
 
     block_size: that of block-causal attention; None: full attention inside the window.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     end = num_cached + width
     is_read_W = np.zeros(width, dtype=np.bool_)
     is_read_W[rng.permutation(width)[: max(1, round(read_share * width))]] = True

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from common.policies import origins
-from common.version import LOPA_VERSION
+from common.version import LOPA_VERSION, version_of
 
 _PACKAGES = ("torch", "triton", "transformers", "tokenizers", "jinja2", "numpy")  # what tokens and texts depend on
 
@@ -20,17 +19,10 @@ def fingerprint() -> dict[str, Any]:
         "lopa": LOPA_VERSION,
         "commit": _commit(Path(__file__).resolve().parent),
         "python": platform.python_version(),
-        **{name: _version(name) for name in _PACKAGES},
+        **{name: version_of(name) for name in _PACKAGES},
         "policies": origins(),
         "platform": platform.platform(),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _commit(folder: Path) -> str | None:

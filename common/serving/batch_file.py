@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common.batch import InputLine, answered, prompt_maker, refused, unreadable
+from common.batch import InputLine, answered, refused, unreadable
 from common.config import InputConfig
 from common.decoding import Completion, GenerationRequest, Rejection
 from common.errors import one_line
-from common.requests import RequestMaker
 from common.scoring import request_record
 from common.serving.http.errors import ApiError
 from common.serving.http.explain import checked, refusing
@@ -55,12 +54,12 @@ class _Call:
 
 
 def openai_records(
-    generator: Generator, lines: Sequence[InputLine], turns: Iterator[int], source: InputConfig, stops: Sequence[str],
-) -> Iterator[dict[str, Any]]:  # fmt: skip
+    generator: Generator, lines: Sequence[InputLine], turns: Iterator[int], source: InputConfig
+) -> Iterator[dict[str, Any]]:
     """Yield OpenAI's output line for each line that this replica takes, as they end. A line that is refused costs the
     others nothing.
 
-    lines, turns: as for `common.batch`'s own records. stops: those of the run, beside which requests have their own.
+    lines, turns: as for `common.batch`'s own records.
     """
     door = _Door(generator, source)
     refusals: list[dict[str, Any]] = []
@@ -107,10 +106,8 @@ class _Door:
     def __init__(self, generator: Generator, source: InputConfig) -> None:
         self._generator = generator
         self._names = model_names(generator.run)
-        self._prompts = prompt_maker(generator, source)
-        maker = RequestMaker(
-            generator.run.decode, self._prompts, max_model_len=generator.max_model_len, check=generator.check
-        )
+        maker = generator.requests_of(source)
+        self._prompts = maker.prompts
         self._book = OrderBook(generator.run, maker, generator.run.max_num_requests)
 
     def call(self, line: InputLine) -> _Call:

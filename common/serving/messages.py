@@ -183,9 +183,10 @@ class Ended(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The engine has failed, and its process ends."""
+    """The engine has failed, or its process ends before the answer does. status: of HTTP."""
 
     sentence: str
+    status: int = 500
 
 
 @dataclass(slots=True)

@@ -27,8 +27,7 @@ from lopa_ascend.ops.results import (
     QuantizedNorm,
 )
 from lopa_ascend.ops.rows import MOST_ROWS, VirtualRows
-
-FRACTAL_NZ = 29
+from lopa_ascend.ops.twins.weights import FRACTAL_NZ
 
 
 class Ops(ExpertOps):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -105,32 +105,18 @@ def _flat(result: Any) -> Iterator[Tensor]:
             yield from _flat(part)
 
 
-def _norms(bench: Bench) -> Verdict:
+def _checked(call: Callable[..., Any], inputs: Callable[[Bench], Sequence[Tensor]]) -> Callable[[Bench], Verdict]:
+    """Return the check of a call on what `inputs` draws."""
+    return lambda bench: compare(*bench.both(call, *inputs(bench)))
+
+
+def _norm_inputs(bench: Bench, num_summed: int = 2) -> list[Tensor]:
     width = bench.sizes.width
-    x, gamma = bench.normal(NUM_TOKENS, width), bench.normal(width)
-    return compare(*bench.both(lambda ops, x, gamma: ops.rms_norm(x, gamma, EPSILON), x, gamma))
+    return [*(bench.normal(NUM_TOKENS, width) for _ in range(num_summed)), bench.normal(width)]
 
 
-def _add_norm(bench: Bench) -> Verdict:
-    width = bench.sizes.width
-    inputs = bench.normal(NUM_TOKENS, width), bench.normal(NUM_TOKENS, width), bench.normal(width)
-    return compare(*bench.both(lambda ops, *given: ops.add_rms_norm(*given, EPSILON), *inputs))
-
-
-def _add_norm_quant(bench: Bench) -> Verdict:
-    width = bench.sizes.width
-    inputs = bench.normal(NUM_TOKENS, width), bench.normal(NUM_TOKENS, width), bench.normal(width)
-    return compare(*bench.both(lambda ops, *given: ops.add_rms_norm_dynamic_quant(*given, EPSILON), *inputs))
-
-
-def _dynamic_quant(bench: Bench) -> Verdict:
-    x = bench.normal(NUM_TOKENS, bench.sizes.num_heads * HEAD_SIZE)
-    return compare(*bench.both(lambda ops, x: ops.dynamic_quant(x), x))
-
-
-def _static_quant(bench: Bench) -> Verdict:
-    x, scale, offset = bench.normal(NUM_TOKENS, bench.sizes.width), torch.tensor([20.0]), torch.tensor([3.0])
-    return compare(*bench.both(lambda ops, *given: ops.static_quant(*given), x, scale, offset))
+def _static_inputs(bench: Bench) -> list[Tensor]:
+    return [bench.normal(NUM_TOKENS, bench.sizes.width), torch.tensor([20.0]), torch.tensor([3.0])]
 
 
 def _product(bench: Bench, *, is_nz: bool) -> Verdict:
@@ -154,16 +140,10 @@ def _product_int32(bench: Bench) -> Verdict:
     return compare(*bench.both(product, x, weight, scale))
 
 
-def _dequant_swiglu_quant(bench: Bench) -> Verdict:
+def _activation_inputs(bench: Bench) -> list[Tensor]:
     inner = bench.sizes.inner
     gate_up = torch.round(bench.normal(NUM_TOKENS, 2 * inner).float() * 4e4).int()
-    inputs = gate_up, bench.uniform(1, 2 * inner), bench.uniform(NUM_TOKENS)
-    return compare(*bench.both(lambda ops, *given: ops.dequant_swiglu_quant(*given), *inputs))
-
-
-def fused_gate_up(bench: Bench) -> Verdict:
-    """Gate and up as one operator against the two that it stands for."""
-    return compare(*bench.both(gate_up_fused, *gate_up_inputs(bench)))
+    return [gate_up, bench.uniform(1, 2 * inner), bench.uniform(NUM_TOKENS)]
 
 
 def gate_up_inputs(bench: Bench, num_tokens: int = NUM_TOKENS) -> list[Tensor]:
@@ -176,17 +156,13 @@ def gate_up_fused(ops: Ops, x: Tensor, weight: Tensor, *scales: Tensor) -> Quant
     return ops.quant_matmul_swiglu_quant(x, ops.to_nz(weight[None].contiguous()), *scales)
 
 
-def _swiglu(bench: Bench) -> Verdict:
-    gate_up = bench.normal(NUM_TOKENS, 2 * bench.sizes.inner)
-    return compare(*bench.both(lambda ops, x: ops.swiglu(x), gate_up))
+# Gate and up as one operator against the two that it stands for.
+fused_gate_up = _checked(gate_up_fused, gate_up_inputs)
 
 
 def _rotary(bench: Bench) -> Verdict:
-    sizes = bench.sizes
-    qkv = bench.normal(NUM_TOKENS, (sizes.num_heads + 2 * sizes.num_kv_heads) * HEAD_SIZE)
-    angle = torch.rand(NUM_TOKENS, 1, HEAD_SIZE // 2).repeat(1, 1, 2)
-    inputs = qkv, angle.cos().bfloat16(), angle.sin().bfloat16()
-    return compare(*bench.both(lambda ops, *given: ops.split_and_rotate(*given, sizes.num_heads), *inputs))
+    num_heads, inputs = bench.sizes.num_heads, kv_write_inputs(bench)[:3]
+    return compare(*bench.both(lambda ops, *given: ops.split_and_rotate(*given, num_heads), *inputs))
 
 
 def write_kv(bench: Bench) -> Verdict:
@@ -253,16 +229,20 @@ def attention(bench: Bench) -> Verdict:
 
 # By the operation of `Ops`; the engine lays every quantized weight out in FRACTAL_NZ.
 CHECKS: dict[str, Callable[[Bench], Verdict]] = {
-    "rms_norm": _norms,
-    "add_rms_norm": _add_norm,
-    "add_rms_norm_dynamic_quant": _add_norm_quant,
-    "dynamic_quant": _dynamic_quant,
-    "static_quant": _static_quant,
+    "rms_norm": _checked(lambda ops, *given: ops.rms_norm(*given, EPSILON), partial(_norm_inputs, num_summed=1)),
+    "add_rms_norm": _checked(lambda ops, *given: ops.add_rms_norm(*given, EPSILON), _norm_inputs),
+    "add_rms_norm_dynamic_quant": _checked(
+        lambda ops, *given: ops.add_rms_norm_dynamic_quant(*given, EPSILON), _norm_inputs
+    ),
+    "dynamic_quant": _checked(
+        lambda ops, x: ops.dynamic_quant(x), lambda bench: [bench.normal(NUM_TOKENS, bench.sizes.num_heads * HEAD_SIZE)]
+    ),
+    "static_quant": _checked(lambda ops, *given: ops.static_quant(*given), _static_inputs),
     "quant_matmul of plain weights": lambda bench: _product(bench, is_nz=False),
     "quant_matmul": lambda bench: _product(bench, is_nz=True),
     "quant_matmul_int32": _product_int32,
-    "dequant_swiglu_quant": _dequant_swiglu_quant,
-    "swiglu": _swiglu,
+    "dequant_swiglu_quant": _checked(lambda ops, *given: ops.dequant_swiglu_quant(*given), _activation_inputs),
+    "swiglu": _checked(lambda ops, x: ops.swiglu(x), lambda bench: [bench.normal(NUM_TOKENS, 2 * bench.sizes.inner)]),
     "split_and_rotate": _rotary,
     "write_kv": write_kv,
     "paged_attention": attention,

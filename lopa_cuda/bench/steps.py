@@ -32,9 +32,9 @@ from lopa_cuda.tuning.stopwatch import Weight, as_quantize, graph_us, make_weigh
 class Step:
     """All layers, head and statistics of one step, as lopa_cuda.ops.plain strings the kernels together at tp = 1."""
 
-    def __init__(self, kind: Kind, num_layers: int = LAYERS) -> None:
+    def __init__(self, kind: Kind) -> None:
         self.kind, self.quantize = kind, as_quantize(kind)
-        self.layers = [{name: make_weight(*SHAPES[name], kind) for name in LAYER} for _ in range(num_layers)]
+        self.layers = [{name: make_weight(*SHAPES[name], kind) for name in LAYER} for _ in range(LAYERS)]
         self.bias, self.norm_weight, self.head = random(QKV), random(WIDTH), make_weight(VOCAB, WIDTH, "bf16")
         self.table = rotary_table(8192, HEAD_SIZE, 1e6, torch.device("cuda"))
 

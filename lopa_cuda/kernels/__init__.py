@@ -2,7 +2,7 @@
 
     embed -> [ norm -> qkv linear -> rope_prewrite -> attention -> o linear
                -> norm -> gate_up linear + SwiGLU -> down linear
-                       or router linear -> route -> mix_experts, shared experts ] x layers
+                       or router_logits -> route -> deal_pairs -> mix_experts, shared experts beside them ] x layers
           -> norm -> head -> head_statistics -> merge_statistics, or sampled_statistics where rows are drawn;
              class_statistics beside them for answers that are held to a format
 
@@ -17,7 +17,7 @@ V vocabulary, C a linear's output channels, Z split-K parts, P vocabulary shards
 
 from lopa_cuda.kernels.attention import BLOCK_QUERIES, window_attention
 from lopa_cuda.kernels.class_statistics import class_statistics
-from lopa_cuda.kernels.experts import mix_experts
+from lopa_cuda.kernels.experts import deal_pairs, expert_input, mix_experts
 from lopa_cuda.kernels.head_statistics import head_statistics, merge_statistics, sampled_statistics
 from lopa_cuda.kernels.launch import Mirrors, Partials, Quantize, Shared
 from lopa_cuda.kernels.linear import gate_up_swiglu, invariant_linear, linear, linear_partials, sum_partials
@@ -25,7 +25,7 @@ from lopa_cuda.kernels.meet import meet
 from lopa_cuda.kernels.norm import add_rms_norm
 from lopa_cuda.kernels.quantize import quantize_per_token, quantize_static
 from lopa_cuda.kernels.rope_prewrite import rope_prewrite
-from lopa_cuda.kernels.route import route
+from lopa_cuda.kernels.route import route, router_logits
 from lopa_cuda.kernels.rows import copy_rows
 from lopa_cuda.kernels.swiglu import swiglu
 
@@ -38,6 +38,8 @@ __all__ = [
     "add_rms_norm",
     "class_statistics",
     "copy_rows",
+    "deal_pairs",
+    "expert_input",
     "gate_up_swiglu",
     "head_statistics",
     "invariant_linear",
@@ -50,6 +52,7 @@ __all__ = [
     "quantize_static",
     "rope_prewrite",
     "route",
+    "router_logits",
     "sampled_statistics",
     "sum_partials",
     "swiglu",

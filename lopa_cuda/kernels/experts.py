@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from common.checkpoint import MoEConfig
-from common.model import MoE, Routing
+from common.model import Activation, MoE, Routing
 from lopa_cuda.kernels.launch import (
     KEEP,
     dequantize,
@@ -30,6 +30,7 @@ from lopa_cuda.kernels.launch import (
 from lopa_cuda.kernels.quantize import quantize_per_token, silu_times
 from lopa_cuda.kernels.route import Deal, deal
 from lopa_cuda.tiles import stays_in_unit
+from quant.w8a8 import QuantizedActivation
 
 LEAST_BLOCK_TOKENS, MOST_BLOCK_TOKENS = 16, 64
 BLOCK_ROWS, BLOCK_BYTES, STAGES = 128, 128, 3  # rows of weights that a program fetches at a time, and bytes of each
@@ -112,47 +113,53 @@ def _sum_choices_kernel(
     tl.store(out_ptr + token * num_columns + column, total.to(tl.bfloat16), mask=mask, eviction_policy=KEEP)
 
 
-def mix_experts(x_TD: Tensor, routing: Routing, moe: MoE, shared_TD: Tensor | None) -> Tensor:
+def deal_pairs(routing: Routing, moe: MoE) -> Deal:
+    """Deal this rank's experts what the router chose for them."""
+    tile = block_tokens(len(routing.expert_TC), moe.config)
+    return deal(routing.expert_TC, moe.first_expert, len(moe.experts_down), tile)
+
+
+def expert_input(x_ND: Tensor, moe: MoE) -> Activation:
+    """Return the rows as the experts' weights multiply them: quantized where those are in 8 bits."""
+    dtype = moe.experts_down.dtype
+    return x_ND if dtype == torch.bfloat16 else quantize_per_token(x_ND, "int8" if dtype == torch.int8 else "fp8")
+
+
+def mix_experts(x: Activation, routing: Routing, dealt: Deal, moe: MoE, shared_TD: Tensor | None = None) -> Tensor:
     """Return the weighted sum of this rank's experts, and `shared_TD` on top: bf16 [T, D].
 
-    routing: as `route` gives it, over all ranks' experts; those of other ranks add nothing.
+    x: as `expert_input` gives it. routing: over all ranks' experts; those of other ranks add nothing. dealt: by
+    `deal_pairs`.
     """
     expert_TC, weight_TC = routing
-    num_experts = len(moe.experts_down)
-    block_t = block_tokens(len(x_TD), moe.config)
-    dealt = deal(expert_TC, moe.first_expert, num_experts, block_t)
-    inner_PX = _launch(x_TD, moe.experts_gate_up, moe.experts_gate_up_scale, None, dealt, expert_TC, block_t)
-    result_PD = _launch(inner_PX, moe.experts_down, moe.experts_down_scale, weight_TC, dealt, expert_TC, block_t)
-    num_tokens, chosen = expert_TC.shape
-    out_TD = torch.empty_like(x_TD)
-    num_columns = x_TD.shape[1]
+    inner = expert_input(_launch(x, moe.experts_gate_up, moe.experts_gate_up_scale, None, dealt, expert_TC), moe)
+    result_PD = _launch(inner, moe.experts_down, moe.experts_down_scale, weight_TC, dealt, expert_TC)
+    (num_tokens, chosen), num_columns = expert_TC.shape, result_PD.shape[1]
+    out_TD = torch.empty((num_tokens, num_columns), dtype=torch.bfloat16, device=result_PD.device)
     _sum_choices_kernel[(num_tokens, triton.cdiv(num_columns, SUM_BLOCK))](
         result_PD, expert_TC, shared_TD, out_TD, num_columns=num_columns, first_expert=moe.first_expert,
-        num_experts=num_experts, CHOSEN=chosen, BLOCK=SUM_BLOCK, num_warps=4, **overlap(),
+        num_experts=len(moe.experts_down), CHOSEN=chosen, BLOCK=SUM_BLOCK, num_warps=4, **overlap(),
     )  # fmt: skip
     return out_TD
 
 
 def _launch(
-    x_NK: Tensor, weight_ECK: Tensor, scale_EC: Tensor | None, weight_TC: Tensor | None, dealt: Deal,
-    expert_TC: Tensor, block_t: int,
-) -> Tensor:  # fmt: skip
+    x: Activation, weight_ECK: Tensor, scale_EC: Tensor | None, weight_TC: Tensor | None, dealt: Deal, expert_TC: Tensor
+) -> Tensor:
     """bf16 [P, C], weighted; without weights gated, [P, C / 2]. scale_EC: of weights in 8 bits."""
-    assert x_NK.is_contiguous() and weight_ECK.is_contiguous() and x_NK.dtype == torch.bfloat16
-    x_scale_N = None
+    x_NK, x_scale_N = x if isinstance(x, QuantizedActivation) else (x, None)
+    assert x_NK.is_contiguous() and weight_ECK.is_contiguous() and x_NK.dtype == weight_ECK.dtype
     is_int, is_fp8 = weight_ECK.dtype == torch.int8, weight_ECK.dtype == torch.float8_e4m3fn
-    if scale_EC is not None:
-        x_NK, x_scale_N = quantize_per_token(x_NK, "int8" if is_int else "fp8")
     _, num_rows, depth = weight_ECK.shape
     is_gated = weight_TC is None
     parts = 2 if is_gated else 1
     num_columns, block_c, block_k = num_rows // parts, BLOCK_ROWS // parts, _block_depth(weight_ECK)
     out_PC = torch.empty((expert_TC.numel(), num_columns), dtype=torch.bfloat16, device=x_NK.device)
     _expert_kernel[(triton.cdiv(num_columns, block_c) * len(dealt.expert_L),)](
-        x_NK, x_scale_N, weight_ECK, scale_EC, weight_TC, out_PC, *dealt, num_columns=num_columns,
-        DEPTH=depth, CHOSEN=expert_TC.shape[1], IS_GATED=is_gated, IS_SWAPPED=block_t < 64,
+        x_NK, x_scale_N, weight_ECK, scale_EC, weight_TC, out_PC, *dealt[:4], num_columns=num_columns,
+        DEPTH=depth, CHOSEN=expert_TC.shape[1], IS_GATED=is_gated, IS_SWAPPED=dealt.tile < 64,
         ACC=tl.int32 if is_int else tl.float32, ACCUMULATE=block_k if is_fp8 and not stays_in_unit(depth) else None,
-        BLOCK_T=block_t, BLOCK_C=block_c, BLOCK_K=block_k, STAGES=STAGES, num_warps=4, **overlap(),
+        BLOCK_T=dealt.tile, BLOCK_C=block_c, BLOCK_K=block_k, STAGES=STAGES, num_warps=4, **overlap(),
     )  # fmt: skip
     return out_PC
 

@@ -64,8 +64,8 @@ class Mirrors(NamedTuple):
 
 
 @functools.cache
-def has_dependent_launch(index: int | None = None) -> bool:
-    return not IS_INTERPRETED and torch.cuda.get_device_capability(index) >= (9, 0)
+def has_dependent_launch() -> bool:
+    return not IS_INTERPRETED and torch.cuda.get_device_capability() >= (9, 0)
 
 
 def overlap() -> dict[str, bool]:
@@ -127,6 +127,19 @@ def prefetch_l2(address, num_bytes):
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def prefetch_rows(
+    weight_ptr, row0, num_rows, first_byte, row_bytes, num_bytes, ROWS: tl.constexpr, THREADS: tl.constexpr
+):
+    """Pull num_bytes from first_byte on of ROWS rows into L2, every thread its own run."""
+    runs: tl.constexpr = THREADS // ROWS if THREADS > ROWS else 1
+    element = tl.arange(0, ROWS * runs)
+    run_bytes = num_bytes // runs // 16 * 16
+    row = tl.minimum(row0 + element % ROWS, num_rows - 1).to(tl.int64)
+    address = weight_ptr.to(tl.int64) + row * row_bytes + first_byte + element // ROWS * run_bytes
+    prefetch_l2(address, tl.zeros_like(element) + run_bytes)
 
 
 @triton.jit

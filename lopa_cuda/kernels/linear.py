@@ -27,7 +27,7 @@ from lopa_cuda.kernels.launch import (
     multiply,
     overlap,
     partial_arguments,
-    prefetch_l2,
+    prefetch_rows,
     release_successor,
     start_after_predecessor,
 )
@@ -43,19 +43,6 @@ _INVARIANT_TILE = LinearConfig(128, 64, 1, 4, warps=8)
 
 
 @triton.jit
-def _prefetch_rows(
-    weight_ptr, row0, num_rows, first_byte, row_bytes, num_bytes, ROWS: tl.constexpr, THREADS: tl.constexpr
-):
-    """Pull num_bytes from first_byte on of ROWS rows into L2, every thread its own run."""
-    runs: tl.constexpr = THREADS // ROWS if THREADS > ROWS else 1
-    element = tl.arange(0, ROWS * runs)
-    run_bytes = num_bytes // runs // 16 * 16
-    row = tl.minimum(row0 + element % ROWS, num_rows - 1).to(tl.int64)
-    address = weight_ptr.to(tl.int64) + row * row_bytes + first_byte + element // ROWS * run_bytes
-    prefetch_l2(address, tl.zeros_like(element) + run_bytes)
-
-
-@triton.jit
 def _prefetch_tile(
     weight_ptr, column0, num_columns, num_rows, first, last, row_bytes, prefetch_bytes,
     IS_GATED: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_C: tl.constexpr, THREADS: tl.constexpr,
@@ -64,7 +51,7 @@ def _prefetch_tile(
     num_bytes = tl.minimum(prefetch_bytes, (last - first) * BLOCK_BYTES)
     for half in tl.static_range(2 if IS_GATED else 1):
         row = column0 + half * num_columns
-        _prefetch_rows(weight_ptr, row, num_rows, first * BLOCK_BYTES, row_bytes, num_bytes, BLOCK_C, THREADS)
+        prefetch_rows(weight_ptr, row, num_rows, first * BLOCK_BYTES, row_bytes, num_bytes, BLOCK_C, THREADS)
 
 
 @triton.jit

@@ -8,17 +8,17 @@ writes its output quantized.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from common.checkpoint import ModelConfig
 from common.config import NUM_CANDIDATES
 from common.decoding import Sampling
 from common.model import Activation, Gather, MoE, QKNorm, RMSNorm, SamplingRows, cut_edge, merge_sampled
-from common.runtime import Collectives, Tiles
+from common.runtime import Collectives
 from lopa_cuda import kernels
 from lopa_cuda.ops.plain import rotary_of
 from lopa_cuda.parallel.exchange import build_exchange
@@ -26,6 +26,8 @@ from lopa_cuda.parallel.peer_staging import PeerStaging
 from lopa_cuda.steps import DeviceStep, PagedKVCache, Tiling
 from quant.linear import QuantizedLinear
 from quant.w8a8 import QuantizedActivation
+
+ResultT = TypeVar("ResultT")
 
 
 class FusedOps:
@@ -46,6 +48,7 @@ class FusedOps:
         self.rotary = rotary_of(config, cache)
         self._collectives = collectives
         self._exchange = build_exchange(collectives.mesh.tp_group, cache.committed.device, config.hidden_size)
+        self._aside = _SecondStream(cache.committed.device)
         self._o_projs: list[nn.Module] = []
         self._row_parallel: set[nn.Module] = set()
 
@@ -90,15 +93,22 @@ class FusedOps:
         return self.linear(activated, down)
 
     def moe(self, x_TD: Tensor, moe: MoE) -> Tensor:
-        logits_TE = functional.linear(x_TD.float(), moe.router)
-        routing = kernels.route(logits_TE, moe.expert_bias, moe.config)
+        take_aside = self._aside.start(lambda: self._beside_routing(x_TD, moe))
+        routing = kernels.route(kernels.router_logits(x_TD, moe.router), moe.expert_bias, moe.config)
         if self.noted_experts is not None:
             self.noted_experts.append(routing.expert_TC)
-        shared_TD = None
-        if moe.shared_gate_up_proj is not None and moe.shared_down_proj is not None:
-            inner_TX = kernels.gate_up_swiglu(x_TD, moe.shared_gate_up_proj.weight)
-            shared_TD = kernels.linear(inner_TX, moe.shared_down_proj.weight)
-        return kernels.mix_experts(x_TD, routing, moe, shared_TD)
+        dealt = kernels.deal_pairs(routing, moe)
+        x, shared_TD = take_aside()
+        return kernels.mix_experts(x, routing, dealt, moe, shared_TD)
+
+    @staticmethod
+    def _beside_routing(x_TD: Tensor, moe: MoE) -> tuple[Activation, Tensor | None]:
+        """What does not depend on the routing: the experts' input, and the shared experts' result."""
+        x = kernels.expert_input(x_TD, moe)
+        if moe.shared_gate_up_proj is None or moe.shared_down_proj is None:
+            return x, None
+        inner_TX = kernels.gate_up_swiglu(x_TD, moe.shared_gate_up_proj.weight)
+        return x, kernels.linear(inner_TX, moe.shared_down_proj.weight)
 
     def all_reduce(self, x_TD: Any) -> Any:
         if self._collectives.mesh.tp_group is None or isinstance(x_TD, kernels.Shared):
@@ -123,27 +133,19 @@ class FusedOps:
             is_long=self.is_long, quantize=quantize_for(consumer),
         )  # fmt: skip
 
-    def copy_rows(self, parts: list[Tensor], to: list[Tensor], index_M: Tensor | None = None) -> None:
-        kernels.copy_rows(parts, to, index_M)
+    copy_rows = staticmethod(kernels.copy_rows)
 
     def logits(self, hidden: Activation, head: nn.Module) -> Tensor:
         return kernels.linear(hidden, *_operands(head))
 
-    def statistics(self, logits_MV: Tensor, vocab_start: int, sampling: Sampling) -> Tensor:
-        return kernels.head_statistics(logits_MV, vocab_start, sampling)
-
-    def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
-        return kernels.merge_statistics(statistics_PM6, strategy)
+    statistics = staticmethod(kernels.head_statistics)
+    merge = staticmethod(kernels.merge_statistics)
+    class_statistics = staticmethod(kernels.class_statistics)
 
     def sampled(
         self, logits_MV: Tensor, vocab_start: int, sampling: Sampling, rows: SamplingRows, gather: Gather
     ) -> Tensor:
         return sampled_of(logits_MV, vocab_start, sampling, rows, gather)
-
-    def class_statistics(
-        self, logits_NV: Tensor, vocab_start: int, tiles: Tiles, sampling: Sampling, rows: SamplingRows | None
-    ) -> Tensor:
-        return kernels.class_statistics(logits_NV, vocab_start, tiles, sampling, rows)
 
 
 class InvariantOps(FusedOps):
@@ -159,6 +161,29 @@ class InvariantOps(FusedOps):
 
     def logits(self, hidden: Activation, head: nn.Module) -> Tensor:
         return kernels.invariant_linear(hidden, *_operands(head)[:2])
+
+
+class _SecondStream:
+    """Runs work beside the stream in use, also in a capture; on CPU when its result is taken. That is to be before the
+    next work starts, and before anything it reads is freed: allocations do not know of the other stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def start(self, work: Callable[[], ResultT]) -> Callable[[], ResultT]:
+        """Return what waits for the result on the stream then in use."""
+        stream = self._stream
+        if stream is None:
+            return work
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            made = work()
+
+        def take() -> ResultT:
+            torch.cuda.current_stream().wait_stream(stream)
+            return made
+
+        return take
 
 
 def sampled_of(logits_MV: Tensor, vocab_start: int, sampling: Sampling, rows: SamplingRows, gather: Gather) -> Tensor:

@@ -172,21 +172,10 @@ class TorchOps:
     def logits(self, hidden: Activation, head: nn.Module) -> Tensor:
         return self.linear(hidden, head)
 
-    def statistics(self, logits_MV: Tensor, vocab_start: int, sampling: Sampling) -> Tensor:
-        return shard_statistics(logits_MV, vocab_start, sampling)
-
-    def merge(self, statistics_PM6: Tensor, strategy: str) -> Tensor:
-        return merge_statistics(statistics_PM6, strategy)
-
-    def sampled(
-        self, logits_MV: Tensor, vocab_start: int, sampling: Sampling, rows: SamplingRows, gather: Gather
-    ) -> Tensor:
-        return sampled_statistics(logits_MV, vocab_start, sampling, rows, gather)
-
-    def class_statistics(
-        self, logits_NV: Tensor, vocab_start: int, tiles: Tiles, sampling: Sampling, rows: SamplingRows | None
-    ) -> Tensor:
-        return class_statistics(logits_NV, vocab_start, tiles, sampling, rows)
+    statistics = staticmethod(shard_statistics)
+    merge = staticmethod(merge_statistics)
+    sampled = staticmethod(sampled_statistics)
+    class_statistics = staticmethod(class_statistics)
 
     def attend(self, qkv_TE: Tensor, layer: int, plain: PlainStep, qk_norm: QKNorm | None) -> Tensor:
         qkv_TGH = qkv_TE.view(len(qkv_TE), -1, self.head_size)

@@ -17,12 +17,9 @@ import torch
 from torch import Tensor
 
 from quant.errors import QuantizationError
-from quant.folder.description import read_description
 from quant.folder.opened import NORM_BIAS, NORM_COPY, QuantizedFolder, open_folder
 from quant.folder.tensors import Slices, shown
 from quant.names import FLOATS, Layout, Linear, Part
-
-__all__ = ["float_tensors", "load_quantized", "read_description", "schemes_of"]
 
 _SHARED = ("input_scale", "input_offset")  # one value for all parts of a merged linear
 _BIASES = ("bias", "quant_bias")  # where ranks' results are summed, one rank alone adds them

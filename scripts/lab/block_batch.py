@@ -26,10 +26,9 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from common.scoring import score, standard_error
-from scripts.lab.result import ROOT, commit, write
+from scripts.lab.result import RESULTS, ROOT, commit, write
 from scripts.lab.study.replay import LOADS, Answer, read_pass_times, speed
 
-RESULTS = ROOT / "docs" / "results"
 SETTINGS = ((16,), (4, 8, 16), (8, 16, 32))
 _FILL = 0.9  # from this probability on a mask is filled
 _MERGE = 0.5  # a branch's own probability of another's token: as published code has it

@@ -23,11 +23,10 @@ import numpy as np
 
 from common.config import Pace, load_run, ways_of
 from common.decoding import Pacer, PassCosts
-from scripts.lab.result import ROOT, commit, write
-from scripts.lab.study.bootstrap import difference, in_points, paired_interval
+from scripts.lab.result import RESULTS, commit, write
+from scripts.lab.study.bootstrap import difference, in_percent, in_points, paired_interval
 from scripts.lab.study.replay import Answer, Replay, read, read_head, read_pass_times
 
-RESULTS = ROOT / "docs" / "results"
 PACES: tuple[Pace, ...] = get_args(Pace)[1:]
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CAREFUL = "k0_in_turn"  # what accuracy is held against: no lookahead, one block after another
@@ -80,8 +79,7 @@ def accuracy(way: str, kinds: Sequence[dict[str, list[Answer]]]) -> list[Any]:
     cells: list[Any] = [way]
     for found in kinds:
         right, careful = ([float(answer.right) for answer in found[name]] for name in (way, CAREFUL))
-        share = float(np.mean(right))
-        cells.append(f"{100 * share:.1f} ± {100 * (share * (1 - share) / len(right)) ** 0.5:.1f} %")
+        cells.append(in_percent(right))
         cells.append(in_points(paired_interval(right, careful, difference)))
     both = [answer for found in kinds for answer in found[way]]
     num_passes = sum(len(answer.passes) for answer in both)

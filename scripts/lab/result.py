@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
 
 
 def commit() -> str:

@@ -16,7 +16,7 @@ from common.checkpoint import MoEConfig, load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.config.profile import GraphConfig
 from common.decoding import Predictions
-from common.model import MoE, QKNorm, choose_experts, mixture, rms_norm, rotary_table, rotate
+from common.model import MoE, QKNorm, Routing, choose_experts, mixture, rms_norm, rotary_table, rotate
 from common.model import route as plain_route
 from common.runtime import synthetic_plan
 from graphs.cuda import CudaCapture
@@ -54,6 +54,10 @@ def random_moe(config: MoEConfig, width: int, tp_rank: int = 0, tp_size: int = 1
     return moe
 
 
+def mixed_experts(x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None = None) -> Tensor:
+    return kernels.mix_experts(kernels.expert_input(x, moe), routing, kernels.deal_pairs(routing, moe), moe, shared)
+
+
 def mini() -> tuple[MoEConfig, int]:
     config = load_model_config(MODELS / "llada2_mini")
     assert config.moe is not None
@@ -65,11 +69,11 @@ def mini() -> tuple[MoEConfig, int]:
 def test_experts_mix_as_the_plain_version(num_tokens: int, tp_size: int) -> None:
     config, width = mini()
     moe, x = random_moe(config, width, tp_size - 1, tp_size), random(num_tokens, width)
-    logits = x.float() @ moe.router.T
+    logits = kernels.router_logits(x, moe.router)
     routing, expected = kernels.route(logits, moe.expert_bias, config), plain_route(x, moe)
     assert (routing.expert_TC == expected.expert_TC).float().mean() > 0.999  # products may be summed in another order
     shared = random(num_tokens, width)
-    mixed = kernels.mix_experts(x, routing, moe, shared)
+    mixed = mixed_experts(x, routing, moe, shared)
     moe.shared_gate_up_proj = moe.shared_down_proj = None
     assert relative_error(mixed, mixture(x, moe).float() + shared.float()) < 2e-2
 
@@ -84,7 +88,7 @@ def test_experts_in_8_bits_mix_as_the_plain_version(num_tokens: int, scheme: Sch
         weight.data *= torch.logspace(-1, 1, weight.shape[1], device="cuda")[:, None].bfloat16()
     swap_experts(moe, scheme)
     routing = plain_route(x, moe)
-    mixed = kernels.mix_experts(x, routing._replace(expert_TC=routing.expert_TC.int()), moe, None)
+    mixed = mixed_experts(x, routing._replace(expert_TC=routing.expert_TC.int()), moe)
     assert relative_error(mixed, mixture(x, moe)) < 2e-2
 
 
@@ -104,7 +108,7 @@ def test_blocks_admit_the_experts_that_the_plain_version_does(num_tokens: int, c
     logits = random_logits(num_tokens, config.num_experts)
     bias = 1e-3 * torch.randint(0, 2, (config.num_experts,), device="cuda")
     bias[1] = bias[0]
-    expected, found = choose_experts(logits, bias, config), kernels.route(logits, bias, config)
+    expected, found = choose_experts(logits, bias, config), kernels.route(logits[None], bias, config)
     assert torch.equal(found.expert_TC.long(), expected.expert_TC)
     torch.testing.assert_close(found.weight_TC, expected.weight_TC, rtol=1e-5, atol=1e-7)
 
@@ -114,8 +118,8 @@ def test_a_captured_mixture_follows_its_input() -> None:
     moe, x = random_moe(config, width), random(64, width)
 
     def mix() -> Tensor:
-        routing = kernels.route(torch.nn.functional.linear(x.float(), moe.router), moe.expert_bias, config)
-        return kernels.mix_experts(x, routing, moe, None)
+        routing = kernels.route(kernels.router_logits(x, moe.router), moe.expert_bias, config)
+        return mixed_experts(x, routing, moe)
 
     mix()
     held: dict[str, Tensor] = {}
@@ -143,24 +147,43 @@ def test_heads_are_normed_and_rotated_in_part(rotary_size: int, num_tokens: int)
     assert relative_error(window[0], expected_k) < 1e-2 and torch.equal(window[1], v)
 
 
+def few_layers(folder: Path, name: str) -> Path:
+    """A model of two layers of a published size."""
+    tree = json.loads((MODELS / name / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**tree, FEW_LAYERS[name]: 2}))
+    return folder
+
+
 @pytest.mark.parametrize("name", FEW_LAYERS)
 def test_fused_kernels_predict_what_plain_operators_do(tmp_path: Path, name: str) -> None:
-    """Two layers of each published size, random weights."""
-    tree = json.loads((MODELS / name / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**tree, FEW_LAYERS[name]: 2}))
-    plain = predict(tmp_path, kernels="torch", mode="eager")
-    eager = predict(tmp_path, kernels="triton", mode="eager")
-    fused = predict(tmp_path, kernels="triton", mode="cuda_graph")
+    plain, eager, fused = (
+        predictions(few_layers(tmp_path, name), kernels=kernels, mode=mode)[0]
+        for kernels, mode in (("torch", "eager"), ("triton", "eager"), ("triton", "cuda_graph"))
+    )
     for found in (eager, fused):
         np.testing.assert_allclose(found.confidence_T, plain.confidence_T, atol=0.05)
         assert (found.token_T == plain.token_T).mean() > 0.7
 
 
-def predict(model: Path, *, kernels: Any, mode: Any) -> Predictions:
+@pytest.mark.parametrize("mode", ["eager", "cuda_graph"])
+@pytest.mark.parametrize("quantization", [None, "w8a8"])
+def test_experts_beside_shared_ones_give_the_same_each_time(tmp_path: Path, quantization: Any, mode: Any) -> None:
+    """They run on two streams: a race would change some passes."""
+    model = few_layers(tmp_path, "llada2_mini")
+    first, *again = predictions(model, num_passes=30, kernels="triton", mode=mode, quantization=quantization)
+    for found in again:
+        np.testing.assert_array_equal(found.confidence_T, first.confidence_T)
+        np.testing.assert_array_equal(found.token_T, first.token_T)
+
+
+def predictions(
+    model: Path, num_passes: int = 1, *, kernels: Any, mode: Any, quantization: Any = None
+) -> list[Predictions]:
     profile = DeviceProfile(
-        name="test", engine="lopa_cuda", device="cuda", max_model_len=512, kernels=kernels, graph=GraphConfig(mode=mode)
-    )
+        name="test", engine="lopa_cuda", device="cuda", max_model_len=512, kernels=kernels,
+        graph=GraphConfig(mode=mode), quantization=quantization,
+    )  # fmt: skip
     decode = DecodeConfig(num_lookahead=3, block_size=32, max_new_tokens=64)
     engine = assemble(profile, RunConfig(model=str(model), load_format="dummy", max_num_requests=1, decode=decode))
-    config = load_model_config(model)
-    return engine.forward(synthetic_plan(config, num_rows=2, width=48, num_cached=0, read_share=1.0))
+    plan = synthetic_plan(load_model_config(model), num_rows=2, width=48, num_cached=0, read_share=1.0)
+    return [Predictions(engine.forward(plan).values_3T.copy()) for _ in range(num_passes)]

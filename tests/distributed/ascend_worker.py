@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks import fork_ranks
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Int, Scheduler, StepPlan, decode_requests
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
+from tests.distributed.ranks import fork_ranks
 
 PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(length)] for n, length in enumerate((121, 9, 40))]
 SETTINGS = {
@@ -73,7 +73,6 @@ def compare_commits(engine: AscendEngine, tolerance: float) -> None:
 
 
 def run_rank(model: Path, output: Path, profile: DeviceProfile, settings: list[str]) -> None:
-    torch.set_num_threads(1)
     with simulated(profile.device) as device:
         engine = assemble(profile, RunConfig(model=str(model), max_num_requests=2, decode=decode_of("k=7")))
         compare_commits(engine, 1e-4 if profile.dtype == "float32" else 0.05)

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-import torch
-from ranks import fork_ranks
-
 from common.checkpoint import load_model_config
-from common.config import DeviceProfile, MeshConfig
+from common.config import MeshConfig
+from tests.distributed.ranks import cpu_profile
 from tests.engine.families.passes import engine_of, first_pass, read
 
 
-def run_rank(mesh: MeshConfig, name: str, output: Path) -> None:
-    torch.set_num_threads(1)
-    profile = DeviceProfile(
-        name="distributed", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256, mesh=mesh
-    )
+def run_rank(mesh: MeshConfig, name: str, number: int, output: str) -> None:
     trace = read(name)
-    engine = engine_of(profile, trace)
+    engine = engine_of(cpu_profile(mesh=mesh), trace)
     predictions = engine.forward(first_pass(trace, load_model_config(trace["folder"])))
     if engine.mesh.is_leader:
-        output.write_text(json.dumps(predictions.values_3T.tolist()))
+        Path(output, f"{number}.json").write_text(json.dumps(predictions.values_3T.tolist()))
     engine.close()
-
-
-def main() -> None:
-    """tests/distributed/families_worker.py TP FOLDER TRACE..."""
-    mesh = MeshConfig(data_parallel_size=1, branch_parallel_size=1, tensor_parallel_size=int(sys.argv[1]))
-    calls = [(mesh, name, Path(sys.argv[2]) / f"{number}.json") for number, name in enumerate(sys.argv[3:])]
-    fork_ranks(run_rank, mesh.num_processes, *calls)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,19 +1,11 @@
-"""The ranks of a distributed test: answers held to a format, on the mesh and engine of the command line.
-
-tests/distributed/formats_worker.py BP TP OUTPUT_FOLDER ENGINE
-"""
+"""The ranks of a distributed test: answers held to a format, on any mesh and engine."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
-
-import torch
-from ranks import fork_ranks
-from strategies_worker import CASES, MASK, MODELS
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
@@ -21,6 +13,8 @@ from common.constraints import Compiler, Format, made
 from common.decoding import GenerationRequest, Scheduler, decode_requests
 from common.platforms import build_engine
 from common.runtime import facts_of
+from tests.distributed.ranks import cpu_profile
+from tests.distributed.strategies_worker import CASES, MASK, MODELS
 
 EOS = 1
 TEXTS = ["yes", "no", "not sure", "12 or 20 of these"]
@@ -50,18 +44,5 @@ def decode_all(profile: DeviceProfile) -> dict[str, list[int]]:
     return decoded
 
 
-def run_rank(mesh: MeshConfig, engine: str, output: Path) -> None:
-    torch.set_num_threads(1)
-    settings = {"name": "distributed", "engine": engine, "device": "cpu", "dtype": "float32", "max_model_len": 256}
-    profile = DeviceProfile.model_validate({**settings, "mesh": mesh})
-    (output / f"{os.environ['RANK']}.json").write_text(json.dumps(decode_all(profile)))
-
-
-def main() -> None:
-    bp, tp = map(int, sys.argv[1:3])
-    mesh = MeshConfig(branch_parallel_size=bp, tensor_parallel_size=tp)
-    fork_ranks(run_rank, mesh.num_processes, (mesh, sys.argv[4], Path(sys.argv[3])))
-
-
-if __name__ == "__main__":
-    main()
+def run_rank(mesh: MeshConfig, engine: str, output: str) -> None:
+    Path(output, f"{os.environ['RANK']}.json").write_text(json.dumps(decode_all(cpu_profile(engine, mesh))))

@@ -1,30 +1,19 @@
-"""The ranks of a distributed test: log probabilities of every family's tiny model, as the first rank has them.
-
-tests/distributed/logprobs_worker.py BP TP OUTPUT_FOLDER ENGINE CASE...
-"""
+"""The ranks of a distributed test: log probabilities of every family's tiny model, as the first rank has them."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig
 from common.decoding import TextScorer
-from tests.distributed.ranks import fork_ranks
+from tests.distributed.ranks import cpu_profile
 from tests.distributed.strategies_worker import MASK, MODELS, PROMPTS, SHARED
 from tests.telling import FAMILIES, Decoded
 
 SETTINGS = [(7, 0.0), (3, 0.8), (0, 0.0)]  # lookaheads, of which the engine is built for the most, and temperature
-
-
-def profile_of(engine: str, mesh: MeshConfig | None = None) -> DeviceProfile:
-    settings = {"name": "distributed", "engine": engine, "device": "cpu", "dtype": "float32", "max_model_len": 256}
-    return DeviceProfile.model_validate({**settings, "mesh": mesh or MeshConfig()})
 
 
 def told(decoded: Decoded) -> dict[str, Any]:
@@ -62,20 +51,8 @@ def likelihoods(engine: Any, name: str) -> list[float]:
     return [one.logprob for one in scorer.scores(texts)]
 
 
-def run_rank(mesh: MeshConfig, engine_name: str, name: str, output: Path) -> None:
-    torch.set_num_threads(1)
-    found, engine = told_of(profile_of(engine_name, mesh), name)
+def run_rank(mesh: MeshConfig, engine_name: str, name: str, output: str) -> None:
+    found, engine = told_of(cpu_profile(engine_name, mesh), name)
     if engine.mesh.is_leader:
-        output.write_text(json.dumps(found))
+        Path(output, f"{name}.json").write_text(json.dumps(found))
     engine.close()
-
-
-def main() -> None:
-    bp, tp, output, engine, *names = sys.argv[1:]
-    mesh = MeshConfig(branch_parallel_size=int(bp), tensor_parallel_size=int(tp))
-    calls = [(mesh, engine, name, Path(output) / f"{name}.json") for name in names]
-    fork_ranks(run_rank, mesh.num_processes, *calls)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import math
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-WORKER = Path(__file__).parent / "worker.py"
-ROOT = WORKER.parents[2]
+from started import python
+
 Mesh = tuple[int, int, int]  # dp, bp, tp
+
+
+def start_ranks(worker: str, mesh: Mesh, *calls: tuple[Any, ...], timeout: float = 600) -> None:
+    """Have the ranks of a mesh run a worker of this folder, with one call after another."""
+    command = ["-m", "tests.distributed.ranks", worker, *mesh, json.dumps(calls, default=str)]
+    done = python(*command, env={"OMP_NUM_THREADS": "1"}, timeout=timeout)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @cache
 def ranks_of(mesh: Mesh) -> list[dict[str, Any]]:
     """What every rank of a mesh decoded and holds."""
-    dp, bp, tp = mesh
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(WORKER), str(dp), str(bp), str(tp), folder]
-        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr[-3000:]
+        start_ranks("worker", mesh, (folder,))
         ranks = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank*.json"))]
-    assert len(ranks) == dp * bp * tp
+    assert len(ranks) == math.prod(mesh)
     return ranks
 
 

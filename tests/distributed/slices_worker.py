@@ -1,20 +1,13 @@
-"""The ranks of a distributed test: decode on the mesh of the command line with every pass of prompts cut over the
-branch ranks, however short it is. Writes tokens, digests of the KV and lengths of passes as JSON.
-
-tests/distributed/slices_worker.py [[DP,BP,TP],...] OUTPUT_FOLDER CASE...
-"""
+"""The ranks of a distributed test: decode on a mesh with every pass of prompts cut over the
+branch ranks, however short it is. Writes tokens, digests of the KV and lengths of passes as JSON."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
-from ranks import fork_ranks
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
@@ -22,6 +15,7 @@ from common.decoding import Completion, GenerationRequest, Int, Scheduler, StepP
 from common.platforms import build_engine
 from common.runtime import facts_of
 from lopa_cuda.steps import slices
+from tests.distributed.ranks import cpu_profile
 
 TESTS = Path(__file__).parents[1]
 PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(20 + 41 * n)] for n in range(3)]
@@ -95,24 +89,7 @@ def decode_all(profile: DeviceProfile, case: Case, num_slots: int) -> dict[str, 
     return {"tokens": tokens, "kv": digests, "passes": passes}
 
 
-def run_rank(mesh: MeshConfig, name: str, num_slots: int, output: Path) -> None:
-    torch.set_num_threads(1)
-    profile = DeviceProfile(
-        name="distributed", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256, mesh=mesh
-    )
-    result = decode_all(profile, CASES[name], num_slots)
-    output.mkdir(exist_ok=True)
-    (output / f"{name}.{num_slots}.{os.environ['RANK']}.json").write_text(json.dumps(result))
-
-
-def main() -> None:
+def run_rank(mesh: MeshConfig, name: str, num_slots: int, output: str) -> None:
     slices.LEAST_SAVED = 1
-    for dp, bp, tp in json.loads(sys.argv[1]):
-        mesh = MeshConfig(data_parallel_size=dp, branch_parallel_size=bp, tensor_parallel_size=tp)
-        output = Path(sys.argv[2]) / f"dp{dp}-bp{bp}-tp{tp}"
-        calls = [(mesh, name, num_slots, output) for name in sys.argv[3:] for num_slots in NUM_SLOTS]
-        fork_ranks(run_rank, mesh.num_processes, *calls)
-
-
-if __name__ == "__main__":
-    main()
+    result = decode_all(cpu_profile(mesh=mesh), CASES[name], num_slots)
+    Path(output, f"{name}.{num_slots}.{os.environ['RANK']}.json").write_text(json.dumps(result))

@@ -1,24 +1,18 @@
-"""The ranks of a distributed test: decode every family's tiny model by its strategies on the mesh of the command line.
-
-tests/distributed/strategies_worker.py DP BP TP OUTPUT_FOLDER ENGINE CASE...
-"""
+"""The ranks of a distributed test: decode every family's tiny model by its strategies on a mesh."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
 from common.platforms import build_engine
 from common.runtime import facts_of
-from tests.distributed.ranks import fork_ranks
+from tests.distributed.ranks import cpu_profile
 
 MODELS = Path(__file__).parents[1] / "golden_families"
 MASK = 511
@@ -85,19 +79,7 @@ def decode_all(profile: DeviceProfile, name: str, num_slots: int = 2, *, shares:
     return decoded
 
 
-def run_rank(mesh: MeshConfig, engine: str, name: str, output: Path) -> None:
-    torch.set_num_threads(1)
-    settings = {"name": "distributed", "engine": engine, "device": "cpu", "dtype": "float32", "max_model_len": 256}
-    profile = DeviceProfile.model_validate({**settings, "mesh": mesh})
-    (output / f"{name} {os.environ['RANK']}.json").write_text(json.dumps(decode_all(profile, name)))
-
-
-def main() -> None:
-    dp, bp, tp = map(int, sys.argv[1:4])
-    mesh = MeshConfig(data_parallel_size=dp, branch_parallel_size=bp, tensor_parallel_size=tp)
-    output, engine = Path(sys.argv[4]), sys.argv[5]
-    fork_ranks(run_rank, mesh.num_processes, *((mesh, engine, name, output) for name in sys.argv[6:]))
-
-
-if __name__ == "__main__":
-    main()
+def run_rank(mesh: MeshConfig, engine: str, name: str, output: str) -> None:
+    Path(output, f"{name} {os.environ['RANK']}.json").write_text(
+        json.dumps(decode_all(cpu_profile(engine, mesh), name))
+    )

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from common.checkpoint import load_model_config
 from common.config import DeviceProfile
-from tests.distributed.meshes import ROOT
+from tests.distributed.meshes import start_ranks
 from tests.engine.families.passes import TRACES, engine_of, first_pass, read
 
-WORKER = Path(__file__).parent / "families_worker.py"
 SMALL = TRACES[1::2]  # of each family's model_b, three of which have two KV heads for the four ranks
 
 
 @pytest.mark.slow
 def test_tp_changes_no_prediction(cpu: DeviceProfile, tmp_path: Path) -> None:
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(WORKER), "4", str(tmp_path), *SMALL]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+    start_ranks("families_worker", (1, 1, 4), *((name, number, tmp_path) for number, name in enumerate(SMALL)))
     for number, name in enumerate(SMALL):
         shared, trace = json.loads((tmp_path / f"{number}.json").read_text()), read(name)
         alone = engine_of(cpu, trace).forward(first_pass(trace, load_model_config(trace["folder"]))).values_3T

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.logprobs_worker import profile_of, told_of
-from tests.distributed.meshes import ROOT
+from tests.distributed.logprobs_worker import told_of
+from tests.distributed.meshes import start_ranks
+from tests.distributed.ranks import cpu_profile
 from tests.soaking import soaking
 
 NAMES = {
@@ -33,16 +31,10 @@ NAMES = {
     ],
 )
 def test_the_mesh_does_not_change_them(tmp_path: Path, bp: int, tp: int, engine: str) -> None:
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.distributed.logprobs_worker", str(bp), str(tp), str(tmp_path), engine]
-    done = subprocess.run(
-        [*command, *NAMES[engine]], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    start_ranks("logprobs_worker", (1, bp, tp), *((engine, name, tmp_path) for name in NAMES[engine]))
     for name in NAMES[engine]:
         found = json.loads((tmp_path / f"{name}.json").read_text())
-        alone, _ = told_of(profile_of(engine), name)
+        alone, _ = told_of(cpu_profile(engine), name)
         assert found.pop()["likelihoods"] == pytest.approx(alone.pop()["likelihoods"], abs=1e-3)
         for own_of, wanted_of in zip(found, alone, strict=True):
             for id, wanted in wanted_of.items():

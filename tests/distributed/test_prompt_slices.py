@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -13,11 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.meshes import ROOT, Mesh, name_of
-
-WORKER = Path(__file__).with_name("slices_worker.py")
-sys.path.insert(0, str(WORKER.parent))  # as the worker itself has it
-from slices_worker import CASES, NUM_SLOTS, PROMPTS  # noqa: E402
+from tests.distributed.meshes import Mesh, name_of, start_ranks
+from tests.distributed.slices_worker import CASES, NUM_SLOTS, PROMPTS
 
 QUICK = ("full", "sdar pieces")
 BRANCHES = ((1, 2, 1), (1, 4, 1))
@@ -29,11 +23,11 @@ ALONE = (1, 1, 1)
 def decoded_on(meshes: tuple[Mesh, ...], *names: str) -> dict[Mesh, dict[tuple[str, int], list[dict[str, Any]]]]:
     """What every rank decoded, by mesh, case and number of slots."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(WORKER), json.dumps(meshes), folder, *names]
-        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
-        assert done.returncode == 0, done.stderr[-3000:]
+        for mesh in meshes:
+            output = Path(folder) / name_of(mesh)
+            output.mkdir()
+            calls = ((name, slots, output) for name in names for slots in NUM_SLOTS)
+            start_ranks("slices_worker", mesh, *calls, timeout=1200)
         return {
             mesh: {
                 (name, slots): [

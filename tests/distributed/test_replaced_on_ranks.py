@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +10,10 @@ import pytest
 from common.config import MeshConfig
 from tests.conftest import GOLDEN
 from tests.distributed import weights_worker
+from tests.distributed.meshes import start_ranks
 from tests.other_weights import write_other
 from tests.soaking import soaking
 
-WORKER = Path(weights_worker.__file__)
 MODEL = GOLDEN / "model_a"
 
 
@@ -39,11 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_all_ranks_replace_or_none(engine: str, bp: int, tp: int, models: list[str], tmp_path: Path) -> None:
     fresh = [weights_worker.tokens_of(weights_worker.engine_of(engine, model, MeshConfig())) for model in models]
     assert fresh[0] != fresh[1] != fresh[2] != fresh[0]
-    command = [sys.executable, str(WORKER), engine, str(bp), str(tp), str(tmp_path), *models]
-    paths = os.pathsep.join([str(WORKER.parents[2]), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+    start_ranks("weights_worker", (1, bp, tp), (engine, models, tmp_path))
     ranks = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank*.json"))]
     assert len(ranks) == bp * tp
     for *replaced, (problem, after), (shortage, released), resumed in ranks:

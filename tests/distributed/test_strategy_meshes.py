@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -13,29 +10,23 @@ from typing import Any
 
 import pytest
 
-from common.config import DeviceProfile
-from tests.distributed.meshes import ROOT, Mesh, name_of
+from tests.distributed.meshes import Mesh, name_of, start_ranks
+from tests.distributed.ranks import cpu_profile
+from tests.distributed.strategies_worker import CASES, decode_all
 from tests.soaking import soaking
-
-WORKER = Path(__file__).with_name("strategies_worker.py")
-sys.path.insert(0, str(WORKER.parent))  # as the worker itself has it
-from strategies_worker import CASES, decode_all  # noqa: E402
 
 MESHES = [(1, 2, 2), *(pytest.param(mesh, marks=soaking) for mesh in ((1, 4, 1), (2, 1, 1)))]
 
 
-ONE = DeviceProfile(name="one", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256)
-
-
 @cache
 def alone(name: str) -> dict[str, Any]:
-    return decode_all(ONE, name, num_slots=1, shares=False)
+    return decode_all(cpu_profile(), name, num_slots=1, shares=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_several_requests_at_once_decode_as_one_after_another(name: str) -> None:
-    assert decode_all(ONE, name, num_slots=8) == alone(name)
+    assert decode_all(cpu_profile(), name, num_slots=8) == alone(name)
 
 
 @pytest.mark.slow
@@ -62,11 +53,7 @@ def test_the_ascend_engines_meshes_decode_as_one_process_of_the_cuda_engine(
 
 def decoded_on(mesh: Mesh, engine: str, names: Iterable[str], folder: Path) -> dict[str, dict[str, Any]]:
     """By case and setting, the requests of all replicas."""
-    command = [sys.executable, str(WORKER), *map(str, mesh), str(folder), engine, *names]
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+    start_ranks("strategies_worker", mesh, *((engine, name, folder) for name in names))
     decoded: dict[str, dict[str, Any]] = {}
     for path in folder.glob("*.json"):
         of_case = decoded.setdefault(path.stem.rpartition(" ")[0], {})

@@ -1,18 +1,14 @@
-"""The ranks of a distributed test: decode, replace the weights, decode again, on the mesh of the command line.
-
-tests/distributed/weights_worker.py ENGINE BP TP OUTPUT_FOLDER MODEL...
-"""
+"""The ranks of a distributed test: decode, replace the weights, decode again, on a mesh."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
+from common.config import DecodeConfig, MeshConfig, RunConfig
 from common.decoding import (
     Completion,
     GenerationRequest,
@@ -25,7 +21,7 @@ from common.decoding import (
     decode_requests,
 )
 from common.platforms import build_engine
-from tests.distributed.ranks import fork_ranks
+from tests.distributed.ranks import cpu_profile
 
 MASK, EOS = 310, 300
 PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(9 + 6 * n)] for n in range(3)]
@@ -35,10 +31,7 @@ DECODE = DecodeConfig(
 
 
 def engine_of(name: str, model: str, mesh: MeshConfig) -> Any:
-    profile = DeviceProfile(
-        name="test", engine=name, device="cpu", dtype="float32", max_model_len=256, mesh=mesh  # type: ignore[arg-type]
-    )  # fmt: skip
-    return build_engine(profile, RunConfig(model=model, max_num_requests=2, decode=DECODE))
+    return build_engine(cpu_profile(name, mesh), RunConfig(model=model, max_num_requests=2, decode=DECODE))
 
 
 def tokens_of(engine: Any) -> list[list[int]]:
@@ -52,8 +45,7 @@ def _find_none(storage: torch.UntypedStorage, num_bytes: int) -> None:
     raise torch.OutOfMemoryError("out of memory")
 
 
-def run_rank(name: str, mesh: MeshConfig, models: list[str], output: Path) -> None:
-    torch.set_num_threads(1)
+def run_rank(mesh: MeshConfig, name: str, models: list[str], output: str) -> None:
     engine = engine_of(name, models[0], mesh)
     found: list[Any] = [tokens_of(engine)]
     for model in models[1:]:
@@ -70,15 +62,5 @@ def run_rank(name: str, mesh: MeshConfig, models: list[str], output: Path) -> No
     torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
     assert carry_out(engine, ResumeMemory()) is None
     found.append(tokens_of(engine))
-    (output / f"rank{engine.mesh.rank}.json").write_text(json.dumps(found))
+    Path(output, f"rank{engine.mesh.rank}.json").write_text(json.dumps(found))
     engine.close()
-
-
-def main() -> None:
-    name, bp, tp, output, *models = sys.argv[1:]
-    mesh = MeshConfig(branch_parallel_size=int(bp), tensor_parallel_size=int(tp))
-    fork_ranks(run_rank, mesh.num_processes, (name, mesh, models, Path(output)))
-
-
-if __name__ == "__main__":
-    main()

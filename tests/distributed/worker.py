@@ -1,22 +1,16 @@
-"""The ranks of a distributed test: decode every setting on the mesh of the command line, write what came out as JSON.
-
-tests/distributed/worker.py DP BP TP OUTPUT_FOLDER
-"""
+"""The ranks of a distributed test: decode every setting on a mesh, write what came out as JSON."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from ranks import fork_ranks
-
-from common.config import DecodeConfig, DeviceProfile, MeshConfig, RunConfig
+from common.config import DecodeConfig, MeshConfig, RunConfig
 from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
 from common.platforms import build_engine
+from tests.distributed.ranks import cpu_profile
 
 MODEL = Path(__file__).parents[1] / "golden" / "model_a"
 MASK, EOS = 310, 300
@@ -69,23 +63,9 @@ def decode_all(engine: Any, decode: DecodeConfig) -> dict[str, Any]:
     }
 
 
-def run_rank(mesh: MeshConfig, output: Path) -> None:
-    torch.set_num_threads(1)
-    profile = DeviceProfile(
-        name="distributed", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256, mesh=mesh
-    )
-    engine: Any = build_engine(profile, RunConfig(model=str(MODEL), max_num_requests=2))
+def run_rank(mesh: MeshConfig, output: str) -> None:
+    engine: Any = build_engine(cpu_profile(mesh=mesh), RunConfig(model=str(MODEL), max_num_requests=2))
     results = {name: decode_all(engine, decode) for name, decode in settings()}
     place = {"dp": engine.mesh.dp_rank, "bp": engine.mesh.bp_rank, "tp": engine.mesh.tp_rank}
-    (output / f"rank{engine.mesh.rank}.json").write_text(json.dumps({"place": place, "results": results}))
+    Path(output, f"rank{engine.mesh.rank}.json").write_text(json.dumps({"place": place, "results": results}))
     engine.close()
-
-
-def main() -> None:
-    dp, bp, tp = map(int, sys.argv[1:4])
-    mesh = MeshConfig(data_parallel_size=dp, branch_parallel_size=bp, tensor_parallel_size=tp)
-    fork_ranks(run_rank, mesh.num_processes, (mesh, Path(sys.argv[4])))
-
-
-if __name__ == "__main__":
-    main()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from started import python
 
 from tests.engine.serving.served import Served
 
@@ -31,9 +29,7 @@ def output_of(name: str, *arguments: str) -> str:
 
 
 def printed_by(*arguments: str) -> str:
-    command = [sys.executable, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    done = python(*arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

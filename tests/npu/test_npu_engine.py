@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from completing import completions_of
 
 import lopa_ascend.assemble as assembling
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.config.profile import NpuConfig
-from common.decoding import Completion, GenerationRequest, Sampling, Scheduler, decode_requests
+from common.decoding import GenerationRequest, Sampling, Scheduler, decode_requests
 from lopa_ascend.assemble import assemble
 from lopa_ascend.engine import AscendEngine
 from lopa_ascend.ops import AttentionForm, Ops, reference_ops
@@ -61,14 +61,6 @@ ENDS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def causal(**settings: Any) -> DecodeConfig:
     return DecodeConfig.model_validate(
         {"num_lookahead": 3, "block_size": 16, "max_new_tokens": 32, "window_attention": "block_causal", **settings}
@@ -96,11 +88,7 @@ def engine_on(
 def decode_all(
     engine: AscendEngine, decode: DecodeConfig, prompts: list[list[int]] = PROMPTS, model: Path = MODEL
 ) -> dict[str, tuple[int, ...]]:
-    config = load_model_config(model)
-    scheduler = Scheduler(decode, mask_token_id=config.mask_token_id, eos_token_id=config.eos_token_id, num_slots=2)
-    requests = iter([GenerationRequest(str(n), tuple(prompt)) for n, prompt in enumerate(prompts)])
-    results = decode_requests(requests, scheduler, engine)
-    return {result.id: result.canvas_token_ids for result in results if isinstance(result, Completion)}
+    return {id: done.canvas_token_ids for id, done in completions_of(engine, model, decode, prompts).items()}
 
 
 @pytest.mark.usefixtures("npu")
@@ -133,12 +121,9 @@ def test_log_probabilities_are_those_of_the_ref_lane(mode: str, temperature: flo
 
 
 def told(engine: AscendEngine, decode: DecodeConfig) -> dict[str, tuple[tuple[int, ...], list[float]]]:
-    config = load_model_config(MODEL)
-    scheduler = Scheduler(decode, mask_token_id=config.mask_token_id, eos_token_id=config.eos_token_id, num_slots=2)
     requests = [GenerationRequest(str(n), tuple(prompt), num_logprobs=2) for n, prompt in enumerate(PROMPTS)]
-    results = decode_requests(iter(requests), scheduler, engine)
-    completions = [result for result in results if isinstance(result, Completion)]
-    return {done.id: (done.token_ids, [one.logprob for one in done.logprobs]) for done in completions}
+    found = completions_of(engine, MODEL, decode, requests)
+    return {id: (done.token_ids, [one.logprob for one in done.logprobs]) for id, done in found.items()}
 
 
 @pytest.mark.parametrize("mode", ["eager", "npugraph", pytest.param("torchair", marks=soaking)])

@@ -4,7 +4,6 @@ published checkpoints accepted by torch_npu's schemas, meta kernels and document
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +63,6 @@ MODES = [
     *(pytest.param(case, "npugraph_ex", marks=soaking) for case in ("sdar", "llada2_2", "fast_dllm_v2")),
     pytest.param("fast_dllm_v2", "torchair", marks=soaking),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

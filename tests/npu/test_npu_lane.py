@@ -60,7 +60,7 @@ def test_another_release_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("release", "is_refused"),
     [
-        ("2.7.1.post2", True), ("2.9.0", True), ("2.9.0.post1", True), ("2.9.0rc1", True),
+        ("2.7.1.post2", True), ("2.9.0", True), ("2.9.0.post1", True), ("2.9.0rc1", True), ("2.²", True),
         ("2.9.0.post2", False), ("2.9.1", False), ("2.10.0.post4", False), ("2.13.0", False),
     ],
 )  # fmt: skip

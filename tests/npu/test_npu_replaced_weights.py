@@ -9,10 +9,9 @@ import pytest
 
 from common.decoding import PutWeights, ReadWeights, ReleaseMemory, ResumeMemory, carry_out
 from lopa_ascend.engine import AscendEngine
-from tests.npu.test_npu_engine import FEW, MODEL, PROMPTS, causal, decode_all, engine_on, one_thread
+from tests.npu.test_npu_engine import FEW, MODEL, PROMPTS, causal, decode_all, engine_on
 from tests.other_weights import write_other
 
-__all__ = ["one_thread"]
 pytestmark = pytest.mark.sim
 
 

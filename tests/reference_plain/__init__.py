@@ -1,7 +1,5 @@
 """One request after another. `requests` is where to begin."""
 
-from reference_plain.blocks import BlockStatus
-from reference_plain.requests import PlainRequests, begun
-from reference_plain.state import Branches, PlainRequest
+from reference_plain.requests import PlainRequests
 
-__all__ = ["BlockStatus", "Branches", "PlainRequest", "PlainRequests", "begun"]
+__all__ = ["PlainRequests"]

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from common.decoding.plan import Bool
 
@@ -17,7 +17,6 @@ class BlockStatus(Enum):
     IN_CACHE = auto()
 
 
-# Every step asks several times, and BlockStatus.ACTIVE takes ten times as long.
 ACTIVE, TO_CACHE, IN_CACHE = BlockStatus
 
 
@@ -64,71 +63,75 @@ class Window(NamedTuple):
     predicts_next: bool = False
     is_tentative: bool = False
 
-    def until(self, end: int) -> Window:
-        return self._replace(end=end)
 
-
-class BlockStrategy(Protocol):
+class BlockStrategy:
     """The plain decoding rule under the lookahead branches.
 
-    origin: where blocks are counted from: a position before it lies in one block with all others before it, if there is
-        a prompt in front of the blocks; None: from position 0.
     keeps_carry: the token behind the cache is predicted by the step that committed the position before it.
+    chunk: positions of a prompt that a pass takes, where prompts are cut (`Rules.chunk`).
+    is_masked_S: the request's masks, by absolute position, as they are at any time.
     """
 
-    @property
-    def origin(self) -> int | None: ...
+    keeps_carry = True
+
+    def __init__(self, decode: Any, prompt_length: int, is_masked_S: Bool, chunk: int | None) -> None:
+        self.decode = decode
+        self.prompt_length = prompt_length
+        self.is_masked_S = is_masked_S
+        self.chunk = chunk
 
     @property
-    def keeps_carry(self) -> bool: ...
+    def origin(self) -> int:
+        """Where blocks are counted from: a position before it lies in one block with all others before it."""
+        return self.prompt_length
 
     def initial_blocks(self, num_cached: int) -> list[Block]:
         """num_cached: positions of the prompt whose KV is there already."""
+        raise NotImplementedError
 
     def opens_block(self, blocks: list[Block], last_filled_share: float) -> bool:
         """Whether a branch whose last block is filled this far appends one block of masks. One that is filled further
         does, too."""
+        return False
 
-    def new_block(self, blocks: list[Block]) -> Block: ...
+    def new_block(self, blocks: list[Block]) -> Block:
+        start, size = blocks[-1].end, self.decode.block_size
+        return Block(start, start + size, size, is_fully_activated=len(blocks) == 1)
 
-    def window(self, blocks: list[Block], is_refreshed: bool) -> Window: ...
+    def window(self, blocks: list[Block], is_refreshed: bool) -> Window:
+        """Everything that is not cached yet; what waits for the cache becomes final."""
+        first = num_committed = len(blocks) - len(active_blocks(blocks))
+        while first and blocks[first - 1].status is TO_CACHE:
+            first -= 1
+        # A branch may open the first block behind what is cached.
+        start = blocks[first].start if first < len(blocks) else blocks[-1].end
+        commit_end = blocks[num_committed - 1].end if first < num_committed else start
+        return Window(start, blocks[-1].end, start, commit_end - start, commit_end)
 
     def fillable(self, blocks: list[Block], is_refreshed: bool) -> list[Block]:
         """Blocks, or parts of one, whose masks may be filled, and from which lookaheads are spawned."""
+        return active_blocks(blocks)
 
     def settle(self, blocks: list[Block], has_changed: bool) -> bool:
         """Move finished blocks towards the cache after the winner's fill; True if the cache must be rebuilt next step.
         has_changed: the step has filled or edited something."""
+        raise NotImplementedError
 
     def is_done(self, blocks: list[Block], has_eos: bool) -> bool:
         """Nothing is left to do."""
+        return not active_blocks(blocks)
 
     def final_end(self, blocks: list[Block]) -> int | None:
         """Filled positions below this can no longer change; None: no filled position can."""
+        return None
 
 
 def active_blocks(blocks: list[Block]) -> list[Block]:
     """Of a list that begins with those in the cache, then has those that wait for it, then the active ones."""
-    return blocks[num_settled(blocks) :]
-
-
-def num_settled(blocks: list[Block]) -> int:
-    """Blocks in front of the active ones."""
     count = len(blocks)
     while count and blocks[count - 1].status is ACTIVE:
         count -= 1
-    return count
-
-
-def window_behind_cache(blocks: list[Block]) -> Window:
-    """Everything that is not cached yet; what waits for the cache becomes final."""
-    first = num_committed = num_settled(blocks)
-    while first and blocks[first - 1].status is TO_CACHE:
-        first -= 1
-    # A branch may open the first block behind what is cached.
-    start = blocks[first].start if first < len(blocks) else blocks[-1].end
-    commit_end = blocks[num_committed - 1].end if first < num_committed else start
-    return Window(start, blocks[-1].end, start, commit_end - start, commit_end)
+    return blocks[count:]
 
 
 def prompt_blocks(prompt_end: int, chunk: int | None, status: BlockStatus) -> list[Block]:
@@ -159,7 +162,7 @@ def _prompt_parts(blocks: list[Block], prompt_length: int) -> Iterator[Block]:
 
 
 def note_committed(blocks: list[Block]) -> None:
-    """Behind a pass over `window_behind_cache`: what waited for the cache is in it."""
+    """Behind a pass over all that is not cached: what waited for the cache is in it."""
     for block in reversed(blocks):
         if block.status is IN_CACHE:
             break

@@ -1,4 +1,4 @@
-"""From the branches of all requests to the arrays of one forward pass (StepPlan).
+"""From the branches of all requests to the arrays of one forward pass (StepPlan), and back.
 
 A row holds its window's positions first and its shift entries behind them. Of a model without shift, position p is
 predicted by its own entry. With it, by the entry of p - 1: inside the window by its left neighbour, at the window's
@@ -8,142 +8,43 @@ what p sees and provides no key.
 
 from __future__ import annotations
 
-from itertools import accumulate
-from typing import NamedTuple
-
 import numpy as np
 
-from common.decoding.plan import (
-    Bool,
-    CommitSpan,
-    Float,
-    Int,
-    RowField,
-    Sampling,
-    StepPlan,
-    part,
-)
-from reference_plain.changes import with_changes
+from common.decoding.plan import Bool, CommitSpan, Float, Int, RowField, Sampling, StepPlan
+from common.decoding.scheduling.rules import NO_TOKEN
 from reference_plain.state import Aligned, PlainRequest, RequestStep
 
-_START, _CACHED, _STEP = int(RowField.START), int(RowField.CACHED), int(RowField.STEP)
+
+def plan_request(decoding: PlainRequest, first_row: int) -> RequestStep:
+    """A request's rows, from first_row of the step on: the blocks that each branch opens, and what is computed."""
+    blocks, strategy = decoding.blocks, decoding.strategy
+    opens_block = _opens_block(decoding)
+    window = strategy.window(blocks, decoding.is_refreshed)
+    opened_end = new_end = blocks[-1].end  # a window may reach behind it
+    start = window.start
+    ends = widths = (window.end - start,) * len(opens_block)
+    if any(opens_block):
+        own_end, new_end = window.end, strategy.new_block(blocks).end
+        window = window._replace(end=max(own_end, new_end))
+        ends = widths = tuple((window.end if opens else own_end) - start for opens in opens_block)
+    if opened_end < window.end:
+        ends = tuple((new_end if opens else opened_end) - start for opens in opens_block)
+    column_of = _shift_columns(start, window.end, decoding)
+    return RequestStep(decoding, first_row, window, opens_block, widths, ends, column_of)
 
 
-class _Part(NamedTuple):
-    """One request's part of the plan, as if it were the only one."""
-
-    entries_3T: Int
-    is_read_T: Bool
-    row_fields_8R: Int
-
-
-def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
-    """Rows of every request behind one another."""
-    parts = [_part_of(step) for step in steps]
-    arrays = parts[0] if len(parts) == 1 else _behind_one_another(parts)
-    request_R = np.zeros(steps[-1].end_row, dtype=np.int64)
-    commits = []
-    for index, step in enumerate(steps):
-        window = step.window
-        if index:
-            request_R[step.first_row : step.end_row] = index
-        if window.commit_length:
-            span = step.decoding.slot, window.start, window.commit_length
-            commits.append(CommitSpan(index, *span, is_final=not window.is_tentative))
-    # The same for all: SHARED_SETTINGS of the scheduler.
-    commits_locally = steps[0].decoding.rules.decode.window_attention == "block_causal"
-    commits_locally = commits_locally and not any(step.window.is_tentative for step in steps)
-    sampling_3R = _sampling_of(steps)
-    own = sampling.of_rows(sampling_3R)
-    plan = StepPlan(*arrays, request_R, tuple(commits), own, commits_locally, sampling_3R)
-    return with_changes(plan, steps) if sampling.is_special else plan
+def _opens_block(decoding: PlainRequest) -> list[bool]:
+    """Whether each branch appends a block, by its own filled share of the last one, its lookahead token included."""
+    blocks, opens_block = decoding.blocks, decoding.strategy.opens_block
+    last = blocks[-1]
+    if decoding.has_eos or not opens_block(blocks, last.share_with(1)):
+        return [False] * len(decoding.branches)
+    without, end_token_ids = opens_block(blocks, last.filled_share), decoding.rules.end_token_ids
+    lookaheads = decoding.lookaheads
+    return [*((without or at >= last.start) and token not in end_token_ids for at, token in lookaheads), without]
 
 
-def _behind_one_another(parts: list[_Part]) -> _Part:
-    entries_3T, is_read_T, row_fields_8R = (np.concatenate(arrays, axis=-1) for arrays in zip(*parts, strict=True))
-    *first_N, _ = accumulate([len(own.is_read_T) for own in parts], initial=0)
-    row_fields_8R[RowField.FIRST] += np.repeat(first_N, [own.row_fields_8R.shape[1] for own in parts])
-    return _Part(entries_3T, is_read_T, row_fields_8R)
-
-
-def _sampling_of(steps: list[RequestStep]) -> Float | None:
-    """StepPlan.sampling_3R."""
-    if not [step for step in steps if step.decoding.rules.is_sampled]:
-        return None
-    of_request_N3 = np.array([step.decoding.rules.sampling for step in steps], dtype=np.float32)
-    sampling_3R: Float = of_request_N3.T.repeat([len(step.widths) for step in steps], axis=1)
-    return sampling_3R
-
-
-def _row_fields_of(step: RequestStep) -> Int:
-    """StepPlan.row_fields_8R."""
-    window, same_81 = step.window, step.decoding.row_fields_81
-    same_81[_START, 0] = window.start
-    same_81[_CACHED, 0] = max(window.cached, window.start)
-    same_81[_STEP, 0] = step.decoding.num_forwards
-    fields_8B: Int = step.spans.fields_8B + same_81  # each is 0 where the other is not
-    return fields_8B
-
-
-def _part_of(step: RequestStep) -> _Part:
-    """Every row as the anchor has it, but for the lookaheads' own tokens, which nothing need predict."""
-    decoding, spans, start = step.decoding, step.spans, step.window.start
-    shift, branches = decoding.rules.shift, decoding.branches
-    entries_3T: Int = spans.columns_3T + start
-    token_T, position_T = part(entries_3T, 0), part(entries_3T, 1)
-    decoding.token_S.take(position_T, out=token_T, mode="clip")  # numpy checks into a copy of `out` otherwise
-    is_read_T: Bool = decoding.is_masked_S[shift:].take(position_T, mode="clip")  # the last position predicts none
-    is_read_T &= spans.predicts_T
-    for first, position, token in zip(spans.firsts, branches.positions, branches.tokens, strict=False):
-        entry = first + position - start
-        token_T[entry] = token
-        if position >= start + shift:
-            is_read_T[entry - shift] = False
-    if decoding.rules.decode.edit_threshold is not None and not shift:
-        is_read_T |= _is_edited(step).take(position_T - start)
-    if step.shift_column_of:
-        _change_shift_entries(step, token_T, is_read_T)
-    if step.reads_carry:
-        is_read_T[spans.fields_8B[RowField.FIRST] + (step.window.next_start - start - 1)] = True
-    if step.window.predicts_next:
-        is_read_T[spans.behind_keys_B - 1] = True
-    return _Part(entries_3T, is_read_T, _row_fields_of(step))
-
-
-def _change_shift_entries(step: RequestStep, token_T: Int, is_read_T: Bool) -> None:
-    """Where a lookahead's token stands in front of a block or begins it."""
-    column_of, branches = step.shift_column_of, step.decoding.branches
-    begins = step.spans.behind_keys_B.tolist()
-    for begin, position, token in zip(begins, branches.positions, branches.tokens, strict=False):
-        if position + 1 in column_of:
-            token_T[begin + column_of[position + 1]] = token
-        if position in column_of:
-            is_read_T[begin + column_of[position]] = False
-
-
-def masks_of(step: RequestStep) -> Bool:
-    """[B, W]: every branch's masks among the blocks that it has opened."""
-    start, end = step.window.start, step.window.end
-    is_masked_BW = np.empty((len(step.widths), end - start), dtype=np.bool_)
-    is_masked_BW[:] = step.decoding.is_masked_S[start:end]
-    for row, position in enumerate(step.decoding.branches.positions):
-        is_masked_BW[row, position - start] = False
-    for row, own_end in enumerate(step.spans.ends):
-        if own_end < end - start:
-            is_masked_BW[row, own_end:] = False
-    return is_masked_BW
-
-
-def _is_edited(step: RequestStep) -> Bool:
-    """[W] positions whose filled tokens the step may replace: of active blocks, behind the prompt."""
-    is_edited_W = np.zeros(step.window.end - step.window.start, dtype=np.bool_)
-    for block in step.decoding.strategy.fillable(step.decoding.blocks, step.decoding.is_refreshed):
-        first = max(block.start, step.decoding.prompt_length)
-        is_edited_W[first - step.window.start : block.end - step.window.start] = True
-    return is_edited_W
-
-
-def shift_columns(step_start: int, step_end: int, decoding: PlainRequest) -> dict[int, int]:
+def _shift_columns(step_start: int, step_end: int, decoding: PlainRequest) -> dict[int, int]:
     """Starts of the blocks whose first position is predicted by a shift entry, and its column behind the keys.
 
     In full attention only the first position behind the cache needs one: every later predictor is in the window and
@@ -160,27 +61,156 @@ def shift_columns(step_start: int, step_end: int, decoding: PlainRequest) -> dic
     return {start: column for column, start in enumerate(masked)}
 
 
-def unaligned(step: RequestStep) -> Float:
-    """[3, B, W], into which `align` moves predictions; what no entry of the step predicts is there already."""
-    shape = 3, len(step.widths), step.window.end - step.window.start
-    values_3BW: Float = np.empty(shape, np.float32) if step.spans.is_even else np.zeros(shape, np.float32)
-    if step.decoding.rules.shift and step.window.start not in step.shift_column_of:
-        values_3BW[:, :, 0] = step.decoding.carry_31
-    return values_3BW
+def lay_out(steps: list[RequestStep], sampling: Sampling) -> StepPlan:
+    """Rows of every request behind one another."""
+    entries_3T = np.concatenate([_entries_of(step) for step in steps], axis=1)
+    is_read_T = np.concatenate([_is_read(step) for step in steps])
+    fields_8R = np.concatenate([_row_fields_of(step) for step in steps], axis=1)
+    fields_8R[RowField.FIRST] = np.cumsum([0, *fields_8R[RowField.NUM_ENTRIES][:-1]])
+    num_rows_N = [len(step.widths) for step in steps]
+    request_R = np.arange(len(steps)).repeat(num_rows_N)
+    commits = []
+    for index, step in enumerate(steps):
+        window = step.window
+        if window.commit_length:
+            span = step.decoding.slot, window.start, window.commit_length
+            commits.append(CommitSpan(index, *span, is_final=not window.is_tentative))
+    # The same for all: SHARED_SETTINGS of the scheduler.
+    commits_locally = steps[0].decoding.rules.decode.window_attention == "block_causal"
+    commits_locally = commits_locally and not any(step.window.is_tentative for step in steps)
+    sampling_3R = None
+    if any(step.decoding.rules.decode.temperature > 0 for step in steps):
+        of_request_N3 = np.array([step.decoding.rules.sampling for step in steps], dtype=np.float32)
+        sampling_3R = of_request_N3.T.repeat(num_rows_N, axis=1)
+    own = sampling.of_rows(sampling_3R)
+    plan = StepPlan(entries_3T, is_read_T, fields_8R, request_R, tuple(commits), own, commits_locally, sampling_3R)
+    return _with_changes(plan, steps) if sampling.is_special else plan
 
 
-def align(step: RequestStep, values_3T: Float, values_3BW: Float) -> Aligned:
-    """Move every prediction to the position it speaks of (docs/architecture.md, 'Positions own their predictors').
-    values_3T: of the request's entries. values_3BW: from `unaligned`."""
-    shift, spans = step.decoding.rules.shift, step.spans
-    if spans.is_even:
-        _, num_rows, width = values_3BW.shape
-        values_3BW[:, :, shift:] = values_3T.reshape(3, num_rows, -1)[:, :, : width - shift]
+def _row_fields_of(step: RequestStep) -> Int:
+    """StepPlan.row_fields_8R, but for where rows begin."""
+    decoding, window = step.decoding, step.window
+    fields_8B = np.zeros((len(RowField), len(step.widths)), dtype=np.int64)
+    fields_8B[RowField.NUM_ENTRIES], fields_8B[RowField.NUM_KEYS] = step.lengths, step.widths
+    fields_8B[RowField.START] = window.start
+    fields_8B[RowField.CACHED] = max(window.cached, window.start)
+    fields_8B[RowField.SLOT], fields_8B[RowField.NOISE_KEY] = decoding.slot, decoding.noise_key
+    fields_8B[RowField.STEP] = decoding.num_forwards
+    return fields_8B
+
+
+def _columns_of(step: RequestStep, column_X: list[int]) -> Int:
+    """Columns of every row's keys, and these behind them."""
+    return np.concatenate([np.array([*range(width), *column_X]) for width in step.widths])
+
+
+def _shifts(step: RequestStep, offset: int = 0) -> list[int]:
+    """Columns whose positions shift entries predict."""
+    return [start - step.window.start + offset for start in step.shift_column_of]
+
+
+def _entries_of(step: RequestStep) -> Int:
+    """StepPlan.entries_3T: every row as the anchor has it, but for the lookaheads' own tokens."""
+    decoding, start = step.decoding, step.window.start
+    column_T = _columns_of(step, _shifts(step, -1))
+    position_T = start + column_T
+    if decoding.rules.decode.window_attention == "block_causal":
+        size, num_before = decoding.rules.decode.block_size, start - decoding.strategy.origin
+        seen_T = _columns_of(step, _shifts(step)) + num_before  # shift entries see what the predicted position does
+        horizon_T = np.maximum(seen_T // size + 1, 0) * size - num_before + start
     else:
-        for row, (first, width) in enumerate(zip(spans.firsts, step.widths, strict=True)):
-            values_3BW[:, row, shift:width] = values_3T[:, first : first + width - shift]
-    for block_start, column in step.shift_column_of.items():
-        values_3BW[:, :, block_start - step.window.start] = values_3T[:, spans.behind_keys_B + column]
+        horizon_T = start + np.array(step.widths).repeat(step.lengths)
+    token_T = decoding.token_S.take(position_T, mode="clip")
+    for first, behind_keys, (position, token) in zip(
+        step.first_B, step.behind_keys_B, decoding.lookaheads, strict=False
+    ):
+        token_T[first + position - start] = token
+        if position + 1 in step.shift_column_of:
+            token_T[behind_keys + step.shift_column_of[position + 1]] = token
+    return np.stack((token_T, position_T, horizon_T))
+
+
+def _is_read(step: RequestStep) -> Bool:
+    """StepPlan.is_read_T: the predictors of masks, but for those that lookaheads fill, and of what may be edited."""
+    decoding, start, shift = step.decoding, step.window.start, step.decoding.rules.shift
+    column_T = _columns_of(step, _shifts(step, -1))
+    is_read_T = decoding.is_masked_S[shift:].take(start + column_T, mode="clip")  # the last position predicts none
+    is_read_T &= column_T + shift < np.minimum(step.widths, step.ends).repeat(step.lengths)
+    for column in filter(None, _shifts(step)):  # the shift entry predicts what this one did
+        is_read_T[step.first_B + column - 1] = False
+    for first, behind_keys, (position, _) in zip(step.first_B, step.behind_keys_B, decoding.lookaheads, strict=False):
+        if position >= start + shift:
+            is_read_T[first + position - start - shift] = False
+        if position in step.shift_column_of:
+            is_read_T[behind_keys + step.shift_column_of[position]] = False
+    if decoding.rules.decode.edit_threshold is not None and not shift:
+        is_read_T |= _is_edited(step).take(column_T)
+    if step.reads_carry:
+        is_read_T[step.first_B + step.window.next_start - start - 1] = True
     if step.window.predicts_next:
-        return Aligned(values_3BW, values_3T[:, spans.behind_keys_B - 1])
-    return Aligned(values_3BW)
+        is_read_T[step.behind_keys_B - 1] = True
+    return is_read_T
+
+
+def _is_edited(step: RequestStep) -> Bool:
+    """[W] positions whose filled tokens the step may replace: of active blocks, behind the prompt."""
+    is_edited_W = np.zeros(step.window.end - step.window.start, dtype=np.bool_)
+    for block in step.decoding.strategy.fillable(step.decoding.blocks, step.decoding.is_refreshed):
+        first = max(block.start, step.decoding.prompt_length)
+        is_edited_W[first - step.window.start : block.end - step.window.start] = True
+    return is_edited_W
+
+
+def _with_changes(plan: StepPlan, steps: list[RequestStep]) -> StepPlan:
+    """The same plan with what the pass changes about its logits: `changes_2T` and, under guidance, a second row behind
+    each, whose prompt is masked."""
+    sampling, num_tokens = plan.sampling, plan.num_tokens
+    num_rows_N = [len(step.widths) for step in steps]
+    lowered_T = np.full(num_tokens, NO_TOKEN, dtype=np.int64)
+    if sampling.penalty_lambda:
+        size_R = np.array([step.decoding.rules.block_size for step in steps]).repeat(num_rows_N)
+        lowered_T[1:] = plan.token_T[:-1]
+        lowered_T[plan.position_T % size_R.repeat(plan.num_entries_R) == 0] = NO_TOKEN
+    own_T = np.arange(num_tokens)
+    if not sampling.cfg_scale:
+        return plan._replace(changes_2T=np.stack((own_T, lowered_T)))
+    prompt_R = np.array([step.decoding.prompt_length for step in steps]).repeat(num_rows_N)
+    masked_3T = plan.entries_3T.copy()
+    masked_3T[0, plan.position_T < prompt_R.repeat(plan.num_entries_R)] = sampling.mask_token_id
+    fields_8R = plan.row_fields_8R.copy()
+    fields_8R[RowField.FIRST] += num_tokens
+    partner_T = np.concatenate((own_T + num_tokens, own_T + num_tokens))
+    return plan._replace(
+        entries_3T=np.concatenate((plan.entries_3T, masked_3T), axis=1),
+        is_read_T=np.concatenate((plan.is_read_T, np.zeros(num_tokens, dtype=np.bool_))),
+        row_fields_8R=np.concatenate((plan.row_fields_8R, fields_8R), axis=1),
+        request_R=np.concatenate((plan.request_R, plan.request_R)),
+        num_guiding_rows=plan.num_rows,
+        sampling_3R=None if plan.sampling_3R is None else np.concatenate((plan.sampling_3R, plan.sampling_3R), axis=1),
+        changes_2T=np.stack((partner_T, np.concatenate((lowered_T, lowered_T)))),
+    )
+
+
+def masks_of(step: RequestStep) -> Bool:
+    """[B, W]: every branch's masks among the blocks that it has opened."""
+    start, end = step.window.start, step.window.end
+    is_masked_BW = np.tile(step.decoding.is_masked_S[start:end], (len(step.widths), 1))
+    for row, (position, _) in enumerate(step.decoding.lookaheads):
+        is_masked_BW[row, position - start] = False
+    for row, own_end in enumerate(step.ends):
+        is_masked_BW[row, own_end:] = False
+    return is_masked_BW
+
+
+def align(step: RequestStep, values_3T: Float) -> Aligned:
+    """Move every prediction to the position it speaks of (docs/architecture.md, 'Positions own their predictors').
+    values_3T: of the request's entries."""
+    shift, start = step.decoding.rules.shift, step.window.start
+    values_3BW = np.zeros((3, len(step.widths), step.window.end - start), np.float32)
+    if shift and start not in step.shift_column_of:
+        values_3BW[:, :, 0] = step.decoding.carry_3[:, None]
+    for row, (first, width) in enumerate(zip(step.first_B, step.widths, strict=True)):
+        values_3BW[:, row, shift:width] = values_3T[:, first : first + width - shift]
+    for block_start, column in step.shift_column_of.items():
+        values_3BW[:, :, block_start - start] = values_3T[:, step.behind_keys_B + column]
+    return Aligned(values_3BW, values_3T[:, step.behind_keys_B - 1] if step.window.predicts_next else None)

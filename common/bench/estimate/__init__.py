@@ -5,15 +5,3 @@
 The model that is recorded is the one that runs (common.model.decoder); the hardware is a file of configs/hardware, in
 which every figure says where it comes from.
 """
-
-from common.bench.estimate.mesh import fastest_mesh
-from common.bench.estimate.scenario import Options
-from common.bench.estimate.schemes import tell_schemes
-from common.bench.estimate.tables import estimate_tables
-
-__all__ = [
-    "Options",
-    "estimate_tables",
-    "fastest_mesh",
-    "tell_schemes",
-]

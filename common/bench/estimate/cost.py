@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from common.bench.estimate.hardware import Figure, Hardware
-from common.bench.estimate.record import LAYER_PARTS, PARTS, Collective, HostWork, Kernel, Operation, record_step
+from common.bench.estimate.operations import LAYER_PARTS, PARTS, Collective, HostWork, Kernel, Operation
+from common.bench.estimate.record import record_step
 from common.bench.estimate.setup import Setup
 
 

@@ -6,22 +6,15 @@ it, as the engines do it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from common.bench.estimate.experts import mixture_kernels
+from common.bench.estimate.operations import Collective, HostWork, Kernel, Operation
 from common.bench.estimate.setup import Setup
 from common.model import NUM_STATISTICS, Decoder, MoE, QKNorm, RMSNorm
-
-PARTS = (
-    "host", "lengths", "embed", "norms", "qkv", "attention", "o", "all-reduce", "gate_up", "down", "experts", "head",
-    "gather", "commit",
-)  # fmt: skip
-
-LAYER_PARTS = ("norms", "qkv", "attention", "o", "all-reduce", "gate_up", "down", "experts")
 
 _PART_OF = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj": "down", "lm_head": "head"}
 _TORCH_DTYPE = {
@@ -33,45 +26,6 @@ _TORCH_DTYPE = {
 }
 _QUERIES_A_TILE = 64
 _NUM_PREDICTED = 3  # token, probability, confidence
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """Bytes are of device memory. weight_bytes: the part of `read` that is known before the step. num_pieces: parts
-    that can run at once; None fills the device. times: in a step, on average."""
-
-    part: str
-    name: str
-    kind: Literal["linear", "attention", "other"]
-    read: float
-    written: float
-    flops: float = 0.0
-    dtype: str = "bfloat16"
-    weight_bytes: float = 0.0
-    num_pieces: int | None = None
-    times: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """size: bytes on each rank before it. num_ranks: that take part. span: adjacent devices that they spread over.
-    is_on_ai_cpu: HCCL runs it there instead of on the vector cores."""
-
-    part: str
-    name: Literal["all_reduce", "all_gather", "broadcast"]
-    size: float
-    num_ranks: int
-    span: int
-    times: float = 1.0
-    is_on_ai_cpu: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class HostWork:
-    part: str = "host"
-
-
-Operation = Kernel | Collective | HostWork
 
 
 def record_step(setup: Setup) -> list[Operation]:
@@ -169,14 +123,7 @@ class RecordingOps:
         return self.linear(activated_TI, down)
 
     def moe(self, x_TD: Tensor, moe: MoE) -> Tensor:
-        for name, read, written, products in mixture_kernels(moe, len(x_TD), self.setup.tp):
-            weight_bytes, flops = products
-            self.stream.append(
-                Kernel(
-                    "experts", name, "linear" if flops else "other", read + weight_bytes, written, flops=flops,
-                    dtype=self.setup.dtype, weight_bytes=weight_bytes,
-                )
-            )  # fmt: skip
+        self.stream += mixture_kernels(moe, len(x_TD), self.setup.tp, self.setup.dtype)
         return x_TD
 
     def all_reduce(self, x_TD: Tensor) -> Tensor:

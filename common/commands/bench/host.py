@@ -9,13 +9,8 @@ import typer
 from common.commands.arguments.options import WholeNumber
 
 _COUNT = WholeNumber(10**5)
-_FAMILIES = (
-    "dream",
-    "llada",
-    "sdar",
-    "llada2",
-    "fast_dllm_v2",
-)  # common.bench.host has them too, and takes long to load
+# common.bench.host has them too, and takes long to load.
+_FAMILIES = ("dream", "llada", "sdar", "llada2", "fast_dllm_v2")
 
 
 def measure(arguments: list[str]) -> None:

@@ -55,11 +55,6 @@ def measure(arguments: list[str]) -> None:
     run_bench(profile, run, BenchOptions(**chosen, output=known.output, trace=known.profile_trace))
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    """Ends the process with a usage message where they are wrong."""
-    return _parser().parse_args(arguments)
-
-
 def check_output(path: Path) -> None:
     """Before anything is measured. Raises ConfigError where it or what lies beside it could not be written."""
     from common.batch import real_file, require_file
@@ -81,7 +76,8 @@ def make_folder(path: Path) -> None:
         ) from None
 
 
-def _parser() -> argparse.ArgumentParser:
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Ends the process with a usage message where they are wrong."""
     parser = argparse.ArgumentParser(prog="lopa bench steps", description=measure.__doc__)
     add_model_and_settings(parser, nargs="?")
     parser.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"))
@@ -97,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--accepted", nargs="+", type=_COUNT, metavar="N", help="tokens a step of each section of decoding steps: 3 6 9"
     )
-    return parser
+    return parser.parse_args(arguments)
 
 
 def _shape(text: str) -> tuple[int, int]:

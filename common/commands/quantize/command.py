@@ -9,6 +9,7 @@ import typer
 from common.commands.arguments.found import load_both, load_profile_or_found
 from common.commands.arguments.options import ModelArgument, OptionalText, ProfileOption, SetOption
 from common.config import folder_of, load_run
+from common.errors import ConfigError
 
 
 def quantize(
@@ -39,6 +40,8 @@ def quantize(
     """
     from common.commands.quantize.model import QuantizeRequest, quantize_model
 
+    if any(one.partition("=")[0] == "quantization" for one in set or ()):
+        raise ConfigError("--set quantization: it says how a profile runs a model; what is written, --scheme says")
     named = load_run(model)
     if report is None and calibration is None:
         device_profile, base = load_profile_or_found(profile, set or []), named

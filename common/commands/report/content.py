@@ -7,8 +7,18 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-_Count = Annotated[int, Field(ge=0)]
+_Count = Annotated[int, Field(ge=0, le=2**53)]
 _Length = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+
+
+def _with_plain_counts(decode: dict[str, Any]) -> dict[str, Any]:
+    k = decode.get("num_lookahead")
+    if k is not None and k != "auto" and not (isinstance(k, int) and 0 <= k <= 2**31):
+        raise ValueError("its num_lookahead is no number of lookaheads")
+    return decode
+
+
+_Decode = Annotated[dict[str, Any], AfterValidator(_with_plain_counts)]
 
 
 class _Shape(BaseModel):
@@ -68,10 +78,10 @@ class _Start(_Shape):
 
 class _Run(_Shape):
     input: dict[str, Any] | None = None
-    decode: dict[str, Any] | None = None
+    decode: _Decode | None = None
 
 
-class _Metrics(_Shape):
+class RunMetrics(_Shape):
     requests: _Requests
     accuracy: _Accuracy | None
     tpf: _Tpf
@@ -85,7 +95,7 @@ class _Metrics(_Shape):
     windows: dict[_Length, _Count] = {}
 
     @model_validator(mode="after")
-    def _has_numbers_of_what_finished(self) -> _Metrics:
+    def _has_numbers_of_what_finished(self) -> RunMetrics:
         if not self.requests.finished:
             return self
         numbers = [self.tpf.canvas.per_request_mean, self.tpf.effective.per_request_mean, self.latency_s.mean]
@@ -98,11 +108,11 @@ class _Metrics(_Shape):
 
 class _Row(_Shape):
     status: str = "done"
-    decode: dict[str, Any] | None = None
-    metrics: _Metrics | None = None
+    decode: _Decode | None = None
+    metrics: RunMetrics | None = None
 
 
-class _Board(_Shape):
+class Board(_Shape):
     rows: list[_Row]
 
 
@@ -129,25 +139,13 @@ class _Steps(_Shape):
     median_ms: Annotated[dict[str, float | None], AfterValidator(_with_a_step)]
 
 
-class _Bench(_Shape):
+class Bench(_Shape):
     conditions: str | dict[str, Any]
     shapes: list[_Step]
     steps: list[_Steps] | None = None
 
 
-def is_board(found: Mapping[str, Any]) -> bool:
-    return _fits(_Board, found)
-
-
-def is_metrics(found: Mapping[str, Any]) -> bool:
-    return _fits(_Metrics, found)
-
-
-def is_bench(found: Mapping[str, Any]) -> bool:
-    return _fits(_Bench, found)
-
-
-def _fits(shape: type[_Shape], found: Mapping[str, Any]) -> bool:
+def fits(shape: type[_Shape], found: Mapping[str, Any]) -> bool:
     try:
         shape.model_validate(found)
     except ValidationError:

@@ -408,7 +408,8 @@ def _over_k(curve: Curve) -> Curve:
 def _mark(point: Point, curve: Curve) -> str:
     """What a point is called in the picture: its k where that is what varies, else its number in the table."""
     counts = [other.decode.get(_K) for other, _ in curve.pairs]
-    return f"k={point.decode[_K]}" if len(counts) > 1 and len(set(counts)) == len(counts) else str(point.number)
+    varies = None not in counts and len(set(counts)) == len(counts) > 1
+    return f"k={point.decode[_K]}" if varies else str(point.number)
 
 
 def _rates(metrics: Metrics) -> Mapping[str, Any]:

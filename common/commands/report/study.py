@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.commands.report.content import is_bench, is_board, is_metrics
+from common.commands.report.content import Bench, Board, RunMetrics, fits
 from common.errors import ConfigError
 
 Metrics = Mapping[str, Any]
@@ -115,11 +115,11 @@ def read_study(results: Path) -> Study:
             if path.name == "sweep.json" or path.name.endswith(".metrics.json"):
                 unread.append(str(path))
         elif "rows" in found and "definitions" in found:
-            sweeps.append((path, found)) if is_board(found) else unread.append(str(path))
+            sweeps.append((path, found)) if fits(Board, found) else unread.append(str(path))
         elif all(key in found for key in _OF_METRICS):
-            runs.append((path, found)) if is_metrics(found) else unread.append(str(path))
+            runs.append((path, found)) if fits(RunMetrics, found) else unread.append(str(path))
         elif "shapes" in found and "floors" in found:
-            benches.append((str(path), found)) if is_bench(found) else unread.append(str(path))
+            benches.append((str(path), found)) if fits(Bench, found) else unread.append(str(path))
     series = list(_series(sweeps, runs))
     if not series and not benches:
         raise ConfigError(
@@ -137,7 +137,7 @@ def _files(results: Path) -> list[Path]:
         return [results]
     found = []
     for path in results.rglob("*.json"):
-        if not path.name.endswith(".run.json"):
+        if path.is_file() and not path.name.endswith(".run.json"):
             found.append(path)
         if len(found) > _MOST_FILES:
             raise ConfigError(f"{results}: more than {_MOST_FILES} JSON files below it: name the folder of one study")

@@ -28,10 +28,6 @@ def tune(context: typer.Context) -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Ends the process with a usage message where they are wrong."""
-    return _parser().parse_args(arguments)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lopa tune", description=tune.__doc__)
     add_model_and_settings(parser)
     parser.add_argument(
@@ -41,4 +37,4 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--output", metavar="FILE", help="write here, not where engines read this user's tiles")
     parser.add_argument("--overwrite", action="store_true", help="measure again what the file has")
-    return parser
+    return parser.parse_args(arguments)

@@ -26,7 +26,6 @@ from common.decoding.scheduling.state import StepRecord
 
 logger = logging.getLogger(__name__)
 
-_HAS_OBSERVED = "has_observed"
 _STEPS = 32  # of requests that are made up
 _MOST_TIMED = 64  # requests at once
 _SHORT = DecodeConfig(num_lookahead=1, block_size=2, max_new_tokens=4)
@@ -41,23 +40,18 @@ def start_warming() -> Thread:
 
 
 def warm_up() -> None:
-    """Decode requests of four tokens. A minute or two the first time, then two seconds to read machine code."""
+    """Decode requests of four tokens in all ways that compile something: by all strategies at once, by exact scores,
+    held to a format, observed. A minute or two the first time, then two seconds to read machine code."""
     if not IS_COMPILED:
         logger.warning(SLOW)
         return
-    with _one_process_at_a_time(HAS_ALL, "the scheduler's loops takes a minute or two"):
+    with _one_process_at_a_time():
         scheduler, _ = _decoded(_SHORT, 1)
         scheduler.can_begin(GenerationRequest("", (1,)))
         _decoded(_SHORT.changed({"branch_score": "exact"}), 1)
         for temperature in (0.0, 1.0):
             _decoded(_SHORT.changed({"temperature": temperature}), 1, _ANY_TEXT)
-
-
-def warm_up_observed() -> None:
-    """Do so for steps that an observer sees, which call the loops one by one."""
-    if IS_COMPILED:
-        with _one_process_at_a_time(_HAS_OBSERVED, "what observed steps take is half a minute's work"):
-            _decoded(_SHORT, 1, observer=lambda _: None)
+        _decoded(_SHORT, 1, observer=lambda _: None)
 
 
 def host_seconds(decode: DecodeConfig, num_requests: int) -> tuple[float, float]:
@@ -103,20 +97,17 @@ def _decoded(
 
 
 @contextmanager
-def _one_process_at_a_time(has_it: str, work: str) -> Iterator[None]:
-    """Let the first process of a machine compile, and the others read what it has made, side by side. has_it: a file
-    that is there afterwards."""
+def _one_process_at_a_time() -> Iterator[None]:
+    """Let the first process of a machine compile, and the others read what it has made, side by side."""
     folder = machine_code_folder()
-    is_there = Path(folder, has_it)
+    has_all = Path(folder, HAS_ALL)
     with ExitStack() as stack:
-        if not folder:  # each compiles for itself
-            yield
-            return
         with suppress(OSError):
-            if not is_there.exists():
+            if folder and not has_all.exists():  # else each compiles for itself
                 lock = stack.enter_context(Path(folder, "lock").open("w"))
-                logger.info("first start of this version: compiling %s", work)
+                logger.info("first start of this version: compiling the scheduler's loops takes a minute or two")
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield
         with suppress(OSError):
-            is_there.touch()
+            if folder:
+                has_all.touch()

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from common.config import Frozen, explain
+from common.config import Frozen, problem
 from common.errors import ConfigError
 
 Span = tuple[int, int]  # [start, end) absolute positions
@@ -73,4 +73,4 @@ def read_family_trace(path: Path) -> FamilyTrace:
     try:
         return FamilyTrace.model_validate_json(path.read_bytes(), strict=True)
     except ValidationError as error:
-        raise ConfigError(explain(error, path, FamilyTrace)) from None
+        raise ConfigError(f"{path}: {problem(error, FamilyTrace)}") from None

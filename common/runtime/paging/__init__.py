@@ -3,18 +3,3 @@
 A page is a fixed number of positions of one request, in all layers. An engine knows from the plan alone who has come
 and who has gone: all requests that are being decoded are in every plan, and one at its first step is new in its slot.
 """
-
-from common.runtime.paging.capacity import PagedCapacity, pages_for
-from common.runtime.paging.pool import NO_SLOT, PagePool, slots_going_on
-from common.runtime.paging.prefixes import PrefixCache
-from common.runtime.paging.table import PageTable
-
-__all__ = [
-    "NO_SLOT",
-    "PagePool",
-    "PageTable",
-    "PagedCapacity",
-    "PrefixCache",
-    "pages_for",
-    "slots_going_on",
-]

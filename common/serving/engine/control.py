@@ -24,6 +24,7 @@ _AMID = (
     "/abort_request first"
 )
 _OTHER = "the weights are being replaced by another call: send it again once that has ended"
+_ORDERED = "another call is being carried out: send it again once that has ended"
 _STARTED_AGAIN = "a replica was started again meanwhile and has the weights of before: send it again"
 _RUNNING = "requests are being decoded: send it again once they have ended"
 
@@ -115,7 +116,7 @@ class Control:
         if isinstance(order, (PutWeights, DropWeights)):
             return self._begin(ask, order) if self._reader == ask.key else self._tell(ask, _STARTED_AGAIN, 503)
         if self._reader or self._ordered:
-            return self._tell(ask, _OTHER, BUSY)
+            return self._tell(ask, _OTHER if self._reader else _ORDERED, BUSY)
         if asked.victims is None:
             asked.victims = self._abort_all() if ask.is_aborting else ()
         if not self.core.is_decoding:

@@ -19,9 +19,9 @@ class CountedEngine(WrappedEngine):
     rooms: of the requests of a step, in their order.
     """
 
-    def __init__(self, engine: Engine, rooms: Callable[[], list[Room]] = list) -> None:
+    def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self.rooms = rooms
+        self.rooms: Callable[[], list[Room]] = list
         self.counts = Counts(
             num_slots=engine.capacity.num_slots,
             tokens_histogram=[0] * (len(TOKEN_BUCKETS) + 1),

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from common.config import DeviceProfile, RunConfig
-from common.decoding import warm_up_observed
 from common.errors import EngineError
 from common.processes import drain_on_signals, global_rank
 from common.serving.engine.front import LAST_WORDS_S, check_serving, listen, start_front_end
@@ -80,7 +79,6 @@ def answer_requests(generator: Generator, links: Links, drain: Callable[[], None
     drain: on a signal, which ends nothing by itself from here on: the front end lets its clients finish. Raises
     EngineError where the engine is gone, LinkClosed where a front end is.
     """
-    warm_up_observed()  # as the page and `stream_mode: denoise` observe
     engine = CountedEngine(generator.engine)
     generator.engine = engine
     if drain is not None:

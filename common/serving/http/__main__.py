@@ -178,7 +178,7 @@ class FrontEnd:
             await asyncio.sleep(_POLL_S)
         if self._engine.num_open:
             logger.warning("cutting %s short", counted(self._engine.num_open, "request"))
-            self._engine.fail_all("the server was shut down before the answer was complete")
+            self._engine.fail_all("the server was shut down before the answer was complete", 503)
         self._server.should_exit = True  # which lets what is being written be written
         self._engine.end()
 

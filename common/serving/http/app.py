@@ -222,6 +222,8 @@ def _add_decoding(app: FastAPI, service: Service) -> None:
     @app.post("/abort_request", operation_id="abort_request", responses=_TAKES_BODY)
     async def abort(fields: AbortFields) -> dict[str, int]:
         call_id = fields.request_id or fields.rid or None
+        if fields.request_id and fields.rid:
+            raise ApiError(400, "rid: request_id names a request too; send one of the two", "rid")
         if call_id is None and not fields.abort_all:
             raise ApiError(400, "request_id: name a request, or send abort_all true", "request_id")
         if call_id is not None and fields.abort_all:

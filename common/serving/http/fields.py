@@ -183,6 +183,8 @@ class Sampling(AnswerFields, Fields):
 
     @model_validator(mode="after")
     def _asks_for_what_there_is(self) -> Sampling:
+        if self.max_completion_tokens and self.max_tokens not in (None, self.max_completion_tokens):
+            raise ValueError("max_tokens: max_completion_tokens is another length; send one of the two")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only with stream true; set stream, or remove stream_options")
         options = self.stream_options or StreamOptions()
@@ -338,6 +340,7 @@ class GenerateFields(_OnePrompt, Sampling):
     prompt: StrictStr | TokenIds | None = None
     n: Literal[1] = 1
     stream_mode: Literal["prefix", "block", "denoise"] | None = None
+    text: StrictStr | None = None
     input_ids: TokenIds | None = None
     sampling_params: dict[str, Any] | None = None
     return_logprob: StrictBool = False
@@ -353,7 +356,8 @@ class GenerateFields(_OnePrompt, Sampling):
         own = given.get("sampling_params", {})
         if isinstance(own, dict):
             _add(given, {_OF_SAMPLING_PARAMS.get(str(key), str(key)): item for key, item in _without_null(own).items()})
-        _add(given, {"prompt": given["input_ids"]} if "input_ids" in given else {})
+        for name in ("text", "input_ids"):
+            _add(given, {"prompt": given[name]} if name in given else {})
         return given
 
     @model_validator(mode="after")
@@ -369,7 +373,8 @@ class GenerateFields(_OnePrompt, Sampling):
     @property
     def is_rollout(self) -> bool:
         """Whether the client speaks as SGLang's do."""
-        return self.return_logprob or self.input_ids is not None or self.sampling_params is not None
+        given = self.text, self.input_ids, self.sampling_params
+        return self.return_logprob or any(one is not None for one in given)
 
 
 class TokenizeFields(_OnePrompt, Fields):

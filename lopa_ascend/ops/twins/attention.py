@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from common.model import attention
+from lopa_ascend.ops.rows import MOST_ROWS
 from lopa_ascend.ops.rules import refuse, require
 
 V1 = "npu_fused_infer_attention_score"
 V2 = "npu_fused_infer_attention_score_v2"
 _MOST_TOKENS = {V1: 65536, V2: 1 << 20}
-_MOST_ROWS = 4096
 _MOST_HEADS = 256
 _LARGEST_GROUP = 64
 
@@ -120,7 +120,7 @@ def _check_lengths(
     require(ends[-1] == query.shape[0], op, f"the last query length is T={query.shape[0]}", ends[-1])
     require(len(lengths) == len(ends), op, f"there is one KV length for each of {len(ends)} rows", len(lengths))
     require(min(lengths) >= 0, op, "KV lengths are not negative", lengths)
-    require(len(ends) <= _MOST_ROWS, op, f"there are at most {_MOST_ROWS} rows", len(ends))
+    require(len(ends) <= MOST_ROWS, op, f"there are at most {MOST_ROWS} rows", len(ends))
     return ends, lengths
 
 

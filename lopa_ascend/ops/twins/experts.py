@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from common.model import best_columns
 from lopa_ascend.ops.rules import refuse, require
 from lopa_ascend.ops.twins.quant import int8_matmul
 
@@ -53,10 +54,10 @@ def npu_moe_gating_top_k(
     choice_TE = scores_TE if bias is None else scores_TE + bias.float()
     if group_count > 1:
         choice_TGE = choice_TE.view(len(x), group_count, -1)
-        best_TG = _best(choice_TGE.topk(2, dim=-1).values.sum(dim=-1), k_group)
+        best_TG = best_columns(choice_TGE.topk(2, dim=-1).values.sum(dim=-1), k_group)
         is_out_TG = torch.ones(choice_TGE.shape[:2], dtype=torch.bool).scatter_(1, best_TG, False)
         choice_TE = choice_TGE.masked_fill(is_out_TG[:, :, None], -torch.inf).flatten(1)
-    expert_TC = _best(choice_TE, k)
+    expert_TC = best_columns(choice_TE, k)
     weight_TC = scores_TE.gather(1, expert_TC)
     weight_TC = weight_TC / (weight_TC.sum(dim=-1, keepdim=True) + eps) * routed_scaling_factor
     return weight_TC.to(x.dtype), expert_TC.int(), x.new_empty(x.shape, dtype=torch.float32)
@@ -71,7 +72,7 @@ def npu_moe_gating_top_k_softmax(
     refuse(op, finished=finished)
     require(0 < k <= min(x.shape[1], _MOST_SOFTMAX_CHOSEN), op, f"k is 1 to {_MOST_SOFTMAX_CHOSEN} of the experts", k)
     scores_TE = x.float().softmax(dim=-1)
-    expert_TC = _best(scores_TE, k)
+    expert_TC = best_columns(scores_TE, k)
     row_TC = torch.arange(len(x) * k, dtype=torch.int32).view(k, len(x)).t().contiguous()
     return scores_TE.gather(1, expert_TC).to(x.dtype), expert_TC.int(), row_TC
 
@@ -179,10 +180,6 @@ def npu_moe_token_unpermute(permuted_tokens: Tensor, sorted_indices: Tensor, pro
     require(probs.shape[1] <= _MOST_COMBINED, op, f"there are at most {_MOST_COMBINED} choices a token", probs)
     rows_TCD = permuted_tokens[sorted_indices.long()].float().view(*probs.shape, width)
     return (rows_TCD * probs.float()[:, :, None]).sum(dim=1).to(permuted_tokens.dtype)
-
-
-def _best(scores_TN: Tensor, count: int) -> Tensor:
-    return scores_TN.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 def _check_scores(op: str, x: Tensor) -> None:

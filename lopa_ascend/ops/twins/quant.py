@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
 from lopa_ascend.ops.rules import refuse, require
+from quant import w8a8
 
 _INT8_MAX = 127
 _LONGEST_LAST_DIM = 65535
-# Below this length a float32 sum of int8 products is exact: 1024 * 128 * 128 = 2**24.
-_EXACT_FLOAT_LENGTH = 1024
 
 
 def npu_dynamic_quant(
@@ -95,23 +92,8 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def int8_matmul(x1: Tensor, x2: Tensor) -> Tensor:
-    """Exact int32 accumulator; a sum over 18944 channels passes 2**24, so plain float32 would not do."""
-    if _int_mm_is_exact():
-        return torch._int_mm(x1, x2)
-    spans = zip(x1.split(_EXACT_FLOAT_LENGTH, 1), x2.split(_EXACT_FLOAT_LENGTH, 0), strict=True)
-    parts = [(left.float() @ right.float()).to(torch.int32) for left, right in spans]
-    return torch.stack(parts).sum(0, dtype=torch.int32)
-
-
-@cache
-def _int_mm_is_exact() -> bool:
-    """CPUs without VNNI may saturate pairs of products at 16 bits."""
-    extremes = torch.tensor([127, -128, 127, 127, -128, -128, 127, -128], dtype=torch.int8).repeat(32, 16)
-    try:
-        got = torch._int_mm(extremes, extremes.T.contiguous())
-    except RuntimeError:
-        return False
-    return torch.equal(got, (extremes.double() @ extremes.double().T).to(torch.int32))
+    """x1 [M, K] @ x2 [K, N], exact in int32."""
+    return w8a8.int8_matmul(x1, x2.t())
 
 
 def _to_int8(x: Tensor) -> Tensor:

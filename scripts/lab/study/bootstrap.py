@@ -43,6 +43,12 @@ def in_points(interval: Sequence[float]) -> str:
     return f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
+def in_percent(rights: Sequence[float]) -> str:
+    """Return the share that is right with its standard error, as a table shows them."""
+    share = sum(rights) / len(rights)
+    return f"{100 * share:.1f} ± {100 * (share * (1 - share) / len(rights)) ** 0.5:.1f} %"
+
+
 def difference(first: Values, second: Values) -> Values:
     """Mean of the first minus mean of the second."""
     found: Values = first.mean(axis=-1) - second.mean(axis=-1)

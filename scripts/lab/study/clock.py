@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config import slug
-from scripts.lab.study.bootstrap import difference, in_points, paired_interval
+from scripts.lab.study.bootstrap import difference, in_percent, in_points, paired_interval
 
 MOST_LOST = 0.01  # of accuracy
 Rights = Mapping[str, Sequence[bool]]  # of each setting, a value a problem, in one order
@@ -83,15 +83,10 @@ def table_of(math: Rights, code: Rights, tpf: Mapping[str, Sequence[float]], loa
              computed: Mapping[str, float]) -> list[list[Any]]:  # fmt: skip
     """Return a row a setting: accuracy and TPF of both kinds, tokens filled a token computed, tokens a second."""
     return [
-        [name, _share(math[name]), tpf[name][0], _share(code[name]), tpf[name][1], computed.get(name)]
+        [name, in_percent(math[name]), tpf[name][0], in_percent(code[name]), tpf[name][1], computed.get(name)]
         + [speed.get(name) for speed in loads.values()]
         for name in math
     ]
-
-
-def _share(rights: Sequence[bool]) -> str:
-    share = sum(rights) / len(rights)
-    return f"{100 * share:.1f} ± {100 * (share * (1 - share) / len(rights)) ** 0.5:.1f} %"
 
 
 def main() -> None:

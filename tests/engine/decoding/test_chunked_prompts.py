@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from completing import completions_of
 
 from common.checkpoint import load_model_config
 from common.config import BlockDiffusion, DecodeConfig, DeviceProfile, FastDllmV2, RunConfig
-from common.decoding import Completion, GenerationRequest, Scheduler, StepPlan, decode_requests
+from common.decoding import Completion, Scheduler, StepPlan
 from common.platforms import build_engine
-from common.runtime import facts_of
 
 ROOT = Path(__file__).parents[3]
 BLOCK = ROOT / "models" / "demo_block"
@@ -34,18 +34,10 @@ def model_of(name: str) -> Path:
 
 
 def decoded(cpu: DeviceProfile, name: str, most: int, prompts: list[tuple[int, ...]]) -> dict[str, Completion]:
-    decode, model = decode_of(name), load_model_config(model_of(name))
+    decode, vocab_size = decode_of(name), load_model_config(model_of(name)).vocab_size
     run = RunConfig(model=str(model_of(name)), decode=decode, max_num_requests=len(prompts))
-    scheduler = Scheduler(
-        decode, mask_token_id=model.mask_of(decode.mask_token_id), eos_token_id=model.eos_token_id,
-        num_slots=len(prompts), max_num_batched_tokens=most, facts=facts_of(model),
-    )  # fmt: skip
-    wanted = (
-        GenerationRequest(str(n), tuple(token % (model.vocab_size - 20) for token in prompt))
-        for n, prompt in enumerate(prompts)
-    )
-    found = list(decode_requests(wanted, scheduler, build_engine(cpu, run)))
-    return {result.id: result for result in found if isinstance(result, Completion)}
+    known = [[token % (vocab_size - 20) for token in prompt] for prompt in prompts]
+    return completions_of(build_engine(cpu, run), model_of(name), decode, known, max_num_batched_tokens=most)
 
 
 @pytest.mark.parametrize("name", ["fused", "separate", "sub-blocks", "on Ascend"])

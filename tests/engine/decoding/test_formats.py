@@ -6,10 +6,8 @@ from __future__ import annotations
 import json
 import os
 import random
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +21,9 @@ from common.platforms import build_engine
 from common.requests import Wishes
 from common.requests.formats import limited
 from common.runtime import facts_of
+from tests.distributed.strategies_worker import CASES, MASK, MODELS, REVISING
 from tests.schemas import SUITE
 from tests.soaking import SOAKS
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "distributed"))
-from strategies_worker import CASES, MASK, MODELS, REVISING
 
 CPU = DeviceProfile(name="one", engine="lopa_cuda", device="cpu", dtype="float32", max_model_len=256)
 EOS = 1

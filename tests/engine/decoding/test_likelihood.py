@@ -14,6 +14,7 @@ from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import RowField, Sampling, StepPlan, TextScorer
 from common.decoding.likelihood import _strata
+from common.errors import ConfigError
 from common.platforms import build_engine
 from tests.telling import FAMILIES, MASK, MODELS
 
@@ -60,6 +61,26 @@ def over_all_maskings(engine: Any, shift: int, tokens: list[int], begin: int, en
             found = of_masking(engine, shift, tokens, list(masked), horizons)
             total += found * length / count / comb(length, count) / length
     return total
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "reason"),
+    [
+        ([], TEXT, "prompt is empty"),
+        (PROMPT, [], "text is empty"),
+        (PROMPT, [99_999], "no token of the model"),
+        ([99_999], TEXT, "no token of the model"),
+        (PROMPT, [-5], "no token of the model"),
+        (PROMPT, [MASK], "mask token"),
+        (PROMPT * 1000, TEXT, "positions, and"),
+    ],
+    ids=lambda given: str(given)[:20],
+)
+def test_what_is_no_text_gets_no_number(cpu: DeviceProfile, prompt: list[int], text: list[int], reason: str) -> None:
+    scorer, _, _ = scorer_of(cpu, "llada dual", 2)
+    with pytest.raises(ConfigError, match=reason):
+        list(scorer.scores([(PROMPT, TEXT), (prompt, text)]))
+    assert len(list(scorer.scores([(PROMPT, TEXT)]))) == 1
 
 
 def test_with_full_attention_the_text_is_one_piece(cpu: DeviceProfile) -> None:

@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 import pytest
+from completing import completions_of
 
-from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Completion, Engine, GenerationRequest, Scheduler, decode_requests
+from common.decoding import Engine, GenerationRequest
 from common.platforms import build_engine
 from tests.conftest import GOLDEN
 
@@ -44,13 +44,8 @@ def requests_of(seed: int, count: int) -> list[GenerationRequest]:
 
 
 def decoded(engine: Engine, requests: list[GenerationRequest]) -> dict[str, tuple[int, ...]]:
-    config = load_model_config(MODEL)
-    scheduler = Scheduler(
-        SHARED, mask_token_id=config.mask_token_id, eos_token_id=config.eos_token_id, num_slots=len(requests)
-    )
-    results = list(decode_requests(iter(requests), scheduler, engine))
-    assert all(isinstance(result, Completion) for result in results)
-    return {result.id: (result.num_forwards, *result.canvas_token_ids) for result in results}
+    found = completions_of(engine, MODEL, SHARED, requests)
+    return {id: (done.num_forwards, *done.canvas_token_ids) for id, done in found.items()}
 
 
 def engine_of(profile: DeviceProfile, engine: str, num_requests: int) -> Engine:

@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from completing import completions_of
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Completion, Engine, ForgetKV, GenerationRequest, Scheduler, decode_requests
+from common.decoding import Completion, Engine, ForgetKV
 from common.decoding.engine import taking_orders
 from common.platforms import build_engine
-from common.runtime import facts_of
 from tests.engine.families.test_dummy_weights import CONFIGS
-from tests.engine.lopa_ascend.test_ascend_families import BLOCKS, CASES, FAMILIES, one_thread
+from tests.engine.lopa_ascend.test_ascend_families import BLOCKS, CASES, FAMILIES
 from tests.soaking import soaking
 
-__all__ = ["one_thread"]  # a fixture of this module, too
 NUM_SHARED = 150  # tokens: two pages of 64, one of 128
 FAST = CASES["fast_dllm_v2"][1]
 OF_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -62,16 +61,7 @@ def decoded(
     engine: Engine, decode: DecodeConfig, model: Path, wanted: list[tuple[int, ...]], *, shares: bool,
     most: int | None = None,
 ) -> dict[str, Completion]:  # fmt: skip
-    config = load_model_config(model)
-    scheduler = Scheduler(
-        decode, mask_token_id=config.mask_of(decode.mask_token_id), eos_token_id=config.eos_token_id,
-        num_slots=engine.capacity.num_slots, facts=facts_of(config), enable_prefix_caching=shares,
-        max_num_batched_tokens=most,
-    )  # fmt: skip
-    requests = (GenerationRequest(str(n), prompt) for n, prompt in enumerate(wanted))
-    results = list(decode_requests(requests, scheduler, engine))
-    assert all(isinstance(result, Completion) for result in results), results
-    return {result.id: result for result in results if isinstance(result, Completion)}
+    return completions_of(engine, model, decode, wanted, enable_prefix_caching=shares, max_num_batched_tokens=most)
 
 
 def marks_of(case: str, engine: str, num_lookahead: int) -> Any:

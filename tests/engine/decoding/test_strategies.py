@@ -6,10 +6,11 @@ import json
 
 import pytest
 import torch
+from completing import completions_of
 
 from common.checkpoint import load_model_config, load_weights
 from common.config import DecodeConfig, DeviceProfile, MultiBlock, RunConfig
-from common.decoding import Completion, GenerationRequest, Scheduler, decode_requests
+from common.decoding import Completion
 from common.platforms import build_engine
 from tests.conftest import GOLDEN
 from tests.reference import PlainModel, plain_d2f, plain_fast_dllm, plain_multi_block, plain_vanilla
@@ -19,14 +20,8 @@ PROMPT = json.loads((GOLDEN / "01_d2f_full_k0.json").read_text())["prompt"]
 
 
 def decode_with_engine(profile: DeviceProfile, decode: DecodeConfig, *prompts: list[int]) -> list[Completion]:
-    config = load_model_config(MODEL)
     engine = build_engine(profile, RunConfig(model=str(MODEL), decode=decode, max_num_requests=len(prompts)))
-    scheduler = Scheduler(
-        decode, mask_token_id=config.mask_token_id, eos_token_id=config.eos_token_id, num_slots=len(prompts)
-    )
-    requests = iter([GenerationRequest(str(n), tuple(prompt)) for n, prompt in enumerate(prompts)])
-    completions = [result for result in decode_requests(requests, scheduler, engine) if isinstance(result, Completion)]
-    return sorted(completions, key=lambda completion: int(completion.id))
+    return [*completions_of(engine, MODEL, decode, prompts).values()]
 
 
 def plain_model() -> PlainModel:

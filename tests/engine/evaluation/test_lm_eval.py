@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from started import lopa
 
 from common.config import InputConfig
 from common.scoring.benchmarks.task import BENCHMARKS, task_of
@@ -51,12 +50,10 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 def lm_eval(
     folder: Path, tasks: str, *options: str, args: str = "run=run.yaml,profile=cpu,max_num_requests=2"
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "common.commands", "lm-eval", "run", "--model", "lopa", "--tasks", tasks]
-    command += ["--model_args", args]
+    command = ["lm-eval", "run", "--model", "lopa", "--tasks", tasks, "--model_args", args]
     command += options if "--include_path" in options else ["--include_path", str(ROOT / "configs/lm_eval"), *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
     (folder / "run.yaml").write_text(RUN.format(model=ROOT / "models/demo"))
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)
+    return lopa(*command, cwd=folder, env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}, timeout=1200)
 
 
 def test_local_subsets_end_to_end(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from started import lopa
 from typer.testing import CliRunner
 
 from common.commands.main import app
@@ -114,8 +113,7 @@ def test_a_prompt_that_cannot_be_decoded_is_one_sentence(generator: Generator, p
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:
-    command = [sys.executable, "-m", "common.commands", "trace", QUESTION, *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = lopa("trace", QUESTION, *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert sentence in done.stderr and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from completing import completions_of
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Completion, Engine, GenerationRequest, Scheduler, decode_requests
+from common.decoding import Engine
 from common.platforms import build_engine
-from common.runtime import facts_of
 from tests.engine.families.passes import first_pass
 from tests.engine.families.plain_experts import CONFIG, plain_decode, plain_logits, write_model
 
@@ -53,13 +53,7 @@ def test_decoding_gives_the_plain_references_tokens(
     cpu: DeviceProfile, tmp_path: Path, engine: str, more: dict[str, Any]
 ) -> None:
     weights, decode = write_model(tmp_path), settings(sampling_strategy="default", **more)
-    config = load_model_config(tmp_path)
-    scheduler = Scheduler(
-        decode, mask_token_id=config.mask_of(None), eos_token_id=None, num_slots=2, facts=facts_of(config)
-    )
-    requests = iter([GenerationRequest(str(n), tuple(prompt)) for n, prompt in enumerate(PROMPTS)])
-    results = decode_requests(requests, scheduler, engine_of(cpu, engine, tmp_path, decode))
-    found = {result.id: result for result in results if isinstance(result, Completion)}
+    found = completions_of(engine_of(cpu, engine, tmp_path, decode), tmp_path, decode, PROMPTS)
     for number, prompt in enumerate(PROMPTS):
         assert list(found[str(number)].token_ids) == plain_decode(weights, prompt, LENGTH, THRESHOLD)
     num_forced = sum(result.num_forced_fills for result in found.values())

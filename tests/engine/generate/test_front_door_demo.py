@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import started
 
 ROOT = Path(__file__).parents[3]
 QUESTION = "Tom has 12 apples and buys 5 more. How many apples does he have now?"
 
 
 def lopa(tmp_path: Path, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "common.commands", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        command, cwd=tmp_path, input=typed, capture_output=True, text=True, timeout=300, env=environment
-    )
+    return started.lopa(*arguments, cwd=tmp_path, input=typed, env={"CUDA_VISIBLE_DEVICES": ""})
 
 
 def test_one_prompt_is_answered(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ does not fit changes nothing. Memory that is given back is the machine's."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from started import python
 
 from common.checkpoint import load_model_config, quantizable
 from common.config import DecodeConfig, DeviceProfile, RunConfig
@@ -354,8 +353,7 @@ def test_released_memory_is_the_machines(engine: str, tmp_path: Path) -> None:
         "num_attention_heads": 8,
     }
     (tmp_path / "config.json").write_text(json.dumps({**config, **wide}))
-    command = [sys.executable, "-c", RESIDENT, str(tmp_path), engine]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    printed = python("-c", RESIDENT, tmp_path, engine, check=True).stdout
     weights, cache, *resident = map(int, printed.split())
     assert weights > 100 * 2**20 and cache > 100 * 2**20
     full, without_weights, without_both, again = resident

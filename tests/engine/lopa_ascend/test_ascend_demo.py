@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from started import python
 
 from common.checkpoint import load_model_config, load_tokenizer
 from common.config import DecodeConfig, DeviceProfile, RunConfig
@@ -44,14 +42,6 @@ DECODE = DecodeConfig(
 )  # fmt: skip
 
 pytestmark = pytest.mark.skipif(not (DEMO / "config.json").is_file(), reason="models/demo holds no checkpoint")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def engine_of(engine: str, dtype: str, quantization: str | None = None) -> Engine:
@@ -95,8 +85,8 @@ def test_the_tokens_are_those_of_the_cuda_engine(dtype: str) -> None:
     which one engine pads heads change the last bit. Which kernels it takes is decided when torch loads.
     """
     if dtype == "bfloat16" and os.environ.get(ISA) != "AVX2":
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "cuda and bfloat16"]
-        done = subprocess.run(command, env={**os.environ, ISA: "AVX2"}, capture_output=True, text=True, timeout=300)
+        chosen = ["-q", "-p", "no:cacheprovider", __file__, "-k", "cuda and bfloat16"]
+        done = python("-m", "pytest", *chosen, env={ISA: "AVX2"})
         assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-2000:]
         return
     found = tokens_of(engine_of("lopa_ascend", dtype))

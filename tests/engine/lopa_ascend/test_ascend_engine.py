@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from completing import completions_of
 
 from common.checkpoint import load_model_config, quantizable
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import (
-    Completion,
     Engine,
     GenerationRequest,
     Scheduler,
@@ -37,15 +35,6 @@ LENGTHS = (24, 5, 118, 131, 250)  # within a page, up to its border, behind it
 PROMPTS = [[(13 * n * n + 7 * m + n) % 290 + 2 for m in range(length)] for n, length in enumerate(LENGTHS)]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """These models are too small to be worth a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def profile(engine: str = "lopa_ascend", dtype: str = "float32", **settings: Any) -> DeviceProfile:
     settings = {"name": "test", "engine": engine, "device": "cpu", "dtype": dtype, "max_model_len": 512, **settings}
     return DeviceProfile.model_validate(settings)
@@ -62,15 +51,8 @@ def run_of(decode: DecodeConfig, num_requests: int = 1, model: Path = MODEL) -> 
 
 
 def decode_all(engine: Engine, decode: DecodeConfig, prompts: list[list[int]] = PROMPTS) -> dict[str, tuple[int, ...]]:
-    config = load_model_config(MODEL)
-    scheduler = Scheduler(
-        decode, mask_token_id=config.mask_token_id, eos_token_id=config.eos_token_id,
-        num_slots=engine.capacity.num_slots,
-    )  # fmt: skip
-    requests = iter([GenerationRequest(str(n), tuple(prompt)) for n, prompt in enumerate(prompts)])
-    results = list(decode_requests(requests, scheduler, engine))
-    assert all(isinstance(result, Completion) for result in results)
-    return {result.id: (result.num_forwards, *result.canvas_token_ids) for result in results}
+    found = completions_of(engine, MODEL, decode, prompts)
+    return {id: (done.num_forwards, *done.canvas_token_ids) for id, done in found.items()}
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)

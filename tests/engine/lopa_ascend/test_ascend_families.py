@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from completing import completions_of
 
 from common.checkpoint import load_model_config, load_tokenizer
 from common.config import DecodeConfig, DeviceProfile, RunConfig
 from common.decoding import (
-    Completion,
     Engine,
     GenerationRequest,
     Rejection,
@@ -41,15 +39,6 @@ FAMILIES = GOLDEN.parent / "golden_families"
 DEMO = GOLDEN.parents[1] / "models" / "demo_block"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """These models are too small to be worth a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def profile(engine: str, dtype: str = "float32") -> DeviceProfile:
     settings = {"name": "test", "engine": engine, "device": "cpu", "dtype": dtype, "max_model_len": 512}
     return DeviceProfile.model_validate(settings)
@@ -66,15 +55,8 @@ LENGTHS = (7, 32, 125, 131)  # within a block, whole blocks, up to a page's bord
 
 def decode_all(engine: Any, model: Path, decode: DecodeConfig, lengths: tuple[int, ...] = LENGTHS) -> dict[str, Any]:
     """Passes and tokens by request."""
-    config = load_model_config(model)
-    scheduler = Scheduler(
-        decode, mask_token_id=config.mask_of(decode.mask_token_id), eos_token_id=config.eos_token_id,
-        num_slots=engine.capacity.num_slots, facts=facts_of(config),
-    )  # fmt: skip
-    requests = [GenerationRequest(str(n), prompt) for n, prompt in enumerate(prompts(model, lengths))]
-    results = list(decode_requests(iter(requests), scheduler, engine))
-    assert all(isinstance(result, Completion) for result in results), results
-    return {result.id: (result.num_forwards, *result.canvas_token_ids) for result in results}
+    found = completions_of(engine, model, decode, prompts(model, lengths))
+    return {id: (done.num_forwards, *done.canvas_token_ids) for id, done in found.items()}
 
 
 def run_of(model: Path, decode: DecodeConfig, num_requests: int = len(LENGTHS)) -> RunConfig:
@@ -150,20 +132,14 @@ def test_made_up_weights_of_the_other_families_give_the_cuda_engines_predictions
 
 def answers(engine: Engine, decode: DecodeConfig, num_math: int, num_code: int) -> list[tuple[int, ...]]:
     """Of the block-diffusion demo model to held-out problems."""
-    config, tokenizer = load_model_config(DEMO), load_tokenizer(str(DEMO))
-    scheduler = Scheduler(
-        decode, mask_token_id=config.mask_of(None), eos_token_id=config.eos_token_id,
-        num_slots=engine.capacity.num_slots, facts=facts_of(config),
-    )  # fmt: skip
+    tokenizer = load_tokenizer(str(DEMO))
     lines = [
         line
         for kind, count in (("math", num_math), ("code", num_code))
         for line in (DEMO.parent / "demo" / f"heldout_{kind}.jsonl").read_text().splitlines()[:count]
     ]
-    prompts = [tuple(tokenizer.encode(json.loads(line)["question"] + "\n")) for line in lines]
-    requests = iter([GenerationRequest(str(n), prompt) for n, prompt in enumerate(prompts)])
-    results = list(decode_requests(requests, scheduler, engine))
-    return [result.canvas_token_ids for result in sorted(results, key=lambda result: int(result.id))]
+    prompts = [tokenizer.encode(json.loads(line)["question"] + "\n") for line in lines]
+    return [done.canvas_token_ids for done in completions_of(engine, DEMO, decode, prompts).values()]
 
 
 @pytest.mark.slow

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from completing import completions_of
 
 from common.checkpoint import load_model_config
 from common.config import DecodeConfig, DeviceProfile, RunConfig
-from common.decoding import Completion, GenerationRequest, Scheduler, StepPlan, decode_requests
+from common.decoding import StepPlan
 from common.errors import EngineError
 from common.runtime import synthetic_plan
 from lopa_cuda.assemble import assemble
@@ -48,17 +49,8 @@ def make_engine(*, is_static: bool, num_slots: int = 1, profile: DeviceProfile =
 
 
 def decode(engine: CudaEngine, prompts: list[tuple[int, ...]], **settings: object) -> dict[str, tuple[int, ...]]:
-    config = load_model_config(MODEL)
     decode = DecodeConfig(block_size=8, max_new_tokens=64, stop_at_eos=False, **settings)  # type: ignore[arg-type]
-    scheduler = Scheduler(
-        decode,
-        mask_token_id=config.mask_token_id,
-        eos_token_id=config.eos_token_id,
-        num_slots=engine.capacity.num_slots,
-    )
-    requests = iter(GenerationRequest(str(number), prompt) for number, prompt in enumerate(prompts))
-    ended = [result for result in decode_requests(requests, scheduler, engine) if isinstance(result, Completion)]
-    return {result.id: result.canvas_token_ids for result in ended}
+    return {id: done.canvas_token_ids for id, done in completions_of(engine, MODEL, decode, prompts).items()}
 
 
 PROMPTS = [tuple(range(10, 10 + length)) for length in (5, 23, 60, 9)]

@@ -31,7 +31,7 @@ from common.runtime import synthetic_plan
 from lopa_cuda.assemble import assemble
 from quant.errors import QuantizationError
 from quant.folder import float_tensors, load_quantized
-from quant.folder.checkpoint import read_description
+from quant.folder.description import read_description
 from quant.names import Layout
 from tests.engine.families.passes import engine_of, first_pass, read
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,8 +13,9 @@ import openai
 import pytest
 from openai import OpenAI
 from pydantic import BaseModel
+from started import lopa
 
-from tests.engine.serving.served import QUESTION, ROOT, WAIT_S, Served
+from tests.engine.serving.served import QUESTION, WAIT_S, Served
 
 pytestmark = pytest.mark.slow
 
@@ -123,9 +122,8 @@ def test_lines_of_batch_files_have_formats(tmp_path: Path) -> None:
     }  # fmt: skip
     for name, more in (("own", ["--set", "input.settings_field=decode"]), ("openai", [])):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(lines[name]) + "\n")
-        command = [sys.executable, "-m", "common.commands", "run", "--profile", "cpu", "demo"]
-        files = [str(tmp_path / f"{name}.jsonl"), "-o", str(tmp_path / name / "out.jsonl")]
-        done = subprocess.run([*command, *files, *more], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
+        files = [tmp_path / f"{name}.jsonl", "-o", tmp_path / name / "out.jsonl"]
+        done = lopa("run", "--profile", "cpu", "demo", *files, *more, timeout=WAIT_S)
         assert done.returncode == 0, done.stderr
         (record,) = map(json.loads, (tmp_path / name / "out.jsonl").read_text().splitlines())
         text = record["text"] if name == "own" else record["response"]["body"]["choices"][0]["text"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from started import lopa
 
 from common.checkpoint import load_tokenizer
 from tests.engine.serving.served import QUESTION, ROOT, WAIT_S, Served, events_of
@@ -293,6 +292,5 @@ def test_its_log_has_a_line_a_request(served: Served, client: OpenAI) -> None:
 
 
 def test_a_port_in_use_is_told_of_in_a_sentence(served: Served) -> None:
-    command = [sys.executable, "-m", "common.commands", "serve", "--profile", "cpu", "demo", "--port", str(served.port)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = lopa("serve", "--profile", "cpu", "demo", "--port", served.port)
     assert done.returncode == 2 and "choose another" in done.stderr and "Traceback" not in done.stderr

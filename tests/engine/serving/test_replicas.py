@@ -6,14 +6,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from started import lopa
 
 from common.config import find_config, load_profile, load_run
 from common.generate import build_generator
@@ -157,10 +156,7 @@ def test_a_replica_of_several_ranks_ends_alone(tmp_path: Path, whole: dict[str, 
 
 @pytest.mark.slow
 def test_what_fails_at_the_first_start_ends_the_server() -> None:
-    command = [sys.executable, "-m", "common.commands", "serve", "demo", "--profile", "cpu", "--port", "0", *TWO]
-    found = subprocess.run(
-        [*command, "--set", "model=absent"], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S
-    )
+    found = lopa("serve", "demo", "--profile", "cpu", "--port", "0", *TWO, "--set", "model=absent", timeout=WAIT_S)
     last = found.stderr.splitlines()[-1]
     assert found.returncode == 2 and "Traceback" not in found.stderr
     assert re.fullmatch(r"lopa: replica [01] ended with exit code 2: absent: no such folder.*", last), found.stderr

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hub import Hub, serving
+from started import lopa
 
 from tests.engine.serving.served import QUESTION, ROOT, WAIT_S, Served
 
@@ -55,7 +54,6 @@ def test_several_ranks_are_given_what_their_launcher_has_fetched(hub: Hub, tmp_p
     ],
 )
 def test_a_wrong_name_ends_before_a_port_is_listened_on(hub: Hub, name: str, sentence: str) -> None:
-    command = [sys.executable, "-m", "common.commands", "serve", name, "--profile", "cpu", "--port", "0"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
+    run = lopa("serve", name, "--profile", "cpu", "--port", "0", timeout=WAIT_S)
     assert run.returncode == 2 and sentence in run.stderr
     assert "listening" not in run.stderr and "Traceback" not in run.stderr

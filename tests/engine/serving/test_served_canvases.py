@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,9 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
+from started import lopa
 
-from tests.engine.serving.served import QUESTION, ROOT, WAIT_S, Served
+from tests.engine.serving.served import QUESTION, WAIT_S, Served
 
 pytestmark = pytest.mark.slow
 
@@ -107,8 +106,7 @@ def test_batch_lines_have_canvases_too(client: OpenAI, tmp_path: Path) -> None:
         "input.settings_field=decode", f"output.path={tmp_path}/out.jsonl",
     )  # fmt: skip
     options = [item for option in (*settings, *STRATEGY) for item in ("--set", option)]
-    command = [sys.executable, "-m", "common.commands", "run", "demo", "--profile", "cpu", *options]
-    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
+    lopa("run", "demo", "--profile", "cpu", *options, timeout=WAIT_S)
     first, second = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     assert first["text"] == completed(client, max_tokens=10, suffix="\n#### 17").choices[0].text
     assert "has no hole" in second["error"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import queue
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from started import lopa
 
 from common.config import ServeConfig, load_run
 from common.errors import ConfigError
 from common.serving.engine import front
-from tests.engine.serving.served import QUESTION, ROOT, WAIT_S, Served, events_of
+from tests.engine.serving.served import QUESTION, WAIT_S, Served, events_of
 from tests.loopback import answering
 from tests.ports import free_port
 
@@ -235,6 +234,5 @@ def test_variables_of_the_sdk_that_it_does_not_take_are_a_sentence(monkeypatch: 
 
 
 def test_the_flag_is_the_setting() -> None:
-    command = [sys.executable, "-m", "common.commands", "serve", "demo", "--otlp-traces-endpoint", "http://x"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
+    run = lopa("serve", "demo", "--otlp-traces-endpoint", "http://x", timeout=WAIT_S)
     assert run.returncode == 2 and "serve.otlp_traces_endpoint" in run.stderr and "Traceback" not in run.stderr

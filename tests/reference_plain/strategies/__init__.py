@@ -13,20 +13,13 @@ from reference_plain.strategies.multi_block import MultiBlock
 from reference_plain.strategies.pipelined import PipelinedBlocks
 from reference_plain.strategies.sub_blocks import SubBlocks
 
+_STRATEGIES: dict[str, type[BlockStrategy]] = {
+    "d2f": PipelinedBlocks, "multi_block": MultiBlock, "fast_dllm": OneBlockAtATime, "vanilla": WholeCanvas,
+    "block_diffusion": BlockDiffusion, "fast_dllm_v2": SubBlocks,
+}  # fmt: skip
 __all__ = ["block_strategy"]
 
 
 def block_strategy(rules: Rules, prompt_length: int, is_masked_S: Bool) -> BlockStrategy:
     """The strategy of one request. is_masked_S: its masks, by absolute position, as they are at any time."""
-    name, decode = rules.decode.strategy, rules.decode
-    if name == "d2f":
-        return PipelinedBlocks(decode, prompt_length)
-    if name == "multi_block":
-        return MultiBlock(decode, prompt_length)
-    if name == "fast_dllm":
-        return OneBlockAtATime(decode, prompt_length, is_masked_S)
-    if name == "vanilla":
-        return WholeCanvas(decode, prompt_length, is_masked_S)
-    if name == "block_diffusion":
-        return BlockDiffusion(decode, prompt_length, rules.chunk)
-    return SubBlocks(decode, prompt_length, is_masked_S, rules.chunk)
+    return _STRATEGIES[rules.decode.strategy](rules.decode, prompt_length, is_masked_S, rules.chunk)

@@ -4,43 +4,33 @@ one, attention is block-causal, and a finished block's KV is written by a pass t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from common.config import DecodeConfig
 from common.decoding.engine import Room
 from reference_plain.blocks import (
     IN_CACHE,
     TO_CACHE,
     Block,
     BlockStatus,
+    BlockStrategy,
     Window,
     active_blocks,
     next_chunk,
     note_committed,
     prompt_blocks,
-    window_behind_cache,
 )
 
 _FINISHED = frozenset((TO_CACHE, IN_CACHE))
 
 
-@dataclass(frozen=True, slots=True)
-class BlockDiffusion:
-    """chunk: positions of the prompt that a pass takes (`Rules.chunk`); only the last pass of a cut one does more.
+class BlockDiffusion(BlockStrategy):
+    """Only the last pass of a cut prompt does more than read it.
 
     `commit: fused` writes a finished block's KV in the first pass of the next one, `separate` in a pass of its own.
 
     With `edit_threshold` a block without masks is edited until a step changes nothing, or for `max_post_edit_steps`.
     """
 
-    decode: DecodeConfig
-    prompt_length: int
-    chunk: int | None = None
-    keeps_carry: bool = False
-
-    @property
-    def origin(self) -> int | None:
-        return None
+    keeps_carry = False
+    origin = 0
 
     @property
     def _end(self) -> int:
@@ -91,7 +81,7 @@ class BlockDiffusion:
             return Window(0, blocks[-1].end, 0, 0, 0)
         if (chunk := next_chunk(blocks, self.prompt_length)) is not None:
             return Window(chunk.start, chunk.end, chunk.start, chunk.end - chunk.start, chunk.end)
-        return window_behind_cache(blocks)
+        return super().window(blocks, is_refreshed)
 
     def fillable(self, blocks: list[Block], is_refreshed: bool) -> list[Block]:
         return [] if next_chunk(blocks, self.prompt_length) else active_blocks(blocks)

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from common.config import DecodeConfig
-from common.decoding.plan import Bool
-from reference_plain.blocks import ACTIVE, IN_CACHE, Block, Window, active_blocks, num_masked_of
+from reference_plain.blocks import ACTIVE, IN_CACHE, Block, BlockStrategy, Window, active_blocks, num_masked_of
 
 
-@dataclass(frozen=True, slots=True)
-class OneBlockAtATime:
+class OneBlockAtATime(BlockStrategy):
     """Fast-dLLM: a fixed canvas in blocks decoded in order; one full forward at each block's start rebuilds the cache.
 
     With `cache: none` every forward is a full one, which with `fill_rule: static` is LLaDA's own way.
     """
-
-    decode: DecodeConfig
-    prompt_length: int
-    is_masked_S: Bool
-    keeps_carry: bool = True
-
-    @property
-    def origin(self) -> int | None:
-        return self.prompt_length
 
     def initial_blocks(self, num_cached: int) -> list[Block]:
         size, prompt_length = self.decode.block_size, self.prompt_length
@@ -31,12 +17,6 @@ class OneBlockAtATime:
         starts = range(prompt_length, prompt_length + canvas_length, size)
         canvas = [Block(start, start + size, size, is_fully_activated=True) for start in starts]
         return [Block(0, prompt_length, 0, IN_CACHE, True), *canvas]
-
-    def opens_block(self, blocks: list[Block], last_filled_share: float) -> bool:
-        return False
-
-    def new_block(self, blocks: list[Block]) -> Block:
-        raise AssertionError("the canvas is whole from the start")
 
     def window(self, blocks: list[Block], is_refreshed: bool) -> Window:
         current, end = _current(blocks), blocks[-1].end
@@ -75,17 +55,9 @@ class OneBlockAtATime:
             block.status, is_stale = IN_CACHE, True
         return is_stale
 
-    def is_done(self, blocks: list[Block], has_eos: bool) -> bool:
-        return not active_blocks(blocks)
-
-    def final_end(self, blocks: list[Block]) -> int | None:
-        return None
-
 
 class WholeCanvas(OneBlockAtATime):
     """Vanilla: the canvas is one block and nothing is cached; every step forwards the prompt and the canvas."""
-
-    __slots__ = ()
 
     def initial_blocks(self, num_cached: int) -> list[Block]:
         size, prompt_length = self.decode.max_new_tokens, self.prompt_length

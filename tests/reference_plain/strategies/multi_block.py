@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from reference_plain.blocks import ACTIVE, IN_CACHE, TO_CACHE, Block, Window
 from reference_plain.strategies.pipelined import PipelinedBlocks
 
 
-@dataclass(frozen=True, slots=True)
 class MultiBlock(PipelinedBlocks):
     """A finished block waits for `cache_delay` passes before its KV is kept, and so does the prompt, which is finished
     a pass before the first.

@@ -4,37 +4,26 @@ over a finished block writes its KV and predicts the first token of the next one
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from common.config import DecodeConfig
-from common.decoding.plan import Bool
 from reference_plain.blocks import (
     ACTIVE,
     IN_CACHE,
     TO_CACHE,
     Block,
+    BlockStrategy,
     Window,
     num_masked_of,
     prompt_blocks,
 )
 
 
-@dataclass(slots=True)
-class SubBlocks:
+class SubBlocks(BlockStrategy):
     """With `cache: dual` a step forwards the current sub-block alone and reads the block's other keys as an earlier one
     left them; it forwards the whole block where the sub-block's first position, which predicts the next, is a mask.
     """
 
-    decode: DecodeConfig
-    prompt_length: int
-    is_masked_S: Bool
-    chunk: int | None = None
-    keeps_carry: bool = False
-    _has_block_cache: bool = field(default=False, init=False)
-
-    @property
-    def origin(self) -> int | None:
-        return None
+    keeps_carry = False
+    origin = 0
+    _has_block_cache = False
 
     def initial_blocks(self, num_cached: int) -> list[Block]:
         size = self.decode.block_size
@@ -44,9 +33,6 @@ class SubBlocks:
             end = start + size
             blocks.append(Block(start, end, end - self.prompt_length, is_fully_activated=True))
         return blocks
-
-    def opens_block(self, blocks: list[Block], last_filled_share: float) -> bool:
-        return False  # filling.seed_next_block does, where its first token is known
 
     def new_block(self, blocks: list[Block]) -> Block:
         start, size = blocks[-1].end, self.decode.block_size

@@ -8,14 +8,13 @@ import json
 import logging
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from batch_files import execute, output_path, records, write_input
+from started import python
 
 from common.batch import metrics_path, read_records
 from common.batch.files import input_and_output, sidecar_path, write_whole
@@ -383,10 +382,7 @@ def test_an_output_may_not_be_what_standard_input_reads(tmp_path: Path, run: Run
         "input_and_output(RunConfig(model='m', input=InputConfig(path='-'), output=OutputConfig(path='both.jsonl')))\n"
     )
     with (tmp_path / "both.jsonl").open("rb") as stream:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-        found = subprocess.run(
-            [sys.executable, "-c", program], cwd=tmp_path, stdin=stream, capture_output=True, text=True, env=environment
-        )
+        found = python("-c", program, cwd=tmp_path, stdin=stream)
     assert "must be different files" in found.stderr
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from batch_files import execute, output_path, records, write_input
+from started import python
 
 from common.batch import metrics_path, print_summary, progress, require_some_finished
 from common.batch.output import start_output
@@ -108,14 +109,14 @@ def test_a_foreign_line_in_the_output_is_named(tmp_path: Path, clock: list[float
         shown.update()
 
 
-def start_run(tmp_path: Path, count: int = 3) -> list[str]:
-    (tmp_path / "in.jsonl").write_text("".join(f'{{"id": {n}, "prompt": "abc"}}\n' for n in range(count)))
+def start_run(tmp_path: Path) -> list[str]:
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"id": {n}, "prompt": "abc"}}\n' for n in range(3)))
     (tmp_path / "run.yaml").write_text("model: m\ninput: {path: in.jsonl}\noutput: {path: o.jsonl}\n")
-    return [sys.executable, str(SCRIPTED), "run", "-p", "cpu", "run.yaml"]
+    return [str(SCRIPTED), "run", "-p", "cpu", "run.yaml"]
 
 
 def test_where_there_is_no_terminal_progress_is_plain_lines(tmp_path: Path) -> None:
-    result = subprocess.run(start_run(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    result = python(*start_run(tmp_path), cwd=tmp_path)
     first, *others, last = result.stderr.splitlines()
     assert first == "lopa: o.jsonl: 0 of 3 requests"
     speed = "80.0 tokens/s a request"
@@ -127,7 +128,9 @@ def test_where_there_is_no_terminal_progress_is_plain_lines(tmp_path: Path) -> N
 def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
-    process = subprocess.Popen(start_run(tmp_path), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=terminal)
+    process = subprocess.Popen(
+        [sys.executable, *start_run(tmp_path)], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=terminal
+    )
     os.close(terminal)
     shown = b""
     while True:
@@ -170,10 +173,10 @@ def test_the_summary_is_short_and_the_table_comes_on_request(
 @pytest.mark.slow
 def test_details_are_an_option_of_the_command(tmp_path: Path) -> None:
     command = start_run(tmp_path)
-    short = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    short = python(*command, cwd=tmp_path)
     assert short.stdout.splitlines()[0] == "3 requests finished, 0 errors"
     assert short.stdout.splitlines()[-1].startswith("results in o.jsonl, metrics in o.metrics.json")
-    long = subprocess.run([*command, "--details"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    long = python(*command, "--details", cwd=tmp_path)
     assert "TPS, mean of the 10 best, without first step" in long.stdout
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from started import lopa
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from common.bench import Options, tell_schemes
 from common.bench.estimate.cost import estimate_step, price
 from common.bench.estimate.hardware import Hardware, hardware_of, load_hardware, others_of
-from common.bench.estimate.record import Collective, Kernel, record_step
+from common.bench.estimate.operations import Collective, Kernel
+from common.bench.estimate.record import record_step
 from common.bench.estimate.scenario import changes, meshes, setup_of
 from common.bench.estimate.schemes import costs_ms
 from common.bench.estimate.setup import GROUPED_SWIGLU_COLUMNS, LAUNCHES, Launches, Setup
@@ -232,12 +232,12 @@ def test_the_plain_statistics_cost_what_their_operators_move() -> None:
 
 @pytest.mark.slow
 def test_the_command_prints_tables(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "common.commands", "estimate", "-p", "ascend_910c_tp4_bp4", "dream_7b_dummy"]
+    command = ["estimate", "-p", "ascend_910c_tp4_bp4", "dream_7b_dummy"]
     settings = ["--set", f"model={GOLDEN}", "--set", "mesh.tensor_parallel_size=2", "--window", "40", "--tpf", "5"]
-    done = subprocess.run([*command, *settings], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = lopa(*command, *settings)
     assert done.returncode == 0, done.stderr
     assert "window 40 after 1024" in done.stdout and "at 5 tokens a step" in done.stdout
-    refused = subprocess.run([*command, "--hardware", "abacus"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    refused = lopa(*command, "--hardware", "abacus")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "abacus: no such file, and not one of configs/hardware (ascend_910c, " in refused.stderr
 

@@ -84,8 +84,6 @@ def test_half_a_surrogate_pair_comes_back_as_it_went(renderer: ChatRenderer) -> 
         ("{{ raise_exception('no tools') }}", "no tools"),
         (LLAMA, "Roles must be system, user or assistant, found tool"),
         ("{{ raise_exception('a\nb' * 1000) }}", "a"),
-        ("{% for %}", "Expected an expression"),
-        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "access to attribute '__class__'"),
         ("{{ messages[0].content + 1 }}", "can only concatenate str"),
     ],
 )
@@ -99,6 +97,8 @@ def test_a_rejection_is_one_sentence(renderer: ChatRenderer, template: str, reas
     ("template", "reason"),
     [
         ("{{ 1 / 0 }}", "division by zero"),
+        ("{% for %}", "Expected an expression"),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "access to attribute '__class__'"),
         ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "maximum recursion depth"),
         ("{{" + "(" * 5000 + ")" * 5000 + "}}", "maximum recursion depth"),
         ("{{ 'x' * 10 ** 10 }}", "more than 1024 MiB"),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common.bench.estimate.record import Kernel, record_step
+from common.bench.estimate.operations import Kernel
+from common.bench.estimate.record import record_step
 from common.bench.estimate.setup import LAUNCHES, Setup
 from common.checkpoint import load_model_config
 from common.checkpoint.rules import checkpoint_shapes

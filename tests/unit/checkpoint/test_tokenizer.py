@@ -248,6 +248,8 @@ TOKENIZER_JSON: dict[str, Any] = {
     "added_tokens": [],
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
 }
+# `tokenizers` would cut the letter in two, and abort the process as it says so.
+CUT_LETTER = {"type": "BPE", "vocab": {"a": 0, "é": 1}, "merges": [["a", "é"]], "continuing_subword_prefix": "x"}
 
 
 @pytest.mark.parametrize(
@@ -260,7 +262,8 @@ TOKENIZER_JSON: dict[str, Any] = {
         ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}] * 7}}, "pre_tokenizer: "),
         ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 100}}, "more than 64 steps"),
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "tokenizer files are not valid"),
-        ({"model": {**TOKENIZER_JSON["model"], "continuing_subword_prefix": "####"}}, "files are not valid"),
+        ({"model": {**TOKENIZER_JSON["model"], "continuing_subword_prefix": "####"}}, "'a b' does not go on with"),
+        ({"model": CUT_LETTER}, "does not go on with continuing_subword_prefix 'x'"),
         ({"model": {**TOKENIZER_JSON["model"], "merges": [["a"]]}}, "files are not valid"),
         ({"model": {**TOKENIZER_JSON["model"], "merges": ["a b c"]}}, "files are not valid"),
         ({"model": {**TOKENIZER_JSON["model"], "vocab": {"a": -1}}}, "files are not valid"),

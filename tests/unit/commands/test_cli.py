@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import started
+from started import python
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTED = ROOT / "tests/scripted.py"
 
 
 def lopa(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPTED), *arguments]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    return python(SCRIPTED, *arguments, cwd=tmp_path)
 
 
 def write_run(tmp_path: Path, text: str = "model: m\ninput: {path: in.jsonl}\noutput: {path: o.jsonl}\n") -> None:
@@ -68,9 +69,7 @@ def test_a_run_of_bad_lines_only_says_so_at_its_end(tmp_path: Path) -> None:
 def test_a_row_that_the_model_cannot_do_is_named_with_its_file(tmp_path: Path) -> None:
     write_run(tmp_path, f"model: {ROOT / 'models/demo'}\ninput: {{path: in.jsonl}}\noutput: {{path: o.jsonl}}\n")
     (tmp_path / "sweep.yaml").write_text("rows: [{name: odd, decode: {eos_token_id: 99999}}]\n")
-    command = [sys.executable, "-m", "common.commands", "evaluate", "-p", "cpu", "run.yaml", "sweep.yaml"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+    result = started.lopa("evaluate", "-p", "cpu", "run.yaml", "sweep.yaml", cwd=tmp_path)
     assert result.returncode == 2
     assert "sweep.yaml: row 'odd': decode.eos_token_id 99999 is no token" in result.stderr
 
@@ -99,6 +98,7 @@ def test_a_sweep_does_not_take_a_file_for_its_folder(tmp_path: Path) -> None:
         (["run", "-p", "cpu", "run.yaml", "--set", "output.path=/proc/x"], "lopa: "),
         (["run", "-p", "cpu", "run.yaml", "--set", 'model="a\\0b"'], "lopa: model 'a\\x00b' is no name of a file"),
         (["run", "-p", "cpu", "run.yaml", "--set", 'lora_path="a\\0b"'], "lopa: lora_path 'a\\x00b' is no name"),
+        (["run", "-p", "cpu", "run.yaml", "--set", 'tokenizer="a\\0b"'], "lopa: tokenizer 'a\\x00b' is no name"),
         (
             ["run", "-p", "cpu", "run.yaml", "--set", 'decode.stop=["a\\uD800"]'],
             "lopa: --set decode.stop=[\"a\\uD800\"]: decode.stop: 'a\\ud800' holds half a surrogate pair",
@@ -217,17 +217,15 @@ def test_a_value_error_that_nobody_named_is_a_defect(tmp_path: Path, monkeypatch
 
 @pytest.mark.slow
 def test_a_missing_trace_is_one_sentence_too(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "common.commands", "parity", str(tmp_path / "absent.json")]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    result = started.lopa("parity", tmp_path / "absent.json")
     assert (result.returncode, result.stderr) == (2, f"lopa: {tmp_path}/absent.json: no such trace file\n")
 
 
 def test_a_terminal_without_the_letters_of_a_run_gets_their_numbers(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("model: m\ninput: {path: ü.jsonl}\noutput: {path: ü.out}\n", encoding="utf-8")
     (tmp_path / "ü.jsonl").write_text('{"prompt": "#### 5", "final": 5}\n')
-    command = [sys.executable, str(SCRIPTED), "run", "--profile", "cpu", "run.yaml"]
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "1"}
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+    environment = {"PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "1"}
+    result = python(SCRIPTED, "run", "--profile", "cpu", "run.yaml", cwd=tmp_path, env=environment)
     assert result.returncode == 0, result.stderr
     assert r"results in \xfc.out" in result.stdout
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import started
 import yaml
 from test_cli import lopa, write_run
 from typer.testing import CliRunner
@@ -271,6 +272,17 @@ def test_a_name_that_is_nearly_one_is_told_which(arguments: list[str], hint: str
     assert isinstance(error, ConfigError) and hint in str(error)
 
 
+def test_usage_has_no_braces() -> None:
+    usage = CliRunner().invoke(app, ["parity", "--help"]).stdout.split("\n\n")[0]
+    assert "parity [OPTIONS] FILE..." in " ".join(usage.split()) and "}" not in usage
+
+
+def test_what_is_written_in_8_bits_is_no_setting_of_a_profile(tmp_path: Path) -> None:
+    arguments = ["quantize", "demo", "--out", str(tmp_path / "out"), "--set", "quantization=fp8"]
+    with pytest.raises(ConfigError, match=r"^--set quantization: .* --scheme"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
 def test_a_model_is_named_alike_in_every_command(tmp_path: Path) -> None:
     """A run's name stands for its model where a folder is wanted, too."""
     wrong = CliRunner().invoke(app, ["quantize", "demo", "--out", str(tmp_path / "out"), "--scheme", "nope"]).exception
@@ -323,6 +335,13 @@ def test_words_that_contradict_each_other_are_refused(arguments: list[str], sent
     assert result.exit_code != 0 and str(result.exception).startswith(sentence)
 
 
+def test_a_pipe_is_a_file_of_requests(tmp_path: Path) -> None:
+    """As a shell's `<(...)` is."""
+    os.mkfifo(tmp_path / "pipe")
+    result = CliRunner().invoke(app, ["run", "demo", str(tmp_path / "pipe"), "--overwrite", "--retry-errors"])
+    assert str(result.exception).startswith("--retry-errors: --overwrite decodes all")
+
+
 @pytest.mark.parametrize("text", ["0", "11", "²", "-1", "9" * 5000], ids=lambda text: text[:9])
 def test_a_number_out_of_range_is_said_with_the_range(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"^'.{1,300}: give whole numbers from 1 to 10$"):
@@ -339,9 +358,7 @@ def test_a_chat_takes_text_in_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_run_that_cannot_load_its_model_leaves_nothing(tmp_path: Path) -> None:
     write_run(tmp_path, "model: none\ninput: {path: in.jsonl}\noutput: {path: o.jsonl}\n")
-    command = [sys.executable, "-m", "common.commands", "run", "-p", "cpu", "run.yaml"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+    done = started.lopa("run", "-p", "cpu", "run.yaml", cwd=tmp_path)
     assert done.returncode == 2 and "none: no such folder" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "run.yaml"]
 

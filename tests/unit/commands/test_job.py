@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from started import lopa, python
 
 from common.commands.job import plan_job
 from common.commands.job import start as job
@@ -101,9 +102,7 @@ def test_what_is_said_goes_before_what_a_pod_says() -> None:
 
 
 def test_a_process_in_a_pod_does_not_take_itself_for_a_rank() -> None:
-    environment = {**os.environ, **ASCEND_JOB}
-    command = [sys.executable, "-m", "common.commands", "run", "demo", "--profile", "h200_tp1_bp8", "hello"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    done = lopa("run", "demo", "--profile", "h200_tp1_bp8", "hello", env=ASCEND_JOB, timeout=120)
     assert (done.returncode, " but 1 was started: " in done.stderr) == (2, True), done.stderr
 
 
@@ -112,8 +111,7 @@ def test_what_is_started_in_a_pod_has_no_variables_of_the_pod() -> None:
         "from common.commands.job.launch import Job, start_here\n"
         "start_here(Job({}, ['-c', 'import os; print(*os.environ)'], False, dropped=('RANK', 'LOCAL_RANK')))\n"
     )
-    environment = {**os.environ, **ASCEND_JOB}
-    started = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    started = python("-c", code, env=ASCEND_JOB)
     names = set(started.stdout.split())
     assert "MASTER_ADDR" in names and not names & {"RANK", "LOCAL_RANK"}, started.stderr
 

@@ -75,6 +75,14 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
             "model: m\ndecode: {branch_score: 'hedged(risk=1e308)'}",
             "FILE: decode.branch_score: hedged: set risk to a number between -1000000 and 1000000",
         ),
+        (
+            "model: m\ndecode: {spawn_rule: 'near(probability=9)'}",
+            "FILE: decode.spawn_rule: near: set probability to a number between 0 and 1",
+        ),
+        (
+            "model: m\ndecode: {branch_score: 'ripple(trust=-4)'}",
+            "FILE: decode.branch_score: ripple: set trust to a number between 0 and 1000000",
+        ),
         ('model: m\ndecode: {num_lookahead: "-1"}', "FILE: decode.num_lookahead: set it to 0 or more"),
         ('model: m\ndecode: {num_lookahead: "-3"}', "FILE: decode.num_lookahead: set it to 0 or more"),
         (
@@ -115,6 +123,11 @@ def message_for(tmp_path: Path, text: str, *overrides: str, profile: bool = Fals
         ("model: m\nxyz: 1", "FILE: xyz: unknown key; known keys: model, lora_path, "),
         ("model: m\nskip_treshold: 1", "FILE: skip_treshold: unknown key; did you mean decode.skip_threshold?"),
         ("model: m\nblock_size: 16", "FILE: block_size: unknown key; write it as decode.block_size"),
+        (
+            "model: m\ndecode.block_size: 16",
+            "FILE: decode.block_size: unknown key; in a file it stands in its section: ",
+        ),
+        ("model: m\ndecode: {strategy.cache: dual}", "in its section: decode: {strategy: {cache: ...}}"),
         ("model: m\ndecode: {tau: 1}", "FILE: decode.tau: unknown key; known keys of decode: strategy, num_lookahead"),
         ("model: m\ndecode: {block_size: 0}", "FILE: decode.block_size: set it to 1 or more (given 0)"),
         (
@@ -334,6 +347,8 @@ def test_nonsense_in_a_profile_is_refused_by_key(tmp_path: Path, text: str, expe
             f"grid: {{block_size: {[*range(200)]}, num_lookahead: {[*range(200)]}}}",
             "grid and zip span 40000 settings, at most 10000: take values away",
         ),
+        ("set: {output.path: .}\nrows: [{name: a}]", "output.path .: a folder without a name of its own"),
+        (f"rows: [{{name: a}}, {{name: {'x' * 300}}}]", "a row's name of more than 200 bytes, 'xxx"),
         ("grid: {block_sice: [16]}", "row 'block_sice=16': decode.block_sice: unknown key; did you mean block_size?"),
     ],
 )
@@ -432,6 +447,29 @@ def test_a_grid_spans_keys_of_a_strategy(tmp_path: Path) -> None:
         ("prefix", 0), ("prefix", 1), ("none", 0), ("none", 1),
     ]  # fmt: skip
     assert points[0].name == "strategy.cache=prefix, num_lookahead=0"
+
+
+def test_a_section_and_its_keys_are_merged_in_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    strategies = "strategy: [{name: fast_dllm, min_block_steps: 2}]"
+    for text in (
+        f"grid: {{strategy.cache: [prefix, dual], {strategies}}}",
+        f"grid: {{{strategies}, strategy.cache: [prefix, dual]}}",
+        f"grid: {{strategy.cache: [prefix, dual]}}\nzip: {{{strategies}}}",
+    ):
+        path.write_text(text)
+        found = [point.run.decode.strategy.unusual() for point in load_sweep(path, "cpu", "demo").points]
+        assert found == [{"min_block_steps": 2}, {"min_block_steps": 2, "cache": "dual"}]
+
+
+@pytest.mark.parametrize("folder", ["outputs/study/", "outputs/study", "outputs/\U0001f600", "a\u2028\x85b"])
+def test_a_sweeps_folder_and_texts_are_taken_as_they_stand(tmp_path: Path, folder: str) -> None:
+    path = tmp_path / "sweep.yaml"
+    own = {"folder": folder, "set": {"input.prompt_template": f"{folder} {{question}}"}, "rows": [{"name": "a"}]}
+    path.write_text(yaml.safe_dump(own))
+    (point,) = (sweep := load_sweep(path, "cpu", "demo")).points
+    assert sweep.folder == Path(folder) and point.run.input is not None
+    assert point.run.input.prompt_template == f"{folder} {{question}}"
 
 
 def test_a_sweeps_records_have_what_its_run_asks_for(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import pytest
 from abort_storms import storm_in_processes, storm_in_threads
 from test_core import HashedEngine, Replay, Wire, alone, core_of, request, run, told
 
-from common.decoding import Completion, EngineCore, GenerationRequest, decode_requests
+from common.decoding import Completion, EngineCore, GenerationRequest, Scheduler, decode_requests
 from common.decoding.request import RequestQueue
-from common.decoding.scheduling import Scheduler
 from common.processes import Mesh
 
 LONG = {"max_new_tokens": 32, "stop_at_eos": False, "skip_threshold": 1.0}

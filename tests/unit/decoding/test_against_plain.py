@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from compare_plain import difference
+from started import python
 
 from common.compiled import IS_COMPILED
 from common.decoding.scheduling.tables import BLOCK, Rooms
-
-TESTS = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -27,10 +21,7 @@ def test_random_decodes_are_the_same(first: int) -> None:
 
 @pytest.mark.slow
 def test_uncompiled_loops_decide_alike() -> None:
-    command = [sys.executable, str(TESTS / "compare_plain.py"), "1000", "12"]
-    done = subprocess.run(
-        command, env={**os.environ, "NUMBA_DISABLE_JIT": "1"}, capture_output=True, text=True, check=False
-    )
+    done = python("tests/compare_plain.py", "1000", "12", env={"NUMBA_DISABLE_JIT": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
 
 

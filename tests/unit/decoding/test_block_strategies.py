@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from rules_that_ship import choose
 
 from common.config import TAKE_ANY_LENGTH, DecodeConfig, FastDllm, MultiBlock
 from common.config import problem as sentence_of
@@ -26,7 +27,7 @@ from common.decoding import (
 )
 from common.decoding.scheduling.advancing import quota
 from common.decoding.scheduling.strategies.blocks import filled_share
-from common.policies import Filling, policy, shipped
+from common.policies import Filling, shipped
 from common.policies.settings import STRATEGIES
 
 MASK, EOS, VOCAB = 5, 6, 50
@@ -253,8 +254,7 @@ def test_fill_rules(rule: str, changes: dict[str, Any], expected: list[int]) -> 
     probability_M = np.array([0.7, 0.5, 0.2, 0.9], dtype=np.float32)
     decode = DecodeConfig(strategy="block_diffusion", **changes)
     values_3BM = np.stack((probability_M, probability_M, probability_M - 1))[:, None]
-    is_chosen_M = policy("fill_rules", rule)(Filling(values_3BM, 0, 2, decode))
-    assert is_chosen_M.nonzero()[0].tolist() == expected
+    assert choose(rule, Filling(values_3BM, 0, 2, decode)) == expected
 
 
 def test_a_quota_fills_a_block_in_its_steps() -> None:

@@ -55,7 +55,8 @@ def test_a_plan_says_which_of_its_rows_are_branches() -> None:
 
 @pytest.mark.parametrize("decode", [GUIDED, DECODE])
 def test_wins_are_counted_by_branch(decode: DecodeConfig) -> None:
-    engine = CountedEngine(Noted(), lambda: [Room(3, decode)] * 3)  # type: ignore[arg-type]
+    engine = CountedEngine(Noted())  # type: ignore[arg-type]
+    engine.rooms = lambda: [Room(3, decode)] * 3
     results = decoded(engine, decode)
     counts = engine.now(0, 0)
     won = [place for result in results for place in result.winner_per_step]

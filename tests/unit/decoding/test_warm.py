@@ -3,12 +3,10 @@ code cannot be kept."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from started import python
 
 from common.compiled import IS_COMPILED
 
@@ -38,11 +36,8 @@ for rules in ({"spawn_rule": "near(probability=0.2)"}, {"spawn_rule": "nested", 
               {"spawn_rule": "nested", "branch_score": "subset"}, {"branch_score": "hedged"}):
     warm._decoded(DecodeConfig(**short, num_lookahead=3, **rules), 2)
 warm._decoded(DecodeConfig(**short, num_lookahead=3), 2, warm._ANY_TEXT)
-print("unobserved", names)
-warm.warm_up_observed()
-names.clear()
 warm._decoded(DecodeConfig(**short, num_lookahead=3, temperature=0.8), 2, observer=seen.append)
-print("observed", names, len(seen) > 4)
+print(names, len(seen) > 4)
 """
 USED = """
 from common.decoding.scheduling import warm
@@ -53,8 +48,8 @@ print("folder", repr(machine_code_folder()))
 
 
 def test_requests_have_nothing_compiled() -> None:
-    done = subprocess.run([sys.executable, "-c", AFTER], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["unobserved []", "observed [] True"]
+    done = python("-c", AFTER, check=True)
+    assert done.stdout == "[] True\n"
 
 
 @pytest.mark.parametrize("kind", ["a file", "below a file", "full"])
@@ -64,10 +59,7 @@ def test_a_folder_that_cannot_be_written_is_told_of(kind: str, tmp_path: Path) -
     folder = {"a file": taken, "below a file": taken / "below", "full": tmp_path}[kind]
     lines = ["import shutil", "from types import SimpleNamespace"]
     lines += ["shutil.disk_usage = lambda path: SimpleNamespace(free=1 << 20)"] * (kind == "full")
-    environment = {**os.environ, "LOPA_LOOPS_FOLDER": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines) + USED], env=environment, capture_output=True, text=True, check=True
-    )
+    done = python("-c", "\n".join(lines) + USED, env={"LOPA_LOOPS_FOLDER": str(folder)}, check=True)
     assert done.stdout == "folder ''\n"
     assert "cannot be kept there" in done.stderr and "set LOPA_LOOPS_FOLDER" in done.stderr
     assert str(folder) in done.stderr and done.stderr.count("\n") == 1
@@ -79,6 +71,5 @@ def test_loops_run_where_their_machine_code_is_not_kept(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.write_text("")
     script = "from common.decoding.scheduling import warm; warm.warm_up(); warm.warm_up(); print('done')"
-    environment = {**os.environ, "LOPA_LOOPS_FOLDER": str(taken)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    done = python("-c", script, env={"LOPA_LOOPS_FOLDER": str(taken)}, check=True)
     assert done.stdout == "done\n"

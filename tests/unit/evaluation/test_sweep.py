@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from scripted import ScriptedGenerator
 
-from common.config import DecodeConfig, DeviceProfile, RunConfig, Sweep
+from common.config import DecodeConfig, DeviceProfile, OutputConfig, RunConfig, Sweep
 from common.decoding import Completion, GenerationRequest, Rejection
-from common.errors import EngineError
+from common.errors import ConfigError, EngineError
 from common.evaluation import Board, evaluate_sweep
 from common.evaluation.families.trace import is_family_trace
 from common.processes import Stopped
@@ -112,6 +112,19 @@ def test_a_point_whose_requests_were_all_refused_has_failed_and_is_tried_anew(
             decode_all(sweep)
         assert Board(sweep).row("only")["failures"] == failures
     assert num_lines(sweep) == [1]
+
+
+def test_what_cannot_be_written_is_known_before_the_first_point(cpu: DeviceProfile, run: RunConfig) -> None:
+    write_input(run, [{"id": "a", "question": "#### 4"}])
+    for name, sentence in (("a\0b", "is no name of a file"), ("x" * 300, "File name too long; choose ")):
+        output = OutputConfig(path=str(output_path(run).with_name(f"{name}.jsonl")))
+        with pytest.raises(ConfigError, match=sentence):
+            decode_all(sweep_of(cpu, run.model_copy(update={"output": output}), SETTINGS))
+    sweep = sweep_of(cpu, run, SETTINGS)
+    output_path(sweep.points[-1].run).mkdir(parents=True)
+    with pytest.raises(ConfigError, match="is a folder: name a file in it"):
+        decode_all(sweep)
+    assert not Board(sweep).rows() and [*sweep.folder.iterdir()] == [output_path(sweep.points[-1].run)]
 
 
 def test_a_stopped_point_waits(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,7 @@ from common.checkpoint import load_tokenizer  # noqa: E402
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     demo.main(["--out", str(out), "--tiny", "--minutes", "0.02", "--workers", "1"])
-    torch.set_num_threads(threads)
     return out
 
 

@@ -33,16 +33,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(*arguments: str, minutes: float = 0.08) -> None:
     """With more time where the machine is too busy to prepare a run in so little."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
         demo.main([*arguments, "--tiny", "--minutes", str(minutes), "--workers", "1"])
     except SystemExit as error:
         if "took all" not in str(error) or minutes > 1:
             raise
         train(*arguments, minutes=5 * minutes)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def config_of(folder: Path) -> dict:

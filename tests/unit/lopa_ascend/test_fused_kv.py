@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from started import python
 from torch import Tensor
 
 from lopa_ascend.ops import reference_ops
@@ -27,8 +26,7 @@ def test_in_the_interpreter() -> None:
     triton = pytest.importorskip("triton", reason="the kernel needs Triton")
     if np.lib.NumpyVersion(np.__version__) >= "2.4.0" and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
         pytest.skip("Triton's interpreter before 3.7 cannot loop under numpy 2.4")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    run = python("-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, env={"TRITON_INTERPRET": "1"}, timeout=None)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
 
 

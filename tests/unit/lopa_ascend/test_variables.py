@@ -66,7 +66,8 @@ def test_the_cost_of_one_order_is_told() -> None:
 
 def test_the_algorithm_is_what_hccl_s_log_says_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ASCEND_PROCESS_LOG_PATH", str(tmp_path))
-    assert algorithm_of_sums(7) is None
+    monkeypatch.setattr("os.getpid", lambda: 7)
+    assert algorithm_of_sums() is None
     line = "[INFO] HCCL(7,python):2026-11-25 [all_reduce_operator.cc:1][7][SelectAlgfor91093] {} algName [{}].\n"
     for place, text in (
         ("run/plog/plog-7_1.log", line.format("allreduce SelectAlgfor91093", "AllReduceMeshAivFor91093Executor")),
@@ -77,4 +78,4 @@ def test_the_algorithm_is_what_hccl_s_log_says_last(monkeypatch: pytest.MonkeyPa
         path = tmp_path / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert algorithm_of_sums(7) == "AllReduceMeshAivExecutor"
+    assert algorithm_of_sums() == "AllReduceMeshAivExecutor"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from common.checkpoint import MoEConfig
-from common.model import MoE, QKNorm, mixture, rms_norm, rotary_table, rotate
+from common.model import MoE, QKNorm, Routing, mixture, rms_norm, rotary_table, rotate
 from common.model import route as plain_route
 from quant.experts import swap_experts
 from quant.scheme import Scheme
@@ -70,15 +70,19 @@ def random_moe(config: MoEConfig, width: int, tp_rank: int = 0, tp_size: int = 1
     return moe
 
 
-@pytest.mark.parametrize("num_tokens", [9, 16, 37])
+def mixed_experts(x: torch.Tensor, routing: Routing, moe: MoE, shared: torch.Tensor | None = None) -> torch.Tensor:
+    return kernels.mix_experts(kernels.expert_input(x, moe), routing, kernels.deal_pairs(routing, moe), moe, shared)
+
+
+@pytest.mark.parametrize(("num_tokens", "width"), [(9, 32), (16, 200), (70, 200)])
 @pytest.mark.parametrize("config", [LING, QWEN, BY_BLOCK, WIDE], ids=["groups", "softmax", "blocks", "more experts"])
-def test_routing_is_the_plain_one(config: MoEConfig, num_tokens: int) -> None:
-    moe, x = random_moe(config, 32), random(num_tokens, 32)
+def test_routing_is_the_plain_one(config: MoEConfig, num_tokens: int, width: int) -> None:
+    moe, x = random_moe(config, width), random(num_tokens, width)
     moe.router.data[1] = moe.router.data[0]  # a tie, which goes to the lower id
     if moe.expert_bias is not None:
         moe.expert_bias.data[1] = moe.expert_bias.data[0]
     expected = plain_route(x, moe)
-    expert, weight = kernels.route(x.float() @ moe.router.T, moe.expert_bias, config)
+    expert, weight = kernels.route(kernels.router_logits(x, moe.router), moe.expert_bias, config)
     assert torch.equal(expert.long(), expected.expert_TC)
     torch.testing.assert_close(weight, expected.weight_TC, rtol=1e-4, atol=1e-6)
 
@@ -117,8 +121,8 @@ def test_experts_mix_as_the_plain_version(config: MoEConfig, num_tokens: int, tp
     moe, x = random_moe(replace(config, num_shared_experts=0), 32, tp_size - 1, tp_size), random(num_tokens, 32)
     x[3:] = x[-1]
     shared = random(num_tokens, 32) if config.num_shared_experts else None
-    routing = kernels.route(x.float() @ moe.router.T, moe.expert_bias, config)
-    mixed = kernels.mix_experts(x, routing, moe, shared)
+    routing = kernels.route(kernels.router_logits(x, moe.router), moe.expert_bias, config)
+    mixed = mixed_experts(x, routing, moe, shared)
     expected = mixture(x, moe) if shared is None else mixture(x, moe) + shared
     assert relative_error(mixed, expected) < TOLERANCE
 
@@ -134,9 +138,9 @@ def test_experts_in_8_bits_mix_as_the_plain_version(num_tokens: int, tp_size: in
         weight.data *= torch.logspace(-1, 1, weight.shape[1])[:, None].bfloat16()
     x[3:] = 4 * x[-1]
     swap_experts(moe, scheme)
-    routing = kernels.route(x.float() @ moe.router.T, moe.expert_bias, config)
+    routing = kernels.route(kernels.router_logits(x, moe.router), moe.expert_bias, config)
     tolerance = TOLERANCE if scheme == "w8a8_dynamic" else 0.15  # the interpreter rounds to float8 in its own way
-    assert relative_error(kernels.mix_experts(x, routing, moe, None), mixture(x, moe)) < tolerance
+    assert relative_error(mixed_experts(x, routing, moe), mixture(x, moe)) < tolerance
 
 
 def test_tiles_hold_what_an_expert_gets() -> None:

@@ -22,6 +22,7 @@ from triton.compiler import ASTSource
 import lopa_cuda.kernels  # noqa: F401  # whose modules have the names of functions
 from lopa_cuda.kernels.attention import BLOCK_QUERIES, choose_splits
 from lopa_cuda.kernels.experts import STAGES
+from lopa_cuda.kernels.route import FEW, MANY, RouterTile
 from lopa_cuda.machine import MACHINE
 
 pytestmark = pytest.mark.slow
@@ -36,14 +37,14 @@ INTEGERS = (
     "index_ptr", "order_ptr", "position_ptr", "table_ptr", "tile_ptr", "token_ptr",
 )  # fmt: skip
 ADDRESSES = ("flags_ptr", "windows_ptr")
-FLOATS = ("bias_ptr", "log_sum_ptr", "pair_weight_ptr", "part_ptr", "rotary_ptr", "scale_ptr",
+FLOATS = ("bias_ptr", "log_sum_ptr", "pair_weight_ptr", "part_ptr", "rotary_ptr", "router_ptr", "scale_ptr",
     "weight_scale_ptr", "x_scale_ptr",
 )  # fmt: skip
 EXPERT_8 = {"DEPTH": 2048, "CHOSEN": 8, "BLOCK_K": 128, "STAGES": STAGES, "ACC": tl.int32, "ACCUMULATE": None}
 EXPERT_FP8 = {**EXPERT_8, "DEPTH": 8192, "ACC": tl.float32, "ACCUMULATE": 128}
 EXPERT = {**EXPERT_8, "ACC": tl.float32, "BLOCK_K": 64, "x_scale_ptr": None, "weight_scale_ptr": None}
 ROUTE = {
-    "CHOSEN": 8, "CHOSEN_BLOCK": 8, "IS_NORMALISED": True, "CAPACITY": 48, "ROUTING_BLOCK": 32, "ROWS": 8,
+    "PARTS": 8, "CHOSEN": 8, "CHOSEN_BLOCK": 8, "IS_NORMALISED": True, "CAPACITY": 48, "ROUTING_BLOCK": 32, "ROWS": 8,
 }  # fmt: skip
 ROPE = {
     "PARTS": 0, "IS_BIAS_INT": False, "HEAD_SIZE": 128, "HEADS": 16, "weight_scale_ptr": None, "x_scale_ptr": None,
@@ -59,6 +60,15 @@ GROUPED = {"TOP_GROUPS": 4, "IS_GROUPED": True, "IS_SIGMOID": True, "GROUPS": 8,
 UNGROUPED = {"TOP_GROUPS": 1, "IS_GROUPED": False, "IS_SIGMOID": False, "GROUPS": 1, "LENGTH": 128, "bias_ptr": None}
 DRAWN = {"noise_ptr": None}
 GATED, DOWN = {"IS_GATED": True, "pair_weight_ptr": None, "BLOCK_C": 64}, {"IS_GATED": False, "BLOCK_C": 128}
+
+
+def router(tile: RouterTile) -> dict[str, Any]:
+    return {
+        "DEPTH": 2048, "PARTS": tile.parts, "BLOCK_T": tile.tokens, "BLOCK_E": tile.experts, "BLOCK_K": tile.channels,
+        "STAGES": tile.stages, "THREADS": 128,
+    }  # fmt: skip
+
+
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gate and up, few tokens": ("experts", "_expert_kernel", {**EXPERT, **GATED, "IS_SWAPPED": True, "BLOCK_T": 16}),
     "gate and up, many": ("experts", "_expert_kernel", {**EXPERT, **GATED, "IS_SWAPPED": False, "BLOCK_T": 64}),
@@ -79,6 +89,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "class_statistics", "_class_kernel", {**DRAWN, "IS_SAMPLED": False, "ROWS": 4, "BLOCK": 32, "VALUES": 6}
     ),
     "sum": ("experts", "_sum_choices_kernel", {"CHOSEN": 8, "BLOCK": 1024}),
+    "router, few tokens": ("route", "_router_kernel", router(FEW)),
+    "router, many": ("route", "_router_kernel", router(MANY)),
     "route in groups": ("route", "_route_kernel", {**ROUTE, **GROUPED}),
     "route among all": ("route", "_route_kernel", {**ROUTE, **UNGROUPED}),
     "deal": ("route", "_deal_kernel", {"TILE": 16, "BLOCK": 1024}),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from started import python
 from torch import Tensor
 
 from common.config import MIN_TEMPERATURE
@@ -66,8 +66,7 @@ def test_in_the_interpreter() -> None:
         pytest.skip("Triton's interpreter before 3.7 cannot loop under numpy 2.4")
     others = ("test_family_kernels.py", "test_tuning_pair.py")
     files = [__file__, *(str(Path(__file__).with_name(name)) for name in others)]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
-    run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    run = python("-m", "pytest", "-q", "-p", "no:cacheprovider", *files, env={"TRITON_INTERPRET": "1"}, timeout=None)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import started
 import torch
 
 from common.checkpoint import load_model_config
@@ -355,9 +354,7 @@ def test_tiles_are_asked_for_where_linears_are_looked_up_by_shape(cuda: DevicePr
 
 
 def lopa(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "common.commands", "tune", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    return started.lopa("tune", *arguments, env={"CUDA_VISIBLE_DEVICES": ""})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from lopa_cuda.tiles import Kind, LinearConfig, LinearShape, ModelLinear, find_c
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="runs in test_in_the_interpreter's process")
 if IS_INTERPRETED:
-    from lopa_cuda.tuning import pair, stopwatch
+    from lopa_cuda.tuning import pair, run, stopwatch
 
 TILE = LinearConfig(32, 32, 1, 2)
 LINEARS = {
@@ -49,6 +49,13 @@ def test_every_linear_runs_with_its_stage(
     tiles = [TILE] if fusion == "swiglu" or num_in == 32 else [TILE, TILE._replace(splits=2)]
     assert [found.try_us(20, tile) for tile in (None, *tiles)] == [1.0] * (1 + len(tiles))
     assert all(found.is_right(20, tile) for tile in tiles)
+
+
+def test_a_search_times_every_tile_beside_the_library(timed: list[LinearConfig | None]) -> None:
+    linear, tiles = ModelLinear("o", LinearShape("bf16", 64, 64, "none")), [TILE, TILE._replace(splits=2)]
+    (choice,) = run._search(linear, pair.LayerSizes(64, 4, 2, 16, 16), {20: tiles})
+    assert (choice.library_us, choice.best_us, choice.config) == (1.0, 1.0, None)  # no tile is faster
+    assert set(timed) == {None, *tiles}
 
 
 def test_the_tile_that_is_asked_for_is_in_use_and_gone_behind(timed: list[LinearConfig | None]) -> None:

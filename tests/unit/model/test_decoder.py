@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from started import python
 
 BUILD = """
 import sys
@@ -19,7 +18,7 @@ print(*sys.modules)
 
 def test_an_engine_starts_without_the_compiler_of_torch() -> None:
     """`torch._dynamo` and what it imports take two seconds; a random number drawn on the meta device imports it."""
-    done = subprocess.run([sys.executable, "-c", BUILD], capture_output=True, text=True, check=True)
+    done = python("-c", BUILD, check=True)
     imported = done.stdout.split()
     assert "torch" in imported
     assert not {"torch._dynamo", "torch._inductor", "sympy", "transformers"} & {*imported}

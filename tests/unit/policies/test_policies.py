@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from rules_that_ship import choose, count, score, settings_of
 
 from common.config import DecodeConfig
 from common.decoding.scheduling.state import Branch
 from common.errors import ConfigError
-from common.policies import Draws, Filling, Scoring, Spawning, Stepped, policy, shipped
+from common.policies import Draws, Filling, Scoring, Stepped, shipped
 from common.policies.checked import checked
-from common.policies.spawn_rules import num_guarded
+from common.policies.spawn_rules import Open, num_guarded, rank
 
 DRAWS = Draws(7, 3, 0)
 ANCHOR = Branch()
@@ -63,8 +64,7 @@ THREE = scoring(
     ],
 )
 def test_branch_scores(name: str, winner: int) -> None:
-    score_B = policy("branch_scores", name)(THREE)
-    assert score_B.dtype == np.float64 and score_B.shape == (3,)
+    score_B = score(name, THREE)
     assert int(score_B.argmax()) == winner
 
 
@@ -73,7 +73,7 @@ def test_a_branch_without_masks_and_one_without_lookaheads_have_scores(name: str
     full = THREE._replace(is_masked_BW=np.zeros_like(THREE.is_masked_BW))
     alone = scoring([[1, 2]], [[0.5, 0.9]], [])
     for given in (full, alone):
-        assert np.isfinite(policy("branch_scores", name)(given)).all()
+        assert np.isfinite(score(name, given)).all()
 
 
 def test_a_draft_is_agreed_on_where_each_of_its_tokens_is_predicted_without_it() -> None:
@@ -82,16 +82,20 @@ def test_a_draft_is_agreed_on_where_each_of_its_tokens_is_predicted_without_it()
     nested = [((10, 5),), ((10, 5), (11, 6)), ((10, 5), (11, 6), (12, 8))]
     given = scoring(token_BW, [[0.5] * 4] * 4, [])._replace(branches=[*(Branch(fills) for fills in nested), ANCHOR])
     assert given.is_agreed_B.tolist() == [True, True, False, True]
-    assert policy("branch_scores", "agreement")(given).tolist() == [1.0, 2.0, -1.0, 0.0]
+    assert score("agreement", given).tolist() == [1.0, 2.0, -1.0, 0.0]
 
 
-def spawned(name: str, probability: list[float], **settings: Any) -> list[int]:
-    probability_C = np.array(probability, dtype=np.float32)
-    values_3C = np.stack((np.zeros_like(probability_C), probability_C, probability_C - 1))
-    rank_C = policy("spawn_rules", name)(
-        Spawning(values_3C, np.arange(len(probability)), 10, decode(**settings), DRAWS)
-    )
-    return np.argsort(-rank_C, kind="stable")[:2].tolist()
+def ranked(name: str, probability: Any, *mass_and_spread: Any) -> Any:
+    probability_C, order_C = np.array(probability, dtype=np.float32), np.zeros(len(probability), np.int64)
+    rank_C, draw_C = np.zeros(len(order_C)), DRAWS.generator().random(len(order_C))
+    mass_C, spread_C = mass_and_spread or (rank_C, rank_C)
+    masks = Open(probability_C, probability_C - 1, mass_C, spread_C, draw_C, order_C)
+    rank(masks, settings_of(decode(), spawn_rule=name), rank_C)
+    return rank_C
+
+
+def spawned(name: str, probability: list[float]) -> list[int]:
+    return np.argsort(-ranked(name, probability), kind="stable")[:2].tolist()
 
 
 @pytest.mark.parametrize(
@@ -119,8 +123,7 @@ def test_frechet_fills_while_all_are_likely_right_together() -> None:
     # Sorted 0.95, 0.9, 0.8, 0.5: bounds 0.90, 0.75, 0.45, -0.35.
     values_3BM = np.array([[[1, 2, 3, 4]], [[0.8, 0.95, 0.5, 0.9]], [[0, 0, 0, 0]]], np.float32)
     for delta, filled in ((0.25, [0, 1, 3]), (0.5, [1, 3]), (0.89, [1]), (0.99, [1])):
-        is_chosen_M = policy("fill_rules", f"frechet(delta={delta})")(Filling(values_3BM, 0, 1, decode()))
-        assert is_chosen_M.nonzero()[0].tolist() == filled
+        assert choose(f"frechet(delta={delta})", Filling(values_3BM, 0, 1, decode())) == filled
 
 
 def test_mixed_takes_its_share_of_the_most_confident_and_draws_the_rest() -> None:
@@ -135,36 +138,34 @@ def test_fill_rules_that_look_at_other_branches(name: str, filled: list[int]) ->
     token_BM = np.array([[1, 2, 3, 4], [1, 9, 3, 4], [1, 8, 7, 4]])
     probability_BM = np.full((3, 4), [0.9, 0.95, 0.99, 0.5])
     values_3BM = np.stack((token_BM, probability_BM, probability_BM - 1)).astype(np.float32)
-    is_chosen_M = policy("fill_rules", name)(Filling(values_3BM, 0, 1, decode()))
-    assert is_chosen_M.nonzero()[0].tolist() == filled
+    assert choose(name, Filling(values_3BM, 0, 1, decode())) == filled
 
 
 def test_a_step_that_filled_much_is_followed_by_fewer_lookaheads() -> None:
     settings = DecodeConfig(num_lookahead=7)
-    count = policy("lookahead_rules", "stalled(plenty=5, share=0.3)")
-    assert [count(Stepped(filled, 20, settings)) for filled in (0, 4, 5)] == [7, 7, 2]
-    assert policy("lookahead_rules", "all")(Stepped(9, 20, settings)) == 7
+    rule = "stalled(plenty=5, share=0.3)"
+    assert [count(rule, Stepped(filled, 20, settings)) for filled in (0, 4, 5)] == [7, 7, 2]
+    assert count("all", Stepped(9, 20, settings)) == 7
 
 
 def test_lookaheads_whose_scores_agree_are_followed_by_none() -> None:
     settings = DecodeConfig(num_lookahead=7)
-    count = policy("lookahead_rules", "disputed(variance=0.5)")
-    assert [count(Stepped(1, 20, settings, variance)) for variance in (0.4, 0.5, np.inf)] == [0, 7, 7]
+    stepped = [Stepped(1, 20, settings, variance) for variance in (0.4, 0.5, np.inf)]
+    assert [count("disputed(variance=0.5)", each) for each in stepped] == [0, 7, 7]
 
 
 def test_a_pivot_is_the_mask_most_open_between_few_tokens() -> None:
     """Both tokens of the masks: 0.9 and 0.05; 0.5 and 0.4; 0.3 and 0.2, which are too little together."""
-    share_2C = np.array([[0.9, 0.5, 0.3], [0.05, 0.4, 0.2]], np.float32)
-    values_7C = np.concatenate((np.zeros((1, 3)), share_2C[:1], share_2C[:1] - 1, np.zeros((2, 3)), share_2C))
-    spawning = Spawning(values_7C.astype(np.float32), np.arange(3), 10, decode(), DRAWS)
-    rank_C = policy("spawn_rules", "pivot(tokens=2, mass=0.7)")(spawning)
+    share_2C = np.array([[0.9, 0.5, 0.3], [0.05, 0.4, 0.2]])
+    of_both = share_2C[0], share_2C.sum(axis=0), -(share_2C * np.log(share_2C)).sum(axis=0)
+    rank_C = ranked("pivot(tokens=2, mass=0.7)", *of_both)
     assert rank_C.argmax() == 1 and rank_C[2] == -1
-    assert (policy("spawn_rules", "pivot(tokens=2, mass=0.96)")(spawning) == -1).all()
+    assert (ranked("pivot(tokens=2, mass=0.96)", *of_both) == -1).all()
 
 
 def test_ripple_weighs_what_is_left_with_how_likely_the_token_is() -> None:
     """Masks that no lookahead of THREE fills: columns 2 and 3."""
-    score_B = policy("branch_scores", "ripple(trust=0.5)")(THREE)
+    score_B = score("ripple(trust=0.5)", THREE)
     assert score_B[0] == pytest.approx(-0.2 + 0.5 * np.log(0.5))
     assert score_B[1] < -30 and score_B[2] == pytest.approx(-0.4)
 
@@ -225,7 +226,7 @@ def test_a_package_of_ones_own_adds_one(tmp_path: Path) -> None:
 def test_a_package_cannot_replace_one_that_ships_unseen(tmp_path: Path) -> None:
     done = with_package(
         tmp_path,
-        "from common.policies import origins, policy\npolicy('branch_scores', 'mean'); print(sorted(origins()))",
+        "from common.policies import check, origins\ncheck('branch_scores', 'mean'); print(sorted(origins()))",
     )
     assert done.stdout.strip() == "['branch_scores.last_one', 'branch_scores.strict']", done.stderr
     assert "branch_scores mean of another package is not used" in done.stderr
@@ -251,7 +252,7 @@ def test_numbers_are_finite_and_given_once(numbers: str) -> None:
 @pytest.mark.parametrize(("share", "tried"), [(-5, 0), (9, 2)])
 def test_no_rule_tries_more_lookaheads_than_there_are_or_less_than_none(share: int, tried: int) -> None:
     stepped = Stepped(num_filled=4, num_masked=9, settings=decode())
-    assert policy("lookahead_rules", f"stalled(share={share})")(stepped) == tried
+    assert count(f"stalled(share={share})", stepped) == tried
 
 
 FILLING = Filling(THREE.values_3BW, 0, 1, decode())

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from started import python
 
 from common.processes.cores import slice_of
 
@@ -44,8 +45,7 @@ print(core, bound[1:])
     ],
 )
 def test_a_process_leaves_its_first_core_to_its_main_thread(rank: int, count: int, printed: str) -> None:
-    environment = {**os.environ, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", _PROCESS], env=environment, capture_output=True, text=True, check=True)
+    done = python("-c", _PROCESS, env={"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}, check=True)
     assert done.stdout.strip() == printed
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from started import python
 
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
 
@@ -48,5 +49,5 @@ def test_a_line_that_cannot_be_logged_is_lost_without_a_traceback() -> None:
         "logging.root.handlers[0].setStream(open('/dev/full', 'w', buffering=1))\n"
         "logging.warning('lost')\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = python("-c", script, timeout=120)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from started import python
 
 PREPARE = """
 import os, signal, sys, threading, time, weakref
@@ -20,13 +21,23 @@ weakref.finalize(thing, os.kill, os.getpid(), signal.SIGTERM)  # the signal come
 
 def run(code: str, grace_s: int = 300) -> tuple[int, str]:
     prepared = PREPARE.replace("GRACE_S", str(grace_s)) + code
-    ended = subprocess.run([sys.executable, "-c", prepared], capture_output=True, text=True, timeout=240)
+    ended = python("-c", prepared, timeout=240)
     return ended.returncode, ended.stderr
 
 
-def test_a_signal_ends_what_works() -> None:
-    code = "try:\n    os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)\nexcept Stopped as stopped:\n"
-    assert run(code + "    sys.exit(str(stopped))") == (1, "stopped by SIGTERM\n")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_what_works(name: str) -> None:
+    code = f"try:\n    os.kill(os.getpid(), signal.{name}); time.sleep(600)\nexcept Stopped as stopped:\n"
+    assert run(code + "    sys.exit(str(stopped))") == (1, f"stopped by {name}\n")
+
+
+def test_a_closed_terminal_is_ignored_where_nohup_has_it_so() -> None:
+    code = "os.kill(os.getpid(), signal.SIGHUP); time.sleep(0.1); sys.exit('goes on')"
+    ended = subprocess.run(
+        ["nohup", sys.executable, "-c", PREPARE.replace("GRACE_S", "300") + f"end_undisturbed()\n{code}"],
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert ended.returncode == 1 and ended.stderr.endswith("goes on\n")
 
 
 def test_two_signals_at_once_are_one_stop() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from started import python
 
 from common.errors import LOST_PEER
 from common.processes.supervise import read_error_file, root_cause, write_error_file
@@ -108,9 +106,6 @@ def test_a_launcher_leaves_no_temporary_files(exit_code: int, tmp_path: Path) ->
         "import sys; from common.processes import Nodes, supervise, torchrun_options; "
         "sys.exit(supervise([*torchrun_options(Nodes(), 2), 'worker.py']))"
     )
-    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
-    )
+    run = python("-c", program, cwd=tmp_path, env={"TMPDIR": str(tmp_path / "tmp")}, timeout=240)
     assert run.returncode == exit_code, run.stderr
     assert not list((tmp_path / "tmp").glob("*torch*")) + list((tmp_path / "tmp").glob("lopa*"))

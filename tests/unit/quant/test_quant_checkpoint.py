@@ -32,7 +32,7 @@ from quant import w8a8
 from quant.calibration import calibrate
 from quant.errors import QuantizationError
 from quant.folder import schemes_of
-from quant.folder.checkpoint import read_description
+from quant.folder.description import read_description
 from quant.layout import is_quantized_folder
 from quant.linear import install_linears, swap_linears
 from quant.names import LINEARS, Layout

@@ -6,6 +6,7 @@ import re
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from fuzzing import fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from common.config import DecodeConfig, InputConfig, RunConfig, ServeConfig
 from common.decoding import Completion, GenerationRequest
 from common.errors import ConfigError
 from common.generate import Generator
-from common.requests import PromptMaker, RequestMaker, Wishes
+from common.requests import PromptMaker, RequestError, RequestMaker, Wishes
 from common.requests.wishes import AnswerFields, CanvasFields, PaceFields
 from common.serving.http.errors import ApiError
 from common.serving.http.explain import explained
@@ -155,3 +156,9 @@ def test_every_field_of_an_answer_and_its_pace_is_a_wish() -> None:
     }
     for name in (*AnswerFields.model_fields, *PaceFields.model_fields, *CanvasFields.model_fields):
         assert Wishes.read({name: values.get(name, 1)}) != Wishes(), name
+
+
+def test_a_prompt_beyond_the_context_has_one_way_out() -> None:
+    for length, fix in ((100, "shorten the prompt, or lower it"), (128, "shorten the prompt")):
+        with pytest.raises(RequestError, match=f"{fix}$"):
+            maker_of(DecodeConfig(block_size=16)).request("a", (104,) * length, Wishes.read({"max_tokens": 64}))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from started import python
 
 from common.errors import ConfigError
 from common.scoring import isolation, own_results
@@ -107,10 +108,7 @@ kernel.control(38, 1)
 system_calls.install()
 print(isolation())
 """
-    environment = {**os.environ, SWITCH: "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
-    )
+    done = python("-c", script, env={SWITCH: "1"}, timeout=200)
     assert done.stdout.strip() == "limits", done.stderr
 
 

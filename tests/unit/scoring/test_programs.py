@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from started import python
 
 from common.scoring.programs import run as programs
 from common.scoring.programs.isolation import MEANINGS, why_not
@@ -167,7 +168,7 @@ def test_a_flood_does_not_fill_the_memory_of_the_run(level: Level) -> None:
     script = "import resource\nfrom common.scoring.programs.run import run_program\n"
     script += "most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
     script += f"before = most()\nassert run_program({FLOOD!r}, 'f', [[1]], {level!r}) is None\nprint(most() - before)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    done = python("-c", script, timeout=200)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 8 * 1024  # KiB
 

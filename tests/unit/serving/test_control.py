@@ -108,6 +108,10 @@ class Engine:
             self.turn()
         raise AssertionError("it is never done")
 
+    def answer_to(self, what: Any, key: str = "call", **how: Any) -> str | None:
+        self.ask(what, key, **how)
+        return self.obeyed()
+
     def finish(self) -> None:
         for _ in range(200):
             self.turn()
@@ -122,8 +126,7 @@ def test_what_has_begun_is_of_the_old_weights_and_what_waits_of_the_new() -> Non
     engine = Engine(*NAMES)
     engine.turn(3)
     assert engine.is_amid
-    engine.ask(ReadWeights("1"))
-    assert engine.obeyed() is None
+    assert engine.answer_to(ReadWeights("1")) is None
     assert set(engine.ended) == {"a", "bb"}, "nothing begins from here on"
     engine.turn(20)
     assert engine.device.weights == 0 and engine.open == {"ccc", "dddd"}
@@ -139,8 +142,7 @@ def test_what_has_begun_is_of_the_old_weights_and_what_waits_of_the_new() -> Non
 def test_requests_are_aborted_where_that_is_asked_for() -> None:
     engine = Engine(*NAMES)
     engine.turn(3)
-    engine.ask(ReadWeights("1"), is_aborting=True)
-    assert engine.obeyed() is None
+    assert engine.answer_to(ReadWeights("1"), is_aborting=True) is None
     assert engine.ended == dict.fromkeys(NAMES, ("0", ()))
     engine.ask(PutWeights("one"))
     engine.add("a")
@@ -151,34 +153,27 @@ def test_requests_are_aborted_where_that_is_asked_for() -> None:
 def test_what_does_not_fit_leaves_the_old_weights_in_force_and_holds_nobody() -> None:
     engine = Engine(*NAMES)
     engine.turn(3)
-    engine.ask(ReadWeights("model"))
-    assert engine.obeyed() == "model: does not fit"
+    assert engine.answer_to(ReadWeights("model")) == "model: does not fit"
     engine.finish()
     assert engine.ended == {name: ("0", tokens) for name, tokens in texts(0).items()}
 
 
 def test_a_second_call_waits_for_its_turn_elsewhere() -> None:
     engine = Engine()
-    engine.ask(ReadWeights("1"), "first")
-    assert engine.obeyed() is None
-    engine.ask(ReadWeights("2"), "second")
-    assert "by another call" in str(engine.obeyed())
-    engine.ask(PutWeights(), "first")
-    assert engine.obeyed() is None and engine.device.weights == 1
+    assert engine.answer_to(ReadWeights("1"), "first") is None
+    assert "replaced by another call" in str(engine.answer_to(ReadWeights("2"), "second"))
+    assert engine.answer_to(PutWeights(), "first") is None and engine.device.weights == 1
 
 
 def test_a_pause_in_place_stops_answers_amid_and_no_weights_are_replaced_there() -> None:
     engine = Engine(*NAMES)
     engine.turn(3)
-    engine.ask(Pause("in_place"))
-    assert engine.obeyed() is None
+    assert engine.answer_to(Pause("in_place")) is None
     num_passes = engine.device.num_forwards
     engine.turn(20)
     assert engine.device.num_forwards == num_passes and engine.is_amid
-    engine.ask(ReadWeights("1"))
-    assert "two versions of the weights would mix" in str(engine.obeyed())
-    engine.ask(ReleaseMemory())
-    assert "two versions" in str(engine.obeyed())
+    assert "two versions of the weights would mix" in str(engine.answer_to(ReadWeights("1")))
+    assert "two versions" in str(engine.answer_to(ReleaseMemory()))
     engine.ask(Continue())
     engine.finish()
     assert engine.ended == {name: ("0", tokens) for name, tokens in texts(0).items()}
@@ -187,13 +182,11 @@ def test_a_pause_in_place_stops_answers_amid_and_no_weights_are_replaced_there()
 def test_a_pause_that_waits_lets_nothing_begin() -> None:
     engine = Engine(*NAMES)
     engine.turn(3)
-    engine.ask(Pause("wait"))
-    assert engine.obeyed() is None
+    assert engine.answer_to(Pause("wait")) is None
     engine.turn(20)
     assert set(engine.ended) == {"a", "bb"}
     for order in (ReadWeights("1"), PutWeights()):
-        engine.ask(order)
-        assert engine.obeyed() is None
+        assert engine.answer_to(order) is None
     engine.turn(20)
     assert engine.open == {"ccc", "dddd"}, "the pause goes on after the replacement"
     engine.ask(Continue())
@@ -204,8 +197,7 @@ def test_a_pause_that_waits_lets_nothing_begin() -> None:
 def test_a_pause_ends_what_is_open_unless_told_otherwise() -> None:
     engine = Engine(*NAMES)
     engine.turn(3)
-    engine.ask(Pause())
-    assert engine.obeyed() is None
+    assert engine.answer_to(Pause()) is None
     assert engine.ended == dict.fromkeys(NAMES, ("0", ()))
     engine.add("a")
     engine.turn(20)
@@ -229,15 +221,13 @@ def test_a_pause_that_another_call_ends_is_told_so() -> None:
 def test_requests_wait_until_all_memory_is_there_again(tags: tuple[Tag, ...]) -> None:
     engine = Engine("a")
     engine.turn(3)
-    engine.ask(ReleaseMemory(tags))
-    assert engine.obeyed() is None
+    assert engine.answer_to(ReleaseMemory(tags)) is None
     assert engine.ended["a"] == ("0", texts(0)["a"])
     engine.add("bb")
     for tag in tags:
         engine.turn(20)
         assert engine.open == {"bb"}
-        engine.ask(ResumeMemory((tag,)))
-        assert engine.obeyed() is None
+        assert engine.answer_to(ResumeMemory((tag,))) is None
     engine.finish()
     assert engine.ended["bb"] == ("0", texts(0)["bb"])
 
@@ -245,11 +235,9 @@ def test_requests_wait_until_all_memory_is_there_again(tags: tuple[Tag, ...]) ->
 def test_the_cache_is_flushed_between_requests_only() -> None:
     engine = Engine("a")
     engine.turn(3)
-    engine.ask(ForgetKV())
-    assert "are being decoded" in str(engine.obeyed())
+    assert "are being decoded" in str(engine.answer_to(ForgetKV()))
     engine.finish()
-    engine.ask(ForgetKV())
-    assert engine.obeyed() is None
+    assert engine.answer_to(ForgetKV()) is None
 
 
 def test_a_replica_that_comes_again_has_the_weights_of_the_others(tmp_path: Path) -> None:
@@ -258,8 +246,7 @@ def test_a_replica_that_comes_again_has_the_weights_of_the_others(tmp_path: Path
     engine.control.catch_up()
     assert engine.device.weights == 0, "nothing has been replaced"
     for order in (ReadWeights("2"), PutWeights("two")):
-        engine.ask(order)
-        assert engine.obeyed() is None
+        assert engine.answer_to(order) is None
     again = Engine("a", in_force=path)
     again.control.catch_up()
     again.finish()
@@ -273,8 +260,7 @@ def test_a_replica_that_has_not_read_says_so_and_goes_on() -> None:
     """It was started again between the reading and the putting in force, which the call that asks cannot know."""
     engine = Engine(*NAMES)
     for order in (PutWeights(), DropWeights()):
-        engine.ask(order)
-        assert "started again" in str(engine.obeyed())
+        assert "started again" in str(engine.answer_to(order))
     engine.finish()
     assert {name for name, (version, tokens) in engine.ended.items() if version == "0" and tokens} == set(NAMES)
 

@@ -70,6 +70,20 @@ def test_more_than_slots_and_queue_hold_is_told_to_come_again() -> None:
     with_engine(talk)
 
 
+def test_what_a_drain_cuts_is_told_to_come_again() -> None:
+    async def talk(client: EngineClient, engine: Link) -> None:
+        waiting, begun = client.submit([order("a"), order("b")])
+        engine.send([Accepted("cmpl-b-0"), Tokens("cmpl-b-0", (4,))])
+        assert await anext(begun.parts())
+        client.fail_all("shut down", 503)
+        for told in (waiting.accepted(), anext(begun.parts())):
+            with pytest.raises(ApiError, match="shut down") as refused:
+                await told
+            assert refused.value.status == 503 and "Retry-After" in refused.value.headers
+
+    with_engine(talk)
+
+
 @pytest.mark.parametrize(
     ("name", "route"), [("a", "cmpl"), ("a", "gen"), ("a", "chatcmpl"), ("cmpl-a", "gen"), ("b", "cmpl")]
 )

@@ -49,6 +49,17 @@ def test_a_wrong_prompt_is_told_by_its_place(kind: type[BaseModel], prompt: Any,
     assert str(error).startswith(sentence) and (error.status, error.param) == (400, "prompt")
 
 
+def test_two_names_of_one_thing_are_one_too_many() -> None:
+    lengths = {"prompt": "a", "max_tokens": 5, "max_completion_tokens": 15}
+    assert str(refused(CompletionFields, lengths)) == (
+        "max_tokens: max_completion_tokens is another length; send one of the two"
+    )
+    assert CompletionFields.model_validate({**lengths, "max_tokens": 15}).wishes.max_tokens == 15
+    assert "given twice" in str(refused(GenerateFields, {"text": "a", "prompt": "b"}))
+    asked = GenerateFields.model_validate({"text": "a", "sampling_params": {"max_new_tokens": 4}})
+    assert (asked.prompt, asked.wishes.max_tokens, asked.is_rollout) == ("a", 4, True)
+
+
 def test_several_prompts_are_one_routes() -> None:
     assert CompletionFields.model_validate({"prompt": [[1], [2]]})
     assert "takes one" in str(refused(GenerateFields, {"prompt": [[1], [2]]}))

@@ -208,10 +208,10 @@ class EngineClient:
         for replica in self.replicas:
             replica.send([Over()])
 
-    def fail_all(self, sentence: str) -> None:
+    def fail_all(self, sentence: str, status: int = 500) -> None:
         """End every request with an error."""
         for answer in self._open_answers():
-            answer.put(Failed(sentence))
+            answer.put(Failed(sentence, status))
         for replica in self.replicas:
             replica.answers.clear()
 

@@ -72,7 +72,7 @@ class Answer:
 def _error_of(message: Any) -> ApiError:
     if isinstance(message, Rejected):
         return ApiError(message.status, message.reason)
-    return ApiError(500, message.sentence)
+    return ApiError(message.status, message.sentence)
 
 
 class Replica:

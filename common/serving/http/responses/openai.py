@@ -101,7 +101,7 @@ class OpenAiCall:
         said = reader.add(piece.text, is_last=reason is not None)
         if any(said) or piece.token_ids or piece.told:
             delta = {**self._delta(index, spoken(said, num_calls), None), "logprobs": self._logprobs(piece)}
-            parts.append(self._with_ids(delta, piece.token_ids))
+            parts.append(with_ids(delta, piece.token_ids, self.call.fields))
         if reason is not None:
             reason = "tool_calls" if reader.num_calls else reason
             parts.append({**self._delta(index, {}, reason), "stop_reason": piece.stop_reason})
@@ -116,7 +116,7 @@ class OpenAiCall:
             "finish_reason": reason,
             "stop_reason": piece.stop_reason,
         }
-        return self._judged(self._with_ids(choice, piece.token_ids), piece)
+        return self._judged(with_ids(choice, piece.token_ids, self.call.fields), piece)
 
     def _judged(self, choice: dict[str, Any], piece: Piece) -> dict[str, Any]:
         return choice if piece.ended is None else judged(choice, piece.ended, self.call.fields)
@@ -128,6 +128,3 @@ class OpenAiCall:
 
     def _delta(self, index: int, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
-
-    def _with_ids(self, choice: dict[str, Any], token_ids: tuple[int, ...]) -> dict[str, Any]:
-        return with_ids(choice, token_ids, self.call.fields)

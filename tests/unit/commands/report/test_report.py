@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,9 @@ def _changed(content: Any, keys: str, value: Any) -> str:
         ("single.metrics.json", "tps.effective.with_first_step.max", None),
         ("single.metrics.json", "requests", []),
         ("single.metrics.json", "windows", {"wide": 3}),
+        ("single.metrics.json", "windows", {"9": 10**400}),
+        ("single.metrics.json", "run.decode.num_lookahead", []),
+        ("sweep.json", "rows.0.decode.num_lookahead", 10**400),
         ("bench.json", "shapes.0.device_ms", "4.1"),
         ("bench.json", "steps.0.median_ms", {}),
         ("bench.json", "conditions", None),
@@ -216,6 +220,7 @@ def test_random_weights_are_named_where_their_numbers_are(results: Path) -> None
         (lambda folder: None, "no such folder or file"),
         (lambda folder: folder.mkdir(), "no results in it: expected a sweep.json"),
         (lambda folder: (folder.mkdir(), (folder / "sweep.json").write_text("[")), "sweep.json cannot be read"),
+        (lambda folder: (folder.mkdir(), os.mkfifo(folder / "sweep.json")), "no results in it"),
     ],
 )
 def test_a_folder_without_results_is_one_sentence(tmp_path: Path, make: Any, sentence: str) -> None:

@@ -1,1 +1,0 @@
-"""Branch confidence C(B): `score(Scoring) -> float64 [B]`."""

@@ -1,1 +1,0 @@
-"""Which masks of a block a step fills: `choose(Filling) -> bool [M]`."""

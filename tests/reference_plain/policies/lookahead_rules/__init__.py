@@ -1,1 +1,0 @@
-"""How many lookaheads the next step tries: `count(Stepped) -> int`."""

@@ -1,1 +1,0 @@
-"""Which masks lookaheads fill: `rank(Spawning) -> number [C]`."""
