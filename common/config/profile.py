@@ -86,8 +86,8 @@ class NpuConfig(Settings):
     )
     cores: Literal["all", "slice"] = Field(
         default="all",
-        description="The processor cores of a process: all that it was given, or an equal slice of the node's, whose "
-        "first core goes to the thread that waits for the device.",
+        description="The processor cores of a process: all that it was given, or its equal slice of them among the "
+        "node's processes, whose first core goes to the thread that waits for the device.",
     )
     start_timeout_s: float = Field(
         default=900.0,
