@@ -24,7 +24,7 @@ DECODING = (
     Shorthand(("--temperature",), "decode.temperature", "T", "0 takes the most probable tokens; more draws them."),
     Shorthand(("--block-size",), "decode.block_size", "N", "Positions of a block."),
     Shorthand(
-        ("--skip-threshold",), "decode.skip_threshold", "P", "Fill every position that is at least this probable."
+        ("--skip-threshold",), "decode.skip_threshold", "P", "Fill every position that is more probable than this."
     ),
     Shorthand(("--preset",), "preset", "NAME", "A family's published settings, from configs/presets."),
     Shorthand(("--seed",), "seed", "N", "What drawn tokens depend on."),
