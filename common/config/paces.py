@@ -54,7 +54,7 @@ _PACES: Mapping[str, tuple[str, ...]] = {
     "fast": ("k3", "k2", "k2_in_turn", "k2_short", "k1_soon", "k0_soon", "k0_in_turn"),
 }
 _NUMBERS_OF_LOOKAHEADS = {"careful": (7, 3, 0), "balanced": (3, 1, 0), "fast": (3, 1, 0)}
-_GROWTH = 0.4  # n branches bring n^0.4 times the tokens of one, as measured and published (docs/results.md)
+_GROWTH = 0.4  # n branches bring about n^0.4 times the tokens of one
 
 
 def paced(decode: DecodeConfig, pace: Pace) -> DecodeConfig:
