@@ -64,6 +64,6 @@ def _why_no_tool(tool: object) -> str | None:
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
         return ".function.name: write 1 to 64 letters, digits, underscores, dots and dashes"
-    if parameters is not None and (not isinstance(parameters, Mapping) or parameters.get("type") != "object"):
+    if parameters not in (None, {}) and (not isinstance(parameters, Mapping) or parameters.get("type") != "object"):
         return ".function.parameters: write a schema of type object"
     return None

@@ -162,6 +162,7 @@ def test_a_folder_that_does_not_fit_gets_a_sentence_and_changes_nothing(trained:
         assert status == 400 and reason in answer["error"]["message"] and answer["error"]["param"] == "model_path"
     for path, body in (
         ("/update_weights_from_disk", {}), ("/update_weights_from_disk", {"model_path": "x", "load_format": "dummy"}),
+        ("/update_weights_from_disk", {"model_path": str(DEMO), "weight_version": ""}),
         ("/pause_generation", {"mode": "retract"}), ("/release_memory_occupation", {"tags": ["graphs"]}),
     ):  # fmt: skip
         assert trained.post(path, body)[0] == 400

@@ -27,8 +27,15 @@ class Replicas:
         return dict(enumerate(self.answers.get(type(what).__name__, (DONE, DONE))))
 
 
-def replaced(replicas: Replicas) -> str:
-    return asyncio.run(Rollouts(replicas).replace("folder", None, is_aborting=False))  # type: ignore[arg-type]
+def replaced(replicas: Replicas, folder: str = ".") -> str:
+    return asyncio.run(Rollouts(replicas).replace(folder, None, is_aborting=True))  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_not_there_aborts_nothing() -> None:
+    replicas = Replicas()
+    with pytest.raises(ApiError, match="model_path: none: no such folder"):
+        replaced(replicas, "none")
+    assert not replicas.asked
 
 
 def test_weights_of_all_replicas_are_told_of() -> None:

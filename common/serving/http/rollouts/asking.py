@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable
 from uuid import uuid4
 
@@ -27,7 +28,10 @@ class Rollouts:
 
     async def replace(self, folder: str, version: str | None, *, is_aborting: bool) -> str:
         """Replace the weights of all replicas by a folder's, once what is being decoded has ended or was aborted.
-        Return their version. Raises ApiError, with the old weights in force everywhere, where one cannot."""
+        Return their version. Raises ApiError, with the old weights in force everywhere, where one cannot; at once,
+        with nothing aborted, where there is no such folder."""
+        if not await asyncio.to_thread(os.path.isdir, folder):
+            raise ApiError(400, f"model_path: {folder}: no such folder on the server's machine", "model_path")
         async with self._replacing:
             # A client that goes must not leave replicas with weights that were read and are not put in force.
             return await asyncio.shield(self._replace(folder, version, is_aborting=is_aborting))

@@ -27,5 +27,5 @@ class ReplaceFields(Fields):
 
     model_path: Annotated[StrictStr, Field(min_length=1, max_length=4096)]
     load_format: Literal["auto", "safetensors"] = "auto"
-    weight_version: Name | None = None
+    weight_version: Annotated[Name, Field(min_length=1)] | None = None
     abort_all_requests: StrictBool = False
