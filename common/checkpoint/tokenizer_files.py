@@ -228,7 +228,7 @@ def _check_merges(path: Path, model: Mapping[str, Any]) -> None:
     """`tokenizers` cuts the prefix off the second part of every merge; where that cuts a letter in two, the process
     ends. Raises ConfigError."""
     prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
-    if not isinstance(prefix, str) or not isinstance(merges, list):
+    if not isinstance(prefix, str) or not prefix or not isinstance(merges, list):
         return
     for merge in merges:
         parts = merge.split(" ") if isinstance(merge, str) else merge
