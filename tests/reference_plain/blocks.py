@@ -127,7 +127,7 @@ class BlockStrategy:
 
 
 def active_blocks(blocks: list[Block]) -> list[Block]:
-    """Of a list that begins with those in the cache, then has those that wait for it, then the active ones."""
+    """Return the active ones of a list, after those in the cache and those that wait for it."""
     count = len(blocks)
     while count and blocks[count - 1].status is ACTIVE:
         count -= 1

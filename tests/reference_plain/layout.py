@@ -162,32 +162,32 @@ def _is_edited(step: RequestStep) -> Bool:
 
 
 def _with_changes(plan: StepPlan, steps: list[RequestStep]) -> StepPlan:
-    """The same plan with what the pass changes about its logits: `changes_2T` and, under guidance, a second row behind
-    each, whose prompt is masked."""
-    sampling, num_tokens = plan.sampling, plan.num_tokens
-    num_rows_N = [len(step.widths) for step in steps]
-    lowered_T = np.full(num_tokens, NO_TOKEN, dtype=np.int64)
+    """The same plan with what the pass changes about its logits: `changes_2T` and, under guidance, a second row after
+    all rows for each, whose prompt is masked."""
+    sampling, num_tokens, num_rows = plan.sampling, plan.num_tokens, plan.num_rows
+    decoding_R = [step.decoding for step in steps for _ in step.widths]
+    decoding_T = [one for one, count in zip(decoding_R, plan.num_entries_R, strict=True) for _ in range(count)]
+    token_T, position_T, own_T = plan.token_T.tolist(), plan.position_T.tolist(), list(range(num_tokens))
+    lowered_T = [NO_TOKEN] * num_tokens
     if sampling.penalty_lambda:
-        size_R = np.array([step.decoding.rules.block_size for step in steps]).repeat(num_rows_N)
-        lowered_T[1:] = plan.token_T[:-1]
-        lowered_T[plan.position_T % size_R.repeat(plan.num_entries_R) == 0] = NO_TOKEN
-    own_T = np.arange(num_tokens)
+        for entry in own_T[1:]:
+            if position_T[entry] % decoding_T[entry].rules.block_size:
+                lowered_T[entry] = token_T[entry - 1]
     if not sampling.cfg_scale:
-        return plan._replace(changes_2T=np.stack((own_T, lowered_T)))
-    prompt_R = np.array([step.decoding.prompt_length for step in steps]).repeat(num_rows_N)
-    masked_3T = plan.entries_3T.copy()
-    masked_3T[0, plan.position_T < prompt_R.repeat(plan.num_entries_R)] = sampling.mask_token_id
-    fields_8R = plan.row_fields_8R.copy()
-    fields_8R[RowField.FIRST] += num_tokens
-    partner_T = np.concatenate((own_T + num_tokens, own_T + num_tokens))
+        return plan._replace(changes_2T=np.array([own_T, lowered_T]))
+    entries_3T, row_fields_8R = np.tile(plan.entries_3T, 2), np.tile(plan.row_fields_8R, 2)
+    for entry, decoding in enumerate(decoding_T):
+        if position_T[entry] < decoding.prompt_length:
+            entries_3T[0, num_tokens + entry] = sampling.mask_token_id
+    row_fields_8R[RowField.FIRST, num_rows:] += num_tokens
     return plan._replace(
-        entries_3T=np.concatenate((plan.entries_3T, masked_3T), axis=1),
-        is_read_T=np.concatenate((plan.is_read_T, np.zeros(num_tokens, dtype=np.bool_))),
-        row_fields_8R=np.concatenate((plan.row_fields_8R, fields_8R), axis=1),
-        request_R=np.concatenate((plan.request_R, plan.request_R)),
-        num_guiding_rows=plan.num_rows,
-        sampling_3R=None if plan.sampling_3R is None else np.concatenate((plan.sampling_3R, plan.sampling_3R), axis=1),
-        changes_2T=np.stack((partner_T, np.concatenate((lowered_T, lowered_T)))),
+        entries_3T=entries_3T,
+        is_read_T=np.array([*plan.is_read_T, *[False] * num_tokens]),
+        row_fields_8R=row_fields_8R,
+        request_R=np.tile(plan.request_R, 2),
+        num_guiding_rows=num_rows,
+        sampling_3R=None if plan.sampling_3R is None else np.tile(plan.sampling_3R, 2),
+        changes_2T=np.array([[num_tokens + entry for entry in own_T] * 2, lowered_T * 2]),
     )
 
 

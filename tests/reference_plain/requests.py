@@ -224,7 +224,7 @@ def _candidates(step: RequestStep, aligned: Aligned, winner: int, fillable: list
 def _record(
     scored: _Scored, is_anchor: bool, filled: dict[int, int], edited: dict[int, int], candidates: dict[int, Candidate]
 ) -> StepRecord:
-    """Of a step whose lookaheads have been spawned. Window lengths and scores are the step's, lookaheads the next's."""
+    """Record a step after its lookaheads: window lengths and scores are its own, lookaheads the next step's."""
     step, scoring, _, score_B = scored
     is_sure_BW = (scoring.probability_BW > step.decoding.rules.decode.skip_threshold) & scoring.is_masked_BW
     return StepRecord(

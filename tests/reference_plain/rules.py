@@ -40,7 +40,7 @@ class Rules:
 
     @property
     def block_size(self) -> int:
-        """Of `vanilla` the whole canvas."""
+        """Positions of a block; with `vanilla` the whole canvas is one."""
         return int(self.decode.max_new_tokens if self.decode.strategy == "vanilla" else self.decode.block_size)
 
     @property

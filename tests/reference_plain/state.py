@@ -46,13 +46,13 @@ class PlainRequest(DecodingRequest):
 
     @property
     def end(self) -> int:
-        """Of what has been opened and asked for."""
+        """Where both what has been opened and what was asked for end."""
         asked = self.prompt_length + self.rules.decode.max_new_tokens
         return max(self.prompt_length, min(self.blocks[-1].end, asked))
 
     def final_tokens(self) -> tuple[int, ...]:
-        """Of the answer, what follows its first num_given tokens and can no longer change: no mask lies before it, and
-        no end."""
+        """Tokens of the answer after its first num_given that can no longer change: no mask lies before them, and no
+        end."""
         begin, final_end = self.prompt_length + self.num_given, self.strategy.final_end(self.blocks)
         end = self.end if final_end is None else min(self.end, final_end)
         is_masked = self.is_masked_S[begin:end]
