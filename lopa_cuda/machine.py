@@ -13,6 +13,7 @@ class AllReduce(Frozen):
 class Exchange(Frozen):
     tokens_of_two_ranks: int
     tokens_of_more: int
+    stacked_values: int
 
 
 class Attention(Frozen):

@@ -19,9 +19,9 @@ from lopa_cuda.kernels.attention import BLOCK_QUERIES, window_attention
 from lopa_cuda.kernels.class_statistics import class_statistics
 from lopa_cuda.kernels.experts import deal_pairs, expert_input, mix_experts
 from lopa_cuda.kernels.head_statistics import head_statistics, merge_statistics, sampled_statistics
-from lopa_cuda.kernels.launch import Mirrors, Partials, Quantize, Shared
+from lopa_cuda.kernels.launch import EMPTY, Mirrors, Partials, Quantize, Shared
 from lopa_cuda.kernels.linear import gate_up_swiglu, invariant_linear, linear, linear_partials, sum_partials
-from lopa_cuda.kernels.meet import meet
+from lopa_cuda.kernels.meet import STACK_BLOCK, meet, stack_of_ranks
 from lopa_cuda.kernels.norm import add_rms_norm
 from lopa_cuda.kernels.quantize import quantize_per_token, quantize_static
 from lopa_cuda.kernels.rope_prewrite import rope_prewrite
@@ -31,6 +31,8 @@ from lopa_cuda.kernels.swiglu import swiglu
 
 __all__ = [
     "BLOCK_QUERIES",
+    "EMPTY",
+    "STACK_BLOCK",
     "Mirrors",
     "Partials",
     "Quantize",
@@ -54,6 +56,7 @@ __all__ = [
     "route",
     "router_logits",
     "sampled_statistics",
+    "stack_of_ranks",
     "sum_partials",
     "swiglu",
     "window_attention",

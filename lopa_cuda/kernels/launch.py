@@ -26,6 +26,7 @@ INTERPRETED = tl.constexpr(IS_INTERPRETED)
 # What a stage hands to the next is overwritten in the next layer. Kept in L2 until then it is never written back to
 # memory, as the weights that stream by would force it to be.
 KEEP = tl.constexpr("evict_last")
+EMPTY = tl.constexpr(-1)  # of an inbox that ranks write: bits of a NaN that no operator makes
 
 
 class Partials(NamedTuple):
@@ -41,15 +42,16 @@ class Partials(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """This rank's addend of a row-parallel linear, where all tensor-parallel ranks can read it; `add_rms_norm` sums.
+    """This rank's addend of a row-parallel linear, and where the tensor-parallel ranks send one another theirs;
+    `add_rms_norm` sums.
 
-    values: bf16 [T, E]. addends_P: int64 addresses of every rank's values. flags_P: of every rank's flags, int32
-    [at least T, P], zero between launches: [t, p] says that rank p's addend of token t is there. P is a power of two.
+    inboxes_P: int64 addresses of every rank's inbox, bf16 [P, at least T, E] by the sending rank, whose bits are EMPTY
+    between launches. stride: elements from one sender's part to the next. Sums take two inboxes in turn.
     """
 
-    values: Tensor
-    addends_P: Tensor
-    flags_P: Tensor
+    values: Tensor | Partials
+    inboxes_P: Tensor
+    stride: int
     rank: int
 
 
@@ -196,18 +198,40 @@ def meet_ranks(flags_ptr, place, RANK: tl.constexpr, RANKS: tl.constexpr):
 
 
 @triton.jit
-def load_sum_of_ranks(
-    addends_ptr, flags_ptr, token, column, mask, num_columns, RANK: tl.constexpr, RANKS: tl.constexpr
-):
-    """fp32 sum of one token's addends over the ranks, in their order, rounded to bf16. Sums take two buffers and two
-    sets of flags in turn."""
-    meet_ranks(flags_ptr, token, RANK, RANKS)
-    offset = token.to(tl.int64) * num_columns + column
-    total = tl.zeros(column.shape, tl.float32)
+def send_to_ranks(bits, inboxes_ptr, offset, mask, stride, RANK: tl.constexpr, RANKS: tl.constexpr):
+    """Write the bits of floats to all other ranks' inboxes. Returns what was sent, which is never EMPTY: that is one of
+    many NaNs, and another is sent in its place."""
+    bits = tl.where(bits == EMPTY, 32767 if bits.dtype == tl.int16 else 2147483647, bits).to(bits.dtype)
     for peer in tl.static_range(RANKS):
-        addend = tl.load(addends_ptr + peer).to(tl.pointer_type(tl.bfloat16))
-        addend = tl.multiple_of(addend, 16)
-        total += tl.load(addend + offset, mask=mask, other=0.0).to(tl.float32)
+        if peer != RANK:
+            inbox = tl.load(inboxes_ptr + peer).to(tl.pointer_type(bits.dtype))
+            tl.store(tl.multiple_of(inbox, 16) + RANK * stride + offset, bits, mask=mask)
+    return bits
+
+
+@triton.jit
+def receive_from_rank(inboxes_ptr, offset, mask, stride, SENDER: tl.constexpr, RANK: tl.constexpr, DTYPE: tl.constexpr):
+    """Wait for the sender's bits, and leave its part of this rank's inbox empty. Its next bits have to go to another
+    inbox: when they are here, it has seen that this rank is done with the one before."""
+    inbox = tl.load(inboxes_ptr + RANK).to(tl.pointer_type(DTYPE))
+    place = tl.multiple_of(inbox, 16) + SENDER * stride + offset
+    bits = tl.load(place, mask=mask, other=0, volatile=True)
+    while tl.sum((bits == EMPTY).to(tl.int32), axis=0) > 0:
+        bits = tl.load(place, mask=mask, other=0, volatile=True)
+    tl.store(place, tl.full(offset.shape, EMPTY, DTYPE), mask=mask)
+    return bits
+
+
+@triton.jit
+def sum_of_ranks(x, inboxes_ptr, offset, mask, stride, RANK: tl.constexpr, RANKS: tl.constexpr):
+    """fp32 sum of one token's addends over the ranks, in their order, rounded to bf16. x: this rank's."""
+    own = send_to_ranks(x.to(tl.bfloat16).to(tl.int16, bitcast=True), inboxes_ptr, offset, mask, stride, RANK, RANKS)
+    total = tl.zeros(offset.shape, tl.float32)
+    for rank in tl.static_range(RANKS):
+        bits = own
+        if rank != RANK:
+            bits = receive_from_rank(inboxes_ptr, offset, mask, stride, rank, RANK, tl.int16)
+        total += bits.to(tl.bfloat16, bitcast=True).to(tl.float32)
     return total.to(tl.bfloat16).to(tl.float32)
 
 

@@ -176,14 +176,13 @@ def _sum_kernel(
     tl.store(out_ptr + token.to(tl.int64) * num_columns + column, y.to(tl.bfloat16), mask=mask)
 
 
-def sum_partials(partials: Tensor | Partials, out_TC: Tensor | None = None) -> Tensor:
-    """bf16 [T, C], in `out_TC` if given; else a Tensor passes through. For a consumer that needs the sum."""
+def sum_partials(partials: Tensor | Partials) -> Tensor:
+    """bf16 [T, C]; a Tensor passes through. For a consumer that needs the sum."""
     if isinstance(partials, Tensor):
-        return partials if out_TC is None or partials is out_TC else out_TC.copy_(partials)
+        return partials
     pointers, constants = partial_arguments(partials)
     _, num_tokens, num_columns = partials.values.shape
-    if out_TC is None:
-        out_TC = torch.empty((num_tokens, num_columns), dtype=torch.bfloat16, device=partials.values.device)
+    out_TC = torch.empty((num_tokens, num_columns), dtype=torch.bfloat16, device=partials.values.device)
     _sum_kernel[(num_tokens, triton.cdiv(num_columns, SUM_BLOCK))](
         *pointers, out_TC, num_columns=num_columns, **constants, BLOCK=SUM_BLOCK, num_warps=4, **overlap()
     )
@@ -191,28 +190,25 @@ def sum_partials(partials: Tensor | Partials, out_TC: Tensor | None = None) -> T
 
 
 def linear(
-    x: Tensor | QuantizedActivation, weight: Tensor, bias: Tensor | None = None, weight_scale: Tensor | None = None,
-    out_TC: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """x [T, K] @ weight [C, K].T + bias -> bf16 [T, C], in `out_TC` if given.
+    x: Tensor | QuantizedActivation, weight: Tensor, bias: Tensor | None = None, weight_scale: Tensor | None = None
+) -> Tensor:
+    """x [T, K] @ weight [C, K].T + bias -> bf16 [T, C].
 
     bf16: a Tensor and a bf16 weight. int8 and fp8 (e4m3): a QuantizedActivation, the weight in that dtype and its
     weight_scale [C]; a static int8 linear passes QuantizedActivation(values, None), deq_scale and an int32 bias.
     """
-    return sum_partials(linear_partials(x, weight, bias, weight_scale, out_TC), out_TC)
+    return sum_partials(linear_partials(x, weight, bias, weight_scale))
 
 
 def linear_partials(
-    x: Tensor | QuantizedActivation, weight: Tensor, bias: Tensor | None = None, weight_scale: Tensor | None = None,
-    out_TC: Tensor | None = None,
-) -> Tensor | Partials:  # fmt: skip
-    """`linear` for a consumer that adds the split-K parts itself (norm, rope). A Tensor where that is faster, which is
-    `out_TC` where that costs nothing."""
+    x: Tensor | QuantizedActivation, weight: Tensor, bias: Tensor | None = None, weight_scale: Tensor | None = None
+) -> Tensor | Partials:
+    """`linear` for a consumer that adds the split-K parts itself (norm, rope). A Tensor where that is faster."""
     values, x_scale = (x, None) if isinstance(x, Tensor) else x
     config = find_config(KIND_OF[weight.dtype], *weight.shape, values.shape[0], "none")
     if config is None:
-        return _library_linear(values, x_scale, weight, bias, weight_scale, out_TC)
-    return launch_linear(values, x_scale, weight, bias, weight_scale, config, out_TC=out_TC)
+        return _library_linear(values, x_scale, weight, bias, weight_scale)
+    return launch_linear(values, x_scale, weight, bias, weight_scale, config)
 
 
 def gate_up_swiglu(
@@ -243,16 +239,14 @@ def invariant_linear(x_TK: Tensor, weight_CK: Tensor, bias_C: Tensor | None = No
 
 def launch_linear(
     x_TK: Tensor, x_scale_T: Tensor | None, weight_CK: Tensor, bias_C: Tensor | None, weight_scale_C: Tensor | None,
-    config: LinearConfig | WideConfig, *, is_gated: bool = False, out_TC: Tensor | None = None,
-    block_t: int | None = None,
+    config: LinearConfig | WideConfig, *, is_gated: bool = False, block_t: int | None = None,
 ) -> Tensor | Partials:  # fmt: skip
-    """Run the kernel of this tile: bf16 [T, C] from one part, into `out_TC` if given, else Partials; gated
-    bf16 [T, C / 2]. block_t: tokens of one of Triton's tiles; None: by the number of tokens."""
+    """Run the kernel of this tile: bf16 [T, C] from one part, else Partials; gated bf16 [T, C / 2]. block_t: tokens of
+    one of Triton's tiles; None: by the number of tokens."""
     assert weight_CK.is_contiguous() and x_TK.is_contiguous()
     if isinstance(config, WideConfig):
         columns = weight_CK.shape[0] // (2 if is_gated else 1)
-        if out_TC is None:
-            out_TC = torch.empty((x_TK.shape[0], columns), dtype=torch.bfloat16, device=x_TK.device)
+        out_TC = torch.empty((x_TK.shape[0], columns), dtype=torch.bfloat16, device=x_TK.device)
         launch_wide_linear(x_TK, x_scale_T, weight_CK, bias_C, weight_scale_C, config, out_TC, is_gated=is_gated)
         return out_TC
     assert not is_gated or config.splits == 1, "silu needs the whole sum"
@@ -262,9 +256,7 @@ def launch_linear(
     is_moving = weight_CK.dtype == torch.float8_e4m3fn and not stays_in_unit(depth, config.splits)
     acc_dtype = torch.int32 if is_int else torch.float32
     shape = (config.splits, num_tokens, num_columns) if is_partial else (num_tokens, num_columns)
-    out = None if is_partial else out_TC
-    if out is None:
-        out = torch.empty(shape, dtype=acc_dtype if is_partial else torch.bfloat16, device=x_TK.device)
+    out = torch.empty(shape, dtype=acc_dtype if is_partial else torch.bfloat16, device=x_TK.device)
     assert weight_CK.shape[1] % config.block_k == 0
     block_t = block_t or config.tile_tokens(num_tokens)
     num_tiles = triton.cdiv(num_columns, config.block_c + config.tail)
@@ -288,11 +280,8 @@ def launch_linear(
 
 
 def _library_linear(
-    x_TK: Tensor, x_scale_T: Tensor | None, weight_CK: Tensor, bias_C: Tensor | None, weight_scale_C: Tensor | None,
-    out_TC: Tensor | None,
-) -> Tensor | Partials:  # fmt: skip
-    if weight_CK.dtype == torch.bfloat16 and out_TC is not None and bias_C is None:
-        return torch.mm(x_TK, weight_CK.t(), out=out_TC)
+    x_TK: Tensor, x_scale_T: Tensor | None, weight_CK: Tensor, bias_C: Tensor | None, weight_scale_C: Tensor | None
+) -> Tensor | Partials:
     if weight_CK.dtype == torch.bfloat16:
         return functional.linear(x_TK, weight_CK, bias_C)
     assert weight_scale_C is not None, "quantized weights have a scale per channel"

@@ -1,7 +1,7 @@
 """Residual add and RMSNorm in one launch, between every two linears of a layer.
 
-Reads the linear before it (bf16, split-K parts whose sum is taken here, or the addends of all tensor-parallel ranks,
-whose all_reduce is then part of this launch), writes the new residual stream and its norm in the form the next linear
+Reads the linear before it (bf16, or split-K parts whose sum is taken here), with tensor parallelism sums it over the
+ranks, which send one another their addends, and writes the new residual stream and its norm in the form the next linear
 reads: bf16, int8 or fp8 with a scale per token. One program computes one token, or several of a narrow model: a device
 starts less than one program a nanosecond.
 """
@@ -21,12 +21,12 @@ from lopa_cuda.kernels.launch import (
     Quantize,
     Shared,
     load_sum,
-    load_sum_of_ranks,
     overlap,
     partial_arguments,
     quantize_row,
     release_successor,
     start_after_predecessor,
+    sum_of_ranks,
 )
 from quant.w8a8 import QuantizedActivation
 
@@ -36,8 +36,8 @@ VALUES_A_PROGRAM, VALUES_A_WARP = 1024, 256  # a number that is fixed: else bits
 
 @triton.jit
 def _add_rms_norm_kernel(
-    values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, addends_ptr, flags_ptr, residual_ptr, weight_ptr, out_ptr,
-    out_scale_ptr, summed_ptr, part_stride, num_tokens, num_columns, eps,
+    values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, inboxes_ptr, residual_ptr, weight_ptr, out_ptr,
+    out_scale_ptr, summed_ptr, part_stride, inbox_stride, num_tokens, num_columns, eps,
     TOKENS: tl.constexpr, PARTS: tl.constexpr, IS_BIAS_INT: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
     QUANTIZED_MAX: tl.constexpr, IS_INT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -51,16 +51,17 @@ def _add_rms_norm_kernel(
         token, column = tl.minimum(counted, num_tokens - 1), column[None, :] + tl.zeros_like(counted)
         mask, weight = mask[None, :] & (counted < num_tokens), weight[None, :]
     start_after_predecessor(PDL)
-    if RANKS > 0:
-        x = load_sum_of_ranks(addends_ptr, flags_ptr, token, column, mask, num_columns, RANK, RANKS)
-    else:
-        x = load_sum(
-            values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, mask, part_stride, num_columns,
-            PARTS, IS_BIAS_INT,
-        )  # fmt: skip
+    x = load_sum(
+        values_ptr, weight_scale_ptr, x_scale_ptr, bias_ptr, token, column, mask, part_stride, num_columns,
+        PARTS, IS_BIAS_INT,
+    )  # fmt: skip
     offset = token.to(tl.int64) * num_columns + column
     if residual_ptr is not None:
-        x += tl.load(residual_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+        residual = tl.load(residual_ptr + offset, mask=mask, other=0.0).to(tl.float32)  # here before the ranks' are
+    if RANKS > 0:
+        x = sum_of_ranks(x, inboxes_ptr, offset, mask, inbox_stride, RANK, RANKS)
+    if residual_ptr is not None:
+        x += residual
     summed = x.to(tl.bfloat16)
     tl.store(summed_ptr + offset, summed, mask=mask, eviction_policy=KEEP)
     x = summed.to(tl.float32)
@@ -87,11 +88,10 @@ def add_rms_norm(
 
     Shared: a collective of the ranks that hold the addends; all of them launch it for the same tokens.
     """
-    addends_P = flags_P = None
-    rank = num_ranks = 0
+    inboxes_P, inbox_stride, rank, num_ranks = None, 0, 0, 0
     if isinstance(x, Shared):
-        x, addends_P, flags_P, rank = x
-        num_ranks = len(addends_P)
+        x, inboxes_P, inbox_stride, rank = x
+        num_ranks = len(inboxes_P)
     pointers, constants = partial_arguments(x)
     num_tokens, num_columns = pointers[0].shape[-2:]
     device = weight_D.device
@@ -103,7 +103,7 @@ def add_rms_norm(
     if quantize is None and not num_ranks and block < VALUES_A_PROGRAM:
         tokens, warps = VALUES_A_PROGRAM // block, VALUES_A_PROGRAM // VALUES_A_WARP
     _add_rms_norm_kernel[(triton.cdiv(num_tokens, tokens),)](
-        *pointers, addends_P, flags_P, residual_TD, weight_D, out_TD, scale_T, summed_TD,
+        *pointers, inboxes_P, residual_TD, weight_D, out_TD, scale_T, summed_TD, inbox_stride=inbox_stride,
         num_tokens=num_tokens, num_columns=num_columns, eps=eps, TOKENS=tokens, **constants, RANK=rank,
         RANKS=num_ranks, QUANTIZED_MAX=QUANTIZED_MAX.get(quantize, 0.0), IS_INT=quantize == "int8",
         BLOCK=block, num_warps=warps, **overlap(),

@@ -1,9 +1,8 @@
 """The decoder stages in fused kernels (lopa_cuda.kernels): what runs on a GPU in bf16, int8 or fp8.
 
 A linear hands its split-K parts to the next stage (a norm, the rotary stage), which adds them while it reads. With
-tensor parallelism o and down write where all ranks can read, and the next norm adds the ranks' addends. In a pass that
-is cut over branch ranks the rotary stage writes keys and values on all of them. A stage in front of a quantized linear
-writes its output quantized.
+tensor parallelism the norm also exchanges the ranks' addends and adds them. In a pass that is cut over branch ranks the
+rotary stage writes keys and values on all of them. A stage in front of a quantized linear writes its output quantized.
 """
 
 from __future__ import annotations
@@ -50,13 +49,9 @@ class FusedOps:
         self._exchange = build_exchange(collectives.mesh.tp_group, cache.committed.device, config.hidden_size)
         self._aside = _SecondStream(cache.committed.device)
         self._o_projs: list[nn.Module] = []
-        self._row_parallel: set[nn.Module] = set()
 
     def adopt(self, model: nn.Module) -> None:
-        layers = list(model.get_submodule("layers").children())
-        self._o_projs = [layer.get_submodule("o_proj") for layer in layers]
-        down = [module for layer in layers for name, module in layer.named_children() if name == "down_proj"]
-        self._row_parallel = {*self._o_projs, *down}
+        self._o_projs = [layer.get_submodule("o_proj") for layer in model.get_submodule("layers").children()]
         for module in model.modules():
             if isinstance(module, QuantizedLinear) and module.bias is not None:
                 module.bias = module.bias.to(torch.bfloat16)  # else every pass would do that
@@ -78,13 +73,7 @@ class FusedOps:
         return kernels.add_rms_norm(x_TD, residual_TD, norm.weight, norm.eps, quantize=quantize_for(consumer))
 
     def linear(self, x: Activation, linear: nn.Module) -> Any:
-        """[T, E], its split-K parts, or this rank's addend of it."""
-        if self._exchange is not None and linear in self._row_parallel:
-            values = _input(x, linear)
-            shared = self._exchange.next(len(values if isinstance(values, Tensor) else values.values))
-            if shared is not None:
-                kernels.linear(values, *_operands(linear), out_TC=shared.values)
-                return shared
+        """[T, E], or its split-K parts."""
         return kernels.linear_partials(_input(x, linear), *_operands(linear))
 
     def mlp(self, x: Activation, gate_up: nn.Module, down: nn.Module) -> Any:
@@ -111,8 +100,12 @@ class FusedOps:
         return x, kernels.linear(inner_TX, moe.shared_down_proj.weight)
 
     def all_reduce(self, x_TD: Any) -> Any:
-        if self._collectives.mesh.tp_group is None or isinstance(x_TD, kernels.Shared):
+        """The sum, or this rank's addend for the norm to sum."""
+        if self._collectives.mesh.tp_group is None:
             return x_TD
+        shared = None if self._exchange is None else self._exchange.next(x_TD)
+        if shared is not None:
+            return shared
         return self._collectives.tp_sum(kernels.sum_partials(x_TD))
 
     def attend(self, qkv_TE: Any, layer: int, step: DeviceStep, qk_norm: QKNorm | None) -> Activation:

@@ -1,6 +1,7 @@
-"""Sums over the tensor-parallel ranks of one node, by size: one-shot and two-shot in symmetric memory, else NCCL.
+"""Collectives of ranks on one node: sums over tp, by size one-shot and two-shot in symmetric memory, else by NCCL.
+Small tensors are stacked through inboxes (lopa_cuda.parallel.exchange), others by NCCL.
 
-A layer has two of them, of a few hundred KB: latency decides. One-shot (every rank reads all peers) has one exchange
+A layer has two sums of a few hundred KB: latency decides. One-shot (every rank reads all peers) has one exchange
 less, two-shot (every rank sums its share and writes it to all) moves fewer bytes. NVLink multicast is not used.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,9 @@ from common.processes import Mesh
 from common.runtime import Collectives
 from lopa_cuda.machine import MACHINE
 from lopa_cuda.parallel.agreement import built_by_all
+
+if TYPE_CHECKING:
+    from lopa_cuda.parallel.exchange import PeerStack
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +58,11 @@ class SymmetricAllReduce:
 
 @dataclass(frozen=True, slots=True)
 class CudaCollectives(Collectives):
-    """symmetric sums what fits it; None: NCCL sums all."""
+    """What is None, or too large for it, goes over NCCL."""
 
     symmetric: SymmetricAllReduce | None = None
+    tp_peers: PeerStack | None = None
+    bp_peers: PeerStack | None = None
 
     def tp_sum(self, x: Tensor) -> Tensor:
         """Return the sum: a new tensor, x itself, or memory that stays as it is until the sum after the next."""
@@ -63,13 +70,39 @@ class CudaCollectives(Collectives):
             return self.symmetric(x)
         return Collectives.tp_sum(self, x)
 
+    def tp_stack(self, x: Tensor) -> Tensor:
+        if self.tp_peers is not None and self.tp_peers.can_stack(x):
+            return self.tp_peers(x)
+        return Collectives.tp_stack(self, x)
+
+    def bp_stack(self, x: Tensor) -> Tensor:
+        if self.bp_peers is not None and self.bp_peers.can_stack(x):
+            return self.bp_peers(x)
+        return Collectives.bp_stack(self, x)
+
 
 def build_collectives(mesh: Mesh, device: torch.device) -> CudaCollectives:
     """Collective over the mesh. Says so where symmetric memory cannot be had."""
-    group = mesh.tp_group
-    if group is None or device.type != "cuda":
+    if device.type != "cuda":
         return CudaCollectives(mesh)
-    symmetric, reason = built_by_all(group, lambda: SymmetricAllReduce(group, device))
-    if symmetric is None:
-        logger.warning("tensor parallel sums go over NCCL, without symmetric memory: %s", reason)
-    return CudaCollectives(mesh, symmetric)
+    symmetric = None
+    if (group := mesh.tp_group) is not None:
+        symmetric, reason = built_by_all(group, lambda: SymmetricAllReduce(group, device))
+        if symmetric is None:
+            logger.warning("tensor parallel sums go over NCCL, without symmetric memory: %s", reason)
+    return CudaCollectives(mesh, symmetric, _peer_stack(mesh.tp_group, device), _peer_stack(mesh.bp_group, device))
+
+
+def _peer_stack(group: dist.ProcessGroup | None, device: torch.device) -> PeerStack | None:
+    if group is None:
+        return None
+
+    def build() -> PeerStack:
+        from lopa_cuda.parallel.exchange import PeerStack  # it needs Triton
+
+        return PeerStack(group, device)
+
+    stack, reason = built_by_all(group, build)
+    if stack is None:
+        logger.info("NCCL stacks small tensors: %s", reason)
+    return stack

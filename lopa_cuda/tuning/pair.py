@@ -30,20 +30,19 @@ _MOST_DIFFERENCE = 2e-2
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """Sizes of the stages that follow the linears, on one of tp_size ranks."""
+    """Sizes of the stages that follow the linears, on one rank."""
 
     hidden_size: int
     num_heads: int
     num_kv_heads: int
     head_size: int
     rotary_size: int
-    tp_size: int = 1
 
     @classmethod
     def of(cls, config: ModelConfig, tp_size: int) -> LayerSizes:
         return cls(
             config.hidden_size, config.num_heads // tp_size, config.kv_heads_of_rank(tp_size), config.head_size,
-            config.rotary_size, tp_size,
+            config.rotary_size,
         )  # fmt: skip
 
 
@@ -125,8 +124,7 @@ class _NextStage:
         elif self._name == "shared_down":  # added to what the routed experts give
             kernels.sum_partials(y)
         elif self._name != "head":
-            # Ranks exchange their addends whole, not in parts.
-            self._norm(y if self._sizes.tp_size == 1 else kernels.sum_partials(y))
+            self._norm(y)
 
     def _norm(self, y: Tensor | Partials) -> None:
         kernels.add_rms_norm(y, self._residual, self._norm_weight, _EPS)

@@ -28,15 +28,16 @@ from lopa_cuda.machine import MACHINE
 pytestmark = pytest.mark.slow
 HOPPER = GPUTarget("cuda", 90, 32)
 MULTIPLES_OF_16 = (
-    "a_words", "b_words", "committed_kv", "committed_position", "log_sum_stride", "num_columns", "part_stride",
-    "row_stride", "vocab_size", "window_kv", "window_offset", "window_token",
+    "a_words", "b_words", "committed_kv", "committed_position", "inbox_stride", "log_sum_stride", "num_columns",
+    "part_stride", "row_stride", "stride", "vocab_size", "window_kv", "window_offset", "window_token",
 )  # fmt: skip
 SHARED_BYTES = 227 * 2**10  # that a program may have
 INTEGERS = (
-    "a_out_ptr", "a_ptr", "b_out_ptr", "b_ptr", "chosen_ptr", "end_ptr", "expert_ptr", "first_ptr", "horizon_ptr",
-    "index_ptr", "order_ptr", "position_ptr", "table_ptr", "tile_ptr", "token_ptr",
+    "a_out_ptr", "a_ptr", "b_out_ptr", "b_ptr", "bits_ptr", "chosen_ptr", "end_ptr", "expert_ptr", "first_ptr",
+    "horizon_ptr", "index_ptr", "order_ptr", "position_ptr", "stacked_ptr", "table_ptr", "tile_ptr", "token_ptr",
+    "turns_ptr",
 )  # fmt: skip
-ADDRESSES = ("flags_ptr", "windows_ptr")
+ADDRESSES = ("flags_ptr", "inboxes_ptr", "windows_ptr")
 FLOATS = ("bias_ptr", "log_sum_ptr", "pair_weight_ptr", "part_ptr", "rotary_ptr", "router_ptr", "scale_ptr",
     "weight_scale_ptr", "x_scale_ptr",
 )  # fmt: skip
@@ -52,9 +53,10 @@ ROPE = {
 }  # fmt: skip
 WHOLE, ALONE = {**ROPE, "PAIRS": 64, "BLOCK": 64, "REST_BLOCK": 1}, {"RANKS": 0, "windows_ptr": None}
 NORM = {
-    "IS_BIAS_INT": False, "RANK": 0, "RANKS": 0, "QUANTIZED_MAX": 0.0, "IS_INT": False, "addends_ptr": None,
-    "flags_ptr": None, "out_scale_ptr": None, "weight_scale_ptr": None, "x_scale_ptr": None,
+    "IS_BIAS_INT": False, "QUANTIZED_MAX": 0.0, "IS_INT": False, "out_scale_ptr": None, "weight_scale_ptr": None,
+    "x_scale_ptr": None,
 }  # fmt: skip
+FOUR, ONE = {"RANK": 1, "RANKS": 4}, {"RANK": 0, "RANKS": 0, "inboxes_ptr": None}
 ROWS = {"A_BLOCK": 2048, "B_BLOCK": 2048, "C_BLOCK": 1, "c_ptr": None, "c_out_ptr": None}
 GROUPED = {"TOP_GROUPS": 4, "IS_GROUPED": True, "IS_SIGMOID": True, "GROUPS": 8, "LENGTH": 32}
 UNGROUPED = {"TOP_GROUPS": 1, "IS_GROUPED": False, "IS_SIGMOID": False, "GROUPS": 1, "LENGTH": 128, "bias_ptr": None}
@@ -97,11 +99,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "half of a head": (
         "rope_prewrite", "_rope_prewrite_kernel", {**ROPE, **ALONE, "PAIRS": 32, "BLOCK": 32, "REST_BLOCK": 64}
     ),
-    "norm of one token": ("norm", "_add_rms_norm_kernel", {**NORM, "TOKENS": 1, "BLOCK": 4096, "PARTS": 0}),
-    "norm of several": ("norm", "_add_rms_norm_kernel", {**NORM, "TOKENS": 4, "BLOCK": 256, "PARTS": 4}),
+    "norm of one token": ("norm", "_add_rms_norm_kernel", {**NORM, **ONE, "TOKENS": 1, "BLOCK": 4096, "PARTS": 0}),
+    "norm of four ranks": ("norm", "_add_rms_norm_kernel", {**NORM, **FOUR, "TOKENS": 1, "BLOCK": 4096, "PARTS": 2}),
+    "stack of four ranks": ("meet", "_stack_kernel", {**FOUR, "BLOCK": 1024}),
+    "norm of several": ("norm", "_add_rms_norm_kernel", {**NORM, **ONE, "TOKENS": 4, "BLOCK": 256, "PARTS": 4}),
     "rows": ("rows", "_copy_rows_kernel", ROWS),
     "swiglu of several": ("swiglu", "_swiglu_kernel", {"TOKENS": 2, "BLOCK": 1024}),
-    "meeting": ("meet", "_meet_kernel", {"RANK": 1, "RANKS": 4}),
+    "meeting": ("meet", "_meet_kernel", FOUR),
     "whole heads": ("rope_prewrite", "_rope_prewrite_kernel", {**WHOLE, **ALONE}),
     "whole heads of every rank": ("rope_prewrite", "_rope_prewrite_kernel", {**WHOLE, "RANKS": 2}),
 }  # fmt: skip
@@ -114,7 +118,9 @@ WIDE_CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-MOVING = ("norm of one token", "rows", "swiglu of several", "whole heads", "whole heads of every rank")
+MOVING = (
+    "norm of one token", "norm of four ranks", "rows", "swiglu of several", "whole heads", "whole heads of every rank",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -103,6 +103,56 @@ def test_norm_of_several_tokens_scales_parts_and_adds_their_bias() -> None:
     assert relative_error(summed, expected_sum) < TOLERANCE and relative_error(normed, expected) < TOLERANCE
 
 
+def inboxes(dtype: torch.dtype, *shape: int) -> tuple[list[Tensor], Tensor]:
+    """Two ranks' empty inboxes, and their addresses."""
+    of_ranks = [torch.full(shape, -1, dtype=dtype) for _ in range(2)]
+    return of_ranks, torch.tensor([inbox.data_ptr() for inbox in of_ranks])
+
+
+@interpreted
+@pytest.mark.parametrize("num_parts", [0, 3])
+def test_norm_sends_its_addend_and_sums_what_it_receives(num_parts: int) -> None:
+    """Both ranks in turn: the first finds the second's addend, the second what the first has sent."""
+    num_tokens, width, most = 5, 48, 7
+    parts, residual = torch.randn(max(num_parts, 1), num_tokens, width), random(num_tokens, width)
+    weight = random(width)
+    parts[0, 1, :4], parts[1:, 1, :4] = torch.tensor([-0.0, 0.0, torch.nan, torch.inf]), 0.0
+    given = kernels.Partials(parts, None, None, None) if num_parts else parts[0].bfloat16()
+    own = given if isinstance(given, Tensor) else parts.sum(0).bfloat16()
+    theirs = random(num_tokens, width)
+    of_ranks, addresses = inboxes(torch.int16, 2, most, width)
+    of_ranks[0][1, :num_tokens] = theirs.view(torch.int16)
+    normed, summed = kernels.add_rms_norm(kernels.Shared(given, addresses, most * width, 0), residual, weight, 1e-6)
+    expected, expected_sum = add_rms_norm(own + theirs, residual, weight, 1e-6)
+    for found, wanted in ((summed, expected_sum), (normed, expected)):
+        assert isinstance(found, Tensor)
+        assert relative_error(found[[0, 2, 3, 4]], wanted[[0, 2, 3, 4]]) < TOLERANCE
+    assert torch.equal(summed[1].isnan(), expected_sum[1].isnan())
+    sent = of_ranks[1][0, :num_tokens].clone().view(torch.bfloat16)
+    assert relative_error(sent[2:], own[2:]) < TOLERANCE and torch.equal(sent[1, :2].signbit(), own[1, :2].signbit())
+    _, also_summed = kernels.add_rms_norm(kernels.Shared(theirs, addresses, most * width, 1), residual, weight, 1e-6)
+    assert torch.equal(also_summed.nan_to_num(), summed.nan_to_num())
+    assert torch.equal(of_ranks[0][1, :num_tokens].view(torch.bfloat16), theirs)  # the second has sent it, too
+    assert bool((of_ranks[0][0] == -1).all()) and bool((of_ranks[1] == -1).all())
+
+
+@interpreted
+def test_ranks_stack_their_values_through_both_inboxes_in_turn() -> None:
+    num_values, most = 1500, 2048
+    of_ranks, addresses = inboxes(torch.int32, 2, 2, most)
+    turns = [torch.zeros(2, dtype=torch.int32) for _ in range(2)]
+    for turn in (0, 1, 0):
+        xs = torch.randn(2, num_values // 3, 3)
+        xs[1, 0] = torch.tensor([-0.0, torch.inf, torch.nan])
+        xs[0, 0].view(torch.int32).fill_(-1)  # what says that an inbox is empty: a NaN
+        of_ranks[0].fill_(-1)[turn, 1, :num_values] = xs[1].view(-1).view(torch.int32)
+        for rank in range(2):
+            found = kernels.stack_of_ranks(xs[rank], addresses, most, turns[rank], rank)
+            assert torch.equal(found.isnan(), xs.isnan()) and torch.equal(found.nan_to_num(), xs.nan_to_num())
+            assert bool(found[1, 0, 0].signbit())
+        assert bool((of_ranks[1] == -1).all()) and bool((of_ranks[0][1 - turn] == -1).all())
+
+
 @interpreted
 @pytest.mark.parametrize("num_parts", [0, 2])
 def test_rope_rotates_and_prewrites(num_parts: int) -> None:
