@@ -34,6 +34,7 @@ from common.processes import (
     Stopped,
     die_with_launcher,
     drop_unwritten,
+    end,
     end_undisturbed,
     log_to_stderr,
     say,
@@ -140,7 +141,7 @@ def main() -> None:
         end_undisturbed()  # before the sentence is written
         if os.environ.get("LOPA_TRACEBACK", "0") not in ("", "0"):
             traceback.print_exc()
-        sys.exit(fail(one_line(" ".join(str(error).split()))))
+        end(fail(one_line(" ".join(str(error).split()))))
     finally:
         end_undisturbed()
         drop_unwritten()

@@ -13,7 +13,9 @@ from common.processes.stop import (
     die_with_launcher,
     die_with_parent,
     drain_on_signals,
+    end,
     end_undisturbed,
+    keep_until_end,
     stop_on_signals,
 )
 from common.processes.store import meet, share_from_first, shared_count, take_turns, wait_for_all
@@ -31,11 +33,13 @@ __all__ = [
     "die_with_parent",
     "drain_on_signals",
     "drop_unwritten",
+    "end",
     "end_undisturbed",
     "global_rank",
     "host_group",
     "init_mesh",
     "injected",
+    "keep_until_end",
     "leave_first_core",
     "local_rank",
     "log_to_stderr",

@@ -8,6 +8,7 @@ ends it after a grace period, without which torchrun would wait half a minute fo
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -24,6 +25,7 @@ _AGAIN_S = 0.01
 _ECHO_S = 1.0  # in which a launcher passes a signal on
 _PR_SET_PDEATHSIG = 1
 _ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+_kept: list[object] = []
 
 
 class Stopped(BaseException):
@@ -73,6 +75,29 @@ def end_undisturbed() -> None:
     """
     for signal_number in (*_ending(), signal.SIGALRM):
         signal.signal(signal_number, lambda *_: None)
+
+
+def keep_until_end(holder: object) -> None:
+    """Keep what holds memory of a device that may never be done with it, as it waits for a peer: freeing it would wait
+    for the device. From now on the process ends without freeing anything."""
+    _kept.append(holder)
+
+
+def end(exit_code: int) -> NoReturn:
+    """End the process, at once where something is kept until then."""
+    if _kept:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)
+
+
+@atexit.register  # what is registered later runs before it
+def _end_what_is_stuck() -> None:
+    """End a process at once that did not end by `end`, such as a user's own program."""
+    if _kept:
+        end(1)
 
 
 def _ending() -> list[signal.Signals]:

@@ -28,7 +28,7 @@ from common.config import DecodeConfig
 from common.decoding import Capacity, Int, Logprobs, Order, PassCosts, PredictionOrder, Predictions, StepPlan, Tag
 from common.errors import EngineError
 from common.model import Decoder
-from common.processes import close_mesh
+from common.processes import close_mesh, keep_until_end
 from common.runtime.classes.head import ClassHead, Reduce
 from common.runtime.classes.tiles import class_statistics
 from common.runtime.collectives import Collectives
@@ -234,6 +234,8 @@ class DeviceEngine(ABC):
     def _failed(self, error: RuntimeError) -> EngineError:
         """The error as users read it; after it the process has to end."""
         self._has_failed = True
+        if self.mesh.world_size > 1 and self.device.type != "cpu":
+            keep_until_end(self)  # a kernel may wait for a peer that never comes
         return explained(error, self.mesh.rank, self.num_steps)
 
     @abstractmethod

@@ -1,5 +1,5 @@
 """Collectives of ranks on one node: sums over tp, by size one-shot and two-shot in symmetric memory, else by NCCL.
-Small tensors are stacked through inboxes (lopa_cuda.parallel.exchange), others by NCCL.
+Small tensors of tp are stacked through inboxes (lopa_cuda.parallel.exchange), others by NCCL.
 
 A layer has two sums of a few hundred KB: latency decides. One-shot (every rank reads all peers) has one exchange
 less, two-shot (every rank sums its share and writes it to all) moves fewer bytes. NVLink multicast is not used.
@@ -61,8 +61,7 @@ class CudaCollectives(Collectives):
     """What is None, or too large for it, goes over NCCL."""
 
     symmetric: SymmetricAllReduce | None = None
-    tp_peers: PeerStack | None = None
-    bp_peers: PeerStack | None = None
+    peers: PeerStack | None = None
 
     def tp_sum(self, x: Tensor) -> Tensor:
         """Return the sum: a new tensor, x itself, or memory that stays as it is until the sum after the next."""
@@ -71,38 +70,27 @@ class CudaCollectives(Collectives):
         return Collectives.tp_sum(self, x)
 
     def tp_stack(self, x: Tensor) -> Tensor:
-        if self.tp_peers is not None and self.tp_peers.can_stack(x):
-            return self.tp_peers(x)
+        if self.peers is not None and self.peers.can_stack(x):
+            return self.peers(x)
         return Collectives.tp_stack(self, x)
-
-    def bp_stack(self, x: Tensor) -> Tensor:
-        if self.bp_peers is not None and self.bp_peers.can_stack(x):
-            return self.bp_peers(x)
-        return Collectives.bp_stack(self, x)
 
 
 def build_collectives(mesh: Mesh, device: torch.device) -> CudaCollectives:
     """Collective over the mesh. Says so where symmetric memory cannot be had."""
-    if device.type != "cuda":
+    group = mesh.tp_group
+    if group is None or device.type != "cuda":
         return CudaCollectives(mesh)
-    symmetric = None
-    if (group := mesh.tp_group) is not None:
-        symmetric, reason = built_by_all(group, lambda: SymmetricAllReduce(group, device))
-        if symmetric is None:
-            logger.warning("tensor parallel sums go over NCCL, without symmetric memory: %s", reason)
-    return CudaCollectives(mesh, symmetric, _peer_stack(mesh.tp_group, device), _peer_stack(mesh.bp_group, device))
 
-
-def _peer_stack(group: dist.ProcessGroup | None, device: torch.device) -> PeerStack | None:
-    if group is None:
-        return None
-
-    def build() -> PeerStack:
+    def stack() -> PeerStack:
         from lopa_cuda.parallel.exchange import PeerStack  # it needs Triton
 
         return PeerStack(group, device)
 
-    stack, reason = built_by_all(group, build)
-    if stack is None:
-        logger.info("NCCL stacks small tensors: %s", reason)
-    return stack
+    symmetric, reason = built_by_all(group, lambda: SymmetricAllReduce(group, device))
+    if symmetric is None:
+        logger.warning("tensor parallel sums go over NCCL, without symmetric memory: %s", reason)
+        return CudaCollectives(mesh)
+    peers, reason = built_by_all(group, stack)
+    if peers is None:
+        logger.info("NCCL stacks head statistics: %s", reason)
+    return CudaCollectives(mesh, symmetric, peers)

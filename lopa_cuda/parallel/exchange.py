@@ -49,7 +49,7 @@ class Exchange:
 
 
 class PeerStack:
-    """Stacks small float32 tensors of all ranks of a group, in one launch."""
+    """Stacks small float32 tensors of a group's ranks, such as head statistics, in one launch."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         """Collective. Raises RuntimeError where the devices cannot map one another's memory."""

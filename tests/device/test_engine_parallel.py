@@ -67,12 +67,14 @@ def test_passes_of_prompts_that_ranks_share_are_the_same_up_to_rounding(tmp_path
             assert len(peers) == 1, "every branch rank holds the same KV"
 
 
-def test_a_stuck_peer_ends_the_others_with_rank_and_step(tmp_path: Path) -> None:
-    errors = [rank["error"] for rank in start(tmp_path, 2, 1, "stuck") if rank["error"] is not None]
+@pytest.mark.parametrize(("bp", "tp"), [(2, 1), (1, 2)])
+def test_a_stuck_peer_ends_the_others_with_rank_and_step(tmp_path: Path, bp: int, tp: int) -> None:
+    errors = [rank["error"] for rank in start(tmp_path, bp, tp, "stuck") if rank["error"] is not None]
     assert errors and all(error.startswith("rank ") and "step" in error for error in errors)
     assert "no error" not in errors
 
 
+@pytest.mark.parametrize("axis", ["branch", "tensor"])
 @pytest.mark.parametrize(
     ("how", "exit_code", "reason"),
     [
@@ -81,14 +83,14 @@ def test_a_stuck_peer_ends_the_others_with_rank_and_step(tmp_path: Path) -> None
     ],
 )
 def test_a_lost_peer_ends_the_job_and_finished_requests_are_kept(
-    tmp_path: Path, how: signal.Signals, exit_code: int, reason: str
+    tmp_path: Path, axis: str, how: signal.Signals, exit_code: int, reason: str
 ) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs 2 GPUs, {torch.cuda.device_count()} are visible")
     output = tmp_path / "o.jsonl"
     command = [
-        sys.executable, "-m", "common.commands.job", "run", "h200_tp1_bp4", "demo",
-        "--set", "mesh.branch_parallel_size=2", "--set", "collective_timeout_s=8", "--set", "max_model_len=512",
+        sys.executable, "-m", "common.commands.job", "run", "h200_tp1_bp1", "demo",
+        "--set", f"mesh.{axis}_parallel_size=2", "--set", "collective_timeout_s=8", "--set", "max_model_len=512",
         "--set", f"output.path={output}",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}

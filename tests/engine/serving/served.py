@@ -58,7 +58,8 @@ class Served:
         self.port = 0
 
     def __enter__(self) -> Served:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **self._environment}
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": paths, **self._environment}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 self._command, cwd=ROOT, env=environment, stderr=log, stdout=log, **self._how

@@ -90,3 +90,26 @@ except Stopped as stopped:
     status, said = run(code.replace("WHERE", repr(where)))
     assert status == 1 and said.endswith("\nstopped by SIGTERM\n") and "ValueError: told of" in said
     assert "Stopped" not in said
+
+
+@pytest.mark.parametrize(
+    ("last", "exit_code"), [("end(2)", 2), ("sys.exit(2)", 1), ("raise ValueError('mine')", 1), ("", 1)]
+)
+def test_what_is_kept_until_the_end_is_never_freed(last: str, exit_code: int) -> None:
+    """Freeing memory of a device that waits for ever would wait, too."""
+    code = f"""
+from common.processes.stop import end, keep_until_end
+class Stuck:
+    def __del__(self):
+        print("freed", file=sys.stderr, flush=True)
+def work():
+    stuck = Stuck()
+    keep_until_end(stuck)
+work()
+print("said", end="", file=sys.stderr)
+{last}
+"""
+    ended = python("-c", "import sys" + code, timeout=240)
+    assert ended.returncode == exit_code
+    assert ended.stderr.startswith("said") and "freed" not in ended.stderr
+    assert ("ValueError: mine" in ended.stderr) == ("mine" in last)
