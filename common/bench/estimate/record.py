@@ -123,7 +123,8 @@ class RecordingOps:
         return self.linear(activated_TI, down)
 
     def moe(self, x_TD: Tensor, moe: MoE) -> Tensor:
-        self.stream += mixture_kernels(moe, len(x_TD), self.setup.tp, self.setup.dtype)
+        setup = self.setup
+        self.stream += mixture_kernels(moe, len(x_TD), setup.tp, setup.dtype, setup.linear_dtype)
         return x_TD
 
     def all_reduce(self, x_TD: Tensor) -> Tensor:

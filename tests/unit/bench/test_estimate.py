@@ -285,6 +285,24 @@ def test_a_head_in_eight_bits_reads_half_the_bytes() -> None:
     assert quantized.weight_bytes == pytest.approx(plain.weight_bytes / 2, rel=0.01)
 
 
+def test_experts_in_eight_bits_read_half_the_bytes_and_are_predicted(h200: Hardware) -> None:
+    """LLaDA2-mini, one request: scripts/lab/measurements.md."""
+    model = load_model_config("configs/models/llada2_mini")
+    setups = {
+        dtype: setup(model=model, num_rows=1, window=32, read_share=0.6, is_block_causal=True, linear_dtype=dtype)
+        for dtype in ("bfloat16", "int8", "float8")
+    }
+    bytes_of = {
+        dtype: sum(
+            op.weight_bytes for op in record_step(one) if isinstance(op, Kernel) and op.name in ("gate_up", "down")
+        )
+        for dtype, one in setups.items()
+    }
+    assert bytes_of["int8"] == bytes_of["float8"] == pytest.approx(bytes_of["bfloat16"] / 2, rel=0.01)
+    for dtype, ms in (("bfloat16", 5.32), ("int8", 3.34), ("float8", 3.34)):
+        assert estimate_step(setups[dtype], h200).without("host", "commit") == pytest.approx(ms, rel=0.25)
+
+
 @pytest.mark.parametrize("share", [0.1, 1.0])
 def test_the_last_layer_ends_for_reads_alone_where_the_engine_does_so(share: float) -> None:
     launches = LAUNCHES["lopa_cuda"]
