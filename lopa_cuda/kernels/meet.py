@@ -64,7 +64,7 @@ def stack_of_ranks(x: Tensor, inboxes_P: Tensor, stride: int, turns: Tensor, ran
     """
     assert x.dtype == torch.float32 and x.is_contiguous()
     out = torch.empty((len(inboxes_P), *x.shape), dtype=x.dtype, device=x.device)
-    _stack_kernel[(triton.cdiv(x.numel(), STACK_BLOCK),)](
+    _stack_kernel[(max(1, triton.cdiv(x.numel(), STACK_BLOCK)),)](
         x.view(torch.int32), out.view(torch.int32), inboxes_P, turns, x.numel(), stride,
         RANK=rank, RANKS=len(inboxes_P), BLOCK=STACK_BLOCK, num_warps=4, **overlap(),
     )  # fmt: skip

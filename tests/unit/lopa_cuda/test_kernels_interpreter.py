@@ -151,6 +151,7 @@ def test_ranks_stack_their_values_through_both_inboxes_in_turn() -> None:
             assert torch.equal(found.isnan(), xs.isnan()) and torch.equal(found.nan_to_num(), xs.nan_to_num())
             assert bool(found[1, 0, 0].signbit())
         assert bool((of_ranks[1] == -1).all()) and bool((of_ranks[0][1 - turn] == -1).all())
+    assert kernels.stack_of_ranks(torch.zeros(0, 3), addresses, most, turns[0], 0).shape == (2, 0, 3)
 
 
 @interpreted
