@@ -1,8 +1,8 @@
 """Inboxes in which ranks of one host write for one another: addends that the next norm sums, small tensors to stack.
 
 A rank writes to its peers' inboxes and looks at its own until all of it is there: data says by itself that it has come,
-as nothing that is sent has the bits of an empty inbox. A flag would have to follow the data, and reading a peer's
-memory would take a way more. NVLink multicast is not used.
+as nothing that is sent has the bits of an empty inbox. A flag would have to follow the data, and to read a peer's
+memory takes two trips over the link instead of one. NVLink multicast is not used.
 """
 
 from __future__ import annotations
