@@ -51,8 +51,7 @@ class DecodeConfig(Settings):
         default=0.95,
         gt=0,
         le=1,
-        description="tau_act: a block fills at least one position a step once this share of the block before it is "
-        "filled.",
+        description="tau_act: a block fills at least one position a step once the block before has this share filled.",
     )
     skip_threshold: float = Field(
         default=0.9,
@@ -72,8 +71,8 @@ class DecodeConfig(Settings):
     sampling_strategy: Annotated[str, Policy("token_confidences")] = Field(
         default="neg_entropy",
         description="Token confidence, which ranks masks and branches: the highest probability (`default`), its "
-        "lead over the second (`margin`), the negative entropy (`neg_entropy`), or another policy (slower, "
-        "`lopa_cuda` only).",
+        "lead over the second (`margin`), negative entropy (`neg_entropy`), or another policy (slower, `lopa_cuda` "
+        "only).",
     )
     branch_score: Annotated[str, Policy("branch_scores")] = Field(
         default="mean",
@@ -107,7 +106,7 @@ class DecodeConfig(Settings):
     shift_row: Literal["stale", "fresh"] = Field(
         default="stale",
         description="What predicts the first token after the cache: the step that committed the position before it "
-        "(`stale`, as published), or the window, as for every block's first token (`fresh`).",
+        "(`stale`, as published), or the window (`fresh`).",
     )
     temperature: float = Field(
         default=0.0,
@@ -132,7 +131,7 @@ class DecodeConfig(Settings):
         default=None,
         ge=1,
         le=NUM_CANDIDATES,
-        description="Above temperature 0: draw from this many of the most probable tokens (with their ties).",
+        description="Above temperature 0: draw from so many of the most probable tokens (with their ties).",
     )
     stop_at_eos: bool = Field(
         default=True,

@@ -29,12 +29,12 @@ class InputConfig(Settings):
     """
 
     path: str = Field(min_length=1, description="The JSONL file, plain or gzipped, or Parquet; `-` is standard input.")
-    limit: int | None = Field(default=None, ge=1, description="Read only the first so many requests.")
+    limit: int | None = Field(default=None, ge=1, description="Read only so many requests.")
     prompt_template: str | None = Field(
-        default=None, description="The prompt of a line, with the line's fields in braces, such as `{question}`."
+        default=None, description="The prompt of a line, with the line's fields in braces: `{question}`."
     )
     add_bos_token: bool = Field(
-        default=False, description="Put the tokenizer's begin token in front of prompts that no chat template made."
+        default=False, description="Put the tokenizer's begin token before prompts that no chat template made."
     )
     benchmark: BenchmarkName | None = Field(
         default=None,
@@ -42,13 +42,12 @@ class InputConfig(Settings):
         "`decode.stop` unless that is set, and marks the answers.",
     )
     num_fewshot: int | None = Field(
-        default=None, ge=0, description="Solved rows in front of each question; `null` is as many as lm-eval has."
+        default=None, ge=0, description="Solved rows before each question; `null` is as many as lm-eval has."
     )
     fewshot_path: str | None = Field(
         default=None,
         min_length=1,
-        description="The JSONL file whose first rows are shown solved; `null` is the benchmark's own (`math`, "
-        "`math_plain`, `mbpp`, `mbpp_plus`).",
+        description="The JSONL file whose first rows are shown solved; `null` is the benchmark's own, if it has one.",
     )
     apply_chat_template: bool = Field(
         default=False,
@@ -103,7 +102,7 @@ class OutputConfig(Settings):
     path: str = Field(
         min_length=1,
         description="The JSONL file, one line a request; a stopped run resumes with it; `NAME.parquet` is made of "
-        "`NAME.jsonl` once every request is done.",
+        "`NAME.jsonl` at the end.",
     )
     metrics_path: str | None = Field(
         default=None, description="The file of the run's numbers; `null` is `<stem>.metrics.json` beside the output."
@@ -154,10 +153,10 @@ class ServeConfig(Settings):
     max_num_lookahead: int | None = Field(
         default=None,
         ge=0,
-        description="The most lookaheads that a request may ask for; `null` is decode's own.",
+        description="The most lookaheads of a request; `null` is decode's own number.",
     )
     drain_timeout_s: float = Field(
-        default=25.0, ge=0, le=3600, description="Seconds that requests may go on after SIGTERM; the rest is aborted."
+        default=25.0, ge=0, le=3600, description="Seconds that requests may go on after SIGTERM."
     )
     engine_silence_s: float = Field(
         default=120.0,

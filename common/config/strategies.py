@@ -94,8 +94,8 @@ class FastDllm(Strategy):
     name: Literal["fast_dllm"] = "fast_dllm"
     cache: Literal["prefix", "dual", "none"] = Field(
         default="prefix",
-        description="What is cached: the KV before the current block (`prefix`), that after it too (`dual`), or "
-        "nothing (`none`).",
+        description="What is cached: the KV before the current block (`prefix`), also after it (`dual`), or nothing "
+        "(`none`).",
     )
     cfg_scale: float = Field(
         default=0.0,
@@ -157,8 +157,8 @@ class BlockDiffusion(Strategy):
     )
     end_at: Literal["token", "block"] = Field(
         default="token",
-        description="A request ends once no mask is left before its end token (`token`), or once its block is finished "
-        "(`block`, as most published code).",
+        description="A request ends once no mask is left before its end token (`token`), or once its block is "
+        "finished (`block`, as most published code).",
     )
     edit_threshold: float | None = Field(
         default=None,
@@ -265,7 +265,7 @@ class FastDllmV2(Strategy):
     is_from_zero: ClassVar[bool] = True
     cache: Literal["prefix", "dual"] = Field(
         default="prefix",
-        description="What is cached: the KV before the current block (`prefix`), or that of its other sub-blocks too "
+        description="What is cached: the KV before the current block (`prefix`), or its other sub-blocks' too "
         "(`dual`).",
     )
     sub_block_size: int | None = Field(
@@ -275,8 +275,7 @@ class FastDllmV2(Strategy):
     )
     end_at: Literal["token", "block"] = Field(
         default="token",
-        description="A request ends once no mask is left before its end token (`token`), or once its block is finished "
-        "(`block`).",
+        description="When a request ends, as of `block_diffusion`.",
     )
 
 

@@ -38,18 +38,12 @@ class SweepRow(Settings):
     """One setting."""
 
     name: str = Field(min_length=1, description="The setting's name in the table and of its output file.")
-    profile: str | None = Field(
-        default=None, min_length=1, description="What runs it: a profile; `null` is the sweep's."
-    )
-    run: str | None = Field(
-        default=None, min_length=1, description="What is decoded: a run file; `null` is the sweep's."
-    )
+    profile: str | None = Field(default=None, min_length=1, description="Its profile; `null` is the sweep's.")
+    run: str | None = Field(default=None, min_length=1, description="Its run file; `null` is the sweep's.")
     set: dict[str, Any] = Field(
-        default_factory=dict, description="Settings of profile and run as `--set` writes them, such as `input.path`."
+        default_factory=dict, description="Settings of profile and run, as `--set` writes them."
     )
-    decode: dict[str, Any] = Field(
-        default_factory=dict, description="Keys of `decode`, over the run's and the sweep's."
-    )
+    decode: dict[str, Any] = Field(default_factory=dict, description="Keys of `decode`, over the sweep's.")
 
 
 class SweepConfig(Settings):
