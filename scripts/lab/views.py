@@ -101,12 +101,6 @@ VIEWS: Mapping[str, View] = {
         conditions="Tokens/s of all requests together: Dream-7B's shapes in bf16 with random weights, answers of the "
         "demo model accepted",
     ),
-    "load_7b_h200": View(
-        {name: name for name in ("requests at once", "k", "tokens/s", "TPF", "ms a step")},
-        where={"k": ("0", "3"), "requests at once": ("1", "4", "16")},
-        conditions="Dream-7B's shapes in bf16; the demo model answers in the place of random weights, outside of every "
-        "clock",
-    ),
     "records_h200": View(
         {
             **{name: name for name in ("public figure", "its tokens/s", "its TPF")},
