@@ -63,7 +63,7 @@ VIEWS: Mapping[str, View] = {
         where={
             "mesh": (
                 *("one GPU", "tp 2", "tp 4", "bp 4", "bp 2 x tp 2"),
-                *("one GPU, fp8", "tp 4, fp8", "bp 4, fp8", "bp 2 x tp 2, fp8"),
+                *("one GPU, fp8", "bp 2 x tp 2, fp8"),
             )
         },
         conditions="Dream-7B's shapes, random weights, k = 3, 1,024 positions cached. Tokens/s of "
