@@ -95,8 +95,7 @@ class DecodeConfig(Settings):
     )
     lookahead_rule: Annotated[str, Policy("lookahead_rules")] = Field(
         default="all",
-        description="How many of the `num_lookahead` lookaheads a step tries: `all`, as published, or fewer by what "
-        "the step before did.",
+        description="How many lookaheads a step tries: `all`, as published, or fewer by what the step before did.",
     )
     window_attention: WindowAttention = Field(
         default="full",
@@ -158,8 +157,8 @@ class DecodeConfig(Settings):
     eos_token_id: int | None = Field(default=None, description="The end token; `null` is the checkpoint's own.")
     mask_probability: Literal["excluded", "counted"] = Field(
         default="excluded",
-        description="Whether the mask token, never filled in, counts in the probabilities of the others (`counted`, "
-        "as in most published code; slower, `lopa_cuda` only).",
+        description="Whether the mask token, never filled in, counts in the others' probabilities (`counted`, as in "
+        "most published code; slower, `lopa_cuda` only).",
     )
     mask_token_id: int | None = Field(
         default=None, description="The token of an unfilled position; `null` is the checkpoint's own."

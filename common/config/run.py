@@ -170,8 +170,7 @@ class ServeConfig(Settings):
 
     otlp_traces_endpoint: str | None = Field(
         default=None,
-        description="The whole address of an OpenTelemetry collector's traces, as OTLP over HTTP: "
-        "`http://localhost:4318/v1/traces`.",
+        description="The whole address of an OpenTelemetry collector's traces: `http://localhost:4318/v1/traces`.",
     )
 
     @model_validator(mode="before")

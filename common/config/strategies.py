@@ -275,7 +275,7 @@ class FastDllmV2(Strategy):
     )
     end_at: Literal["token", "block"] = Field(
         default="token",
-        description="When a request ends, as of `block_diffusion`.",
+        description="When a request ends, as in `block_diffusion`.",
     )
 
 

@@ -50,10 +50,14 @@ class SweepConfig(Settings):
     """Settings to compare, over those of the run file; `configs/sweeps/*.yaml`."""
 
     profile: str | None = Field(
-        default=None, min_length=1, description="The profile of rows that name none; the command line's replaces it."
+        default=None,
+        min_length=1,
+        description="The profile of rows that name none; one on the command line replaces it.",
     )
     run: str | None = Field(
-        default=None, min_length=1, description="The run file of rows that name none; the command line's replaces it."
+        default=None,
+        min_length=1,
+        description="The run file of rows that name none; one on the command line replaces it.",
     )
     folder: str | None = Field(
         default=None,
